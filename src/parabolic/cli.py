@@ -1,0 +1,199 @@
+"""The command line: every command is a call of the library."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from parabolic import __version__
+from parabolic.backbones import BACKBONES
+from parabolic.checks import InputError, invalid
+from parabolic.engine import Diverged, ProgressBar
+from parabolic.experiments import Record, RunSpec, Store, run
+from parabolic.learners import Learner, known_learners
+from parabolic.options import options_of
+from parabolic.report import comparison, in_words
+from parabolic.streams import known_streams
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="parabolic", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    help="Learn from a stream without forgetting.",
+)  # fmt: skip
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Any field of a run or option of a learner; may be repeated."),
+]
+Runs = Annotated[Path, typer.Option(envvar="PARABOLIC_RUNS", help="The folder of finished runs.")]
+Stream = Annotated[str, typer.Option(help="What arrives: a name of `parabolic list`, or module:function.")]
+Memory = Annotated[int, typer.Option(help="How many examples are kept.")]
+Again = Annotated[bool, typer.Option("--again", help="Train even what is finished already.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of a table.")]
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command("list")
+def list_command(as_json: Json = False) -> None:
+    """Show the learners with their options, the streams and the networks."""
+    learners = {name: _facts(each) for name, each in sorted(known_learners().items())}
+    if as_json:
+        streams = {name: entry.about for name, entry in known_streams().items()}
+        print(json.dumps({"learners": learners, "streams": streams, "backbones": sorted(BACKBONES)}, indent=1))
+        return
+    console = Console()
+    table = Table("learner", "reference", "needs", "options", title="Learners", title_justify="left", show_lines=True)
+    for name, facts in learners.items():
+        options = ", ".join(f"{key}={stated['default']}" for key, stated in facts["options"].items())
+        table.add_row(name, facts["reference"], ", ".join(facts["needs"]) or "nothing", options)
+    console.print(table)
+    table = Table("stream", "what it is", "network", "batch", title="Streams", title_justify="left")
+    for name, entry in known_streams().items():
+        table.add_row(name, entry.about, entry.backbone, str(entry.batch))
+    console.print(table)
+    console.print(f"Networks: {', '.join(sorted(BACKBONES))}, or module:factory of your own.")
+    console.print("What an option does: parabolic list --json")
+
+
+@app.command("run")
+def run_command(
+    learner: Annotated[str, typer.Option(help="The method: a name of `parabolic list`, or module:Class.")] = "pcl",
+    stream: Stream = "seq-digits",
+    memory: Memory = 200,
+    seed: Annotated[int, typer.Option(help="Decides weights, order and draws.")] = 0,
+    settings: Set = None,
+    runs: Runs = Path("runs"),
+    again: Again = False,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Train one learner on one stream and keep the result."""
+    spec = RunSpec.from_settings(learner, _settings(settings), stream=stream, memory=memory, seed=seed)
+    store = Store(runs)
+    with ProgressBar() as bar:
+        bar.title = learner
+        record, reused = run(spec, store, again=again, device=device, callbacks=[bar])
+    if as_json:
+        print(json.dumps({**dataclasses.asdict(record), "reused": reused}, indent=1))
+        return
+    console = Console()
+    table = Table(title=f"{learner} on {stream}, seed {seed}", title_justify="left")
+    table.add_column("after task")
+    for task in range(len(record.accuracy)):
+        table.add_column(f"task {task + 1} %", justify="right")
+    for task, row in enumerate(record.accuracy):
+        table.add_row(str(task + 1), *[f"{value:.1f}" for value in row])
+    console.print(table)
+    console.print(", ".join(f"{name.replace('_', ' ')} {value:.1f}" for name, value in record.metrics.items()))
+    console.print(
+        f"{sum(record.train_seconds):.1f} s of training; {'found' if reused else 'kept'} in {store.path(record.key)}"
+    )
+
+
+@app.command("compare")
+def compare_command(
+    learners: Annotated[str, typer.Option(help="Names, with commas between them.")] = "pcl,er,sgd",
+    stream: Stream = "seq-digits",
+    memory: Memory = 200,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from 0.")] = 5,
+    settings: Set = None,
+    runs: Runs = Path("runs"),
+    again: Again = False,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Train several learners with several seeds and print them side by side."""
+    names = [name.strip() for name in learners.split(",") if name.strip()]
+    if not names:
+        raise invalid("--learners", learners, "at least one name", "for example --learners pcl,er,sgd")
+    given = _settings(settings)
+    known = {name: RunSpec.learner_options(name).keys() | options_of(RunSpec).keys() for name in names}
+    specs = {}
+    for name in names:
+        # A setting that only some of the learners have goes to those; one that none has is refused.
+        mine = {
+            key: text
+            for key, text in given.items()
+            if key in known[name] or not any(key in keys for keys in known.values())
+        }
+        specs[name] = [
+            RunSpec.from_settings(name, mine, stream=stream, memory=memory, seed=seed) for seed in range(seeds)
+        ]
+    store, records, reused = Store(runs), dict[str, list[Record]](), 0
+    with ProgressBar(runs=len(names) * seeds) as bar:
+        for name, wanted in specs.items():
+            records[name] = []
+            for spec in wanted:
+                bar.title = f"{name}, seed {spec.seed}"
+                record, found = run(spec, store, again=again, device=device, callbacks=[bar])
+                records[name].append(record)
+                reused += found
+                bar.finish_run()
+    total = len(names) * seeds
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "reused": reused,
+                    "runs": [dataclasses.asdict(each) for rows in records.values() for each in rows],
+                },
+                indent=1,
+            )
+        )
+        return
+    console = Console()
+    console.print(
+        comparison(
+            records,
+            title=f"{stream}, memory {memory}, {seeds} seeds: mean ± sd",
+            caption=f"{total} runs, {reused} of them already there ({runs})",
+        )
+    )
+    console.print(in_words(records))
+
+
+def _facts(learner: type[Learner]) -> dict[str, Any]:
+    """What there is to know of a learner before using it."""
+    options = options_of(learner)
+    return {
+        "reference": learner.reference,
+        "needs": [*(["memory"] if "memory" in options else []), *(["tasks"] if learner.needs_tasks else [])],
+        "options": {name: {"default": stated.default, "about": stated.about} for name, stated in options.items()},
+    }
+
+
+def _settings(pairs: list[str] | None) -> dict[str, str]:
+    settings = {}
+    for pair in pairs or []:
+        name, equals, value = pair.partition("=")
+        if not (name and equals):
+            raise invalid("--set", pair, "NAME=VALUE", "for example --set lr=0.05")
+        settings[name] = value
+    return settings
+
+
+def main() -> None:
+    """The entry point: what cannot be used is told in a line or two, with exit code 2."""
+    try:
+        app()
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except Diverged as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)

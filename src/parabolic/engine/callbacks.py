@@ -1,0 +1,106 @@
+"""What can watch a training: a callback is told when a run, a step or a task is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from parabolic.learners import Learner
+from parabolic.streams import Stream
+
+__all__ = ["Callback", "ProgressBar", "State"]
+
+
+@dataclass
+class State:
+    """Where a training stands; the same object is handed to every callback."""
+
+    learner: Learner
+    stream: Stream
+    total_steps: int
+    matrix: NDArray[np.float64]  # accuracy in percent: a row after each task, NaN where nothing is known yet
+    task: int = 0
+    step: int = 0  # steps done, over all tasks
+    loss: Tensor | None = None  # of the last step, still on the device: reading it waits for the device
+    train_seconds: list[float] = field(default_factory=list)  # a value a task
+    test_seconds: list[float] = field(default_factory=list)
+
+    @property
+    def accuracy(self) -> float | None:
+        """The mean accuracy over the tasks seen so far, or None before the first task is done."""
+        done = len(self.test_seconds)
+        return float(self.matrix[done - 1, :done].mean()) if done else None
+
+
+class Callback:
+    """Watches a training; override what you need."""
+
+    def on_start(self, state: State) -> None:
+        """Before the first step."""
+
+    def on_step(self, state: State) -> None:
+        """After every step. To keep the device busy, read `state.loss` only now and then."""
+
+    def on_task(self, state: State) -> None:
+        """After a task was learned and all tasks so far were tested."""
+
+    def on_end(self, state: State) -> None:
+        """After the last task."""
+
+
+class ProgressBar(Callback):
+    """A bar with task, steps, loss, accuracy so far and time left; silent where the output is not a terminal.
+
+    As a context manager it lives through several runs; `runs` is how many there are to be.
+    """
+
+    def __init__(self, console: Console | None = None, *, runs: int = 1, every: int = 10) -> None:
+        self.console = console or Console(stderr=True)
+        self.every = every
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+            transient=True,
+        )
+        self.all = self.progress.add_task("runs", total=runs, note="") if runs > 1 else None
+        self.one = self.progress.add_task("run", total=None, note="")
+        self.title = ""
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.progress.stop()
+
+    def finish_run(self) -> None:
+        """Count one run as done, whether it was trained now or found finished."""
+        if self.all is not None:
+            self.progress.advance(self.all)
+
+    def on_start(self, state: State) -> None:
+        """Start the bar of a run."""
+        self.progress.reset(self.one, total=state.total_steps, description=self.title or state.stream.name, note="")
+
+    def on_step(self, state: State) -> None:
+        """Move the bar, and now and then read the loss."""
+        if self.progress.disable or (state.step % self.every and state.step != state.total_steps):
+            return
+        loss = f" loss {state.loss.item():.3f}" if state.loss is not None else ""
+        accuracy = f" accuracy {state.accuracy:.1f} %" if state.accuracy is not None else ""
+        note = f"task {state.task + 1}/{len(state.stream)}{loss}{accuracy}"
+        self.progress.update(self.one, completed=state.step, note=note)

@@ -1,0 +1,106 @@
+"""The loop: every task is learned in one go, then all tasks so far are tested."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+
+from parabolic.checks import InputError, invalid
+from parabolic.engine.callbacks import Callback, State
+from parabolic.learners import Learner
+from parabolic.streams import Stream, Task
+
+__all__ = ["Diverged", "accuracy", "train"]
+
+
+class Diverged(RuntimeError):
+    """The loss is no longer a finite number."""
+
+
+def train(
+    learner: Learner,
+    stream: Stream,
+    *,
+    batch: int = 32,
+    epochs: int = 1,
+    callbacks: Iterable[Callback] = (),
+) -> State:
+    """Let a learner go through a stream; what comes back holds the accuracy matrix and the times.
+
+    >>> from parabolic import ER, make_stream
+    >>> from parabolic.backbones import MLP
+    >>> stream = make_stream("seq-digits")
+    >>> learner = ER(MLP(stream.shape, stream.classes), prepare=stream.prepare)
+    >>> state = train(learner, stream, batch=10)
+    >>> state.matrix.shape, state.step
+    ((5, 5), 146)
+    """
+    _check_fit(learner, stream)
+    stream = stream.to(learner.device)
+    batches = [task.batches(batch, epochs) for task in stream]
+    state = State(
+        learner,
+        stream,
+        total_steps=sum(map(len, batches)),
+        matrix=np.full((len(stream), len(stream)), np.nan),
+    )
+    watchers = list(callbacks)
+    for watcher in watchers:
+        watcher.on_start(state)
+    for task, arriving in zip(stream, batches, strict=True):
+        state.task = task.index
+        started = _now(learner.device)
+        learner.start_task(arriving)
+        for x, y in arriving:
+            state.loss = learner.step(x, y, task.index if learner.needs_tasks else None)
+            state.step += 1
+            for watcher in watchers:
+                watcher.on_step(state)
+        learner.end_task(arriving)
+        trained = _now(learner.device)
+        if state.loss is not None and not torch.isfinite(state.loss):
+            raise Diverged(
+                f"the loss became {state.loss.item()} in task {task.index + 1} of {stream.name}, "
+                f"by step {state.step}: lower lr (now {learner.lr:g})"
+            )
+        seen = stream.seen(task.index)
+        for earlier in stream.tasks[: task.index + 1]:
+            state.matrix[task.index, earlier.index] = accuracy(learner, earlier, seen)
+        state.train_seconds.append(trained - started)
+        state.test_seconds.append(_now(learner.device) - trained)
+        for watcher in watchers:
+            watcher.on_task(state)
+    for watcher in watchers:
+        watcher.on_end(state)
+    return state
+
+
+def accuracy(learner: Learner, task: Task, classes: list[int]) -> float:
+    """The share of a task's test examples, in percent, that are told right with `classes` competing."""
+    competing = torch.tensor(classes, device=learner.device)
+    right = torch.zeros((), dtype=torch.long, device=learner.device)
+    for x, y in task.test_batches():
+        right += (competing[learner.scores(x)[:, competing].argmax(-1)] == y).sum()
+    return 100 * right.item() / len(task.test_rows)
+
+
+def _check_fit(learner: Learner, stream: Stream) -> None:
+    """Refuse a learner whose model cannot take this stream, before the first step."""
+    try:
+        scores = learner.scores(stream[0].train.x[:1].to(learner.device))
+    except InputError:
+        raise
+    except RuntimeError as error:
+        raise invalid("model", type(learner.model), f"a module for {list(stream.shape)}", str(error)) from error
+    if scores.ndim != 2 or scores.shape[1] < stream.classes:
+        raise invalid("model", scores, f"a score for each of the {stream.classes} classes of {stream.name}")
+
+
+def _now(device: torch.device) -> float:
+    """The time, once the device has done all that it was told."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -1,0 +1,97 @@
+"""What determines a run, and the name that it has by it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from parabolic.checks import check_name, check_number, invalid
+from parabolic.learners import find_learner
+from parabolic.options import Option, check_options, option, options_of, parse_option
+from parabolic.streams import find_stream
+
+__all__ = ["RunSpec"]
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """All that determines the outcome of a run. What is not given is the learner's or the stream's own.
+
+    >>> spec = RunSpec(learner="pcl", options={"lr": 0.05})
+    >>> spec.resolved()["options"]["sigma_x"]
+    0.03
+    >>> spec.key == RunSpec(learner="pcl", options={"lr": 0.05, "sigma_x": 0.03}, batch=10).key
+    True
+    """
+
+    learner: str = option("pcl", "the method, by name or as module:Class")
+    stream: str = option("seq-digits", "what arrives, by name or as module:function")
+    memory: int = option(200, "how many examples a learner that has a memory keeps", at_least=1)
+    seed: int = option(0, "decides the initial weights, the order of arrival and every draw", at_least=0)
+    backbone: str | None = option(None, "the network, by name or as module:factory (none: the stream's own)")
+    batch: int | None = option(None, "how many examples arrive at a step (none: the stream's own)", at_least=1)
+    epochs: int = option(1, "passes over each task", at_least=1)
+    options: Mapping[str, Any] = field(default_factory=dict)  # the learner's own, by name
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        known = self.learner_options(self.learner)
+        for name, value in self.options.items():
+            check_name(f"option of {self.learner}", name, known)
+            known[name].check(value)
+            if not isinstance(value, str | int | float | None):
+                raise invalid(name, value, "a value that can be written down", "give an optimizer, say, by its name")
+        if "replay" in known:
+            replay = self.options.get("replay", known["replay"].default)
+            remedy = f"the learner recalls replay={replay} at a step: keep at least as many, or recall fewer"
+            check_number("memory", self.memory, whole=True, at_least=replay, remedy=remedy)
+        find_stream(self.stream)
+
+    @staticmethod
+    def learner_options(learner: str) -> dict[str, Option]:
+        """The options of a learner, save for those that are fields of the spec."""
+        own = {field.name for field in dataclasses.fields(RunSpec)}
+        return {name: each for name, each in options_of(find_learner(learner)).items() if name not in own}
+
+    @classmethod
+    def from_settings(cls, learner: str, settings: Mapping[str, str], **given: Any) -> RunSpec:
+        """A spec from texts, as a command line has them: `name=value` for any field and any option of the learner.
+
+        >>> RunSpec.from_settings("er", {"lr": "0.05", "batch": "16"}).options
+        {'lr': 0.05}
+        """
+        fields, options = options_of(cls), cls.learner_options(learner)
+        values = {name: parse_option(fields | options, name, text) for name, text in settings.items()}
+        given |= {name: value for name, value in values.items() if name in fields}
+        return cls(learner=learner, options={k: v for k, v in values.items() if k in options}, **given)
+
+    def resolved(self) -> dict[str, Any]:
+        """The spec with every default filled in, as plain JSON values."""
+        learner, stream = find_learner(self.learner), find_stream(self.stream)
+        spec = dataclasses.asdict(self)
+        spec["backbone"] = self.backbone or stream.backbone
+        spec["batch"] = self.batch or stream.batch
+        spec["options"] = {name: each.default for name, each in self.learner_options(self.learner).items()}
+        spec["options"] |= self.options
+        if "memory" not in options_of(learner):
+            del spec["memory"]  # so that a learner without memory is run once for all sizes
+        return spec
+
+    @property
+    def key(self) -> str:
+        """The name of the run's folder: a hash of what differs from the defaults.
+
+        A field or option that is added later, with a default that changes nothing, leaves it as it is.
+        """
+        ordinary = RunSpec(learner=self.learner, stream=self.stream).resolved()
+        mine = self.resolved()
+        differs = {name: value for name, value in mine.items() if value != ordinary[name] and name != "options"}
+        differs |= {"learner": self.learner, "stream": self.stream, "seed": self.seed}
+        differs["options"] = {
+            name: value for name, value in mine["options"].items() if value != ordinary["options"][name]
+        }
+        return hashlib.sha256(json.dumps(differs, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,54 @@
+"""An exponential moving average of a model, for prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["WeightAverage"]
+
+
+class WeightAverage:
+    """Averages of a model's weights and floating buffers, with decay min(1 − 1/(t + 1), `decay`) at update t = 0, 1, …
+
+    So it is the plain mean of the first 1 / (1 − decay) models and forgets exponentially from there on.
+
+    >>> model = nn.Linear(1, 1, bias=False)
+    >>> average = WeightAverage(model, decay=0.9)
+    >>> for value in (1.0, 2.0, 6.0):
+    ...     _ = nn.init.constant_(model.weight, value)
+    ...     average.update(model)
+    >>> round(average.weights["weight"].item(), 4)  # still the plain mean
+    3.0
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.weights = {name: value.detach().clone() for name, value in _averaged(model).items()}
+        self.updates = torch.zeros((), device=next(iter(self.weights.values())).device)
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Move towards the model as it is now."""
+        share = torch.clamp_min(1 / (self.updates + 1), 1 - self.decay)
+        ours, theirs = list(self.weights.values()), list(_averaged(model).values())
+        steps = torch._foreach_sub(theirs, ours)
+        torch._foreach_mul_(steps, share)
+        torch._foreach_add_(ours, steps)
+        self.updates += 1
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The averages and the number of updates, by name."""
+        return {**self.weights, "updates": self.updates}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take over the state of another average of the same model, in place."""
+        for name, value in self.state_dict().items():
+            value.copy_(state[name])
+
+
+def _averaged(model: nn.Module) -> dict[str, Tensor]:
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: value for name, value in tensors.items() if value.is_floating_point()}

@@ -1,0 +1,31 @@
+"""Experience replay."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from parabolic.learners.learner import ReplayLearner, join
+from parabolic.memory import Batch
+
+__all__ = ["ER"]
+
+
+class ER(ReplayLearner):
+    """Experience replay: learn the new batch and a recalled one together.
+
+    >>> import torch
+    >>> learner = ER(torch.nn.Linear(4, 3), memory=50)
+    >>> for _ in range(3):
+    ...     loss = learner.observe(torch.randn(8, 4), torch.arange(8) % 3)
+    >>> len(learner.past)
+    24
+    """
+
+    name = "er"
+    reference = "Rolnick et al., 2019: Experience replay for continual learning"
+
+    def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
+        """Cross-entropy of the new batch and the recalled one, in one forward pass."""
+        x, y = join(batch, recalled)
+        return cross_entropy(self.model(x), y)

@@ -1,0 +1,49 @@
+"""Learners by name: the files of this folder, those of installed packages, and any class by its path."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from parabolic.checks import check_name, invalid
+from parabolic.learners.learner import Learner
+from parabolic.plugins import load_object
+
+__all__ = ["find_learner", "known_learners"]
+
+
+def known_learners() -> dict[str, type[Learner]]:
+    """Every learner that has a name: one file of this folder each, or an entry point `parabolic.learners`.
+
+    >>> sorted(known_learners())[:2]
+    ['er', 'pcl']
+    """
+    found: dict[str, type[Learner]] = {}
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        for value in vars(importlib.import_module(f"parabolic.learners.{module.name}")).values():
+            if isinstance(value, type) and issubclass(value, Learner) and value.name:
+                found[value.name] = value
+    for point in entry_points(group="parabolic.learners"):
+        found[point.name] = _checked(point.value, point.load())
+    return found
+
+
+def find_learner(name: str) -> type[Learner]:
+    """The learner called `name`, or the one at `module:Class` or `file.py:Class`.
+
+    >>> find_learner("pcl").__name__
+    'PCL'
+    """
+    if ":" in name:
+        return _checked(name, load_object("learner", name))
+    known = known_learners()
+    check_name("learner", name, known, "`parabolic list` shows them; module:Class names your own")
+    return known[name]
+
+
+def _checked(path: str, value: object) -> type[Learner]:
+    if not (isinstance(value, type) and issubclass(value, Learner)):
+        raise invalid("learner", path, "a subclass of parabolic.Learner")
+    return value

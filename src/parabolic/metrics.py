@@ -1,0 +1,75 @@
+"""The accuracy matrix, and what is read off it.
+
+`matrix[i, j]` is the accuracy, in percent, on the test set of task j after training task i, with all classes seen
+so far competing. Above the diagonal it is NaN: those tasks have not been seen.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from parabolic.checks import invalid
+
+__all__ = ["aaa", "acc", "anytime", "backward_transfer", "forgetting", "summary"]
+
+
+def anytime(matrix: ArrayLike) -> NDArray[np.float64]:
+    """The mean accuracy over the tasks seen so far, after each task.
+
+    >>> anytime([[90, np.nan], [50, 80]])
+    array([90., 65.])
+    """
+    a = _matrix(matrix)
+    return np.array([a[i, : i + 1].mean() for i in range(len(a))])
+
+
+def acc(matrix: ArrayLike) -> float:
+    """Final accuracy: the mean over all tasks after the last."""
+    return float(anytime(matrix)[-1])
+
+
+def aaa(matrix: ArrayLike) -> float:
+    """Averaged anytime accuracy: the mean of `anytime` over the tasks."""
+    return float(anytime(matrix).mean())
+
+
+def forgetting(matrix: ArrayLike) -> float:
+    """How far each earlier task fell from its best, on average; 0 where there is only one task.
+
+    >>> forgetting([[90, np.nan, np.nan], [50, 80, np.nan], [60, 40, 70]])
+    35.0
+    """
+    a = _matrix(matrix)
+    drops = [a[j : len(a) - 1, j].max() - a[-1, j] for j in range(len(a) - 1)]
+    return float(np.mean(drops)) if drops else 0.0
+
+
+def backward_transfer(matrix: ArrayLike) -> float:
+    """How much each earlier task gained (or, below zero, lost) since it was learned, on average.
+
+    >>> backward_transfer([[90, np.nan, np.nan], [50, 80, np.nan], [60, 40, 70]])
+    -35.0
+    """
+    a = _matrix(matrix)
+    gains = [a[-1, j] - a[j, j] for j in range(len(a) - 1)]
+    return float(np.mean(gains)) if gains else 0.0
+
+
+def summary(matrix: ArrayLike) -> dict[str, float]:
+    """All of the above by name, in percentage points."""
+    return {
+        "acc": acc(matrix),
+        "aaa": aaa(matrix),
+        "forgetting": forgetting(matrix),
+        "backward_transfer": backward_transfer(matrix),
+    }
+
+
+def _matrix(matrix: ArrayLike) -> NDArray[np.float64]:
+    a = np.asarray(matrix, dtype=np.float64)
+    if a.ndim != 2 or a.shape[0] != a.shape[1] or not a.size:
+        raise invalid("matrix", list(a.shape), "a square matrix, a row after each task")
+    if not np.isfinite(a[np.tril_indices(len(a))]).all():
+        raise invalid("matrix", "NaN on or below the diagonal", "an accuracy for every task seen so far")
+    return a

@@ -1,0 +1,125 @@
+"""Options: dataclass fields that carry a line of help and their limits.
+
+The constructor's checks, the command line, the stored spec and the printed tables are all made from them, so
+each option is stated once, where it is used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from parabolic.checks import check_name, check_number, invalid
+
+__all__ = ["Option", "check_options", "option", "options_of", "parse_option"]
+
+
+def option(default: Any, about: str, **limits: Any) -> Any:
+    """A dataclass field with a line of help and limits: above, at_least, below, at_most, among.
+
+    >>> @dataclass
+    ... class Settings:
+    ...     rate: float = option(0.1, "step size", above=0)
+    >>> Settings().rate
+    0.1
+    >>> options_of(Settings)["rate"].about
+    'step size'
+    """
+    return dataclasses.field(default=default, metadata={"about": about, "limits": limits})
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a class: its name, type, default, help and limits."""
+
+    name: str
+    type: Any
+    default: Any
+    about: str
+    limits: Mapping[str, Any]
+
+    @property
+    def optional(self) -> bool:
+        """Whether None is allowed."""
+        return type(None) in _members(self.type)
+
+    def check(self, value: Any) -> None:
+        """Refuse a value of the wrong type or out of the limits, naming the option."""
+        if value is None and self.optional:
+            return
+        kinds = [kind for kind in _members(self.type) if kind is not type(None)]
+        if isinstance(value, str) and str in kinds:
+            if among := self.limits.get("among"):
+                check_name(self.name, value, among)
+            return
+        if bool in kinds and isinstance(value, bool):
+            return
+        if int in kinds or float in kinds:
+            others = tuple(kind for kind in kinds if isinstance(kind, type) and kind not in (int, float, str, bool))
+            if not (others and isinstance(value, others)):
+                check_number(self.name, value, whole=float not in kinds, **self.limits)
+            return
+        if str in kinds and not callable(value):
+            raise invalid(self.name, value, "a name")
+
+    def parse(self, text: str) -> Any:
+        """The value that `text` from a command line stands for, checked."""
+        value = _parse(self, text)
+        self.check(value)
+        return value
+
+
+def options_of(cls: type) -> dict[str, Option]:
+    """The options of a dataclass, by name. A subclass may restate a default alone: help and limits are inherited."""
+    hints = typing.get_type_hints(cls)
+    found = {}
+    for field in dataclasses.fields(cls):
+        lineage = [
+            base.__dict__["__dataclass_fields__"] for base in cls.__mro__ if "__dataclass_fields__" in base.__dict__
+        ]
+        stated = next(
+            (fields[field.name].metadata for fields in lineage if field.name in fields and fields[field.name].metadata),
+            None,
+        )
+        if stated is not None:
+            found[field.name] = Option(field.name, hints[field.name], field.default, stated["about"], stated["limits"])
+    return found
+
+
+def check_options(instance: Any) -> None:
+    """Check every option of a dataclass instance against its limits."""
+    for name, stated in options_of(type(instance)).items():
+        stated.check(getattr(instance, name))
+
+
+def parse_option(known: Mapping[str, Option], name: str, text: str) -> Any:
+    """Parse `text` for the option `name`; an unknown name is refused with the nearest known one."""
+    check_name("--set", name, known)
+    return known[name].parse(text)
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    return (
+        typing.get_args(kind)
+        if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
+        else (kind,)
+    )
+
+
+def _parse(stated: Option, text: str) -> Any:
+    kinds = _members(stated.type)
+    if stated.optional and text.lower() == "none":
+        return None
+    if bool in kinds and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        if kind in kinds:
+            try:
+                return kind(text)
+            except ValueError:
+                continue
+    return text

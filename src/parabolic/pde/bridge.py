@@ -1,0 +1,114 @@
+"""Brownian bridges between pairs of points (the paper's Algorithm 2)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor
+
+from parabolic.checks import check_name, check_number, invalid
+
+__all__ = ["VARIANTS", "bridge", "on_simplex"]
+
+VARIANTS = ("paper", "reference")
+
+
+def bridge(
+    start: Tensor,
+    end: Tensor,
+    sigma: float | Tensor = 1.0,
+    times: int = 5,
+    bridges: int = 1,
+    *,
+    horizon: float = 1.0,
+    variant: str = "paper",
+    generator: Generator | None = None,
+) -> Tensor:
+    """Sample Brownian bridges from each row of `start` to the same row of `end`.
+
+    Args:
+        start: the points where the bridges start, `[n, *shape]`, floating.
+        end: the points where they end, of the same shape, type and device.
+        sigma: the scale of the noise. A number; or one value a time point, `[times]`; or one for each pair
+            and time point, `[n, times]`. Between two time points the value of the earlier one holds (Itô).
+        times: how many equidistant time points a bridge has, both ends counted.
+        bridges: how many independent bridges join each pair.
+        horizon: the time T that a bridge takes. At the fraction s of it the variance is s(1 − s)Tσ².
+        variant: "paper" for Gaussian noise. "reference" for the noise of the code published with the paper:
+            each increment is also multiplied by an Exp(1) draw, and the first interval carries two increments.
+        generator: where the random numbers come from, on the device of `start`; torch's own by default.
+
+    Returns:
+        The paths, `[n, bridges, times, *shape]`. They hit both ends exactly, whatever the rounding.
+
+    >>> a, b = torch.zeros(3, 2), torch.ones(3, 2)
+    >>> path = bridge(a, b, sigma=0.1, times=5, generator=torch.Generator().manual_seed(0))
+    >>> path.shape
+    torch.Size([3, 1, 5, 2])
+    >>> bool((path[:, :, 0] == a[:, None]).all() and (path[:, :, -1] == b[:, None]).all())
+    True
+    """
+    _check_ends(start, end)
+    check_number("times", times, whole=True, at_least=2)
+    check_number("bridges", bridges, whole=True, at_least=1)
+    check_number("horizon", horizon, above=0)
+    check_name("variant", variant, VARIANTS)
+    n, intervals = len(start), times - 1
+    scale = _scale(sigma, start, times) * (horizon / intervals) ** 0.5
+
+    # Everything below works on flat points: [n, bridges, times, d].
+    first, last = start.reshape(n, 1, 1, -1), end.reshape(n, 1, 1, -1)
+    drawn = intervals if variant == "paper" else times
+    shape = (n, bridges, drawn, first.shape[-1])
+    noise = torch.randn(shape, generator=generator, dtype=start.dtype, device=start.device)
+    if variant == "paper":
+        walk = (noise * scale[:, :, :-1]).cumsum(2)
+    else:
+        noise *= torch.empty_like(noise).exponential_(generator=generator)
+        walk = (noise * scale).cumsum(2)[:, :, 1:]  # summed from the first increment on, pinned to zero only then
+
+    # W(s) − s·W(1) is exactly zero for s = 1, and lerp exact at both ends: the ends are hit to the bit.
+    s = torch.linspace(0, 1, times, dtype=start.dtype, device=start.device)[:, None]
+    path = torch.lerp(first, last, s).expand(n, bridges, times, first.shape[-1]).contiguous()
+    path[:, :, 1:] += torch.addcmul(walk, s[1:], walk[:, :, -1:], value=-1)
+    return path.reshape(n, bridges, times, *start.shape[1:])
+
+
+def on_simplex(path: Tensor) -> Tensor:
+    """Fold points onto the probability simplex: absolute values, scaled to sum to one over the last dimension.
+
+    A bridge between two one-hot labels leaves the simplex by its noise; this brings it back, and leaves
+    the labels at its ends as they are.
+
+    >>> on_simplex(torch.tensor([[0.75, -0.25], [1.0, 0.0]]))
+    tensor([[0.7500, 0.2500],
+            [1.0000, 0.0000]])
+    """
+    size = path.abs()
+    return size / size.sum(-1, keepdim=True).clamp_min(torch.finfo(path.dtype).tiny)
+
+
+def _check_ends(start: Tensor, end: Tensor) -> None:
+    for name, value in (("start", start), ("end", end)):
+        if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 1:
+            raise invalid(name, value, "a floating tensor [n, *shape]", "convert it with .float()")
+    if start.shape != end.shape or start.dtype != end.dtype or start.device != end.device:
+        raise invalid(
+            "end",
+            end,
+            f"the shape, type and device of start ({list(start.shape)}, {start.dtype}, {start.device})",
+        )
+
+
+def _scale(sigma: float | Tensor, start: Tensor, times: int) -> Tensor:
+    """Sigma as a tensor that broadcasts over `[n, bridges, times, d]`."""
+    if isinstance(sigma, Tensor):
+        shapes = {
+            (): (1, 1, 1, 1),
+            (times,): (1, 1, times, 1),
+            (len(start), times): (len(start), 1, times, 1),
+        }
+        if tuple(sigma.shape) not in shapes:
+            raise invalid("sigma", sigma, f"a number, or a tensor [{times}] or [{len(start)}, {times}]")
+        return sigma.to(start).reshape(shapes[tuple(sigma.shape)]).expand(-1, -1, times, -1)
+    check_number("sigma", sigma, at_least=0, remedy="pass 0 for bridges without noise")
+    return torch.full((1, 1, times, 1), float(sigma), dtype=start.dtype, device=start.device)

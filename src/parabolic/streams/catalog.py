@@ -1,0 +1,56 @@
+"""Streams by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from parabolic.checks import check_name, invalid
+from parabolic.plugins import load_object
+from parabolic.streams.digits import seq_digits
+from parabolic.streams.stream import Stream
+
+__all__ = ["Entry", "find_stream", "known_streams", "make_stream"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A stream that can be named: how it is built, and which network and batch size suit it."""
+
+    build: Callable[[int], Stream]  # called with the seed
+    about: str
+    backbone: str = "mlp"
+    batch: int = 32
+
+
+def known_streams() -> dict[str, Entry]:
+    """Every built-in stream, by name."""
+    return {
+        "seq-digits": Entry(
+            seq_digits,
+            "1,797 handwritten digits of 8 × 8 pixels, 5 tasks of 2 classes; embedded",
+            backbone="convnet",
+            batch=10,  # a task is under 300 images: batches of 32 would be nine steps
+        ),
+    }
+
+
+def find_stream(name: str) -> Entry:
+    """The stream called `name`, or the one that `module:function` or `file.py:function` builds from a seed."""
+    if ":" in name:
+        return Entry(load_object("stream", name), f"built by {name}")
+    known = known_streams()
+    check_name("stream", name, known, "`parabolic list` shows them; module:function names your own")
+    return known[name]
+
+
+def make_stream(name: str, seed: int = 0) -> Stream:
+    """Build a stream by its name; the seed decides the order of its examples.
+
+    >>> len(make_stream("seq-digits"))
+    5
+    """
+    stream = find_stream(name).build(seed)
+    if not isinstance(stream, Stream):
+        raise invalid("stream", type(stream), f"{name} to return a parabolic.Stream")
+    return stream

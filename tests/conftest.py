@@ -1,0 +1,26 @@
+"""What all tests share."""
+
+import pytest
+import torch
+from hypothesis import settings
+
+# Examples are drawn anew on a developer's machine and repeat exactly in CI; a failing one is printed either way.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
+
+
+def pytest_collection_modifyitems(items):
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and there is none here"))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Tests run small networks: more threads than one only get in each other's way."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,154 @@
+"""Brownian bridges: the ends, the law, and what is refused."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parabolic import InputError, bridge, on_simplex
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def generator(seed=0, device="cpu"):
+    return torch.Generator(device).manual_seed(seed)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    shape=st.lists(st.integers(1, 4), max_size=3),
+    n=st.integers(1, 5),
+    times=st.integers(2, 9),
+    bridges=st.integers(1, 3),
+    variant=st.sampled_from(["paper", "reference"]),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+    scale=st.sampled_from([1e-6, 1.0, 1e6]),
+    seed=st.integers(0, 2**31),
+)
+def test_both_ends_are_hit_to_the_bit(shape, n, times, bridges, variant, dtype, scale, seed):
+    g = generator(seed)
+    a, b = (scale * torch.randn(2, n, *shape, generator=g)).to(dtype)
+    path = bridge(a, b, 0.5 * scale, times, bridges, variant=variant, generator=g)
+    assert path.shape == (n, bridges, times, *shape)
+    assert path.dtype == dtype
+    assert torch.equal(path[:, :, 0], a[:, None].expand(n, bridges, *shape))
+    assert torch.equal(path[:, :, -1], b[:, None].expand(n, bridges, *shape))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("sigma", "horizon", "times"), [(1.0, 1.0, 5), (0.3, 1.0, 8), (2.0, 2.5, 6)])
+def test_mean_and_covariance_are_those_of_a_bridge(sigma, horizon, times, dtype, device):
+    """Mean on the line between the ends; covariance σ²T s(1 − s') for s ≤ s'."""
+    n = 200_000
+    a, b = (
+        torch.full((n, 1), -1.0, dtype=dtype, device=device),
+        torch.full((n, 1), 2.0, dtype=dtype, device=device),
+    )
+    path = (
+        bridge(a, b, sigma, times, horizon=horizon, generator=generator(1, device))[:, 0, :, 0].cpu().double().numpy()
+    )
+    s = np.linspace(0, 1, times)
+    expected = sigma**2 * horizon * np.minimum.outer(s, s) * (1 - np.maximum.outer(s, s))
+    error = 4.5 * sigma * math.sqrt(horizon) / 2 / math.sqrt(n)
+    assert np.abs(path.mean(0) - (-1 + 3 * s)).max() < error
+    # The variance of an entry of a sample covariance of Gaussians: (c_ii c_jj + c_ij²) / n.
+    spread = np.sqrt((np.outer(expected.diagonal(), expected.diagonal()) + expected**2) / n)
+    assert (np.abs(np.cov(path.T) - expected) <= 4.5 * spread + 1e-12).all()
+
+
+def test_marginal_is_gaussian_in_the_paper_and_heavier_in_the_reference():
+    n, ends = 100_000, torch.zeros(100_000, 1)
+    middle = {
+        v: bridge(ends, ends, 1.0, 5, variant=v, generator=generator(2))[:, 0, 2, 0] for v in ("paper", "reference")
+    }
+    kurtosis = {v: float((m**4).mean() / (m**2).mean() ** 2) for v, m in middle.items()}
+    assert abs(kurtosis["paper"] - 3) < 5 * math.sqrt(24 / n)
+    # An increment N·E with E ~ Exp(1) has kurtosis 3·E[E⁴]/E[E²]² = 18; a weighted sum of k of them 3 + 15·Σw⁴/(Σw²)².
+    increments = np.array([0.5, 0.5, 0.5, -0.5, -0.5])  # how W(½) − ½W(1) weighs the five: two in the first interval
+    expected = 3 + 15 * (increments**4).sum() / (increments**2).sum() ** 2
+    assert abs(kurtosis["reference"] - expected) < 0.5
+
+
+def test_reference_variance_counts_two_increments_in_the_first_interval():
+    n, times = 200_000, 5
+    ends = torch.zeros(n, 1)
+    path = bridge(ends, ends, 1.0, times, variant="reference", generator=generator(3))[:, 0, :, 0]
+    s, step = torch.linspace(0, 1, times), 1 / (times - 1)
+    for i in range(1, times - 1):
+        weights = torch.tensor([1 - s[i]] * (i + 1) + [-s[i]] * (times - 1 - i))
+        expected = 2 * step * float((weights**2).sum())  # E[E²] = 2
+        assert path[:, i].var().item() == pytest.approx(expected, rel=0.05)
+
+
+def test_sigma_may_change_along_the_path_and_from_pair_to_pair():
+    """With σ(t) on the interval after t, W − sW(1) has variance Σ σᵢ²Δ·(weight)²: an oracle by hand."""
+    n, times = 100_000, 4
+    sigma = torch.tensor([0.5, 1.0, 2.0, 99.0])  # the last is never used: no interval follows it
+    ends = torch.zeros(n, 1)
+    each = bridge(ends, ends, sigma, times, generator=generator(4))[:, 0, :, 0]
+    weights = torch.tensor([[2 / 3, -1 / 3, -1 / 3], [1 / 3, 1 / 3, -2 / 3]])
+    expected = (weights**2 * sigma[:3] ** 2 / 3).sum(1)
+    assert torch.allclose(each[:, 1:3].var(0), expected, rtol=0.03)
+    by_pair = bridge(ends, ends, sigma.expand(n, times), times, generator=generator(4))[:, 0, :, 0]
+    assert torch.equal(by_pair, each)
+    two = torch.stack([sigma, 0 * sigma])
+    assert torch.equal(bridge(ends[:2], ends[:2], two, times, generator=generator(5))[1], torch.zeros(1, times, 1))
+
+
+def test_without_noise_it_is_the_straight_line():
+    a, b = torch.randn(2, 3, 2, dtype=torch.float64, generator=generator())
+    path = bridge(a, b, 0.0, 5)
+    for i, s in enumerate((0.0, 0.25, 0.5, 0.75, 1.0)):
+        assert torch.allclose(path[:, 0, i], (1 - s) * a + s * b, atol=1e-15)
+
+
+def test_bridges_of_a_pair_are_independent_and_the_generator_decides_all():
+    ends = torch.zeros(50_000, 1)
+    path = bridge(ends, ends, 1.0, 3, 2, generator=generator(6))[:, :, 1, 0]
+    assert abs(float(torch.corrcoef(path.T)[0, 1])) < 0.02
+    before = torch.random.get_rng_state()
+    again = bridge(ends, ends, 1.0, 3, 2, generator=generator(6))[:, :, 1, 0]
+    assert torch.equal(path, again)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_gradients_flow_to_the_ends():
+    a = torch.randn(3, 2, dtype=torch.float64, requires_grad=True, generator=generator())
+    b = torch.randn(3, 2, dtype=torch.float64, requires_grad=True, generator=generator(1))
+    bridge(a, b, 0.1, 5).sum().backward()
+    assert torch.allclose(a.grad, torch.full_like(a, 2.5))
+    assert torch.allclose(b.grad, torch.full_like(b, 2.5))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 1000))
+def test_on_simplex_is_a_probability_and_leaves_one_alone(n, classes, seed):
+    folded = on_simplex(torch.randn(n, classes, generator=generator(seed), dtype=torch.float64))
+    assert (folded >= 0).all()
+    assert torch.allclose(folded.sum(-1), torch.ones(n, dtype=torch.float64))
+    assert torch.allclose(on_simplex(folded), folded)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"start": torch.zeros(2, 2, dtype=torch.long)}, "start"),
+        ({"end": torch.zeros(2, 3)}, "end"),
+        ({"end": torch.zeros(2, 2, dtype=torch.float64)}, "end"),
+        ({"sigma": -0.1}, "sigma"),
+        ({"sigma": math.nan}, "sigma"),
+        ({"sigma": torch.ones(3)}, "sigma"),
+        ({"times": 1}, "times"),
+        ({"bridges": 0}, "bridges"),
+        ({"horizon": 0}, "horizon"),
+        ({"variant": "papr"}, "variant"),
+    ],
+)
+def test_bad_input_names_the_argument(arguments, named):
+    good = {"start": torch.zeros(2, 2), "end": torch.zeros(2, 2)}
+    with pytest.raises(InputError, match=f"^{named}: got .*, expected "):
+        bridge(**(good | arguments))

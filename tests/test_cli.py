@@ -1,0 +1,134 @@
+"""The command line, as a person uses it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from parabolic import __version__
+from parabolic.cli import main
+
+
+@pytest.fixture
+def parabolic(monkeypatch, capsys, tmp_path):
+    """Call the command in an empty folder; returns exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["parabolic", *arguments])
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names", "remedy"),
+    [
+        (["run", "--learner", "nope"], "learner", "parabolic list"),
+        (["run", "--learner", "pcll"], "learner", "did you mean 'pcl'?"),
+        (["run", "--set", "lrr=1"], "lrr", "did you mean 'lr'?"),
+        (["run", "--set", "lr"], "--set", "--set lr=0.05"),
+        (["run", "--set", "lr=-1"], "lr", "above 0"),
+        (["run", "--memory", "-3"], "memory", "at least"),
+        (["run", "--memory", "10"], "memory", "keep at least as many, or recall fewer"),
+        (["run", "--seed", "-1"], "seed", "at least 0"),
+        (["run", "--stream", "seq-digit"], "stream", "did you mean 'seq-digits'?"),
+        (["run", "--set", "backbone=resnet"], "backbone", "did you mean 'resnet18'?"),
+        (["run", "--device", "tpu9"], "device", "cpu"),
+        (["compare", "--learners", ","], "--learners", "pcl,er,sgd"),
+        (["compare", "--learners", "pcl,nope"], "learner", "parabolic list"),
+        (["compare", "--set", "sigmax=1"], "sigmax", "did you mean 'sigma_x'?"),
+    ],
+)
+def test_what_cannot_be_used_is_told_in_a_line_or_two(parabolic, tmp_path, arguments, names, remedy):
+    code, out, err = parabolic(*arguments)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") <= 2
+    assert names in err
+    assert remedy in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_run_prints_the_matrix_and_finds_itself_again(parabolic, tmp_path):
+    code, out, err = parabolic("run", "--learner", "er", "--memory", "50", "--set", "backbone=mlp", "--set", "lr=0.05")
+    assert (code, err) == (0, "")
+    assert "er on seq-digits, seed 0" in out
+    assert "forgetting" in out
+    assert "kept in" in out
+    code, out, _ = parabolic(
+        "run", "--learner", "er", "--memory", "50", "--set", "backbone=mlp", "--set", "lr=0.05", "--json"
+    )
+    record = json.loads(out)
+    assert record["reused"]
+    assert record["spec"]["memory"] == 50
+    assert record["spec"]["options"]["lr"] == 0.05
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+def test_compare_prints_every_learner_and_counts_what_was_there(parabolic):
+    arguments = (
+        "compare",
+        "--learners",
+        "er,sgd",
+        "--seeds",
+        "2",
+        "--set",
+        "backbone=mlp",
+        "--set",
+        "replay=16",
+    )
+    code, out, err = parabolic(*arguments)
+    assert (code, err) == (0, "")
+    assert "4 runs, 0 of them already there" in out
+    assert "After 5 tasks" in " ".join(out.split())
+    code, out, _ = parabolic("compare", "--learners", "er,sgd", "--seeds", "3", *arguments[5:])
+    assert "6 runs, 4 of them already there" in out
+    code, out, _ = parabolic(*arguments, "--json")
+    told = json.loads(out)
+    assert told["reused"] == 4
+    assert [(each["spec"]["learner"], each["spec"]["seed"]) for each in told["runs"]] == [
+        ("er", 0),
+        ("er", 1),
+        ("sgd", 0),
+        ("sgd", 1),
+    ]
+    assert told["runs"][0]["spec"]["options"]["replay"] == 16  # which SGD does not have
+
+
+def test_list_names_what_there_is(parabolic):
+    code, out, _ = parabolic("list")
+    assert code == 0
+    for word in ("pcl", "er", "sgd", "seq-digits", "resnet18", "sigma_x=0.03"):
+        assert word in out
+    told = json.loads(parabolic("list", "--json")[1])
+    assert told["learners"]["pcl"]["needs"] == ["memory"]
+    assert told["learners"]["pcl"]["options"]["sigma_x"] == {
+        "default": 0.03,
+        "about": "noise of the bridges between examples",
+    }
+
+
+def test_a_diverging_run_is_an_error_and_not_a_result(parabolic, tmp_path):
+    code, _, err = parabolic("run", "--learner", "sgd", "--set", "lr=1e30")
+    assert code == 1
+    assert "lower lr" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_installed_command_works():
+    told = subprocess.run([sys.executable, "-m", "parabolic", "--version"], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == __version__
+    refused = subprocess.run(
+        [sys.executable, "-m", "parabolic", "run", "--learner", "nope"], capture_output=True, text=True
+    )
+    assert refused.returncode == 2
+    assert "Traceback" not in refused.stderr

@@ -1,0 +1,40 @@
+"""The code in the pages works as pasted."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from parabolic import MLP, make_stream, train
+
+ROOT = Path(__file__).parent.parent
+
+
+def blocks(page):
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+def test_the_example_of_the_readme(capsys):
+    (code,) = blocks("README.md")
+    torch.manual_seed(0)
+    exec(compile(code, "README.md", "exec"), {})
+    said = re.fullmatch(r"accuracy over all ten digits: (\d+)%\n", capsys.readouterr().out)
+    assert said is not None
+    assert int(said[1]) > 60
+
+
+def test_the_learner_of_contributing():
+    (code,) = blocks("CONTRIBUTING.md")
+    names = {"__name__": "pasted"}
+    exec(compile(code, "CONTRIBUTING.md", "exec"), names)
+    stream = make_stream("seq-digits")
+    learner = names["WeightedER"](MLP(stream.shape, stream.classes), prepare=stream.prepare, weight=1)
+    assert train(learner, stream, batch=10).accuracy > 40
+    assert learner.lr == 0.05
+
+
+@pytest.mark.parametrize("page", [path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]])
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text()):
+        assert (ROOT / page).parent.joinpath(target).exists(), target

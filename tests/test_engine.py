@@ -1,0 +1,147 @@
+"""The loop: the accuracy matrix, what watches it, and that a seed decides everything."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+from parabolic import ER, MLP, SGD, Callback, InputError, Learner, RunSpec, Stream, make_stream, train
+from parabolic.engine import Diverged, ProgressBar
+from parabolic.experiments import build, execute
+
+
+def blobs(tasks=3, n=60, seed=0):
+    """Classes that are blobs on a circle, two a task."""
+    g = np.random.default_rng(seed)
+    y = np.arange(n * tasks) % (2 * tasks)
+    angle = 2 * np.pi * y / (2 * tasks)
+    x = np.stack([np.cos(angle), np.sin(angle)], 1) * 3 + g.normal(size=(len(y), 2)) * 0.4
+    return Stream.from_arrays(x.astype(np.float32), y, tasks=tasks)
+
+
+class Watch(Callback):
+    def __init__(self):
+        self.events, self.matrices = [], []
+
+    def on_start(self, state):
+        self.events.append("start")
+
+    def on_step(self, state):
+        self.events.append("step")
+
+    def on_task(self, state):
+        self.events.append(f"task {state.task}")
+        self.matrices.append(state.matrix.copy())
+
+    def on_end(self, state):
+        self.events.append("end")
+
+
+def test_the_matrix_is_what_a_slow_look_after_each_task_says():
+    stream, slow = blobs(), []
+
+    class Look(Callback):
+        def on_task(self, state):
+            seen = stream.seen(state.task)
+            row = []
+            for task in stream.tasks[: state.task + 1]:
+                right = 0
+                for index in task.test_rows.tolist():
+                    scores = state.learner.scores(task.test.x[index][None])[0]
+                    best = max(seen, key=lambda label: float(scores[label]))
+                    right += best == int(task.test.y[index])
+                row.append(100 * right / len(task.test_rows))
+            slow.append(row)
+
+    torch.manual_seed(0)
+    state = train(ER(MLP((2,), 6), memory=50), stream, batch=7, callbacks=[Look()])
+    for i, row in enumerate(slow):
+        assert state.matrix[i, : i + 1].tolist() == row
+        assert np.isnan(state.matrix[i, i + 1 :]).all()
+
+
+def test_callbacks_are_told_in_order_and_short_batches_are_trained_on():
+    watch, stream = Watch(), blobs(tasks=2)
+    learner = SGD(MLP((2,), 4))
+    seen = []
+    step = learner.step
+    learner.step = lambda x, y, task=None: (seen.append(len(x)), step(x, y, task))[1]
+    state = train(learner, stream, batch=10, callbacks=[watch])
+    train_sizes = [len(task.train_rows) for task in stream]
+    assert sum(seen) == sum(train_sizes)
+    assert train_sizes[0] % 10
+    assert seen[-1] == train_sizes[1] % 10
+    steps = [-(-n // 10) for n in train_sizes]
+    assert watch.events == ["start", *["step"] * steps[0], "task 0", *["step"] * steps[1], "task 1", "end"]
+    assert state.step == state.total_steps == sum(steps)
+    assert len(state.train_seconds) == len(state.test_seconds) == 2
+
+
+def test_two_runs_with_one_seed_are_the_same_to_the_bit():
+    spec = RunSpec(learner="pcl", seed=3)
+    finals = []
+    for each in (spec, spec, RunSpec(learner="pcl", seed=4)):
+        learner, stream = build(each, "cpu")
+        state = train(learner, stream, batch=10)
+        finals.append((learner.model.state_dict(), state.matrix))
+    assert all(torch.equal(finals[0][0][k], finals[1][0][k]) for k in finals[0][0])
+    assert np.array_equal(finals[0][1], finals[1][1], equal_nan=True)
+    assert not all(torch.equal(finals[0][0][k], finals[2][0][k]) for k in finals[0][0])
+
+
+def test_replay_keeps_what_sgd_forgets():
+    acc = {name: execute(RunSpec(learner=name), device="cpu").metrics["acc"] for name in ("pcl", "er", "sgd")}
+    assert acc["pcl"] > acc["sgd"] + 40
+    assert acc["er"] > acc["sgd"] + 40
+
+
+def test_learners_are_told_where_tasks_start_and_end():
+    heard = []
+
+    class Nosy(Learner):
+        def loss(self, batch, recalled):
+            heard.append(batch["task"].unique().tolist())
+            return self.model(batch["x"]).square().mean()
+
+        def start_task(self, batches):
+            heard.append(("start", sum(len(x) for x, _ in batches)))
+
+        def end_task(self, batches):
+            heard.append(("end", sum(len(x) for x, _ in batches)))
+
+    Nosy.needs_tasks = True
+    stream = blobs(tasks=2, n=20)
+    train(Nosy(MLP((2,), 4)), stream, batch=100)
+    sizes = [len(task.train_rows) for task in stream]
+    assert heard == [("start", sizes[0]), [0], ("end", sizes[0]), ("start", sizes[1]), [1], ("end", sizes[1])]
+
+
+def test_a_loss_that_explodes_is_an_error_that_says_where():
+    with pytest.raises(Diverged, match=r"task 1 of arrays, by step \d+: lower lr \(now 1e\+30\)"):
+        train(SGD(MLP((2,), 6), lr=1e30), blobs(), batch=5)
+
+
+def test_a_model_that_does_not_fit_is_refused_before_the_first_step():
+    with pytest.raises(InputError, match="model"):
+        train(SGD(MLP((5,), 6)), blobs())
+    with pytest.raises(InputError, match="6 classes"):
+        train(SGD(MLP((2,), 4)), blobs())
+
+
+def bar_output(terminal):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=120)
+    with ProgressBar(console, every=1) as bar:
+        train(SGD(nn.Sequential(nn.Flatten(), nn.Linear(64, 10))), make_stream("seq-digits"), callbacks=[bar])
+    return out.getvalue()
+
+
+def test_the_bar_shows_tasks_steps_loss_accuracy_and_time_on_a_terminal_alone():
+    shown = bar_output(terminal=True)
+    assert "task 5/5" in shown
+    assert "loss" in shown
+    assert "accuracy" in shown
+    assert bar_output(terminal=False) == ""

@@ -1,0 +1,150 @@
+"""Specs and the store: one spec, one folder, written whole or not at all."""
+
+import dataclasses
+import errno
+import json
+import os
+
+import numpy as np
+import pytest
+
+from parabolic import InputError, RunSpec, Store, run
+from parabolic.experiments import Record, execute
+from parabolic.learners import ER
+
+SPEC = RunSpec(learner="sgd", options={"lr": 0.05})
+
+
+def test_the_key_depends_on_what_is_run_and_not_on_how_it_is_said():
+    assert RunSpec().key == RunSpec(memory=200, batch=10, backbone="convnet", options={"lr": 0.08, "times": 5}).key
+    different = [
+        RunSpec(),
+        RunSpec(seed=1),
+        RunSpec(memory=100),
+        RunSpec(learner="er"),
+        RunSpec(batch=32),
+        RunSpec(epochs=2),
+        RunSpec(backbone="mlp"),
+        RunSpec(options={"lr": 0.05}),
+        RunSpec(options={"average": 0.99}),
+    ]
+    assert len({spec.key for spec in different}) == len(different)
+    # A learner without memory is the same run whatever the size of the memory.
+    assert RunSpec(learner="sgd", memory=50).key == RunSpec(learner="sgd", memory=1000).key
+
+
+def test_the_key_is_the_same_in_every_version():
+    """Runs are found again by it: it may not change when options are added."""
+    assert RunSpec(learner="er", seed=3, options={"lr": 0.05}).key == "5f425ce2432bfa05"
+
+
+def test_a_run_is_kept_and_found_again(tmp_path):
+    store = Store(tmp_path)
+    record, reused = run(SPEC, store, device="cpu")
+    assert not reused
+    again, reused = run(SPEC, store, device="cpu")
+    assert reused
+    assert again == record
+    folder = store.path(SPEC.key)
+    assert [path.name for path in folder.iterdir()] == ["run.json"]
+    stored = json.loads((folder / "run.json").read_text())
+    assert stored["spec"]["options"]["lr"] == 0.05
+    assert stored["environment"]["torch"]
+    assert stored["environment"]["processor"]
+    assert stored["environment"]["command"]
+    assert [len(row) for row in stored["accuracy"]] == [1, 2, 3, 4, 5]
+    assert np.isnan(record.matrix[0, 1:]).all()
+    trained, reused = run(SPEC, store, again=True, device="cpu")
+    assert not reused
+    assert trained.accuracy == record.accuracy
+
+
+def test_a_record_made_under_another_default_is_another_run(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    record = execute(SPEC, device="cpu")
+    outdated = dataclasses.replace(record, spec={**record.spec, "batch": 99})
+    store.save(outdated)
+    assert store.find(SPEC) is None
+    store.save(record)
+    assert store.find(SPEC) == record
+
+
+@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_a_failed_write_leaves_nothing_or_what_was_there(tmp_path, monkeypatch, failure):
+    store, record = Store(tmp_path), execute(SPEC, device="cpu")
+
+    def fail(*args):
+        raise failure
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(type(failure)):
+            store.save(record)
+    assert list(store) == []
+    store.save(record)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fail)
+        with pytest.raises(type(failure)):
+            store.save(dataclasses.replace(record, steps=-1))
+    assert list(store) == [record]
+    assert [path.name for path in store.path(record.key).iterdir()] == ["run.json"]
+
+
+@pytest.mark.parametrize("damage", ["", "{", '{"key": "x"}', "[]"])
+def test_a_damaged_record_does_not_count_as_finished(tmp_path, damage):
+    store = Store(tmp_path)
+    folder = store.path(SPEC.key)
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(damage)
+    assert store.find(SPEC) is None
+    assert list(store) == []
+    record, reused = run(SPEC, store, device="cpu")
+    assert not reused
+    assert list(store) == [record]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"learner": "nope"}, "learner: got 'nope', expected one of er, pcl, sgd"),
+        ({"learner": "pcll"}, "did you mean 'pcl'"),
+        ({"stream": "seq-digit"}, "stream: got"),
+        ({"memory": -3}, "memory: got -3, expected a whole number of at least 1"),
+        ({"memory": 20}, "memory: got 20, expected a whole number of at least 32"),
+        ({"seed": -1}, "seed: got -1"),
+        ({"batch": 0}, "batch: got 0"),
+        ({"epochs": 1.5}, "epochs: got 1.5"),
+        ({"options": {"lrr": 1}}, "option of pcl: got 'lrr', .* did you mean 'lr'"),
+        ({"options": {"lr": -1}}, "lr: got -1"),
+        ({"options": {"optimizer": ER}}, "optimizer: got .*, expected a value that can be written down"),
+        ({"learner": "torch.nn:Linear"}, "expected a subclass of parabolic.Learner"),
+        ({"learner": "no.such:Thing"}, "learner: got 'no.such:Thing'"),
+        ({"learner": "parabolic:Nothing"}, "learner: got 'parabolic:Nothing'"),
+    ],
+)
+def test_a_bad_spec_is_refused_at_once(arguments, message):
+    with pytest.raises(InputError, match=message):
+        RunSpec(**arguments)
+
+
+def test_settings_are_texts_of_any_field_or_option():
+    settings = {
+        "lr": "0.5",
+        "average": "none",
+        "times": "3",
+        "batch": "7",
+        "variant": "reference",
+        "backbone": "mlp",
+    }
+    spec = RunSpec.from_settings("pcl", settings)
+    assert (spec.batch, spec.backbone) == (7, "mlp")
+    assert spec.options == {"lr": 0.5, "average": None, "times": 3, "variant": "reference"}
+    with pytest.raises(InputError, match="--set: got 'lrr'.*did you mean 'lr'"):
+        RunSpec.from_settings("pcl", {"lrr": "1"})
+    with pytest.raises(InputError, match="lr: got 'fast', expected a number above 0"):
+        RunSpec.from_settings("pcl", {"lr": "fast"})
+
+
+def test_records_are_plain_json(tmp_path):
+    record = execute(SPEC, device="cpu")
+    assert Record(**json.loads(json.dumps(dataclasses.asdict(record)))) == record

@@ -1,0 +1,122 @@
+"""A new learner is one file and no change elsewhere: done here, inside the package and outside."""
+
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import parabolic
+from parabolic.learners import find_learner, known_learners
+
+NEW = '''
+"""Replay that weighs the past."""
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from parabolic import ReplayLearner
+from parabolic.memory import Batch
+from parabolic.options import option
+
+
+class WeightedER(ReplayLearner):
+    """Experience replay with a weight on what is recalled."""
+
+    name = "weighted"
+    reference = "This test, 2025: On weights"
+
+    weight: float = option(0.5, "weight of the recalled batch", at_least=0)
+
+    def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
+        loss = cross_entropy(self.model(batch["x"]), batch["y"])
+        if recalled is None:
+            return loss
+        return loss + self.weight * cross_entropy(self.model(recalled["x"]), recalled["y"])
+'''
+
+
+def command(*arguments, cwd, path=None):
+    env = os.environ | {"OMP_NUM_THREADS": "1"} | ({"PYTHONPATH": str(path)} if path else {})
+    told = subprocess.run(
+        [sys.executable, "-m", "parabolic", *arguments], capture_output=True, text=True, cwd=cwd, env=env
+    )
+    assert told.returncode == 0, told.stderr
+    return told.stdout
+
+
+def test_a_file_in_the_folder_of_learners_is_a_learner(tmp_path):
+    package = tmp_path / "src" / "parabolic"
+    shutil.copytree(Path(parabolic.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "learners" / "weighted.py").write_text(
+        NEW.replace("from parabolic import ReplayLearner", "from parabolic.learners.learner import ReplayLearner")
+    )
+    listed = json.loads(command("list", "--json", cwd=tmp_path, path=tmp_path / "src"))
+    assert listed["learners"]["weighted"]["options"]["weight"]["default"] == 0.5
+    out = command(
+        "run",
+        "--learner",
+        "weighted",
+        "--set",
+        "weight=2",
+        "--set",
+        "backbone=mlp",
+        "--json",
+        cwd=tmp_path,
+        path=tmp_path / "src",
+    )
+    assert json.loads(out)["spec"]["options"]["weight"] == 2
+
+
+def test_a_file_anywhere_is_a_learner(tmp_path):
+    (tmp_path / "mine.py").write_text(NEW)
+    out = command(
+        "compare",
+        "--learners",
+        "mine.py:WeightedER,sgd",
+        "--seeds",
+        "1",
+        "--set",
+        "weight=1",
+        "--set",
+        "backbone=mlp",
+        cwd=tmp_path,
+    )
+    assert "mine.py:WeightedER" in out
+    assert find_learner(f"{tmp_path}/mine.py:WeightedER").name == "weighted"
+    assert "weighted" not in known_learners()
+
+
+def test_a_package_adds_learners_by_entry_point(monkeypatch):
+    point = importlib.metadata.EntryPoint("borrowed", "parabolic.learners.er:ER", "parabolic.learners")
+    monkeypatch.setattr("parabolic.learners.registry.entry_points", lambda group: [point])
+    assert find_learner("borrowed") is parabolic.ER
+
+
+def test_streams_and_networks_of_ones_own(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "from parabolic import Stream\n"
+        "def stream(seed):\n"
+        "    g = torch.Generator().manual_seed(0)\n"
+        "    y = torch.arange(200) % 4\n"
+        "    return Stream.from_arrays(torch.randn(200, 5, generator=g) + 3 * y[:, None], y, tasks=2, seed=seed)\n"
+        "def network(shape, classes):\n"
+        "    return torch.nn.Linear(shape[0], classes)\n"
+    )
+    out = command(
+        "run",
+        "--stream",
+        "mine.py:stream",
+        "--set",
+        "backbone=mine.py:network",
+        "--set",
+        "batch=20",
+        "--json",
+        cwd=tmp_path,
+    )
+    record = json.loads(out)
+    assert len(record["accuracy"]) == 2
+    assert record["spec"]["backbone"] == "mine.py:network"

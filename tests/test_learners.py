@@ -1,0 +1,259 @@
+"""What every learner promises, and the two simplest against plain torch."""
+
+import copy
+import functools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from parabolic import ER, MLP, PCL, SGD, InputError, Learner, ReplayLearner
+from parabolic.learners import find_learner, known_learners
+from parabolic.memory import distinct
+
+ALL = sorted(known_learners())
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+
+
+def batches(count, size=6, seed=1, dtype=torch.float32):
+    g = torch.Generator().manual_seed(seed)
+    return [
+        (torch.randn(size, 3, generator=g, dtype=dtype), torch.randint(4, (size,), generator=g)) for _ in range(count)
+    ]
+
+
+def make(name, model=None, **options):
+    cls = find_learner(name)
+    if issubclass(cls, ReplayLearner):
+        options = {"memory": 20, "replay": 5} | options
+    return cls(model or net(), **options)
+
+
+def frozen(value):
+    """A deep copy of a state, to compare with later."""
+    if isinstance(value, dict):
+        return {key: frozen(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [frozen(each) for each in value]
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def same(one, other):
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+def test_sgd_is_plain_torch():
+    ours, theirs = net().double(), net().double()
+    learner = SGD(ours, lr=0.05)
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.05)
+    for x, y in batches(5, dtype=torch.float64):
+        learner.observe(x, y)
+        optimizer.zero_grad()
+        cross_entropy(theirs(x), y).backward()
+        optimizer.step()
+    assert same(frozen(ours.state_dict()), frozen(theirs.state_dict()))
+
+
+def test_er_learns_the_batch_and_the_recalled_together():
+    ours, theirs = net().double(), net().double()
+    learner = ER(ours, lr=0.05, memory=20, replay=5, seed=3)
+    g, kept = torch.Generator().manual_seed(3), []
+    for x, y in batches(3, dtype=torch.float64):  # 18 examples: every one is kept, in order
+        joint_x, joint_y = x, y
+        if kept:
+            rows = distinct(min(5, len(kept)), len(kept), generator=g).tolist()
+            joint_x = torch.cat([x, *[kept[r][0][None] for r in rows]])
+            joint_y = torch.cat([y, *[kept[r][1][None] for r in rows]])
+        loss = cross_entropy(theirs(joint_x), joint_y)
+        gradients = torch.autograd.grad(loss, list(theirs.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(theirs.parameters(), gradients, strict=True):
+                parameter -= 0.05 * gradient
+        kept += list(zip(x, y, strict=True))
+        torch.rand(len(x), generator=g, dtype=torch.float64)  # what the reservoir draws
+        assert learner.observe(x, y).item() == pytest.approx(loss.item(), abs=1e-12)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("average", [None, 0.9])
+def test_a_restored_learner_goes_on_bit_for_bit(name, average):
+    optimizer = functools.partial(torch.optim.SGD, momentum=0.9)
+    one = make(name, average=average, optimizer=optimizer)
+    data = batches(12)
+    for x, y in data[:7]:
+        one.observe(x, y)
+    other = make(name, net(99), average=average, optimizer=optimizer, seed=5)
+    other.load_state_dict(copy.deepcopy(one.state_dict()))
+    for x, y in data[7:]:
+        assert torch.equal(one.observe(x, y), other.observe(x, y))
+    assert same(one.state_dict(), other.state_dict())
+    assert torch.equal(one.scores(data[0][0]), other.scores(data[0][0]))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_one_seed_one_outcome(name):
+    outcomes = []
+    for seed in (0, 0, 1):
+        learner = make(name, seed=seed)
+        for x, y in batches(8):
+            learner.observe(x, y)
+        outcomes.append(frozen(learner.model.state_dict()))
+    assert same(outcomes[0], outcomes[1])
+    if issubclass(find_learner(name), ReplayLearner):
+        assert not same(outcomes[0], outcomes[2])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_prediction_changes_nothing(name):
+    learner = make(name, average=0.9)
+    for x, y in batches(4):
+        learner.observe(x, y)
+    before = frozen(learner.state_dict())
+    assert learner.predict(torch.randn(7, 3)).shape == (7,)
+    assert same(before, learner.state_dict())
+    assert learner.model.training
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_average_is_a_running_mean_that_only_prediction_uses(name):
+    """Against an oracle: the mean of all models so far, then decay; and training goes as it would without."""
+    decay, data = 0.75, batches(10)
+    plain, averaged = make(name), make(name, average=decay)
+    expected, history = None, []
+    for t, (x, y) in enumerate(data):
+        assert torch.equal(plain.observe(x, y), averaged.observe(x, y))
+        now = {k: v.clone().double() for k, v in averaged.model.state_dict().items() if v.is_floating_point()}
+        d = min(1 - 1 / (t + 1), decay)
+        expected = now if expected is None else {k: d * expected[k] + (1 - d) * now[k] for k in now}
+        if t < 4:  # up to 1 / (1 − decay) models it is their plain mean
+            history.append(now)
+            for k in now:
+                assert torch.allclose(expected[k], torch.stack([m[k] for m in history]).mean(0), atol=1e-6)
+    model = copy.deepcopy(averaged.model).eval()
+    model.load_state_dict({k: v.float() for k, v in expected.items()}, strict=False)
+    probe = torch.randn(9, 3)
+    assert torch.allclose(averaged.scores(probe), model(probe), atol=1e-5)
+    assert not torch.allclose(averaged.scores(probe), plain.scores(probe), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["Adam", torch.optim.AdamW, functools.partial(torch.optim.SGD, momentum=0.9, nesterov=True)]
+)
+def test_any_optimizer(optimizer):
+    learner = ER(net(), lr=0.01, memory=20, replay=5, optimizer=optimizer)
+    first, *_, last = [learner.observe(x, y) for x, y in batches(1) * 60]
+    assert learner.optim.param_groups[0]["lr"] == 0.01
+    assert last < first
+
+
+def test_frozen_parameters_stay():
+    model = net()
+    model[0].weight.requires_grad_(False)
+    before = model[0].weight.clone()
+    learner = SGD(model, average=0.5)
+    for x, y in batches(3):
+        learner.observe(x, y)
+    assert torch.equal(model[0].weight, before)
+
+
+BAD = {
+    "label out of range": (torch.zeros(2, 3), torch.tensor([0, 4]), "y: got 4, expected labels from 0 to 3"),
+    "negative label": (torch.zeros(2, 3), torch.tensor([0, -1]), "y: got -1, expected labels from 0 to 3"),
+    "NaN": (
+        torch.tensor([[0.0, 0, 0], [0, float("nan"), 0]]),
+        torch.tensor([0, 1]),
+        r"x: got 1 values .*\[1, 1\]",
+    ),
+    "infinity": (torch.full((2, 3), float("inf")), torch.tensor([0, 1]), "x: got 6 values"),
+    "another shape": (torch.zeros(2, 5), torch.tensor([0, 1]), "x: got .*, expected examples as in the first batch"),
+    "another type": (torch.zeros(2, 3, dtype=torch.uint8), torch.tensor([0, 1]), "x: got .*uint8, expected"),
+    "empty": (
+        torch.zeros(0, 3),
+        torch.zeros(0, dtype=torch.long),
+        "x: got .*, expected a batch of at least one",
+    ),
+    "fewer labels": (
+        torch.zeros(2, 3),
+        torch.tensor([0]),
+        "y: got .*, expected one whole number for each of the 2",
+    ),
+    "labels that are floats": (
+        torch.zeros(2, 3),
+        torch.tensor([0.0, 1.0]),
+        "y: got .*, expected one whole number",
+    ),
+    "words": ("hello", torch.tensor([0, 1]), "x: got .*, expected a tensor"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("name", ALL)
+def test_bad_batches_are_refused_and_change_nothing(name, case):
+    x, y, message = BAD[case]
+    learner = make(name)
+    for good in batches(3):
+        learner.observe(*good)
+    before = frozen(learner.state_dict())
+    with pytest.raises(InputError, match=message) as caught:
+        learner.observe(x, y)
+    assert str(caught.value).count("\n") <= 1
+    assert same(before, learner.state_dict())
+
+
+def test_the_first_batch_is_checked_against_the_model():
+    learner = ER(net())
+    with pytest.raises(InputError, match="x: got .*, expected examples that the model accepts"):
+        learner.observe(torch.zeros(2, 99), torch.tensor([0, 1]))
+    learner.observe(torch.zeros(2, 3), torch.tensor([0, 1]))
+
+
+def test_numpy_lists_and_other_whole_types_are_welcome():
+    learner = ER(net())
+    learner.observe(np.zeros((2, 3), dtype=np.float32), [0, 1])
+    learner.observe(torch.zeros(2, 3), torch.tensor([0, 1], dtype=torch.uint8))
+    assert learner.past.offered == 4
+
+
+def test_what_is_not_a_model_is_refused():
+    with pytest.raises(InputError, match="model"):
+        SGD(lambda x: x)
+    with pytest.raises(InputError, match="model"):
+        SGD(nn.ReLU())
+
+
+def test_a_state_of_another_kind_is_refused():
+    with pytest.raises(InputError, match="no memory"):
+        ER(net()).load_state_dict(SGD(net()).state_dict())
+
+
+def test_augmentation_is_for_learning_and_memory_keeps_the_raw():
+    shifted = []
+
+    def augment(x, generator):
+        shifted.append(len(x))
+        return x + torch.rand(len(x), 1, generator=generator) + 10
+
+    learner = ER(net(), memory=20, replay=5, augment=augment, prepare=lambda x: x / 2)
+    for x, y in batches(2):
+        learner.observe(x, y)
+    assert shifted == [6, 5, 6]  # the batch; then what is recalled, and the batch
+    assert learner.past["x"].max() < 10
+    learner.predict(torch.zeros(3, 3))
+    assert len(shifted) == 3
+
+
+def test_repr_tells_the_options():
+    assert "sigma_x=0.03" in repr(PCL(MLP((3,), 4)))
+    assert isinstance(PCL(MLP((3,), 4)), Learner)

@@ -1,0 +1,159 @@
+"""The reservoir: exactly Vitter's, uniform, and flat in what it holds."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from parabolic import InputError, Memory
+from parabolic.memory import distinct
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+class OneByOne:
+    """Algorithm R as it is told: one example at a time, one random number each."""
+
+    def __init__(self, capacity):
+        self.slots, self.capacity, self.seen = [], capacity, 0
+
+    def offer(self, example, chance):
+        if self.seen < self.capacity:
+            self.slots.append(example)
+        else:
+            slot = math.floor(chance * (self.seen + 1))
+            if slot < self.capacity:
+                self.slots[slot] = example
+        self.seen += 1
+
+
+@settings(max_examples=1500)
+@given(
+    capacity=st.integers(1, 40),
+    sizes=st.lists(st.integers(1, 60), min_size=1, max_size=12),
+    seed=st.integers(0, 2**32),
+)
+def test_a_batch_is_offered_as_if_one_by_one(capacity, sizes, seed):
+    ours, theirs = Memory(capacity), OneByOne(capacity)
+    mine, same = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed)
+    number = itertools.count()
+    for size in sizes:
+        batch = torch.tensor([next(number) for _ in range(size)])
+        ours.offer({"x": batch, "y": -batch}, generator=mine)
+        for example, chance in zip(
+            batch.tolist(), torch.rand(size, generator=same, dtype=torch.float64).tolist(), strict=True
+        ):
+            theirs.offer(example, chance)
+    assert ours["x"].tolist() == theirs.slots
+    assert ours["y"].tolist() == [-example for example in theirs.slots]
+    assert (ours.offered, len(ours)) == (theirs.seen, len(theirs.slots))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_example_of_the_stream_is_equally_likely_to_be_kept(device):
+    length, capacity, trials = 60, 10, 4000
+    generator = torch.Generator(device).manual_seed(0)
+    counts = np.zeros(length)
+    for _ in range(trials):
+        memory = Memory(capacity)
+        for part in torch.arange(length, device=device).split(7):
+            memory.offer({"x": part}, generator=generator)
+        counts[memory["x"].cpu().numpy()] += 1
+    # Inclusions of one trial are negatively correlated: the statistic is chi-square after this scaling.
+    expected = trials * capacity / length
+    statistic = ((counts - expected) ** 2 / expected).sum() * (length - 1) / length / (1 - capacity / length)
+    assert 1e-4 < stats.chi2.sf(statistic, length - 1) < 1 - 1e-4
+
+
+@settings(max_examples=500)
+@given(size=st.integers(1, 40), more=st.integers(0, 60), seed=st.integers(0, 2**32))
+def test_drawing_is_floyds_algorithm(size, more, seed):
+    total = size + more
+    chances = torch.rand(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).tolist()
+    taken = []
+    for j, chance in zip(range(total - size, total), chances, strict=True):
+        drawn = math.floor(chance * (j + 1))
+        taken.append(j if drawn in taken else drawn)
+    assert distinct(size, total, generator=torch.Generator().manual_seed(seed)).tolist() == taken
+    assert len(set(taken)) == size
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("size", "total"), [(1, 5), (2, 5), (3, 6), (5, 6), (4, 4)])
+def test_every_subset_is_equally_likely_to_be_drawn(size, total, device):
+    generator = torch.Generator(device).manual_seed(0)
+    subsets = dict.fromkeys(itertools.combinations(range(total), size), 0)
+    trials = 300 * len(subsets)
+    for _ in range(trials):
+        subsets[tuple(sorted(distinct(size, total, device=device, generator=generator).tolist()))] += 1
+    if len(subsets) > 1:
+        assert stats.chisquare(list(subsets.values())).pvalue > 1e-4
+
+
+def test_draw_returns_rows_that_belong_together_and_all_of_a_small_memory():
+    memory = Memory(50)
+    x = torch.arange(30)
+    memory.offer({"x": x, "y": 2 * x, "logits": torch.stack([x, -x], 1).float()})
+    drawn = memory.draw(8)
+    assert torch.equal(drawn["y"], 2 * drawn["x"])
+    assert torch.equal(drawn["logits"][:, 1], -drawn["x"].float())
+    assert sorted(memory.draw(100)["x"].tolist()) == x.tolist()
+
+
+def test_examples_keep_their_type():
+    memory = Memory(4)
+    memory.offer({"x": torch.full((2, 3, 8, 8), 200, dtype=torch.uint8), "y": torch.tensor([1, 2])})
+    assert memory["x"].dtype == torch.uint8
+    assert memory["x"].shape == (2, 3, 8, 8)
+
+
+def test_state_goes_on_where_it_was():
+    one, other = Memory(10), Memory(10)
+    ahead = torch.Generator().manual_seed(0)
+    one.offer({"x": torch.arange(25)}, generator=ahead)
+    other.load_state_dict(
+        {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in one.state_dict().items()}
+    )
+    same = torch.Generator()
+    same.set_state(ahead.get_state())
+    one.offer({"x": torch.arange(25, 60)}, generator=ahead)
+    other.offer({"x": torch.arange(25, 60)}, generator=same)
+    assert torch.equal(one["x"], other["x"])
+    with pytest.raises(InputError, match="capacity"):
+        Memory(7).load_state_dict(one.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("batch", "named"),
+    [
+        ({}, "batch"),
+        ({"x": torch.zeros(0, 3)}, "batch"),
+        ({"x": torch.zeros(2, 3), "y": torch.zeros(3)}, "batch"),
+        ({"x": torch.zeros(2, 3)}, "batch"),
+        ({"x": torch.zeros(2, 4), "y": torch.zeros(2)}, "x"),
+        ({"x": torch.zeros(2, 3, dtype=torch.uint8), "y": torch.zeros(2)}, "x"),
+    ],
+)
+def test_bad_batches_are_refused_and_leave_the_memory_alone(batch, named):
+    memory = Memory(5)
+    memory.offer({"x": torch.ones(2, 3), "y": torch.ones(2)})
+    with pytest.raises(InputError, match=f"^{named}: got "):
+        memory.offer(batch)
+    assert len(memory) == 2
+    assert torch.equal(memory["x"], torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("capacity", [0, -3, 1.5, "10", True])
+def test_a_capacity_is_a_whole_number_above_zero(capacity):
+    with pytest.raises(InputError, match="^memory: got "):
+        Memory(capacity)
+
+
+def test_an_empty_memory_cannot_be_drawn_from():
+    with pytest.raises(InputError, match="empty"):
+        Memory(5).draw(1)

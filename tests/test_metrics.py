@@ -1,0 +1,48 @@
+"""Metrics against their definitions, entry by entry."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parabolic import InputError, metrics
+
+
+def matrices():
+    def fill(size, seed):
+        a = np.random.default_rng(seed).uniform(0, 100, (size, size))
+        a[np.triu_indices(size, 1)] = np.nan
+        return a
+
+    return st.builds(fill, st.integers(1, 8), st.integers(0, 10_000))
+
+
+@given(matrices())
+def test_definitions(a):
+    n = len(a)
+    averages = [sum(a[i, j] for j in range(i + 1)) / (i + 1) for i in range(n)]
+    assert metrics.acc(a) == pytest.approx(averages[-1])
+    assert metrics.aaa(a) == pytest.approx(sum(averages) / n)
+    assert metrics.anytime(a) == pytest.approx(averages)
+    if n > 1:
+        fell = [max(a[i, j] for i in range(j, n - 1)) - a[n - 1, j] for j in range(n - 1)]
+        assert metrics.forgetting(a) == pytest.approx(sum(fell) / (n - 1))
+        gained = [a[n - 1, j] - a[j, j] for j in range(n - 1)]
+        assert metrics.backward_transfer(a) == pytest.approx(sum(gained) / (n - 1))
+        assert metrics.forgetting(a) >= -metrics.backward_transfer(a) - 1e-9  # the best is at least the first
+    assert metrics.summary(a)["acc"] == metrics.acc(a)
+
+
+def test_one_task_forgets_nothing():
+    assert metrics.summary([[80.0]]) == {
+        "acc": 80.0,
+        "aaa": 80.0,
+        "forgetting": 0.0,
+        "backward_transfer": 0.0,
+    }
+
+
+@pytest.mark.parametrize("bad", [[], [[1, 2]], [[np.nan]], [[1, np.nan], [np.nan, 2]], [1, 2]])
+def test_bad_matrices(bad):
+    with pytest.raises(InputError, match="^matrix"):
+        metrics.acc(bad)

@@ -1,0 +1,122 @@
+"""Streams: what arrives is what was asked for, and nothing is dropped."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_digits
+
+from parabolic import InputError, Stream, make_stream
+from parabolic.streams import CropFlip, Normalise
+
+
+def rows(task, size=32, epochs=1):
+    return torch.cat([x for x, _ in task.batches(size, epochs)])
+
+
+def test_seq_digits_holds_every_digit_once():
+    stream = make_stream("seq-digits")
+    assert [task.classes for task in stream] == [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
+    assert (stream.classes, stream.shape) == (10, (1, 8, 8))
+    images = torch.cat([part for task in stream for part in (rows(task), *[x for x, _ in task.test_batches()])])
+    assert sorted(map(tuple, images.flatten(1).tolist())) == sorted(map(tuple, load_digits().data.tolist()))
+    assert images.dtype == torch.uint8
+    # The split does not depend on the seed: only the order of arrival does.
+    other = make_stream("seq-digits", seed=1)
+    for task, again in zip(stream, other, strict=True):
+        assert torch.equal(task.test_rows, again.test_rows)
+        assert not torch.equal(rows(task), rows(again))
+        assert torch.equal(rows(task), rows(task))
+
+
+@settings(max_examples=60)
+@given(n=st.integers(8, 60), size=st.integers(1, 20), epochs=st.integers(1, 3), seed=st.integers(0, 100))
+def test_every_example_comes_once_an_epoch_and_the_last_batch_may_be_short(n, size, epochs, seed):
+    x, y = torch.arange(n), torch.arange(n) % 2
+    stream = Stream.from_arrays(x, y, test=(x, y), tasks=1, seed=seed)
+    batches = list(stream[0].batches(size, epochs))
+    assert len(batches) == len(stream[0].batches(size, epochs)) == epochs * -(-n // size)
+    assert sorted(torch.cat([b for b, _ in batches]).tolist()) == sorted(list(range(n)) * epochs)
+    assert all(torch.equal(labels, values % 2) for values, labels in batches)
+
+
+def test_tasks_by_class_by_list_and_ready_made():
+    x, y = np.random.default_rng(0).normal(size=(120, 3)).astype(np.float32), np.arange(120) % 6
+    by_number = Stream.from_arrays(x, y, tasks=3)
+    by_list = Stream.from_arrays(x, y, tasks=[[5, 0], [1, 2, 3, 4]])
+    assert [task.classes for task in by_number] == [(0, 1), (2, 3), (4, 5)]
+    assert [task.classes for task in by_list] == [(5, 0), (1, 2, 3, 4)]
+    assert by_list.seen(0) == [0, 5]
+    assert by_number.seen(1) == [0, 1, 2, 3]
+    for task in by_list:
+        assert set(torch.cat([labels for _, labels in task.batches(7)]).tolist()) == set(task.classes)
+        assert not set(task.train_rows.tolist()) & set(task.test_rows.tolist())
+    shifted = Stream.from_tasks([((x, y), (x, y)), ((x + 9, y), (x + 9, y))])
+    assert len(shifted) == 2
+    assert all(task.classes == tuple(range(6)) for task in shifted)
+    assert rows(shifted[1]).mean() > 8
+
+
+def test_the_arrays_are_not_copied_task_by_task():
+    x = np.zeros((1000, 64), dtype=np.uint8)
+    stream = Stream.from_arrays(x, np.arange(1000) % 10, tasks=5)
+    assert len({task.train.x.data_ptr() for task in stream} | {x.ctypes.data}) == 1
+
+
+@settings(max_examples=40)
+@given(
+    n=st.integers(1, 5), channels=st.integers(1, 3), height=st.integers(2, 7), width=st.integers(2, 7),
+    padding=st.integers(0, 3), flip=st.booleans(), seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_crop_and_flip_are_those_of_one_image_at_a_time(n, channels, height, width, padding, flip, seed):
+    images = torch.randint(1, 256, (n, channels, height, width), dtype=torch.uint8)
+    ours = CropFlip(padding, flip)(images, torch.Generator().manual_seed(seed))
+    g = torch.Generator().manual_seed(seed)
+    shift = torch.randint(2 * padding + 1, (2, n, 1), generator=g)
+    mirrored = torch.rand(n, 1, generator=g) < 0.5
+    for i in range(n):
+        canvas = torch.zeros(channels, height + 2 * padding, width + 2 * padding, dtype=torch.uint8)
+        canvas[:, padding : padding + height, padding : padding + width] = images[i]
+        top, left = int(shift[0, i]), int(shift[1, i])
+        window = canvas[:, top : top + height, left : left + width]
+        if flip and mirrored[i]:
+            window = window.flip(-1)
+        assert torch.equal(ours[i], window)
+
+
+def test_normalise_is_by_channel():
+    x = torch.randint(256, (4, 3, 5, 5), dtype=torch.uint8)
+    mean, std = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+    ours = Normalise(mean, std)(x)
+    for c in range(3):
+        assert torch.allclose(ours[:, c], (x[:, c] / 255 - mean[c]) / std[c], atol=1e-6)
+
+
+X, Y = np.zeros((20, 3), dtype=np.float32), np.arange(20) % 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"x": np.full((20, 3), np.nan, dtype=np.float32)}, "x"),
+        ({"x": np.array([["a"] * 3] * 20)}, "x"),
+        ({"x": np.zeros((0, 3))}, "x"),
+        ({"y": Y[:5]}, "y"),
+        ({"y": Y.astype(float)}, "y"),
+        ({"y": Y - 1}, "y"),
+        ({"tasks": 3}, "tasks"),
+        ({"tasks": [[0, 9]]}, "tasks"),
+        ({"tasks": 0}, "tasks"),
+        ({"test": (np.zeros((4, 5), dtype=np.float32), np.arange(4))}, "test"),
+        ({"test": (X[:2], np.array([0, 1]))}, "tasks"),
+    ],
+)
+def test_bad_arrays_are_named(arguments, named):
+    with pytest.raises(InputError, match=f"^{named}: got .*, expected "):
+        Stream.from_arrays(**({"x": X, "y": Y, "tasks": 2} | arguments))
+
+
+def test_unknown_streams_suggest_the_nearest():
+    with pytest.raises(InputError, match="did you mean 'seq-digits'"):
+        make_stream("seq-digit")
