@@ -35,6 +35,19 @@ def make(name, model=None, **options):
     return cls(model or net(), **options)
 
 
+def observe(learner, data, i):
+    """Learn the batch number i of `data`; a learner that must know of tasks is told of one every four batches."""
+    if not learner.needs_tasks:
+        return learner.observe(*data[i])
+    task, first = i // 4, i - i % 4
+    if i == first:
+        learner.start_task(data[first : first + 4])
+    loss = learner.observe(*data[i], task)
+    if i == first + 3:
+        learner.end_task(data[first : first + 4])
+    return loss
+
+
 def frozen(value):
     """A deep copy of a state, to compare with later."""
     if isinstance(value, dict):
@@ -91,13 +104,13 @@ def test_er_learns_the_batch_and_the_recalled_together():
 def test_a_restored_learner_goes_on_bit_for_bit(name, average):
     optimizer = functools.partial(torch.optim.SGD, momentum=0.9)
     one = make(name, average=average, optimizer=optimizer)
-    data = batches(12)
-    for x, y in data[:7]:
-        one.observe(x, y)
+    data = batches(16)
+    for i in range(7):
+        observe(one, data, i)
     other = make(name, net(99), average=average, optimizer=optimizer, seed=5)
     other.load_state_dict(copy.deepcopy(one.state_dict()))
-    for x, y in data[7:]:
-        assert torch.equal(one.observe(x, y), other.observe(x, y))
+    for i in range(7, 16):
+        assert torch.equal(observe(one, data, i), observe(other, data, i))
     assert same(one.state_dict(), other.state_dict())
     assert torch.equal(one.scores(data[0][0]), other.scores(data[0][0]))
 
@@ -106,9 +119,9 @@ def test_a_restored_learner_goes_on_bit_for_bit(name, average):
 def test_one_seed_one_outcome(name):
     outcomes = []
     for seed in (0, 0, 1):
-        learner = make(name, seed=seed)
-        for x, y in batches(8):
-            learner.observe(x, y)
+        learner, data = make(name, seed=seed), batches(8)
+        for i in range(8):
+            observe(learner, data, i)
         outcomes.append(frozen(learner.model.state_dict()))
     assert same(outcomes[0], outcomes[1])
     if issubclass(find_learner(name), ReplayLearner):
@@ -117,9 +130,9 @@ def test_one_seed_one_outcome(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_prediction_changes_nothing(name):
-    learner = make(name, average=0.9)
-    for x, y in batches(4):
-        learner.observe(x, y)
+    learner, data = make(name, average=0.9), batches(6)
+    for i in range(6):
+        observe(learner, data, i)
     before = frozen(learner.state_dict())
     assert learner.predict(torch.randn(7, 3)).shape == (7,)
     assert same(before, learner.state_dict())
@@ -132,8 +145,8 @@ def test_the_average_is_a_running_mean_that_only_prediction_uses(name):
     decay, data = 0.75, batches(10)
     plain, averaged = make(name), make(name, average=decay)
     expected, history = None, []
-    for t, (x, y) in enumerate(data):
-        assert torch.equal(plain.observe(x, y), averaged.observe(x, y))
+    for t in range(10):
+        assert torch.equal(observe(plain, data, t), observe(averaged, data, t))
         now = {k: v.clone().double() for k, v in averaged.model.state_dict().items() if v.is_floating_point()}
         d = min(1 - 1 / (t + 1), decay)
         expected = now if expected is None else {k: d * expected[k] + (1 - d) * now[k] for k in now}
@@ -202,12 +215,12 @@ BAD = {
 @pytest.mark.parametrize("name", ALL)
 def test_bad_batches_are_refused_and_change_nothing(name, case):
     x, y, message = BAD[case]
-    learner = make(name)
-    for good in batches(3):
-        learner.observe(*good)
+    learner, data = make(name), batches(6)
+    for i in range(6):
+        observe(learner, data, i)
     before = frozen(learner.state_dict())
     with pytest.raises(InputError, match=message) as caught:
-        learner.observe(x, y)
+        learner.observe(x, y, 1)
     assert str(caught.value).count("\n") <= 1
     assert same(before, learner.state_dict())
 
@@ -252,6 +265,12 @@ def test_augmentation_is_for_learning_and_memory_keeps_the_raw():
     assert learner.past["x"].max() < 10
     learner.predict(torch.zeros(3, 3))
     assert len(shifted) == 3
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if find_learner(name).needs_tasks])
+def test_a_learner_that_must_know_of_tasks_says_so(name):
+    with pytest.raises(InputError, match=f"^task: got None.*{name} must know of tasks"):
+        make(name).observe(*batches(1)[0])
 
 
 def test_repr_tells_the_options():

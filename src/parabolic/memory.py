@@ -54,7 +54,7 @@ class Memory:
     def offer(self, batch: Mapping[str, Tensor], *, generator: Generator | None = None) -> None:
         """Offer examples, in order: the outcome is the one of offering them one by one."""
         size = self._check(batch)
-        slots = self._place(size, next(iter(batch.values())).device, generator)
+        slots = self._place(batch, generator)
         # A slot that several examples of this batch fall into keeps the last. We let all of them write that
         # last one, so that the order of the writes, which a GPU does not promise, makes no difference.
         slots, order = slots.sort(stable=True)
@@ -63,9 +63,10 @@ class Memory:
             self._slots[name].index_copy_(0, slots, value.index_select(0, last))
         self.offered += size
 
-    def _place(self, size: int, device: torch.device, generator: Generator | None) -> Tensor:
-        """The slot of each of `size` new examples; `capacity`, the spare row, for those that are not kept."""
+    def _place(self, batch: Mapping[str, Tensor], generator: Generator | None) -> Tensor:
+        """The slot of each new example; `capacity`, the spare row, for those that are not kept."""
         assert self._clock is not None
+        size, device = len(next(iter(batch.values()))), self._clock.device
         position = self._clock + torch.arange(size, device=device)
         # float64: 53 random bits, so that a stream of billions is still sampled uniformly.
         chance = torch.rand(size, generator=generator, dtype=torch.float64, device=device)

@@ -53,13 +53,15 @@ def train(
     for task, arriving in zip(stream, batches, strict=True):
         state.task = task.index
         started = _now(learner.device)
-        learner.start_task(arriving)
+        if stream.boundaries:
+            learner.start_task(arriving)
         for x, y in arriving:
             state.loss = learner.step(x, y, task.index if learner.needs_tasks else None)
             state.step += 1
             for watcher in watchers:
                 watcher.on_step(state)
-        learner.end_task(arriving)
+        if stream.boundaries:
+            learner.end_task(arriving)
         trained = _now(learner.device)
         if state.loss is not None and not torch.isfinite(state.loss):
             raise Diverged(
@@ -88,7 +90,10 @@ def accuracy(learner: Learner, task: Task, classes: list[int]) -> float:
 
 
 def _check_fit(learner: Learner, stream: Stream) -> None:
-    """Refuse a learner whose model cannot take this stream, before the first step."""
+    """Refuse a learner that cannot take this stream, before the first step."""
+    if learner.needs_tasks and not stream.boundaries:
+        remedy = "use a learner that needs no tasks: `parabolic list` tells"
+        raise invalid("learner", learner.name, f"one that can do without tasks, as {stream.name} has none", remedy)
     try:
         scores = learner.scores(stream[0].train.x[:1].to(learner.device))
     except InputError:

@@ -86,6 +86,9 @@ class Learner:
         What does not fit is refused before anything changes. Checking waits for the device: a loop that has
         checked its data already calls `step`.
         """
+        if self.needs_tasks and task is None:
+            remedy = f"{self.name or type(self).__name__} must know of tasks: pass task=0, 1, …, and call start_task and end_task"
+            raise invalid("task", task, "the number of the task that the batch belongs to", remedy)
         return self.step(*self._checked(x, y), task)
 
     def step(self, x: Tensor, y: Tensor, task: int | None = None) -> Tensor:
@@ -112,9 +115,13 @@ class Learner:
         raise NotImplementedError
 
     def descend(self, loss: Tensor) -> None:
-        """One step of the optimiser, and of the weight average where one is kept."""
+        """One step of the optimiser down the gradient of the loss."""
         self.optim.zero_grad()
         loss.backward()
+        self.apply_gradients()
+
+    def apply_gradients(self) -> None:
+        """A step of the optimiser by the gradients as they stand, and of the weight average where one is kept."""
         self.optim.step()
         if self.averaged is not None:
             self.averaged.update(self.model)
@@ -133,14 +140,18 @@ class Learner:
     @torch.no_grad()
     def scores(self, x: Tensor) -> Tensor:
         """The scores (logits) of every class for raw examples, by the averaged weights where there are any."""
-        weights = {} if self.averaged is None else self.averaged.weights
         training = self.model.training
         self.model.eval()
         try:
-            scores: Tensor = torch.func.functional_call(self.model, weights, (self._inputs(x, augment=False),))
+            inputs = self._inputs(x, augment=False)
+            scores: Tensor = torch.func.functional_call(self.model, self.predicting_weights(), (inputs,))
         finally:
             self.model.train(training)
         return scores
+
+    def predicting_weights(self) -> dict[str, Tensor]:
+        """The weights and buffers that predict in place of the model's own, by name."""
+        return {} if self.averaged is None else self.averaged.weights
 
     def predict(self, x: Tensor) -> Tensor:
         """The class of each raw example."""
@@ -230,6 +241,7 @@ class Learner:
 class ReplayLearner(Learner):
     """A learner that keeps a memory of the stream and recalls a batch of it at every step."""
 
+    policy: ClassVar[type[Memory]] = Memory  # which examples stay
     keeps: ClassVar[tuple[str, ...]] = ("x", "y")  # what is kept of an example
 
     memory: int | Memory = option(200, "how many examples are kept", at_least=1)
@@ -238,7 +250,7 @@ class ReplayLearner(Learner):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.memory, Memory):
-            self.memory = Memory(self.memory)
+            self.memory = self.policy(self.memory)
         if self.replay > self.memory.capacity:
             remedy = "recall fewer examples, or keep more"
             raise invalid("replay", self.replay, f"at most memory={self.memory.capacity}", remedy)

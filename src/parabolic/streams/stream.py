@@ -94,6 +94,7 @@ class Stream(Sequence[Task]):
     prepare: Callable[[Tensor], Tensor] | None = None
     augment: Callable[[Tensor, Generator], Tensor] | None = None
     class_names: tuple[str, ...] | None = None
+    boundaries: bool = True  # whether a learner may be told where a task starts and ends
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -144,7 +145,7 @@ class Stream(Sequence[Task]):
             tasks: how many tasks of equally many classes, in the order of their labels; or the classes of each.
             seed: decides the order of the examples within each task.
             name: what the stream is called.
-            settings: `prepare`, `augment`, `class_names`.
+            settings: `prepare`, `augment`, `class_names`, `boundaries`.
         """
         train = _examples("x", "y", x, y)
         held_out = _hold_out(train.y) if test is None else None
