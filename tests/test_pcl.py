@@ -8,8 +8,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from parabolic import ER, PCL, InputError
-from parabolic.memory import distinct
+from parabolic import ER, PCL, InputError, bridge
+from parabolic.learners.pairing import PAIRINGS
+from parabolic.learners.pcl import ABLATIONS
+from parabolic.memory import distinct, half_by_loss
 
 CLASSES, CAPACITY, REPLAY = 4, 12, 5
 
@@ -138,6 +140,138 @@ def test_without_noise_and_between_two_points_it_is_experience_replay(integral):
     )
 
 
+def paths_by_hand(learner, x, y, seed=0):
+    """Redo a first step's draws: the pairs and the two bridges, for a learner whose endpoints are drawn first."""
+    g = torch.Generator().manual_seed(seed)
+    ends = PAIRINGS[learner.endpoints](x, len(x), g)
+    settings = {"variant": learner.variant, "shared": learner.shared, "generator": g}
+    label = torch.eye(CLASSES, dtype=torch.float64)[y]
+    return ends, label, settings
+
+
+def mean_along(model, x_path, y_path, weights):
+    """The weighted loss of every path, one point at a time."""
+    totals = []
+    for x_one, y_one in zip(x_path.flatten(0, 1), y_path.flatten(0, 1), strict=True):
+        points = zip(weights, x_one, y_one, strict=False)
+        totals.append(sum(-w * (b / b.sum() * model(a[None])[0].log_softmax(-1)).sum() for w, a, b in points))
+    return torch.stack(totals)
+
+
+def test_one_bb_shares_its_noise():
+    a, b = torch.randn(2, 4, 3, dtype=torch.float64)
+    path = bridge(a, b, 0.5, 5, shared=True, generator=torch.Generator().manual_seed(0))
+    line = bridge(a, b, 0.0, 5)
+    noise = path - line
+    assert torch.allclose(noise, noise[:1].expand_as(noise), atol=1e-14)
+    assert noise[0, 0, 2].abs().min() > 0
+    learner, x, y = PCL(net(), shared=True, memory=12, replay=5), *next(stream(1, 4))
+    ends, label, settings = paths_by_hand(learner, x, y)
+    x_path = bridge(x, x[ends], 0.03, 5, **settings)
+    y_path = bridge(label, label[ends], 0.01, 5, **settings)
+    expected = mean_along(net(), x_path, y_path.abs(), [0.25] * 4).mean()
+    assert learner.observe(x, y).item() == pytest.approx(expected.item(), abs=1e-12)
+
+
+@pytest.mark.parametrize("variant", ["paper", "reference"])
+def test_tempering_takes_its_noise_from_the_gradient_norms_at_the_ends(variant):
+    learner, x, y = PCL(net(), tempering=True, variant=variant, memory=12, replay=5), *next(stream(1, 4))
+    norms = []
+    for i in range(len(x)):
+        one = x[i].clone().requires_grad_()
+        cross_entropy(net()(one[None]), y[i : i + 1]).backward()
+        norms.append(one.grad.norm() / (len(x) if variant == "reference" else 1))
+    ends, label, settings = paths_by_hand(learner, x, y)
+    sigma = torch.empty(len(x), 5, dtype=torch.float64)
+    for i in range(len(x)):
+        near, far = (norms[i], norms[ends[i]]) if variant == "paper" else (norms[ends[i]], norms[i])
+        sigma[i] = torch.stack([near + s * (far - near) for s in (0, 0.25, 0.5, 0.75, 1)])
+    x_path = bridge(x, x[ends], sigma, 5, **settings)
+    y_path = bridge(label, label[ends], sigma / 3, 5, **settings)
+    weights = [0.25] * 4 if variant == "paper" else [0.2] * 5
+    expected = mean_along(net(), x_path, y_path.abs(), weights).mean()
+    assert learner.observe(x, y).item() == pytest.approx(expected.item(), abs=1e-12)
+
+
+def test_endpoints():
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(9, 2, 2, generator=g)
+    gaps = [[float((a - b).norm()) for b in x] for a in x]
+    assert PAIRINGS["farthest"](x, 4, g).tolist() == [max(range(9), key=row.__getitem__) for row in gaps]
+    others = [[j for j in range(9) if j != i] for i in range(9)]
+    assert PAIRINGS["nearest"](x, 4, g).tolist() == [min(others[i], key=gaps[i].__getitem__) for i in range(9)]
+    assert sorted(PAIRINGS["random"](x, 4, g).tolist()) == list(range(9))
+    for _ in range(50):
+        ends = PAIRINGS["across"](x, 4, g)
+        assert (ends[:4] >= 4).all()
+        assert (ends[4:] < 4).all()
+    drawn = torch.cat([PAIRINGS["across"](x, 4, g) for _ in range(400)])
+    assert set(drawn.tolist()) == set(range(9))
+    assert sorted(PAIRINGS["across"](x, 9, g).tolist()) == list(range(9))  # nothing is recalled yet
+    assert PAIRINGS["nearest"](x[:1], 1, g).tolist() == [0]
+
+
+@pytest.mark.parametrize(("offers", "kept"), [("highest", [2, 3]), ("lowest", [0, 1]), ("middle", [1, 2])])
+def test_only_half_of_a_batch_is_offered_by_its_loss(offers, kept):
+    model, (x, y) = net(), next(stream(2, 4))
+    order = cross_entropy(model(x), y, reduction="none").argsort().tolist()
+    learner = PCL(model, memory=12, replay=5, offers=offers)
+    learner.observe(x, y)
+    expected = sorted(tuple(x[order[rank]].tolist()) for rank in kept)
+    assert sorted(map(tuple, learner.past["x"].tolist())) == expected
+
+
+def test_half_of_an_odd_batch_and_of_one():
+    loss = torch.tensor([5.0, 1.0, 4.0, 2.0, 3.0])
+    assert loss[half_by_loss(loss, "lowest")].tolist() == [1, 2, 3]
+    assert loss[half_by_loss(loss, "middle")].tolist() == [2, 3, 4]
+    assert loss[half_by_loss(loss, "highest")].tolist() == [3, 4, 5]
+    assert all(half_by_loss(loss[:1], part).tolist() == [0] for part in ("lowest", "middle", "highest"))
+
+
+def test_a_drift_weighs_each_path_by_girsanov():
+    def drift(points):
+        return 1 - points
+
+    learner, x, y = PCL(net(), drift=drift, memory=12, replay=5, sigma_x=0.5), *next(stream(1, 4))
+    ends, label, settings = paths_by_hand(learner, x, y)
+    x_path = bridge(x, x[ends], 0.5, 5, **settings)
+    y_path = bridge(label, label[ends], 0.01, 5, **settings)
+    along = mean_along(net(), x_path, y_path.abs(), [0.25] * 4)
+    expected = 0.0
+    for i in range(len(x)):
+        exponent = 0.0
+        for j in range(4):
+            here, there = x_path[i, 0, j], x_path[i, 0, j + 1]
+            exponent += (drift(here) * (there - here)).sum() - 0.5 * (drift(here) ** 2).sum() * 0.25
+        expected = expected + exponent.exp() * along[i] / len(x)
+    assert learner.observe(x, y).item() == pytest.approx(expected.item(), abs=1e-12)
+
+
+def test_the_drift_of_the_published_code():
+    learner = PCL(net(), variant="reference", drift_weight=0.3, bridges=2, memory=12, replay=5)
+    x, y = next(stream(1, 4))
+    ends, label, settings = paths_by_hand(learner, x, y)
+    x_path = bridge(x, x[ends], 0.03, 5, 2, **settings).requires_grad_()
+    y_path = bridge(label, label[ends], 0.01, 5, 2, **settings).abs()
+    total = mean_along(net(), x_path, y_path, [1.0] * 5).view(-1, 2).mean(1)
+    (slope,) = torch.autograd.grad(total.mean(), x_path, retain_graph=True)
+    term = torch.zeros(len(x), dtype=torch.float64)
+    for i in range(len(x)):
+        for b in range(2):
+            for j in range(5):
+                g, p = slope[i, b, j], x_path[i, b, j]
+                term[i] += ((g * p).sum() - 0.5 * (g**2).sum()) / 2
+    assert learner.observe(x, y).item() == pytest.approx((total - 0.3 * term).mean().item(), abs=1e-12)
+
+
+def test_every_row_of_the_papers_ablations_learns():
+    for options in ABLATIONS.values():
+        learner = PCL(net(norm=True), memory=12, replay=5, **options)
+        losses = [learner.observe(x, y) for x, y in list(stream(1)) * 30]
+        assert losses[-1] < losses[0]
+
+
 def test_defaults_are_the_papers():
     learner = PCL(net())
     numbers = (
@@ -168,7 +302,8 @@ def test_images_and_batch_norm_are_welcome():
     ("name", "value"),
     [("lr", 0), ("lr", math.nan), ("sigma_x", -1), ("sigma_y", "much"), ("times", 1), ("times", 2.5), ("bridges", 0),
      ("horizon", -1), ("variant", "papr"), ("integral", "trapezoid"), ("memory", -3), ("memory", 0), ("replay", 0),
-     ("replay", 300), ("average", 1), ("average", -0.1), ("optimizer", "Adm"), ("seed", -1), ("classes", 0)],
+     ("replay", 300), ("average", 1), ("average", -0.1), ("optimizer", "Adm"), ("seed", -1), ("classes", 0),
+     ("endpoints", "far"), ("offers", "some"), ("shared", 2), ("drift", 3), ("drift_weight", 0.5)],
 )  # fmt: skip
 def test_bad_options_are_named(name, value):
     with pytest.raises(InputError, match=f"^{name}: got .*, expected "):

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from parabolic.checks import Description, check_number, invalid
 
-__all__ = ["Batch", "Memory", "distinct"]
+__all__ = ["Batch", "Memory", "distinct", "half_by_loss"]
 
 Batch = dict[str, Tensor]
 """Named tensors of one length: "x" the examples, "y" the labels, and whatever else a method keeps."""
@@ -133,6 +133,17 @@ class Memory:
         self._slots = {name: value.new_zeros(self.capacity + 1, *value.shape[1:]) for name, value in batch.items()}
         device = next(iter(batch.values())).device
         self._clock = torch.full((), self.offered, dtype=torch.long, device=device)
+
+
+def half_by_loss(loss: Tensor, part: str) -> Tensor:
+    """The rows of that half of a batch that has the "highest", "lowest" or "middle" losses; at least one row.
+
+    >>> half_by_loss(torch.tensor([0.3, 0.1, 0.4, 0.2]), "middle")
+    tensor([3, 0])
+    """
+    order, size = loss.argsort(), (len(loss) + 1) // 2
+    first = {"lowest": 0, "middle": (len(loss) - size) // 2, "highest": len(loss) - size}[part]
+    return order[first : first + size]
 
 
 def distinct(

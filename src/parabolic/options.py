@@ -56,7 +56,9 @@ class Option:
             if among := self.limits.get("among"):
                 check_name(self.name, value, among)
             return
-        if bool in kinds and isinstance(value, bool):
+        if bool in kinds:
+            if not isinstance(value, bool):
+                raise invalid(self.name, value, "true or false")
             return
         if int in kinds or float in kinds:
             others = tuple(kind for kind in kinds if isinstance(kind, type) and kind not in (int, float, str, bool))

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from parabolic.checks import invalid
 from parabolic.learners.learner import ReplayLearner, join
-from parabolic.memory import Batch
+from parabolic.learners.pairing import PAIRINGS
+from parabolic.memory import Batch, half_by_loss
 from parabolic.options import option
-from parabolic.pde.bridge import VARIANTS, bridge, on_simplex
+from parabolic.pde.bridge import VARIANTS, bridge, log_girsanov, on_simplex
 
-__all__ = ["PCL"]
+__all__ = ["ABLATIONS", "PCL"]
+
+
+ABLATIONS: dict[str, dict[str, object]] = {
+    "One BB": {"shared": True},
+    "BB Tempering": {"tempering": True},
+    "Eu endpoints": {"endpoints": "farthest"},
+    "Max Loss": {"offers": "highest"},
+    "Min Loss": {"offers": "lowest"},
+    "Middle 50% Loss": {"offers": "middle"},
+}
+"""The options behind each row of the paper's ablation tables."""
 
 
 class PCL(ReplayLearner):
@@ -19,6 +34,9 @@ class PCL(ReplayLearner):
 
     The expected loss of the paths solves a parabolic PDE whose boundary is the memory (Feynman–Kac), so that what
     lies between the examples is learned with them and the loss there is held by the loss at the boundary.
+
+    A `drift` μ, from points to velocities, adds the first-order term μ·∇u to the PDE: each path is weighed by its
+    Girsanov weight. `pde.gradient_of` makes one of a convex potential.
 
     >>> learner = PCL(torch.nn.Linear(4, 3), memory=50)
     >>> for _ in range(3):
@@ -36,36 +54,90 @@ class PCL(ReplayLearner):
     times: int = option(5, "time points of a bridge, both ends counted", at_least=2)
     bridges: int = option(1, "bridges between each pair", at_least=1)
     horizon: float = option(1.0, "the time T that a bridge takes", above=0)
-    variant: str = option("paper", "noise and integral of the paper, or of the code published with it", among=VARIANTS)
+    variant: str = option("paper", "details as in the paper, or in the code published with it", among=VARIANTS)
     integral: str | None = option(
         None,
         "how the loss along a path is summed up: euler (Algorithm 1), feynman-kac (euler and the end point), or "
         "mean (over all points); none: euler for the paper, mean for the reference",
         among=("euler", "feynman-kac", "mean"),
     )
+    endpoints: str = option(
+        "random",
+        "where bridges end: at a random example of the joint batch, the farthest, the nearest, or across from new to "
+        "recalled and back",
+        among=tuple(PAIRINGS),
+    )
+    shared: bool = option(False, "one noise path for all pairs of a batch")
+    tempering: bool = option(False, "noise by the norm of the loss's gradient, linear between the two ends")
+    offers: str = option("all", "what is offered to memory: all of a batch or the half of it with the highest, lowest "
+                         "or middle loss", among=("all", "highest", "lowest", "middle"))  # fmt: skip
+    drift_weight: float = option(0.0, "weight of the drift term of the reference variant, by ∇ℓ", at_least=0)
+    drift: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.tempering and self.sigma_x == 0:
+            raise invalid("sigma_x", self.sigma_x, "a number above 0", "tempering scales sigma_y by sigma_y / sigma_x")
+        if self.drift is not None and not callable(self.drift):
+            raise invalid("drift", self.drift, "a function from points to velocities")
+        if self.drift_weight and self.variant != "reference":
+            raise invalid("drift_weight", self.drift_weight, "0 for variant='paper'", "pass drift= instead")
         rule = self.integral or ("euler" if self.variant == "paper" else "mean")
         self.weights = path_weights(rule, self.times).to(self.device, self.dtype)
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
-        """The loss integrated along a bridge from every example to a random one of the joint batch."""
+        """The loss integrated along a bridge from every example of the joint batch to another."""
         x, y = join(batch, recalled)
-        ends = torch.randperm(len(x), generator=self.generator, device=x.device)
-        path = self._bridge(x, x[ends], self.sigma_x)
-        scores = self.model(path.flatten(0, 2))
+        ends = PAIRINGS[self.endpoints](x, len(batch["x"]), self.generator)
+        sigma_x, sigma_y = self._sigmas(x, y, ends)
+        path = self._bridge(x, x[ends], sigma_x)
+        used = path[:, :, : len(self.weights)].requires_grad_(self.drift_weight > 0)
+        scores = self.model(used.flatten(0, 2))
         label = one_hot(y, scores)
-        target = on_simplex(self._bridge(label, label[ends], self.sigma_y))
-        along = cross_entropy(scores, target.flatten(0, 2), reduction="none")
-        return (along.view(-1, len(self.weights)) * self.weights).sum(-1).mean()
+        target = on_simplex(self._bridge(label, label[ends], sigma_y))[:, :, : len(self.weights)]
+        along = cross_entropy(scores, target.flatten(0, 2), reduction="none").view(used.shape[:3])
+        batch["loss"] = along[: len(batch["x"]), 0, 0].detach()  # of the new examples: a path starts at its example
+        integral = (along * self.weights).sum(-1)
+        if self.drift is not None:
+            integral = integral * log_girsanov(path, self.drift, horizon=self.horizon).exp()
+        if self.drift_weight:
+            return reference_drift(along, used, self.drift_weight)
+        return integral.mean()
 
-    def _bridge(self, start: Tensor, end: Tensor, sigma: float) -> Tensor:
-        path = bridge(
-            start, end, sigma, self.times, self.bridges,
-            horizon=self.horizon, variant=self.variant, generator=self.generator,
+    def remember(self, raw: Batch, batch: Batch) -> None:
+        """Offer the batch to memory, or the half of it that the losses pick."""
+        if self.offers != "all":
+            rows = half_by_loss(batch["loss"], self.offers)
+            raw, batch = ({name: value[rows] for name, value in each.items()} for each in (raw, batch))
+        super().remember(raw, batch)
+
+    def _bridge(self, start: Tensor, end: Tensor, sigma: float | Tensor) -> Tensor:
+        return bridge(
+            start, end, sigma, self.times, self.bridges, horizon=self.horizon, variant=self.variant,
+            shared=self.shared, generator=self.generator,
         )  # fmt: skip
-        return path[:, :, : len(self.weights)]
+
+    def _sigmas(self, x: Tensor, y: Tensor, ends: Tensor) -> tuple[float | Tensor, float | Tensor]:
+        """The noise of examples and labels: two numbers or, tempered, a value for each pair and time point."""
+        if not self.tempering:
+            return self.sigma_x, self.sigma_y
+        with torch.enable_grad():
+            probe = x.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(cross_entropy(self.model(probe), y, reduction="sum"), probe)
+        norm = slope.flatten(1).norm(dim=1, keepdim=True)
+        first, last = norm, norm[ends]
+        if self.variant == "reference":  # there it is the gradient of the mean loss, and the ends are swapped
+            first, last = norm[ends] / len(x), norm / len(x)
+        sigma = torch.lerp(first, last, torch.linspace(0, 1, self.times, dtype=x.dtype, device=x.device))
+        return sigma, sigma * (self.sigma_y / self.sigma_x)
+
+
+def reference_drift(along: Tensor, path: Tensor, weight: float) -> Tensor:
+    """The loss of the published code where its drift is on: Σℓ − weight · (Σ ∇ℓ·x − ½ Σ‖∇ℓ‖²), over time points."""
+    integral = along.mean(1).sum(-1)
+    (slope,) = torch.autograd.grad(integral.mean(), path, create_graph=True)
+    term = (slope * path - 0.5 * slope.square()).flatten(3).sum(-1).mean(1).sum(-1)
+    return (integral - weight * term).mean()
 
 
 def path_weights(rule: str, times: int) -> Tensor:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Generator, Tensor
 
 from parabolic.checks import check_name, check_number, invalid
 
-__all__ = ["VARIANTS", "bridge", "on_simplex"]
+__all__ = ["VARIANTS", "bridge", "log_girsanov", "on_simplex"]
 
 VARIANTS = ("paper", "reference")
 
@@ -21,6 +23,7 @@ def bridge(
     *,
     horizon: float = 1.0,
     variant: str = "paper",
+    shared: bool = False,
     generator: Generator | None = None,
 ) -> Tensor:
     """Sample Brownian bridges from each row of `start` to the same row of `end`.
@@ -35,6 +38,7 @@ def bridge(
         horizon: the time T that a bridge takes. At the fraction s of it the variance is s(1 − s)Tσ².
         variant: "paper" for Gaussian noise. "reference" for the noise of the code published with the paper:
             each increment is also multiplied by an Exp(1) draw, and the first interval carries two increments.
+        shared: whether all pairs follow one noise path, each between its own ends.
         generator: where the random numbers come from, on the device of `start`; torch's own by default.
 
     Returns:
@@ -58,7 +62,7 @@ def bridge(
     # Everything below works on flat points: [n, bridges, times, d].
     first, last = start.reshape(n, 1, 1, -1), end.reshape(n, 1, 1, -1)
     drawn = intervals if variant == "paper" else times
-    shape = (n, bridges, drawn, first.shape[-1])
+    shape = (1 if shared else n, bridges, drawn, first.shape[-1])
     noise = torch.randn(shape, generator=generator, dtype=start.dtype, device=start.device)
     if variant == "paper":
         walk = (noise * scale[:, :, :-1]).cumsum(2)
@@ -71,6 +75,29 @@ def bridge(
     path = torch.lerp(first, last, s).expand(n, bridges, times, first.shape[-1]).contiguous()
     path[:, :, 1:] += torch.addcmul(walk, s[1:], walk[:, :, -1:], value=-1)
     return path.reshape(n, bridges, times, *start.shape[1:])
+
+
+def log_girsanov(path: Tensor, drift: Callable[[Tensor], Tensor], *, horizon: float = 1.0) -> Tensor:
+    """The logarithm of the Girsanov weight exp(∫μ·dX − ½∫‖μ‖² ds) of each path, by Euler's sums.
+
+    Args:
+        path: paths at equidistant times, `[n, bridges, times, *shape]`.
+        drift: μ, from points `[m, *shape]` to velocities of the same shape.
+        horizon: the time that a path takes.
+
+    Returns:
+        One number a path, `[n, bridges]`. As in the paper, paths are weighed as if their noise had scale one.
+
+    >>> line = bridge(torch.zeros(1, 1), torch.ones(1, 1), sigma=0.0)
+    >>> log_girsanov(line, lambda x: torch.full_like(x, 2.0))  # 2·1 − ½·2²·1
+    tensor([[0.]])
+    """
+    here, step = path[:, :, :-1], horizon / (path.shape[2] - 1)
+    speed = drift(here.flatten(0, 2))
+    if speed.shape != here.flatten(0, 2).shape:
+        raise invalid("drift", speed, f"a velocity for each point, {list(here.flatten(0, 2).shape)}")
+    speed = speed.view_as(here).flatten(2)
+    return (speed * path.diff(dim=2).flatten(2)).sum(-1) - 0.5 * step * speed.square().sum(-1)
 
 
 def on_simplex(path: Tensor) -> Tensor:
