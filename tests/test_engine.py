@@ -11,6 +11,7 @@ from torch import nn
 from parabolic import ER, MLP, SGD, Callback, InputError, Learner, RunSpec, Stream, make_stream, train
 from parabolic.engine import Diverged, ProgressBar
 from parabolic.experiments import build, execute
+from parabolic.learners import find_learner
 
 
 def blobs(tasks=3, n=60, seed=0):
@@ -117,6 +118,20 @@ def test_learners_are_told_where_tasks_start_and_end():
     train(Nosy(MLP((2,), 4)), stream, batch=100)
     sizes = [len(task.train_rows) for task in stream]
     assert heard == [("start", sizes[0]), [0], ("end", sizes[0]), ("start", sizes[1]), [1], ("end", sizes[1])]
+
+
+def test_joint_sees_all_tasks_at_once_and_each_example_once():
+    stream, seen = blobs(), []
+    torch.manual_seed(0)
+    learner = find_learner("joint")(MLP((2,), 6))
+    step = learner.step
+    learner.step = lambda x, y, task=None: (seen.append(y), step(x, y, task))[1]
+    watch = Watch()
+    state = train(learner, stream, batch=7, callbacks=[watch])
+    assert len(torch.cat(seen)) == sum(len(task.train_rows) for task in stream)
+    assert len(seen[0].unique()) > 2  # not the two classes of a task
+    assert np.isfinite(state.matrix[np.tril_indices(3)]).all()
+    assert watch.events == ["start", *["step"] * state.total_steps, "task 2", "end"]
 
 
 def test_a_loss_that_explodes_is_an_error_that_says_where():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ import torch
 from parabolic.checks import InputError, invalid
 from parabolic.engine.callbacks import Callback, State
 from parabolic.learners import Learner
-from parabolic.streams import Stream, Task
+from parabolic.streams import Batches, Stream, Task
 
 __all__ = ["Diverged", "accuracy", "train"]
 
@@ -40,37 +41,21 @@ def train(
     """
     _check_fit(learner, stream)
     stream = stream.to(learner.device)
-    batches = [task.batches(batch, epochs) for task in stream]
-    state = State(
-        learner,
-        stream,
-        total_steps=sum(map(len, batches)),
-        matrix=np.full((len(stream), len(stream)), np.nan),
-    )
+    visits = _visits(learner, stream, batch, epochs)
+    size = len(stream)
+    state = State(learner, stream, sum(len(visit.batches) for visit in visits), np.full((size, size), np.nan))
     watchers = list(callbacks)
     for watcher in watchers:
         watcher.on_start(state)
-    for task, arriving in zip(stream, batches, strict=True):
-        state.task = task.index
+    for visit in visits:
+        state.task = visit.rows[-1]
         started = _now(learner.device)
-        if stream.boundaries:
-            learner.start_task(arriving)
-        for x, y in arriving:
-            state.loss = learner.step(x, y, task.index if learner.needs_tasks else None)
-            state.step += 1
-            for watcher in watchers:
-                watcher.on_step(state)
-        if stream.boundaries:
-            learner.end_task(arriving)
+        _learn(learner, visit.batches, state, watchers)
         trained = _now(learner.device)
-        if state.loss is not None and not torch.isfinite(state.loss):
-            raise Diverged(
-                f"the loss became {state.loss.item()} in task {task.index + 1} of {stream.name}, "
-                f"by step {state.step}: lower lr (now {learner.lr:g})"
-            )
-        seen = stream.seen(task.index)
-        for earlier in stream.tasks[: task.index + 1]:
-            state.matrix[task.index, earlier.index] = accuracy(learner, earlier, seen)
+        for row in visit.rows:
+            seen = stream.seen(row)
+            for task in stream.tasks[: row + 1]:
+                state.matrix[row, task.index] = accuracy(learner, task, seen)
         state.train_seconds.append(trained - started)
         state.test_seconds.append(_now(learner.device) - trained)
         for watcher in watchers:
@@ -78,6 +63,37 @@ def train(
     for watcher in watchers:
         watcher.on_end(state)
     return state
+
+
+class Visit(NamedTuple):
+    """Batches that are learned in one go, and the rows of the accuracy matrix that are filled in after them."""
+
+    batches: Batches
+    rows: list[int]
+
+
+def _visits(learner: Learner, stream: Stream, batch: int, epochs: int) -> list[Visit]:
+    if learner.sees_all:
+        return [Visit(stream.together(batch, epochs), list(range(len(stream))))]
+    return [Visit(task.batches(batch, epochs), [task.index]) for task in stream]
+
+
+def _learn(learner: Learner, batches: Batches, state: State, watchers: list[Callback]) -> None:
+    """Learn one visit's batches, and stop with a clear error if the loss is no longer a number."""
+    if state.stream.boundaries:
+        learner.start_task(batches)
+    for x, y in batches:
+        state.loss = learner.step(x, y, state.task if learner.needs_tasks else None)
+        state.step += 1
+        for watcher in watchers:
+            watcher.on_step(state)
+    if state.stream.boundaries:
+        learner.end_task(batches)
+    if state.loss is not None and not torch.isfinite(state.loss):
+        raise Diverged(
+            f"the loss became {state.loss.item()} in task {state.task + 1} of {state.stream.name}, "
+            f"by step {state.step}: lower lr (now {learner.lr:g})"
+        )
 
 
 def accuracy(learner: Learner, task: Task, classes: list[int]) -> float:

@@ -40,6 +40,7 @@ class Learner:
     name: ClassVar[str] = ""  # what `--learner` calls it; a base class has none
     reference: ClassVar[str] = ""  # authors, year, title
     needs_tasks: ClassVar[bool] = False  # whether it must be told where a task starts and ends
+    sees_all: ClassVar[bool] = False  # whether all tasks come at once, shuffled: a reference, not a learner of streams
 
     model: nn.Module = dataclasses.field(kw_only=False)
     lr: float = option(0.1, "learning rate", above=0)

@@ -109,6 +109,12 @@ class Stream(Sequence[Task]):
         """The classes that have come up to and including the task `index`."""
         return sorted({label for task in self.tasks[: index + 1] for label in task.classes})
 
+    def together(self, size: int = 32, epochs: int = 1) -> Batches:
+        """The training batches of all tasks at once, shuffled: what a stream never gives."""
+        first = self.tasks[0]
+        rows = torch.cat([task.train_rows for task in self.tasks])
+        return replace(first.batches(size, epochs), rows=rows, entropy=(first.seed, len(self.tasks)))
+
     def to(self, device: torch.device | str) -> Stream:
         """The same stream with all examples on another device."""
         first = self.tasks[0]

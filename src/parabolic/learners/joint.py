@@ -1,0 +1,22 @@
+"""Joint training: the upper reference."""
+
+from __future__ import annotations
+
+from parabolic.learners.sgd import SGD
+
+__all__ = ["Joint"]
+
+
+class Joint(SGD):
+    """Plain SGD on all tasks at once, shuffled, in one pass: what SGD would reach if there were nothing to forget.
+
+    There is one model, at the end; the accuracies "after" earlier tasks are that model's. It sees every example
+    once, where a replay learner sees those in memory again and again: on a short stream replay can end above it.
+
+    >>> Joint.sees_all
+    True
+    """
+
+    name = "joint"
+    reference = "no stream: an upper reference"
+    sees_all = True
