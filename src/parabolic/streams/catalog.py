@@ -9,6 +9,7 @@ from parabolic.checks import check_name, invalid
 from parabolic.plugins import load_object
 from parabolic.streams.digits import seq_digits
 from parabolic.streams.stream import Stream
+from parabolic.streams.toy import seq_blobs
 
 __all__ = ["Entry", "find_stream", "known_streams", "make_stream"]
 
@@ -32,6 +33,7 @@ def known_streams() -> dict[str, Entry]:
             backbone="convnet",
             batch=10,  # a task is under 300 images: batches of 32 would be nine steps
         ),
+        "seq-blobs": Entry(seq_blobs, "1,500 points in the plane, 3 tasks of 2 round clouds; embedded", batch=10),
     }
 
 

@@ -1,0 +1,54 @@
+"""On a GPU: every learner steps there, and no step waits for the host."""
+
+import pytest
+import torch
+from torch import nn
+
+from parabolic import ReplayLearner
+from parabolic.learners import find_learner, known_learners
+
+pytestmark = pytest.mark.gpu
+
+# Learners whose step must wait for the host, and why.
+WAITS = {"gem": "its quadratic program is solved on the CPU"}
+
+
+def make(name, **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 6))
+    cls = find_learner(name)
+    if issubclass(cls, ReplayLearner):
+        options = {"memory": 60, "replay": 16} | options
+    return cls(model.cuda(), **options)
+
+
+def batches(count, size=12):
+    g = torch.Generator("cuda").manual_seed(0)
+    return [
+        (
+            torch.randint(256, (size, 3, 8, 8), dtype=torch.uint8, device="cuda", generator=g),
+            torch.randint(6, (size,), device="cuda", generator=g),
+        )
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("average", [None, 0.9])
+@pytest.mark.parametrize("name", sorted(known_learners()))
+def test_a_step_does_not_wait_for_the_host(name, average):
+    learner, data = make(name, average=average), batches(16)
+    for first in (0, 8):
+        task = first // 8 if learner.needs_tasks else None
+        learner.start_task(data[first : first + 8])
+        for x, y in data[first : first + 3]:  # the first steps may set things up
+            learner.observe(x, y, task)
+        torch.cuda.synchronize()
+        try:
+            torch.cuda.set_sync_debug_mode("default" if name in WAITS else "error")
+            for x, y in data[first + 3 : first + 8]:
+                loss = learner.step(x, y, task)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        learner.end_task(data[first : first + 8])
+    assert torch.isfinite(loss)
+    assert learner.predict(data[0][0]).shape == (12,)
