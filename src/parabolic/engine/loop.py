@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -44,7 +45,20 @@ def train(
     visits = _visits(learner, stream, batch, epochs)
     size = len(stream)
     state = State(learner, stream, sum(len(visit.batches) for visit in visits), np.full((size, size), np.nan))
-    watchers = list(callbacks)
+    with _threads_for(learner):
+        _go_through(visits, state, list(callbacks))
+    return state
+
+
+class Visit(NamedTuple):
+    """Batches that are learned in one go, and the rows of the accuracy matrix that are filled in after them."""
+
+    batches: Batches
+    rows: list[int]
+
+
+def _go_through(visits: list[Visit], state: State, watchers: list[Callback]) -> None:
+    learner, stream = state.learner, state.stream
     for watcher in watchers:
         watcher.on_start(state)
     for visit in visits:
@@ -62,14 +76,6 @@ def train(
             watcher.on_task(state)
     for watcher in watchers:
         watcher.on_end(state)
-    return state
-
-
-class Visit(NamedTuple):
-    """Batches that are learned in one go, and the rows of the accuracy matrix that are filled in after them."""
-
-    batches: Batches
-    rows: list[int]
 
 
 def _visits(learner: Learner, stream: Stream, batch: int, epochs: int) -> list[Visit]:
@@ -118,6 +124,23 @@ def _check_fit(learner: Learner, stream: Stream) -> None:
         raise invalid("model", type(learner.model), f"a module for {list(stream.shape)}", str(error)) from error
     if scores.ndim != 2 or scores.shape[1] < stream.classes:
         raise invalid("model", scores, f"a score for each of the {stream.classes} classes of {stream.name}")
+
+
+@contextmanager
+def _threads_for(learner: Learner) -> Iterator[None]:
+    """One thread for a small network on a CPU.
+
+    More only wait for each other, by a factor of twenty where other work keeps the cores busy; and the outcome then
+    depends on how many there are, as sums are split among them.
+    """
+    before = torch.get_num_threads()
+    small = sum(weight.numel() for weight in learner.model.parameters()) < 1_000_000
+    if learner.device.type == "cpu" and small:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _now(device: torch.device) -> float:

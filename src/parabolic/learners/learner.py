@@ -138,13 +138,20 @@ class Learner:
 
     # -- prediction ----------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def scores(self, x: Tensor) -> Tensor:
-        """The scores (logits) of every class for raw examples, by the averaged weights where there are any."""
+        """The scores (logits) of every class for raw examples."""
+        return self.scores_at(self.inputs(x))
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Raw examples as inputs of the model, as for prediction."""
+        return self._inputs(x, augment=False)
+
+    @torch.no_grad()
+    def scores_at(self, inputs: Tensor) -> Tensor:
+        """The scores of every class for inputs of the model, by the averaged weights where there are any."""
         training = self.model.training
         self.model.eval()
         try:
-            inputs = self._inputs(x, augment=False)
             scores: Tensor = torch.func.functional_call(self.model, self.predicting_weights(), (inputs,))
         finally:
             self.model.train(training)

@@ -1,10 +1,9 @@
-"""The command line: every command is a call of the library."""
+"""`parabolic list`, `run` and `compare`."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,44 +11,20 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from parabolic import __version__
 from parabolic.backbones import BACKBONES
-from parabolic.checks import InputError, invalid
-from parabolic.engine import Diverged, ProgressBar
+from parabolic.checks import invalid
+from parabolic.cli.common import Again, Device, Json, Memory, Runs, Seed, Set, Stream, read_settings
+from parabolic.engine import ProgressBar
 from parabolic.experiments import Record, RunSpec, Store, run
 from parabolic.learners import Learner, known_learners
 from parabolic.options import options_of
 from parabolic.report import comparison, in_words
 from parabolic.streams import known_streams
 
-__all__ = ["app", "main"]
-
-app = typer.Typer(
-    name="parabolic", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-    help="Learn from a stream without forgetting.",
-)  # fmt: skip
-
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Any field of a run or option of a learner; may be repeated."),
-]
-Runs = Annotated[Path, typer.Option(envvar="PARABOLIC_RUNS", help="The folder of finished runs.")]
-Stream = Annotated[str, typer.Option(help="What arrives: a name of `parabolic list`, or module:function.")]
-Memory = Annotated[int, typer.Option(help="How many examples are kept.")]
-Again = Annotated[bool, typer.Option("--again", help="Train even what is finished already.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of a table.")]
+__all__ = ["compare", "list_all", "run_one"]
 
 
-@app.callback(invoke_without_command=True)
-def _version(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    if version:
-        print(__version__)
-        raise typer.Exit
-
-
-@app.command("list")
-def list_command(as_json: Json = False) -> None:
+def list_all(as_json: Json = False) -> None:
     """Show the learners with their options, the streams and the networks."""
     learners = {name: _facts(each) for name, each in sorted(known_learners().items())}
     if as_json:
@@ -70,12 +45,11 @@ def list_command(as_json: Json = False) -> None:
     console.print("What an option does: parabolic list --json")
 
 
-@app.command("run")
-def run_command(
+def run_one(
     learner: Annotated[str, typer.Option(help="The method: a name of `parabolic list`, or module:Class.")] = "pcl",
     stream: Stream = "seq-digits",
     memory: Memory = 200,
-    seed: Annotated[int, typer.Option(help="Decides weights, order and draws.")] = 0,
+    seed: Seed = 0,
     settings: Set = None,
     runs: Runs = Path("runs"),
     again: Again = False,
@@ -83,7 +57,7 @@ def run_command(
     as_json: Json = False,
 ) -> None:
     """Train one learner on one stream and keep the result."""
-    spec = RunSpec.from_settings(learner, _settings(settings), stream=stream, memory=memory, seed=seed)
+    spec = RunSpec.from_settings(learner, read_settings(settings), stream=stream, memory=memory, seed=seed)
     store = Store(runs)
     with ProgressBar() as bar:
         bar.title = learner
@@ -105,8 +79,7 @@ def run_command(
     )
 
 
-@app.command("compare")
-def compare_command(
+def compare(
     learners: Annotated[str, typer.Option(help="Names, with commas between them.")] = "pcl,er,sgd",
     stream: Stream = "seq-digits",
     memory: Memory = 200,
@@ -121,7 +94,7 @@ def compare_command(
     names = [name.strip() for name in learners.split(",") if name.strip()]
     if not names:
         raise invalid("--learners", learners, "at least one name", "for example --learners pcl,er,sgd")
-    given = _settings(settings)
+    given = read_settings(settings)
     known = {name: RunSpec.learner_options(name).keys() | options_of(RunSpec).keys() for name in names}
     specs = {}
     for name in names:
@@ -175,25 +148,3 @@ def _facts(learner: type[Learner]) -> dict[str, Any]:
         "needs": [*(["memory"] if "memory" in options else []), *(["tasks"] if learner.needs_tasks else [])],
         "options": {name: {"default": stated.default, "about": stated.about} for name, stated in options.items()},
     }
-
-
-def _settings(pairs: list[str] | None) -> dict[str, str]:
-    settings = {}
-    for pair in pairs or []:
-        name, equals, value = pair.partition("=")
-        if not (name and equals):
-            raise invalid("--set", pair, "NAME=VALUE", "for example --set lr=0.05")
-        settings[name] = value
-    return settings
-
-
-def main() -> None:
-    """The entry point: what cannot be used is told in a line or two, with exit code 2."""
-    try:
-        app()
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except Diverged as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)

@@ -1,0 +1,42 @@
+"""The command line: every command is a call of the library."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from parabolic import __version__
+from parabolic.checks import InputError
+from parabolic.cli import runs
+from parabolic.engine import Diverged
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="parabolic", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    help="Learn from a stream without forgetting.",
+)  # fmt: skip
+app.command("list")(runs.list_all)
+app.command("run")(runs.run_one)
+app.command("compare")(runs.compare)
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """The entry point: what cannot be used is told in a line or two, with exit code 2."""
+    try:
+        app()
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except Diverged as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,35 @@
+"""What the commands share: options and how they are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from parabolic.checks import invalid
+
+__all__ = ["Again", "Device", "Json", "Memory", "Runs", "Seed", "Set", "Stream", "read_settings"]
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Any field of a run or option of a learner; may be repeated."),
+]
+Runs = Annotated[Path, typer.Option(envvar="PARABOLIC_RUNS", help="The folder of finished runs.")]
+Stream = Annotated[str, typer.Option(help="What arrives: a name of `parabolic list`, or module:function.")]
+Memory = Annotated[int, typer.Option(help="How many examples are kept.")]
+Again = Annotated[bool, typer.Option("--again", help="Train even what is finished already.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of a table.")]
+Seed = Annotated[int, typer.Option(help="Decides weights, order and draws.")]
+
+
+def read_settings(pairs: list[str] | None) -> dict[str, str]:
+    """The pairs NAME=VALUE of `--set`."""
+    settings = {}
+    for pair in pairs or []:
+        name, equals, value = pair.partition("=")
+        if not (name and equals):
+            raise invalid("--set", pair, "NAME=VALUE", "for example --set lr=0.05")
+        settings[name] = value
+    return settings
