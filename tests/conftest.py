@@ -1,8 +1,12 @@
 """What all tests share."""
 
+import sys
+
 import pytest
 import torch
 from hypothesis import settings
+
+from parabolic.cli import main
 
 # Examples are drawn anew on a developer's machine and repeat exactly in CI; a failing one is printed either way.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -24,3 +28,21 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def parabolic(monkeypatch, capsys, tmp_path):
+    """Call the command in an empty folder; returns exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["parabolic", *arguments])
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return call

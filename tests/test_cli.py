@@ -7,25 +7,6 @@ import sys
 import pytest
 
 from parabolic import __version__
-from parabolic.cli import main
-
-
-@pytest.fixture
-def parabolic(monkeypatch, capsys, tmp_path):
-    """Call the command in an empty folder; returns exit code, output and errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["parabolic", *arguments])
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        told = capsys.readouterr()
-        return code, told.out, told.err
-
-    return call
 
 
 @pytest.mark.parametrize(
@@ -102,6 +83,15 @@ def test_compare_prints_every_learner_and_counts_what_was_there(parabolic):
         ("sgd", 1),
     ]
     assert told["runs"][0]["spec"]["options"]["replay"] == 16  # which SGD does not have
+
+
+def test_compare_takes_settings_for_one_learner_alone(parabolic):
+    settings = ("--set", "lr=0.05", "--set", "er.lr=0.2", "--set", "backbone=mlp")
+    _, out, _ = parabolic("compare", "--learners", "er,sgd", "--seeds", "1", *settings, "--json")
+    assert [each["spec"]["options"]["lr"] for each in json.loads(out)["runs"]] == [0.2, 0.05]
+    code, _, err = parabolic("compare", "--learners", "er,sgd", "--set", "er.lrr=0.2")
+    assert code == 2
+    assert "did you mean 'lr'?" in err
 
 
 def test_list_names_what_there_is(parabolic):

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor
+from torch.nn.functional import pad
 
 from parabolic.checks import Description, check_number, invalid
 
-__all__ = ["Batch", "Memory", "distinct", "half_by_loss"]
+__all__ = ["Batch", "ClassBalanced", "EqualShares", "Memory", "distinct", "half_by_loss"]
 
 Batch = dict[str, Tensor]
 """Named tensors of one length: "x" the examples, "y" the labels, and whatever else a method keeps."""
@@ -133,6 +134,149 @@ class Memory:
         self._slots = {name: value.new_zeros(self.capacity + 1, *value.shape[1:]) for name, value in batch.items()}
         device = next(iter(batch.values())).device
         self._clock = torch.full((), self.offered, dtype=torch.long, device=device)
+
+
+class ClassBalanced(Memory):
+    """A sample with as many examples of every class as the stream allows (class-balancing reservoir sampling).
+
+    While there is room, everything is kept. Then a class that has never been among the largest in memory replaces a
+    random example of the largest; any other replaces one of its own, so that those kept are a uniform sample of it.
+
+    >>> memory = ClassBalanced(12)
+    >>> for _ in range(10):  # nine examples of class 0 for one of class 1
+    ...     memory.offer({"x": torch.randn(10, 2), "y": torch.arange(10) // 9})
+    >>> memory["y"].bincount().tolist()
+    [6, 6]
+    """
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self._classes: int | None = None
+        self._seen = torch.zeros(0, dtype=torch.long)  # of each class, how many examples were offered
+        self._full = torch.zeros(0, dtype=torch.bool)  # of each class, whether it has been among the largest
+
+    def seen_by_class(self, classes: int, device: torch.device) -> Tensor:
+        """How many examples of each of `classes` classes were offered.
+
+        Once told their number, offers no longer ask the labels for it, which would wait for the device.
+        """
+        self._classes = classes
+        self._reserve(classes, device)
+        return self._seen
+
+    def _check(self, batch: Mapping[str, Tensor]) -> int:
+        if "y" not in batch:
+            raise invalid("batch", sorted(batch), 'a field "y", the class of each example')
+        return super()._check(batch)
+
+    def _place(self, batch: Mapping[str, Tensor], generator: Generator | None) -> Tensor:
+        """The slot of each new example; `capacity`, the spare row, for those that are not kept."""
+        assert self._clock is not None
+        y, room = batch["y"].long(), self.capacity - len(self)
+        size, device = len(y), y.device
+        self._reserve(int(y.max()) + 1 if self._classes is None else self._classes, device)
+        slots = torch.arange(len(self), len(self) + size, device=device)
+        chance = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
+        is_class = (y[:, None] == torch.arange(len(self._seen), device=device)).long()
+        seen = (self._seen + is_class.cumsum(0)).gather(1, y[:, None]).double()  # of its class, itself counted
+        self._seen += is_class.sum(0)
+        if size > room:
+            labels = torch.cat([self["y"].long(), y[:room], y[-1:]])  # of the slots, and of the spare row
+            stored = torch.zeros_like(self._seen).index_add_(0, labels[:-1], torch.ones_like(labels[:-1]))
+        # What happens to an example depends on what happened to the one before it, so that we do go one by one.
+        for i in range(room, size):
+            label = y[i : i + 1]
+            largest = stored == stored.amax()
+            self._full |= largest
+            full = self._full.index_select(0, label)
+            replaceable = torch.where(full, is_class[i] == 1, largest).double()
+            order = replaceable.index_select(0, labels[:-1]).cumsum(0)  # 1, 2, … m at the m slots to choose from
+            # A number below m chooses one of them; a number below n does so with probability m / n, and is otherwise
+            # above all: then the search ends after the last slot, at the spare row.
+            number = chance[i : i + 1] * torch.where(full, seen[i], order[-1:])
+            slot = torch.searchsorted(order, number, right=True, out=slots[i : i + 1])
+            labels[-1:] = label  # a class that is not kept takes its own place
+            stored += is_class[i]
+            stored.index_add_(0, labels.index_select(0, slot), torch.full_like(label, -1))
+            labels.index_copy_(0, slot, label)
+        self._clock += size
+        return slots
+
+    def _reserve(self, classes: int, device: torch.device) -> None:
+        """Make room for the labels below `classes`."""
+        if classes > len(self._seen) or self._seen.device != device:
+            more = (0, max(classes - len(self._seen), 0))
+            self._seen, self._full = (pad(each.to(device), more) for each in (self._seen, self._full))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything the next offer and draw depend on, by name."""
+        return super().state_dict() | {"seen of class": self._seen, "full class": self._full}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the state of another memory, in place where the slots are allocated already."""
+        own = ("seen of class", "full class")
+        super().load_state_dict({name: value for name, value in state.items() if name not in own})
+        self._reserve(len(state[own[0]]), state[own[0]].device)
+        for name, mine in zip(own, (self._seen, self._full), strict=True):
+            mine.zero_()[: len(state[name])].copy_(state[name])
+
+
+class EqualShares(Memory):
+    """A uniform sample of every task, with an equal share of the slots for each: needs the field "task".
+
+    A task that has fewer examples than its share leaves the rest to the others. Every example draws a number, and of
+    each task those with the smallest stay, so that a share shrinks to a smaller uniform sample as tasks come. The time
+    of `offer` grows with the number of slots.
+
+    >>> memory = EqualShares(12)
+    >>> for task in (0, 0, 1, 2):
+    ...     memory.offer({"x": torch.randn(10, 2), "task": torch.full((10,), task)})
+    >>> memory["task"].bincount().tolist()
+    [4, 4, 4]
+    """
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self._chance = torch.zeros(0)  # the number that each kept example drew
+
+    def _place(self, batch: Mapping[str, Tensor], generator: Generator | None) -> Tensor:
+        assert self._clock is not None
+        size, device = len(batch["task"]), self._clock.device
+        drawn = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
+        # All that is kept (the first `capacity` rows) and all that is new compete.
+        task = torch.cat([self._slots["task"][:-1], batch["task"]])
+        row = torch.arange(len(task), device=device)
+        empty = (row >= self._clock) & (row < self.capacity)
+        order = torch.cat([self._chance[:-1], drawn]).masked_fill_(empty, 2).argsort(stable=True)
+        grouped, within = task.index_select(0, order).sort(stable=True)
+        order = order.index_select(0, within)  # by task, and within a task by the number drawn
+        rank = row - torch.searchsorted(grouped, grouped)
+        rank = rank.masked_fill_(empty.index_select(0, order), len(task))
+        # The best of every task go first, then the second best, and so on while there is room.
+        order = order.index_select(0, rank.argsort(stable=True))
+        stays = torch.zeros_like(empty).index_fill_(0, order[: self.capacity], True) & ~empty
+        room = stays[: self.capacity].byte().argsort(stable=True)  # the slots in which nothing stays go first
+        taken = stays[self.capacity :].cumsum(0) - 1
+        slot = room.index_select(0, taken.clamp_(min=0)).where(stays[self.capacity :], self.capacity)
+        self._chance.index_copy_(0, slot, drawn)
+        self._clock += size
+        return slot
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything the next offer and draw depend on, by name."""
+        return super().state_dict() | {"number drawn": self._chance[: len(self)]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the state of another memory, in place where the slots are allocated already."""
+        super().load_state_dict({name: value for name, value in state.items() if name != "number drawn"})
+        self._chance[: len(self)].copy_(state["number drawn"])
+
+    def _allocate(self, batch: Mapping[str, Tensor]) -> None:
+        if "task" not in batch:
+            raise invalid("batch", sorted(batch), 'a field "task", the number of the task of each example')
+        if not self._slots:
+            self._chance = torch.zeros(self.capacity + 1, dtype=torch.float64, device=batch["task"].device)
+        super()._allocate(batch)
 
 
 def half_by_loss(loss: Tensor, part: str) -> Tensor:

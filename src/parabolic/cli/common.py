@@ -13,7 +13,11 @@ __all__ = ["Again", "Device", "Json", "Memory", "Runs", "Seed", "Set", "Stream",
 
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Any field of a run or option of a learner; may be repeated."),
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Any field of a run or option of a learner (learner.NAME=VALUE: of one of several); may be repeated.",
+    ),
 ]
 Runs = Annotated[Path, typer.Option(envvar="PARABOLIC_RUNS", help="The folder of finished runs.")]
 Stream = Annotated[str, typer.Option(help="What arrives: a name of `parabolic list`, or module:function.")]

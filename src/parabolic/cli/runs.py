@@ -94,19 +94,13 @@ def compare(
     names = [name.strip() for name in learners.split(",") if name.strip()]
     if not names:
         raise invalid("--learners", learners, "at least one name", "for example --learners pcl,er,sgd")
-    given = read_settings(settings)
-    known = {name: RunSpec.learner_options(name).keys() | options_of(RunSpec).keys() for name in names}
-    specs = {}
-    for name in names:
-        # A setting that only some of the learners have goes to those; one that none has is refused.
-        mine = {
-            key: text
-            for key, text in given.items()
-            if key in known[name] or not any(key in keys for keys in known.values())
-        }
-        specs[name] = [
-            RunSpec.from_settings(name, mine, stream=stream, memory=memory, seed=seed) for seed in range(seeds)
+    given = _by_learner(names, read_settings(settings))
+    specs = {
+        name: [
+            RunSpec.from_settings(name, given[name], stream=stream, memory=memory, seed=seed) for seed in range(seeds)
         ]
+        for name in names
+    }
     store, records, reused = Store(runs), dict[str, list[Record]](), 0
     with ProgressBar(runs=len(names) * seeds) as bar:
         for name, wanted in specs.items():
@@ -148,3 +142,21 @@ def _facts(learner: type[Learner]) -> dict[str, Any]:
         "needs": [*(["memory"] if "memory" in options else []), *(["tasks"] if learner.needs_tasks else [])],
         "options": {name: {"default": stated.default, "about": stated.about} for name, stated in options.items()},
     }
+
+
+def _by_learner(names: list[str], settings: dict[str, str]) -> dict[str, dict[str, str]]:
+    """The settings of each learner: `name=value` goes to those that have it, `learner.name=value` to that one.
+
+    What none of them has goes to all, to be refused with the nearest name.
+    """
+    known = {name: RunSpec.learner_options(name).keys() | options_of(RunSpec).keys() for name in names}
+    given: dict[str, dict[str, str]] = {name: {} for name in names}
+    for key, text in settings.items():
+        learner, _, own = key.rpartition(".")
+        if learner in names:
+            given[learner][own] = text
+            continue
+        having = [name for name in names if key in known[name]]
+        for name in having or names:
+            given[name].setdefault(key, text)
+    return given

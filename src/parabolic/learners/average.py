@@ -27,15 +27,18 @@ class WeightAverage:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
         self.weights = {name: value.detach().clone() for name, value in _averaged(model).items()}
-        self.updates = torch.zeros((), device=next(iter(self.weights.values())).device)
+        # float64, as a share of 1 / (t + 1) must be exact for weights of any type.
+        self.updates = torch.zeros((), dtype=torch.float64, device=next(iter(self.weights.values())).device)
 
     @torch.no_grad()
-    def update(self, model: nn.Module) -> None:
-        """Move towards the model as it is now."""
+    def update(self, model: nn.Module, moves: Tensor | None = None) -> None:
+        """Move towards the model as it is now; `moves`, a truth value on the device, may say not to (t goes on)."""
         share = torch.clamp_min(1 / (self.updates + 1), 1 - self.decay)
+        if moves is not None:
+            share = share * moves
         ours, theirs = list(self.weights.values()), list(_averaged(model).values())
         steps = torch._foreach_sub(theirs, ours)
-        torch._foreach_mul_(steps, share)
+        torch._foreach_mul_(steps, share.to(ours[0].dtype))
         torch._foreach_add_(ours, steps)
         self.updates += 1
 

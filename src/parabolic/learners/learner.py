@@ -88,7 +88,7 @@ class Learner:
         checked its data already calls `step`.
         """
         if self.needs_tasks and task is None:
-            remedy = f"{self.name or type(self).__name__} must know of tasks: pass task=0, 1, …, and call start_task and end_task"
+            remedy = f"{self.name} must know of tasks: pass task=0, 1, … and call start_task and end_task"
             raise invalid("task", task, "the number of the task that the batch belongs to", remedy)
         return self.step(*self._checked(x, y), task)
 

@@ -1,0 +1,52 @@
+"""Averaged gradient episodic memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from parabolic.learners.learner import Batches
+from parabolic.learners.projection import ProjectedLearner
+from parabolic.memory import Batch
+
+__all__ = ["AGEM"]
+
+
+class AGEM(ProjectedLearner):
+    """Averaged gradient episodic memory: do not step against the gradient of a batch recalled from past tasks.
+
+    Where ⟨g, r⟩ < 0, the new batch's gradient g becomes g − (⟨g, r⟩ / ⟨r, r⟩) r, r being the recalled batch's: the
+    nearest vector that does not raise the recalled loss. Memory is a reservoir over the tasks that are over.
+
+    >>> learner = AGEM(torch.nn.Linear(4, 3), memory=50)
+    >>> for task in range(2):
+    ...     batches = [(torch.randn(8, 4), torch.arange(8) % 3) for _ in range(4)]
+    ...     learner.start_task(batches)
+    ...     for x, y in batches:
+    ...         loss = learner.observe(x, y, task=task)
+    ...     learner.end_task(batches)
+    >>> len(learner.past), learner.past.offered
+    (50, 64)
+    """
+
+    name = "agem"
+    reference = "Chaudhry et al., 2019: Efficient lifelong learning with A-GEM"
+
+    def constraints(self, batch: Batch, recalled: Batch) -> Tensor:
+        """The gradient of the recalled batch's loss."""
+        return self._past_gradient(recalled["x"], recalled["y"])
+
+    def project(self, vector: Tensor, against: Tensor) -> Tensor:
+        """The vector nearest to `vector` that does not point against `against`."""
+        overlap = torch.dot(vector, against).clamp(max=0)
+        size = torch.dot(against, against).clamp(min=torch.finfo(vector.dtype).tiny)  # a gradient may be zero
+        return vector - overlap / size * against
+
+    def remember(self, raw: Batch, batch: Batch) -> None:
+        """Nothing yet: only tasks that are over are recalled."""
+
+    def end_task(self, batches: Batches) -> None:
+        """Offer the task to memory."""
+        for x, y in batches:
+            x, y = self._checked(x, y)
+            super().remember({"x": x, "y": y}, {})

@@ -1,0 +1,50 @@
+"""Experience replay from a class-balanced memory."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from parabolic.checks import invalid
+from parabolic.learners.learner import ReplayLearner, join
+from parabolic.memory import Batch, ClassBalanced
+
+__all__ = ["CBRS"]
+
+
+class CBRS(ReplayLearner):
+    """Experience replay from a class-balanced memory, whose weight grows with the number of classes seen.
+
+    >>> import torch
+    >>> learner = CBRS(torch.nn.Linear(4, 3), memory=12, replay=6)
+    >>> for _ in range(9):  # two examples of class 0 for one of class 1
+    ...     loss = learner.observe(torch.randn(9, 4), torch.arange(9) % 3 // 2)
+    >>> learner.past["y"].bincount().tolist()
+    [6, 6]
+    """
+
+    name = "cbrs"
+    reference = "Chrysakis and Moens, 2020: Online continual learning from imbalanced data"
+    policy = ClassBalanced
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.memory, ClassBalanced):
+            raise invalid("memory", type(self.memory), "a number of examples or a ClassBalanced memory")
+
+    @property
+    def past(self) -> ClassBalanced:
+        """The memory."""
+        assert isinstance(self.memory, ClassBalanced)
+        return self.memory
+
+    def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
+        """1/n of the new batch's cross-entropy and 1 − 1/n of the recalled one's, n being the classes seen so far."""
+        x, y = join(batch, recalled)
+        scores, new = self.model(x), len(batch["y"])
+        seen = self.past.seen_by_class(scores.shape[-1], y.device)
+        share = 1 / seen.index_fill(0, batch["y"], 1).count_nonzero().to(scores.dtype)
+        loss = share * cross_entropy(scores[:new], y[:new])
+        if recalled is None:
+            return loss
+        return loss + (1 - share) * cross_entropy(scores[new:], y[new:])

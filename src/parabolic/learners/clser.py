@@ -1,0 +1,87 @@
+"""Experience replay with complementary learning systems."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, mse_loss
+
+from parabolic.learners.average import WeightAverage
+from parabolic.learners.functional import scores_by
+from parabolic.learners.learner import ReplayLearner, join
+from parabolic.memory import Batch
+from parabolic.options import option
+
+__all__ = ["CLSER"]
+
+
+class CLSER(ReplayLearner):
+    """Experience replay that agrees with two averages of its weights: one follows it closely, one slowly and predicts.
+
+    The defaults are for a single pass. The paper's for 50 passes over CIFAR-10 (rates 0.1 and 0.3, decay 0.999) make an
+    average over some ten thousand steps, more than a single pass has.
+
+    >>> learner = CLSER(torch.nn.Linear(4, 3), memory=50)
+    >>> for _ in range(3):
+    ...     loss = learner.observe(torch.randn(8, 4), torch.arange(8) % 3)
+    >>> torch.equal(learner.predicting_weights()["weight"], learner.stable.weights["weight"])
+    True
+    """
+
+    name = "clser"
+    reference = "Arani et al., 2022: Learning fast, learning slow: a general continual learning method based on CLS"
+
+    weight: float = option(0.15, "weight of the agreement with the averages", at_least=0)
+    stable_rate: float = option(0.8, "probability that the stable average moves at a step", at_least=0, at_most=1)
+    stable_decay: float = option(0.99, "decay of the stable average, which predicts", at_least=0, below=1)
+    plastic_rate: float = option(0.9, "probability that the plastic average moves at a step", at_least=0, at_most=1)
+    plastic_decay: float = option(0.99, "decay of the plastic average", at_least=0, below=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.stable = WeightAverage(self.model, self.stable_decay)
+        self.plastic = WeightAverage(self.model, self.plastic_decay)
+
+    def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
+        """Experience replay's loss, and the squared distance of recalled examples from the better average's logits."""
+        x, y = join(batch, recalled)
+        scores = self.model(x)
+        loss = cross_entropy(scores, y)
+        if recalled is None:
+            return loss
+        return loss + self.weight * mse_loss(scores[len(batch["y"]) :], self._advice(recalled))
+
+    @torch.no_grad()
+    def _advice(self, recalled: Batch) -> Tensor:
+        """For each example, the logits of the average that gives its class the higher probability."""
+        stable, plastic = (scores_by(each.weights, self.model, recalled["x"]) for each in (self.stable, self.plastic))
+        surer = _log_probability(stable, recalled["y"]) > _log_probability(plastic, recalled["y"])
+        return torch.where(surer, stable, plastic)
+
+    def apply_gradients(self) -> None:
+        """A step of the optimiser, after which each average moves with its probability."""
+        super().apply_gradients()
+        chance = torch.rand(2, generator=self.generator, device=self.device)
+        self.stable.update(self.model, chance[0] < self.stable_rate)
+        self.plastic.update(self.model, chance[1] < self.plastic_rate)
+
+    def predicting_weights(self) -> dict[str, Tensor]:
+        """The average that was asked for, else the stable one."""
+        return super().predicting_weights() or self.stable.weights
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next step depends on, both averages included."""
+        return super().state_dict() | {"stable": self.stable.state_dict(), "plastic": self.plastic.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the state of another learner of the same kind, model and memory size."""
+        super().load_state_dict(state)
+        self.stable.load_state_dict(state["stable"])
+        self.plastic.load_state_dict(state["plastic"])
+
+
+def _log_probability(scores: Tensor, y: Tensor) -> Tensor:
+    return scores.log_softmax(-1).gather(1, y[:, None])

@@ -1,0 +1,46 @@
+"""Gradients as one flat vector, for methods that change a gradient before it is descended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["flatten", "gradient", "set_gradient", "trainable"]
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    """The weights that learning changes, in the order of the model."""
+    return [weight for weight in model.parameters() if weight.requires_grad]
+
+
+def flatten(tensors: Iterable[Tensor]) -> Tensor:
+    """All entries of some tensors, one after the other.
+
+    >>> flatten([torch.eye(2), torch.zeros(1)])
+    tensor([1., 0., 0., 1., 0.])
+    """
+    return torch.cat([each.reshape(-1) for each in tensors])
+
+
+def gradient(loss: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    """The gradient of `loss` as one vector; weights that it does not depend on count as zeros.
+
+    >>> weight = torch.ones(3, requires_grad=True)
+    >>> gradient((weight**2).sum(), [weight])
+    tensor([2., 2., 2.])
+    """
+    return flatten(torch.autograd.grad(loss, weights, materialize_grads=True))
+
+
+def set_gradient(weights: Sequence[Tensor], vector: Tensor) -> None:
+    """Make `vector` the gradient that an optimiser of `weights` finds.
+
+    >>> weight = torch.ones(3, requires_grad=True)
+    >>> set_gradient([weight], torch.arange(3.0))
+    >>> weight.grad
+    tensor([0., 1., 2.])
+    """
+    for weight, part in zip(weights, vector.split([weight.numel() for weight in weights]), strict=True):
+        weight.grad = part.view_as(weight)

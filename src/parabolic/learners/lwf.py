@@ -1,0 +1,112 @@
+"""Learning without forgetting."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from parabolic.checks import Description, invalid
+from parabolic.learners.functional import only
+from parabolic.learners.gradients import trainable
+from parabolic.learners.head import check_head, features, last_linear
+from parabolic.learners.learner import Batches, Learner
+from parabolic.memory import Batch
+from parabolic.options import option
+
+__all__ = ["LwF"]
+
+
+class LwF(Learner):
+    """Learning without forgetting: on new examples, answer about the old classes as the model did before the task.
+
+    The loss is the cross-entropy over the classes seen so far, and `alpha` times that between the old model's
+    probabilities of the old classes and the model's own, both softened by `temperature`. Before a task, what the last
+    layer has for its new classes is warmed up on the task's data while all else stays.
+
+    >>> learner = LwF(torch.nn.Linear(4, 3))
+    >>> for task, labels in enumerate([[0, 1], [2]]):
+    ...     batches = [(torch.randn(4, 4), torch.tensor((labels * 4)[:4])) for _ in range(5)]
+    ...     learner.start_task(batches)
+    ...     for x, y in batches:
+    ...         loss = learner.observe(x, y, task=task)
+    >>> learner.old.tolist()
+    [True, True, False]
+    """
+
+    name = "lwf"
+    reference = "Li and Hoiem, 2016: Learning without forgetting"
+    needs_tasks = True
+
+    lr: float = 0.01
+    alpha: float = option(3.0, "weight of answering about old classes as before", at_least=0)
+    temperature: float = option(2.0, "how much the answers are softened (1: not at all)", above=0)
+    warmup: int = option(1, "passes over a task's batches that warm up its new classes", at_least=0)
+    weight_decay: float = option(5e-4, "weight decay of an optimizer given by name", at_least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _, self.head = last_linear(self.model)
+        self.teacher = copy.deepcopy(self.model).requires_grad_(False).eval()  # the model at the task's start
+        self.seen, self.old = torch.zeros(2, self.head.out_features, dtype=torch.bool, device=self.device)
+        self.tasks = 0  # how many have started
+
+    def start_task(self, batches: Batches) -> None:
+        """Warm up the new classes, and keep the model as it is now."""
+        self.old.copy_(self.seen)
+        for x, y in batches:
+            _, labels = self._checked(x, y)
+            check_head(self.head, self.classes)
+            self.seen[labels] = True
+        self.tasks += 1
+        if self.tasks > 1:
+            for _ in range(self.warmup):
+                self._warm_up(batches, self.seen & ~self.old)
+        self.teacher.load_state_dict(self.model.state_dict())
+
+    def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
+        """Cross-entropy over the classes seen, and distillation over the old ones."""
+        if self.tasks == 0:
+            raise invalid("start_task", Description("a batch before any task"), "a call before the task's first batch")
+        scores = self.model(batch["x"])
+        loss = cross_entropy(only(self.seen, scores), batch["y"])
+        if self.tasks == 1:  # nothing is old
+            return loss
+        before = only(self.old, self.teacher(batch["x"]) / self.temperature).softmax(-1)
+        return loss + self.alpha * cross_entropy(only(self.old, scores / self.temperature), before)
+
+    def _warm_up(self, batches: Batches, new: Tensor) -> None:
+        """Plain gradient steps of the last layer on the new classes alone; only their rows have a gradient."""
+        for x, y in batches:
+            x, y = self._checked(x, y)
+            x, y = x[new[y]], y[new[y]]
+            if len(x):
+                loss = cross_entropy(only(new, self.head(features(self.model, self.head, self._inputs(x)))), y)
+                weights = trainable(self.head)
+                with torch.no_grad():
+                    for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+                        weight.sub_(gradient, alpha=self.lr)
+
+    def _make_optimizer(self, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
+        made = super()._make_optimizer(weights)
+        if isinstance(self.optimizer, str):  # one that the user made has the user's own
+            for group in made.param_groups:
+                group["weight_decay"] = self.weight_decay
+        return made
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next step depends on, the old model included."""
+        own = {"teacher": self.teacher.state_dict(), "seen": self.seen, "old": self.old, "tasks": self.tasks}
+        return super().state_dict() | own
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the state of another learner of the same kind and model."""
+        super().load_state_dict(state)
+        self.teacher.load_state_dict(state["teacher"])
+        self.seen.copy_(state["seen"])
+        self.old.copy_(state["old"])
+        self.tasks = int(state["tasks"])

@@ -1,0 +1,66 @@
+"""Experience replay with mixup of what is recalled."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from parabolic.learners.learner import ReplayLearner, join
+from parabolic.memory import Batch
+from parabolic.options import option
+
+__all__ = ["MixupER"]
+
+
+class MixupER(ReplayLearner):
+    """Experience replay, and mixup among the recalled examples whose classes do not arrive at the moment.
+
+    >>> learner = MixupER(torch.nn.Linear(4, 3), memory=50)
+    >>> for _ in range(3):
+    ...     loss = learner.observe(torch.randn(8, 4), torch.arange(8) % 3)
+    >>> learner.steps
+    3
+    """
+
+    name = "mixup"
+    reference = "Lim et al., 2024: MixER: mixup-based experience replay for online class-incremental learning"
+
+    weight: float = option(0.1, "weight of the mixup loss", at_least=0)
+    alpha: float = option(1.0, "the mixing proportion is drawn from Beta(alpha, alpha)", above=0)
+    exclude: bool = option(True, "whether classes of the new batch are kept out of mixing")
+    pairwise: bool = option(False, "whether only the two mixed classes compete, as in the code published with PCL")
+
+    def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
+        """Cross-entropy of the new batch and the recalled one, and a share of the mixup loss."""
+        x, y = join(batch, recalled)
+        loss = cross_entropy(self.model(x), y)
+        if recalled is None:
+            return loss
+        return loss + self.weight * self._mixup(recalled, batch["y"])
+
+    def _mixup(self, recalled: Batch, arriving: Tensor) -> Tensor:
+        """The mean loss of a random matching of the recalled examples that may be mixed; 0 where there are none."""
+        x, y = recalled["x"], recalled["y"]
+        old = ~torch.isin(y, arriving) if self.exclude else torch.ones_like(y, dtype=torch.bool)
+        # Those to mix come first, once in their order and once shuffled: so the shape does not depend on their number.
+        one = (~old).int().argsort(stable=True)
+        order = torch.rand(len(y), generator=self.generator, dtype=torch.float64, device=y.device)
+        other = order.masked_fill_(~old, 2).argsort()
+        proportion = self.proportion().to(x.dtype)
+        scores = self.model(proportion * x[one] + (1 - proportion) * x[other])
+        losses = proportion * self._loss_of(y[one], y[other], scores)
+        losses = losses + (1 - proportion) * self._loss_of(y[other], y[one], scores)
+        return (losses * old[one]).sum() / old.sum().clamp(min=1)
+
+    def proportion(self) -> Tensor:
+        """How much of the first example there is in a mixture: one number for the whole batch."""
+        both = torch.full((2,), self.alpha, dtype=torch.float64, device=self.device)
+        return torch._sample_dirichlet(both, generator=self.generator)[0]
+
+    def _loss_of(self, y: Tensor, mixed_with: Tensor, scores: Tensor) -> Tensor:
+        """The cross-entropy of each example, all classes or only the two mixed ones competing."""
+        if not self.pairwise:
+            return cross_entropy(scores, y, reduction="none")
+        pair = scores.gather(1, torch.stack([y, mixed_with], 1))
+        return -pair.log_softmax(-1)[:, 0]

@@ -1,0 +1,75 @@
+"""Experience replay with online bias correction."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from parabolic.learners.gradients import trainable
+from parabolic.learners.head import features, last_linear
+from parabolic.learners.learner import ReplayLearner, join
+from parabolic.memory import Batch
+from parabolic.options import option
+
+__all__ = ["OBC"]
+
+
+class OBC(ReplayLearner):
+    """Experience replay with online bias correction: the layer that predicts learns from memory alone.
+
+    Replay as usual favours the classes of the new batch, and its bias sits in the last layer. So the features learn by
+    replay through a surrogate of that layer; then a second recalled batch, and nothing new, trains the model's own last
+    layer on the features as they are.
+
+    >>> import torch
+    >>> learner = OBC(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)), memory=50)
+    >>> for _ in range(3):
+    ...     loss = learner.observe(torch.randn(8, 4), torch.arange(8) % 3)
+    >>> bool((learner.surrogate.weight == learner.head.weight).any())
+    False
+    """
+
+    name = "obc"
+    reference = "Chrysakis and Moens, 2023: Online bias correction for task-free continual learning"
+
+    correction: int = option(50, "how many examples are recalled to train the layer that predicts", at_least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        name, self.head = last_linear(self.model)
+        self.surrogate = copy.deepcopy(self.head)
+        prefix = name and f"{name}."
+        self._through: dict[str, Tensor] = {prefix + key: weight for key, weight in self.surrogate.named_parameters()}
+        self.optim = self._make_optimizer([*trainable(self.model), *trainable(self.surrogate)])
+
+    def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
+        """Cross-entropy of the new batch and the recalled one, through the surrogate."""
+        x, y = join(batch, recalled)
+        return cross_entropy(functional_call(self.model, self._through, (x,)), y)
+
+    def descend(self, loss: Tensor) -> None:
+        """A step of the features and the surrogate; then one of the last layer, on what is recalled for it alone."""
+        self.optim.zero_grad()
+        loss.backward()
+        if len(self.past):
+            self.optim.step()
+            self.optim.zero_grad()  # an optimiser passes over weights without a gradient
+            drawn = self.past.draw(self.correction, generator=self.generator)
+            # Features as prediction has them: batch norm by its running statistics, which stay as they are.
+            seen = features(self.model, self.head, self._inputs(drawn["x"]))
+            cross_entropy(self.head(seen), drawn["y"]).backward()
+        self.apply_gradients()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next step depends on, the surrogate included."""
+        return super().state_dict() | {"surrogate": self.surrogate.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the state of another learner of the same kind, model and memory size."""
+        super().load_state_dict(state)
+        self.surrogate.load_state_dict(state["surrogate"])

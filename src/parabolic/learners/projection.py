@@ -1,0 +1,49 @@
+"""What the methods share that bend the gradient so that the past does not suffer."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from parabolic.learners.gradients import gradient, set_gradient, trainable
+from parabolic.learners.learner import ReplayLearner
+from parabolic.memory import Batch
+
+__all__ = ["ProjectedLearner"]
+
+
+class ProjectedLearner(ReplayLearner):
+    """A learner that descends the new batch's loss, by a gradient that is bent where it would raise a past loss."""
+
+    needs_tasks = True
+
+    lr: float = 0.03
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.weights = trainable(self.model)
+        self._against: Tensor | None = None  # from `loss` to `descend`, within a step
+
+    def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
+        """Cross-entropy of the new batch."""
+        self._against = None if recalled is None else self.constraints(batch, recalled)
+        return cross_entropy(self.model(batch["x"]), batch["y"])
+
+    def descend(self, loss: Tensor) -> None:
+        """A step down the gradient of the loss, once bent."""
+        bent = gradient(loss, self.weights)
+        if self._against is not None:
+            bent, self._against = self.project(bent, self._against), None
+        set_gradient(self.weights, bent)
+        self.apply_gradients()
+
+    def constraints(self, batch: Batch, recalled: Batch) -> Tensor | None:
+        """The gradients of past losses, which the new one is to be held against; None where there are none."""
+        raise NotImplementedError
+
+    def project(self, vector: Tensor, against: Tensor) -> Tensor:
+        """The gradient to descend in place of `vector`."""
+        raise NotImplementedError
+
+    def _past_gradient(self, x: Tensor, y: Tensor) -> Tensor:
+        return gradient(cross_entropy(self.model(x), y), self.weights)

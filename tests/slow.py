@@ -1,0 +1,80 @@
+"""Slow, obvious pieces that the oracles of several learners share."""
+
+import math
+
+import torch
+from torch import nn
+
+from parabolic.memory import distinct
+
+CLASSES = 4
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, CLASSES)).double()
+
+
+def tasks(batches=4, size=5, seed=1):
+    """Two tasks of two classes each; the last batch of a task is short."""
+    g = torch.Generator().manual_seed(seed)
+    for task in range(2):
+        sizes = [size] * (batches - 1) + [2]
+        yield [
+            (
+                torch.randn(n, 3, generator=g, dtype=torch.float64) + task,
+                torch.randint(2, (n,), generator=g) + 2 * task,
+            )
+            for n in sizes
+        ]
+
+
+def mean(values):
+    values = list(values)
+    return sum(values) / len(values)
+
+
+def surprise(scores, label):
+    """The cross-entropy of one example."""
+    return -scores[label] + scores.exp().sum().log()
+
+
+def same_weights(one, other, tolerance=1e-10):
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return all(torch.allclose(a, b, atol=tolerance, rtol=0) for a, b in pairs)
+
+
+class SlowReplay:
+    """A model, a list of what is kept, and the generator whose numbers both sides take in the same order."""
+
+    def __init__(self, model, *, lr, memory, replay, seed):
+        self.model, self.lr, self.capacity, self.replay = model, lr, memory, replay
+        self.g = torch.Generator().manual_seed(seed)
+        self.kept, self.seen = [], 0
+
+    def scores(self, x):
+        return self.model(x[None])[0]
+
+    def recall(self):
+        if not self.kept:
+            return []
+        size = min(self.replay, len(self.kept))
+        return [self.kept[row] for row in distinct(size, len(self.kept), generator=self.g).tolist()]
+
+    def descend(self, loss):
+        gradients = torch.autograd.grad(loss, list(self.model.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
+                parameter -= self.lr * gradient
+        return loss.item()
+
+    def remember(self, examples):
+        """Vitter's reservoir, one by one."""
+        chances = torch.rand(len(examples), generator=self.g, dtype=torch.float64).tolist()
+        for example, chance in zip(examples, chances, strict=True):
+            slot = math.floor(chance * (self.seen + 1))
+            if self.seen < self.capacity:
+                self.kept.append(example)
+            elif slot < self.capacity:
+                self.kept[slot] = example
+            self.seen += 1

@@ -1,0 +1,166 @@
+"""CBRS: its memory against a sequential one, and its step written out slowly."""
+
+import itertools
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from slow import SlowReplay, mean, net, same_weights, surprise, tasks
+
+from parabolic import InputError, Memory
+from parabolic.learners.cbrs import CBRS
+from parabolic.memory import ClassBalanced
+
+
+class OneByOne:
+    """Class-balancing reservoir sampling as it is told: one example at a time, one random number each."""
+
+    def __init__(self, capacity):
+        self.slots, self.capacity = [], capacity
+        self.seen, self.full = Counter(), set()
+
+    def offer(self, example, chance):
+        label = example[1]
+        self.seen[label] += 1
+        if len(self.slots) < self.capacity:
+            self.slots.append(example)
+            return
+        stored = Counter(kept for _, kept in self.slots)
+        largest = {kept for kept, count in stored.items() if count == max(stored.values())}
+        self.full |= largest
+        if label in self.full:
+            own = [slot for slot, (_, kept) in enumerate(self.slots) if kept == label]
+            number = math.floor(chance * self.seen[label])
+            if number < len(own):
+                self.slots[own[number]] = example
+        else:
+            theirs = [slot for slot, (_, kept) in enumerate(self.slots) if kept in largest]
+            self.slots[theirs[math.floor(chance * len(theirs))]] = example
+
+
+@settings(max_examples=700)
+@given(
+    capacity=st.integers(1, 20),
+    batches=st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=16), min_size=1, max_size=8),
+    told=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_a_batch_is_offered_as_if_one_by_one(capacity, batches, told, seed):
+    ours, theirs = ClassBalanced(capacity), OneByOne(capacity)
+    if told:
+        ours.seen_by_class(7, torch.device("cpu"))
+    mine, same = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed)
+    number = itertools.count()
+    for labels in batches:
+        x = torch.tensor([next(number) for _ in labels])
+        ours.offer({"x": x, "y": torch.tensor(labels)}, generator=mine)
+        chances = torch.rand(len(labels), generator=same, dtype=torch.float64).tolist()
+        for example, chance in zip(zip(x.tolist(), labels, strict=True), chances, strict=True):
+            theirs.offer(example, chance)
+        assert list(zip(ours["x"].tolist(), ours["y"].tolist(), strict=True)) == theirs.slots
+    seen = ours.seen_by_class(7, torch.device("cpu"))
+    assert seen.tolist() == [theirs.seen[label] for label in range(7)]
+
+
+def test_it_is_as_balanced_as_the_stream_allows():
+    """Sizes 400, 200, 40, 8, 3 in random order for 60 slots: small classes are kept whole, large ones share alike."""
+    sizes = (400, 200, 40, 8, 3)
+    labels = torch.repeat_interleave(torch.arange(5), torch.tensor(sizes))
+    for seed in range(10):
+        g = torch.Generator().manual_seed(seed)
+        memory = ClassBalanced(60)
+        for part in labels[torch.randperm(len(labels), generator=g)].split(17):
+            memory.offer({"y": part}, generator=g)
+        kept = memory["y"].bincount(minlength=5).tolist()
+        assert kept[3:] == [8, 3]
+        assert sum(kept) == 60
+        assert max(kept[:3]) - min(kept[:3]) <= 2
+
+
+def test_of_a_class_every_example_is_equally_likely_to_be_kept():
+    """Those of a class that was full when the memory was, which are kept or not by a reservoir of their own."""
+    length, capacity, trials = 40, 10, 800
+    generator = torch.Generator().manual_seed(0)
+    batches = [{"x": part, "y": torch.zeros_like(part)} for part in torch.arange(length).split(7)]
+    counts = np.zeros(length)
+    for _ in range(trials):
+        memory = ClassBalanced(capacity)
+        for batch in batches:
+            memory.offer(batch, generator=generator)
+        counts[memory["x"].numpy()] += 1
+    expected = trials * capacity / length
+    # Inclusions of one trial are negatively correlated: the statistic is chi-square after this scaling.
+    statistic = ((counts - expected) ** 2 / expected).sum() * (length - 1) / length / (1 - capacity / length)
+    assert 1e-4 < stats.chi2.sf(statistic, length - 1) < 1 - 1e-4
+
+
+@pytest.mark.parametrize("first", [0, 1, 5])
+def test_its_state_goes_on_where_it_was(first):
+    g = torch.Generator().manual_seed(0)
+    batches = [{"y": torch.randint(5, (8,), generator=g) // 2} for _ in range(10)]
+    one, other = ClassBalanced(11), ClassBalanced(11)
+    for batch in batches[:first]:
+        one.offer(batch, generator=g)
+    other.offer({"y": torch.full((30,), 9)})  # what is there already is forgotten
+    other.load_state_dict({name: value if isinstance(value, int) else value.clone() for name, value in
+                           one.state_dict().items()})  # fmt: skip
+    same = torch.Generator()
+    same.set_state(g.get_state())
+    for batch in batches[first:]:
+        one.offer(batch, generator=g)
+        other.offer(batch, generator=same)
+    assert torch.equal(one["y"], other["y"])
+    one_seen, other_seen = (memory.seen_by_class(10, torch.device("cpu")) for memory in (one, other))
+    assert torch.equal(one_seen, other_seen)
+
+
+def test_a_batch_without_labels_is_refused_and_leaves_the_memory_alone():
+    memory = ClassBalanced(5)
+    with pytest.raises(InputError, match='^batch: got .*, expected a field "y"'):
+        memory.offer({"x": torch.zeros(3, 2)})
+    memory.offer({"x": torch.zeros(3, 2), "y": torch.zeros(3)})
+    assert len(memory) == 3
+
+
+class SlowCBRS(SlowReplay):
+    """1/n of the batch's loss and 1 − 1/n of the recalled one's, from the sequential memory."""
+
+    def __init__(self, model, **common):
+        super().__init__(model, **common)
+        self.past = OneByOne(self.capacity)
+
+    def step(self, x, y):
+        self.kept = self.past.slots
+        recalled = self.recall()
+        n = len({*self.past.seen, *y.tolist()})
+        loss = mean(surprise(self.scores(each), label) for each, label in zip(x, y, strict=True)) / n
+        if recalled:
+            loss = loss + (1 - 1 / n) * mean(surprise(self.scores(each), label) for each, label in recalled)
+        value = self.descend(loss)
+        chances = torch.rand(len(x), generator=self.g, dtype=torch.float64).tolist()
+        for example, chance in zip(zip(x, y.tolist(), strict=True), chances, strict=True):
+            self.past.offer(example, chance)
+        return value
+
+
+def test_the_step_of_cbrs():
+    common = {"lr": 0.3, "memory": 12, "replay": 6, "seed": 7}
+    ours, theirs = net(), net()
+    fast, slow = CBRS(ours, **common), SlowCBRS(theirs, **common)
+    for task in tasks(batches=6):
+        for x, y in task:
+            y = y.clamp(max=2)  # three classes: a third is no round number
+            assert fast.observe(x, y).item() == pytest.approx(slow.step(x, y), abs=1e-10)
+    assert same_weights(ours, theirs)
+    assert fast.past["y"].tolist() == [label for _, label in slow.past.slots]
+
+
+@pytest.mark.parametrize(("name", "value"), [("memory", 0), ("memory", Memory(50)), ("replay", 300), ("lr", -1)])
+def test_bad_options_are_named(name, value):
+    with pytest.raises(InputError, match=f"^{name}: got .*, expected "):
+        CBRS(net(), **{name: value})

@@ -1,0 +1,169 @@
+"""ER-OBC against its published step, written out slowly."""
+
+import copy
+import functools
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from parabolic import ER, InputError
+from parabolic.learners.obc import OBC
+from parabolic.memory import distinct
+
+CLASSES, CAPACITY, REPLAY, CORRECTION = 4, 12, 5, 7
+
+
+def net(norm=False, seed=0):
+    torch.manual_seed(seed)
+    layers = [nn.Linear(3, 8), *([nn.BatchNorm1d(8)] if norm else []), nn.Tanh(), nn.Linear(8, CLASSES)]
+    return nn.Sequential(*layers).double()
+
+
+def stream(batches=8, size=4, last=1, seed=1):
+    g = torch.Generator().manual_seed(seed)
+    sizes = [size] * (batches - 1) + [last]
+    return [(torch.randn(n, 3, generator=g, dtype=torch.float64), torch.randint(4, (n,), generator=g)) for n in sizes]
+
+
+def assert_same(ours, theirs, atol=1e-10):
+    for (name, a), b in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
+        assert torch.allclose(a, b, atol=atol, rtol=0), name
+
+
+@torch.no_grad()
+def move(module, gradients, velocity, lr, momentum):
+    for i, (weight, gradient) in enumerate(zip(module.parameters(), gradients, strict=True)):
+        velocity[i] = gradient + momentum * velocity.get(i, 0)
+        weight -= lr * velocity[i]
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_obc_is_the_published_step(norm, momentum):
+    lr = 0.1
+    ours, theirs = net(norm), net(norm)
+    optimizer = functools.partial(torch.optim.SGD, momentum=momentum)
+    learner = OBC(ours, lr=lr, memory=CAPACITY, replay=REPLAY, correction=CORRECTION, seed=7, optimizer=optimizer)
+    body, output = theirs[:-1], theirs[-1]
+    surrogate = copy.deepcopy(output)
+    through = nn.Sequential(body, surrogate)
+    g, kept, seen, velocities = torch.Generator().manual_seed(7), [], 0, ({}, {})
+
+    def recalled(size):
+        rows = distinct(min(size, len(kept)), len(kept), generator=g).tolist()
+        return torch.stack([kept[r][0] for r in rows]), torch.tensor([kept[r][1] for r in rows])
+
+    for x, y in stream(last=2 if norm else 1):
+        first = recalled(REPLAY) if kept else (x[:0], y[:0])
+        loss = cross_entropy(through(torch.cat([x, first[0]])), torch.cat([y, first[1]]))
+        move(through, torch.autograd.grad(loss, list(through.parameters())), velocities[0], lr, momentum)
+        if kept:
+            second = recalled(CORRECTION)
+            with torch.no_grad():
+                features = body.eval()(second[0])
+            body.train()
+            correction = cross_entropy(output(features), second[1])
+            move(output, torch.autograd.grad(correction, list(output.parameters())), velocities[1], lr, momentum)
+        chances = torch.rand(len(x), generator=g, dtype=torch.float64).tolist()
+        for example, label, chance in zip(x, y.tolist(), chances, strict=True):
+            slot = math.floor(chance * (seen + 1))
+            if seen < CAPACITY:
+                kept.append((example, label))
+            elif slot < CAPACITY:
+                kept[slot] = (example, label)
+            seen += 1
+        assert learner.observe(x, y).item() == pytest.approx(loss.item(), abs=1e-10)
+    assert_same(ours, theirs)
+    assert_same(learner.surrogate, surrogate)
+    assert learner.past["y"].tolist() == [label for _, label in kept]
+
+
+def test_the_features_learn_as_by_replay_and_the_last_layer_does_not_touch_them():
+    """While all that came is recalled, the features and the surrogate are those of experience replay."""
+    ours, theirs = net(norm=True), net(norm=True)
+    obc, er = (cls(model, lr=0.1, memory=50, replay=50) for cls, model in ((OBC, ours), (ER, theirs)))
+    for x, y in stream(last=3):
+        obc.observe(x, y)
+        er.observe(x, y)
+    assert_same(ours[:-1], theirs[:-1], atol=1e-12)
+    assert_same(obc.surrogate, theirs[-1], atol=1e-12)
+    assert not torch.allclose(ours[-1].weight, theirs[-1].weight, atol=1e-3)
+
+
+def test_the_last_layer_learns_from_memory_alone():
+    model = net()
+    learner = OBC(model, lr=0.1, memory=20, replay=5)
+    before = copy.deepcopy(model[-1].state_dict())
+    learner.observe(*stream()[0])  # nothing is remembered yet
+    assert all(torch.equal(value, before[name]) for name, value in model[-1].state_dict().items())
+    x, y = stream()[1]
+    others = copy.deepcopy(learner)
+    learner.observe(x, y)
+    others.observe(
+        x, (y + 1) % CLASSES
+    )  # other labels change the surrogate, but reach the last layer by features alone
+    assert not torch.allclose(learner.surrogate.bias, others.surrogate.bias, atol=1e-3)
+    assert not torch.equal(model[-1].bias, before["bias"])
+    with torch.no_grad():
+        drift = (model[-1].bias - others.model[-1].bias).abs().max()
+    assert drift < 0.1 * (learner.surrogate.bias - others.surrogate.bias).abs().max()
+
+
+def test_the_models_own_layer_predicts():
+    model = net(norm=True)
+    learner = OBC(model, memory=20, replay=5)
+    for x, y in stream(last=2):
+        learner.observe(x, y)
+    with torch.no_grad():
+        assert torch.equal(learner.scores(x), copy.deepcopy(model).eval()(x))
+
+
+def test_images_batch_norm_single_examples_and_a_bare_layer_are_welcome():
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, CLASSES))
+    learner = OBC(model, memory=5, replay=2, average=0.9, augment=lambda x, g: x.roll(1, -1))
+    for n in (6, 1, 1):
+        learner.observe(torch.randint(256, (n, 1, 8, 8), dtype=torch.uint8), torch.randint(CLASSES, (n,)))
+    assert all(torch.isfinite(value).all() for value in model.state_dict().values())
+    bare = OBC(nn.Linear(3, CLASSES, bias=False).double(), memory=5, replay=2)
+    for x, y in stream():
+        loss = bare.observe(x, y)
+    assert torch.isfinite(loss)
+
+
+def test_a_model_without_a_last_layer_is_refused():
+    with pytest.raises(InputError, match="model: got .*Conv2d.*Linear"):
+        OBC(nn.Conv2d(1, 2, 3))
+
+
+def test_defaults_are_the_published_ones():
+    learner = OBC(net())
+    assert (learner.lr, learner.replay, learner.correction) == (ER(net()).lr, 32, 50)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("correction", 0), ("correction", 2.5), ("lr", 0), ("memory", 0), ("replay", 0), ("replay", 300)],
+)
+def test_bad_options_are_named(name, value):
+    with pytest.raises(InputError, match=f"^{name}: got .*, expected "):
+        OBC(net(), **{name: value})
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+def test_a_step_on_a_gpu_waits_for_nothing_and_agrees_with_the_cpu():
+    models = [net(norm=True), net(norm=True).cuda()]
+    learners = [OBC(model, lr=0.1, memory=50, replay=50, average=0.9) for model in models]
+    for x, y in stream(last=2):
+        learners[0].step(x, y)
+        moved = x.cuda(), y.cuda()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            learners[1].step(*moved)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    for a, b in zip(models[0].state_dict().values(), models[1].state_dict().values(), strict=True):
+        assert torch.allclose(a, b.cpu(), atol=1e-8)

@@ -1,0 +1,196 @@
+"""VR-MCL against its published step, written out slowly, and its hypergradient against finite differences."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from slow import SlowReplay, mean, net, same_weights, surprise, tasks
+from torch import nn
+
+from parabolic import InputError
+from parabolic.learners.vrmcl import VRMCL
+
+COMMON = {"memory": 12, "replay": 6, "seed": 7, "lr": 0.4}
+NUMBERS = {"momentum": 0.3, "rate": 0.2, "rate_lr": 0.5, "clip": 0.4, "chunk": 2}
+
+
+class SlowVRMCL(SlowReplay):
+    """The published step for a network of two layers, all of whose weights are passed by hand."""
+
+    def __init__(self, model, *, momentum, rate, rate_lr, clip, chunk, variant, **common):
+        super().__init__(model, **common)
+        self.momentum, self.rate_lr, self.clip, self.chunk, self.variant = momentum, rate_lr, clip, chunk, variant
+        self.weights = [weight.detach().clone() for weight in model.parameters()]
+        self.rates = [torch.full_like(weight, rate) for weight in self.weights]
+        self.previous = self.m = None
+        self.earlier, self.current = set(), set()
+
+    def start_task(self, classes):
+        self.earlier, self.current = self.earlier | self.current, classes
+
+    @staticmethod
+    def answer(weights, x):
+        w1, b1, w2, b2 = weights
+        return w2 @ torch.tanh(w1 @ x + b1) + b2
+
+    def among(self, classes, weights, x, label):
+        """The cross-entropy of one example when only some classes compete."""
+        chosen = sorted(classes)
+        return surprise(self.answer(weights, x)[chosen], chosen.index(label))
+
+    def query(self, weights, new, recalled):
+        if self.variant == "paper":
+            return mean(surprise(self.answer(weights, x), label) for x, label in new + recalled)
+        losses = [self.among({0, 1, 2, 3} - self.earlier, weights, x, label) for x, label in new]
+        losses += [0.5 * self.among(self.earlier | self.current, weights, x, label) for x, label in recalled]
+        return mean(losses)
+
+    def ahead(self, weights, rates, new, recalled):
+        steps = -(-len(new) // self.chunk)
+        bounds = [0]
+        for i in range(steps):  # parts as even as can be, the longer ones first
+            bounds.append(bounds[-1] + len(new) // steps + (i < len(new) % steps))
+        losses = []
+        for first, last in itertools.pairwise(bounds):
+            inner = mean(self.among(self.current, weights, x, label) for x, label in new[first:last])
+            gradients = torch.autograd.grad(inner, weights, create_graph=True)
+            weights = [
+                w - a * g.clamp(-self.clip, self.clip) for w, a, g in zip(weights, rates, gradients, strict=True)
+            ]
+            losses.append(self.query(weights, new, recalled))
+        return mean(losses)
+
+    def hypergradient(self, weights, new, recalled):
+        weights, rates = ([each.clone().requires_grad_() for each in given] for given in (weights, self.rates))
+        loss = self.ahead(weights, rates, new, recalled)
+        gradients = torch.autograd.grad(loss, [*weights, *rates])
+        clipped = []
+        for part in (gradients[: len(weights)], gradients[len(weights) :]):
+            norm = sum((each**2).sum() for each in part).sqrt()
+            clipped.append([each * min(1, (self.clip / (norm + 1e-6)).item()) for each in part])
+        return loss.item(), *clipped
+
+    def step(self, x, y):
+        recalled, new = self.recall(), list(zip(x, y.tolist(), strict=True))
+        loss, now, of_rates = self.hypergradient(self.weights, new, recalled)
+        if self.previous is None:
+            self.m = now
+        else:
+            _, before, _ = self.hypergradient(self.previous, new, recalled)
+            self.m = [g + self.momentum * (m - b) for g, m, b in zip(now, self.m, before, strict=True)]
+        self.previous = self.weights
+        self.weights = [w - self.lr * m for w, m in zip(self.weights, self.m, strict=True)]
+        self.rates = [a - self.rate_lr * g for a, g in zip(self.rates, of_rates, strict=True)]
+        self.remember(new)
+        return loss
+
+
+@pytest.mark.parametrize("variant", ["paper", "reference"])
+@pytest.mark.parametrize("clip", [0.05, 100.0])
+def test_the_step_of_vrmcl(variant, clip):
+    numbers = NUMBERS | {"variant": variant, "clip": clip}
+    ours, theirs = net(), net()
+    fast, slow = VRMCL(ours, **numbers, **COMMON), SlowVRMCL(theirs, **numbers, **COMMON)
+    for number, task in enumerate(tasks()):
+        fast.start_task(task)
+        slow.start_task({2 * number, 2 * number + 1})
+        for x, y in task:
+            assert fast.observe(x, y, number).item() == pytest.approx(slow.step(x, y), abs=1e-10)
+        fast.end_task(task)
+    for mine, expected in zip(ours.parameters(), slow.weights, strict=True):
+        assert torch.allclose(mine, expected, atol=1e-10, rtol=0)
+    assert torch.allclose(fast.rates, torch.cat([each.flatten() for each in slow.rates]), atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("clip", [0.02, 10.0])
+@pytest.mark.parametrize("variant", ["paper", "reference"])
+def test_the_hypergradient_equals_finite_differences(variant, clip):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 4)).double()
+    fast = VRMCL(model, **NUMBERS | {"clip": clip, "variant": variant, "rate": 0.7})
+    first, second = tasks(batches=2)
+    for task in (first, second):
+        fast.start_task(task)
+    batch, recalled = ({"x": x, "y": y} for x, y in (second[0], first[0]))
+    weights = torch.cat([weight.detach().flatten() for weight in model.parameters()])
+    both = torch.cat([weights, fast.rates.detach()]).requires_grad_()
+
+    def loss(both):
+        weights, rates = both.chunk(2)
+        return fast.ahead(fast._named(weights), rates, batch, recalled)
+
+    (exact,) = torch.autograd.grad(loss(both), both)
+    step = 1e-6 * torch.eye(len(both), dtype=torch.float64)
+    start = both.detach().requires_grad_()  # the steps ahead need a gradient even where ours does not
+    numeric = torch.stack([(loss(start + one) - loss(start - one)) / 2e-6 for one in step]).detach()
+    assert torch.allclose(exact, numeric, atol=2e-9, rtol=1e-6)
+    assert exact[len(weights) :].norm() > 1e-3
+
+
+def test_without_steps_ahead_and_momentum_it_is_experience_replay():
+    """With rates so small that they lead nowhere, the hypergradient is the gradient of the joint batch."""
+    ours, theirs = net(), net()
+    fast = VRMCL(ours, rate=1e-12, rate_lr=0, momentum=0, clip=1e6, **COMMON)
+    slow = SlowReplay(theirs, **COMMON)
+    for number, task in enumerate(tasks()):
+        fast.start_task(task)
+        for x, y in task:
+            fast.observe(x, y, number)
+            new = list(zip(x, y, strict=True))
+            slow.descend(mean(surprise(slow.scores(each), label) for each, label in new + slow.recall()))
+            slow.remember(new)
+    assert same_weights(ours, theirs, tolerance=1e-9)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 8, 9, 31, 32, 33])
+def test_batches_of_any_length(size):
+    fast = VRMCL(net(), **COMMON)
+    g = torch.Generator().manual_seed(0)
+    batches = [(torch.randn(size, 3, generator=g, dtype=torch.float64), torch.randint(4, (size,), generator=g))] * 3
+    fast.start_task(batches)
+    for x, y in batches:
+        assert torch.isfinite(fast.observe(x, y, 0))
+
+
+def test_batch_norm_statistics_follow_the_model_s_own_weights():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4)).double()
+    fast, plain = VRMCL(model, **COMMON), copy.deepcopy(model)
+    batches = next(tasks(size=9))
+    fast.start_task(batches)
+    x, y = batches[0]
+    fast.observe(x, y, 0)
+    plain(x)
+    assert torch.equal(model[1].running_mean, plain[1].running_mean)
+    assert model[1].num_batches_tracked == 1
+
+
+def test_a_class_of_which_start_task_did_not_tell_is_learned_too():
+    first, second = tasks()
+    fast = VRMCL(net(), **COMMON)
+    fast.start_task(first)
+    assert fast.observe(*second[0], 0) < 10
+    assert fast.current.tolist() == [True] * 4
+
+
+def test_a_task_must_be_started_first():
+    x, y = next(tasks())[0]
+    with pytest.raises(InputError, match="^start_task: got a batch before any task"):
+        VRMCL(net(), **COMMON).observe(x, y, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("momentum", -0.1), ("momentum", 1.1), ("rate", 0), ("rate_lr", -1), ("clip", 0), ("chunk", 0), ("chunk", 1.5),
+     ("variant", "papr"), ("replay", 300)],
+)  # fmt: skip
+def test_bad_options_are_named(name, value):
+    with pytest.raises(InputError, match=f"^{name}: got .*, expected "):
+        VRMCL(net(), **{name: value})
+
+
+def test_defaults_are_the_published_ones():
+    fast = VRMCL(net())
+    numbers = (fast.lr, fast.momentum, fast.rate, fast.rate_lr, fast.clip, fast.chunk)
+    assert numbers == (0.35, 0.15, 0.1, 0.25, 1.0, 8)
