@@ -7,7 +7,7 @@ from torch import nn
 from parabolic import ReplayLearner
 from parabolic.learners import find_learner, known_learners
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")]
 
 # Learners whose step must wait for the host, and why.
 WAITS = {"gem": "its quadratic program is solved on the CPU"}

@@ -9,7 +9,7 @@ import typer
 
 from parabolic import __version__
 from parabolic.checks import InputError
-from parabolic.cli import runs
+from parabolic.cli import runs, theory
 from parabolic.engine import Diverged
 
 __all__ = ["app", "main"]
@@ -21,6 +21,8 @@ app = typer.Typer(
 app.command("list")(runs.list_all)
 app.command("run")(runs.run_one)
 app.command("compare")(runs.compare)
+app.command("bounds")(theory.bounds)
+app.command("profile")(theory.profile)
 
 
 @app.callback(invoke_without_command=True)

@@ -2,5 +2,16 @@
 
 from parabolic.engine.callbacks import Callback, ProgressBar, State
 from parabolic.engine.loop import Diverged, accuracy, train
+from parabolic.engine.monitor import BoundsMonitor, BoundsRow, ProfileRecorder
 
-__all__ = ["Callback", "Diverged", "ProgressBar", "State", "accuracy", "train"]
+__all__ = [
+    "BoundsMonitor",
+    "BoundsRow",
+    "Callback",
+    "Diverged",
+    "ProfileRecorder",
+    "ProgressBar",
+    "State",
+    "accuracy",
+    "train",
+]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parabolic.experiments.spec import RunSpec
+from parabolic.files import write_text
 
 __all__ = ["Record", "Store"]
 
@@ -75,19 +74,7 @@ class Store:
 
     def save(self, record: Record) -> Path:
         """Write a run, so that a crash at any moment leaves either nothing of it or all."""
-        folder = self.path(record.key)
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, aside = tempfile.mkstemp(dir=folder, prefix=f".{FILE}.")
-        try:
-            with os.fdopen(handle, "w") as file:
-                json.dump(asdict(record), file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(aside, folder / FILE)
-        except BaseException:
-            Path(aside).unlink(missing_ok=True)
-            raise
-        return folder
+        return write_text(self.path(record.key) / FILE, json.dumps(asdict(record), indent=1)).parent
 
     @staticmethod
     def _read(path: Path) -> Record | None:

@@ -1,9 +1,43 @@
 """How one batch changes a model: one file a method."""
 
+from parabolic.learners.agem import AGEM
+from parabolic.learners.cbrs import CBRS
+from parabolic.learners.clser import CLSER
+from parabolic.learners.der import DER, DERpp
 from parabolic.learners.er import ER
+from parabolic.learners.ewc import EWC
+from parabolic.learners.gem import GEM
+from parabolic.learners.joint import Joint
 from parabolic.learners.learner import Learner, ReplayLearner, join
+from parabolic.learners.lwf import LwF
+from parabolic.learners.mixup import MixupER
+from parabolic.learners.obc import OBC
 from parabolic.learners.pcl import PCL
 from parabolic.learners.registry import find_learner, known_learners
 from parabolic.learners.sgd import SGD
+from parabolic.learners.si import SI
+from parabolic.learners.vrmcl import VRMCL
 
-__all__ = ["ER", "PCL", "SGD", "Learner", "ReplayLearner", "find_learner", "join", "known_learners"]
+__all__ = [
+    "AGEM",
+    "CBRS",
+    "CLSER",
+    "DER",
+    "ER",
+    "EWC",
+    "GEM",
+    "OBC",
+    "PCL",
+    "SGD",
+    "SI",
+    "VRMCL",
+    "DERpp",
+    "Joint",
+    "Learner",
+    "LwF",
+    "MixupER",
+    "ReplayLearner",
+    "find_learner",
+    "join",
+    "known_learners",
+]

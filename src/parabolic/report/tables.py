@@ -75,7 +75,7 @@ def in_words(runs: Mapping[str, Sequence[Record]]) -> str:
     record = next(iter(runs.values()))[0]
     tasks = len(record.accuracy)
     said = ", ".join(f"{learner} {final[learner]:.0f} %" for learner in ranked)
-    sentence = f"After {tasks} tasks, each seen once, this share of all test examples is classified correctly: {said}."
+    sentence = f"After {tasks} tasks, this share of all test examples is classified correctly: {said}."
     if len(ranked) > 1:
         sentence += (
             f" Since it knew the earlier tasks best, {first} has lost {lost[first]:.0f} points on them,"

@@ -1,0 +1,159 @@
+"""`parabolic bounds` and `profile`: the theory beside the practice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from parabolic.cli.common import Device, Json, Memory, Seed, Set, Stream, read_settings
+from parabolic.engine import BoundsMonitor, BoundsRow, Callback, ProfileRecorder, ProgressBar, State, train
+from parabolic.experiments import RunSpec, build
+from parabolic.files import write_text
+from parabolic.pde import Range
+from parabolic.report.figures import draw_bounds, draw_profiles
+
+__all__ = ["bounds", "profile"]
+
+Learner = Annotated[str, typer.Option(help="A method with a memory: a name of `parabolic list`, or module:Class.")]
+Out = Annotated[Path, typer.Option("--out", "-o", help="The folder for the JSON file and the picture.")]
+Eps = Annotated[float, typer.Option(help="Squared radius of the balls round the memory.")]
+
+
+def bounds(
+    learner: Learner = "pcl",
+    stream: Stream = "seq-digits",
+    memory: Memory = 200,
+    seed: Seed = 0,
+    settings: Set = None,
+    eps: Eps = 0.01,
+    samples: Annotated[int, typer.Option(help="Points of edge and inside that are looked at.")] = 256,
+    out: Out = Path("bounds"),
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Compare the loss on memory with that on the first and the last task, after every task (the paper's appendix)."""
+    spec = RunSpec.from_settings(learner, read_settings(settings), stream=stream, memory=memory, seed=seed)
+    console = Console(stderr=as_json)
+    monitor = BoundsMonitor(
+        eps=eps, samples=samples, seed=seed, warn=lambda text: console.print(f"[bold]{text}[/bold]")
+    )
+    state = _train(spec, device, monitor)
+    told = {"spec": spec.resolved(), "eps": eps, "samples": samples, "rows": [row.as_dict() for row in monitor.rows]}
+    name = f"{_file_name(stream)}-{_file_name(learner)}-{seed}"
+    written = write_text(out / f"{name}.json", json.dumps(told, indent=1))
+    picture = draw_bounds(monitor.rows, out / f"{name}.png", title=f"{learner} on {stream}: the loss and its bounds")
+    if as_json:
+        print(json.dumps(told, indent=1))
+        return
+    console.print(_forgetting_table(monitor.rows), _generalisation_table(monitor.rows, len(state.stream)), sep="\n")
+    console.print(f"Written: {written}, {picture}")
+
+
+def profile(
+    learner: Learner = "pcl",
+    stream: Stream = "seq-blobs",
+    memory: Memory = 60,
+    seed: Seed = 0,
+    settings: Set = None,
+    eps: Eps = 0.01,
+    time: Annotated[float, typer.Option(help="The time t of u(x, t).")] = 1.0,
+    sigma: Annotated[float, typer.Option(help="The diffusion coefficient of the equation.")] = 0.05,
+    grid: Annotated[int, typer.Option(min=2, help="Points of the grid along each side.")] = 48,
+    paths: Annotated[int, typer.Option(min=2, help="Paths from each point.")] = 100,
+    out: Out = Path("profile"),
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Draw the continual loss profile u(x, t) of a learner after each task of a stream of points in the plane."""
+    spec = RunSpec.from_settings(learner, read_settings(settings), stream=stream, memory=memory, seed=seed)
+    recorder = ProfileRecorder(grid=grid, eps=eps, t=time, sigma=sigma, paths=paths, seed=seed)
+    _train(spec, device, recorder)
+    rows: list[dict[str, Any]] = [
+        {
+            "task": task,
+            "memory_loss": _range(each.memory_loss),
+            "u": _range(each.u.mean),
+            "largest_standard_error": float(each.u.error.max()),
+            "stopped": float(each.u.stopped.mean()),
+            "points": each.points.tolist(),
+            "values": each.u.mean.tolist(),
+        }
+        for task, each in enumerate(recorder.profiles)
+    ]
+    told = {"spec": spec.resolved(), "eps": eps, "time": time, "sigma": sigma, "paths": paths, "rows": rows}
+    name = f"{_file_name(stream)}-{_file_name(learner)}-{seed}"
+    written = write_text(out / f"{name}.json", json.dumps(told, indent=1))
+    title = (
+        f"What {learner} expects to lose on {stream}: u(x, t) with σ = {sigma:g}, ε = {eps:g}, {paths} paths a point"
+    )
+    picture = draw_profiles(recorder.profiles, out / f"{name}.png", title=title)
+    if as_json:
+        print(json.dumps(told, indent=1))
+        return
+    table = Table(title=f"{learner} on {stream}: u(x, {time:g}) over the hull of the memory", title_justify="left")
+    for column in ("after task", "loss on memory: mean", "max", "u: min", "mean", "max", "paths stopped"):
+        table.add_column(column, justify="right")
+    for task, row in enumerate(rows):
+        memory_loss, u = row["memory_loss"], row["u"]
+        figures = (memory_loss["mean"], memory_loss["max"], u["min"], u["mean"], u["max"])
+        table.add_row(str(task + 1), *[f"{value:.3f}" for value in figures], f"{row['stopped']:.0%}")
+    console = Console()
+    console.print(table)
+    console.print(f"Written: {written}, {picture}")
+
+
+def _train(spec: RunSpec, device: str, watcher: Callback) -> State:
+    learner, stream = build(spec, device)
+    with ProgressBar() as bar:
+        bar.title = spec.learner
+        return train(learner, stream, batch=spec.resolved()["batch"], epochs=spec.epochs, callbacks=[bar, watcher])
+
+
+def _forgetting_table(rows: list[BoundsRow]) -> Table:
+    caption = (
+        "Loss of test examples by their own labels, all classes competing (in brackets: among the task's own classes). "
+        "The bound is the largest loss on memory, hull and inside; 'covered' is the share of the examples that lie "
+        "within the hull, for which the proposition speaks."
+    )
+    table = Table(title="Proposition 1: the past", caption=caption, title_justify="left", caption_justify="left")
+    for column in ("after task", "memory: min / mean / max", "first task", "bound", "holds", "covered"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        found = row.forgetting
+        table.add_row(
+            str(row.task + 1), _three(found.memory), f"{found.realised:.3f} ({row.first_among_own:.3f})",
+            f"{found.bound:.3f}", "yes" if found.holds else "no", f"{found.covered:.0%}",
+        )  # fmt: skip
+    return table
+
+
+def _generalisation_table(rows: list[BoundsRow], tasks: int) -> Table:
+    caption = "The upper bound is C·τ + max, with τ = 1 and C the largest loss found on the domain."
+    table = Table(title="Corollary 1: the future", caption=caption, title_justify="left", caption_justify="left")
+    for column in ("after task", f"task {tasks}", "lower bound", "upper bound", "holds", "covered"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        found = row.generalisation
+        table.add_row(
+            str(row.task + 1), f"{found.realised:.3f} ({row.last_among_own:.3f})",
+            f"{found.lower:.3f}", f"{found.upper:.3f}", "yes" if found.holds else "no", f"{found.covered:.0%}",
+        )  # fmt: skip
+    return table
+
+
+def _three(losses: Range) -> str:
+    return f"{losses.min:.3f} / {losses.mean:.3f} / {losses.max:.3f}"
+
+
+def _range(values: Any) -> dict[str, float]:
+    return {"min": float(values.min()), "mean": float(values.mean()), "max": float(values.max())}
+
+
+def _file_name(name: str) -> str:
+    """A name as part of a file's: paths like package.module:Class lose what a file name cannot hold."""
+    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name)

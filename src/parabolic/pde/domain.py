@@ -1,0 +1,456 @@
+"""Where the equation holds and where a path stops: balls round points, convex hulls, and what they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+from math import sqrt
+from typing import Protocol, runtime_checkable
+
+import torch
+from scipy.spatial import ConvexHull, QhullError
+from torch import Generator, Tensor
+
+from parabolic.checks import check_finite, check_number, invalid
+
+__all__ = ["Balls", "Domain", "Hull", "Intersection", "MemoryDomain"]
+
+EXACT = 3  # up to this dimension a hull is kept as its facets; beyond it their number explodes
+ITERATIONS = 5000  # of a projection at most; images need a few hundred
+
+
+@runtime_checkable
+class Domain(Protocol):
+    """What a path needs to know of the region it moves in. Bring your own: these three methods are all.
+
+    Each takes points `[n, *shape]` and looks at every point on its own.
+
+    >>> class Disc:
+    ...     def inside(self, x): return x.norm(dim=1) <= 1
+    ...     def hit(self, x): return 1 - x.norm(dim=1)
+    ...     def nearest(self, x): return x / x.norm(dim=1, keepdim=True)
+    >>> isinstance(Disc(), Domain)
+    True
+    """
+
+    def inside(self, x: Tensor) -> Tensor:
+        """Whether u is defined at x, `[n]`: in the region, its edge and what is cut out of it included."""
+
+    def hit(self, x: Tensor) -> Tensor:
+        """The signed distance to the edge, `[n]`: positive while a path runs, zero or less once it has hit.
+
+        Infinity says that x is inside and that nobody knows how deep: crossings between two such points
+        then go unnoticed.
+        """
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """The point of the edge nearest to x, `[n, *shape]`: where a path that crossed is stopped."""
+
+
+class Balls:
+    """All of space but M^(ε), the balls ‖x − xᵢ‖² ≤ ε round the points: the *squared* norm, so radius √ε.
+
+    >>> memory = Balls(torch.tensor([[0.0, 0.0], [4.0, 0.0]]), eps=0.25)
+    >>> memory.hit(torch.tensor([[1.0, 0.0], [4.0, 0.25]]))  # half a unit to go; a quarter too deep
+    tensor([ 0.5000, -0.2500])
+    >>> memory.nearest(torch.tensor([[1.0, 0.0]]))
+    tensor([[0.5000, 0.0000]])
+    """
+
+    def __init__(self, points: Tensor, eps: float) -> None:
+        _check_points(points, 1)
+        check_number("eps", eps, above=0, remedy="it is the squared radius of the balls")
+        self.points, self.eps, self.radius = points, float(eps), sqrt(eps)
+        flat = points.reshape(len(points), -1)
+        # Distances come from ‖p‖² − 2x·p + ‖x‖², a small difference of large numbers: so measure from the
+        # middle, and in double precision unless rounding is far below the balls' size even so.
+        self._centre = flat.mean(0)
+        largest = float((flat - self._centre).square().sum(1).max())
+        fine = torch.finfo(points.dtype).eps * largest < 1e-4 * eps
+        self._centred = (flat - self._centre).to(points.dtype if fine else torch.float64)
+        self._ones = torch.ones_like(self._centred[0])
+        self._squares = self._centred.square().sum(1, keepdim=True)
+
+    def inside(self, x: Tensor) -> Tensor:
+        """Everywhere: in the balls u is the loss itself."""
+        return torch.ones(len(x), dtype=torch.bool, device=x.device)
+
+    def hit(self, x: Tensor) -> Tensor:
+        """The distance to the surface of the nearest ball, negative in it."""
+        y = self._from_centre(x)
+        least = torch.cat([self._table(part).amin(0) for part in self._parts(y)])
+        return (least + y.square() @ self._ones).clamp_min(0).sqrt().to(x.dtype) - self.radius
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """The nearest point on the surface of the nearest ball (its centre, for a centre)."""
+        y = self._from_centre(x)
+        point = self._centred[torch.cat([self._table(part).argmin(0) for part in self._parts(y)])]
+        return (point + _unit(y - point) * self.radius).to(x.dtype).add(self._centre).reshape(x.shape)
+
+    def _from_centre(self, x: Tensor) -> Tensor:
+        return (_flat("x", x, self.points) - self._centre).to(self._centred.dtype)
+
+    def _parts(self, y: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(y, _rows(len(self.points), y))
+
+    def _table(self, y: Tensor) -> Tensor:
+        """‖y − p‖² − ‖y‖² for every point p (down) and y (across): so laid out, columns reduce fastest."""
+        return torch.addmm(self._squares, self._centred, y.T, alpha=-2)
+
+
+class Hull:
+    """The convex hull C of points, grown by `margin` on all sides.
+
+    In up to three dimensions it is exact, from its facets (Qhull). In more, it is known by projection: the
+    distance to the hull lies between those to a separating plane and to a point of the hull, and the search
+    ends when the two meet within `tolerance` of the hull's radius (and 1 % of the margin).
+
+    Too few points for their dimension make a `flat` hull, without an inside; a margin gives it one. In more
+    than three dimensions there is no way to tell how deep in the hull a point lies: `hit` then returns the
+    margin for every point of it, less than the truth, or infinity where there is no margin.
+
+    Args:
+        points: `[n, *shape]`, floating.
+        margin: how far beyond the hull the region reaches. With √ε it is the hull of M^(ε).
+        tolerance: the accuracy of distances and of `inside` in more than three dimensions.
+
+    >>> triangle = Hull(torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]]))
+    >>> triangle.hit(torch.tensor([[1.0, 0.5], [1.0, -0.5]]))
+    tensor([ 0.5000, -0.5000])
+    >>> segment = Hull(torch.eye(5)[:2], margin=0.1)  # of no volume without its margin
+    >>> segment.flat, segment.inside(torch.tensor([[0.5, 0.5, 0.05, 0, 0], [0.5, 0.6, 0.2, 0, 0]])).tolist()
+    (True, [True, False])
+    """
+
+    def __init__(self, points: Tensor, margin: float = 0.0, tolerance: float = 1e-4) -> None:
+        _check_points(points, 2)
+        check_number("margin", margin, at_least=0)
+        check_number("tolerance", tolerance, above=0, below=1)
+        self.points, self.margin = points, float(margin)
+        flat = points.reshape(len(points), -1)
+        self.radius = float((flat - flat.mean(0)).norm(dim=1).max())
+        rounding = 10 * torch.finfo(points.dtype).eps * self.radius
+        slip = min(tolerance * self.radius, 0.01 * margin if margin else torch.inf)
+        facets = _Facets.of(flat)
+        self._slip = rounding if facets else max(slip, rounding)
+        # Fewer than d + 1 points do not span d dimensions; of more, Qhull says whether they do.
+        self.flat = len(flat) <= flat.shape[1] or (flat.shape[1] <= EXACT and facets is None)
+        self._body = facets or _Cloud(flat, self._slip, depth=0.0 if self.flat or margin else torch.inf)
+
+    def inside(self, x: Tensor) -> Tensor:
+        """Whether x is in the grown hull, its edge included."""
+        return self._body.within(_flat("x", x, self.points), self.margin + self._slip)
+
+    def hit(self, x: Tensor) -> Tensor:
+        """The distance to the edge, negative outside."""
+        return self._body.depth(_flat("x", x, self.points)) + self.margin
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """The nearest point of the edge; x itself where nobody knows how deep it lies."""
+        base, outward = self._body.surface(_flat("x", x, self.points))
+        return (base + outward * self.margin).reshape(x.shape)
+
+
+class Intersection:
+    """The common part of several domains: a path stops at whichever edge it meets first.
+
+    >>> ring = Intersection(Hull(torch.tensor([[-3.0], [3.0]])), Balls(torch.zeros(1, 1), eps=1.0))
+    >>> ring.hit(torch.tensor([[2.5], [1.25], [0.5]]))
+    tensor([ 0.5000,  0.2500, -0.5000])
+    """
+
+    def __init__(self, *parts: Domain) -> None:
+        if not parts:
+            raise invalid("parts", parts, "at least one domain")
+        self.parts = parts
+
+    def inside(self, x: Tensor) -> Tensor:
+        """Whether x is in every part."""
+        return torch.stack([part.inside(x) for part in self.parts]).all(0)
+
+    def hit(self, x: Tensor) -> Tensor:
+        """The distance to the nearest of the edges; negative when one of them was crossed."""
+        return torch.stack([part.hit(x) for part in self.parts]).amin(0)
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """The nearest point of the edge that is nearest, or was crossed by most."""
+        which = torch.stack([part.hit(x) for part in self.parts]).argmin(0)
+        found = torch.empty_like(x)
+        for index, part in enumerate(self.parts):
+            rows = (which == index).nonzero().squeeze(1)
+            if len(rows):
+                found[rows] = part.nearest(x[rows])
+        return found
+
+
+class MemoryDomain(Intersection):
+    """The paper's domain: the hull of the memory, less the balls M^(ε) round what is remembered.
+
+    Args:
+        points: the memory, `[n, *shape]`, floating.
+        eps: the squared radius of the balls.
+        margin: how far the region reaches beyond the hull of the points. By default √ε: the hull of M^(ε),
+            which has an inside however few the points are. With 0, the hull of the points themselves.
+        tolerance: see `Hull`.
+
+    >>> domain = MemoryDomain(torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]]), eps=0.01)
+    >>> domain.inside(torch.tensor([[1.0, 1.0], [0.0, 0.0], [3.0, 3.0]]))  # u is the loss on memory
+    tensor([ True,  True, False])
+    >>> domain.hit(torch.tensor([[0.5, 0.25], [0.0, 0.05]]))
+    tensor([ 0.3500, -0.0500])
+    """
+
+    def __init__(self, points: Tensor, eps: float, margin: float | None = None, tolerance: float = 1e-4) -> None:
+        self.balls = Balls(points, eps)
+        self.hull = Hull(points, self.balls.radius if margin is None else margin, tolerance)
+        if self.hull.flat and not self.hull.margin:
+            raise invalid(
+                "points",
+                points,
+                f"points that span their space: at least {points[0].numel() + 1}, not all on one plane",
+                "keep more of them, or leave margin at its default for the hull of M^(ε)",
+            )
+        super().__init__(self.balls, self.hull)
+        self.points, self.eps = points, self.balls.eps
+
+    def interior(self, count: int, generator: Generator | None = None) -> Tensor:
+        """Points scattered over the hull: mixtures of a few random points of the memory.
+
+        >>> memory = MemoryDomain(torch.randn(9, 2, generator=torch.Generator().manual_seed(0)), eps=0.01)
+        >>> bool(memory.inside(memory.interior(100)).all())
+        True
+        """
+        check_number("count", count, whole=True, at_least=1)
+        # A point of a hull in d dimensions mixes d + 1 others; so many that they blur tell little.
+        several = min(self.points[0].numel() + 1, 8)
+        share = _random(torch.rand, self.points, count, several, generator=generator).clamp_min(1e-6).log()
+        pick = _random(torch.rand, self.points, count, several, generator=generator) * len(self.points)
+        mixed = (share / share.sum(1, keepdim=True)).unsqueeze(1) @ self.points.flatten(1)[pick.long()]
+        return mixed.reshape(count, *self.points.shape[1:])
+
+    def edge(self, count: int, generator: Generator | None = None) -> Tensor:
+        """Points scattered over what stops a path: by turns in a ball (half of them on its surface), on the hull's.
+
+        >>> memory = MemoryDomain(torch.randn(9, 2, generator=torch.Generator().manual_seed(0)), eps=0.01)
+        >>> bool((memory.hit(memory.edge(100)) < 1e-5).all())
+        True
+        """
+        check_number("count", count, whole=True, at_least=1)
+        shape, radius = (count, *self.points.shape[1:]), self.hull.radius
+        way = _unit(_random(torch.randn, self.points, count, self.points[0].numel(), generator=generator))
+        pick = _random(torch.rand, self.points, count, generator=generator) * len(self.points)
+        length = _random(torch.rand, way, count, 1, generator=generator)
+        found = self.points[pick.long()] + (way * self.balls.radius * (2 * length).clamp_max(1)).reshape(shape)
+        # From inside the hull outwards and back to it: by a random length, or by one that surely leads out.
+        start = self.interior(count, generator)
+        out = start + (way * length * 2 * radius).reshape(shape)
+        still = (self.hull.hit(out[1::2]) > 0).nonzero().squeeze(1) * 2 + 1
+        out[still] = start[still] + (way[still] * 3 * radius).reshape(-1, *shape[1:])
+        found[1::2] = self.hull.nearest(out[1::2])
+        return found
+
+
+class _Facets:
+    """A hull of few dimensions as half-spaces `normal·x + offset ≤ 0`, and all of its faces."""
+
+    def __init__(self, normal: Tensor, offset: Tensor, simplices: Tensor, points: Tensor) -> None:
+        self.normal, self.offset = normal, offset[:, None]
+        # A face: its first corner, the sides from there to the others, and the map from x to their weights.
+        self.faces = []
+        for size in range(1, simplices.shape[1] + 1):
+            several = {tuple(sorted(c)) for row in simplices.tolist() for c in combinations(row, size)}
+            corners = points[torch.tensor(sorted(several), device=points.device)]
+            sides = corners[:, 1:] - corners[:, :1]
+            self.faces.append((corners[:, 0], sides, torch.linalg.pinv(sides)))
+
+    @classmethod
+    def of(cls, points: Tensor) -> _Facets | None:
+        """None where there are too many dimensions, or where the points lie on one plane."""
+        if points.shape[1] > EXACT:
+            return None
+        if points.shape[1] == 1:
+            ends = torch.stack([points.argmin(), points.argmax()])
+            sign = points.new_tensor([[-1.0], [1.0]])
+            corners = points[ends]
+            return cls(sign, -(sign * corners)[:, 0], ends[:, None], points) if corners[0] < corners[1] else None
+        try:
+            hull = ConvexHull(points.double().cpu().numpy())
+        except QhullError:
+            return None
+        plane = torch.as_tensor(hull.equations).to(points)
+        return cls(plane[:, :-1], plane[:, -1], torch.as_tensor(hull.simplices), points)
+
+    def within(self, x: Tensor, reach: float) -> Tensor:
+        """Whether the hull is at most `reach` away."""
+        return self.depth(x) >= -reach
+
+    def depth(self, x: Tensor) -> Tensor:
+        """The distance to the surface, negative outside."""
+        depth = -torch.addmm(self.offset, self.normal, x.T).amax(0)
+        # Beyond a corner the planes are nearer than the hull is.
+        beyond = (depth < 0).nonzero().squeeze(1)
+        depth[beyond] = -(x[beyond] - self._onto(x[beyond])).norm(dim=1)
+        return depth
+
+    def surface(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The nearest point of the surface, and the unit normal there that points outwards."""
+        over, facet = torch.addmm(self.offset, self.normal, x.T).max(0)
+        outward = self.normal[facet]
+        base = x - over[:, None] * outward
+        beyond = (over > 0).nonzero().squeeze(1)
+        base[beyond] = self._onto(x[beyond])
+        away = x[beyond] - base[beyond]
+        # What lies on the surface is off it by rounding alone, in no direction: it keeps the facet's normal.
+        clear = _length(away) > 8 * torch.finfo(x.dtype).eps * x[beyond].abs().amax(1, keepdim=True)
+        outward[beyond] = torch.where(clear, _unit(away), outward[beyond])
+        return base, outward
+
+    def _onto(self, x: Tensor) -> Tensor:
+        """The nearest point of the hull to points outside: they fall on one of its faces."""
+        width = sum(first.numel() for first, _, _ in self.faces)
+        return torch.cat([self._onto_few(part) for part in torch.split(x, _rows(width, x))])
+
+    def _onto_few(self, x: Tensor) -> Tensor:
+        found, best = torch.empty_like(x), x.new_full((len(x), 1), torch.inf)
+        for first, sides, weigh in self.faces:
+            weight = torch.einsum("nfd,fds->nfs", x[:, None] - first, weigh)
+            point = first + torch.einsum("nfs,fsd->nfd", weight, sides)
+            length = (x[:, None] - point).square().sum(2)
+            if sides.shape[1]:  # a corner is fallen on from anywhere
+                length[(weight.amin(2) < 0) | (weight.sum(2) > 1)] = torch.inf
+            near, face = length.min(1, keepdim=True)
+            choice = point.gather(1, face[..., None].expand(-1, -1, x.shape[1])).squeeze(1)
+            found, best = torch.where(near < best, choice, found), torch.minimum(near, best)
+        return found
+
+
+class _Cloud:
+    """A hull of any dimension, by projection onto it: min ‖Pᵀλ − y‖² over λ ≥ 0, Σλ = 1.
+
+    The method of multipliers (ADMM) parts λ, which solves the least squares with Σλ = 1, from z ≥ 0. In the
+    points' own axes, P = U S Vᵀ, the least squares are two thin products for any step size ρ, so that each
+    query can have its own; what of y lies across the points' span only adds to the distance.
+    """
+
+    def __init__(self, points: Tensor, slip: float, depth: float) -> None:
+        # In double precision: a residual as small as the slip is a difference of much larger numbers.
+        self.centre = points.double().mean(0)
+        u, s, vt = torch.linalg.svd(points - self.centre, full_matrices=False)
+        span = int((s > s[0] * 1e-10).sum())
+        self.u, self.s, self.axes = u[:, :span].contiguous(), s[:span], vt[:span]
+        self.corners, self.slip, self.unknown = self.u * self.s, slip, depth
+
+    def within(self, x: Tensor, reach: float) -> Tensor:
+        """Whether the hull is at most `reach` away."""
+        return self._project(x, reach)[0] <= reach
+
+    def depth(self, x: Tensor) -> Tensor:
+        """Minus the distance outside; inside, what was given for the depth that nobody knows."""
+        distance = self._project(x)[0]
+        return torch.where(distance > self.slip, -distance, self.unknown).to(x.dtype)
+
+    def surface(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The nearest point of the hull, and the direction from there to x."""
+        base = (self._project(x)[1] @ self.axes + self.centre).to(x.dtype)
+        return base, _unit(x - base)
+
+    def _project(self, x: Tensor, reach: float = torch.inf) -> tuple[Tensor, Tensor]:
+        """Distances and nearest points (in the axes); with `reach`, only until it is clear which is less."""
+        y = x - self.centre
+        own = y @ self.axes.T
+        distance, nearest = (y - own @ self.axes).norm(dim=1), own.clone()
+        if not self.s.numel():  # all points are one
+            return distance, nearest
+        near = (distance <= reach).nonzero().squeeze(1)
+        for rows in torch.split(near, _rows(len(self.u), x)):
+            distance[rows], nearest[rows] = self._descend(own[rows], distance[rows], reach)
+        return distance, nearest
+
+    def _descend(self, own: Tensor, across: Tensor, reach: float) -> tuple[Tensor, Tensor]:
+        n, curve = len(self.u), self.s.square()
+        distance, nearest, todo = across.clone(), own.clone(), torch.arange(len(own), device=own.device)
+        z = own.new_full((len(own), n), 1 / n)
+        dual = torch.zeros_like(z)
+        rho = own.new_full((len(own), 1), 0.1 * float(curve.mean()))
+        low, pull, least = across, own * self.s, float(self.s[0] * self.s[-1] / curve.mean())
+        for step in range(ITERATIONS):
+            old, v = z, z - dual
+            weights = v + ((pull - (v @ self.u) * curve) / (curve + rho)) @ self.u.T + (1 - _total(v)) / n
+            eased = 1.6 * weights - 0.6 * z  # over-relaxation by the usual amount: fewer steps
+            z = (eased + dual).clamp_min(0)
+            dual = dual + eased - z
+            if step % 10 != 9:
+                continue
+            # What feasible weights reach bounds the distance from above, a separating plane from below.
+            point = (z / _total(z)) @ self.corners
+            high = torch.hypot((own - point).norm(dim=1), across)
+            for towards in (own - point, own - weights @ self.corners):
+                low = torch.maximum(low, torch.hypot(self._beyond(own, towards), across))
+            distance[todo], nearest[todo] = high, point
+            done = high - low <= self.slip
+            if reach < torch.inf:
+                done |= (high <= reach) | (low > reach)
+            left = (~done).nonzero().squeeze(1)
+            if not len(left):
+                break
+            # ρ trades the two residuals against each other: balance them, each measured by its own scale. For
+            # y in the hull the dual is zero, and no scale: then √(λmin λmax) of PᵀP takes its place.
+            primal = _length(weights - z) / torch.maximum(_length(weights), _length(z))
+            scale = torch.maximum(rho * _length(dual), least * _length(pull)).clamp_min(1e-30)
+            change = (primal / (rho * _length(z - old) / scale).clamp_min(1e-30)).sqrt().clamp(0.2, 5)
+            change = torch.where((change > 1.5) | (change < 0.66), change, 1.0)
+            rho, dual = rho * change, dual / change
+            own, across, low, pull, todo, z, dual, rho = (a[left] for a in (own, across, low, pull, todo, z, dual, rho))
+        else:
+            if reach < torch.inf:  # what no plane could separate in time counts as within reach
+                distance[todo] = low
+        return distance, nearest
+
+    def _beyond(self, own: Tensor, towards: Tensor) -> Tensor:
+        """How far y is beyond the plane across `towards` that touches the hull; 0 if it is not beyond it."""
+        normal = _unit(towards)
+        over: Tensor = (own * normal).sum(1) - (normal @ self.corners.T).amax(1)
+        return over.clamp_min(0)
+
+
+def _total(x: Tensor) -> Tensor:
+    return x.sum(1, keepdim=True)
+
+
+def _rows(width: int, like: Tensor) -> int:
+    """How many rows of a table to make at once: what a core's cache holds, or what keeps a GPU busy."""
+    return max(1, (2**19 if like.device.type == "cpu" else 2**26) // width)
+
+
+def _length(x: Tensor) -> Tensor:
+    length: Tensor = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+    return length
+
+
+def _unit(x: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(x, eps=torch.finfo(x.dtype).tiny)
+
+
+def _random(draw: Callable[..., Tensor], like: Tensor, *shape: int, generator: Generator | None) -> Tensor:
+    return draw(shape, generator=generator, dtype=like.dtype, device=like.device)
+
+
+def _check_points(points: Tensor, least: int) -> None:
+    if not isinstance(points, Tensor) or not points.is_floating_point() or points.ndim < 1:
+        raise invalid("points", points, "a floating tensor [n, *shape]", "convert it with .float()")
+    if len(points) < least or not points[0].numel():
+        raise invalid("points", points, f"at least {least} points", "keep more of them in memory")
+    check_finite("points", points)
+
+
+def _flat(name: str, x: Tensor, points: Tensor) -> Tensor:
+    if not isinstance(x, Tensor) or x.shape[1:] != points.shape[1:] or x.ndim < 1:
+        raise invalid(name, x, f"a tensor [n{''.join(f', {k}' for k in points.shape[1:])}], as the domain's points")
+    if x.dtype != points.dtype or x.device != points.device:
+        raise invalid(
+            name,
+            x,
+            f"type {points.dtype} on {points.device}, as the domain's points",
+            "convert it with .to()",
+        )
+    return x.reshape(len(x), -1)

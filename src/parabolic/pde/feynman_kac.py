@@ -1,0 +1,373 @@
+"""The loss profile u(x, t) as an expectation over stopped paths (the Feynman–Kac formula)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from math import sqrt
+
+import torch
+from torch import Generator, Tensor
+
+from parabolic.checks import Description, check_finite, check_name, check_number, invalid
+from parabolic.pde.bridge import bridge
+from parabolic.pde.domain import Domain
+
+__all__ = ["Drift", "Estimate", "Loss", "gradient_of", "solve", "solve_by_bridges"]
+
+Loss = Callable[[Tensor], Tensor]
+"""From points `[n, *shape]` to their losses `[n]`, none negative."""
+
+Drift = Callable[[Tensor], Tensor]
+"""From points `[n, *shape]` to velocities of the same shape."""
+
+DRIFTS = ("simulate", "reweight")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A Monte Carlo estimate at n points; each field is a tensor `[n]`."""
+
+    mean: Tensor  # of u
+    error: Tensor  # the standard error of the mean
+    stopped: Tensor  # the share of paths that were stopped before the time was up
+    weight: Tensor  # the mean weight of a path: 1 in expectation, and exactly 1 unless reweighted
+    effective: Tensor  # how many paths of equal weight would say as much
+
+
+def solve(
+    loss: Loss,
+    x: Tensor,
+    t: float,
+    domain: Domain,
+    sigma: float,
+    drift: Drift | None = None,
+    *,
+    by: str = "simulate",
+    source: float = 1.0,
+    paths: int = 1000,
+    steps: int = 100,
+    chunk: int | None = None,
+    generator: Generator | None = None,
+) -> Estimate:
+    """Estimate u(x, t), the solution of ∂u/∂t = σ∇²u + μ·∇u + source·ℓ with u = ℓ at t = 0 and on the edge.
+
+    It is u(x, t) = E[ℓ(X_{t∧τ}) + source·∫₀^{t∧τ} ℓ(X_s) ds] for dX = μ dt + √(2σ) dW from X₀ = x, stopped at
+    the first time τ at which it meets the edge of the domain. The equation of Proposition 1, ∂u/∂t = −σ∇²u + ℓ
+    with u(·, T) = ℓ, is this one backwards: `solve(..., source=-1)` is its u(x, T − t).
+
+    Between two steps of length Δ a path is a Brownian bridge. Whether it met the edge there, when and where is
+    drawn from the exact law for a flat edge. So the bias is of the first order in Δ, and that only with a drift;
+    without one it vanishes faster (that of paths looked at after each step only is of the order ½). A step should
+    be short of the domain: √(2σΔ) less than a fifth of its width.
+
+    Args:
+        loss: ℓ, from points `[n, *shape]` to losses `[n]`, none negative.
+        x: where u is wanted, `[n, *shape]`, floating.
+        t: the time, 0 or more.
+        domain: where paths run and stop: a `MemoryDomain`, or anything with the methods of `Domain`.
+        sigma: the diffusion coefficient σ, above 0.
+        drift: μ, from points `[n, *shape]` to velocities of the same shape; none by default.
+        by: "simulate" lets paths drift; "reweight" lets them diffuse only and weighs each one by
+            exp(∫μ·dX/2σ − ∫‖μ‖²ds/4σ) (Girsanov). Both estimate the same u; the weights spread with t.
+        source: what multiplies the loss in the equation.
+        paths: how many paths start from each point.
+        steps: how many steps of length t/steps a path takes.
+        chunk: how many numbers the positions of the paths under way may hold together; bounds the memory.
+        generator: where the random numbers come from, on the device of `x`; torch's own by default.
+
+    >>> from parabolic.pde import Hull
+    >>> interval = Hull(torch.tensor([[0.0], [1.0]]))
+    >>> noise = torch.Generator().manual_seed(0)
+    >>> u = solve(lambda x: torch.ones(len(x)), torch.tensor([[0.5]]), 9.0, interval, sigma=1.0, generator=noise)
+    >>> bool((u.mean - (1 + 0.5**2 / 2)).abs() < 3 * u.error)  # 1 and the mean time to the edge, x(1 − x)/2σ
+    True
+    """
+    check_number("source", source)
+    total = torch.zeros(5, len(x) if isinstance(x, Tensor) and x.ndim else 0, dtype=torch.float64)
+    for rows, batch in walk(
+        loss, x, t, domain, sigma, drift, by=by, paths=paths, steps=steps, chunk=chunk, generator=generator
+    ):
+        if total.device != x.device:
+            total = total.to(x.device)
+        weight = batch.log_weight.double().exp()
+        payoff = weight * (batch.end.double() + source * batch.integral.double())
+        sums = (payoff, payoff.square(), weight, weight.square(), batch.stopped.double())
+        total[:, rows] += torch.stack([part.sum(1) for part in sums])
+    return _summary(total / paths, paths, x.dtype, warn=drift is not None and by == "reweight")
+
+
+def solve_by_bridges(
+    loss: Loss,
+    x: Tensor,
+    t: float,
+    ends: Tensor,
+    sigma: float,
+    *,
+    source: float = 1.0,
+    paths: int = 1000,
+    times: int = 5,
+    chunk: int | None = None,
+    generator: Generator | None = None,
+) -> Estimate:
+    """The paper's shortcut: paths that are Brownian bridges from x to random points of the memory.
+
+    It estimates E[ℓ(X_t) + source·∫₀^t ℓ(X_s) ds] for X the bridge from x to a point drawn from `ends`: the
+    solution not of the equation of `solve` but of one where a drift (end − x)/(t − s) carries every path to
+    its end exactly at t. So each path stops in memory, all do at the same time, and all of the memory is
+    equally likely to stop it; for the solution of `solve` near points stop more paths, and sooner, and the
+    edge of the hull stops some. In return no path looks for an edge, and few time points do.
+
+    Args:
+        loss: see `solve`.
+        x: see `solve`.
+        t: the time that a bridge takes, 0 or more.
+        ends: where the bridges may end, `[m, *shape]`: the memory.
+        sigma: the diffusion coefficient; a bridge's scale is √(2σ).
+        source: see `solve`.
+        paths: how many bridges start from each point.
+        times: how many time points a bridge has, both ends counted; the integral is by trapezia.
+        chunk: see `solve`.
+        generator: see `solve`.
+
+    >>> x, memory = torch.zeros(1, 2), torch.ones(4, 2)
+    >>> u = solve_by_bridges(lambda x: x.square().sum(1), x, 1.0, memory, sigma=1e-6)
+    >>> round(float(u.mean), 2)  # 2 at the end and the integral of 2s² on the way, by five points
+    2.69
+    """
+    _check_start(x, t, sigma, paths)
+    check_number("times", times, whole=True, at_least=2)
+    check_number("source", source)
+    if not isinstance(ends, Tensor) or ends.shape[1:] != x.shape[1:] or ends.dtype != x.dtype or not len(ends):
+        raise invalid("ends", ends, f"at least one point of the shape and type of x, {list(x.shape[1:])}, {x.dtype}")
+    total = torch.zeros(5, len(x), dtype=torch.float64, device=x.device)
+    losses_at(loss, x)
+    for rows, count in _chunks(x, paths, chunk, times):
+        start = x[rows].repeat_interleave(count, 0)
+        pick = torch.randint(len(ends), (len(start),), generator=generator, device=x.device)
+        if t > 0:
+            path = bridge(start, ends[pick], sqrt(2 * sigma), times, horizon=t, generator=generator)
+        else:
+            path = start[:, None, None].expand(-1, 1, times, *x.shape[1:])
+        value = loss(path.flatten(0, 2)).reshape(-1, count, times).double()
+        payoff = value[..., -1] + source * torch.trapezoid(value, dx=t / (times - 1))
+        one = torch.ones_like(payoff)
+        total[:, rows] += torch.stack([part.sum(1) for part in (payoff, payoff.square(), one, one, one)])
+    return _summary(total / paths, paths, x.dtype, warn=False)
+
+
+def gradient_of(potential: Callable[[Tensor], Tensor]) -> Drift:
+    """The drift μ = ∇φ of a potential φ, which maps points `[n, *shape]` to numbers `[n]`.
+
+    >>> gradient_of(lambda x: x.square().sum(1))(torch.tensor([[1.0, -2.0]]))
+    tensor([[ 2., -4.]])
+    """
+
+    def drift(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            at = x.detach().requires_grad_()
+            return torch.autograd.grad(potential(at).sum(), at)[0]
+
+    return drift
+
+
+@dataclass
+class Batch:
+    """What paths leave behind, each field `[points, paths]`."""
+
+    end: Tensor  # the loss where a path ended
+    integral: Tensor  # of the loss along it
+    log_weight: Tensor  # the logarithm of its Girsanov weight; zero unless reweighted
+    energy: Tensor  # ∫‖μ‖²ds/4σ along it; zero without drift
+    stopped: Tensor  # whether it met the edge
+
+
+@torch.no_grad()
+def walk(
+    loss: Loss,
+    x: Tensor,
+    t: float,
+    domain: Domain,
+    sigma: float,
+    drift: Drift | None,
+    *,
+    by: str,
+    paths: int,
+    steps: int,
+    chunk: int | None,
+    generator: Generator | None,
+) -> Iterator[tuple[slice, Batch]]:
+    """The stopped paths behind `solve`, batch after batch: the rows of x they start from, and what they leave."""
+    _check_start(x, t, sigma, paths)
+    check_number("steps", steps, whole=True, at_least=1)
+    check_name("by", by, DRIFTS)
+    losses_at(loss, x)
+    outside = ~domain.inside(x)
+    if outside.any():
+        first = int(outside.nonzero()[0])
+        raise invalid(
+            "x",
+            Description(f"{int(outside.sum())} points outside the domain, the first in row {first}"),
+            "points where domain.inside(x) holds",
+            "drop the others: u is not defined there",
+        )
+    if drift is not None:
+        speed = drift(x)
+        if not isinstance(speed, Tensor) or speed.shape != x.shape or speed.dtype != x.dtype:
+            raise invalid("drift", speed, f"to return a tensor of the shape {list(x.shape)} and type of its argument")
+    gap = domain.hit(x)
+    for rows, count in _chunks(x, paths, chunk):
+        start, far = (a[rows].repeat_interleave(count, 0) for a in (x, gap))
+        batch = _run(loss, start, far, t / steps, steps, domain, sigma, drift, by, generator)
+        yield rows, Batch(*(part.reshape(-1, count) for part in batch))
+
+
+def _run(
+    loss: Loss,
+    x: Tensor,
+    gap: Tensor,
+    dt: float,
+    steps: int,
+    domain: Domain,
+    sigma: float,
+    drift: Drift | None,
+    by: str,
+    generator: Generator | None,
+) -> tuple[Tensor, ...]:
+    """One path from each row of x, at the distance `gap` from the edge: the fields of `Batch`."""
+    variance = 2 * sigma * dt
+    draw = partial(_draw, generator=generator, like=x)
+    value, stopped = loss(x), gap <= 0
+    result = torch.stack([value, *(torch.zeros_like(value) for _ in range(3))])
+
+    # The paths under way: their numbers, places, distances to the edge, losses, and what they summed up. The
+    # integral is by trapezia, in units of dt: half of the first loss, all of those between, half of the last.
+    live = (gap > 0).nonzero().squeeze(1)
+    x, gap, value = x[live], gap[live], value[live]
+    integral, log_weight, energy = value / 2, torch.zeros_like(value), torch.zeros_like(value)
+    running, left, stops = torch.ones_like(live, dtype=torch.bool), len(live), []
+    speed = power = torch.zeros_like(value)
+    for _ in range(steps if dt > 0 else 0):
+        if left < 0.9 * len(live):
+            # Until now the paths that stopped were moved along unseen: dropping them at every step costs more.
+            keep = running.nonzero().squeeze(1)
+            live, x, gap, value = (a.index_select(0, keep) for a in (live, x, gap, value))
+            integral, log_weight, energy = (a.index_select(0, keep) for a in (integral, log_weight, energy))
+            running, speed, power = running[keep], speed[keep], power[keep]
+        if not left:
+            break
+        new = torch.add(x, draw(torch.randn, x.shape), alpha=sqrt(variance))
+        if drift is not None:
+            speed = drift(x)
+            power = _dot(speed, speed) / (4 * sigma)
+            if by == "simulate":
+                new += speed * dt
+        new_gap = domain.hit(new)
+        # A bridge between two points at distances a and b from a flat edge meets it with probability
+        # exp(−2ab/variance): surely, if b is negative. (Below e⁻⁴⁰ the exponential is slow and means never.)
+        chance = (gap * new_gap).mul_(-2 / variance).clamp_min_(-40).exp_()
+        met = (draw(torch.rand, gap.shape) < chance) & running
+        off = met.nonzero().squeeze(1)
+        if len(off):
+            last = (live, x, gap, new, new_gap, value, integral, speed, power, log_weight, energy)
+            stops.append([a.index_select(0, off) for a in last])
+            running &= ~met
+            left -= len(off)
+        if drift is not None:
+            log_weight += _dot(speed, new - x) / (2 * sigma) - power * dt
+            energy += power * dt
+        x, gap, value = new, new_gap, loss(new)
+        integral += value
+
+    keep = running.nonzero().squeeze(1)
+    result[:, live[keep]] = torch.stack([value, (integral - value / 2) * dt, log_weight, energy])[:, keep]
+    if stops:
+        # The last step of each path that met the edge, all in one go: when, where, and up to there.
+        live, x, gap, new, new_gap, value, integral, speed, power, log_weight, energy = (
+            torch.cat(part) for part in zip(*stops, strict=True)
+        )
+        share = _meeting(gap, new_gap.abs(), variance, generator)
+        at = share.reshape(-1, *[1] * (x.ndim - 1))
+        spread = draw(torch.randn, x.shape) * (variance * at * (1 - at)).sqrt()
+        stop = domain.nearest(torch.lerp(x, new, at) + spread)
+        end, spent = loss(stop), power * share * dt
+        if drift is not None:
+            log_weight += _dot(speed, stop - x) / (2 * sigma) - spent
+        integral = (integral + (value * (share - 1) + end * share) / 2) * dt
+        result[:, live] = torch.stack([end, integral, log_weight, energy + spent])
+        stopped[live] = True
+    if by == "simulate":
+        result[2] = 0
+    return *result, stopped
+
+
+def _draw(kind: Callable[..., Tensor], shape: torch.Size, generator: Generator | None, like: Tensor) -> Tensor:
+    return kind(shape, generator=generator, dtype=like.dtype, device=like.device)
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).flatten(1).sum(1)
+
+
+def _meeting(a: Tensor, b: Tensor, variance: float, generator: Generator | None) -> Tensor:
+    """When a Brownian bridge from a to −b first meets 0, as a share of its length, drawn exactly.
+
+    At the share s it is (1 − s) times a walk of drift −b at the time s/(1 − s), whose first passage is inverse
+    Gaussian of mean a/b and shape a²/variance (drawn as Michael, Schucany and Haas do).
+    """
+    tiny = 1e-6 * sqrt(variance)
+    # From an unknown depth, infinity, to an edge that was crossed: all of the way was inside.
+    a, b = a.nan_to_num(posinf=1 / tiny).clamp_min(tiny), b.clamp_min(tiny)
+    q = _draw(torch.randn, a.shape, generator, a).square() * (variance / 2) / (a * b)
+    root = 1 + q + (q * (2 + q)).sqrt()
+    early = _draw(torch.rand, a.shape, generator, a) * (1 + root) < root
+    return torch.where(early, a / (a + b * root), a * root / (a * root + b))
+
+
+def _chunks(x: Tensor, paths: int, chunk: int | None, times: int = 1) -> Iterator[tuple[slice, int]]:
+    """Batches of paths that hold at most `chunk` numbers: a slice of x, and how many paths from each of it."""
+    if chunk is None:
+        chunk = 2**18 if x.device.type == "cpu" else 2**24  # what stays in a core's cache, or keeps a GPU busy
+    check_number("chunk", chunk, whole=True, at_least=1)
+    fit = max(1, chunk // (x[0].numel() * times)) if len(x) else 1
+    rows = max(1, fit // paths)
+    for begin in range(0, len(x), rows):
+        for done in range(0, paths, fit):
+            yield slice(begin, min(begin + rows, len(x))), min(fit, paths - done)
+
+
+def _summary(mean: Tensor, paths: int, dtype: torch.dtype, warn: bool) -> Estimate:
+    """From the means of payoff, its square, weight, its square and whether stopped."""
+    u, square, weight, weight_square, stopped = mean
+    error = ((square - u * u).clamp_min(0) / max(1, paths - 1)).sqrt()
+    effective = paths * weight.square() / weight_square.clamp_min(torch.finfo(torch.float64).tiny)
+    if warn and len(u) and bool((effective < 0.1 * paths).any()):
+        warnings.warn(
+            f"reweighting collapsed: at one point {paths} paths say as much as {float(effective.min()):.0f} of "
+            'equal weight would; use by="simulate", a smaller t or a weaker drift',
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return Estimate(*(part.to(dtype) for part in (u, error, stopped, weight, effective)))
+
+
+def _check_start(x: Tensor, t: float, sigma: float, paths: int) -> None:
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 1:
+        raise invalid("x", x, "a floating tensor [n, *shape]", "convert it with .float()")
+    check_finite("x", x)
+    check_number("t", t, at_least=0)
+    check_number("sigma", sigma, above=0, remedy="without diffusion the equation is not parabolic")
+    check_number("paths", paths, whole=True, at_least=2)
+
+
+def losses_at(loss: Loss, x: Tensor) -> Tensor:
+    """The losses at x, refused unless there is one number a point and none is negative."""
+    value = loss(x)
+    if not isinstance(value, Tensor) or value.shape != (len(x),):
+        raise invalid("loss", value, f"to return one number a point, a tensor [{len(x)}]", 'use reduction="none"')
+    check_finite("loss", value)
+    if (value < 0).any():
+        raise invalid("loss", float(value.min()), "no negative loss: the bounds rest on it")
+    return value

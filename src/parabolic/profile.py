@@ -1,0 +1,213 @@
+"""The PDE applied to a learner: its loss as ℓ, its memory as the boundary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Generator, Tensor
+from torch.nn.functional import cross_entropy
+
+from parabolic.checks import Description, check_number, invalid
+from parabolic.learners import Learner, ReplayLearner
+from parabolic.pde import (
+    Drift,
+    DriftBound,
+    Estimate,
+    ForgettingBound,
+    GeneralisationBound,
+    MemoryDomain,
+    Range,
+    drift_bound,
+    forgetting_bound,
+    generalisation_bound,
+    solve,
+)  # fmt: skip
+
+__all__ = [
+    "LearnerLoss", "Profile", "drift_of", "examples_loss", "forgetting_of", "generalisation_of", "loss_profile",
+    "with_memory",
+]  # fmt: skip
+
+
+class LearnerLoss:
+    """ℓ(x): the cross-entropy of a learner's model at any point of its input space.
+
+    A point has the label that PCL's bridges would carry there: on the way between the two memory points nearest to
+    it, by the fraction of the way. At a memory point that is the point's own label, so that ℓ on the memory is the
+    loss of what is remembered.
+
+    >>> from parabolic import PCL
+    >>> learner = PCL(torch.nn.Linear(2, 2), memory=40)
+    >>> _ = learner.observe(torch.randn(8, 2), torch.arange(8) % 2)
+    >>> LearnerLoss(learner)(torch.zeros(3, 2)).shape
+    torch.Size([3])
+    """
+
+    def __init__(self, learner: Learner, chunk: int = 4096) -> None:
+        learner = with_memory(learner)
+        if not len(learner.past):
+            raise invalid("learner", Description("a memory with nothing in it"), "a learner that has seen a batch")
+        self.learner, self.chunk = learner, chunk
+        self.points = learner.inputs(learner.past["x"]).clone()  # the memory as it is now: it moves on
+        self.labels = learner.past["y"].clone()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The losses `[n]` of points `[n, *shape]`."""
+        return torch.cat([self._some(part) for part in x.split(self.chunk)])
+
+    def _some(self, x: Tensor) -> Tensor:
+        scores = self.learner.scores_at(x)
+        return cross_entropy(scores, self.label(x, scores.shape[-1]).to(scores), reduction="none")
+
+    def label(self, x: Tensor, classes: int) -> Tensor:
+        """The label of each point, as weights of the classes."""
+        several = min(2, len(self.points))
+        gap, near = torch.cdist(x.flatten(1), self.points.flatten(1)).topk(several, largest=False)
+        # The nearer of two gets the larger share: 1 at distance 0, ½ half-way. All of it, where there is one.
+        share = gap.flip(1) / gap.sum(1, keepdim=True).clamp_min(torch.finfo(gap.dtype).tiny)
+        share = torch.where(gap.sum(1, keepdim=True) > 0, share, 1 / several) if several > 1 else torch.ones_like(gap)
+        label = torch.zeros(len(x), classes, dtype=x.dtype, device=x.device)
+        return label.scatter_add_(1, self.labels[near], share)
+
+
+def with_memory(learner: Learner) -> ReplayLearner:
+    """The learner, if it has a memory: without one the PDE has no boundary."""
+    if not isinstance(learner, ReplayLearner):
+        raise invalid(
+            "learner", type(learner).__name__, "a learner with a memory", "`parabolic list` tells which have one"
+        )
+    return learner
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The continual loss profile u(·, t) of a learner at some points, and the memory that it was solved for."""
+
+    points: Tensor
+    u: Estimate
+    domain: MemoryDomain
+    labels: Tensor  # of the memory
+    memory_loss: Tensor
+    t: float
+    sigma: float
+
+
+def loss_profile(
+    learner: Learner,
+    x: Tensor,
+    *,
+    t: float = 1.0,
+    sigma: float = 0.05,
+    eps: float = 0.01,
+    paths: int = 100,
+    steps: int = 25,
+    generator: Generator | None = None,
+) -> Profile:
+    """Estimate u(x, t) of the paper's PDE for a learner: ℓ its model's loss, u = ℓ on the balls round its memory.
+
+    Args:
+        learner: a learner with a memory.
+        x: points of the model's input space (`learner.inputs` makes them of raw examples), within the hull of the
+            memory. `Profile.domain.inside` tells which are.
+        t: the time.
+        sigma: the diffusion coefficient of the PDE. A bridge of scale s has √(2σ) = s.
+        eps: the squared radius of the balls.
+        paths: how many paths start from each point.
+        steps: how many steps a path takes.
+        generator: where the random numbers come from.
+    """
+    loss, domain = _setting(learner, eps)
+    u = solve(loss, x, t, domain, sigma, paths=paths, steps=steps, generator=generator)
+    return Profile(x, u, domain, loss.labels, loss(domain.points), t, sigma)
+
+
+def forgetting_of(
+    learner: Learner,
+    past: tuple[Tensor, Tensor] | None = None,
+    *,
+    eps: float = 0.01,
+    samples: int = 256,
+    generator: Generator | None = None,
+) -> ForgettingBound:
+    """Proposition 1 for a learner: what its loss on the past may be, from its loss on memory and hull.
+
+    Args:
+        learner: a learner with a memory.
+        past: raw examples of the past and their labels, for the realised loss.
+        eps: the squared radius of the balls round the memory.
+        samples: how many points of edge and inside are looked at.
+        generator: where the random numbers come from.
+    """
+    loss, domain = _setting(learner, eps)
+    found = forgetting_bound(loss, domain, samples=samples, generator=generator)
+    return (
+        found
+        if past is None
+        else replace(found, past=_realised(learner, past), covered=_covered(domain, learner, past))
+    )
+
+
+def generalisation_of(
+    learner: Learner,
+    tau: float = 1.0,
+    future: tuple[Tensor, Tensor] | None = None,
+    *,
+    eps: float = 0.01,
+    samples: int = 256,
+    generator: Generator | None = None,
+) -> GeneralisationBound:
+    """Corollary 1 for a learner: between what its loss on data a time τ ahead may lie.
+
+    The arguments are those of `forgetting_of`; the constant C is the largest loss found on the domain.
+    """
+    loss, domain = _setting(learner, eps)
+    found = generalisation_bound(loss, domain, tau, samples=samples, generator=generator)
+    if future is None:
+        return found
+    return replace(found, future=_realised(learner, future), covered=_covered(domain, learner, future))
+
+
+def drift_of(
+    learner: Learner,
+    x: Tensor,
+    drift: Drift,
+    *,
+    t: float = 1.0,
+    sigma: float = 0.05,
+    eps: float = 0.01,
+    paths: int = 100,
+    steps: int = 25,
+    generator: Generator | None = None,
+) -> DriftBound:
+    """Remark 1 for a learner: what a drift adds to the bound on −log u at points of its input space."""
+    loss, domain = _setting(learner, eps)
+    return drift_bound(loss, x, t, domain, sigma, drift, paths=paths, steps=steps, generator=generator)
+
+
+def _setting(learner: Learner, eps: float) -> tuple[LearnerLoss, MemoryDomain]:
+    check_number("eps", eps, above=0)
+    loss = LearnerLoss(learner)
+    return loss, MemoryDomain(loss.points, eps)
+
+
+def _realised(learner: Learner, data: tuple[Tensor, Tensor]) -> Range:
+    loss = examples_loss(learner, *data).double()
+    return Range(float(loss.min()), float(loss.mean()), float(loss.max()))
+
+
+def _covered(domain: MemoryDomain, learner: Learner, data: tuple[Tensor, Tensor]) -> float:
+    return float(domain.inside(learner.inputs(data[0])).double().mean())
+
+
+def examples_loss(learner: Learner, x: Tensor, y: Tensor, classes: list[int] | None = None) -> Tensor:
+    """The loss of raw examples by their own labels; among `classes` only, where they are given."""
+    parts = []
+    for start in range(0, len(x), 512):
+        scores, label = learner.scores(x[start : start + 512]), y[start : start + 512]
+        if classes is not None:
+            rank = torch.full((scores.shape[-1],), -1, device=y.device)
+            rank[classes] = torch.arange(len(classes), device=y.device)
+            scores, label = scores[:, classes], rank[label]
+        parts.append(cross_entropy(scores, label, reduction="none"))
+    return torch.cat(parts)

@@ -1,0 +1,127 @@
+"""Pictures for people: PNG files, in colours that the colour-blind tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.spatial import ConvexHull
+
+from parabolic.checks import Description, invalid
+from parabolic.engine import BoundsRow
+from parabolic.files import written_whole
+from parabolic.profile import Profile
+
+__all__ = ["draw_bounds", "draw_profiles"]
+
+# Okabe and Ito's colours, and a marker each, so that classes differ in print too.
+COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+
+@contextmanager
+def figure(path: Path, rows: int, columns: int, width: float, height: float) -> Iterator[tuple[Any, Any]]:
+    """A figure with a grid of axes that is written to `path` at the end, whole or not at all."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise invalid(
+            "plot", Description("no matplotlib"), "it to be installed", "pip install 'parabolic-cl[plot]'"
+        ) from error
+    canvas = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(canvas)
+    yield canvas, canvas.subplots(rows, columns, squeeze=False)
+    with written_whole(path) as aside:
+        canvas.savefig(aside, dpi=150, format=path.suffix.lstrip(".") or "png")
+
+
+def draw_profiles(profiles: Sequence[Profile], path: str | Path, title: str) -> Path:
+    """Draw u over the plane after each task: a heat map with the memory, its hull and its eps-balls.
+
+    Args:
+        profiles: one a task; their points are those of a grid that lie within the hull.
+        path: where the picture goes.
+        title: what it shows.
+    """
+    path = Path(path)
+    span = torch.cat([profile.domain.points for profile in profiles])
+    low, high = span.amin(0).tolist(), span.amax(0).tolist()
+    pad = 0.06 * max(high[0] - low[0], high[1] - low[1])
+    top = max(float(profile.u.mean.max()) for profile in profiles)
+    with figure(path, 1, len(profiles), 4.6 * len(profiles) + 0.8, 4.9) as (canvas, axes):
+        for task, (axis, profile) in enumerate(zip(axes[0], profiles, strict=True)):
+            image = axis.pcolormesh(*_field(profile), cmap="viridis", vmin=0, vmax=top, shading="nearest")
+            _draw_memory(axis, profile)
+            axis.set(
+                title=f"after task {task + 1}", xlabel="first coordinate", ylabel="" if task else "second coordinate",
+                xlim=(low[0] - pad, high[0] + pad), ylim=(low[1] - pad, high[1] + pad), aspect="equal",
+            )  # fmt: skip
+        canvas.colorbar(image, ax=list(axes[0]), label=f"expected loss u(x, t = {profiles[0].t:g})", shrink=0.85)
+        handles, names = axes[0][-1].get_legend_handles_labels()
+        canvas.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
+        canvas.suptitle(title)
+    return path
+
+
+def draw_bounds(rows: Sequence[BoundsRow], path: str | Path, title: str) -> Path:
+    """Draw the losses on memory, on the first and on the last task after each task, beside their bounds."""
+    path, tasks = Path(path), [row.task + 1 for row in rows]
+    with figure(path, 1, 2, 10.5, 4.6) as (canvas, axes):
+        for axis, name, among_own, title_of in zip(
+            axes[0],
+            ("forgetting", "generalisation"),
+            ([row.first_among_own for row in rows], [row.last_among_own for row in rows]),
+            ("Proposition 1: the first task", "Corollary 1: the last task"),
+            strict=True,
+        ):
+            found = [getattr(row, name) for row in rows]
+            upper = [each.bound if name == "forgetting" else each.upper for each in found]
+            axis.plot(tasks, upper, color="black", linestyle="--", marker="_", label="upper bound")
+            low, high = [each.memory.min for each in found], [each.memory.max for each in found]
+            axis.fill_between(tasks, low, high, color=COLOURS[1], alpha=0.25, label="memory: least to largest loss")
+            axis.plot(
+                tasks, [each.memory.mean for each in found], color=COLOURS[4], marker="s", label="memory: mean loss"
+            )
+            realised = [each.realised for each in found]
+            axis.plot(tasks, realised, color=COLOURS[5], marker="o", label="task: mean loss, all classes competing")
+            axis.plot(tasks, among_own, color=COLOURS[2], marker="^", label="task: mean loss among its own classes")
+            axis.set(title=title_of, xlabel="after task", ylabel="loss (cross-entropy, nats)", xticks=tasks)
+            axis.set_ylim(bottom=0)
+        handles, names = axes[0][0].get_legend_handles_labels()
+        canvas.legend(handles, names, loc="outside lower center", ncols=3, frameon=False)
+        canvas.suptitle(title)
+    return path
+
+
+def _draw_memory(axis: Any, profile: Profile) -> None:
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Circle
+    from matplotlib.patheffects import Normal, Stroke
+
+    points, labels = profile.domain.points.cpu().numpy(), profile.labels.cpu().numpy()
+    balls = [Circle(point, profile.domain.balls.radius) for point in points]
+    axis.add_collection(PatchCollection(balls, facecolor="none", edgecolor="white", linewidth=0.5, alpha=0.7))
+    corners = points[ConvexHull(points).vertices]
+    outline = [Stroke(linewidth=3, foreground="black"), Normal()]  # seen on any colour, and in the legend
+    ring = np.vstack([corners, corners[:1]]).T
+    axis.plot(*ring, color="white", linewidth=1.5, path_effects=outline, label="hull of the memory")
+    for label in np.unique(labels):
+        mine = points[labels == label]
+        axis.scatter(
+            *mine.T, s=22, color=COLOURS[label % 8], marker=MARKERS[label % 8], edgecolor="black", linewidth=0.5,
+            label=f"class {label}", zorder=3,
+        )  # fmt: skip
+
+
+def _field(profile: Profile) -> tuple[Any, Any, Any]:
+    """The grid's coordinates and u on it, blank outside of the hull."""
+    points, u = profile.points.cpu().numpy(), profile.u.mean.cpu().numpy()
+    across, up = (np.unique(points[:, axis]) for axis in (0, 1))
+    field = np.full((len(up), len(across)), np.nan)
+    field[np.searchsorted(up, points[:, 1]), np.searchsorted(across, points[:, 0])] = u
+    return across, up, field

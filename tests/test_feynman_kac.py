@@ -1,0 +1,462 @@
+"""Stopped paths against closed forms, finite differences and each other.
+
+Wherever a bias of first order in the step is documented, two step lengths are extrapolated (twice the fine estimate
+less the coarse one), which leaves one of higher order, well below the error of the mean.
+"""
+
+import numpy as np
+import pytest
+import torch
+from scipy.linalg import solve_banded
+from scipy.sparse import coo_matrix, identity
+from scipy.sparse.linalg import splu
+from scipy.spatial import ConvexHull, Delaunay, cKDTree
+
+from parabolic.checks import InputError
+from parabolic.pde import Hull, MemoryDomain, gradient_of, solve, solve_by_bridges
+
+INTERVAL = Hull(torch.tensor([[0.0], [1.0]], dtype=torch.float64))
+
+
+def column(*values):
+    return torch.tensor(values, dtype=torch.float64)[:, None]
+
+
+def noise(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def one(x):
+    return torch.ones(len(x), dtype=x.dtype)
+
+
+def wavy(x):
+    return 1 + torch.sin(5 * x[:, 0])
+
+
+def extrapolated(loss, x, t, domain, sigma, drift=None, *, steps, seed=0, **options):
+    """An estimate free of the bias of first order, and its standard error."""
+    coarse, fine = (
+        solve(loss, x, t, domain, sigma, drift, steps=k * steps, generator=noise(seed + k), **options) for k in (1, 2)
+    )
+    return 2 * fine.mean - coarse.mean, torch.hypot(2 * fine.error, coarse.error)
+
+
+# One dimension: closed forms and Crank–Nicolson
+
+
+def mean_time(x, t, sigma):
+    """E[t ∧ τ] on [0, 1]: the solution of v' = σv'' + 1, v = 0 at 0 and both ends, as a Fourier series."""
+    k = np.arange(1, 4001, 2)[:, None] * np.pi
+    decay = 4 / (sigma * k**3) * np.sin(k * x) * np.exp(-sigma * k**2 * t)
+    return x * (1 - x) / (2 * sigma) - decay.sum(0)
+
+
+@pytest.mark.parametrize("sigma", [0.1, 1.0, 3.0])
+@pytest.mark.parametrize(("time", "steps"), [(0.02, 40), (0.2, 40), (5.0, 500)])
+def test_a_constant_source_gives_the_mean_time_to_the_edge(sigma, time, steps):
+    x, t, paths = column(0.05, 0.3, 0.5, 0.9), time / sigma, 10_000
+    u = solve(lambda y: 2 * one(y), x, t, INTERVAL, sigma, paths=paths, steps=steps, generator=noise())
+    expected = 2 + 2 * mean_time(x[:, 0].numpy(), t, sigma)
+    unseen = 2 * t * 3 / paths  # what a chance of up to 3 in as many paths, which no path need meet, could change
+    assert (np.abs(u.mean.numpy() - expected) <= 3 * u.error.numpy() + unseen).all()
+    if time == 5:  # the steady state
+        assert np.allclose(expected, 2 + (x * (1 - x) / sigma)[:, 0].numpy(), atol=1e-12)
+        assert (u.stopped == 1).all()
+
+
+def crank_nicolson(loss, x, t, sigma, drift=None, source=1.0, cells=500, steps=500):
+    """u(x, t) for u' = σu'' + μu' + source·ℓ on [0, 1] with u = ℓ at first and at both ends."""
+    grid = np.linspace(0, 1, cells + 1)
+    h, dt, value = 1 / cells, t / steps, loss(grid)
+    speed = drift(grid) if drift else 0 * grid
+    left, right, centre = sigma / h**2 - speed / (2 * h), sigma / h**2 + speed / (2 * h), -2 * sigma / h**2
+    u = value.copy()
+    for step in range(steps):
+        theta = 1.0 if step < 4 else 0.5  # a few implicit steps damp what the corners excite
+        known = u.copy()
+        known[1:-1] += (1 - theta) * dt * (left[1:-1] * u[:-2] + centre * u[1:-1] + right[1:-1] * u[2:])
+        known[1:-1] += dt * source * value[1:-1]
+        bands = np.zeros((3, cells + 1))
+        bands[0, 2:], bands[2, :-2] = -theta * dt * right[1:-1], -theta * dt * left[1:-1]
+        bands[1] = 1 - theta * dt * centre
+        bands[1, [0, -1]] = 1
+        u = solve_banded((1, 1), bands, known)
+    return np.interp(x, grid, u)
+
+
+def test_the_oracle_agrees_with_the_series():
+    x = np.array([0.1, 0.4])
+    assert np.allclose(crank_nicolson(np.ones_like, x, 0.3, 0.5), 1 + mean_time(x, 0.3, 0.5), atol=1e-4)
+
+
+@pytest.mark.parametrize("source", [1.0, -1.0])
+@pytest.mark.parametrize(("sigma", "t"), [(0.2, 0.1), (0.2, 1.0), (1.0, 0.1), (1.0, 1.0)])
+def test_a_varying_loss_agrees_with_crank_nicolson(sigma, t, source):
+    x = column(0.05, 0.35, 0.6, 0.9)
+    expected = crank_nicolson(lambda y: 1 + np.sin(5 * y), x[:, 0].numpy(), t, sigma, source=source)
+    u, error = extrapolated(wavy, x, t, INTERVAL, sigma, source=source, paths=10_000, steps=40)
+    assert (np.abs(u.numpy() - expected) <= 3 * error.numpy()).all()
+
+
+DRIFTS = {
+    "constant": (lambda x: torch.full_like(x, 1.5), lambda x: np.full_like(x, 1.5)),
+    "to the middle": (lambda x: -4 * (x - 0.8), lambda x: -4 * (x - 0.8)),
+    "wavy": (lambda x: 2 * torch.cos(6 * x), lambda x: 2 * np.cos(6 * x)),
+}
+
+
+@pytest.mark.parametrize("name", DRIFTS)
+def test_drifting_and_reweighted_paths_agree_with_crank_nicolson_and_each_other(name):
+    drift, oracle = DRIFTS[name]
+    x = column(0.1, 0.3, 0.7)
+    expected = crank_nicolson(lambda y: 1 + np.sin(5 * y), x[:, 0].numpy(), 0.4, 0.5, oracle)
+    options = {"paths": 20_000, "steps": 40}
+    u, error = extrapolated(wavy, x, 0.4, INTERVAL, 0.5, drift, by="simulate", **options)
+    v, other = extrapolated(wavy, x, 0.4, INTERVAL, 0.5, drift, by="reweight", seed=9, **options)
+    assert (np.abs(u.numpy() - expected) <= 3 * error.numpy()).all()
+    assert (np.abs(v.numpy() - expected) <= 3 * other.numpy()).all()
+    assert ((u - v).abs() <= 3 * torch.hypot(error, other)).all()
+
+
+# The order of the bias
+
+
+class Disc:
+    """The unit disc: an edge that is not flat."""
+
+    def inside(self, x):
+        return x.norm(dim=1) <= 1 + 1e-9
+
+    def hit(self, x):
+        return 1 - x.norm(dim=1)
+
+    def nearest(self, x):
+        return x / x.norm(dim=1, keepdim=True)
+
+
+class Blind(Disc):
+    """The disc, for which nobody knows how deep a point lies: no crossing between two steps is noticed."""
+
+    def hit(self, x):
+        return torch.where(super().hit(x) > 0, torch.inf, super().hit(x))
+
+
+def biases(domain, steps, paths=100_000):
+    """For the mean time to the edge of the disc from its middle, 1/4σ, at these numbers of steps."""
+    x = torch.zeros(1, 2, dtype=torch.float64)
+    found = [solve(one, x, 8.0, domain, 1.0, paths=paths, steps=k, generator=noise(k)) for k in steps]
+    return [(float(u.mean) - 1.25, float(u.error)) for u in found]
+
+
+def test_halving_the_step_halves_the_bias_of_a_drift():
+    drift, oracle = DRIFTS["to the middle"]
+    expected = crank_nicolson(lambda y: 1 + np.sin(5 * y), np.array([0.3]), 0.5, 0.5, oracle)
+    bias = []
+    for steps in (8, 16, 32):
+        u = solve(wavy, column(0.3), 0.5, INTERVAL, 0.5, drift, paths=400_000, steps=steps, generator=noise(steps))
+        bias.append(abs(float(u.mean) - expected[0]))
+        assert bias[-1] > 10 * float(u.error)  # what is measured is the bias, not the noise
+    assert 1.7 < bias[0] / bias[1] < 2.3
+    assert 1.7 < bias[1] / bias[2] < 2.3
+
+
+def test_halving_the_step_at_least_halves_the_bias_of_a_curved_edge():
+    (coarse, error), (fine, _), (finest, _) = biases(Disc(), [20, 40, 80], paths=200_000)
+    assert min(coarse, fine) > 10 * error
+    assert fine <= coarse / 2
+    assert abs(finest) <= fine / 2
+
+
+def test_without_the_correction_the_bias_is_of_order_one_half_and_larger():
+    (coarse, error), (fine, _) = biases(Blind(), [200, 800])
+    assert coarse > 10 * error
+    assert 1.7 < coarse / fine < 2.3  # a quarter of the step, half of the bias
+    assert abs(biases(Disc(), [200])[0][0]) < coarse / 10
+
+
+# Two dimensions: a hull with balls cut out, by finite differences
+
+
+def finite_differences(loss, domain, box, t, sigma, source, h, steps=120):
+    """u on the nodes of a grid within a domain (a predicate), by Shortley and Weller's five points and Crank–Nicolson.
+
+    Where a neighbour lies outside, the edge's own point between takes its place, found by bisection: the error is of
+    second order however the edge cuts the grid.
+    """
+    axis = np.arange(-box, box + h / 2, h)
+    nodes = np.stack(np.meshgrid(axis, axis, indexing="ij"), -1)
+    inside = domain(nodes.reshape(-1, 2)).reshape(nodes.shape[:2])
+    assert not inside[[0, -1]].any()
+    number = np.full(inside.shape, -1)
+    number[inside] = np.arange(inside.sum())
+    x, own = nodes[inside], number[inside]
+    rows, columns, entries = [], [], []
+    fixed, diagonal = np.zeros(len(x)), np.zeros(len(x))
+    for along in (np.array([1, 0]), np.array([0, 1])):
+        arms = []
+        for way in (along, -along):
+            index = np.argwhere(inside) + way
+            neighbour = number[index[:, 0], index[:, 1]]
+            low, high = np.zeros(len(x)), np.ones(len(x))
+            for _ in range(30):
+                middle = (low + high) / 2
+                within = domain(x + middle[:, None] * h * way)
+                low, high = np.where(within, middle, low), np.where(within, high, middle)
+            arms.append((neighbour, np.where(neighbour >= 0, h, np.maximum(low, 1e-6) * h), way))
+        span = arms[0][1] + arms[1][1]
+        for neighbour, length, way in arms:
+            weight = 2 / (length * span)
+            diagonal -= weight
+            real = neighbour >= 0
+            rows.append(own[real]), columns.append(neighbour[real]), entries.append(weight[real])
+            fixed += np.where(real, 0, weight * loss(x + length[:, None] * way))
+    rows.append(own), columns.append(own), entries.append(diagonal)
+    laplace = coo_matrix((np.concatenate(entries), (np.concatenate(rows), np.concatenate(columns)))).tocsc()
+    value, u, dt = loss(x), loss(x), t / steps
+    eye = identity(len(x), format="csc")
+    solvers = {theta: splu(eye - theta * dt * sigma * laplace) for theta in (1.0, 0.5)}
+    for step in range(steps):
+        theta = 1.0 if step < 4 else 0.5
+        u = solvers[theta].solve(
+            u + (1 - theta) * dt * sigma * (laplace @ u) + dt * sigma * fixed + dt * source * value
+        )
+    return x, u
+
+
+def ripples(x):
+    return 1 + np.sin(2 * x[:, 0]) * np.cos(3 * x[:, 1])
+
+
+def to_polygon(x, corners):
+    """The distance to the nearest side of a polygon."""
+    sides = np.roll(corners, -1, 0) - corners
+    share = ((x[:, None] - corners) * sides).sum(2) / (sides**2).sum(1)
+    foot = corners + np.clip(share, 0, 1)[..., None] * sides
+    return np.sqrt(((x[:, None] - foot) ** 2).sum(2).min(1))
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.2])
+@pytest.mark.parametrize(("sigma", "t", "source"), [(0.3, 0.2, 1.0), (0.3, 2.0, 1.0), (1.0, 0.5, -1.0)])
+def test_a_hull_with_balls_cut_out_agrees_with_finite_differences(sigma, t, source, margin):
+    points = np.random.default_rng(7).normal(size=(14, 2))
+    hull, corners = Delaunay(points), points[ConvexHull(points).vertices]
+
+    def within(x):
+        near = (hull.find_simplex(x) >= 0) | (to_polygon(x, corners) < margin)
+        return near & (((x[:, None] - points) ** 2).sum(2).min(1) > 0.04)
+
+    (few, coarse), (x, fine) = (finite_differences(ripples, within, 3.2, t, sigma, source, h) for h in (0.08, 0.04))
+    common = cKDTree(x).query(few)[1][::20]
+    expected, grid_error = fine[common], np.abs(fine[common] - coarse[::20]) / 3  # the grid's error is of second order
+    domain = MemoryDomain(torch.tensor(points), eps=0.04, margin=margin)
+    assert (domain.hit(torch.tensor(x)) > 0).all()  # both hold the same nodes to be inside
+    u, error = extrapolated(
+        lambda y: 1 + torch.sin(2 * y[:, 0]) * torch.cos(3 * y[:, 1]),
+        torch.tensor(x[common]),
+        t,
+        domain,
+        sigma,
+        source=source,
+        paths=3000,
+        steps=100,
+    )
+    assert grid_error.max() < 0.1 * error.median()  # fine enough to be the judge
+    gap = u.numpy() - expected
+    assert (np.abs(gap) <= 3 * error.numpy() + grid_error).all()
+    assert abs(gap.mean()) <= 3 * float(error.norm()) / len(gap) + grid_error.mean()
+
+
+def test_in_two_dimensions_a_rotating_drift_can_be_simulated_or_reweighted():
+    domain = MemoryDomain(torch.tensor(np.random.default_rng(7).normal(size=(14, 2))), eps=0.01)
+
+    def swirl(x):
+        return torch.stack([-x[:, 1], x[:, 0]], 1)
+
+    def loss(x):
+        return x[:, 0].square() + x[:, 1].exp()
+
+    x = domain.interior(8, noise(1))
+    x = x[domain.hit(x) > 0.05]
+    u, error = extrapolated(loss, x, 0.5, domain, 0.4, swirl, paths=10_000, steps=40)
+    v, other = extrapolated(loss, x, 0.5, domain, 0.4, swirl, by="reweight", paths=10_000, steps=40, seed=5)
+    assert len(x) >= 3
+    assert ((u - v).abs() <= 3 * torch.hypot(error, other)).all()
+
+
+# Girsanov's weight
+
+
+@pytest.mark.parametrize("name", DRIFTS)
+@pytest.mark.parametrize("sigma", [0.25, 1.0])
+def test_the_weight_has_mean_one(name, sigma):
+    n = 40_000
+    u = solve(
+        wavy,
+        column(0.2, 0.6),
+        0.3,
+        INTERVAL,
+        sigma,
+        DRIFTS[name][0],
+        by="reweight",
+        paths=n,
+        steps=100,
+        generator=noise(),
+    )
+    error = u.weight * (1 / u.effective - 1 / n).sqrt()  # as Σw² = (Σw)²/effective
+    assert (u.effective < n).all()
+    assert ((u.weight - 1).abs() <= 3 * error).all()
+    simulated = solve(wavy, column(0.2), 0.3, INTERVAL, sigma, DRIFTS[name][0], paths=100, generator=noise())
+    assert simulated.weight == 1
+    assert simulated.effective == 100
+
+
+def test_collapsed_weights_are_warned_of():
+    line = Hull(column(-50.0, 50.0))
+    with pytest.warns(RuntimeWarning, match=r'reweighting collapsed: .* use by="simulate"'):
+        u = solve(one, column(0.0), 4.0, line, 0.5, lambda x: torch.full_like(x, 3.0), by="reweight", generator=noise())
+    assert u.effective < 100
+
+
+def test_the_gradient_of_a_potential_is_a_drift():
+    x = column(-0.5, 2.0)
+    assert torch.allclose(gradient_of(lambda y: (y**4).sum(1))(x), 4 * x**3)
+
+
+# The paper's shortcut
+
+
+def test_bridges_estimate_the_mean_along_bridges_to_the_memory():
+    """For ℓ = ‖x‖² the mean on a bridge from x to m is ‖x + s(m − x)‖² + 2σdts(1 − s) at the share s of the way."""
+    x, ends = torch.tensor([[1.0, 0.0, -1.0], [0.0, 0.5, 0.0]]), torch.randn(5, 3, generator=noise())
+    t, sigma, s = 0.7, 0.3, torch.linspace(0, 1, 9)
+    u = solve_by_bridges(
+        lambda y: y.square().sum(1), x, t, ends, sigma, paths=40_000, times=9, generator=noise(1), source=1.0
+    )
+    mean = torch.lerp(x[:, None, None], ends[None, :, None], s[:, None]).square().sum(3).mean(1)
+    mean = mean + 2 * sigma * 3 * t * s * (1 - s)
+    expected = mean[:, -1] + t * torch.trapezoid(mean, s)
+    assert ((u.mean - expected).abs() <= 3 * u.error).all()
+    assert torch.equal(solve_by_bridges(lambda y: y.square().sum(1), x, 0.0, ends, sigma).mean, x.square().sum(1))
+
+
+# Promises
+
+
+def test_at_time_zero_and_on_memory_u_is_the_loss_itself():
+    points = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    domain, x = MemoryDomain(points, eps=0.01), torch.tensor([[0.0, 0.05], [0.3, 0.3]])
+
+    def loss(y):
+        return y.sum(1) + 1
+
+    now = solve(loss, x, 0.0, domain, 1.0)
+    assert torch.allclose(now.mean, loss(x))
+    assert (now.error < 1e-6).all()
+    later = solve(loss, x, 1.0, domain, 1.0)
+    assert torch.isclose(later.mean[0], loss(x)[0])
+    assert later.stopped[0] == 1
+    assert later.error[1] > 0
+
+
+def test_chunks_bound_the_memory_and_do_not_change_what_is_estimated():
+    largest = 0
+
+    def loss(x):
+        nonlocal largest
+        largest = max(largest, len(x))
+        return wavy(x)
+
+    x = column(0.2, 0.5, 0.8)
+    whole = solve(wavy, x, 0.2, INTERVAL, 1.0, paths=5000, generator=noise())
+    parts = solve(loss, x, 0.2, INTERVAL, 1.0, paths=5000, chunk=700, generator=noise(1))
+    assert largest <= 700
+    assert ((whole.mean - parts.mean).abs() <= 3 * torch.hypot(whole.error, parts.error)).all()
+    assert torch.allclose(whole.error, parts.error, rtol=0.05)
+
+
+def test_the_error_is_that_of_the_mean():
+    """Over many repeats the estimates spread as much as each one says."""
+    x = column(*[0.4] * 400)
+    u = solve(wavy, x, 0.3, INTERVAL, 0.5, paths=100, steps=20, generator=noise())
+    assert abs(float(u.mean.std() / u.error.mean()) - 1) < 0.1
+
+
+def test_the_same_generator_gives_the_same_estimate_and_points_may_have_any_shape():
+    points = torch.randn(9, 1, 2, generator=noise())
+    domain = MemoryDomain(points, eps=0.01)
+    x = domain.interior(5, noise(1))
+
+    def loss(y):
+        assert y.shape[1:] == (1, 2)
+        return y.square().sum((1, 2))
+
+    first, second = (solve(loss, x, 0.1, domain, 0.5, lambda y: -y, paths=50, generator=noise(3)) for _ in range(2))
+    assert torch.equal(first.mean, second.mean)
+    assert first.mean.shape == first.error.shape == (5,)
+
+
+def test_in_many_dimensions_paths_run_in_the_tube_round_a_flat_hull():
+    """Far from memory the way out is across the hull's plane, in all other directions: |W| = √ε on average at ε/2dσ."""
+    points = torch.zeros(2, 30, dtype=torch.float64)
+    points[1, 0] = 100.0
+    domain, x = MemoryDomain(points, eps=1.0), torch.zeros(1, 30, dtype=torch.float64)
+    x[0, 0] = 50.0
+    u, error = extrapolated(one, x, 1.0, domain, 0.5, paths=2000, steps=200)
+    assert abs(float(u) - 1 - 1 / (2 * 29 * 0.5)) <= 3 * float(error)
+
+
+@pytest.mark.gpu
+def test_a_gpu_estimates_the_same():
+    points = torch.randn(14, 2, generator=noise())
+    x = MemoryDomain(points, eps=0.01).interior(16, noise(1))
+    found = [
+        solve(
+            wavy,
+            x.to(device),
+            0.5,
+            MemoryDomain(points.to(device), eps=0.01),
+            0.3,
+            lambda y: -y,
+            paths=20_000,
+            generator=torch.Generator(device).manual_seed(0),
+        )
+        for device in ("cpu", "cuda")
+    ]
+    assert found[1].mean.is_cuda
+    gap = (found[0].mean - found[1].mean.cpu()).abs()
+    assert (gap <= 3 * torch.hypot(found[0].error, found[1].error.cpu())).all()
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": column(0.5, 1.5, 2.0)}, "x: got 2 points outside the domain, the first in row 1"),
+        ({"x": torch.tensor([[1]])}, "x: .* expected a floating tensor"),
+        ({"x": column(float("nan"))}, "x: got 1 values that are NaN"),
+        ({"sigma": -1.0}, "sigma: got -1.0, expected a number above 0"),
+        ({"sigma": 0}, "sigma: got 0"),
+        ({"t": -0.1}, "t: got -0.1, expected a number of at least 0"),
+        ({"drift": lambda x: x[:, 0]}, r"drift: got a tensor of shape \[1\]"),
+        ({"drift": lambda x: x.float()}, "drift: .* type float32"),
+        ({"loss": lambda x: x}, r"loss: .* expected to return one number a point, a tensor \[1\]"),
+        ({"loss": lambda x: x[:, 0] - 9}, "loss: got -8.5, expected no negative loss"),
+        ({"by": "weigh"}, "by: got 'weigh', expected one of reweight, simulate"),
+        ({"paths": 1}, "paths: got 1"),
+        ({"steps": 0}, "steps: got 0"),
+        ({"chunk": 0}, "chunk: got 0"),
+        ({"source": float("inf")}, "source: got inf"),
+    ],
+)
+def test_bad_input_is_refused_by_name(change, message):
+    given = {"loss": wavy, "x": column(0.5), "t": 0.1, "domain": INTERVAL, "sigma": 1.0, **change}
+    with pytest.raises(InputError, match=message):
+        solve(**given)
+
+
+def test_bridges_refuse_ends_of_another_shape():
+    with pytest.raises(InputError, match="ends: .* expected at least one point of the shape"):
+        solve_by_bridges(wavy, column(0.5), 1.0, torch.zeros(3, 2, dtype=torch.float64), 1.0)

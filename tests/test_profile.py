@@ -1,0 +1,186 @@
+"""The PDE applied to a learner: the loss, its profile, its bounds, and the commands that show them."""
+
+import json
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from parabolic import ER, MLP, PCL, SGD, InputError, make_stream, train
+from parabolic.engine import BoundsMonitor, ProfileRecorder
+from parabolic.pde import MemoryDomain, gradient_of
+from parabolic.profile import (
+    LearnerLoss,
+    drift_of,
+    examples_loss,
+    forgetting_of,
+    generalisation_of,
+    loss_profile,
+)
+
+
+@pytest.fixture(scope="module")
+def learner():
+    """PCL after seq-blobs, its network small so that paths are quick."""
+    torch.manual_seed(0)
+    stream = make_stream("seq-blobs")
+    learner = PCL(MLP((2,), 6, hidden=(32,)), memory=40, lr=0.2)
+    train(learner, stream, batch=10)
+    return learner
+
+
+def test_on_memory_it_is_the_loss_of_what_is_remembered(learner):
+    x, y = learner.past["x"], learner.past["y"]
+    ours = LearnerLoss(learner)(learner.inputs(x))
+    theirs = cross_entropy(learner.scores(x), y, reduction="none")
+    assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+def test_between_two_memory_points_the_label_passes_from_one_to_the_other(learner):
+    """As on a bridge without noise: by the fraction of the way, where no third point is nearer."""
+    loss = LearnerLoss(learner)
+    gaps = torch.cdist(loss.points, loss.points).fill_diagonal_(torch.inf)
+    i = int(gaps.min(1).values.argmin())
+    j = int(gaps[i].argmin())
+    # Close to the segment's ends the two nearest are the ends themselves; in between for the closest pair of all.
+    for s in (0.0, 0.25, 0.5, 0.9):
+        point = torch.lerp(loss.points[i], loss.points[j], s)[None]
+        expected = torch.zeros(6)
+        expected[loss.labels[i]] += 1 - s
+        expected[loss.labels[j]] += s
+        assert torch.allclose(loss.label(point, 6)[0], expected, atol=1e-4)
+    anywhere = loss.label(torch.randn(50, 2), 6)
+    assert torch.allclose(anywhere.sum(1), torch.ones(50), atol=1e-5)
+
+
+def test_one_memory_point_gives_its_label_to_all():
+    learner = ER(MLP((2,), 3), memory=1, replay=1)
+    learner.observe(torch.zeros(1, 2), torch.tensor([2]))
+    assert torch.equal(LearnerLoss(learner).label(torch.randn(4, 2), 3), torch.eye(3)[[2] * 4])
+
+
+def test_the_profile_is_the_loss_on_memory_and_within_the_maximum_principle_elsewhere(learner):
+    loss = LearnerLoss(learner)
+    at_memory = loss_profile(learner, loss.points, paths=8, steps=5)
+    assert torch.allclose(at_memory.u.mean, loss(loss.points), atol=1e-5)
+    assert (at_memory.u.stopped == 1).all()
+    domain = MemoryDomain(loss.points, 0.01)
+    g = torch.Generator().manual_seed(0)
+    inside = domain.interior(40, g)
+    profile = loss_profile(learner, inside, t=0.5, paths=200, generator=g)
+    seen = torch.cat([loss(domain.interior(2000, g)), loss(domain.edge(2000, g)), profile.memory_loss])
+    margin = 4 * profile.u.error
+    assert (profile.u.mean - margin <= seen.max() * (1 + 0.5)).all()
+    assert (profile.u.mean + margin >= seen.min()).all()
+
+
+def test_bounds_are_made_of_the_pieces_they_name(learner):
+    stream = make_stream("seq-blobs")
+    first = stream[0]
+    past = (first.test.x[first.test_rows], first.test.y[first.test_rows])
+    found = forgetting_of(learner, past, generator=torch.Generator().manual_seed(0))
+    remembered = cross_entropy(learner.scores(learner.past["x"]), learner.past["y"], reduction="none")
+    assert found.memory.max == pytest.approx(float(remembered.max()), abs=1e-5)
+    assert found.memory.mean == pytest.approx(float(remembered.mean()), abs=1e-5)
+    realised = cross_entropy(learner.scores(past[0]), past[1])
+    assert found.realised == pytest.approx(float(realised), abs=1e-5)
+    assert found.bound >= found.stated >= found.memory.max
+    assert found.holds == (found.realised <= found.bound)
+    assert 0 < found.covered <= 1
+    ahead = generalisation_of(learner, 2.0, past, generator=torch.Generator().manual_seed(0))
+    largest = max(ahead.memory.max, ahead.edge.max, ahead.inside.max)
+    assert ahead.upper == pytest.approx(ahead.constant * 2 + largest)
+    assert ahead.lower <= ahead.memory.min
+    assert ahead.holds == (ahead.lower <= ahead.realised <= ahead.upper)
+    assert forgetting_of(learner).holds is None
+
+
+def test_the_loss_among_some_classes():
+    model = MLP((2,), 6)
+    x, y = torch.randn(20, 2), torch.tensor([1, 4] * 10)
+    expected = cross_entropy(model.eval()(x)[:, [4, 1]], torch.tensor([1, 0] * 10), reduction="none")
+    assert torch.allclose(examples_loss(SGD(model), x, y, classes=[4, 1]), expected, atol=1e-6)
+
+
+def test_remark_1_for_a_learner(learner):
+    points = learner.inputs(learner.past["x"]).mean(0, keepdim=True)
+    valley = gradient_of(lambda x: (x - points).square().sum(1) / 2)
+    found = drift_of(learner, points, valley, t=0.2, paths=400, generator=torch.Generator().manual_seed(0))
+    assert found.rate.item() == pytest.approx(0, abs=1e-6)
+    assert (found.gap >= 0).all()
+    assert found.holds
+
+
+def test_the_monitor_flags_a_broken_bound_and_records_every_task():
+    torch.manual_seed(0)
+    said = []
+    monitor = BoundsMonitor(samples=64, warn=said.append)
+    stream = make_stream("seq-blobs")
+    train(ER(MLP((2,), 6, hidden=(32,)), memory=60, lr=0.3), stream, batch=10, callbacks=[monitor])
+    assert [row.task for row in monitor.rows] == [0, 1, 2]
+    broken = [(row.task, name) for row in monitor.rows for name in row.violations]
+    assert len(said) == len(broken)
+    # Before they come, the clouds of the last task lie outside of the hull and are told wrong with confidence.
+    assert (0, "Corollary 1") in broken
+    assert monitor.rows[0].generalisation.covered < 0.5
+    # After the last task the "future" is in memory too.
+    assert monitor.rows[-1].generalisation.holds
+    told = json.loads(json.dumps([row.as_dict() for row in monitor.rows]))
+    assert told[0]["violations"] == ["Corollary 1"]
+    assert told[0]["forgetting"]["memory"]["max"] <= told[0]["forgetting_bound"]
+
+
+def test_what_has_no_memory_or_cannot_be_drawn_is_refused_before_training():
+    stream = make_stream("seq-blobs")
+    for watcher in (BoundsMonitor(), ProfileRecorder()):
+        with pytest.raises(InputError, match="learner: got 'SGD', expected a learner with a memory"):
+            train(SGD(MLP((2,), 6)), stream, callbacks=[watcher])
+    with pytest.raises(InputError, match="points in the plane"):
+        train(ER(MLP((1, 8, 8), 10)), make_stream("seq-digits"), callbacks=[ProfileRecorder()])
+    with pytest.raises(InputError, match="nothing in it"):
+        LearnerLoss(ER(MLP((2,), 6)))
+    with pytest.raises(InputError, match="^eps"):
+        forgetting_of(ER(MLP((2,), 6)), eps=-1)
+
+
+def is_png(path):
+    return path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000
+
+
+def test_parabolic_bounds_leaves_a_table_json_and_a_picture(parabolic, tmp_path):
+    code, out, err = parabolic("bounds", "--stream", "seq-blobs", "--memory", "50", "--samples", "32")
+    assert (code, err) == (0, "")
+    assert "Proposition 1: the past" in out
+    assert "Corollary 1: the future" in out
+    told = json.loads((tmp_path / "bounds" / "seq-blobs-pcl-0.json").read_text())
+    assert [row["task"] for row in told["rows"]] == [0, 1, 2]
+    assert told["spec"]["memory"] == 50
+    assert is_png(tmp_path / "bounds" / "seq-blobs-pcl-0.png")
+
+
+def test_parabolic_profile_leaves_a_table_json_and_a_picture(parabolic, tmp_path):
+    code, out, err = parabolic("profile", "--grid", "12", "--paths", "10", "--learner", "er")
+    assert (code, err) == (0, "")
+    assert "paths stopped" in " ".join(out.split())
+    told = json.loads((tmp_path / "profile" / "seq-blobs-er-0.json").read_text())
+    assert len(told["rows"]) == 3
+    assert all(len(row["points"]) == len(row["values"]) > 10 for row in told["rows"])
+    assert is_png(tmp_path / "profile" / "seq-blobs-er-0.png")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("bounds", "--learner", "sgd"), "learner"),
+        (("bounds", "--eps", "0"), "eps"),
+        (("profile", "--stream", "seq-digits"), "stream"),
+        (("profile", "--sigma", "-1"), "sigma"),
+        (("profile", "--time", "-1"), "t:"),
+    ],
+)
+def test_bad_calls_write_nothing(parabolic, tmp_path, arguments, named):
+    code, _, err = parabolic(*arguments)
+    assert code == 2
+    assert err.startswith("error: ")
+    assert named in err
+    assert list(tmp_path.iterdir()) == []
