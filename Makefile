@@ -33,6 +33,7 @@ format: setup
 bench: setup
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/feynman_kac.py
 
 clean:
 	rm -rf .venv runs build dist

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from parabolic import ER, MLP, PCL, SGD, InputError, Learner, ReplayLearner
+from parabolic import ER, MLP, PCL, SGD, InputError, Learner, Memory, ReplayLearner
 from parabolic.learners import find_learner, known_learners
 from parabolic.memory import distinct
 
@@ -271,6 +271,15 @@ def test_augmentation_is_for_learning_and_memory_keeps_the_raw():
 def test_a_learner_that_must_know_of_tasks_says_so(name):
     with pytest.raises(InputError, match=f"^task: got None.*{name} must know of tasks"):
         make(name).observe(*batches(1)[0])
+
+
+def test_a_memory_of_ones_own():
+    memory = Memory(30)
+    learner = ER(net(), memory=memory, replay=5)
+    learner.observe(*batches(1)[0])
+    assert learner.past is memory
+    assert len(memory) == 6
+    assert "memory=Memory(30)" in repr(learner)
 
 
 def test_repr_tells_the_options():

@@ -40,6 +40,9 @@ class Memory:
         self._clock: Tensor | None = None  # the same number on the device: it enters the arithmetic
         self._slots: Batch = {}  # one row more than the capacity: what is not kept is written to the last
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.capacity})"
+
     def __len__(self) -> int:
         return min(self.offered, self.capacity)
 
