@@ -9,7 +9,7 @@ import typer
 
 from parabolic import __version__
 from parabolic.checks import InputError
-from parabolic.cli import runs, theory
+from parabolic.cli import data, runs, theory
 from parabolic.engine import Diverged
 
 __all__ = ["app", "main"]
@@ -23,6 +23,7 @@ app.command("run")(runs.run_one)
 app.command("compare")(runs.compare)
 app.command("bounds")(theory.bounds)
 app.command("profile")(theory.profile)
+app.add_typer(data.app, name="data")
 
 
 @app.callback(invoke_without_command=True)

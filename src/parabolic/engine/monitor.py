@@ -131,4 +131,4 @@ class ProfileRecorder(Callback):
 
 
 def _test(task: Task) -> tuple[Tensor, Tensor]:
-    return task.test.x[task.test_rows], task.test.y[task.test_rows]
+    return task.test.take(task.test_rows)

@@ -68,7 +68,7 @@ def build(spec: RunSpec, device: str = "auto") -> tuple[Learner, Stream]:
     ('ER', 'seq-digits')
     """
     place, resolved = _device(device), spec.resolved()
-    stream = make_stream(spec.stream, spec.seed)
+    stream = make_stream(spec.stream, spec.seed, **spec.scenario)
     model = make_backbone(resolved["backbone"], stream.shape, stream.classes, spec.seed).to(place)
     options = resolved["options"] | ({"memory": spec.memory} if "memory" in resolved else {})
     learner = find_learner(spec.learner)(

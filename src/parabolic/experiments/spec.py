@@ -12,7 +12,7 @@ from typing import Any
 from parabolic.checks import check_name, check_number, invalid
 from parabolic.learners import find_learner
 from parabolic.options import Option, check_options, option, options_of, parse_option
-from parabolic.streams import find_stream
+from parabolic.streams import Scenario, find_stream
 
 __all__ = ["RunSpec"]
 
@@ -36,6 +36,7 @@ class RunSpec:
     batch: int | None = option(None, "how many examples arrive at a step (none: the stream's own)", at_least=1)
     epochs: int = option(1, "passes over each task", at_least=1)
     options: Mapping[str, Any] = field(default_factory=dict)  # the learner's own, by name
+    scenario: Mapping[str, Any] = field(default_factory=dict)  # how the stream departs from the plain one, by name
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -49,6 +50,7 @@ class RunSpec:
             replay = self.options.get("replay", known["replay"].default)
             remedy = f"the learner recalls replay={replay} at a step: keep at least as many, or recall fewer"
             check_number("memory", self.memory, whole=True, at_least=replay, remedy=remedy)
+        Scenario.of(self.scenario)
         find_stream(self.stream)
 
     @staticmethod
@@ -59,15 +61,17 @@ class RunSpec:
 
     @classmethod
     def from_settings(cls, learner: str, settings: Mapping[str, str], **given: Any) -> RunSpec:
-        """A spec from texts, as a command line has them: `name=value` for any field and any option of the learner.
+        """A spec from texts, as a command line has them: `name=value` for any field or option.
 
-        >>> RunSpec.from_settings("er", {"lr": "0.05", "batch": "16"}).options
-        {'lr': 0.05}
+        >>> RunSpec.from_settings("er", {"lr": "0.05", "batch": "16", "corruption": "uniform"})  # doctest: +ELLIPSIS
+        RunSpec(learner='er', ..., batch=16, ..., options={'lr': 0.05}, scenario={'corruption': 'uniform'})
         """
-        fields, options = options_of(cls), cls.learner_options(learner)
-        values = {name: parse_option(fields | options, name, text) for name, text in settings.items()}
+        fields, options, scenario = options_of(cls), cls.learner_options(learner), options_of(Scenario)
+        values = {name: parse_option(scenario | options | fields, name, text) for name, text in settings.items()}
         given |= {name: value for name, value in values.items() if name in fields}
-        return cls(learner=learner, options={k: v for k, v in values.items() if k in options}, **given)
+        given["options"] = {name: value for name, value in values.items() if name in options}
+        given["scenario"] = {name: value for name, value in values.items() if name in scenario}
+        return cls(learner=learner, **given)
 
     def resolved(self) -> dict[str, Any]:
         """The spec with every default filled in, as plain JSON values."""
@@ -77,6 +81,7 @@ class RunSpec:
         spec["batch"] = self.batch or stream.batch
         spec["options"] = {name: each.default for name, each in self.learner_options(self.learner).items()}
         spec["options"] |= self.options
+        spec["scenario"] = dataclasses.asdict(Scenario.of(self.scenario))
         if "memory" not in options_of(learner):
             del spec["memory"]  # so that a learner without memory is run once for all sizes
         return spec
@@ -89,9 +94,10 @@ class RunSpec:
         """
         ordinary = RunSpec(learner=self.learner, stream=self.stream).resolved()
         mine = self.resolved()
-        differs = {name: value for name, value in mine.items() if value != ordinary[name] and name != "options"}
+        differs = {name: value for name, value in mine.items() if value != ordinary[name]}
         differs |= {"learner": self.learner, "stream": self.stream, "seed": self.seed}
-        differs["options"] = {
-            name: value for name, value in mine["options"].items() if value != ordinary["options"][name]
-        }
+        for group in ("options", "scenario"):
+            changed = {name: value for name, value in mine[group].items() if value != ordinary[group][name]}
+            if changed or group == "options":  # there were no scenarios at first: a plain stream's key has none
+                differs[group] = changed
         return hashlib.sha256(json.dumps(differs, sort_keys=True).encode()).hexdigest()[:16]

@@ -61,7 +61,7 @@ class Balls:
         _check_points(points, 1)
         check_number("eps", eps, above=0, remedy="it is the squared radius of the balls")
         self.points, self.eps, self.radius = points, float(eps), sqrt(eps)
-        flat = points.reshape(len(points), -1)
+        flat = points.flatten(1)
         # Distances come from ‖p‖² − 2x·p + ‖x‖², a small difference of large numbers: so measure from the
         # middle, and in double precision unless rounding is far below the balls' size even so.
         self._centre = flat.mean(0)
@@ -127,7 +127,7 @@ class Hull:
         check_number("margin", margin, at_least=0)
         check_number("tolerance", tolerance, above=0, below=1)
         self.points, self.margin = points, float(margin)
-        flat = points.reshape(len(points), -1)
+        flat = points.flatten(1)
         self.radius = float((flat - flat.mean(0)).norm(dim=1).max())
         rounding = 10 * torch.finfo(points.dtype).eps * self.radius
         slip = min(tolerance * self.radius, 0.01 * margin if margin else torch.inf)
@@ -436,15 +436,16 @@ def _random(draw: Callable[..., Tensor], like: Tensor, *shape: int, generator: G
 
 
 def _check_points(points: Tensor, least: int) -> None:
-    if not isinstance(points, Tensor) or not points.is_floating_point() or points.ndim < 1:
-        raise invalid("points", points, "a floating tensor [n, *shape]", "convert it with .float()")
+    if not isinstance(points, Tensor) or not points.is_floating_point() or points.ndim < 2:
+        remedy = "convert it with .float(), and numbers with [:, None]"
+        raise invalid("points", points, "a floating tensor [n, *shape]", remedy)
     if len(points) < least or not points[0].numel():
         raise invalid("points", points, f"at least {least} points", "keep more of them in memory")
     check_finite("points", points)
 
 
 def _flat(name: str, x: Tensor, points: Tensor) -> Tensor:
-    if not isinstance(x, Tensor) or x.shape[1:] != points.shape[1:] or x.ndim < 1:
+    if not isinstance(x, Tensor) or x.shape[1:] != points.shape[1:] or x.ndim < 2:
         raise invalid(name, x, f"a tensor [n{''.join(f', {k}' for k in points.shape[1:])}], as the domain's points")
     if x.dtype != points.dtype or x.device != points.device:
         raise invalid(
@@ -453,4 +454,4 @@ def _flat(name: str, x: Tensor, points: Tensor) -> Tensor:
             f"type {points.dtype} on {points.device}, as the domain's points",
             "convert it with .to()",
         )
-    return x.reshape(len(x), -1)
+    return x.flatten(1)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from math import sqrt
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -85,13 +86,12 @@ def solve(
     >>> bool((u.mean - (1 + 0.5**2 / 2)).abs() < 3 * u.error)  # 1 and the mean time to the edge, x(1 − x)/2σ
     True
     """
+    _check_start(x, t, sigma, paths)
     check_number("source", source)
-    total = torch.zeros(5, len(x) if isinstance(x, Tensor) and x.ndim else 0, dtype=torch.float64)
+    total = torch.zeros(5, len(x), dtype=torch.float64, device=x.device)
     for rows, batch in walk(
         loss, x, t, domain, sigma, drift, by=by, paths=paths, steps=steps, chunk=chunk, generator=generator
     ):
-        if total.device != x.device:
-            total = total.to(x.device)
         weight = batch.log_weight.double().exp()
         payoff = weight * (batch.end.double() + source * batch.integral.double())
         sums = (payoff, payoff.square(), weight, weight.square(), batch.stopped.double())
@@ -224,6 +224,25 @@ def walk(
         yield rows, Batch(*(part.reshape(-1, count) for part in batch))
 
 
+class _Step(NamedTuple):
+    """A step of some paths, a row a path."""
+
+    number: Tensor  # which path of the batch it is
+    x: Tensor  # where it was before the step,
+    gap: Tensor  # how far from the edge,
+    value: Tensor  # the loss there,
+    integral: Tensor  # and what it had summed up: losses,
+    log_weight: Tensor
+    energy: Tensor
+    new: Tensor  # where it was after the step,
+    new_gap: Tensor  # and how far from the edge
+    speed: Tensor  # the drift
+    power: Tensor  # ‖μ‖²/4σ
+
+    def rows(self, index: Tensor) -> _Step:
+        return _Step(*(part.index_select(0, index) for part in self))
+
+
 def _run(
     loss: Loss,
     x: Tensor,
@@ -242,23 +261,22 @@ def _run(
     value, stopped = loss(x), gap <= 0
     result = torch.stack([value, *(torch.zeros_like(value) for _ in range(3))])
 
-    # The paths under way: their numbers, places, distances to the edge, losses, and what they summed up. The
-    # integral is by trapezia, in units of dt: half of the first loss, all of those between, half of the last.
-    live = (gap > 0).nonzero().squeeze(1)
-    x, gap, value = x[live], gap[live], value[live]
+    # The integral is by trapezia, in units of dt: half of the first loss, all of those between, half of the last.
+    number = (gap > 0).nonzero().squeeze(1)
+    x, gap, value = x[number], gap[number], value[number]
     integral, log_weight, energy = value / 2, torch.zeros_like(value), torch.zeros_like(value)
-    running, left, stops = torch.ones_like(live, dtype=torch.bool), len(live), []
-    speed = power = torch.zeros_like(value)
+    running, left, stops = torch.ones_like(number, dtype=torch.bool), len(number), []
     for _ in range(steps if dt > 0 else 0):
-        if left < 0.9 * len(live):
+        if left < 0.9 * len(number):
             # Until now the paths that stopped were moved along unseen: dropping them at every step costs more.
             keep = running.nonzero().squeeze(1)
-            live, x, gap, value = (a.index_select(0, keep) for a in (live, x, gap, value))
-            integral, log_weight, energy = (a.index_select(0, keep) for a in (integral, log_weight, energy))
-            running, speed, power = running[keep], speed[keep], power[keep]
+            number, x, gap, value, integral, log_weight, energy, running = (
+                part.index_select(0, keep) for part in (number, x, gap, value, integral, log_weight, energy, running)
+            )
         if not left:
             break
         new = torch.add(x, draw(torch.randn, x.shape), alpha=sqrt(variance))
+        speed = power = value  # not looked at without a drift
         if drift is not None:
             speed = drift(x)
             power = _dot(speed, speed) / (4 * sigma)
@@ -271,35 +289,35 @@ def _run(
         met = (draw(torch.rand, gap.shape) < chance) & running
         off = met.nonzero().squeeze(1)
         if len(off):
-            last = (live, x, gap, new, new_gap, value, integral, speed, power, log_weight, energy)
-            stops.append([a.index_select(0, off) for a in last])
+            step = _Step(number, x, gap, value, integral, log_weight, energy, new, new_gap, speed, power)
+            stops.append(step.rows(off))
             running &= ~met
             left -= len(off)
         if drift is not None:
-            log_weight += _dot(speed, new - x) / (2 * sigma) - power * dt
-            energy += power * dt
+            energy = energy + power * dt
+            if by == "reweight":
+                log_weight = log_weight + _dot(speed, new - x) / (2 * sigma) - power * dt
         x, gap, value = new, new_gap, loss(new)
-        integral += value
+        integral = integral + value
 
     keep = running.nonzero().squeeze(1)
-    result[:, live[keep]] = torch.stack([value, (integral - value / 2) * dt, log_weight, energy])[:, keep]
+    result[:, number[keep]] = torch.stack([value, (integral - value / 2) * dt, log_weight, energy])[:, keep]
     if stops:
-        # The last step of each path that met the edge, all in one go: when, where, and up to there.
-        live, x, gap, new, new_gap, value, integral, speed, power, log_weight, energy = (
-            torch.cat(part) for part in zip(*stops, strict=True)
-        )
-        share = _meeting(gap, new_gap.abs(), variance, generator)
+        # The last step of every path that met the edge, all in one go: when, where, and the sums up to there.
+        last = _Step(*(torch.cat(part) for part in zip(*stops, strict=True)))
+        share = _meeting(last.gap, last.new_gap.abs(), variance, generator)
         at = share.reshape(-1, *[1] * (x.ndim - 1))
-        spread = draw(torch.randn, x.shape) * (variance * at * (1 - at)).sqrt()
-        stop = domain.nearest(torch.lerp(x, new, at) + spread)
-        end, spent = loss(stop), power * share * dt
+        spread = draw(torch.randn, last.x.shape) * (variance * at * (1 - at)).sqrt()
+        stop = domain.nearest(torch.lerp(last.x, last.new, at) + spread)
+        end, log_weight, energy = loss(stop), last.log_weight, last.energy
         if drift is not None:
-            log_weight += _dot(speed, stop - x) / (2 * sigma) - spent
-        integral = (integral + (value * (share - 1) + end * share) / 2) * dt
-        result[:, live] = torch.stack([end, integral, log_weight, energy + spent])
-        stopped[live] = True
-    if by == "simulate":
-        result[2] = 0
+            energy = energy + last.power * share * dt
+            if by == "reweight":
+                moved = _dot(last.speed, stop - last.x)
+                log_weight = log_weight + moved / (2 * sigma) - last.power * share * dt
+        integral = (last.integral + (last.value * (share - 1) + end * share) / 2) * dt
+        result[:, last.number] = torch.stack([end, integral, log_weight, energy])
+        stopped[last.number] = True
     return *result, stopped
 
 
@@ -354,8 +372,8 @@ def _summary(mean: Tensor, paths: int, dtype: torch.dtype, warn: bool) -> Estima
 
 
 def _check_start(x: Tensor, t: float, sigma: float, paths: int) -> None:
-    if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 1:
-        raise invalid("x", x, "a floating tensor [n, *shape]", "convert it with .float()")
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 2:
+        raise invalid("x", x, "a floating tensor [n, *shape]", "convert it with .float(), and numbers with [:, None]")
     check_finite("x", x)
     check_number("t", t, at_least=0)
     check_number("sigma", sigma, above=0, remedy="without diffusion the equation is not parabolic")

@@ -1,9 +1,15 @@
 """What arrives: data sets, how they are cut into tasks, and how their examples are changed on the way."""
 
 from parabolic.streams.augment import CropFlip, Normalise
-from parabolic.streams.catalog import find_stream, known_streams, make_stream
+from parabolic.streams.benchmarks import BENCHMARKS
+from parabolic.streams.cache import Cache, DataSet, Progress, data_folder
+from parabolic.streams.catalog import find_stream, known_streams, make_stream, prepared_streams
+from parabolic.streams.scenarios import Scenario
+from parabolic.streams.sources import PUBLISHED, load, prepare
 from parabolic.streams.stream import Batches, Examples, Stream, Task
 
 __all__ = [
-    "Batches", "CropFlip", "Examples", "Normalise", "Stream", "Task", "find_stream", "known_streams", "make_stream",
+    "BENCHMARKS", "PUBLISHED", "Batches", "Cache", "CropFlip", "DataSet", "Examples", "Normalise", "Progress",
+    "Scenario", "Stream", "Task", "data_folder", "find_stream", "known_streams", "load", "make_stream", "prepare",
+    "prepared_streams",
 ]  # fmt: skip

@@ -50,6 +50,7 @@ class Normalise:
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], scale: float = 255.0) -> None:
+        self.scale = scale
         self.factor = torch.tensor([1 / (scale * each) for each in std])
         self.shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)])
 
@@ -59,3 +60,14 @@ class Normalise:
             self.factor, self.shift = self.factor.to(x.device), self.shift.to(x.device)
         shape = (-1, *[1] * (x.ndim - 2))
         return x * self.factor.view(shape) + self.shift.view(shape)
+
+    def undo(self, x: Tensor) -> Tensor:
+        """What was normalised, in fractions of `scale`: what a person can look at.
+
+        >>> each = Normalise((0.5,), (0.25,))
+        >>> each.undo(each(torch.tensor([[[[51]]]], dtype=torch.uint8)))
+        tensor([[[[0.2000]]]])
+        """
+        shape = (-1, *[1] * (x.ndim - 2))
+        factor, shift = (each.to(x.device).view(shape) for each in (self.factor, self.shift))
+        return (x - shift) / factor / self.scale

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from parabolic.checks import check_name, invalid
 from parabolic.plugins import load_object
+from parabolic.streams.benchmarks import BENCHMARKS, prepared_stream
+from parabolic.streams.cache import Cache
 from parabolic.streams.digits import seq_digits
+from parabolic.streams.scenarios import Scenario
 from parabolic.streams.stream import Stream
 from parabolic.streams.toy import seq_blobs
 
-__all__ = ["Entry", "find_stream", "known_streams", "make_stream"]
+__all__ = ["Entry", "find_stream", "known_streams", "make_stream", "prepared_streams"]
 
 
 @dataclass(frozen=True)
@@ -34,25 +39,47 @@ def known_streams() -> dict[str, Entry]:
             batch=10,  # a task is under 300 images: batches of 32 would be nine steps
         ),
         "seq-blobs": Entry(seq_blobs, "1,500 points in the plane, 3 tasks of 2 round clouds; embedded", batch=10),
+    } | {
+        name: Entry(each.build, f"{each.about}; needs `parabolic data prepare {each.data}`", backbone="resnet18")
+        for name, each in BENCHMARKS.items()
+    }  # fmt: skip
+
+
+def prepared_streams() -> dict[str, Entry]:
+    """The streams of data that were prepared under names of the user's own."""
+    ours = {each.data for each in BENCHMARKS.values()}
+    return {
+        f"seq-{name}": Entry(partial(prepared_stream, name), f"prepared data {name!r}", backbone="resnet18")
+        for name in Cache().names()
+        if name not in ours and not name.startswith("hf-")
     }
 
 
 def find_stream(name: str) -> Entry:
-    """The stream called `name`, or the one that `module:function` or `file.py:function` builds from a seed."""
+    """The stream called `name`: a built-in one, `hf:NAME` of the Hugging Face hub, `seq-NAME` of data prepared as NAME,
+    or the one that `module:function` or `file.py:function` builds from a seed.
+    """
+    if name.startswith("hf:"):
+        return Entry(partial(prepared_stream, name), "a data set of the Hugging Face hub", backbone="resnet18")
     if ":" in name:
         return Entry(load_object("stream", name), f"built by {name}")
     known = known_streams()
+    if name not in known:
+        known |= prepared_streams()
     check_name("stream", name, known, "`parabolic list` shows them; module:function names your own")
     return known[name]
 
 
-def make_stream(name: str, seed: int = 0) -> Stream:
-    """Build a stream by its name; the seed decides the order of its examples.
+def make_stream(name: str, seed: int = 0, **scenario: Any) -> Stream:
+    """Build a stream by its name; the seed decides the order of its examples and all draws of the scenario.
 
     >>> len(make_stream("seq-digits"))
     5
+    >>> len(make_stream("seq-digits", tasks=2, class_order="shuffled"))
+    2
     """
+    applied = Scenario.of(scenario)
     stream = find_stream(name).build(seed)
     if not isinstance(stream, Stream):
         raise invalid("stream", type(stream), f"{name} to return a parabolic.Stream")
-    return stream
+    return applied.apply(stream, seed)

@@ -2,28 +2,54 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from parabolic.checks import Description, check_finite, check_number, invalid
 
 __all__ = ["Batches", "Examples", "Stream", "Task"]
 
+PERMUTED = 0x5EED_1ABE  # keeps these draws apart from those of the order
+
 
 class Examples(NamedTuple):
-    """Raw examples `[n, *shape]` and their labels `[n]`."""
+    """Raw examples `[n, *shape]` and their labels `[n]`.
+
+    With `views`, a row of pixel numbers a task, there are as many examples again for every view: row `v · n + i` is
+    example i seen through view v, where each pixel shows the pixel that the view names (−1: none, a zero). So tasks
+    that turn or scramble the same images share them in memory.
+    """
 
     x: Tensor
     y: Tensor
+    views: Tensor | None = None
+
+    def take(self, rows: Tensor, label_rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The examples and labels at `rows`; the labels are those of `label_rows`, if given.
+
+        >>> turned = Examples(torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.tensor([0, 1]), torch.tensor([[2, 1, -1]]))
+        >>> turned.take(torch.tensor([1]))
+        (tensor([[6, 5, 0]]), tensor([1]))
+        """
+        label_rows = rows if label_rows is None else label_rows
+        if self.views is None:
+            return self.x.index_select(0, rows), self.y.index_select(0, label_rows)
+        n, view = len(self.x), self.views[rows // len(self.x)][:, None]
+        x = self.x.index_select(0, rows % n)
+        pixels = x.reshape(len(x), -1, view.shape[-1])
+        seen = pixels.gather(2, view.clamp(min=0).expand_as(pixels)).masked_fill_(view < 0, 0)
+        return seen.reshape(x.shape), self.y.index_select(0, label_rows % n)
 
     def to(self, device: torch.device | str) -> Examples:
         """The same examples on another device."""
-        return Examples(self.x.to(device), self.y.to(device))
+        return Examples(*[None if each is None else each.to(device) for each in self])  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -38,6 +64,7 @@ class Batches:
     size: int
     epochs: int
     entropy: tuple[int, ...]
+    permuted: float = 0.0  # the share of each batch, from its start, whose labels are permuted within itself
 
     def __len__(self) -> int:
         return self.epochs * -(-len(self.rows) // self.size)
@@ -46,8 +73,20 @@ class Batches:
         for epoch in range(self.epochs):
             order = np.random.default_rng([*self.entropy, epoch]).permutation(len(self.rows))
             rows = self.rows[torch.from_numpy(order).to(self.rows.device)]
-            for part in rows.split(self.size):
-                yield self.data.x.index_select(0, part), self.data.y.index_select(0, part)
+            labels = rows
+            if self.permuted:
+                labels = self.rows[torch.from_numpy(self._permute(order, epoch)).to(self.rows.device)]
+            for part, label_part in zip(rows.split(self.size), labels.split(self.size), strict=True):
+                yield self.data.take(part, label_part)
+
+    def _permute(self, order: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+        """Where each example's label comes from: for a whole epoch at once, so that no batch waits for the host."""
+        rng, labels = np.random.default_rng([*self.entropy, epoch, PERMUTED]), order.copy()
+        for start in range(0, len(order), self.size):
+            end = min(start + self.size, len(order))
+            some = slice(start, start + int(self.permuted * (end - start)))
+            labels[some] = rng.permutation(labels[some])
+        return labels
 
 
 @dataclass(frozen=True)
@@ -61,17 +100,18 @@ class Task:
     train_rows: Tensor = field(repr=False)
     test_rows: Tensor = field(repr=False)
     seed: int = 0
+    permuted: float = 0.0  # see Batches
 
     def batches(self, size: int = 32, epochs: int = 1) -> Batches:
         """The task's training batches, shuffled anew in every epoch."""
         check_number("batch", size, whole=True, at_least=1)
         check_number("epochs", epochs, whole=True, at_least=1)
-        return Batches(self.train, self.train_rows, size, epochs, (self.seed, self.index))
+        return Batches(self.train, self.train_rows, size, epochs, (self.seed, self.index), self.permuted)
 
     def test_batches(self, size: int = 512) -> Iterator[tuple[Tensor, Tensor]]:
         """The task's test examples, in their own order."""
         for part in self.test_rows.split(size):
-            yield self.test.x.index_select(0, part), self.test.y.index_select(0, part)
+            yield self.test.take(part)
 
 
 @dataclass(frozen=True)
@@ -115,10 +155,33 @@ class Stream(Sequence[Task]):
         rows = torch.cat([task.train_rows for task in self.tasks])
         return replace(first.batches(size, epochs), rows=rows, entropy=(first.seed, len(self.tasks)))
 
+    def digest(self) -> str:
+        """A hash of what arrives: every task's classes, examples and labels, and what decides their order.
+
+        >>> x, y = torch.arange(20), torch.arange(20) % 4
+        >>> stream = Stream.from_arrays(x, y, tasks=2)
+        >>> stream.digest() == Stream.from_arrays(x.numpy(), y.numpy(), tasks=2).digest()
+        True
+        >>> stream.digest() == Stream.from_arrays(x, y, tasks=2, seed=1).digest()
+        False
+        """
+        told = hashlib.sha256(repr((self.classes, self.shape, self.boundaries)).encode())
+        for task in self.tasks:
+            told.update(repr((task.classes, task.seed, task.permuted)).encode())
+            for data, rows in ((task.train, task.train_rows), (task.test, task.test_rows)):
+                told.update(repr((len(rows), str(data.x.dtype))).encode())
+                for part in rows.split(4096):
+                    for each in data.take(part):
+                        told.update(np.ascontiguousarray(each.cpu().numpy()).data)
+        return told.hexdigest()
+
     def to(self, device: torch.device | str) -> Stream:
         """The same stream with all examples on another device."""
         first = self.tasks[0]
-        train, test = first.train.to(device), first.test.to(device)
+        train = first.train.to(device)
+        # Where tests are held out of the training data they share its tensor, there and here.
+        shared = first.test.x is first.train.x
+        test = first.test._replace(x=train.x if shared else first.test.x).to(device)
         return replace(
             self,
             tasks=tuple(
@@ -174,6 +237,21 @@ class Stream(Sequence[Task]):
         return cls(name, tuple(made), classes, tuple(train.x.shape[1:]), **settings)
 
     @classmethod
+    def from_dataset(cls, dataset: Any, *, test: Any = None, **settings: Any) -> Stream:
+        """Take in a torch `Dataset` (or any sequence) of pairs `(example, label)` and cut it into tasks by class.
+
+        Examples are tensors, arrays or images of Pillow, all of one size. They are read once and kept as they are:
+        leave out random transforms, which would be frozen, and give `augment` instead. `test` is another data set;
+        `settings` are those of `from_arrays`.
+
+        >>> pairs = [(torch.full((1, 2, 2), i, dtype=torch.uint8), i % 4) for i in range(40)]
+        >>> [len(task.train_rows) for task in Stream.from_dataset(pairs, tasks=2)]
+        [16, 16]
+        """
+        tested = None if test is None else _collect("test", test)
+        return cls.from_arrays(*_collect("dataset", dataset), test=tested, **settings)
+
+    @classmethod
     def from_tasks(
         cls,
         parts: Sequence[tuple[tuple[Any, Any], tuple[Any, Any]]],
@@ -205,6 +283,29 @@ class Stream(Sequence[Task]):
         )
         classes = int(torch.cat([train.y, test.y]).max()) + 1
         return cls(name, made, classes, tuple(train.x.shape[1:]), **settings)
+
+
+def _collect(name: str, dataset: Any) -> tuple[Tensor, Tensor]:
+    """The examples and labels of a data set of pairs, as two tensors."""
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise invalid(name, type(dataset), "a data set with a length, whose items can be asked for by number")
+    x, y = torch.empty(0), torch.empty(len(dataset), dtype=torch.long)
+    for i in range(len(dataset)):
+        try:
+            value, label = dataset[i]
+            label = int(label)
+        except (TypeError, ValueError) as error:
+            raise invalid(f"item {i} of {name}", dataset[i], "a pair of an example and a whole number") from error
+        example = _tensor(f"item {i} of {name}", value)
+        if hasattr(value, "getbands"):  # an image of Pillow: channels go first
+            example = example[None] if example.ndim == 2 else example.permute(2, 0, 1)
+        if i == 0:
+            x = torch.empty(len(dataset), *example.shape, dtype=example.dtype)
+        if example.shape != x.shape[1:] or example.dtype != x.dtype:
+            like = f"an example like the first, {list(x.shape[1:])} of {x.dtype}"
+            raise invalid(f"item {i} of {name}", example, like, "bring all to one size and type first")
+        x[i], y[i] = example, label
+    return x, y
 
 
 def _examples(x_name: str, y_name: str, x: Any, y: Any) -> Examples:

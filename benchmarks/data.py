@@ -1,0 +1,59 @@
+"""What it takes to load the paper's benchmarks: seconds, memory, and whether they are what they should be.
+
+    parabolic data prepare cifar10 --from FOLDER    # and cifar100, tinyimagenet
+    python benchmarks/data.py
+
+Each stream is built and gone through once in a process of its own. Memory is what the process holds more than before
+(resident set, mapped files included), as a multiple of the bytes of all images and labels.
+"""
+
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+from parabolic import make_stream
+from parabolic.streams import BENCHMARKS, Cache
+
+
+def resident() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmRSS")))
+
+
+def measure(name: str) -> None:
+    torch.set_num_threads(1)
+    warm = make_stream("seq-digits")  # what is imported on the way does not count
+    sum(len(y) for task in warm for _, y in task.batches(32))
+    before, start = resident(), time.perf_counter()
+    stream = make_stream(name)
+    built = time.perf_counter() - start
+    train = Counter(label for task in stream for _, y in task.batches(32) for label in y.tolist())
+    gone_through = time.perf_counter() - start - built
+    test = Counter(label for task in stream for _, y in task.test_batches() for label in y.tolist())
+    raw = sum(each.x.nbytes + len(each.y) for each in (stream[0].train, stream[0].test))
+    print(
+        f"{name}: {list(stream[0].train.x.shape)} + {list(stream[0].test.x.shape)}, {len(stream)} tasks, "
+        f"{len(train)} classes of {sorted(set(train.values()))} + {sorted(set(test.values()))}; "
+        f"built in {built:.2f} s, all batches of 32 in {gone_through:.2f} s, "
+        f"memory {(resident() - before) / raw:.3f} × {raw / 1e6:.0f} MB"
+    )
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        measure(sys.argv[1])
+        return
+    prepared = Cache().names()
+    for name, benchmark in BENCHMARKS.items():
+        if benchmark.data in prepared:
+            subprocess.run([sys.executable, __file__, name], check=True)
+        else:
+            print(f"{name}: not prepared; parabolic data prepare {benchmark.data}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""`parabolic data prepare`, `list` and `show`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from parabolic import streams
+from parabolic.cli.common import Json, Seed, Set, read_settings
+from parabolic.experiments import RunSpec
+from parabolic.options import options_of
+from parabolic.report.sheets import draw_sheet
+from parabolic.streams import PUBLISHED, Cache, DataSet, Scenario, make_stream
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="Data sets: prepare them, list them, look at them.")
+
+
+@app.command("prepare")
+def prepare(
+    name: Annotated[str, typer.Argument(help="cifar10, cifar100, tinyimagenet, hf:NAME, or a name for your own data.")],
+    source: Annotated[
+        str | None,
+        typer.Option("--from", metavar="PATH", help="A folder or archive, or hf:NAME (without it: a download)."),
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Prepare even what is there already.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Bring a data set into the cache, from a folder, an archive, the Hugging Face hub or by download."""
+    with _bars() as progress:
+        data = streams.prepare(name, source, again=again, progress=progress)
+    if as_json:
+        print(json.dumps(_facts(data), indent=1))
+        return
+    console = Console()
+    console.print(
+        f"{name}: {data.train:,} training and {data.test:,} test images of {' × '.join(map(str, data.shape))}, "
+        f"{data.classes} classes, from {data.source}"
+    )
+    published = _published(data)
+    if published is False:
+        console.print("Note: the images and labels are not those of the official archive, bit by bit.")
+    stream = name if name.startswith("hf:") else f"seq-{name}"
+    console.print(f"Use it as a stream: parabolic run --stream {stream}")
+
+
+@app.command("list")
+def list_data(as_json: Json = False) -> None:
+    """Show the data sets that are prepared or can be, and the scenarios they can be put into."""
+    cache = Cache()
+    prepared = {name: data for name in cache.names() if (data := cache.find(name)) is not None}
+    scenario = {name: {"default": each.default, "about": each.about} for name, each in options_of(Scenario).items()}
+    if as_json:
+        told = {
+            "folder": str(cache.root),
+            "prepared": {name: _facts(data) for name, data in prepared.items()},
+            "published": {name: {"about": each.about, "url": each.url} for name, each in PUBLISHED.items()},
+            "scenario": scenario,
+        }
+        print(json.dumps(told, indent=1))
+        return
+    console = Console()
+    table = Table("data", "what it is", "images", "MB", "as published", title="Data", title_justify="left")
+    for name in sorted({*prepared, *PUBLISHED}):
+        about = PUBLISHED[name].about if name in PUBLISHED else ""
+        if name not in prepared:
+            table.add_row(name, about, f"none yet: parabolic data prepare {name}", "", "")
+            continue
+        data = prepared[name]
+        table.add_row(
+            name,
+            about or f"{data.classes} classes, from {data.source}",
+            f"{data.train:,} + {data.test:,} of {' × '.join(map(str, data.shape))}",
+            f"{sum(each['bytes'] for each in data.files.values()) / 1e6:.0f}",
+            {None: "", True: "yes", False: "no"}[_published(data)],
+        )
+    console.print(table)
+    table = Table("setting", "default", "what it does", title="Scenarios: --set setting=value", title_justify="left")
+    for name, each in scenario.items():
+        table.add_row(name, str(each["default"]).lower(), str(each["about"]))
+    console.print(table)
+    console.print(f"Prepared data are kept in {cache.root} (PARABOLIC_DATA names another folder).")
+
+
+@app.command("show")
+def show(
+    stream: Annotated[str, typer.Argument(help="A name of `parabolic list`, seq-NAME, hf:NAME or module:function.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The picture (default: STREAM.png).")] = None,
+    seed: Seed = 0,
+    settings: Set = None,
+) -> None:
+    """Draw what a learner sees: examples of each task with their labels, and the bridges of PCL."""
+    spec = RunSpec.from_settings("pcl", read_settings(settings), stream=stream, seed=seed)
+    resolved = spec.resolved()
+    shown = make_stream(stream, seed, **spec.scenario)
+    path = out or Path(re.sub(r"[^A-Za-z0-9._-]+", "-", stream).strip("-") + ".png")
+    draw_sheet(shown, path, resolved["options"], batch=resolved["batch"], seed=seed)
+    Console().print(f"{len(shown)} tasks, {shown.classes} classes: {path}")
+
+
+def _facts(data: DataSet) -> dict[str, object]:
+    return dataclasses.asdict(data) | {"as_published": _published(data)}
+
+
+def _published(data: DataSet) -> bool | None:
+    """Whether a data set holds what the official archive of that name does; None where there is none."""
+    return data.content == PUBLISHED[data.name].content if data.name in PUBLISHED else None
+
+
+@contextmanager
+def _bars() -> Iterator[streams.Progress]:
+    """A bar for each thing that is being done; silent where the output is not a terminal."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:3.0f}%"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+        known: dict[str, TaskID] = {}
+
+        def told(what: str, done: int, total: int | None) -> None:
+            if what not in known:
+                known[what] = bars.add_task(what, total=total)
+            bars.update(known[what], completed=done, total=total)
+
+        yield told

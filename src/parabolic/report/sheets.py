@@ -1,0 +1,164 @@
+"""Contact sheets: what arrives, so that a person sees what a learner sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from parabolic.checks import Description, invalid
+from parabolic.pde import bridge, on_simplex
+from parabolic.report.figures import COLOURS, MARKERS, figure
+from parabolic.streams import Normalise, Stream, Task
+
+__all__ = ["draw_sheet"]
+
+COLUMNS = 10
+BRIDGES = 2  # two between the same ends, so that chance shows
+
+
+def draw_sheet(stream: Stream, path: str | Path, options: Mapping[str, Any], *, batch: int = 32, seed: int = 0) -> Path:
+    """Draw a row of examples a task, with their labels, and the bridges that PCL draws between two of them.
+
+    Args:
+        stream: of images, or of points in the plane.
+        path: where the picture goes.
+        options: PCL's: `sigma_x`, `sigma_y`, `times`, `horizon`, `variant`.
+        batch: how many examples arrive at a step.
+        seed: decides which changes and which bridges are drawn.
+    """
+    path, generator = Path(path), torch.Generator().manual_seed(seed)
+    if stream.shape == (2,):
+        return _draw_points(stream, path, options, generator)
+    if len(stream.shape) != 3 or stream.shape[0] not in (1, 3):
+        raise invalid("stream", Description(f"examples of shape {list(stream.shape)}"), "images or points in the plane")
+    first = [_arrivals(task, batch) for task in stream]
+    rows = [
+        (f"task {task.index + 1}", _seen(stream, x), _names(stream, y))
+        for task, (x, y) in zip(stream, first, strict=True)
+    ]
+    if stream.augment is not None:
+        x, y = first[-1]
+        changed = _seen(stream, stream.augment(x, generator))
+        rows.append((f"task {len(stream)}\nas changed\nfor learning", changed, _names(stream, y)))
+    start, end = _ends(first)
+    paths, labels = _bridges(stream, start, end, options, generator)
+    times = [f"s = {each:g}" for each in torch.linspace(0, 1, paths.shape[1]).tolist()]
+    for number, (points, targets) in enumerate(zip(paths, labels, strict=True)):
+        told = [f"{_mixture(stream, target)}\n{time}" for target, time in zip(targets, times, strict=True)]
+        rows.append((f"bridge {number + 1}\nof PCL", _unprepared(stream, points), told))
+    columns = max(COLUMNS, paths.shape[1])
+    with figure(path, len(rows), columns, 1.05 * columns + 1, 1.35 * len(rows) + 0.6) as (canvas, axes):
+        for axis in axes.flat:
+            axis.set_axis_off()
+        for line, (name, images, words) in zip(axes, rows, strict=True):
+            line[0].text(-0.25, 0.5, name, transform=line[0].transAxes, ha="right", va="center", fontsize=9)
+            for axis, image, word in zip(line, images, words, strict=False):
+                shown = image.permute(1, 2, 0).numpy()
+                axis.imshow(shown[..., 0] if shown.shape[2] == 1 else shown, cmap="gray", vmin=0, vmax=1)
+                axis.text(0.5, -0.06, word, transform=axis.transAxes, ha="center", va="top", fontsize=7)
+        canvas.suptitle(_title(stream, options), fontsize=11)
+    return path
+
+
+def _title(stream: Stream, options: Mapping[str, Any]) -> str:
+    blurred = "" if stream.boundaries else ", boundaries blurred"
+    return (
+        f"{stream.name}: the first examples of each task under the label that the learner is given{blurred};\n"
+        f"and what PCL learns between two of them (σx = {options['sigma_x']:g}, σy = {options['sigma_y']:g})"
+    )
+
+
+def _arrivals(task: Task, batch: int) -> tuple[Tensor, Tensor]:
+    """The first examples of a task, as they arrive."""
+    x, y = [], []
+    for part, labels in task.batches(batch):
+        x.append(part)
+        y.append(labels)
+        if sum(map(len, y)) >= COLUMNS:
+            break
+    return torch.cat(x)[:COLUMNS], torch.cat(y)[:COLUMNS]
+
+
+def _ends(first: list[tuple[Tensor, Tensor]]) -> tuple[tuple[Tensor, int], tuple[Tensor, int]]:
+    """An example of the first task, as memory might hold it, and one of the last that is of another class."""
+    (x, y), (others, classes) = first[0], first[-1]
+    other = int((classes != y[0]).int().argmax())
+    return (x[0], int(y[0])), (others[other], int(classes[other]))
+
+
+def _bridges(
+    stream: Stream, start: tuple[Tensor, int], end: tuple[Tensor, int], options: Mapping[str, Any], generator: Any
+) -> tuple[Tensor, Tensor]:
+    """The paths between two prepared examples and between their labels, `[bridges, times, ...]`."""
+    ends = torch.stack([start[0], end[0]])
+    inputs = stream.prepare(ends) if stream.prepare else ends.float() / 255 if ends.dtype == torch.uint8 else ends
+    targets = one_hot(torch.tensor([start[1], end[1]]), stream.classes).to(inputs.dtype)
+    shared: dict[str, Any] = {
+        "times": options["times"], "horizon": options["horizon"], "variant": options["variant"],
+        "bridges": BRIDGES, "generator": generator,
+    }  # fmt: skip
+    paths = bridge(inputs[:1], inputs[1:], options["sigma_x"], **shared)
+    labels = on_simplex(bridge(targets[:1], targets[1:], options["sigma_y"], **shared))
+    return paths[0], labels[0]
+
+
+def _seen(stream: Stream, x: Tensor) -> Tensor:
+    """Raw images with values from 0 to 1."""
+    if isinstance(stream.prepare, Normalise):
+        return stream.prepare.undo(stream.prepare(x)).clamp(0, 1)
+    return _unprepared(stream, x.float() / 255 if x.dtype == torch.uint8 else x)
+
+
+def _unprepared(stream: Stream, inputs: Tensor) -> Tensor:
+    """Inputs of the model as images with values from 0 to 1."""
+    if isinstance(stream.prepare, Normalise):
+        return stream.prepare.undo(inputs).clamp(0, 1)
+    low, high = inputs.aminmax()
+    return (inputs - low) / (high - low) if low < 0 or high > 1 else inputs
+
+
+def _names(stream: Stream, y: Tensor) -> list[str]:
+    return [_name(stream, int(label)) for label in y]
+
+
+def _name(stream: Stream, label: int) -> str:
+    name = stream.class_names[label] if stream.class_names else str(label)
+    return name if len(name) <= 14 else name[:13] + "…"
+
+
+def _mixture(stream: Stream, target: Tensor) -> str:
+    shares, labels = target.topk(2)
+    parts = [
+        f"{_name(stream, int(each))} {share:.0%}" for share, each in zip(shares, labels, strict=True) if share >= 0.005
+    ]
+    return "\n".join(parts)
+
+
+def _draw_points(stream: Stream, path: Path, options: Mapping[str, Any], generator: Any) -> Path:
+    """A panel of points a task, and one with bridges."""
+    everything = torch.cat([task.train.take(task.train_rows)[0] for task in stream])
+    low, high = everything.amin(0).tolist(), everything.amax(0).tolist()
+    first = [task.train.take(task.train_rows) for task in stream]
+    with figure(path, 1, len(stream) + 1, 3.6 * (len(stream) + 1), 4.3) as (canvas, axes):
+        for task, axis, (x, y) in zip(stream, axes[0], first, strict=False):
+            for label in y.unique().tolist():
+                mine, mark = x[y == label], label % len(COLOURS)
+                axis.scatter(
+                    *mine.T.numpy(), s=9, color=COLOURS[mark], marker=MARKERS[mark], label=_name(stream, label)
+                )
+            axis.set_title(f"task {task.index + 1}")
+            axis.legend(loc="upper right", fontsize=8, title="class")
+        start, end = _ends(first)
+        paths, _ = _bridges(stream, start, end, options, generator)
+        for points in paths:
+            axes[0][-1].plot(*points.T.numpy(), marker="o", markersize=4)
+        axes[0][-1].set_title(f"bridges of PCL\nfrom {_name(stream, start[1])} to {_name(stream, end[1])}")
+        for axis in axes[0]:
+            axis.set(xlim=(low[0] - 0.1, high[0] + 0.1), ylim=(low[1] - 0.1, high[1] + 0.1), aspect="equal")
+        canvas.suptitle(_title(stream, options).replace("first examples", "training examples"), fontsize=11)
+    return path

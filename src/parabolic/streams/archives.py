@@ -1,0 +1,205 @@
+"""Archives and folders that are not trusted: read in place, never unpacked to disk, and never run."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import io
+import os
+import pickle
+import re
+import tarfile
+import urllib.error
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from parabolic.checks import Description, InputError, invalid
+from parabolic.streams.cache import Progress
+
+__all__ = ["Tree", "download", "load_pickle", "open_tree"]
+
+CHUNK = 1 << 20
+
+
+class Tree(NamedTuple):
+    """The files of a folder or an archive by name, with `/` between folders."""
+
+    where: str
+    names: frozenset[str]
+    read: Callable[[str], bytes]
+
+    def get(self, name: str) -> bytes:
+        """The contents of a file; one that is missing is named."""
+        if name not in self.names:
+            remedy = "it is not whole: get it again"
+            raise invalid(self.where, Description(f"no {name}"), "all files of the data set", remedy)
+        return self.read(name)
+
+
+@contextmanager
+def open_tree(path: Path, keep: Collection[str] | None = None) -> Iterator[Tree]:
+    """The files of a folder, a .zip or a .tar.gz; a leading folder that all of an archive shares is left out.
+
+    Args:
+        path: the folder or archive.
+        keep: the names, without folders, that are wanted of a .tar.gz, which is read through once.
+    """
+    if path.is_dir():
+        names = (each.relative_to(path).as_posix() for each in path.rglob("*") if each.is_file())
+        yield Tree(str(path), frozenset(names), lambda name: _read_file(path / name))
+        return
+    try:
+        if zipfile.is_zipfile(path) or path.suffix == ".zip":
+            with zipfile.ZipFile(path) as archive:
+                found = {name: name for name in archive.namelist() if not name.endswith("/")}
+                _check_inside(path, archive.namelist())
+                yield _without_top(path, found, archive.read)
+        else:
+            contents = _read_tar(path, keep)
+            yield _without_top(path, {name: name for name in contents}, contents.__getitem__)
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+        remedy = "it may be cut off: download it again"
+        raise invalid(str(path), Description(f"{type(error).__name__}: {error}"), "a whole archive", remedy) from error
+
+
+def _without_top(path: Path, names: dict[str, str], read: Callable[[str], bytes]) -> Tree:
+    tops = {name.split("/", 1)[0] if "/" in name else "" for name in names}
+    if len(tops) == 1 and (top := tops.pop()):
+        names = {name.removeprefix(f"{top}/"): name for name in names}
+    return Tree(str(path), frozenset(names), lambda name: read(names[name]))
+
+
+def _read_tar(path: Path, keep: Collection[str] | None) -> dict[str, bytes]:
+    contents = {}
+    with tarfile.open(path, "r:*") as archive:
+        for member in archive:
+            _check_inside(path, [member.name])
+            if not (member.isfile() or member.isdir()):
+                raise invalid(str(path), Description(f"{member.name}, a link or device"), "files and folders only")
+            if member.isfile() and (keep is None or member.name.rsplit("/", 1)[-1] in keep):
+                file = archive.extractfile(member)
+                assert file is not None
+                contents[member.name.removeprefix("./")] = file.read()
+    return contents
+
+
+def _check_inside(path: Path, names: Collection[str]) -> None:
+    """Refuse an archive that names a place outside of its folder, as only a hostile or broken one does."""
+    for name in names:
+        if name.startswith(("/", "\\")) or re.match(r"[A-Za-z]:", name) or ".." in re.split(r"[/\\]", name):
+            remedy = "do not use this archive: get it from its official place"
+            raise invalid(str(path), Description(f"the path {name!r}"), "paths within its own folder", remedy)
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise invalid(str(path), Description(error.strerror or str(error)), "a file that can be read") from error
+
+
+# What the pickles of CIFAR hold besides plain values: one way to rebuild an array, and what it rebuilds it of.
+_ALLOWED: dict[tuple[str, str], Any] = {
+    (f"numpy{core}.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0] for core in (".core", "._core")
+} | {("numpy", "ndarray"): np.ndarray, ("numpy", "dtype"): np.dtype}  # fmt: skip
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return _ALLOWED[module, name]
+        except KeyError:
+            wanted = "plain values and arrays only"
+            raise invalid("pickle", f"{module}.{name}", wanted, "do not use this file") from None
+
+
+def load_pickle(data: bytes, where: str) -> dict[str, Any]:
+    """The dictionary in a pickle of plain values and NumPy arrays; anything else in it is refused before it can run.
+
+    >>> load_pickle(pickle.dumps({"labels": [3, 1]}), "example")
+    {'labels': [3, 1]}
+    >>> load_pickle(pickle.dumps({"labels": print}), "example")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    parabolic.checks.InputError: pickle: got 'builtins.print', expected plain values and arrays only; ...
+    """
+    try:
+        value = _Unpickler(io.BytesIO(data), encoding="bytes").load()
+    except InputError:
+        raise
+    except Exception as error:  # a broken pickle can raise anything
+        raise invalid(where, Description(f"{type(error).__name__}: {error}"), "a pickle that can be read") from error
+    if not isinstance(value, dict):
+        raise invalid(where, type(value), "a pickled dictionary")
+    return {key.decode() if isinstance(key, bytes) else str(key): each for key, each in value.items()}
+
+
+def download(url: str, path: Path, sha256: str, progress: Progress | None = None) -> Path:
+    """Fetch a file, going on where an earlier attempt stopped, and keep it only if its hash is the right one.
+
+    Args:
+        url: http or https.
+        path: where the file goes; what has come so far is beside it, as `<name>.part`.
+        sha256: what the whole file must hash to.
+        progress: told how many bytes have come.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise invalid("url", url, "http:// or https://")
+    if path.exists() and _sha256(path) == sha256:
+        return path
+    part = path.with_name(f"{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _fetch(url, part, path.name, progress)
+    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+        have = part.stat().st_size if part.exists() else 0
+        remedy = (
+            f"run it again: it goes on after {have:,} bytes; or get the file elsewhere and name its folder with --from"
+        )
+        raise invalid("download", Description(f"{error} from {url}"), "the whole file", remedy) from error
+    except OSError as error:
+        remedy = "free some space, or set PARABOLIC_DATA to another folder; run it again and it goes on"
+        got = Description(f"{error.strerror or error} ({part})")
+        raise invalid("data folder", got, "room for the file", remedy) from error
+    if (found := _sha256(part)) != sha256:
+        part.unlink()
+        remedy = "it was removed: run it again, or get the file elsewhere and name its folder with --from"
+        raise invalid("download", Description(f"SHA-256 {found} of {url}"), f"SHA-256 {sha256}", remedy)
+    os.replace(part, path)
+    return path
+
+
+def _fetch(url: str, part: Path, what: str, progress: Progress | None) -> None:
+    have = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    try:
+        response = urllib.request.urlopen(request, timeout=60)
+    except urllib.error.HTTPError as error:
+        if error.code == 416 and have:  # there is nothing beyond what we have: the hash says whether that is all
+            return
+        raise
+    with response:
+        resumed = response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
+        done = have if resumed else 0
+        length = response.headers.get("Content-Length")
+        total = None if length is None else done + int(length)
+        with open(part, "ab" if resumed else "wb") as file:
+            while block := response.read(CHUNK):
+                file.write(block)
+                done += len(block)
+                if progress:
+                    progress(what, done, total)
+    if total is not None and done < total:
+        raise ConnectionError(f"the connection ended after {done:,} of {total:,} bytes")
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

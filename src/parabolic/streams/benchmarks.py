@@ -1,0 +1,74 @@
+"""The paper's benchmarks, and streams of any data set that is prepared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from parabolic.streams.augment import CropFlip, Normalise
+from parabolic.streams.cache import Cache
+from parabolic.streams.sources import load
+from parabolic.streams.stream import Stream
+
+__all__ = ["BENCHMARKS", "Benchmark", "prepared_stream"]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A data set as the paper uses it."""
+
+    data: str
+    tasks: int
+    mean: tuple[float, float, float]  # of the training images' channels, as the published code states them
+    std: tuple[float, float, float]
+    about: str
+
+    def build(self, seed: int) -> Stream:
+        """The stream: tasks of equally many classes in the order of their labels, crops and flips for learning."""
+        return prepared_stream(
+            self.data, seed, tasks=self.tasks, prepare=Normalise(self.mean, self.std), augment=CropFlip(padding=4)
+        )
+
+
+BENCHMARKS = {
+    "seq-cifar10": Benchmark(
+        "cifar10", 5, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2615), "CIFAR-10, 5 tasks of 2 classes"
+    ),
+    "seq-cifar100": Benchmark(
+        "cifar100", 10, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), "CIFAR-100, 10 tasks of 10 classes"
+    ),
+    "seq-tinyimagenet": Benchmark(
+        "tinyimagenet", 20, (0.4802, 0.4480, 0.3975), (0.2770, 0.2691, 0.2821), "TinyImageNet, 20 tasks of 10 classes"
+    ),
+}
+
+
+def prepared_stream(
+    data: str,
+    seed: int = 0,
+    *,
+    tasks: int | None = None,
+    prepare: Normalise | None = None,
+    augment: CropFlip | None = None,
+    cache: Cache | None = None,
+) -> Stream:
+    """The stream of a prepared data set; images stay in the memory-mapped file until they are needed.
+
+    By default there are five tasks, of as many classes each as can be. Images are normalised by the
+    data's own mean and deviation, and shifted for learning by up to an eighth of their height: whether they may be
+    mirrored depends on what they show.
+    """
+    known, train, test = load(data, cache)
+    groups = [part.tolist() for part in np.array_split(np.unique(train.y), 5) if len(part)]
+    own = Normalise(known.mean, [each or 1.0 for each in known.std])  # a channel without any contrast stays as it is
+    return Stream.from_arrays(
+        *train,
+        test=test,
+        tasks=tasks or groups,
+        seed=seed,
+        name=data if data.startswith("hf:") else f"seq-{data}",
+        prepare=prepare or own,
+        augment=augment or CropFlip(padding=known.shape[1] // 8, flip=False),
+        class_names=known.class_names,
+    )

@@ -1,0 +1,337 @@
+"""Prepared data sets on disk: bytes, memory-mapped, with their hashes; there whole or not at all.
+
+    <folder>/<name>.lock            held by the process that prepares
+    <folder>/<name>/data.json       what there is, with hashes, and which of the folders beside it holds it
+    <folder>/<name>/files-…/*.npy   images [n, channels, height, width] and labels [n]
+
+`data.json` is replaced in one go once everything else is written, so that a crash at any moment leaves either what
+was there before or what is new. A folder that `data.json` does not name is what a crash left; the next to prepare
+removes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from filelock import FileLock
+from numpy.typing import NDArray
+
+from parabolic.checks import Description, InputError, invalid
+from parabolic.files import write_text
+
+__all__ = ["Arrays", "Cache", "Damaged", "DataSet", "Part", "Progress", "Raw", "data_folder"]
+
+FILE = "data.json"
+FORMAT = 1
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with what is being done, how much of it is done, and how much there is (None: not known)."""
+
+
+class Damaged(InputError):
+    """A prepared file is not what was written."""
+
+
+class Part(NamedTuple):
+    """One half of a data set as a source gives it: images in chunks `[n, channels, height, width]`, all labels."""
+
+    images: Iterable[NDArray[np.uint8]]
+    labels: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Raw:
+    """A data set on its way from a source into the cache."""
+
+    train: Part
+    test: Part | None = None
+    class_names: tuple[str, ...] | None = None
+    classes: int | None = None  # how many there should be, where that is known
+
+
+class Arrays(NamedTuple):
+    """Images and labels, memory-mapped: writing to them changes this process's copy only."""
+
+    x: NDArray[np.uint8]
+    y: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """What is known of a prepared data set."""
+
+    name: str
+    source: str  # where it came from
+    classes: int
+    shape: tuple[int, int, int]
+    train: int  # how many examples
+    test: int  # 0: the source has no test examples of its own
+    mean: tuple[float, ...]  # of the training pixels by channel, white being 1
+    std: tuple[float, ...]
+    class_names: tuple[str, ...] | None
+    content: str  # SHA-256 of all images and labels
+    folder: str  # beside data.json, where the files are
+    files: Mapping[str, Mapping[str, Any]]  # bytes and SHA-256 of each file
+
+
+def data_folder() -> Path:
+    """Where prepared data are kept: `PARABOLIC_DATA`, or the place for caches of the operating system.
+
+    >>> data_folder().name
+    'parabolic'
+    """
+    if named := os.environ.get("PARABOLIC_DATA"):
+        return Path(named).expanduser()
+    home = Path.home()
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = home / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
+    return base / "parabolic"
+
+
+class Cache:
+    """The folder of prepared data sets.
+
+    >>> cache = Cache(tempfile.mkdtemp())
+    >>> images, labels = np.zeros((6, 3, 4, 4), np.uint8), np.arange(6) % 2
+    >>> with cache.lock("mine"):
+    ...     made = cache.write("mine", Raw(Part([images], labels)), source="an example")
+    >>> train, test = cache.read(made)
+    >>> train.x.shape, test, cache.names()
+    ((6, 3, 4, 4), None, ['mine'])
+    """
+
+    def __init__(self, root: str | Path | None = None) -> None:
+        self.root = data_folder() if root is None else Path(root)
+
+    def names(self) -> list[str]:
+        """What is prepared."""
+        return sorted(path.parent.name for path in self.root.glob(f"*/{FILE}"))
+
+    def find(self, name: str) -> DataSet | None:
+        """What is known of a prepared data set; None where there is none. The files are not looked at."""
+        try:
+            told = json.loads((self._place(name) / FILE).read_text())
+            if told.pop("format") != FORMAT:
+                return None
+            known = DataSet(**told)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return None
+        names = known.class_names and tuple(known.class_names)
+        channels, height, width = known.shape
+        return dataclasses.replace(
+            known, shape=(channels, height, width), mean=tuple(known.mean), std=tuple(known.std), class_names=names
+        )
+
+    def read(self, data: DataSet) -> tuple[Arrays, Arrays | None]:
+        """Training and test arrays, after a check that the files are those that were written."""
+        folder = self._place(data.name) / data.folder
+        for file, stated in data.files.items():
+            _verify(data.name, folder / file, stated)
+        parts = [
+            Arrays(*[np.load(folder / f"{part}_{kind}.npy", mmap_mode="c") for kind in ("images", "labels")])
+            for part in ("train", "test")
+            if f"{part}_images.npy" in data.files
+        ]
+        return parts[0], parts[1] if len(parts) > 1 else None
+
+    @contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """One process at a time prepares a data set; others wait. A process that dies lets go of it."""
+        place = self._place(name)
+        with _telling(self.root):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            guard = FileLock(place.with_name(f"{place.name}.lock"))
+            guard.acquire()
+        try:
+            yield
+        finally:
+            guard.release()
+
+    def write(self, name: str, raw: Raw, source: str, progress: Progress | None = None) -> DataSet:
+        """Write a data set, replacing the one of that name at the very end. The caller holds the lock."""
+        place = self._place(name)
+        with _telling(self.root):
+            place.mkdir(parents=True, exist_ok=True)
+            before = self.find(name)
+            self._sweep(place, keep=before.folder if before else None)
+            folder = Path(tempfile.mkdtemp(dir=place, prefix="files-"))
+        try:
+            data = _write_parts(name, folder, raw, source, progress)
+            with _telling(self.root):
+                write_text(place / FILE, json.dumps({"format": FORMAT, **dataclasses.asdict(data)}, indent=1))
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self._sweep(place, keep=data.folder)
+        return data
+
+    def _place(self, name: str) -> Path:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+            raise invalid("name", name, "letters, digits, dots, dashes and underscores", "it becomes a folder's name")
+        return self.root / name
+
+    @staticmethod
+    def _sweep(place: Path, keep: str | None) -> None:
+        """Remove what a crash or an earlier version left; a file that is still mapped elsewhere may stay."""
+        for path in place.iterdir():
+            if path.name.startswith("files-") and path.name != keep:
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name.startswith(f".{FILE}."):
+                path.unlink(missing_ok=True)
+
+
+def _write_parts(name: str, folder: Path, raw: Raw, source: str, progress: Progress | None) -> DataSet:
+    content, files, shape, counts = hashlib.sha256(), {}, None, {"train": 0, "test": 0}
+    sums = squares = np.zeros(1)
+    classes = raw.classes or (len(raw.class_names) if raw.class_names else _highest(raw) + 1)
+    if raw.class_names and len(raw.class_names) != classes:
+        raise invalid(name, Description(f"{len(raw.class_names)} names of classes"), f"one for each of the {classes}")
+    for part, given in (("train", raw.train), ("test", raw.test)):
+        if given is None:
+            continue
+        labels = _check_labels(part, given.labels, classes)
+        counts[part] = len(labels)
+        path, done = folder / f"{part}_images.npy", 0
+        with _Writer(path) as file:
+            for chunk in given.images:
+                size = _check_chunk(part, chunk, shape, done)
+                if done == 0:
+                    file.write(_header((len(labels), *size)))
+                    content.update(repr((len(labels), *size)).encode())
+                shape, done = size, done + len(chunk)
+                flat = np.ascontiguousarray(chunk)
+                file.write(flat)
+                content.update(flat.data)
+                if part == "train":
+                    sums = sums + flat.sum(axis=(0, 2, 3), dtype=np.int64)
+                    squares = squares + np.square(flat, dtype=np.uint16).sum(axis=(0, 2, 3), dtype=np.int64)
+                if progress:
+                    progress(f"{name}: {part} images", done, len(labels))
+        if done != len(labels):
+            raise invalid(f"{part} labels", len(labels), f"one for each of the {done} images")
+        files[path.name] = file.told
+        # One byte a label where that is enough; the content's hash does not depend on it.
+        small = labels.astype(np.uint8 if classes <= 256 else np.int64)
+        content.update(labels.astype("<i8").data)
+        with _Writer(folder / f"{part}_labels.npy") as file:
+            file.write(_header(small.shape, small.dtype))
+            file.write(small)
+        files[f"{part}_labels.npy"] = file.told
+    assert shape is not None
+    pixels = counts["train"] * shape[1] * shape[2]
+    mean, spread = sums / pixels / 255, np.sqrt(np.maximum(squares / pixels - (sums / pixels) ** 2, 0)) / 255
+    return DataSet(
+        name, source, classes, shape, counts["train"], counts["test"], tuple(mean.tolist()), tuple(spread.tolist()),
+        raw.class_names, content.hexdigest(), folder.name, files,
+    )  # fmt: skip
+
+
+def _highest(raw: Raw) -> int:
+    return max(int(np.max(part.labels, initial=0)) for part in (raw.train, raw.test) if part is not None)
+
+
+def _check_labels(part: str, labels: NDArray[Any], classes: int) -> NDArray[np.int64]:
+    labels = np.asarray(labels)
+    if labels.ndim != 1 or not len(labels) or labels.dtype.kind not in "iu":
+        got = Description(f"an array of shape {list(labels.shape)} and type {labels.dtype}")
+        raise invalid(f"{part} labels", got, "one whole number for each image")
+    outside = (labels < 0) | (labels >= classes)
+    if outside.any():
+        first = int(outside.argmax())
+        got = Description(f"{int(labels[first])} at {first}")
+        raise invalid(f"{part} labels", got, f"whole numbers from 0 to {classes - 1}")
+    return labels.astype(np.int64)
+
+
+def _check_chunk(part: str, chunk: NDArray[Any], shape: tuple[int, ...] | None, done: int) -> tuple[int, int, int]:
+    if chunk.dtype != np.uint8 or chunk.ndim != 4:
+        got = Description(f"an array of shape {list(chunk.shape)} and type {chunk.dtype}")
+        raise invalid(f"{part} images", got, "bytes [n, channels, height, width]")
+    size = chunk.shape[1:]
+    if shape is not None and size != shape:
+        got = Description(f"{list(size)} from image {done} on")
+        raise invalid(f"{part} images", got, f"all of one size, {list(shape)}", "resize them first")
+    return size[0], size[1], size[2]
+
+
+class _Writer:
+    """A file that hashes what is written to it, is safely on the disk at the end, and says clearly if it cannot be."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.hash, self.bytes = path, hashlib.sha256(), 0
+        self.told: dict[str, Any] = {}
+
+    def __enter__(self) -> _Writer:
+        with _telling(self.path.parent):
+            self.file: BinaryIO = open(self.path, "wb")
+        return self
+
+    def write(self, data: bytes | NDArray[Any]) -> None:
+        view = memoryview(data if isinstance(data, bytes) else data.data).cast("B")
+        with _telling(self.path.parent):
+            self.file.write(view)
+        self.hash.update(view)
+        self.bytes += len(view)
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        with _telling(self.path.parent), self.file:
+            if kind is None:
+                self.file.flush()
+                os.fsync(self.file.fileno())
+        self.told = {"bytes": self.bytes, "sha256": self.hash.hexdigest()}
+
+
+@contextmanager
+def _telling(folder: Path) -> Iterator[None]:
+    """Turn what an operating system says of a full or closed disk into an error that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        got = Description(f"{error.strerror or error} ({folder})")
+        remedy = "free some space, or set PARABOLIC_DATA to another folder; nothing was changed"
+        raise invalid("data folder", got, "a folder with room that can be written to", remedy) from error
+
+
+def _header(shape: tuple[int, ...], dtype: Any = np.uint8) -> bytes:
+    text = io.BytesIO()
+    described = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(text, described)
+    return text.getvalue()
+
+
+def _verify(name: str, path: Path, stated: Mapping[str, Any]) -> None:
+    try:
+        size = path.stat().st_size
+        if size == stated["bytes"]:
+            with open(path, "rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() == stated["sha256"]:
+                    return
+            problem = "its contents have changed"
+        else:
+            problem = f"{size} bytes in place of {stated['bytes']}"
+    except FileNotFoundError:
+        problem = "it is gone"
+    except OSError as error:
+        problem = str(error)
+    raise Damaged(
+        f"data {name!r}: got a damaged {path.name} ({problem}), expected the file that was written; "
+        f"run `parabolic data prepare {name} --again`, with --from if the source has moved"
+    )

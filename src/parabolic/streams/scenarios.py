@@ -1,0 +1,318 @@
+"""What can befall a stream: other tasks, wrong labels, rare classes, blurred boundaries, changing views.
+
+Each is a function from a stream to a stream that leaves the images where they are; `Scenario` states which apply.
+All draws come from the run's seed, each kind from its own generator, so that one can be added without changing another.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.random import Generator
+from numpy.typing import NDArray
+from torch import Tensor
+
+from parabolic.checks import Description, check_name, check_number, invalid
+from parabolic.options import check_options, option, options_of
+from parabolic.streams.stream import Examples, Stream, Task
+
+__all__ = [
+    "PAPER_SIZES",
+    "Scenario",
+    "blur",
+    "corrupt",
+    "domains",
+    "permute_labels",
+    "resize",
+    "sizes_by_factor",
+    "split",
+    "validate",
+]
+
+PAPER_SIZES = {
+    "paper-normal": (5000, 4629, 4286, 3968, 3674, 3401, 3149, 2916, 2700, 2500),
+    "paper-reversed": (2500, 2700, 2916, 3149, 3401, 3674, 3968, 4286, 4629, 5000),
+    "paper-random": (2700, 2500, 5000, 4286, 3674, 3968, 3149, 3401, 2916, 4629),
+}
+"""The class sizes of the paper's imbalanced Seq-CIFAR-10."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """How a stream departs from the plain one; part of a run's spec.
+
+    >>> from parabolic import make_stream
+    >>> stream = make_stream("seq-digits", tasks=2, corruption="uniform", corruption_rate=0.2)
+    >>> [task.classes for task in stream]
+    [(0, 1, 2, 3, 4), (5, 6, 7, 8, 9)]
+    """
+
+    tasks: int | None = option(None, "how many tasks (none: as many as the stream has by itself)", at_least=1)
+    class_order: str = option("fixed", "order in which classes arrive", among=("fixed", "shuffled"))
+    corruption: str = option(
+        "none", "wrong training labels: uniform (another class), or shuffle (part of each batch, within itself)",
+        among=("none", "uniform", "shuffle"),
+    )  # fmt: skip
+    corruption_rate: float = option(
+        0.5, "share of each task's labels, or of each batch (shuffle)", at_least=0, at_most=1
+    )
+    corruption_among: str = option("task", "where another class is drawn from", among=("task", "all"))
+    imbalance: float | None = option(None, "how many times larger the largest class is than the smallest", at_least=1)
+    imbalance_order: str = option("normal", "the largest class comes first", among=("normal", "reversed", "random"))
+    class_sizes: str | None = option(
+        None, f"training examples of each class, as they arrive: numbers with commas, or {', '.join(PAPER_SIZES)}"
+    )
+    validation: float = option(
+        0.0, "share of each class's training examples to test on, in place of the test set", at_least=0, below=1
+    )
+    blur: float = option(
+        0.0, "share of each task's examples that trade places with other tasks'", at_least=0, at_most=1
+    )
+    domain: str = option(
+        "none", "every task has all classes, in a view of its own", among=("none", "rotation", "permutation")
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.class_sizes is not None:
+            _parse_sizes(self.class_sizes)
+            if self.imbalance is not None:
+                raise invalid("class_sizes", self.class_sizes, "none, where imbalance is given", "give one of the two")
+        if self.domain != "none" and self.blur:
+            raise invalid("blur", self.blur, "0, where the domain changes", "a view belongs to one task")
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Scenario:
+        """The scenario with these settings; a name that is not known is refused with the nearest."""
+        known = options_of(cls)
+        for name in settings:
+            check_name("scenario", name, known)
+        return cls(**settings)
+
+    def apply(self, stream: Stream, seed: int) -> Stream:
+        """The stream under this scenario."""
+        if self.domain != "none":
+            count, stream = self.tasks or len(stream), split(stream, 1)
+        else:
+            stream = split(stream, self.tasks, shuffle=self.class_order == "shuffled", seed=seed)
+        stream = validate(stream, self.validation)
+        if self.class_sizes is not None:
+            stream = resize(stream, _parse_sizes(self.class_sizes), seed)
+        elif self.imbalance is not None:
+            stream = resize(stream, sizes_by_factor(stream, self.imbalance, self.imbalance_order, seed), seed)
+        if self.corruption == "uniform":
+            stream = corrupt(stream, self.corruption_rate, self.corruption_among, seed)
+        elif self.corruption == "shuffle":
+            stream = permute_labels(stream, self.corruption_rate)
+        stream = blur(stream, self.blur, seed)
+        return stream if self.domain == "none" else domains(stream, self.domain, count, seed)
+
+
+def split(stream: Stream, tasks: int | None = None, shuffle: bool = False, seed: int = 0) -> Stream:
+    """Cut the classes of a stream into another number of tasks, or in another order."""
+    if tasks in (None, len(stream)) and not shuffle:
+        return stream
+    classes = [label for task in stream for label in task.classes]
+    if len(set(classes)) < len(classes):
+        raise invalid("tasks", Description("tasks that share classes"), "a stream whose tasks are cut by class")
+    if shuffle:
+        classes = [classes[i] for i in _rng(seed, "class order").permutation(len(classes))]
+    if tasks is None:
+        sizes = [len(task.classes) for task in stream]
+    elif len(classes) % tasks == 0:
+        sizes = [len(classes) // tasks] * tasks
+    else:
+        raise invalid("tasks", tasks, f"a divisor of the number of classes, {len(classes)}")
+    first, ends = stream[0], np.cumsum(sizes)
+    train, test = (torch.cat([getattr(task, rows) for task in stream]) for rows in ("train_rows", "test_rows"))
+    made = []
+    for index, (end, size) in enumerate(zip(ends, sizes, strict=True)):
+        mine = classes[end - size : end]
+        rows = [_of_classes(data.y, rows, mine) for data, rows in ((first.train, train), (first.test, test))]
+        made.append(replace(first, index=index, classes=tuple(mine), train_rows=rows[0], test_rows=rows[1]))
+    return replace(stream, tasks=tuple(made))
+
+
+def validate(stream: Stream, share: float) -> Stream:
+    """Test on a share of each class's training examples instead: the same ones for every seed, like a test set."""
+    if not share:
+        return stream
+    made = []
+    for task in stream:
+        held = []
+        for label in task.classes:
+            mine = _of_classes(task.train.y, task.train_rows, [label])
+            count = round(share * len(mine))
+            if not 0 < count < len(mine):
+                got = Description(f"{share:g}, which is {count} of the {len(mine)} examples of class {label}")
+                raise invalid("validation", got, "a share that leaves some on both sides")
+            held.append(mine[torch.from_numpy(_rng(label, "validation").permutation(len(mine))[:count])])
+        tested = torch.cat(held).sort().values
+        kept = task.train_rows[~torch.isin(task.train_rows, tested)]
+        made.append(replace(task, test=task.train, train_rows=kept, test_rows=tested))
+    return replace(stream, tasks=tuple(made))
+
+
+def sizes_by_factor(stream: Stream, factor: float, order: str = "normal", seed: int = 0) -> list[int]:
+    """Class sizes that fall geometrically, the last class having 1/factor of its examples; or rise; or in any order.
+
+    >>> from parabolic import make_stream
+    >>> sizes_by_factor(make_stream("seq-blobs"), 2)
+    [200, 174, 151, 131, 114, 100]
+    """
+    check_number("imbalance", factor, at_least=1)
+    check_name("imbalance_order", order, ("normal", "reversed", "random"))
+    counts = [len(_of_classes(task.train.y, task.train_rows, [label])) for task in stream for label in task.classes]
+    place = np.arange(len(counts))
+    if order == "reversed":
+        place = place[::-1]
+    elif order == "random":
+        place = _rng(seed, "imbalance").permutation(place)
+    return [int(count / factor ** (int(i) / max(len(counts) - 1, 1))) for count, i in zip(counts, place, strict=True)]
+
+
+def resize(stream: Stream, sizes: Sequence[int], seed: int = 0) -> Stream:
+    """Keep so many training examples of each class, counted in the order in which the classes arrive."""
+    classes = sum(len(task.classes) for task in stream)
+    if len(sizes) != classes:
+        raise invalid("class_sizes", Description(f"{len(sizes)} sizes"), f"one for each of the {classes} classes")
+    rng, left, made = _rng(seed, "sizes"), list(sizes), []
+    for task in stream:
+        kept = []
+        for label in task.classes:
+            mine, size = _of_classes(task.train.y, task.train_rows, [label]), left.pop(0)
+            if not 1 <= size <= len(mine):
+                raise invalid("class_sizes", size, f"1 to {len(mine)} for class {label}, which has no more examples")
+            kept.append(mine[torch.from_numpy(rng.permutation(len(mine))[:size])])
+        made.append(replace(task, train_rows=torch.cat(kept).sort().values))
+    return replace(stream, tasks=tuple(made))
+
+
+def corrupt(stream: Stream, rate: float, among: str = "task", seed: int = 0) -> Stream:
+    """Give a share of each task's training examples a wrong label: another class of the task, or of all."""
+    check_number("corruption_rate", rate, at_least=0, at_most=1)
+    check_name("corruption_among", among, ("task", "all"))
+    labels, everything = stream[0].train.y.clone(), stream.seen(len(stream) - 1)
+    rng = _rng(seed, "corruption")
+    for task in stream:
+        candidates = np.array(sorted(task.classes) if among == "task" else everything)
+        if len(candidates) < 2:
+            raise invalid(
+                "corruption", Description(f"a task of one class, {task.classes}"), "another class to confuse it with"
+            )
+        chosen = task.train_rows[torch.from_numpy(rng.permutation(len(task.train_rows)))][
+            : round(rate * len(task.train_rows))
+        ]
+        # A step of 1 to k − 1 round the circle of the k classes ends at any of the others, each as likely.
+        steps = rng.integers(1, len(candidates), len(chosen))
+        place = np.searchsorted(candidates, labels[chosen].numpy())
+        labels[chosen] = torch.from_numpy(candidates[(place + steps) % len(candidates)])
+    return _with_labels(stream, labels)
+
+
+def permute_labels(stream: Stream, share: float) -> Stream:
+    """Permute the labels of the first part of each batch within itself, anew in every epoch.
+
+    With half of each batch that is what the code published with the paper does. A label may come back to its own
+    example or to one of the same class: at batches of 32, 23 % of all labels end up wrong where a task has two
+    classes, and 42 % where it has ten.
+    """
+    check_number("corruption_rate", share, at_least=0, at_most=1)
+    return replace(stream, tasks=tuple(replace(task, permuted=float(share)) for task in stream))
+
+
+def blur(stream: Stream, share: float, seed: int = 0) -> Stream:
+    """Let a share of each task's training examples trade places with those of other tasks.
+
+    Every example still arrives once and every task is as long as before, but no learner is told where a task starts.
+    """
+    if not share:
+        return stream
+    rng, kept, traded = _rng(seed, "blur"), [], []
+    for task in stream:
+        mixed = task.train_rows[torch.from_numpy(rng.permutation(len(task.train_rows)))]
+        count = round(share * len(mixed))
+        traded.append(mixed[:count])
+        kept.append(mixed[count:])
+    pool = torch.cat(traded)
+    dealt = pool[torch.from_numpy(rng.permutation(len(pool)))].split([len(each) for each in traded])
+    made = (
+        replace(task, train_rows=torch.cat([mine, others]).sort().values)
+        for task, mine, others in zip(stream, kept, dealt, strict=True)
+    )
+    return replace(stream, tasks=tuple(made), boundaries=False)
+
+
+def domains(stream: Stream, kind: str, tasks: int, seed: int = 0) -> Stream:
+    """Show all examples in every task, each time turned by another angle or with its pixels permuted anew."""
+    check_name("domain", kind, ("rotation", "permutation"))
+    if len(stream) != 1:
+        raise invalid(
+            "stream", Description(f"{len(stream)} tasks"), "one with all classes", "split(stream, 1) makes it"
+        )
+    if kind == "rotation" and len(stream.shape) != 3:
+        raise invalid("domain", kind, "images [channels, height, width] to turn", "use domain=permutation")
+    rng, first = _rng(seed, kind), stream[0]
+    height, width = stream.shape[1:] if len(stream.shape) == 3 else (1, int(np.prod(stream.shape)))
+    if kind == "rotation":
+        views = [rotation(height, width, degrees) for degrees in rng.uniform(0, 180, tasks)]
+    else:
+        views = [rng.permutation(height * width) for _ in range(tasks)]
+    shown = torch.from_numpy(np.stack(views).astype(np.int64))
+    train, test = (Examples(each.x, each.y, shown) for each in (first.train, first.test))
+    made = (
+        Task(
+            index, first.classes, train, test,
+            first.train_rows + index * len(train.y), first.test_rows + index * len(test.y), first.seed, first.permuted,
+        )
+        for index in range(tasks)
+    )  # fmt: skip
+    return replace(stream, tasks=tuple(made))
+
+
+def rotation(height: int, width: int, degrees: float) -> NDArray[np.int64]:
+    """For each pixel the nearest one that a turn to the left brings there; −1 where that is outside of the image.
+
+    >>> rotation(2, 2, 90).reshape(2, 2)
+    array([[1, 3],
+           [0, 2]])
+    """
+    row, column = np.mgrid[:height, :width]
+    down, right = row - (height - 1) / 2, column - (width - 1) / 2
+    sine, cosine = np.sin(np.deg2rad(degrees)), np.cos(np.deg2rad(degrees))
+    # Rounding first: a pixel half way between two goes to the same one whatever the last bit of a sine.
+    from_row = np.floor(np.round(sine * right + cosine * down + height / 2, 6)).astype(np.int64)
+    from_column = np.floor(np.round(cosine * right - sine * down + width / 2, 6)).astype(np.int64)
+    inside = (from_row >= 0) & (from_row < height) & (from_column >= 0) & (from_column < width)
+    return np.where(inside, from_row * width + from_column, -1).ravel()
+
+
+def _of_classes(y: Tensor, rows: Tensor, classes: Sequence[int]) -> Tensor:
+    """Those of `rows` that are of `classes`, in ascending order."""
+    return rows[torch.isin(y[rows], torch.tensor(classes))].sort().values
+
+
+def _with_labels(stream: Stream, labels: Tensor) -> Stream:
+    """The same training examples under other labels; what is tested keeps its own."""
+    train = stream[0].train._replace(y=labels)
+    return replace(stream, tasks=tuple(replace(task, train=train) for task in stream))
+
+
+def _rng(seed: int, purpose: str) -> Generator:
+    """A generator for one purpose: the number made of its name is too large to be a task's, whose draws are others."""
+    return np.random.default_rng([seed, 1 << 32 | zlib.crc32(purpose.encode())])
+
+
+def _parse_sizes(text: str) -> tuple[int, ...]:
+    if text in PAPER_SIZES:
+        return PAPER_SIZES[text]
+    try:
+        return tuple(int(each) for each in text.split(","))
+    except ValueError as error:
+        expected = f"numbers with commas between them, or one of {', '.join(PAPER_SIZES)}"
+        raise invalid("class_sizes", text, expected) from error

@@ -1,0 +1,482 @@
+"""Where data come from: official archives, folders of arrays or images, the Hugging Face hub."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parabolic.checks import Description, InputError, invalid
+from parabolic.streams.archives import Tree, download, load_pickle, open_tree
+from parabolic.streams.cache import Arrays, Cache, Damaged, DataSet, Part, Progress, Raw
+
+__all__ = ["PUBLISHED", "Published", "load", "open_source", "prepare"]
+
+CHUNK = 1000  # images that are decoded and written together
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+HUB = "hf:"
+
+
+@dataclass(frozen=True)
+class Published:
+    """A data set with an official archive."""
+
+    about: str
+    classes: int
+    archive: str
+    folder: str  # what it unpacks to
+    url: str
+    sha256: str  # of the archive
+    content: str  # of the images and labels within, as `DataSet.content`
+    read: Callable[[Tree], Raw]
+    wanted: Collection[str] | None = None  # the files to read of a .tar.gz
+    class_names: tuple[str, ...] | None = None
+
+
+def load(name: str, cache: Cache | None = None) -> tuple[DataSet, Arrays, Arrays | None]:
+    """A prepared data set with its training and test arrays, memory-mapped and checked.
+
+    What is damaged is prepared again where its source is still at hand. Nothing is downloaded, save what the name
+    asks for: `hf:NAME` comes from the hub the first time.
+    """
+    cache = cache or Cache()
+    known = cache.find(_key(name))
+    if known is None:
+        if not _at_hand(name, None, cache):
+            how = f"`parabolic data prepare {name}`"
+            how += " downloads them, or --from FOLDER takes them from there" if name in PUBLISHED else " --from FOLDER"
+            raise invalid("data", name, f"data that are prepared in {cache.root}", how)
+        known = prepare(name, cache=cache)
+    try:
+        return known, *cache.read(known)
+    except Damaged:
+        newer = cache.find(_key(name))  # another process may have replaced it meanwhile, and removed what we knew of
+        if newer is None or newer == known:
+            if not _at_hand(name, known, cache):
+                raise
+            newer = prepare(name, cache=cache)
+        return newer, *cache.read(newer)
+
+
+def prepare(
+    name: str,
+    source: str | Path | None = None,
+    *,
+    again: bool = False,
+    cache: Cache | None = None,
+    progress: Progress | None = None,
+) -> DataSet:
+    """Bring a data set into the cache, unless it is there and whole.
+
+    Args:
+        name: `cifar10`, `cifar100`, `tinyimagenet`; `hf:NAME` of the Hugging Face hub (or `hf:FOLDER`, saved by
+            `datasets`); or any name for data of your own, which then are the stream `seq-NAME`.
+        source: a folder or archive, or `hf:NAME`. By default where it came from before, or the official download.
+        again: whether to prepare it even if it is there.
+        cache: where prepared data are kept.
+        progress: told what is being done.
+    """
+    cache, key = cache or Cache(), _key(name)
+    with cache.lock(key):
+        known = cache.find(key)
+        if source is None and known is not None and not again and _whole(known, cache):
+            return known
+        place = _place(name, source, known)
+        if known is not None and not again and known.source == place and _whole(known, cache):
+            return known
+        if place is None:
+            official = PUBLISHED[name]
+            place = str(download(official.url, _archive(name, cache), official.sha256, progress))
+        with open_source(name, place) as raw:
+            return cache.write(key, raw, place, progress)
+
+
+def _whole(known: DataSet, cache: Cache) -> bool:
+    try:
+        cache.read(known)
+    except Damaged:
+        return False
+    return True
+
+
+def _at_hand(name: str, known: DataSet | None, cache: Cache) -> bool:
+    """Whether a data set can be prepared from what is here, or is one of the hub, which is asked for by its name."""
+    return name.startswith(HUB) or _archive(name, cache).exists() or (known is not None and Path(known.source).exists())
+
+
+def _place(name: str, source: str | Path | None, known: DataSet | None) -> str | None:
+    """Where to read a data set from; None: from the official archive, downloaded unless it is here already."""
+    if source is None:
+        if known is not None and (known.source.startswith(HUB) or Path(known.source).exists()):
+            return known.source
+        if name in PUBLISHED:
+            return None
+        if not name.startswith(HUB):
+            gone = f"{known.source}, which is gone" if known else "nothing"
+            raise invalid("--from", Description(gone), f"the folder that holds {name}", "name it with --from")
+        source = name
+    if str(source).startswith(HUB):
+        return str(source)
+    path = Path(source).expanduser().resolve()
+    if not path.exists():
+        raise invalid("--from", str(source), "a folder or archive that is there")
+    return str(path)
+
+
+def _archive(name: str, cache: Cache) -> Path:
+    official = PUBLISHED.get(name)
+    return cache.root / "downloads" / (official.archive if official else "none")
+
+
+def _key(name: str) -> str:
+    """The name of a data set in the cache: a folder's name, different for different names of the hub."""
+    if not name.startswith(HUB):
+        return name
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name.removeprefix(HUB)).strip("-.")
+    return f"hf-{plain[-40:].strip('-.')}-{sha256(name.encode()).hexdigest()[:8]}"
+
+
+@contextmanager
+def open_source(name: str, place: str) -> Iterator[Raw]:
+    """A data set as it lies in a folder or an archive, or on the hub; read while the context lasts."""
+    if place.startswith(HUB):
+        yield _from_hub(place.removeprefix(HUB))
+        return
+    path, official = Path(place), PUBLISHED.get(name)
+    if official is not None:
+        for each in (path / official.archive, path / official.folder, path):
+            if each.is_file() or (each.is_dir() and _looks_like(each, official)):
+                with open_tree(each, official.wanted) as tree:
+                    yield replace(official.read(tree), classes=official.classes)
+                return
+    for each in (path / name, path):
+        if (each / "train_images.npy").is_file():
+            yield _from_arrays(each, official)
+            return
+    if official is not None:
+        looked = f"{official.archive}, {official.folder}/ or {{train,test}}_{{images,labels}}.npy"
+        raise invalid("--from", str(path), f"a folder with {looked}")
+    if not path.is_dir():
+        raise invalid("--from", str(path), "a folder of arrays or of images")
+    yield _from_images(path)
+
+
+def _looks_like(folder: Path, official: Published) -> bool:
+    return all((folder / each).exists() for each in official.wanted or ("train", "val"))
+
+
+# -- CIFAR ---------------------------------------------------------------------------------------------------------
+
+
+def _cifar(tree: Tree, train: Sequence[str], test: str, meta: str, labels: str, names: str) -> Raw:
+    parts = [_cifar_part(tree, files, labels) for files in (train, [test])]
+    told = load_pickle(tree.get(meta), f"{meta} of {tree.where}").get(names)
+    if not isinstance(told, list) or not told:
+        raise invalid(f"{meta} of {tree.where}", Description(f"no {names}"), "the names of the classes")
+    words = tuple(each.decode() if isinstance(each, bytes) else str(each) for each in told)
+    return _raw(parts, words)
+
+
+def _cifar_part(tree: Tree, files: Sequence[str], labels_key: str) -> Part:
+    images, labels = [], []
+    for file in files:
+        where = f"{file} of {tree.where}"
+        batch = load_pickle(tree.get(file), where)
+        pixels, told = batch.get("data"), batch.get(labels_key)
+        if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (3072,):
+            got = Description(f"data of shape {list(getattr(pixels, 'shape', []))}")
+            raise invalid(where, got, "bytes [n, 3072], an image of 32 × 32 pixels and 3 colours a row")
+        if not isinstance(told, list) or len(told) != len(pixels) or not all(isinstance(each, int) for each in told):
+            wanted = f"a label for each of the {len(pixels)} images"
+            raise invalid(where, Description(f"no {labels_key} that fit"), wanted)
+        images.append(pixels.reshape(-1, 3, 32, 32))
+        labels += told
+    return Part(images, np.array(labels, np.int64))
+
+
+def _cifar10(tree: Tree) -> Raw:
+    train = [f"data_batch_{number}" for number in range(1, 6)]
+    return _cifar(tree, train, "test_batch", "batches.meta", "labels", "label_names")
+
+
+def _cifar100(tree: Tree) -> Raw:
+    return _cifar(tree, ["train"], "test", "meta", "fine_labels", "fine_label_names")
+
+
+# -- TinyImageNet --------------------------------------------------------------------------------------------------
+
+
+def _tinyimagenet(tree: Tree) -> Raw:
+    """Classes are numbered by their sorted WordNet ids; the test set is the public validation set, as is usual."""
+    found = [name.split("/") for name in tree.names]
+    train = [parts for parts in found if len(parts) == 4 and parts[0] == "train" and parts[2] == "images"]
+    ids = sorted({parts[1] for parts in train})
+    number = {each: label for label, each in enumerate(ids)}
+    if not ids:
+        raise invalid(tree.where, Description("no train/<class>/images/"), "the folders of TinyImageNet")
+    train.sort(key=lambda parts: (parts[1], _number(parts[3])))
+    tests = []
+    for line in tree.get("val/val_annotations.txt").decode().splitlines():
+        file, wordnet, *_ = [*line.split("\t"), ""]
+        if wordnet not in number:
+            raise invalid(f"val_annotations.txt of {tree.where}", line, f"one of the {len(ids)} classes of train/")
+        tests.append((number[wordnet], _number(file), f"val/images/{file}"))
+    tests.sort()
+    listed = [("/".join(parts), number[parts[1]]) for parts in train], [(file, label) for label, _, file in tests]
+    parts = [
+        Part(_decode([file for file, _ in part], tree.get, "RGB", tree.where), np.array([label for _, label in part]))
+        for part in listed
+    ]
+    lines = tree.get("words.txt").decode().splitlines() if "words.txt" in tree.names else []
+    words = dict(line.split("\t", 1) for line in lines if "\t" in line)
+    return _raw(parts, tuple(words.get(each, each).split(",")[0].strip() for each in ids))
+
+
+def _number(file: str) -> tuple[int, str]:
+    """The number in a file's name, by which its class is ordered."""
+    digits = re.findall(r"\d+", file.rsplit(".", 1)[0])
+    return (int(digits[-1]) if digits else 0, file)
+
+
+# -- folders -------------------------------------------------------------------------------------------------------
+
+
+def _from_arrays(folder: Path, official: Published | None) -> Raw:
+    """`{train,test}_{images,labels}.npy`, and `class_names.json`, a list, where it is there."""
+    parts = []
+    for part in ("train", "test"):
+        if part == "test" and not (folder / "test_images.npy").exists():
+            continue
+        images, labels = (_open_array(folder / f"{part}_{kind}.npy") for kind in ("images", "labels"))
+        parts.append(Part(_channels_first(folder / f"{part}_images.npy", images), np.asarray(labels)))
+    names = official.class_names if official else None
+    if (listed := folder / "class_names.json").exists():
+        names = tuple(str(each) for each in json.loads(listed.read_text()))
+    return _raw(parts, names, official.classes if official else None)
+
+
+def _open_array(path: Path) -> NDArray[Any]:
+    try:
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise invalid(str(path), Description(str(error)), "an array written by numpy.save") from error
+    return array
+
+
+def _channels_first(path: Path, images: NDArray[Any]) -> Iterator[NDArray[np.uint8]]:
+    if images.dtype != np.uint8 or images.ndim not in (3, 4) or not len(images):
+        got = Description(f"an array of shape {list(images.shape)} and type {images.dtype}")
+        raise invalid(str(path), got, "bytes [n, height, width, 3], or [n, height, width] for grey")
+    last = images.ndim == 4 and images.shape[3] in (1, 3)
+    if images.ndim == 4 and not last and images.shape[1] not in (1, 3):
+        raise invalid(str(path), Description(f"shape {list(images.shape)}"), "1 or 3 channels, last or first")
+    for start in range(0, len(images), CHUNK):
+        chunk = np.asarray(images[start : start + CHUNK])
+        yield chunk[:, None] if chunk.ndim == 3 else chunk.transpose(0, 3, 1, 2) if last else chunk
+
+
+def _from_images(folder: Path) -> Raw:
+    """A folder a class, within `train/` and `test/` (or `val/`, `validation/`) or, without a test set, at the top."""
+    inner = {each.name for each in folder.iterdir() if each.is_dir()}
+    tops = [folder / "train", *[folder / each for each in ("test", "val", "validation") if each in inner][:1]]
+    tops = tops if "train" in inner else [folder]
+    names = sorted(each.name for each in tops[0].iterdir() if each.is_dir())
+    if len(names) < 2:
+        got = Description(f"{len(names)} folders in {tops[0]}")
+        raise invalid("--from", got, "a folder of images for each of two or more classes")
+    listed = []
+    for top in tops:
+        files = [
+            (file, label) for label, name in enumerate(names) for file in sorted((top / name).glob("*"))
+            if file.suffix.lower() in IMAGES
+        ]  # fmt: skip
+        if not files:
+            raise invalid("--from", str(top), f"images ({', '.join(IMAGES)}) in {', '.join(names[:3])}, …")
+        listed.append(files)
+    paths = [str(file) for files in listed for file, _ in files]
+    mode = _mode(paths, _read_path)
+    parts = [
+        Part(_decode([str(file) for file, _ in files], _read_path, mode, ""), np.array([label for _, label in files]))
+        for files in listed
+    ]
+    return _raw(parts, tuple(names))
+
+
+def _read_path(path: str) -> bytes:
+    return Path(path).read_bytes()
+
+
+# -- the hub -------------------------------------------------------------------------------------------------------
+
+
+def _from_hub(name: str) -> Raw:
+    """A data set of images read by `datasets`: from the hub, or from a folder that `save_to_disk` wrote."""
+    try:
+        datasets: Any = importlib.import_module("datasets")
+    except ImportError as error:
+        raise invalid(
+            f"hf:{name}", Description("no `datasets`"), "it to be installed", "pip install 'parabolic-cl[hf]'"
+        ) from error
+    try:
+        local = Path(name).expanduser()
+        saved = any((local / each).is_file() for each in ("state.json", "dataset_dict.json"))
+        loaded = datasets.load_from_disk(str(local)) if saved else datasets.load_dataset(name)
+    except Exception as error:  # the hub, the network and the data set's own files can all fail, each in its way
+        got = Description(" ".join(f"{type(error).__name__}: {error}".split()))
+        raise invalid(f"hf:{name}", got, "a data set that can be loaded") from error
+    splits = dict(loaded) if hasattr(loaded, "keys") else {"train": loaded}
+    if "train" not in splits:
+        raise invalid(f"hf:{name}", sorted(splits), "a split called train")
+    features = splits["train"].features
+    image = next((key for key, each in features.items() if isinstance(each, datasets.Image)), None)
+    classes = [key for key, each in features.items() if isinstance(each, datasets.ClassLabel)]
+    label = next((key for key in ("label", "labels", "fine_label", *classes) if key in classes), None)
+    if image is None or label is None:
+        raise invalid(f"hf:{name}", dict(features), "a column of images and a column of class labels")
+    parts = []
+    tested = next(
+        (key for key in ("test", "validation", "valid", "val") if key in splits and min(splits[key][label]) >= 0), None
+    )  # labels of −1 are the hub's way to keep a test set secret
+    for split in ["train", *([tested] if tested else [])]:
+        rows = splits[split].cast_column(image, datasets.Image(decode=False))
+        parts.append((_HubImages(rows, image), np.asarray(splits[split][label][:], np.int64)))
+    mode = "L" if all(_mode(range(len(rows)), rows.read) == "L" for rows, _ in parts) else "RGB"
+    decoded = [Part(_decode(range(len(rows)), rows.read, mode, f"hf:{name}"), labels) for rows, labels in parts]
+    return _raw(decoded, tuple(features[label].names))
+
+
+class _HubImages:
+    """The encoded images of a column."""
+
+    def __init__(self, rows: Any, column: str) -> None:
+        self.rows, self.column = rows, column
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, row: int) -> bytes:
+        told = self.rows[row][self.column]
+        return bytes(told["bytes"]) if told["bytes"] is not None else Path(told["path"]).read_bytes()
+
+
+def _raw(parts: Sequence[Part], class_names: tuple[str, ...] | None, classes: int | None = None) -> Raw:
+    return Raw(parts[0], parts[1] if len(parts) > 1 else None, class_names, classes)
+
+
+# -- images --------------------------------------------------------------------------------------------------------
+
+
+def _mode(items: Iterable[Any], read: Callable[[Any], bytes]) -> str:
+    """Grey if all images are, else colour; only their headers are looked at."""
+    pillow = _pillow()
+    for item in items:
+        try:
+            with pillow.open(io.BytesIO(read(item))) as image:
+                if image.mode not in ("1", "L"):
+                    return "RGB"
+        except (OSError, ValueError) as error:
+            raise _unreadable(item, error) from error
+    return "L"
+
+
+def _decode(items: Sequence[Any], read: Callable[[Any], bytes], mode: str, where: str) -> Iterator[NDArray[np.uint8]]:
+    """Images in chunks, decoded by several threads; one of another size than the first is named."""
+    pillow, size = _pillow(), None
+
+    def decode(item: Any) -> NDArray[np.uint8]:
+        try:
+            with pillow.open(io.BytesIO(read(item))) as image:
+                pixels = np.asarray(image.convert(mode))
+        except InputError:
+            raise
+        except Exception as error:  # Pillow has an error of its own for each way in which an image can be broken
+            raise _unreadable(f"{item} of {where}" if where else item, error) from error
+        return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+    with ThreadPoolExecutor() as pool:
+        for start in range(0, len(items), CHUNK):
+            chunk = items[start : start + CHUNK]
+            decoded = list(pool.map(decode, chunk))
+            size = size or decoded[0].shape
+            for item, pixels in zip(chunk, decoded, strict=True):
+                if pixels.shape != size:
+                    got = Description(f"{pixels.shape[2]} × {pixels.shape[1]} pixels")
+                    wanted = f"{size[2]} × {size[1]} pixels like the first image"
+                    raise invalid(str(item), got, wanted, "resize all images to one size first")
+            yield np.stack(decoded)
+
+
+def _unreadable(item: Any, error: Exception) -> InputError:
+    return invalid(
+        str(item), Description(f"{type(error).__name__}: {error}"), "an image that can be read", "get it again"
+    )
+
+
+def _pillow() -> Any:
+    try:
+        return importlib.import_module("PIL.Image")
+    except ImportError as error:
+        raise invalid(
+            "images", Description("no Pillow"), "it to be installed", "pip install 'parabolic-cl[images]'"
+        ) from error
+
+
+CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
+CIFAR100 = """
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
+    castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
+    elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster
+    man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck
+    pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk
+    skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger
+    tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
+"""
+
+PUBLISHED = {
+    "cifar10": Published(
+        about="60,000 photographs of 32 × 32 pixels, 10 classes (Krizhevsky, 2009)",
+        classes=10,
+        archive="cifar-10-python.tar.gz",
+        folder="cifar-10-batches-py",
+        url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+        sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+        content="088db17c50ddf8b6d4ae26627291c330435e1f1bd0f0f70db194a685896d7abd",
+        read=_cifar10,
+        wanted=[*[f"data_batch_{number}" for number in range(1, 6)], "test_batch", "batches.meta"],
+        class_names=tuple(CIFAR10.split()),
+    ),
+    "cifar100": Published(
+        about="60,000 photographs of 32 × 32 pixels, 100 classes (Krizhevsky, 2009)",
+        classes=100,
+        archive="cifar-100-python.tar.gz",
+        folder="cifar-100-python",
+        url="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+        sha256="85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+        content="4ec76184412ef58723bcb458e1cec84a30cf0ba7aab1200cf1b630ae839d37eb",
+        read=_cifar100,
+        wanted=["train", "test", "meta"],
+        class_names=tuple(CIFAR100.split()),
+    ),
+    "tinyimagenet": Published(
+        about="110,000 photographs of 64 × 64 pixels, 200 classes (Stanford CS231n, 2015)",
+        classes=200,
+        archive="tiny-imagenet-200.zip",
+        folder="tiny-imagenet-200",
+        url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+        sha256="6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
+        content="54e8153e135bff6c70e91ffd7b4dd42fe48353067a79206d0b7538202d6a2dcd",
+        read=_tinyimagenet,
+    ),
+}
+"""Data sets that can be downloaded; their hashes are those that are widely quoted."""

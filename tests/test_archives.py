@@ -1,0 +1,304 @@
+"""Official archives: read pixel for pixel, and nothing that is hostile or broken gets further than an error."""
+
+import functools
+import hashlib
+import http.server
+import io
+import os
+import pickle
+import tarfile
+import threading
+import zipfile
+
+import numpy as np
+import official
+import pytest
+from PIL import Image
+
+from parabolic import InputError
+from parabolic.streams import Cache, archives, sources
+from parabolic.streams.archives import download, load_pickle, open_tree
+from parabolic.streams.sources import open_source, prepare
+
+TRAIN, TEST = official.pictures(60, 10), official.pictures(20, 10, seed=1)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("PARABOLIC_DATA", str(tmp_path / "cache"))
+    return Cache()
+
+
+def held(name, path):
+    """Images [n, height, width, channels] and labels of both parts, as a source gives them."""
+    with open_source(name, str(path)) as raw:
+        return [
+            (np.concatenate(list(part.images)).transpose(0, 2, 3, 1), part.labels) for part in (raw.train, raw.test)
+        ], raw
+
+
+def same(found, *expected):
+    for (images, labels), (wanted, told) in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(images, wanted)
+        np.testing.assert_array_equal(labels, told)
+
+
+# -- what is read --------------------------------------------------------------------------------------------------
+
+
+def test_the_pickles_are_like_the_official_ones():
+    """What we write has the keys and key types of the official files, which Python 2 wrote."""
+    data = official.cifar10_files(TRAIN, TEST)["data_batch_1"]
+    told = pickle.loads(data, encoding="bytes")
+    assert sorted(told) == [b"batch_label", b"data", b"filenames", b"labels"]
+    assert told[b"data"].shape == (12, 3072)
+    assert b"numpy.core.multiarray\n_reconstruct\n" in data
+    assert data.startswith(b"\x80\x02}")
+
+
+@pytest.mark.parametrize("kind", ["tar", "folder", "inside"])
+def test_cifar10(tmp_path, kind):
+    files = official.cifar10_files(TRAIN, TEST)
+    if kind == "tar":
+        path = official.write_tar(tmp_path / "d" / "cifar-10-python.tar.gz", files, "cifar-10-batches-py")
+    else:
+        path = official.write_folder(tmp_path / "d" / "cifar-10-batches-py", files)
+    found, raw = held("cifar10", path.parent if kind != "inside" else path)
+    same(found, TRAIN, TEST)
+    assert list(raw.class_names) == official.NAMES10
+    assert list(sources.PUBLISHED["cifar10"].class_names) == official.NAMES10
+
+
+@pytest.mark.parametrize("kind", ["tar", "folder"])
+def test_cifar100_by_its_fine_labels(tmp_path, kind):
+    train, test = official.pictures(200, 100), official.pictures(100, 100, seed=1)
+    names = list(sources.PUBLISHED["cifar100"].class_names)
+    assert len(set(names)) == 100
+    files = official.cifar100_files(train, test, names)
+    if kind == "tar":
+        official.write_tar(tmp_path / "cifar-100-python.tar.gz", files, "cifar-100-python")
+    else:
+        official.write_folder(tmp_path / "cifar-100-python", files)
+    found, raw = held("cifar100", tmp_path)
+    same(found, train, test)
+    assert list(raw.class_names) == names
+
+
+@pytest.mark.parametrize("kind", ["zip", "folder"])
+def test_tinyimagenet_with_grey_images_among_the_others(tmp_path, kind):
+    files, ids = official.tiny_files()
+    if kind == "zip":
+        official.write_zip(tmp_path / "tiny-imagenet-200.zip", files, "tiny-imagenet-200")
+    else:
+        official.write_folder(tmp_path / "tiny-imagenet-200", files)
+
+    def pixels(name):
+        image = np.asarray(Image.open(io.BytesIO(files[name])))
+        return image if image.ndim == 3 else np.stack([image] * 3, axis=2)
+
+    train, test = [], []
+    for label, wordnet in enumerate(sorted(ids)):
+        train += [(pixels(f"train/{wordnet}/images/{wordnet}_{number}.JPEG"), label) for number in (9, 10)]
+        test.append((pixels(f"val/images/val_{200 - ids.index(wordnet)}.JPEG"), label))
+    found, raw = held("tinyimagenet", tmp_path)
+    same(found, *[(np.stack([each[0] for each in part]), [each[1] for each in part]) for part in (train, test)])
+    assert raw.class_names[0] == f"thing {min(ids)}"
+
+
+# -- what is refused -----------------------------------------------------------------------------------------------
+
+
+class Evil:
+    def __init__(self, call, *arguments):
+        self.call, self.arguments = call, arguments
+
+    def __reduce__(self):
+        return self.call, self.arguments
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("call", [os.mkdir, exec, eval, getattr, __import__, np.load, np.fromfile, functools.partial])
+def test_a_pickle_that_would_run_something_is_refused(tmp_path, call, protocol):
+    marker = str(tmp_path / "was-here")
+    data = pickle.dumps({"data": Evil(call, marker)}, protocol=protocol)
+    with pytest.raises(InputError, match="^pickle: got .*, expected plain values and arrays only"):
+        load_pickle(data, "file")
+    assert not os.path.exists(marker)
+
+
+def test_a_hostile_batch_in_an_archive_changes_nothing(tmp_path, cache):
+    files = official.cifar10_files(TRAIN, TEST)
+    good = official.write_tar(tmp_path / "good" / "cifar-10-python.tar.gz", files, "cifar-10-batches-py")
+    made = prepare("cifar10", good)
+    files["data_batch_3"] = pickle.dumps(Evil(os.mkdir, str(tmp_path / "was-here")))
+    bad = official.write_tar(tmp_path / "bad" / "cifar-10-python.tar.gz", files, "cifar-10-batches-py")
+    with pytest.raises(InputError, match="mkdir.*expected plain values"):
+        prepare("cifar10", bad)
+    assert not (tmp_path / "was-here").exists()
+    assert cache.find("cifar10") == made
+    cache.read(made)
+
+
+@pytest.mark.parametrize("data", [b"", b"junk", pickle.dumps([1]), pickle.dumps({"a": 1})[:-3]])
+def test_a_broken_pickle_is_named(data):
+    with pytest.raises(InputError, match="^batch 7: got"):
+        load_pickle(data, "batch 7")
+
+
+@pytest.mark.parametrize("name", ["../evil", "a/../../evil", "/etc/evil", "C:\\evil", "a\\..\\evil"])
+def test_an_archive_with_a_path_outside_is_refused(tmp_path, name):
+    files = official.cifar10_files(TRAIN, TEST)
+    tar = official.write_tar(tmp_path / "cifar-10-python.tar.gz", files, "cifar-10-batches-py")
+    with tarfile.open(tar, "w:gz") as archive:
+        member = tarfile.TarInfo(name)
+        member.size = 1
+        archive.addfile(member, io.BytesIO(b"x"))
+    packed = tmp_path / "x.zip"
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr(name, "x")
+    for path in (tar, packed):
+        before = sorted(tmp_path.rglob("*"))
+        with (
+            pytest.raises(InputError, match=r"got the path .*evil.*, expected paths within its own folder"),
+            open_tree(path),
+        ):
+            pass
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+def test_an_archive_with_links_or_devices_is_refused(tmp_path, kind):
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
+        member = tarfile.TarInfo("link")
+        member.type, member.linkname = kind, "/etc/passwd"
+        archive.addfile(member)
+    with pytest.raises(InputError, match="expected files and folders only"), open_tree(tmp_path / "a.tar.gz"):
+        pass
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.999])
+def test_a_truncated_archive_is_refused_and_nothing_is_left(tmp_path, cache, share):
+    tar = official.write_tar(
+        tmp_path / "a" / "cifar-10-python.tar.gz", official.cifar10_files(TRAIN, TEST), "cifar-10-batches-py"
+    )
+    packed = official.write_zip(
+        tmp_path / "b" / "tiny-imagenet-200.zip", official.tiny_files(3)[0], "tiny-imagenet-200"
+    )
+    for name, path in (("cifar10", tar), ("tinyimagenet", packed)):
+        data = path.read_bytes()
+        path.write_bytes(data[: int(share * len(data))])
+        with pytest.raises(InputError, match=r"expected (a whole archive|all files of the data set)"):
+            prepare(name, path)
+        assert cache.find(name) is None
+        assert list(cache.root.glob("*/files-*")) == []
+
+
+def test_an_archive_that_lacks_a_file_says_which(tmp_path):
+    files = official.cifar10_files(TRAIN, TEST)
+    del files["data_batch_4"]
+    official.write_tar(tmp_path / "cifar-10-python.tar.gz", files, "cifar-10-batches-py")
+    with pytest.raises(InputError, match="no data_batch_4"):
+        prepare("cifar10", tmp_path)
+
+
+# -- downloads -----------------------------------------------------------------------------------------------------
+
+BODY = np.random.default_rng(0).bytes(300_000)
+DIGEST = hashlib.sha256(BODY).hexdigest()
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    ranges, cut = True, None
+
+    def do_GET(self):
+        wanted = self.headers.get("Range")
+        type(self).asked.append(wanted)
+        if self.path == "/missing":
+            self.send_error(404)
+            return
+        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.ranges else 0
+        if start >= len(BODY):
+            self.send_error(416)
+            return
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(BODY) - 1}/{len(BODY)}")
+        self.send_header("Content-Length", str(len(BODY) - start))
+        self.end_headers()
+        self.wfile.write(BODY[start : self.cut])
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def server():
+    class Mine(Server):
+        pass
+
+    Mine.asked = []
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Mine) as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        Mine.url = f"http://127.0.0.1:{running.server_port}"
+        yield Mine
+        running.shutdown()
+        thread.join()
+
+
+def test_a_download_tells_how_far_it_is(server, tmp_path):
+    told = []
+    path = download(f"{server.url}/a", tmp_path / "new" / "a", DIGEST, lambda *each: told.append(each))
+    assert path.read_bytes() == BODY
+    assert told[-1] == ("a", len(BODY), len(BODY))
+    assert [each.name for each in path.parent.iterdir()] == ["a"]
+    assert download(f"{server.url}/a", path, DIGEST) == path
+    assert server.asked == [None]  # what is there and right is not asked for again
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_download_goes_on_where_it_stopped(server, tmp_path, ranges):
+    server.ranges, server.cut = ranges, 100_000
+    with pytest.raises(InputError, match="download: got .*ended after 100,000 of 300,000.*goes on after 100,000 bytes"):
+        download(f"{server.url}/a", tmp_path / "a", DIGEST)
+    assert [each.name for each in tmp_path.iterdir()] == ["a.part"]
+    server.cut = None
+    assert download(f"{server.url}/a", tmp_path / "a", DIGEST).read_bytes() == BODY
+    assert server.asked == [None, "bytes=100000-"]
+    assert [each.name for each in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_download_that_was_complete_but_for_the_move_is_not_repeated(server, tmp_path):
+    (tmp_path / "a.part").write_bytes(BODY)
+    assert download(f"{server.url}/a", tmp_path / "a", DIGEST).read_bytes() == BODY
+    assert server.asked == ["bytes=300000-"]
+
+
+def test_a_wrong_checksum_leaves_nothing(server, tmp_path):
+    with pytest.raises(InputError, match="download: got SHA-256 .*expected SHA-256 0000"):
+        download(f"{server.url}/a", tmp_path / "a", "0" * 64)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_downloaded_is_told(server, tmp_path):
+    with pytest.raises(InputError, match="download: got HTTP Error 404"):
+        download(f"{server.url}/missing", tmp_path / "a", DIGEST)
+    with pytest.raises(InputError, match="url: got 'file:///etc/passwd'"):
+        download("file:///etc/passwd", tmp_path / "a", DIGEST)
+    with pytest.raises(InputError, match="download: got .*refused"):
+        download("http://127.0.0.1:9/a", tmp_path / "a", DIGEST)
+
+
+def test_a_full_disk_during_a_download_is_told_and_it_goes_on_later(server, tmp_path, monkeypatch):
+    def full(path, mode="r"):
+        if mode == "rb":
+            return path.open(mode)
+        path.write_bytes(BODY[:1000])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(archives, "open", full, raising=False)
+        with pytest.raises(InputError, match="data folder: got No space left on device"):
+            download(f"{server.url}/a", tmp_path / "a", DIGEST)
+    assert download(f"{server.url}/a", tmp_path / "a", DIGEST).read_bytes() == BODY
+    assert server.asked[-1] == "bytes=1000-"

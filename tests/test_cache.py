@@ -1,0 +1,498 @@
+"""Prepared data: the same from every source, whole or not there, whatever happens on the way."""
+
+import errno
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import official
+import pytest
+import torch
+from PIL import Image
+
+from parabolic import InputError, Stream, make_stream
+from parabolic.streams import BENCHMARKS, Cache, data_folder, load, prepare, sources
+from parabolic.streams.cache import Part, Raw
+
+TRAIN, TEST = official.pictures(100, 10), official.pictures(20, 10, seed=1)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("PARABOLIC_DATA", str(tmp_path / "cache"))
+    return Cache()
+
+
+def arrays(folder, train=TRAIN, test=TEST, **more):
+    """A folder of arrays, images [n, height, width, 3]."""
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = {"train": train} | ({"test": test} if test else {})
+    for part, (images, labels) in parts.items():
+        np.save(folder / f"{part}_images.npy", images)
+        np.save(folder / f"{part}_labels.npy", np.asarray(labels))
+    return folder
+
+
+def first(images):
+    return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+
+
+def plain(**settings):
+    """The stream that every source must give, made of arrays at hand."""
+    return Stream.from_arrays(first(TRAIN[0]), TRAIN[1], test=(first(TEST[0]), TEST[1]), tasks=5, **settings)
+
+
+def contents(folder):
+    """All files but the locks, which are empty and stay."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
+    return {path.relative_to(folder): path.read_bytes() for path in files}
+
+
+# -- every source --------------------------------------------------------------------------------------------------
+
+
+def tar(folder):
+    return official.write_tar(
+        folder / "cifar-10-python.tar.gz", official.cifar10_files(TRAIN, TEST), "cifar-10-batches-py"
+    )
+
+
+def extracted(folder):
+    return official.write_folder(folder / "cifar-10-batches-py", official.cifar10_files(TRAIN, TEST)).parent
+
+
+def npy_within(folder):
+    return arrays(folder / "cifar10").parent
+
+
+def npy_channels_first(folder):
+    return arrays(folder, (first(TRAIN[0]), TRAIN[1]), (first(TEST[0]), TEST[1]))
+
+
+@pytest.mark.parametrize("write", [tar, extracted, arrays, npy_within, npy_channels_first])
+def test_every_place_of_cifar10_gives_the_same_stream(tmp_path, write):
+    made = prepare("cifar10", write(tmp_path / "source"))
+    stream = make_stream("seq-cifar10", seed=3)
+    assert stream.digest() == plain(seed=3).digest()
+    assert (made.train, made.test, made.classes, made.shape) == (100, 20, 10, (3, 32, 32))
+    assert list(stream.class_names) == official.NAMES10
+
+
+def images(folder, mode="RGB"):
+    for part, (pixels, labels) in (("train", TRAIN), ("test", TEST)):
+        for i, (each, label) in enumerate(zip(pixels, labels, strict=True)):
+            path = folder / part / official.NAMES10[label] / f"{i:03d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(each).convert(mode).save(path)
+    (folder / "train" / "bird" / "Thumbs.db").write_bytes(b"junk")
+    return folder
+
+
+def test_a_folder_of_images_gives_the_same_stream_under_a_name_of_ones_own(tmp_path):
+    prepare("mine", images(tmp_path / "images"))
+    stream = make_stream("seq-mine")
+    assert stream.digest() == plain().digest()
+    assert list(stream.class_names) == official.NAMES10
+    # Normalised by what the training images are, channel by channel.
+    inputs = stream.prepare(torch.from_numpy(first(TRAIN[0])))
+    assert torch.allclose(inputs.mean((0, 2, 3)), torch.zeros(3), atol=1e-5)
+    assert torch.allclose(inputs.std((0, 2, 3), correction=0), torch.ones(3), atol=1e-5)
+
+
+def test_grey_images_stay_grey_and_one_in_colour_makes_all_so(tmp_path):
+    folder = images(tmp_path / "images", mode="L")
+    assert prepare("grey", folder).shape == (1, 32, 32)
+    Image.fromarray(TRAIN[0][0]).save(folder / "test" / "truck" / "999.png")
+    assert prepare("colour", folder).shape == (3, 32, 32)
+
+
+def test_a_torch_dataset_gives_the_same_stream():
+    class Pairs(torch.utils.data.Dataset):
+        def __init__(self, images, labels, kind):
+            self.images, self.labels, self.kind = images, labels, kind
+
+        def __len__(self):
+            return len(self.labels)
+
+        def __getitem__(self, i):
+            return self.kind(self.images[i]), self.labels[i]
+
+    kinds = [Image.fromarray, lambda x: x.transpose(2, 0, 1), lambda x: torch.from_numpy(x).permute(2, 0, 1)]
+    for kind in kinds:
+        stream = Stream.from_dataset(Pairs(*TRAIN, kind), test=Pairs(*TEST, kind), tasks=5)
+        assert stream.digest() == plain().digest()
+    mixed = [(torch.zeros(3, 4), 0), (torch.zeros(4, 4), 1)]
+    for bad, message in (
+        (mixed, "item 1 of dataset: got .*expected an example like the first"),
+        ([1, 2], "a pair"),
+        (5, "length"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Stream.from_dataset(bad)
+
+
+def test_the_hub_s_format_gives_the_same_stream(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # before it is imported
+    datasets = pytest.importorskip("datasets", reason="needs the extra `hf`")
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=official.NAMES10)})
+
+    def part(pixels, labels):
+        rows = {"img": [Image.fromarray(each) for each in pixels], "label": [int(label) for label in labels]}
+        return datasets.Dataset.from_dict(rows, features=features)
+
+    datasets.DatasetDict({"train": part(*TRAIN), "test": part(*TEST)}).save_to_disk(str(tmp_path / "saved"))
+    name = f"hf:{tmp_path}/saved"
+    stream = make_stream(name)
+    assert stream.digest() == plain().digest()
+    assert list(stream.class_names) == official.NAMES10
+    assert make_stream(name).digest() == stream.digest()
+    assert prepare("named", name).content == prepare(name).content
+    with pytest.raises(InputError, match="hf:no/such-thing: got"):
+        make_stream("hf:no/such-thing")
+
+
+def test_without_datasets_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(InputError, match=r"hf:x: got no `datasets`, .*pip install 'parabolic-cl\[hf\]'"):
+        make_stream("hf:x")
+
+
+def test_a_source_without_a_test_set_has_every_fifth_example_held_out(tmp_path):
+    made = prepare("mine", arrays(tmp_path / "a", test=None))
+    assert made.test == 0
+    assert make_stream("seq-mine").digest() == Stream.from_arrays(first(TRAIN[0]), TRAIN[1], tasks=5).digest()
+
+
+def test_classes_that_do_not_divide_by_five_make_tasks_of_nearly_equal_size(tmp_path):
+    prepare("seven", arrays(tmp_path / "a", official.pictures(70, 7), official.pictures(14, 7)))
+    assert [len(task.classes) for task in make_stream("seq-seven")] == [2, 2, 1, 1, 1]
+    prepare("three", arrays(tmp_path / "b", official.pictures(30, 3), official.pictures(6, 3)))
+    assert [len(task.classes) for task in make_stream("seq-three")] == [1, 1, 1]
+
+
+def test_the_benchmarks_are_those_of_the_paper(tmp_path):
+    expected = {"seq-cifar10": (5, 10), "seq-cifar100": (10, 100), "seq-tinyimagenet": (20, 200)}
+    for name, (tasks, classes) in expected.items():
+        data, size = BENCHMARKS[name].data, 64 if "tiny" in name else 32
+        train, test = official.pictures(classes, classes, size=size), official.pictures(classes, classes, 1, size)
+        prepare(data, arrays(tmp_path / name, train, test))
+        stream = make_stream(name)
+        assert (len(stream), stream.classes, stream.name) == (tasks, classes, name)
+        assert [task.classes for task in stream] == [tuple(each) for each in np.arange(classes).reshape(tasks, -1)]
+        assert (stream.augment.padding, stream.augment.flip) == (4, True)
+        # Normalised as (x / 255 − mean) / std.
+        mean, std = (torch.tensor(each).view(3, 1, 1) for each in (BENCHMARKS[name].mean, BENCHMARKS[name].std))
+        x = torch.from_numpy(first(train[0]))
+        assert torch.allclose(stream.prepare(x), (x / 255 - mean) / std, atol=1e-5)
+
+
+# -- the cache -----------------------------------------------------------------------------------------------------
+
+
+def test_the_folder_is_the_user_s_or_the_one_that_is_named(monkeypatch, tmp_path):
+    assert data_folder() == tmp_path / "cache"
+    monkeypatch.delenv("PARABOLIC_DATA")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    if sys.platform == "linux":
+        assert data_folder() == tmp_path / "xdg" / "parabolic"
+
+
+def test_prepared_arrays_are_mapped_and_cannot_be_changed_through_the_map(tmp_path, cache):
+    made = prepare("mine", arrays(tmp_path / "a"))
+    _, train, _ = load("mine")
+    assert isinstance(train.x, np.memmap)
+    assert make_stream("seq-mine")[0].train.x.data_ptr() != 0
+    train.x[:] = 0
+    cache.read(made)
+    np.testing.assert_array_equal(load("mine")[1].x, first(TRAIN[0]))
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        {},
+        {"corruption": "uniform", "validation": 0.2},
+        {"imbalance": 2, "blur": 0.5},
+        {"domain": "rotation", "tasks": 10},
+    ],
+)
+def test_a_stream_keeps_little_more_than_the_bytes_of_its_images(tmp_path, scenario):
+    prepare("cifar10", arrays(tmp_path / "a"))
+    stream = make_stream("seq-cifar10", **scenario)
+    held = {}
+    for task in stream:
+        for each in (*task.train, *task.test, task.train_rows, task.test_rows):
+            if each is not None:
+                held[each.untyped_storage().data_ptr()] = each.untyped_storage().nbytes()
+    views = stream[0].train.views
+    fixed = 0 if views is None else views.nbytes  # one for each task, however many images there are
+    assert sum(held.values()) - fixed < 1.2 * (TRAIN[0].nbytes + TEST[0].nbytes)
+
+
+def test_what_is_there_is_not_prepared_again(tmp_path, monkeypatch):
+    source = arrays(tmp_path / "a")
+    made = prepare("mine", source)
+    with monkeypatch.context() as patch:
+        patch.setattr(sources, "open_source", None)
+        assert prepare("mine") == prepare("mine", source) == made
+    other = prepare("mine", arrays(tmp_path / "b", test=None))
+    assert other.test == 0
+    assert len(list((data_folder() / "mine").glob("files-*"))) == 1
+    assert prepare("mine", source, again=True).content == made.content
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    stat = path.stat()
+    path.write_bytes(bytes(data))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # not even the times tell
+
+
+@pytest.mark.parametrize("file", ["train_images.npy", "test_labels.npy"])
+@pytest.mark.parametrize("damage", [cut, flip, os.remove])
+def test_damage_is_noticed_and_mended_from_the_source_or_refused(tmp_path, cache, damage, file):
+    source = arrays(tmp_path / "a")
+    prepare("mine", source)
+    (path,) = cache.root.glob(f"mine/*/{file}")
+    damage(path)
+    assert make_stream("seq-mine").digest() == plain().digest()
+    (path,) = cache.root.glob(f"mine/*/{file}")
+    damage(path)
+    source.rename(tmp_path / "moved")
+    with pytest.raises(InputError, match=f"data 'mine': got a damaged {file} .*`parabolic data prepare mine --again`"):
+        make_stream("seq-mine")
+    with pytest.raises(InputError, match="--from: got .*which is gone"):
+        prepare("mine")
+    prepare("mine", tmp_path / "moved")
+    assert make_stream("seq-mine").digest() == plain().digest()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 99}'])
+def test_a_damaged_description_counts_as_nothing(tmp_path, cache, text):
+    prepare("mine", arrays(tmp_path / "a"))
+    (cache.root / "mine" / "data.json").write_text(text)
+    assert cache.find("mine") is None
+    prepare("mine", tmp_path / "a")
+    assert make_stream("seq-mine").digest() == plain().digest()
+
+
+def test_what_is_not_prepared_says_how():
+    with pytest.raises(InputError, match="data: got 'cifar10', .*`parabolic data prepare cifar10` downloads them"):
+        make_stream("seq-cifar10")
+    with pytest.raises(InputError, match="--from: got nothing, expected the folder that holds mine"):
+        prepare("mine")
+    with pytest.raises(InputError, match="--from: got '/no/such/place'"):
+        prepare("mine", "/no/such/place")
+    with pytest.raises(InputError, match="name: got '../evil'"):
+        prepare("../evil", "/")
+
+
+# -- what goes wrong -----------------------------------------------------------------------------------------------
+
+
+def mixed(folder):
+    folder = images(folder)
+    Image.fromarray(TRAIN[0][0][:30]).save(folder / "train" / "dog" / "zzz.png")
+    return folder
+
+
+def unreadable(folder):
+    folder = images(folder)
+    path = folder / "train" / "dog" / "050.png"
+    path.write_bytes(path.read_bytes()[:60])
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("write", "name", "message"),
+    [
+        (mixed, "mine", "zzz.png: got 32 × 30 pixels, expected 32 × 32 pixels like the first image; resize"),
+        (unreadable, "mine", "050.png: got .*expected an image that can be read"),
+        (lambda f: arrays(f, (TRAIN[0], TRAIN[1] + 1)), "cifar10", "train labels: got 10 at 90, expected .* 0 to 9"),
+        (lambda f: arrays(f, (TRAIN[0], TRAIN[1] - 1)), "mine", "train labels: got -1 at 0"),
+        (lambda f: arrays(f, test=(TEST[0], TEST[1] + 5)), "cifar10", "test labels: got 10 at 10"),
+        (lambda f: arrays(f, (TRAIN[0], TRAIN[1][:-1])), "mine", "train labels: got 99, expected one for each"),
+        (lambda f: arrays(f, (TRAIN[0], TRAIN[1] * 0.5)), "mine", "train labels: got an array .* float64"),
+        (lambda f: arrays(f, (TRAIN[0] / 255, TRAIN[1])), "mine", "train_images.npy: got .*float64, expected bytes"),
+        (lambda f: arrays(f, test=(TEST[0][:, :30], TEST[1])), "mine", "test images: got .*expected all of one size"),
+        (lambda f: (arrays(f), cut(f / "train_images.npy"))[0], "mine", "train_images.npy: got .*numpy.save"),
+        (lambda f: f.mkdir() or f, "mine", "--from: got 0 folders"),
+        (lambda f: f.mkdir() or f, "cifar10", "--from: got .*expected a folder with cifar-10-python.tar.gz, "),
+        (
+            lambda f: official.write_folder(f / "tiny-imagenet-200", official.tiny_files(3)[0]).parent,
+            "tinyimagenet", "tinyimagenet: got 3 names of classes, expected one for each of the 200",
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("before", [True, False])
+def test_bad_data_are_refused_and_what_was_there_stays(tmp_path, cache, write, name, message, before):
+    if before:
+        prepare(name, arrays(tmp_path / "good", *([official.pictures(200, 200)] * 2 if "tiny" in name else [])))
+    kept = contents(cache.root)
+    source = write(tmp_path / "bad")
+    with pytest.raises(InputError, match=message):
+        prepare(name, source)
+    assert contents(cache.root) == kept
+
+
+def full(*arguments):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("call", ["os.fsync", "os.replace", "tempfile.mkdtemp"])
+@pytest.mark.parametrize("before", [True, False])
+def test_a_full_disk_is_told_and_leaves_what_was_there(tmp_path, cache, monkeypatch, call, before):
+    source = arrays(tmp_path / "a")
+    if before:
+        prepare("mine", source)
+    kept = contents(cache.root)
+    with monkeypatch.context() as patch:
+        patch.setattr(call, lambda *args, **named: full())
+        with pytest.raises(InputError, match="data folder: got No space left on device .*PARABOLIC_DATA"):
+            prepare("mine", source, again=True)
+    assert contents(cache.root) == kept
+    prepare("mine", source, again=True)
+    assert make_stream("seq-mine").digest() == plain().digest()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of files are POSIX's")
+def test_a_disk_that_is_full_half_way_through_a_file(tmp_path, cache):
+    """Here the operating system itself refuses: no file may grow beyond 100 kB."""
+    source = arrays(tmp_path / "a")
+    prepare("mine", source)
+    kept = contents(cache.root)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(InputError, match="data folder: got File too large"):
+            prepare("mine", source, again=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert contents(cache.root) == kept
+
+
+# -- several processes ---------------------------------------------------------------------------------------------
+
+
+def python(code, *arguments):
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, text=True, env=env
+    )
+
+
+STOPS_HALF_WAY = """
+import sys, time
+from parabolic.streams import prepare, sources
+read = sources._channels_first
+def slow(path, images):
+    for chunk in read(path, images):
+        yield chunk[:50]
+        print("half", flush=True)
+        time.sleep(60)
+sources._channels_first = slow
+prepare("mine", sys.argv[1], again=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is POSIX's")
+def test_a_process_that_is_killed_leaves_what_the_next_one_repairs(tmp_path, cache):
+    source = arrays(tmp_path / "a")
+    with python(STOPS_HALF_WAY, source) as victim:
+        assert victim.stdout.readline() == "half\n"
+        victim.kill()
+    assert victim.returncode == -signal.SIGKILL
+    (left,) = cache.root.glob("mine/files-*")  # something was left
+    assert cache.find("mine") is None
+    prepare("mine", source)
+    assert not left.exists()
+    assert len(list(cache.root.glob("mine/*"))) == 2
+    assert make_stream("seq-mine").digest() == plain().digest()
+    # The same where there is something already: it stays good throughout.
+    kept = contents(cache.root)
+    with python(STOPS_HALF_WAY, source) as victim:
+        assert victim.stdout.readline() == "half\n"
+        victim.kill()
+    assert contents(cache.root).items() >= kept.items()
+    assert make_stream("seq-mine").digest() == plain().digest()
+    prepare("mine", source, again=True)
+    assert len(list(cache.root.glob("mine/*"))) == 2
+
+
+PREPARES = """
+import sys, time
+from parabolic.streams import make_stream, prepare
+print("ready", flush=True)
+prepare("mine", sys.argv[1])
+print(make_stream("seq-mine").digest(), flush=True)
+"""
+
+
+def test_two_processes_that_prepare_at_once_both_succeed(tmp_path, cache):
+    source = arrays(tmp_path / "a")
+    with cache.lock("mine"):  # held until both have come so far
+        both = [python(PREPARES, source) for _ in range(2)]
+        assert [each.stdout.readline() for each in both] == ["ready\n"] * 2
+        time.sleep(0.3)
+        assert [each.poll() for each in both] == [None, None]
+        assert cache.find("mine") is None
+    told = [each.communicate()[0].strip() for each in both]
+    assert [each.returncode for each in both] == [0, 0]
+    assert told == [plain().digest()] * 2
+    assert len(list(cache.root.glob("mine/*"))) == 2
+
+
+def test_a_reader_finds_the_new_files_where_another_process_replaced_them(tmp_path, cache, monkeypatch):
+    prepare("mine", arrays(tmp_path / "a"))
+    outdated = cache.find("mine")
+    prepare("mine", arrays(tmp_path / "b"), again=True)
+    answers = iter([outdated])
+    find = Cache.find
+    monkeypatch.setattr(Cache, "find", lambda self, name: next(answers, None) or find(self, name))
+    assert load("mine")[0].source == str(tmp_path / "b")
+
+
+# -- by download ---------------------------------------------------------------------------------------------------
+
+
+def test_a_download_is_prepared_kept_and_used_again(tmp_path, cache, monkeypatch):
+    archive, asked = tar(tmp_path / "official"), []
+
+    def fetched(url, path, sha256, progress=None):
+        asked.append(url)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(archive.read_bytes())
+        return path
+
+    monkeypatch.setattr(sources, "download", fetched)
+    made = prepare("cifar10")
+    assert asked == ["https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"]
+    (damaged,) = cache.root.glob("cifar10/*/train_images.npy")
+    flip(damaged)
+    assert make_stream("seq-cifar10").digest() == plain().digest()  # from the archive that was kept
+    assert len(asked) == 1
+    assert json.loads((cache.root / "cifar10" / "data.json").read_text())["content"] == made.content
+
+
+def test_the_content_s_hash_is_of_pixels_and_labels_alone(tmp_path, cache):
+    made = prepare("cifar10", tar(tmp_path / "a"))
+    again = prepare("other", arrays(tmp_path / "b"))
+    assert made.content == again.content
+    changed = TRAIN[0].copy()
+    changed[0, 0, 0, 0] ^= 1
+    assert prepare("changed", arrays(tmp_path / "c", (changed, TRAIN[1]))).content != made.content
+    with cache.lock("direct"):
+        raw = Raw(Part([first(TRAIN[0][:30]), first(TRAIN[0][30:])], TRAIN[1]), Part([first(TEST[0])], TEST[1]))
+        assert cache.write("direct", raw, "chunks of another size").content == made.content

@@ -1,0 +1,104 @@
+"""`parabolic data`, as a person uses it."""
+
+import json
+
+import numpy as np
+import official
+import pytest
+from PIL import Image
+
+from parabolic.streams import Cache, sources
+
+TRAIN, TEST = official.pictures(100, 10), official.pictures(20, 10, seed=1)
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("PARABOLIC_DATA", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "160")
+
+
+@pytest.fixture
+def archive(tmp_path):
+    files = official.cifar10_files(TRAIN, TEST)
+    return official.write_tar(tmp_path / "data" / "cifar-10-python.tar.gz", files, "cifar-10-batches-py").parent
+
+
+def test_prepare_then_run(parabolic, archive):
+    code, out, err = parabolic("data", "prepare", "cifar10", "--from", str(archive))
+    assert (code, err) == (0, "")
+    assert "100 training and 20 test images of 3 × 32 × 32, 10 classes" in out
+    assert "not those of the official archive" in out  # they are random
+    told = json.loads(parabolic("data", "prepare", "cifar10", "--json")[1])
+    assert (told["train"], told["as_published"]) == (100, False)
+    run = ("run", "--learner", "sgd", "--stream", "seq-cifar10", "--set", "backbone=mlp", "--set", "tasks=2", "--json")
+    code, out, _ = parabolic(*run, "--set", "corruption=uniform")
+    assert code == 0
+    assert json.loads(out)["spec"]["scenario"]["corruption"] == "uniform"
+    assert len(json.loads(out)["accuracy"]) == 2
+
+
+def test_list_says_what_is_here_and_what_could_be(parabolic, archive, monkeypatch):
+    code, out, err = parabolic("data", "list")
+    assert (code, err) == (0, "")
+    for word in ("parabolic data prepare cifar100", "tinyimagenet", "corruption_rate", "PARABOLIC_DATA"):
+        assert word in out
+    parabolic("data", "prepare", "cifar10", "--from", str(archive))
+    content = Cache().find("cifar10").content
+    monkeypatch.setitem(sources.PUBLISHED, "cifar10", sources.replace(sources.PUBLISHED["cifar10"], content=content))
+    np.save(archive / "train_images.npy", TRAIN[0])
+    np.save(archive / "train_labels.npy", TRAIN[1])
+    parabolic("data", "prepare", "mine", "--from", str(archive))
+    told = json.loads(parabolic("data", "list", "--json")[1])
+    assert sorted(told["prepared"]) == ["cifar10", "mine"]
+    assert told["prepared"]["cifar10"]["as_published"] is True
+    assert told["prepared"]["mine"]["as_published"] is None
+    assert told["scenario"]["corruption_rate"]["default"] == 0.5
+    assert " yes " in parabolic("data", "list")[1]
+
+
+@pytest.mark.parametrize(
+    ("stream", "more"),
+    [
+        ("seq-digits", []),
+        ("seq-digits", ["--set", "corruption=shuffle", "--set", "times=12", "--set", "tasks=2"]),
+        ("seq-digits", ["--set", "domain=rotation", "--set", "tasks=3"]),
+        ("seq-blobs", ["--seed", "3"]),
+    ],
+)
+def test_show_draws_a_picture(parabolic, tmp_path, stream, more):
+    code, out, err = parabolic("data", "show", stream, *more)
+    assert (code, err) == (0, "")
+    assert f"{stream}.png" in out
+    with Image.open(tmp_path / f"{stream}.png") as picture:
+        assert np.asarray(picture.convert("L")).std() > 10  # something is on it
+    assert [path.name for path in tmp_path.glob("*.png")] == [f"{stream}.png"]
+
+
+def test_show_takes_colours_and_a_place(parabolic, archive, tmp_path):
+    parabolic("data", "prepare", "cifar10", "--from", str(archive))
+    code, out, _ = parabolic("data", "show", "seq-cifar10", "--out", "sub/a.png")
+    assert code == 0
+    assert "5 tasks, 10 classes" in out
+    with Image.open(tmp_path / "sub" / "a.png") as picture:
+        assert picture.size[0] > 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names", "remedy"),
+    [
+        (["prepare", "mine"], "--from", "name it with --from"),
+        (["prepare", "mine", "--from", "nowhere"], "--from", "that is there"),
+        (["prepare", "../mine", "--from", "."], "name", "letters"),
+        (["show", "seq-digit"], "stream", "did you mean 'seq-digits'?"),
+        (["show", "seq-cifar10"], "data", "parabolic data prepare cifar10"),
+        (["show", "seq-digits", "--set", "corupt=1"], "--set", "did you mean 'corruption'?"),
+        (["show", "seq-digits", "--set", "corruption_rate=2"], "corruption_rate", "at most 1"),
+    ],
+)
+def test_what_cannot_be_used_is_told(parabolic, tmp_path, arguments, names, remedy):
+    code, out, err = parabolic("data", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {names}: got ")
+    assert remedy in err
+    assert list(tmp_path.glob("*.png")) == []
