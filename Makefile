@@ -33,7 +33,7 @@ format: setup
 bench: setup
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/memory.py
-	$(BIN)/python benchmarks/feynman_kac.py
+	$(BIN)/python benchmarks/feynman_kac.py  # benchmarks/data.py needs real data: see docs/data.md
 
 clean:
 	rm -rf .venv runs build dist

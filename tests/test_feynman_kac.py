@@ -182,15 +182,17 @@ def biases(domain, steps, paths=100_000):
 
 
 def test_halving_the_step_halves_the_bias_of_a_drift():
-    drift, oracle = DRIFTS["to the middle"]
-    expected = crank_nicolson(lambda y: 1 + np.sin(5 * y), np.array([0.3]), 0.5, 0.5, oracle)
+    def drift(y):
+        return -3 * (y - 0.5)
+
+    expected = crank_nicolson(lambda y: 1 + np.sin(5 * y), np.array([0.2]), 0.5, 0.5, drift)
     bias = []
     for steps in (8, 16, 32):
-        u = solve(wavy, column(0.3), 0.5, INTERVAL, 0.5, drift, paths=400_000, steps=steps, generator=noise(steps))
-        bias.append(abs(float(u.mean) - expected[0]))
-        assert bias[-1] > 10 * float(u.error)  # what is measured is the bias, not the noise
-    assert 1.7 < bias[0] / bias[1] < 2.3
-    assert 1.7 < bias[1] / bias[2] < 2.3
+        u = solve(wavy, column(0.2), 0.5, INTERVAL, 0.5, drift, paths=400_000, steps=steps, generator=noise(steps))
+        bias.append(float(u.mean) - expected[0])
+        assert abs(bias[-1]) > 10 * float(u.error)  # what is measured is the bias, not the noise
+    assert 1.6 < bias[0] / bias[1] < 2.5  # 2 at the first order, 1.4 at the order ½, 4 at the second
+    assert 1.6 < bias[1] / bias[2] < 2.5
 
 
 def test_halving_the_step_at_least_halves_the_bias_of_a_curved_edge():
@@ -294,9 +296,11 @@ def test_a_hull_with_balls_cut_out_agrees_with_finite_differences(sigma, t, sour
         steps=100,
     )
     assert grid_error.max() < 0.1 * error.median()  # fine enough to be the judge
-    gap = u.numpy() - expected
-    assert (np.abs(gap) <= 3 * error.numpy() + grid_error).all()
-    assert abs(gap.mean()) <= 3 * float(error.norm()) / len(gap) + grid_error.mean()
+    gap, error = u.numpy() - expected, error.numpy()
+    assert abs(gap.mean()) <= 3 * np.linalg.norm(error) / len(gap) + grid_error.mean()
+    # Of so many points one in 370 is off by more than three standard errors, by chance alone.
+    assert (np.abs(gap) > 3 * error + grid_error).sum() <= 1
+    assert (np.abs(gap) <= 4 * error + grid_error).all()
 
 
 def test_in_two_dimensions_a_rotating_drift_can_be_simulated_or_reweighted():

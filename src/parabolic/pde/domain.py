@@ -224,12 +224,11 @@ class MemoryDomain(Intersection):
         # A point of a hull in d dimensions mixes d + 1 others; so many that they blur tell little.
         several = min(self.points[0].numel() + 1, 8)
         share = _random(torch.rand, self.points, count, several, generator=generator).clamp_min(1e-6).log()
-        pick = _random(torch.rand, self.points, count, several, generator=generator) * len(self.points)
-        mixed = (share / share.sum(1, keepdim=True)).unsqueeze(1) @ self.points.flatten(1)[pick.long()]
+        mixed = (share / _total(share)).unsqueeze(1) @ self._pick(count, several, generator=generator).flatten(2)
         return mixed.reshape(count, *self.points.shape[1:])
 
     def edge(self, count: int, generator: Generator | None = None) -> Tensor:
-        """Points scattered over what stops a path: by turns in a ball (half of them on its surface), on the hull's.
+        """Points scattered over what stops a path: by turns in a ball, half on its surface, and on the hull's surface.
 
         >>> memory = MemoryDomain(torch.randn(9, 2, generator=torch.Generator().manual_seed(0)), eps=0.01)
         >>> bool((memory.hit(memory.edge(100)) < 1e-5).all())
@@ -238,9 +237,9 @@ class MemoryDomain(Intersection):
         check_number("count", count, whole=True, at_least=1)
         shape, radius = (count, *self.points.shape[1:]), self.hull.radius
         way = _unit(_random(torch.randn, self.points, count, self.points[0].numel(), generator=generator))
-        pick = _random(torch.rand, self.points, count, generator=generator) * len(self.points)
         length = _random(torch.rand, way, count, 1, generator=generator)
-        found = self.points[pick.long()] + (way * self.balls.radius * (2 * length).clamp_max(1)).reshape(shape)
+        found = self._pick(count, generator=generator)
+        found += (way * self.balls.radius * (2 * length).clamp_max(1)).reshape(shape)
         # From inside the hull outwards and back to it: by a random length, or by one that surely leads out.
         start = self.interior(count, generator)
         out = start + (way * length * 2 * radius).reshape(shape)
@@ -248,6 +247,9 @@ class MemoryDomain(Intersection):
         out[still] = start[still] + (way[still] * 3 * radius).reshape(-1, *shape[1:])
         found[1::2] = self.hull.nearest(out[1::2])
         return found
+
+    def _pick(self, *shape: int, generator: Generator | None) -> Tensor:
+        return self.points[torch.randint(len(self.points), shape, generator=generator, device=self.points.device)]
 
 
 class _Facets:
