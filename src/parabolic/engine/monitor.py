@@ -82,15 +82,15 @@ class BoundsMonitor(Callback):
     def on_task(self, state: State) -> None:
         """Compute a row, and flag a violation."""
         learner, first, last = state.learner, state.stream[0], state.stream[-1]
-        settings: dict[str, Any] = {
-            "eps": self.eps,
-            "samples": self.samples,
-            "generator": Generator(learner.device).manual_seed(self.seed),
-        }
+        settings: dict[str, Any] = {"eps": self.eps, "samples": self.samples}
+
+        def draws() -> Generator:  # the same points for both, so that the two can be compared
+            return Generator(learner.device).manual_seed(self.seed)
+
         row = BoundsRow(
             state.task,
-            forgetting_of(learner, _test(first), **settings),
-            generalisation_of(learner, 1.0, _test(last), **settings),
+            forgetting_of(learner, _test(first), generator=draws(), **settings),
+            generalisation_of(learner, 1.0, _test(last), generator=draws(), **settings),
             float(examples_loss(learner, *_test(first), classes=list(first.classes)).mean()),
             float(examples_loss(learner, *_test(last), classes=list(last.classes)).mean()),
         )
