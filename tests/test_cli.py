@@ -1,6 +1,7 @@
 """The command line, as a person uses it."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -100,7 +101,12 @@ def test_list_names_what_there_is(parabolic):
     for word in ("pcl", "er", "sgd", "seq-digits", "resnet18", "sigma_x=0.03"):
         assert word in out
     told = json.loads(parabolic("list", "--json")[1])
-    assert told["learners"]["pcl"]["needs"] == ["memory"]
+    needs = {name: facts["needs"] for name, facts in told["learners"].items()}
+    assert (needs["pcl"], needs["sgd"], needs["gem"]) == (["memory"], [], ["memory", "tasks"])
+    assert needs["joint"] == ["all tasks at once"]
+    assert all(
+        re.search(r"\b(19|20)\d\d\b", facts["reference"]) for name, facts in told["learners"].items() if name != "joint"
+    )
     assert told["learners"]["pcl"]["options"]["sigma_x"] == {
         "default": 0.03,
         "about": "noise of the bridges between examples",

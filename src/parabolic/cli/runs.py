@@ -137,9 +137,10 @@ def compare(
 def _facts(learner: type[Learner]) -> dict[str, Any]:
     """What there is to know of a learner before using it."""
     options = options_of(learner)
+    needs = {"memory": "memory" in options, "tasks": learner.needs_tasks, "all tasks at once": learner.sees_all}
     return {
         "reference": learner.reference,
-        "needs": [*(["memory"] if "memory" in options else []), *(["tasks"] if learner.needs_tasks else [])],
+        "needs": [need for need, needed in needs.items() if needed],
         "options": {name: {"default": stated.default, "about": stated.about} for name, stated in options.items()},
     }
 
