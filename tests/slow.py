@@ -44,6 +44,19 @@ def same_weights(one, other, tolerance=1e-10):
     return all(torch.allclose(a, b, atol=tolerance, rtol=0) for a, b in pairs)
 
 
+def reservoir(kept, seen, capacity, examples, generator):
+    """Offer examples to the list `kept` one by one, as in Vitter's algorithm R; returns how many were seen by then."""
+    chances = torch.rand(len(examples), generator=generator, dtype=torch.float64).tolist()
+    for example, chance in zip(examples, chances, strict=True):
+        slot = math.floor(chance * (seen + 1))
+        if seen < capacity:
+            kept.append(example)
+        elif slot < capacity:
+            kept[slot] = example
+        seen += 1
+    return seen
+
+
 class SlowReplay:
     """A model, a list of what is kept, and the generator whose numbers both sides take in the same order."""
 
@@ -69,12 +82,4 @@ class SlowReplay:
         return loss.item()
 
     def remember(self, examples):
-        """Vitter's reservoir, one by one."""
-        chances = torch.rand(len(examples), generator=self.g, dtype=torch.float64).tolist()
-        for example, chance in zip(examples, chances, strict=True):
-            slot = math.floor(chance * (self.seen + 1))
-            if self.seen < self.capacity:
-                self.kept.append(example)
-            elif slot < self.capacity:
-                self.kept[slot] = example
-            self.seen += 1
+        self.seen = reservoir(self.kept, self.seen, self.capacity, examples, self.g)

@@ -2,10 +2,10 @@
 
 import copy
 import functools
-import math
 
 import pytest
 import torch
+from slow import reservoir
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -67,14 +67,7 @@ def test_obc_is_the_published_step(norm, momentum):
             body.train()
             correction = cross_entropy(output(features), second[1])
             move(output, torch.autograd.grad(correction, list(output.parameters())), velocities[1], lr, momentum)
-        chances = torch.rand(len(x), generator=g, dtype=torch.float64).tolist()
-        for example, label, chance in zip(x, y.tolist(), chances, strict=True):
-            slot = math.floor(chance * (seen + 1))
-            if seen < CAPACITY:
-                kept.append((example, label))
-            elif slot < CAPACITY:
-                kept[slot] = (example, label)
-            seen += 1
+        seen = reservoir(kept, seen, CAPACITY, list(zip(x, y.tolist(), strict=True)), g)
         assert learner.observe(x, y).item() == pytest.approx(loss.item(), abs=1e-10)
     assert_same(ours, theirs)
     assert_same(learner.surrogate, surrogate)

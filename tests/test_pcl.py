@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from slow import reservoir
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -85,15 +86,7 @@ class SlowPCL:
         with torch.no_grad():
             for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
                 parameter -= self.lr * gradient
-        for chance, example, label in zip(
-            torch.rand(len(x), generator=self.g, dtype=torch.float64).tolist(), x, y.tolist(), strict=True
-        ):
-            slot = math.floor(chance * (self.seen + 1))
-            if self.seen < CAPACITY:
-                self.kept.append((example, label))
-            elif slot < CAPACITY:
-                self.kept[slot] = (example, label)
-            self.seen += 1
+        self.seen = reservoir(self.kept, self.seen, CAPACITY, list(zip(x, y.tolist(), strict=True)), self.g)
         return loss.detach()
 
 

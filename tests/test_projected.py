@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from scipy.optimize import nnls
+from slow import reservoir
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -91,14 +92,7 @@ def test_agem_is_the_published_step(norm):
             move(theirs, gradient)
         learner.end_task(batches)
         for x, y in batches:  # only now: what is recalled is of past tasks
-            chances = torch.rand(len(x), generator=g, dtype=torch.float64).tolist()
-            for example, label, chance in zip(x, y.tolist(), chances, strict=True):
-                slot = math.floor(chance * (seen + 1))
-                if seen < CAPACITY:
-                    kept.append((example, label))
-                elif slot < CAPACITY:
-                    kept[slot] = (example, label)
-                seen += 1
+            seen = reservoir(kept, seen, CAPACITY, list(zip(x, y.tolist(), strict=True)), g)
     assert 0 < bent < 12
     assert_same(ours, theirs)
     assert learner.past["y"].tolist() == [label for _, label in kept]

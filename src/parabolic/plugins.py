@@ -11,7 +11,22 @@ from typing import Any
 
 from parabolic.checks import Description, invalid
 
-__all__ = ["load_object"]
+__all__ = ["load_object", "require"]
+
+
+def require(module: str, extra: str, argument: str, called: str) -> Any:
+    """The module that an extra of this package brings; where it is not installed, the error says how to get it.
+
+    >>> require("no_such_module", "plot", "picture", "plotter")
+    Traceback (most recent call last):
+        ...
+    parabolic.checks.InputError: picture: got no plotter, expected it to be installed; pip install 'parabolic-cl[plot]'
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        remedy = f"pip install 'parabolic-cl[{extra}]'"
+        raise invalid(argument, Description(f"no {called}"), "it to be installed", remedy) from error
 
 
 def load_object(argument: str, path: str) -> Any:

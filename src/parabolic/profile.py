@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -20,13 +21,12 @@ from parabolic.pde import (
     Range,
     drift_bound,
     forgetting_bound,
-    generalisation_bound,
     solve,
-)  # fmt: skip
+)
 
 __all__ = [
-    "LearnerLoss", "Profile", "drift_of", "examples_loss", "forgetting_of", "generalisation_of", "loss_profile",
-    "with_memory",
+    "LearnerLoss", "Profile", "bounds_of", "drift_of", "examples_loss", "forgetting_of", "generalisation_of",
+    "loss_profile", "with_memory",
 ]  # fmt: skip
 
 
@@ -122,50 +122,47 @@ def loss_profile(
     return Profile(x, u, domain, loss.labels, loss(domain.points), t, sigma)
 
 
-def forgetting_of(
+def bounds_of(
     learner: Learner,
     past: tuple[Tensor, Tensor] | None = None,
+    future: tuple[Tensor, Tensor] | None = None,
     *,
+    tau: float = 1.0,
     eps: float = 0.01,
     samples: int = 256,
     generator: Generator | None = None,
-) -> ForgettingBound:
-    """Proposition 1 for a learner: what its loss on the past may be, from its loss on memory and hull.
+) -> tuple[ForgettingBound, GeneralisationBound]:
+    """Proposition 1 and Corollary 1 for a learner: what its losses on memory and hull say of past and future.
 
     Args:
         learner: a learner with a memory.
         past: raw examples of the past and their labels, for the realised loss.
+        future: raw examples of the future and their labels, likewise.
+        tau: how far ahead the future is.
         eps: the squared radius of the balls round the memory.
-        samples: how many points of edge and inside are looked at.
+        samples: how many points of edge and inside are looked at; C is the largest loss found.
         generator: where the random numbers come from.
     """
     loss, domain = _setting(learner, eps)
-    found = forgetting_bound(loss, domain, samples=samples, generator=generator)
-    return (
-        found
-        if past is None
-        else replace(found, past=_realised(learner, past), covered=_covered(domain, learner, past))
-    )
+    before = forgetting_bound(loss, domain, samples=samples, generator=generator)
+    ahead = before.ahead(tau)
+    if past is not None:
+        before = replace(before, past=_realised(learner, past), covered=_covered(domain, learner, past))
+    if future is not None:
+        ahead = replace(ahead, future=_realised(learner, future), covered=_covered(domain, learner, future))
+    return before, ahead
+
+
+def forgetting_of(learner: Learner, past: tuple[Tensor, Tensor] | None = None, **settings: Any) -> ForgettingBound:
+    """Proposition 1 alone; the settings are those of `bounds_of`."""
+    return bounds_of(learner, past, **settings)[0]
 
 
 def generalisation_of(
-    learner: Learner,
-    tau: float = 1.0,
-    future: tuple[Tensor, Tensor] | None = None,
-    *,
-    eps: float = 0.01,
-    samples: int = 256,
-    generator: Generator | None = None,
+    learner: Learner, tau: float = 1.0, future: tuple[Tensor, Tensor] | None = None, **settings: Any
 ) -> GeneralisationBound:
-    """Corollary 1 for a learner: between what its loss on data a time τ ahead may lie.
-
-    The arguments are those of `forgetting_of`; the constant C is the largest loss found on the domain.
-    """
-    loss, domain = _setting(learner, eps)
-    found = generalisation_bound(loss, domain, tau, samples=samples, generator=generator)
-    if future is None:
-        return found
-    return replace(found, future=_realised(learner, future), covered=_covered(domain, learner, future))
+    """Corollary 1 alone; the settings are those of `bounds_of`."""
+    return bounds_of(learner, future=future, tau=tau, **settings)[1]
 
 
 def drift_of(

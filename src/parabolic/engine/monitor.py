@@ -15,12 +15,11 @@ from parabolic.pde import ForgettingBound, GeneralisationBound, MemoryDomain
 from parabolic.profile import (
     LearnerLoss,
     Profile,
+    bounds_of,
     examples_loss,
-    forgetting_of,
-    generalisation_of,
     loss_profile,
     with_memory,
-)  # fmt: skip
+)
 from parabolic.streams import Task
 
 __all__ = ["BoundsMonitor", "BoundsRow", "ProfileRecorder"]
@@ -82,15 +81,14 @@ class BoundsMonitor(Callback):
     def on_task(self, state: State) -> None:
         """Compute a row, and flag a violation."""
         learner, first, last = state.learner, state.stream[0], state.stream[-1]
-        settings: dict[str, Any] = {"eps": self.eps, "samples": self.samples}
-
-        def draws() -> Generator:  # the same points for both, so that the two can be compared
-            return Generator(learner.device).manual_seed(self.seed)
-
+        draws = Generator(learner.device).manual_seed(self.seed)
+        before, ahead = bounds_of(
+            learner, _test(first), _test(last), eps=self.eps, samples=self.samples, generator=draws
+        )
         row = BoundsRow(
             state.task,
-            forgetting_of(learner, _test(first), generator=draws(), **settings),
-            generalisation_of(learner, 1.0, _test(last), generator=draws(), **settings),
+            before,
+            ahead,
             float(examples_loss(learner, *_test(first), classes=list(first.classes)).mean()),
             float(examples_loss(learner, *_test(last), classes=list(last.classes)).mean()),
         )

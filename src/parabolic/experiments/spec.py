@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from parabolic.checks import check_name, check_number, invalid
@@ -86,7 +87,7 @@ class RunSpec:
             del spec["memory"]  # so that a learner without memory is run once for all sizes
         return spec
 
-    @property
+    @cached_property
     def key(self) -> str:
         """The name of the run's folder: a hash of what differs from the defaults.
 

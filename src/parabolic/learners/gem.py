@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parabolic.checks import Description, invalid
 from parabolic.learners.projection import ProjectedLearner
 from parabolic.memory import Batch, EqualShares, distinct
 from parabolic.options import option
+from parabolic.plugins import require
 
 __all__ = ["GEM"]
 
@@ -42,11 +42,7 @@ class GEM(ProjectedLearner):
     margin: float = option(0.5, "γ, the least share of each past gradient in a bent one", at_least=0)
 
     def __post_init__(self) -> None:
-        try:
-            import quadprog
-        except ImportError as error:
-            got = Description("no quadprog, which solves its quadratic programme")
-            raise invalid("gem", got, "it to be installed", "pip install 'parabolic-cl[gem]'") from error
+        quadprog = require("quadprog", "gem", "gem", "quadprog, which solves its quadratic programme")
         self._solve = quadprog.solve_qp
         super().__post_init__()
 

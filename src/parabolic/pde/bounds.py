@@ -9,7 +9,7 @@ in and always holds, `stated` is the paper's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -61,6 +61,14 @@ class ForgettingBound:
     inside: Range  # over points inside the hull, where paths end when the time is up
     past: Range | None = None  # over past data, where given
     covered: float | None = None  # the share of past data in the domain: the bound speaks of those only
+
+    def ahead(self, tau: float, constant: float | None = None) -> GeneralisationBound:
+        """Corollary 1 from the same pieces; see `generalisation_bound`."""
+        check_number("tau", tau, at_least=0)
+        if constant is None:
+            constant = self.bound
+        check_number("constant", constant, at_least=0)
+        return GeneralisationBound(float(tau), float(constant), self.memory, self.edge, self.inside)
 
     @property
     def stated(self) -> float:
@@ -226,11 +234,9 @@ def generalisation_bound(
     (1.0, 4.6)
     """
     check_number("tau", tau, at_least=0)
-    pieces = _pieces(loss, domain, samples, generator)
-    if constant is None:
-        constant = max(piece.max for piece in pieces)
-    check_number("constant", constant, at_least=0)
-    return GeneralisationBound(float(tau), float(constant), *pieces, *_data(loss, domain, future))
+    found = forgetting_bound(loss, domain, samples=samples, generator=generator).ahead(tau, constant)
+    data, covered = _data(loss, domain, future)
+    return replace(found, future=data, covered=covered)
 
 
 def drift_bound(

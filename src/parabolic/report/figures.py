@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from scipy.spatial import ConvexHull
 
-from parabolic.checks import Description, invalid
 from parabolic.engine import BoundsRow
 from parabolic.files import written_whole
+from parabolic.plugins import require
 from parabolic.profile import Profile
 
 __all__ = ["draw_bounds", "draw_profiles"]
@@ -26,13 +26,10 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 @contextmanager
 def figure(path: Path, rows: int, columns: int, width: float, height: float) -> Iterator[tuple[Any, Any]]:
     """A figure with a grid of axes that is written to `path` at the end, whole or not at all."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise invalid(
-            "plot", Description("no matplotlib"), "it to be installed", "pip install 'parabolic-cl[plot]'"
-        ) from error
+    require("matplotlib", "plot", "plot", "matplotlib")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     canvas = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(canvas)
     yield canvas, canvas.subplots(rows, columns, squeeze=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import re
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parabolic.checks import Description, InputError, invalid
+from parabolic.plugins import require
 from parabolic.streams.archives import Tree, download, load_pickle, open_tree
 from parabolic.streams.cache import Arrays, Cache, Damaged, DataSet, Part, Progress, Raw
 
@@ -322,12 +322,7 @@ def _read_path(path: str) -> bytes:
 
 def _from_hub(name: str) -> Raw:
     """A data set of images read by `datasets`: from the hub, or from a folder that `save_to_disk` wrote."""
-    try:
-        datasets: Any = importlib.import_module("datasets")
-    except ImportError as error:
-        raise invalid(
-            f"hf:{name}", Description("no `datasets`"), "it to be installed", "pip install 'parabolic-cl[hf]'"
-        ) from error
+    datasets = require("datasets", "hf", f"hf:{name}", "`datasets`")
     try:
         local = Path(name).expanduser()
         saved = any((local / each).is_file() for each in ("state.json", "dataset_dict.json"))
@@ -424,12 +419,7 @@ def _unreadable(item: Any, error: Exception) -> InputError:
 
 
 def _pillow() -> Any:
-    try:
-        return importlib.import_module("PIL.Image")
-    except ImportError as error:
-        raise invalid(
-            "images", Description("no Pillow"), "it to be installed", "pip install 'parabolic-cl[images]'"
-        ) from error
+    return require("PIL.Image", "images", "images", "Pillow")
 
 
 CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
