@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +16,7 @@ from torch import Tensor, nn
 from parabolic.checks import check_name, invalid
 from parabolic.plugins import load_object
 
-__all__ = ["BACKBONES", "MLP", "ConvNet", "ResNet18", "make_backbone"]
+__all__ = ["BACKBONES", "MLP", "Block", "ConvNet", "Norm", "ResNet18", "Stem", "make_backbone"]
 
 
 class MLP(nn.Sequential):
@@ -59,39 +62,87 @@ class ResNet18(nn.Module):
 
     def __init__(self, shape: Sequence[int], classes: int, width: int = 64) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(_channels("resnet18", shape), width, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(width)
+        self.stem = Stem(_channels("resnet18", shape), width, 3, padding=1, bias=False)
+        self.norm = Norm(width)
         blocks, before = [], width
         for stage in range(4):
             after = width * 2**stage
-            blocks += [_Block(before, after, stride=1 if stage == 0 else 2), _Block(after, after, stride=1)]
+            blocks += [Block(before, after, stride=1 if stage == 0 else 2), Block(after, after, stride=1)]
             before = after
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(before, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """One score a class for images `[n, channels, height, width]`."""
-        x = F.relu(self.norm(self.stem(x)))
-        scores: Tensor = self.head(self.blocks(x).mean((2, 3)))
+        scores: Tensor = self.head(self.blocks(self.norm(self.stem(x))).mean((2, 3)))
         return scores
 
 
-class _Block(nn.Module):
+class Block(nn.Module):
     """Two convolutions and a shortcut, which is a 1 × 1 convolution where the shape changes."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
-        self.norm1 = nn.BatchNorm2d(after)
+        self.norm1 = Norm(after)
         self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(after)
+        self.norm2 = Norm(after)
         self.shortcut = nn.Sequential()
         if stride != 1 or before != after:
-            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), Norm(after, relu=False))
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = F.relu(self.norm1(self.conv1(x)))
-        return F.relu(self.norm2(self.conv2(inner)) + self.shortcut(x))
+        """The block's feature maps."""
+        inner = self.norm1(self.conv1(x))
+        y: Tensor = self.norm2(self.conv2(inner), self.shortcut(x))
+        return y
+
+
+class Norm(nn.BatchNorm2d):
+    """Batch norm, then the sum with a shortcut and ReLU: where a GPU has the images channels-last, one operation."""
+
+    def __init__(self, channels: int, relu: bool = True) -> None:
+        super().__init__(channels)
+        self.relu = relu
+
+    def forward(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
+        """The normalised images, with the shortcut added."""
+        running = (cast(Tensor, self.running_mean), cast(Tensor, self.running_var))
+        momentum = self.momentum or 0.0
+        if self._fused(x):
+            from parabolic.kernels import norm_add_relu
+
+            return norm_add_relu(
+                x, self.weight, self.bias, running, shortcut,
+                relu=self.relu, training=self.training, momentum=momentum, eps=self.eps,
+            )  # fmt: skip
+        y = F.batch_norm(x, *running, self.weight, self.bias, self.training, momentum, self.eps)
+        if shortcut is not None:
+            y = y + shortcut
+        return F.relu(y) if self.relu else y
+
+    def _fused(self, x: Tensor) -> bool:
+        """Whether the one operation can do it: by running statistics it has no gradient, and one value no deviation."""
+        fits = x.is_cuda and x.is_contiguous(memory_format=torch.channels_last) and x.numel() > x.shape[1]
+        return fits and (self.training or not torch.is_grad_enabled()) and has_triton()
+
+
+class Stem(nn.Conv2d):
+    """A convolution of images as they come; on a GPU, fast for multiples of eight channels only, filled up to one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The first feature maps."""
+        more = -self.in_channels % 8
+        if not more or not x.is_cuda:
+            return super().forward(x)
+        x, weight = (F.pad(each, (0, 0, 0, 0, 0, more)) for each in (x, self.weight))
+        return F.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation)
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether Triton is here, with which torch brings its kernels to a GPU."""
+    return importlib.util.find_spec("triton") is not None
 
 
 BACKBONES: dict[str, Callable[[Sequence[int], int], nn.Module]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from parabolic.checks import Description, check_number, invalid
 
-__all__ = ["Batch", "ClassBalanced", "EqualShares", "Memory", "distinct", "half_by_loss"]
+__all__ = ["Batch", "ClassBalanced", "EqualShares", "Memory", "distinct", "equal_shares", "half_by_loss"]
 
 Batch = dict[str, Tensor]
 """Named tensors of one length: "x" the examples, "y" the labels, and whatever else a method keeps."""
@@ -86,9 +86,14 @@ class Memory:
         check_number("size", size, whole=True, at_least=0)
         if not self._slots:
             raise invalid("draw", Description("a memory that is empty"), "one to which a batch was offered")
-        device = next(iter(self._slots.values())).device
-        rows = distinct(min(size, len(self)), len(self), device=device, generator=generator)
+        assert self._clock is not None
+        kept = self._clock.clamp(max=self.capacity)  # on the device, so that a draw is the same code as memory fills
+        rows = distinct(min(size, len(self)), kept, device=kept.device, generator=generator)
         return {name: slots.index_select(0, rows) for name, slots in self._slots.items()}
+
+    def phase(self, size: int) -> int:
+        """What the host knows of the fill that decides which operations an offer and a draw of `size` are made of."""
+        return min(size, len(self))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next offer and draw depend on, by name."""
@@ -167,6 +172,10 @@ class ClassBalanced(Memory):
         self._reserve(classes, device)
         return self._seen
 
+    def phase(self, size: int) -> int:  # noqa: ARG002
+        """While there is room, each offer is code of its own."""
+        return len(self)
+
     def _check(self, batch: Mapping[str, Tensor]) -> int:
         if "y" not in batch:
             raise invalid("batch", sorted(batch), 'a field "y", the class of each example')
@@ -219,7 +228,8 @@ class ClassBalanced(Memory):
         """Take over the state of another memory, in place where the slots are allocated already."""
         own = ("seen of class", "full class")
         super().load_state_dict({name: value for name, value in state.items() if name not in own})
-        self._reserve(len(state[own[0]]), state[own[0]].device)
+        if len(state[own[0]]):
+            self._reserve(len(state[own[0]]), state[own[0]].device)
         for name, mine in zip(own, (self._seen, self._full), strict=True):
             mine.zero_()[: len(state[name])].copy_(state[name])
 
@@ -260,10 +270,24 @@ class EqualShares(Memory):
         stays = torch.zeros_like(empty).index_fill_(0, order[: self.capacity], True) & ~empty
         room = stays[: self.capacity].byte().argsort(stable=True)  # the slots in which nothing stays go first
         taken = stays[self.capacity :].cumsum(0) - 1
-        slot = room.index_select(0, taken.clamp_(min=0)).where(stays[self.capacity :], self.capacity)
+        slot = room.index_select(0, taken.clamp_(min=0)).masked_fill_(~stays[self.capacity :], self.capacity)
         self._chance.index_copy_(0, slot, drawn)
         self._clock += size
         return slot
+
+    def by_task(self) -> Tensor:
+        """All slots in the order of their tasks, the empty ones last.
+
+        How many belong to each task is what `equal_shares` says; the device need not be asked.
+        """
+        assert self._clock is not None
+        task = self._slots["task"][:-1]
+        empty = torch.arange(self.capacity, device=task.device) >= self._clock
+        return task.masked_fill(empty, torch.iinfo(task.dtype).max).argsort(stable=True)
+
+    def take(self, slots: Tensor) -> Batch:
+        """What is kept in these slots."""
+        return {name: each.index_select(0, slots) for name, each in self._slots.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next offer and draw depend on, by name."""
@@ -282,6 +306,27 @@ class EqualShares(Memory):
         super()._allocate(batch)
 
 
+def equal_shares(capacity: int, offered: Sequence[int]) -> list[int]:
+    """How many of the examples offered of each task `EqualShares` keeps; the tasks are in the order of their numbers.
+
+    >>> equal_shares(12, [10, 3, 20])
+    [5, 3, 4]
+    """
+    room, full = capacity, 0
+    for i, count in enumerate(sorted(offered)):
+        full = room // (len(offered) - i)
+        if count > full:  # so does every task that is left
+            break
+        room -= count
+    else:
+        return list(offered)
+    shares = [min(count, full) for count in offered]
+    for i, share in enumerate(shares):  # the first tasks that gave something up have one more
+        more = sum(shares) < capacity and offered[i] > share
+        shares[i] += more
+    return shares
+
+
 def half_by_loss(loss: Tensor, part: str) -> Tensor:
     """The rows of that half of a batch that has the "highest", "lowest" or "middle" losses; at least one row.
 
@@ -294,7 +339,7 @@ def half_by_loss(loss: Tensor, part: str) -> Tensor:
 
 
 def distinct(
-    size: int, total: int, *, device: torch.device | str = "cpu", generator: Generator | None = None
+    size: int, total: int | Tensor, *, device: torch.device | str = "cpu", generator: Generator | None = None
 ) -> Tensor:
     """`size` different numbers below `total`, every subset equally likely, in time that does not depend on `total`.
 
@@ -307,7 +352,7 @@ def distinct(
     tensor([0, 1, 2])
     """
     first = total - size
-    ceiling = torch.arange(first + 1, total + 1, device=device)  # j + 1
+    ceiling = torch.arange(1, size + 1, device=device) + first  # j + 1
     chance = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
     drawn = (chance * ceiling).long()
     ordered, order = drawn.sort(stable=True)

@@ -1,17 +1,25 @@
-"""How it runs: the loop, evaluation, and what watches it."""
+"""How it runs: the loop, fleets of learners and their CUDA graphs, precision, and what watches."""
 
 from parabolic.engine.callbacks import Callback, ProgressBar, State
-from parabolic.engine.loop import Diverged, accuracy, train
+from parabolic.engine.fleet import Berth, Fleet
+from parabolic.engine.loop import DeviceFailed, Diverged, train, train_fleet
 from parabolic.engine.monitor import BoundsMonitor, BoundsRow, ProfileRecorder
+from parabolic.engine.precision import PRECISIONS, computing_in, numerics
 
 __all__ = [
+    "PRECISIONS",
+    "Berth",
     "BoundsMonitor",
     "BoundsRow",
     "Callback",
+    "DeviceFailed",
     "Diverged",
+    "Fleet",
     "ProfileRecorder",
     "ProgressBar",
     "State",
-    "accuracy",
+    "computing_in",
+    "numerics",
     "train",
+    "train_fleet",
 ]

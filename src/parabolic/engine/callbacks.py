@@ -29,8 +29,10 @@ class State:
     task: int = 0
     step: int = 0  # steps done, over all tasks
     loss: Tensor | None = None  # of the last step, still on the device: reading it waits for the device
-    train_seconds: list[float] = field(default_factory=list)  # a value a task (one for all, where all are seen at once)
+    # A value a task (one for all, where all are seen at once); of several side by side, each has an equal share.
+    train_seconds: list[float] = field(default_factory=list)
     test_seconds: list[float] = field(default_factory=list)
+    error: Exception | None = None  # why it goes on no more, where others beside it do
 
     @property
     def accuracy(self) -> float | None:
@@ -61,7 +63,7 @@ class ProgressBar(Callback):
     As a context manager it lives through several runs; `runs` is how many there are to be.
     """
 
-    def __init__(self, console: Console | None = None, *, runs: int = 1, every: int = 10) -> None:
+    def __init__(self, console: Console | None = None, *, runs: int = 1, every: int = 20) -> None:
         self.console = console or Console(stderr=True)
         self.every = every
         self.progress = Progress(

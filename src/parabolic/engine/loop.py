@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -12,14 +13,22 @@ import torch
 
 from parabolic.checks import InputError, invalid
 from parabolic.engine.callbacks import Callback, State
+from parabolic.engine.feed import at_hand, feed
+from parabolic.engine.fleet import Fleet
 from parabolic.learners import Learner
-from parabolic.streams import Batches, Stream, Task
+from parabolic.streams import Batches, Stream
 
-__all__ = ["Diverged", "accuracy", "train"]
+__all__ = ["DeviceFailed", "Diverged", "train", "train_fleet"]
+
+LOOK = 100  # after so many steps the losses are looked at, which waits for the device
 
 
 class Diverged(RuntimeError):
     """The loss is no longer a finite number."""
+
+
+class DeviceFailed(RuntimeError):
+    """The device ran out of memory, or was lost."""
 
 
 def train(
@@ -40,14 +49,37 @@ def train(
     >>> state.matrix.shape, state.step
     ((5, 5), 146)
     """
-    _check_fit(learner, stream)
-    stream = stream.to(learner.device)
-    visits = _visits(learner, stream, batch, epochs)
-    size = len(stream)
-    state = State(learner, stream, sum(len(visit.batches) for visit in visits), np.full((size, size), np.nan))
-    with _threads_for(learner):
-        _go_through(visits, state, list(callbacks))
+    (state,) = train_fleet(Fleet([learner]), [stream], batch=batch, epochs=epochs, callbacks=callbacks)
+    if state.error is not None:
+        raise state.error
     return state
+
+
+def train_fleet(
+    fleet: Fleet,
+    streams: Sequence[Stream],
+    *,
+    batch: int = 32,
+    epochs: int = 1,
+    callbacks: Iterable[Callback] = (),
+) -> list[State]:
+    """Let the learners of a fleet go through a stream each, side by side; streams must be alike in all but content.
+
+    A learner that diverges has its `state.error` set, and the others go on.
+    """
+    for learner, stream in zip(fleet.learners, streams, strict=True):
+        _check_fit(learner, stream)
+    streams = at_hand(streams, fleet.device)
+    plans = [_visits(learner, stream, batch, epochs) for learner, stream in zip(fleet.learners, streams, strict=True)]
+    if len({tuple((visit.sizes, *visit.rows) for visit in plan) for plan in plans}) > 1:
+        raise invalid("streams", [stream.name for stream in streams], "as many batches of the same sizes in each")
+    states = [
+        State(learner, stream, sum(len(visit.batches) for visit in plan), np.full((len(stream),) * 2, np.nan))
+        for learner, stream, plan in zip(fleet.learners, streams, plans, strict=True)
+    ]
+    with _threads_for(fleet.learners[0]), _naming(states):
+        _go_through(fleet, plans, states, list(callbacks))
+    return states
 
 
 class Visit(NamedTuple):
@@ -56,59 +88,101 @@ class Visit(NamedTuple):
     batches: Batches
     rows: list[int]
 
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """What must agree among learners that are trained side by side."""
+        return len(self.batches.rows), self.batches.size, self.batches.epochs
 
-def _go_through(visits: list[Visit], state: State, watchers: list[Callback]) -> None:
-    learner, stream = state.learner, state.stream
-    for watcher in watchers:
-        watcher.on_start(state)
-    for visit in visits:
-        state.task = visit.rows[-1]
-        started = _now(learner.device)
-        _learn(learner, visit.batches, state, watchers)
-        trained = _now(learner.device)
-        for row in visit.rows:
-            seen = stream.seen(row)
-            for task in stream.tasks[: row + 1]:
-                state.matrix[row, task.index] = accuracy(learner, task, seen)
-        state.train_seconds.append(trained - started)
-        state.test_seconds.append(_now(learner.device) - trained)
+
+def _go_through(fleet: Fleet, plans: list[list[Visit]], states: list[State], watchers: list[Callback]) -> None:
+    for state in states:
         for watcher in watchers:
-            watcher.on_task(state)
-    for watcher in watchers:
-        watcher.on_end(state)
+            watcher.on_start(state)
+    for visits in zip(*plans, strict=True):
+        rows = visits[0].rows
+        for state in states:
+            state.task = rows[-1]
+        started = _now(fleet.device)
+        with fleet.together():
+            _learn(fleet, [visit.batches for visit in visits], states, watchers)
+        trained = _now(fleet.device)
+        if not _going(states):
+            return
+        for row in rows:
+            with fleet.together():
+                _test(fleet, states, row)
+        tested = _now(fleet.device)
+        for state in _going(states):
+            state.train_seconds.append((trained - started) / len(states))
+            state.test_seconds.append((tested - trained) / len(states))
+            for watcher in watchers:
+                watcher.on_task(state)
+    for state in _going(states):
+        for watcher in watchers:
+            watcher.on_end(state)
+
+
+def _learn(fleet: Fleet, visits: list[Batches], states: list[State], watchers: list[Callback]) -> None:
+    """Learn one visit's batches, each learner aside of the others."""
+    crew = list(zip(fleet.berths, states, visits, strict=True))
+    for berth, state, batches in crew:
+        if state.stream.boundaries:
+            with berth.aside():
+                state.learner.start_task(batches)
+    with ExitStack() as feeds:
+        fed = [feeds.enter_context(closing(feed(batches, fleet.device))) for batches in visits]
+        for _ in range(len(visits[0])):
+            for (berth, state, _), source in zip(crew, fed, strict=True):
+                with berth.aside():
+                    state.loss = berth.step(*next(source), state.task)
+                    state.step += 1
+                    if state.error is None:
+                        for watcher in watchers:
+                            watcher.on_step(state)
+            if states[0].step % LOOK == 0 and not _sound(fleet, states):
+                return
+    if _sound(fleet, states):
+        for berth, state, batches in crew:
+            if state.stream.boundaries:
+                with berth.aside():
+                    state.learner.end_task(batches)
+
+
+def _test(fleet: Fleet, states: list[State], row: int) -> None:
+    """Fill in a row of each accuracy matrix."""
+    found = []
+    for berth, state in zip(fleet.berths, states, strict=True):
+        with berth.aside():
+            found.append((berth.test(state.stream, row), state))
+    for berth, (right, state) in zip(fleet.berths, found, strict=True):
+        sizes = [len(task.test_rows) for task in state.stream.tasks[: row + 1]]
+        with berth.aside():
+            state.matrix[row, : row + 1] = [
+                100 * count / size for count, size in zip(right.tolist(), sizes, strict=True)
+            ]
+
+
+def _sound(fleet: Fleet, states: list[State]) -> bool:
+    """Mark those whose loss is no longer a number; whether any still goes on. This waits for the device."""
+    for berth, state in zip(fleet.berths, states, strict=True):
+        with berth.aside():
+            loss = 0.0 if state.loss is None else state.loss.item()
+        if state.error is None and not math.isfinite(loss):
+            state.error = Diverged(
+                f"{_who(state)}: the loss became {loss} in task {state.task + 1}, by step {state.step}: "
+                f"lower lr (now {state.learner.lr:g})"
+            )
+    return bool(_going(states))
+
+
+def _going(states: list[State]) -> list[State]:
+    return [state for state in states if state.error is None]
 
 
 def _visits(learner: Learner, stream: Stream, batch: int, epochs: int) -> list[Visit]:
     if learner.sees_all:
         return [Visit(stream.together(batch, epochs), list(range(len(stream))))]
     return [Visit(task.batches(batch, epochs), [task.index]) for task in stream]
-
-
-def _learn(learner: Learner, batches: Batches, state: State, watchers: list[Callback]) -> None:
-    """Learn one visit's batches, and stop with a clear error if the loss is no longer a number."""
-    if state.stream.boundaries:
-        learner.start_task(batches)
-    for x, y in batches:
-        state.loss = learner.step(x, y, state.task if learner.needs_tasks else None)
-        state.step += 1
-        for watcher in watchers:
-            watcher.on_step(state)
-    if state.stream.boundaries:
-        learner.end_task(batches)
-    if state.loss is not None and not torch.isfinite(state.loss):
-        raise Diverged(
-            f"the loss became {state.loss.item()} in task {state.task + 1} of {state.stream.name}, "
-            f"by step {state.step}: lower lr (now {learner.lr:g})"
-        )
-
-
-def accuracy(learner: Learner, task: Task, classes: list[int]) -> float:
-    """The share of a task's test examples, in percent, that are told right with `classes` competing."""
-    competing = torch.tensor(classes, device=learner.device)
-    right = torch.zeros((), dtype=torch.long, device=learner.device)
-    for x, y in task.test_batches():
-        right += (competing[learner.scores(x)[:, competing].argmax(-1)] == y).sum()
-    return 100 * right.item() / len(task.test_rows)
 
 
 def _check_fit(learner: Learner, stream: Stream) -> None:
@@ -118,7 +192,7 @@ def _check_fit(learner: Learner, stream: Stream) -> None:
         raise invalid("learner", learner.name, f"one that can do without tasks, as {stream.name} has none", remedy)
     try:
         scores = learner.scores(stream[0].train.x[:1].to(learner.device))
-    except InputError:
+    except (InputError, torch.OutOfMemoryError):
         raise
     except RuntimeError as error:
         raise invalid("model", type(learner.model), f"a module for {list(stream.shape)}", str(error)) from error
@@ -141,6 +215,26 @@ def _threads_for(learner: Learner) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def _naming(states: list[State]) -> Iterator[None]:
+    """Say of which runs and at which step a device failed."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
+        who = f"{_who(states[0])}" + (f" and {len(states) - 1} beside it" if len(states) > 1 else "")
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        remedy = "train fewer runs at once, or smaller batches" if isinstance(error, torch.OutOfMemoryError) else (
+            "start again: what was finished before is kept"
+        )  # fmt: skip
+        raise DeviceFailed(
+            f"{who}: the device failed in task {states[0].task + 1}, after step {states[0].step}: {said} ({remedy})"
+        ) from error
+
+
+def _who(state: State) -> str:
+    return f"{state.learner.name or type(state.learner).__name__} on {state.stream.name}, seed {state.learner.seed}"
 
 
 def _now(device: torch.device) -> float:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,14 +18,14 @@ import torch
 
 from parabolic import metrics
 from parabolic.backbones import make_backbone
-from parabolic.checks import invalid
-from parabolic.engine import Callback, train
+from parabolic.checks import InputError, invalid
+from parabolic.engine import Callback, DeviceFailed, Fleet, State, computing_in, numerics, train_fleet
 from parabolic.experiments.spec import RunSpec
 from parabolic.experiments.store import Record, Store
 from parabolic.learners import Learner, find_learner
 from parabolic.streams import Stream, make_stream
 
-__all__ = ["build", "execute", "run"]
+__all__ = ["Yard", "build", "execute", "execute_fleet", "find_device", "run"]
 
 
 def run(
@@ -45,18 +47,86 @@ def run(
 
 def execute(spec: RunSpec, *, device: str = "auto", callbacks: Iterable[Callback] = ()) -> Record:
     """Train a run and return its record; nothing is written."""
-    learner, stream = build(spec, device)
-    resolved = spec.resolved()
-    state = train(learner, stream, batch=resolved["batch"], epochs=spec.epochs, callbacks=callbacks)
+    ((_, result),) = execute_fleet([spec], device=device, callbacks=callbacks)
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+@dataclass
+class Yard:
+    """Keeps the last fleet, so that the next of the same making need not be captured anew."""
+
+    made: str = ""  # what the fleet was made of
+    fleet: Fleet | None = None
+
+    def launch(self, specs: Sequence[RunSpec], learners: Sequence[Learner]) -> Fleet:
+        """The fleet of these learners, or the last one in their state."""
+        made = json.dumps([{**spec.resolved(), "seed": None} for spec in specs], sort_keys=True)
+        if self.fleet is None or self.made != made or not self.fleet.adopt(learners):
+            self.made, self.fleet = made, Fleet(learners)
+        return self.fleet
+
+
+def execute_fleet(
+    specs: Sequence[RunSpec],
+    *,
+    device: str = "auto",
+    callbacks: Iterable[Callback] = (),
+    yard: Yard | None = None,
+) -> Iterator[tuple[RunSpec, Record | Exception]]:
+    """Train runs of one shape (`RunSpec.shape`), side by side on a GPU, else one after the other.
+
+    A run that fails comes back with its error in place of a record, and the others go on; if there is no room for all
+    at once they are tried in halves. Nothing is written. With a `yard` that is kept from call to call, what was
+    captured for one fleet serves the next of its kind.
+    """
+    specs, callbacks, yard = list(specs), list(callbacks), yard or Yard()
+    size = len(specs) if find_device(device).type == "cuda" else 1
+    for group in (specs[start : start + size] for start in range(0, len(specs), size)):
+        try:
+            done = _train_side_by_side(group, device, callbacks, yard)
+        except Exception as error:
+            yard.made, yard.fleet = "", None
+            if len(group) == 1:
+                spec = group[0]
+                if isinstance(error, torch.OutOfMemoryError):  # before training began, which names itself
+                    who = f"{spec.learner} on {spec.stream}, seed {spec.seed}"
+                    error = DeviceFailed(f"{who}: the device is out of memory before the first step")
+                yield spec, error
+                continue
+            half = len(group) // 2
+            if not isinstance(error.__cause__ or error, torch.OutOfMemoryError | InputError):
+                half = 1  # one of them is to blame: alone, each finds out
+            for part in (group[start : start + half] for start in range(0, len(group), half)):
+                yield from execute_fleet(part, device=device, callbacks=callbacks, yard=yard)
+            continue
+        yield from zip(group, done, strict=True)
+
+
+def _train_side_by_side(
+    specs: list[RunSpec], device: str, callbacks: list[Callback], yard: Yard
+) -> list[Record | Exception]:
+    learners, streams = zip(*[build(spec, device) for spec in specs], strict=True)
+    fleet, resolved = yard.launch(specs, learners), specs[0].resolved()
+    with numerics(resolved["precision"]):
+        states = train_fleet(
+            fleet, streams, batch=resolved["batch"], epochs=resolved["epochs"], callbacks=callbacks
+        )  # fmt: skip
+    made = environment(fleet.device) | {"fleet": len(specs), "steps": "; ".join(sorted({berth.manner for berth in fleet.berths}))}
+    return [state.error or _record(spec, state, made) for spec, state in zip(specs, states, strict=True)]
+
+
+def _record(spec: RunSpec, state: State, made: dict[str, Any]) -> Record:
     return Record(
         key=spec.key,
-        spec=resolved,
+        spec=spec.resolved(),
         metrics=metrics.summary(state.matrix),
         accuracy=[row[: i + 1].tolist() for i, row in enumerate(state.matrix)],
         train_seconds=state.train_seconds,
         test_seconds=state.test_seconds,
         steps=state.step,
-        environment=environment(learner.device),
+        environment=made,
     )
 
 
@@ -67,9 +137,10 @@ def build(spec: RunSpec, device: str = "auto") -> tuple[Learner, Stream]:
     >>> type(learner).__name__, stream.name
     ('ER', 'seq-digits')
     """
-    place, resolved = _device(device), spec.resolved()
+    place, resolved = find_device(device), spec.resolved()
     stream = make_stream(spec.stream, spec.seed, **spec.scenario)
     model = make_backbone(resolved["backbone"], stream.shape, stream.classes, spec.seed).to(place)
+    computing_in(model, resolved["precision"], channels_last=resolved["channels_last"])
     options = resolved["options"] | ({"memory": spec.memory} if "memory" in resolved else {})
     learner = find_learner(spec.learner)(
         model, prepare=stream.prepare, augment=stream.augment, classes=stream.classes, seed=spec.seed,
@@ -97,7 +168,8 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _device(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
+    """The device of that name; `auto` is a GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from parabolic.checks import check_name, check_number, invalid
+from parabolic.engine import PRECISIONS
 from parabolic.learners import find_learner
 from parabolic.options import Option, check_options, option, options_of, parse_option
 from parabolic.streams import Scenario, find_stream
@@ -36,6 +37,14 @@ class RunSpec:
     backbone: str | None = option(None, "the network, by name or as module:factory (none: the stream's own)")
     batch: int | None = option(None, "how many examples arrive at a step (none: the stream's own)", at_least=1)
     epochs: int = option(1, "passes over each task", at_least=1)
+    precision: str | None = option(
+        None,
+        "what the network computes in on a GPU: fp32, tf32 or bf16; a CPU does in fp32 (none: the stream's own)",
+        among=PRECISIONS,
+    )
+    channels_last: bool | None = option(
+        None, "whether images lie with their channels last in memory (none: the stream's own)"
+    )
     options: Mapping[str, Any] = field(default_factory=dict)  # the learner's own, by name
     scenario: Mapping[str, Any] = field(default_factory=dict)  # how the stream departs from the plain one, by name
 
@@ -80,6 +89,8 @@ class RunSpec:
         spec = dataclasses.asdict(self)
         spec["backbone"] = self.backbone or stream.backbone
         spec["batch"] = self.batch or stream.batch
+        spec["precision"] = self.precision or stream.precision
+        spec["channels_last"] = stream.channels_last if self.channels_last is None else self.channels_last
         spec["options"] = {name: each.default for name, each in self.learner_options(self.learner).items()}
         spec["options"] |= self.options
         spec["scenario"] = dataclasses.asdict(Scenario.of(self.scenario))
@@ -102,3 +113,9 @@ class RunSpec:
             if changed or group == "options":  # there were no scenarios at first: a plain stream's key has none
                 differs[group] = changed
         return hashlib.sha256(json.dumps(differs, sort_keys=True).encode()).hexdigest()[:16]
+
+    @cached_property
+    def shape(self) -> str:
+        """What runs must have in common to be trained side by side: a hash of all but seed and learner's options."""
+        shape = {name: value for name, value in self.resolved().items() if name not in ("seed", "options")}
+        return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]

@@ -43,7 +43,7 @@ def features(model: nn.Module, head: nn.Linear, x: Tensor) -> Tensor:
         model.train(training)
         hook.remove()
     check_head(head, scores.shape[-1], given=bool(seen) and seen[-1][1].shape == scores.shape)
-    return seen[-1][0]
+    return seen[-1][0].to(head.weight.dtype)  # a model may compute in less than its weights have
 
 
 def check_head(head: nn.Linear, classes: int | None, given: bool = True) -> None:

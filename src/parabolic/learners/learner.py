@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, ClassVar, dataclass_transform
 
 import torch
@@ -40,10 +40,11 @@ class Learner:
     name: ClassVar[str] = ""  # what `--learner` calls it; a base class has none
     reference: ClassVar[str] = ""  # authors, year, title
     needs_tasks: ClassVar[bool] = False  # whether it must be told where a task starts and ends
+    waits: ClassVar[str] = ""  # why a step must wait for the device, if it must; such a step is no CUDA graph
     sees_all: ClassVar[bool] = False  # whether all tasks come at once, shuffled: a reference, not a learner of streams
 
     model: nn.Module = dataclasses.field(kw_only=False)
-    lr: float = option(0.1, "learning rate", above=0)
+    lr: float = option(0.1, "learning rate", above=0, tune="0.001:1:log")
     optimizer: str | Callable[..., torch.optim.Optimizer] = option(
         "SGD", "a class of torch.optim, by name, or any factory called as factory(parameters, lr=lr)"
     )
@@ -92,11 +93,11 @@ class Learner:
             raise invalid("task", task, "the number of the task that the batch belongs to", remedy)
         return self.step(*self._checked(x, y), task)
 
-    def step(self, x: Tensor, y: Tensor, task: int | None = None) -> Tensor:
+    def step(self, x: Tensor, y: Tensor, task: int | Tensor | None = None) -> Tensor:
         """Learn from a batch that is known to be sound and on the learner's device."""
         raw = {"x": x, "y": y}
         if task is not None:
-            raw["task"] = torch.full_like(y, task)
+            raw["task"] = task.expand_as(y) if isinstance(task, Tensor) else torch.full_like(y, task)
         if not self.model.training:
             self.model.train()
         recalled = self.recall()
@@ -106,6 +107,14 @@ class Learner:
         self.remember(raw, batch)
         self.steps += 1
         return loss.detach()
+
+    def phase(self) -> Hashable:
+        """All that the host knows and that decides which operations the next step is made of.
+
+        Two steps of one phase, on batches of one size, are the same operations on the same tensors. A method whose
+        code asks for a number that changes (say, whether this is the first step) adds the answer here.
+        """
+        return ()
 
     def recall(self) -> Batch | None:
         """What is remembered of the past, ready for the model; None where there is nothing."""
@@ -268,6 +277,10 @@ class ReplayLearner(Learner):
         """The memory."""
         assert isinstance(self.memory, Memory)
         return self.memory
+
+    def phase(self) -> Hashable:
+        """How much of a batch can be recalled."""
+        return self.past.phase(self.replay)
 
     def recall(self) -> Batch | None:
         """A batch drawn from memory without replacement, augmented afresh."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -46,6 +46,10 @@ class OBC(ReplayLearner):
         prefix = name and f"{name}."
         self._through: dict[str, Tensor] = {prefix + key: weight for key, weight in self.surrogate.named_parameters()}
         self.optim = self._make_optimizer([*trainable(self.model), *trainable(self.surrogate)])
+
+    def phase(self) -> Hashable:
+        """How much can be recalled, also for the layer that predicts."""
+        return super().phase(), self.past.phase(self.correction)
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
         """Cross-entropy of the new batch and the recalled one, through the surrogate."""

@@ -49,8 +49,8 @@ class PCL(ReplayLearner):
     reference = "Yang, Hasan and Tarokh, 2025: Parabolic continual learning"
 
     lr: float = 0.08
-    sigma_x: float = option(0.03, "noise of the bridges between examples", at_least=0)
-    sigma_y: float = option(0.01, "noise of the bridges between labels", at_least=0)
+    sigma_x: float = option(0.03, "noise of the bridges between examples", at_least=0, tune="0.003:1:log")
+    sigma_y: float = option(0.01, "noise of the bridges between labels", at_least=0, tune="0.001:0.1:log")
     times: int = option(5, "time points of a bridge, both ends counted", at_least=2)
     bridges: int = option(1, "bridges between each pair", at_least=1)
     horizon: float = option(1.0, "the time T that a bridge takes", above=0)
@@ -93,7 +93,7 @@ class PCL(ReplayLearner):
         path = self._bridge(x, x[ends], sigma_x)
         used = path[:, :, : len(self.weights)].requires_grad_(self.drift_weight > 0)
         scores = self.model(used.flatten(0, 2))
-        label = one_hot(y, scores)
+        label = one_hot(y, scores.shape[-1], x.dtype)
         target = on_simplex(self._bridge(label, label[ends], sigma_y))[:, :, : len(self.weights)]
         along = cross_entropy(scores, target.flatten(0, 2), reduction="none").view(used.shape[:3])
         batch["loss"] = along[: len(batch["x"]), 0, 0].detach()  # of the new examples: a path starts at its example
@@ -159,6 +159,6 @@ def path_weights(rule: str, times: int) -> Tensor:
     return euler if rule == "euler" else torch.cat([euler, euler.new_ones(1)]) / 2
 
 
-def one_hot(y: Tensor, scores: Tensor) -> Tensor:
-    """Labels as corners of the simplex, with as many classes as there are scores, and of their type."""
-    return torch.zeros(len(y), scores.shape[-1], dtype=scores.dtype, device=y.device).scatter_(1, y[:, None], 1.0)
+def one_hot(y: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+    """Labels as corners of the simplex."""
+    return torch.zeros(len(y), classes, dtype=dtype, device=y.device).scatter_(1, y[:, None], 1.0)

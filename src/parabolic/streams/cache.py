@@ -21,7 +21,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -31,7 +31,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from parabolic.checks import Description, InputError, invalid
-from parabolic.files import write_text
+from parabolic.files import disk_errors, write_text
 
 __all__ = ["Arrays", "Cache", "Damaged", "DataSet", "Part", "Progress", "Raw", "data_folder"]
 
@@ -299,15 +299,10 @@ class _Writer:
         self.told = {"bytes": self.bytes, "sha256": self.hash.hexdigest()}
 
 
-@contextmanager
-def _telling(folder: Path) -> Iterator[None]:
-    """Turn what an operating system says of a full or closed disk into an error that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        got = Description(f"{error.strerror or error} ({folder})")
-        remedy = "free some space, or set PARABOLIC_DATA to another folder; nothing was changed"
-        raise invalid("data folder", got, "a folder with room that can be written to", remedy) from error
+def _telling(folder: Path) -> AbstractContextManager[None]:
+    return disk_errors(
+        "data folder", folder, "free some space, or set PARABOLIC_DATA to another folder; nothing was changed"
+    )
 
 
 def _header(shape: tuple[int, ...], dtype: Any = np.uint8) -> bytes:

@@ -19,14 +19,20 @@ from parabolic.streams.toy import seq_blobs
 __all__ = ["Entry", "find_stream", "known_streams", "make_stream", "prepared_streams"]
 
 
+IMAGES: dict[str, Any] = {"backbone": "resnet18", "precision": "tf32", "channels_last": True}
+"""What suits images. In bfloat16 a run takes half the time (docs/engine.md); what it costs in accuracy is not known yet."""
+
+
 @dataclass(frozen=True)
 class Entry:
-    """A stream that can be named: how it is built, and which network and batch size suit it."""
+    """A stream that can be named: how it is built, and which network, batch size and precision suit it."""
 
     build: Callable[[int], Stream]  # called with the seed
     about: str
     backbone: str = "mlp"
     batch: int = 32
+    precision: str = "fp32"
+    channels_last: bool = False
 
 
 def known_streams() -> dict[str, Entry]:
@@ -40,7 +46,7 @@ def known_streams() -> dict[str, Entry]:
         ),
         "seq-blobs": Entry(seq_blobs, "1,500 points in the plane, 3 tasks of 2 round clouds; embedded", batch=10),
     } | {
-        name: Entry(each.build, f"{each.about}; needs `parabolic data prepare {each.data}`", backbone="resnet18")
+        name: Entry(each.build, f"{each.about}; needs `parabolic data prepare {each.data}`", **IMAGES)
         for name, each in BENCHMARKS.items()
     }  # fmt: skip
 
@@ -49,7 +55,7 @@ def prepared_streams() -> dict[str, Entry]:
     """The streams of data that were prepared under names of the user's own."""
     ours = {each.data for each in BENCHMARKS.values()}
     return {
-        f"seq-{name}": Entry(partial(prepared_stream, name), f"prepared data {name!r}", backbone="resnet18")
+        f"seq-{name}": Entry(partial(prepared_stream, name), f"prepared data {name!r}", **IMAGES)
         for name in Cache().names()
         if name not in ours and not name.startswith("hf-")
     }
@@ -60,7 +66,7 @@ def find_stream(name: str) -> Entry:
     or the one that `module:function` or `file.py:function` builds from a seed.
     """
     if name.startswith("hf:"):
-        return Entry(partial(prepared_stream, name), "a data set of the Hugging Face hub", backbone="resnet18")
+        return Entry(partial(prepared_stream, name), "a data set of the Hugging Face hub", **IMAGES)
     if ":" in name:
         return Entry(load_object("stream", name), f"built by {name}")
     known = known_streams()

@@ -1,0 +1,285 @@
+"""Seconds a run on a GPU: PCL and ER on Seq-CIFAR-100, alone and five at once, beside a plain eager loop.
+
+    python benchmarks/gpu.py                        # on a machine with a GPU and `parabolic data prepare cifar100`
+    python benchmarks/gpu.py --random               # images of noise in place of the data: the same work
+    python benchmarks/gpu.py --output results.json
+
+Times are of synchronised clocks, after a run over one task has warmed everything up. The operations of a step are
+counted by torch's own counter. The eager loop stands for what is usual: float32, examples augmented one by one on the
+CPU by the workers of a DataLoader, every operation launched by itself; it is timed over some steps and scaled up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.nn.functional import cross_entropy, one_hot
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.flop_counter import FlopCounterMode
+
+from parabolic import Stream, make_stream
+from parabolic.backbones import make_backbone
+from parabolic.engine import Berth, Fleet, computing_in, numerics, train_fleet
+from parabolic.experiments.run import environment
+from parabolic.learners import find_learner
+from parabolic.streams import CropFlip, Normalise
+
+MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
+ROWS = [  # name, learner, options
+    ("PCL", "pcl", {}),
+    ("PCL, reference", "pcl", {"variant": "reference"}),
+    ("ER", "er", {}),
+]
+
+
+def images(random: bool, seed: int, tasks: int = 10, each: int = 5000) -> Stream:
+    if not random:
+        return make_stream("seq-cifar100", seed)
+    g = torch.Generator().manual_seed(0)
+    y = torch.arange(tasks * each) // each * 10 + torch.arange(tasks * each) % 10
+    x = torch.randint(256, (tasks * each, 3, 32, 32), dtype=torch.uint8, generator=g)
+    return Stream.from_arrays(
+        x, y, test=(x[::5].clone(), y[::5].clone()), tasks=tasks, seed=seed, name="noise",
+        prepare=Normalise(MEAN, STD), augment=CropFlip(4),
+    )  # fmt: skip
+
+
+def learner(name: str, options: dict, seed: int, stream: Stream, precision: str, memory: int = 1000, net="resnet18"):
+    model = make_backbone(net, (3, 32, 32), 100, seed).cuda()
+    computing_in(model, precision, channels_last=True)
+    return find_learner(name)(
+        model, memory=memory, seed=seed, classes=100, prepare=stream.prepare, augment=stream.augment, **options
+    )
+
+
+def measure(name: str, options: dict, replicas: int, random: bool, precision: str = "bf16") -> dict:
+    """One run of a fleet, after one over a single task."""
+    streams = [images(random, seed) for seed in range(replicas)]
+
+    def fresh():
+        return [learner(name, options, seed, stream, precision) for seed, stream in enumerate(streams)]
+
+    with numerics(precision):
+        started = time.perf_counter()
+        fleet = Fleet(fresh())
+        for _ in range(3):  # so that a short last batch was captured too
+            train_fleet(fleet, [replace(stream, tasks=stream.tasks[:1]) for stream in streams])
+        warm_up = time.perf_counter() - started
+        operations = count(fresh()[0])
+        torch.cuda.reset_peak_memory_stats()
+        fleet.adopt(fresh())
+        states = train_fleet(fleet, streams)
+    state = states[0]
+    train, test, steps = sum(state.train_seconds), sum(state.test_seconds), state.step
+    return {
+        "replicas": replicas,
+        "precision": precision,
+        "train_seconds": train,
+        "test_seconds": test,
+        "seconds": train + test,
+        "ms_a_step": 1e3 * train / steps,
+        "images_a_second": 50_000 / train,
+        "tflops": operations / (train / steps) / 1e12,
+        "operations_a_step": operations,
+        "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+        "warm_up_seconds": warm_up,
+        "manner": fleet.berths[0].manner,
+        "acc": [float(each.matrix[-1].mean()) for each in states],
+    }
+
+
+def count(one) -> int:
+    """The operations of convolutions and matrix products in a step, forward and back."""
+    x = torch.randint(256, (32, 3, 32, 32), dtype=torch.uint8, device="cuda")
+    y = torch.randint(100, (32,), device="cuda")
+    for _ in range(3):
+        one.step(x, y, 0 if one.needs_tasks else None)
+    with FlopCounterMode(display=False) as counter:
+        one.step(x, y, 0 if one.needs_tasks else None)
+    return counter.get_total_flops()
+
+
+class OneByOne(Dataset):
+    """Examples augmented one by one on the CPU, as data loaders do."""
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return augmented(self.x[i]), self.y[i], i
+
+
+def augmented(image: np.ndarray) -> torch.Tensor:
+    padded = np.pad(image, ((0, 0), (4, 4), (4, 4)))
+    top, left = torch.randint(9, (2,)).tolist()
+    image = padded[:, top : top + 32, left : left + 32]
+    if torch.rand(()) < 0.5:
+        image = image[:, :, ::-1]
+    image = torch.from_numpy(np.ascontiguousarray(image)).float() / 255
+    return (image - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+
+
+def eager_loop(name: str, steps: int = 120, memory: int = 1000) -> dict:
+    """Replay as it is commonly written, in float32 and with nothing captured."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (32 * (steps + 20), 3, 32, 32), dtype=np.uint8)
+    y = rng.integers(0, 100, len(x))
+    model = make_backbone("resnet18", (3, 32, 32), 100, 0).cuda()
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.08)
+    kept_x, kept_y, offered = [], [], 0
+    loader = DataLoader(OneByOne(x, y), 32, shuffle=True, num_workers=4, pin_memory=True)
+    for step, (batch, labels, rows) in enumerate(loader):
+        if step == 20:
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+        batch, labels = batch.cuda(non_blocking=True), labels.cuda(non_blocking=True)
+        if kept_x:
+            drawn = rng.choice(len(kept_x), min(32, len(kept_x)), replace=False)
+            batch = torch.cat([batch, torch.stack([augmented(kept_x[i]) for i in drawn]).cuda()])
+            labels = torch.cat([labels, torch.tensor([kept_y[i] for i in drawn]).cuda()])
+        if name == "ER":
+            loss = cross_entropy(model(batch), labels)
+        else:
+            loss = bridges(model, batch, labels, points=4 if name == "PCL" else 5)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        for row in rows.tolist():
+            slot = offered if offered < memory else rng.integers(0, offered + 1)
+            if slot >= len(kept_x):
+                kept_x.append(x[row]), kept_y.append(int(y[row]))
+            elif slot < memory:
+                kept_x[slot], kept_y[slot] = x[row], int(y[row])
+            offered += 1
+        loss.item()  # as progress bars do
+    torch.cuda.synchronize()
+    each = (time.perf_counter() - started) / (step - 19)
+    return {"replicas": 1, "precision": "fp32, eager", "train_seconds": 1570 * each, "ms_a_step": 1e3 * each,
+            "images_a_second": 50_000 / (1570 * each)}  # fmt: skip
+
+
+def bridges(model, x, y, points: int, sigma_x=0.03, sigma_y=0.01):
+    ends, paths = torch.randperm(len(x), device=x.device), []
+    for value, sigma in ((x, sigma_x), (one_hot(y, 100).float(), sigma_y)):
+        walk = torch.randn(4, *value.shape, device=x.device).mul(sigma * 0.5).cumsum(0)
+        path = [value]
+        for i in range(1, points):
+            s = i / 4
+            path.append((1 - s) * value + s * value[ends] + walk[i - 1] - s * walk[-1])
+        paths.append(torch.cat(path))
+    target = paths[1].abs()
+    return cross_entropy(model(paths[0]), target / target.sum(1, keepdim=True))
+
+
+def ceilings() -> dict:
+    """What the card does at best: bfloat16 matrix products, and bytes copied."""
+    one, other = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16)
+    source = torch.empty(2**31, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    found = {}
+    for name, work, amount in (
+        ("matrix_tflops", lambda: one @ other, 2 * 8192**3 / 1e12),
+        ("copy_tb_a_second", lambda: target.copy_(source), 2 * 2**31 / 1e12),
+    ):
+        for _ in range(3):
+            work()
+        times = []
+        for _ in range(5):
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            for _ in range(10):
+                work()
+            torch.cuda.synchronize()
+            times.append((time.perf_counter() - started) / 10)
+        found[name] = amount / float(np.median(times))
+    return found
+
+
+def flat(steps: int = 1000) -> dict:
+    """Milliseconds a step of ER with a small network: by memory size, and along a stream ten times as long."""
+    by_memory = {}
+    batch = (torch.randint(256, (32, 3, 32, 32), dtype=torch.uint8, device="cuda"),
+             torch.randint(100, (32,), device="cuda"))  # fmt: skip
+    stream = images(True, 0, tasks=1, each=64)
+
+    def timed(berth, count):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(count):
+            berth.step(*batch)
+        torch.cuda.synchronize()
+        return 1e3 * (time.perf_counter() - started) / count
+
+    for _ in range(2):  # the first time warms up
+        for memory in (200, 1_000, 10_000, 100_000):
+            berth = Berth(learner("er", {}, 0, stream, "bf16", memory=memory, net="convnet"))
+            timed(berth, 50)
+            by_memory[memory] = timed(berth, steps)
+    berth = Berth(learner("er", {}, 0, stream, "bf16", net="convnet"))
+    timed(berth, 200)
+    along = [timed(berth, 1570) for _ in range(10)]  # the length of Seq-CIFAR-100, ten times
+    return {"ms_a_step_by_memory": by_memory, "ms_a_step_along_ten_streams": along}
+
+
+def commit() -> str:
+    asked = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return asked.stdout.strip() or "unknown"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--random", action="store_true", help="noise in place of the data")
+    parser.add_argument("--output", type=Path, help="where to keep the figures as JSON")
+    parser.add_argument("--commit", default=None, help="the commit that is measured, where git cannot tell")
+    parser.add_argument("--only", default="", help="rows, with commas: PCL,ER,...")
+    asked = parser.parse_args()
+    best = ceilings()
+    rows = [row for row in [*ROWS, ("VR-MCL", "vrmcl", {})] if not asked.only or row[0] in asked.only.split(",")]
+    found = []
+    for title, name, options in rows:
+        for replicas in (5,) if name == "vrmcl" else (1, 5):
+            found.append({"row": title, **measure(name, options, replicas, asked.random)})
+            print(json.dumps(found[-1]), flush=True)
+        if name != "vrmcl":
+            found.append({"row": title, **eager_loop(title)})
+    table = Table("", "replicas", "precision", "train s", "test s", "ms a step", "images/s", "TFLOP/s",
+                  "of matrix rate", "peak GiB", title="Seq-CIFAR-100, memory 1000, a replica")  # fmt: skip
+    for each in found:
+        share = f"{100 * each['tflops'] / best['matrix_tflops']:.0f} %" if "tflops" in each else ""
+        figures = [
+            f"{each[key]:,.{digits}f}" if key in each else ""
+            for key, digits in (
+                ("train_seconds", 2),
+                ("test_seconds", 2),
+                ("ms_a_step", 2),
+                ("images_a_second", 0),
+                ("tflops", 0),
+            )
+        ]
+        peak = f"{each['peak_gib']:.1f}" if "peak_gib" in each else ""
+        table.add_row(each["row"], str(each["replicas"]), each["precision"], *figures, share, peak)
+    steady = flat()
+    console = Console(width=140)
+    console.print(table)
+    console.print(f"matrix rate {best['matrix_tflops']:.0f} TFLOP/s, copies {best['copy_tb_a_second']:.2f} TB/s")
+    console.print(f"ER, small network, ms a step by memory: {steady['ms_a_step_by_memory']}")
+    console.print(f"along ten streams: {[round(each, 3) for each in steady['ms_a_step_along_ten_streams']]}")
+    if asked.output:
+        made = environment(torch.device("cuda")) | {"commit": asked.commit or commit()}
+        asked.output.write_text(json.dumps({"rows": found, **best, **steady, "environment": made}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

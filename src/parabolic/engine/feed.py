@@ -1,0 +1,83 @@
+"""Batches on their way to the device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Sequence
+from queue import Empty, Full, Queue
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parabolic.streams import Batches, Stream
+
+__all__ = ["at_hand", "feed"]
+
+SHARE = 0.5  # of a device's free memory that data may take
+DEPTH = 8  # batches under way at once
+PATIENCE = 0.05  # seconds after which a thread looks whether it is still wanted
+
+
+def at_hand(streams: Sequence[Stream], device: torch.device) -> list[Stream]:
+    """The streams with their data on the device, where it fits."""
+    data = {x.data_ptr(): x for stream in streams for x in (stream[0].train.x, stream[0].test.x)}
+    size = sum(x.numel() * x.element_size() for x in data.values() if x.device != device)
+    if device.type == "cuda" and size > SHARE * torch.cuda.mem_get_info(device)[0]:
+        return list(streams)
+    return [stream.to(device) for stream in streams]
+
+
+def feed(batches: Batches, device: torch.device) -> Generator[tuple[Tensor, Tensor]]:
+    """The batches, on the device: at hand there, or brought from the host while the steps before them run."""
+    if device.type != "cuda" or batches.data.x.device == device:
+        yield from batches
+        return
+    queue: Queue[Any] = Queue(DEPTH)
+    wanted = threading.Event()
+    wanted.set()
+    thread = threading.Thread(target=_bring, args=(batches, device, queue, wanted), daemon=True)
+    thread.start()
+    try:
+        while (brought := queue.get()) is not None:
+            if isinstance(brought, BaseException):
+                raise brought
+            (x, y), copied = brought
+            here = torch.cuda.current_stream(device)
+            here.wait_event(copied)
+            for each in (x, y):
+                each.record_stream(here)  # so that its memory is not given away before it was used
+            yield x, y
+    finally:
+        wanted.clear()
+        while thread.is_alive():
+            try:
+                queue.get(timeout=PATIENCE)
+            except Empty:
+                continue
+        thread.join()
+
+
+def _bring(batches: Batches, device: torch.device, queue: Queue[Any], wanted: threading.Event) -> None:
+    """Gather batches on the host, pin them, and copy them over on a stream of its own."""
+
+    def put(what: Any) -> bool:
+        while wanted.is_set():
+            try:
+                queue.put(what, timeout=PATIENCE)
+            except Full:
+                continue
+            return True
+        return False
+
+    side = torch.cuda.Stream(device)
+    try:
+        for pair in batches:
+            with torch.cuda.stream(side):
+                moved = [each.pin_memory().to(device, non_blocking=True) for each in pair]
+                copied = side.record_event()
+            if not put((moved, copied)):
+                return
+        put(None)
+    except BaseException as error:  # to be raised where the batches are used
+        put(error)

@@ -1,0 +1,220 @@
+"""A fleet: learners that are trained side by side, on a GPU by CUDA graphs on a stream each."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parabolic.checks import invalid
+from parabolic.engine.graphs import Graphs
+from parabolic.learners import Learner
+from parabolic.streams import Stream
+
+__all__ = ["Berth", "Fleet"]
+
+SHEET = 1000  # test examples that are looked at together
+
+
+class Berth:
+    """The place of one learner on a device: there it steps and is tested, and what comes again is captured.
+
+    All that is done in the berth is done on a stream of its own, so that several fill a GPU. A captured step does what
+    the learner's own `step` does, to the bit.
+    """
+
+    def __init__(self, learner: Learner) -> None:
+        self.learner, self.device = learner, learner.device
+        self.graphs = Graphs(self.device, learner.generator, learner.waits and f"{learner.name}: {learner.waits}")
+        self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self._places: dict[Hashable, list[Tensor | None]] = {}  # where graphs find their inputs, by kind and shape
+        self._counted: dict[Hashable, dict[str, int]] = {}  # what a replayed step adds to the host's counters
+
+    @property
+    def manner(self) -> str:
+        """How steps are done: "captured", or "eager" and why."""
+        return f"eager: {self.graphs.why_not}" if self.graphs.why_not else "captured"
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Do things in the berth while other berths do theirs; `Fleet.together` brings them together."""
+        with torch.cuda.stream(self.stream):  # does nothing where there is none
+            yield
+
+    def step(self, x: Tensor, y: Tensor, task: int | None = None) -> Tensor:
+        """Let the learner learn from a batch; the loss, still on the device."""
+        learner, graphs = self.learner, self.graphs
+        if not learner.needs_tasks:
+            task = None
+        if graphs.why_not:
+            return learner.step(x, y, task)
+        number = None if task is None else torch.full((), task, device=self.device)
+        given = self._place("step", x, y, number)
+        work, key = partial(learner.step, *given), ("step", x.shape, x.dtype, learner.phase(), _rates(learner))
+        if graphs.due(key):
+            return self._capture(key, work)
+        loss, replayed = graphs.run(key, work)
+        if replayed:
+            now = counters(learner)
+            set_counters(learner, {name: now[name] + more for name, more in self._counted[key].items()})
+        made: Tensor = loss
+        return made
+
+    def test(self, stream: Stream, row: int, size: int = SHEET) -> Tensor:
+        """How many test examples of each task are told right after task `row`, all classes seen so far competing."""
+        tasks = stream.tasks[: row + 1]
+        rows = torch.cat([task.test_rows for task in tasks])
+        # Counted for each task of the whole stream, and for what fills up a sheet: of one size all along.
+        right = torch.zeros(len(stream) + 1, dtype=torch.long, device=self.device)
+        sizes = torch.tensor([len(task.test_rows) for task in tasks])
+        numbers = torch.repeat_interleave(sizes).to(rows.device)
+        seen = torch.zeros(stream.classes, dtype=torch.bool)
+        seen[stream.seen(row)] = True
+        for some, number in zip(rows.split(size), numbers.split(size), strict=True):
+            x, y = tasks[0].test.take(some)
+            given = (x, y, number, seen, right)
+            if self.graphs.why_not:
+                x, y, number, mask, right = (each.to(self.device) for each in given)
+                _mark(self.learner, x, y, number, mask, right)
+                continue
+            if len(some) < size:  # one graph is to do for all
+                x, y = (torch.cat([each, each[:1].expand(size - len(some), *each.shape[1:])]) for each in (x, y))
+                number = torch.cat([number, number.new_full((size - len(some),), len(stream))])
+            placed = self._place("test", x, y, number, seen, right)
+            self.graphs.run(("test", x.shape, seen.shape), partial(_mark, self.learner, *placed))
+            right.copy_(placed[-1])
+        return right[: row + 1]
+
+    def adopt(self, learner: Learner) -> bool:
+        """Start again from the state of another learner of the same making: what is captured serves it too.
+
+        False, and nothing done, where that cannot be: an optimiser with a state of its own starts without one.
+        """
+        if self.learner.optim.state:
+            return False
+        self.learner.load_state_dict(learner.state_dict())
+        self.learner.seed = learner.seed
+        return True
+
+    def _capture(self, key: Hashable, work: Any) -> Tensor:
+        before = counters(self.learner)
+        try:
+            loss, _ = self.graphs.run(key, work)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            # Nothing has happened on the device: set the counters back, and do without graphs from here on.
+            set_counters(self.learner, before)
+            said = (str(error).splitlines() or [type(error).__name__])[0]
+            self.graphs.why_not = f"{self.learner.name}: its step cannot be captured ({said})"
+            warnings.warn(self.graphs.why_not, RuntimeWarning, stacklevel=3)
+            torch.cuda.synchronize(self.device)
+            loss = work()
+        else:
+            after = counters(self.learner)
+            self._counted[key] = {name: value - before[name] for name, value in after.items() if value != before[name]}
+        made: Tensor = loss
+        return made
+
+    def _place(self, kind: str, *given: Tensor | None) -> list[Any]:
+        """Copy inputs to where graphs find them."""
+        key = (kind, *[None if each is None else (each.shape, each.dtype) for each in given])
+        if key not in self._places:
+            self._places[key] = [None if each is None else torch.empty_like(each, device=self.device) for each in given]
+        for place, value in zip(self._places[key], given, strict=True):
+            if place is not None and value is not None:
+                place.copy_(value)
+        return self._places[key]
+
+
+class Fleet:
+    """Learners on one device, each in a berth of its own. One is a fleet too.
+
+    >>> from parabolic import ER
+    >>> fleet = Fleet([ER(torch.nn.Linear(4, 3), memory=50, seed=seed) for seed in (0, 1)])
+    >>> losses = [berth.step(torch.randn(8, 4), torch.arange(8) % 3) for berth in fleet.berths]
+    >>> [learner.steps for learner in fleet.learners]
+    [1, 1]
+    """
+
+    def __init__(self, learners: Sequence[Learner]) -> None:
+        if not learners:
+            raise invalid("learners", [], "at least one")
+        self.device = learners[0].device
+        if any(learner.device != self.device for learner in learners):
+            raise invalid("learners", {str(each.device) for each in learners}, "all on one device")
+        self.berths = [Berth(learner) for learner in learners]
+
+    def __len__(self) -> int:
+        return len(self.berths)
+
+    @property
+    def learners(self) -> list[Learner]:
+        """The learners, in the order of their berths."""
+        return [berth.learner for berth in self.berths]
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Around what berths do aside: they begin after all that was done before, and end before what comes next."""
+        if self.device.type != "cuda":
+            yield
+            return
+        outside = torch.cuda.current_stream(self.device)
+        streams = [berth.stream for berth in self.berths if berth.stream is not None]
+        for stream in streams:
+            stream.wait_stream(outside)
+        try:
+            yield
+        finally:
+            for stream in streams:
+                outside.wait_stream(stream)
+
+    def adopt(self, learners: Sequence[Learner]) -> bool:
+        """Start again from the states of other learners of the same making; False where that cannot be."""
+        if len(learners) != len(self):
+            return False
+        return all(berth.adopt(learner) for berth, learner in zip(self.berths, learners, strict=True))
+
+
+def counters(learner: Learner) -> dict[str, int]:
+    """The whole numbers that a learner and its parts keep on the host, by name."""
+    return {
+        f"{part}.{name}": value
+        for part, holder in _holders(learner).items()
+        for name, value in vars(holder).items()
+        if isinstance(value, int) and not isinstance(value, bool)
+    }
+
+
+def set_counters(learner: Learner, values: dict[str, int]) -> None:
+    """Set whole numbers on the host, named as in `counters`."""
+    holders = _holders(learner)
+    for name, value in values.items():
+        part, _, own = name.rpartition(".")
+        setattr(holders[part], own, value)
+
+
+def _holders(learner: Learner) -> dict[str, Any]:
+    """The learner and those of its parts that are objects of this package: its memory, its averages."""
+    parts = {
+        name: value
+        for name, value in vars(learner).items()
+        if name != "model" and hasattr(value, "__dict__") and type(value).__module__.startswith("parabolic.")
+    }
+    return {"": learner, **parts}
+
+
+def _rates(learner: Learner) -> Hashable:
+    """The optimiser's numbers, which a captured step has in it as they were."""
+    groups = learner.optim.param_groups
+    return tuple(tuple(value for value in group.values() if isinstance(value, float | int)) for group in groups)
+
+
+def _mark(learner: Learner, x: Tensor, y: Tensor, task: Tensor, seen: Tensor, right: Tensor) -> None:
+    scores = learner.scores(x)[:, : len(seen)].masked_fill(~seen, -torch.inf)
+    right.index_add_(0, task, (scores.argmax(-1) == y).long())

@@ -1,0 +1,405 @@
+"""Batch norm, the sum with a shortcut and ReLU as one operation, which reads its input twice each way (Triton)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+__all__ = ["norm_add_relu"]
+
+ROWS, COLUMNS = 128, 32  # of the tile that a program works on at a time
+WARPS = 8  # of a program
+PARTS = 128  # how many programs share the sum of a channel, at most
+PROGRAMS = 264  # how many programs a kernel has, about: two for each multiprocessor of an H200
+AHEAD = 4  # tiles whose loads are under way at once in a sum
+
+
+def norm_add_relu(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    running: tuple[Tensor, Tensor],
+    shortcut: Tensor | None = None,
+    *,
+    relu: bool = True,
+    training: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """`relu(batch_norm(x) + shortcut)` for images in channels-last order.
+
+    In training the statistics are the batch's own, and `running`, the running mean and variance, is moved by
+    `momentum`; else they are the running ones, and there is no gradient. Sums are made in float32 and always in the
+    same order: the outcome does not depend on how the work is spread.
+    """
+    if training:
+        y: Tensor = _NormAddReLU.apply(x, weight, bias, shortcut, running, relu, momentum, eps)
+        return y
+    return _normalised(x, weight, bias, shortcut, running, relu, 0.0, eps, None)[0]
+
+
+def _normalised(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    shortcut: Tensor | None,
+    running: tuple[Tensor, Tensor],
+    relu: bool,
+    momentum: float,
+    eps: float,
+    partial: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The output, and the mean and one over the standard deviation that made it."""
+    work, y = _Work(x), torch.empty_like(x)
+    if shortcut is not None:
+        shortcut = shortcut.contiguous(memory_format=torch.channels_last)
+    mean, scale = x.new_empty(2, x.shape[1], dtype=torch.float32)
+    with torch.cuda.device_of(x):
+        _normalise[work.grid](
+            x, shortcut, y, weight, bias, mean, scale, *running, partial, *work.size, work.parts, momentum, eps,
+            BATCH=partial is not None, ADD=shortcut is not None, RELU=relu, **work.tile, PARTS=PARTS,
+        )  # fmt: skip
+    return y, mean, scale
+
+
+class _NormAddReLU(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        shortcut: Tensor | None,
+        running: tuple[Tensor, Tensor],
+        relu: bool,
+        momentum: float,
+        eps: float,
+    ) -> Tensor:
+        work = _Work(x)
+        partial = work.room(2)
+        with torch.cuda.device_of(x):
+            _sums[work.shares](x, partial, *work.size, work.share, **work.tile, AHEAD=AHEAD)
+        y, mean, scale = _normalised(x, weight, bias, shortcut, running, relu, momentum, eps, partial)
+        # Without a shortcut the sign of y follows from x, which is one tensor less to read on the way back.
+        ctx.save_for_backward(x, weight, bias, mean, scale, y if relu and shortcut is not None else None)
+        ctx.relu, ctx.added = relu, shortcut is not None
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, weight, bias, mean, scale, y = ctx.saved_tensors
+        dx, dweight, dbias, added = _Slope.apply(grads[0], x, weight, bias, mean, scale, y, ctx.relu, ctx.added)
+        if ctx.added and not ctx.relu:
+            added = grads[0]
+        return dx, dweight, dbias, added, None, None, None, None
+
+
+class _Slope(torch.autograd.Function):
+    """The gradients of x, weight, bias and, behind ReLU, of the shortcut; they can be differentiated in their turn."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        dy: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        mean: Tensor,
+        scale: Tensor,
+        y: Tensor | None,
+        relu: bool,
+        added: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        dy = dy.contiguous(memory_format=torch.channels_last)
+        dx, dweight, dbias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
+        dshortcut = torch.empty_like(x) if added and relu else None
+        work, flags = _Work(x), {"ADD": added, "RELU": relu}
+        partial = work.room(2)
+        with torch.cuda.device_of(x):
+            _slope_sums[work.shares](
+                dy, x, y, weight, bias, mean, scale, partial, *work.size, work.share, **flags, **work.tile,
+                AHEAD=AHEAD // 2,
+            )  # fmt: skip
+            _slope[work.grid](
+                dy, x, y, weight, bias, mean, scale, dx, dshortcut, dweight, dbias, partial, *work.size, work.parts,
+                **flags, **work.tile, PARTS=PARTS,
+            )  # fmt: skip
+        ctx.save_for_backward(dy, x, weight, bias, mean, scale, y)
+        ctx.relu, ctx.added = relu, added
+        return dx, dweight, dbias, dshortcut
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_dx: Tensor, of_dweight: Tensor, of_dbias: Tensor, of_dshortcut: Tensor | None) -> Any:
+        dy, x, weight, bias, mean, scale, y = ctx.saved_tensors
+        of_dx = of_dx.contiguous(memory_format=torch.channels_last)
+        given = ctx.added and ctx.relu and of_dshortcut is not None
+        if of_dshortcut is not None:
+            of_dshortcut = of_dshortcut.contiguous(memory_format=torch.channels_last)
+        of_dy, of_x, of_weight = torch.empty_like(dy), torch.empty_like(x), torch.empty_like(weight)
+        work, flags = _Work(x), {"ADD": ctx.added, "RELU": ctx.relu}
+        partial = work.room(5)
+        with torch.cuda.device_of(x):
+            _curve_sums[work.shares](
+                of_dx, dy, x, y, weight, bias, mean, scale, partial, *work.size, work.share, **flags, **work.tile
+            )
+            _curve[work.grid](
+                of_dx, of_dweight, of_dbias, of_dshortcut, dy, x, y, weight, bias, mean, scale, of_dy, of_x, of_weight,
+                partial, *work.size, work.parts, GIVEN=given, **flags, **work.tile, PARTS=PARTS,
+            )  # fmt: skip
+        return of_dy, of_x, of_weight, None, None, None, None, None, None
+
+
+class _Work:
+    """How the rows and channels of images are spread over programs."""
+
+    def __init__(self, x: Tensor) -> None:
+        rows, channels = self.size = x.numel() // x.shape[1], x.shape[1]
+        blocks = triton.cdiv(channels, COLUMNS)
+        programs = max(1, PROGRAMS // blocks)
+        self.share = triton.cdiv(triton.cdiv(rows, min(programs, PARTS)), ROWS) * ROWS  # rows that a program sums up
+        self.parts = triton.cdiv(rows, self.share)
+        self.shares = (self.parts, blocks)
+        self.grid = (min(programs, triton.cdiv(rows, ROWS)), blocks)
+        self.tile = {"ROWS": ROWS, "COLUMNS": COLUMNS, "num_warps": WARPS}
+        self.like = x
+
+    def room(self, sums: int) -> Tensor:
+        """Where each program puts its sums, so many a channel."""
+        return self.like.new_empty(self.parts, sums, self.size[1], dtype=torch.float32)
+
+
+@triton.jit
+def _sums(x, partial, rows, channels, share, ROWS: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr):
+    """Each program's Σ(x − k) and Σ(x − k)² a channel; k, the first row, keeps the second from cancelling."""
+    part = tl.program_id(0)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < channels
+    first = tl.load(x + column, inside, 0.0).to(tl.float32)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    squares = tl.zeros((ROWS, COLUMNS), tl.float32)
+    end = tl.minimum((part + 1) * share, rows)
+    for start in range(part * share, end, ROWS * AHEAD):
+        for ahead in tl.static_range(AHEAD):
+            row = start + ahead * ROWS + tl.arange(0, ROWS)
+            here = (row < end)[:, None] & inside[None, :]
+            value = tl.load(x + row[:, None] * channels + column[None, :], here, 0.0).to(tl.float32)
+            value = tl.where(here, value - first[None, :], 0.0)
+            total += value
+            squares += value * value
+    tl.store(partial + part * 2 * channels + column, tl.sum(total, 0), inside)
+    tl.store(partial + (part * 2 + 1) * channels + column, tl.sum(squares, 0), inside)
+
+
+@triton.jit
+def _normalise(
+    x, shortcut, y, weight, bias, mean, scale, running_mean, running_variance, partial, rows, channels, parts,
+    momentum, eps, BATCH: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """The output, by statistics of the batch (which every program adds up, and the first keeps) or the running ones."""
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < channels
+    centre = tl.load(running_mean + column, inside, 0.0)
+    variance = tl.load(running_variance + column, inside, 0.0)
+    if BATCH:
+        before, varied = centre, variance
+        total = _add_up(partial, 0, 2, channels, parts, column, inside, PARTS)
+        squares = _add_up(partial, 1, 2, channels, parts, column, inside, PARTS)
+        shift = total / rows
+        centre = tl.load(x + column, inside, 0.0).to(tl.float32) + shift
+        variance = tl.maximum(squares / rows - shift * shift, 0.0)
+    factor = 1 / tl.sqrt(variance + eps)
+    if BATCH:
+        tl.debug_barrier()  # all have read what is now overwritten
+        if tl.program_id(0) == 0:
+            tl.store(mean + column, centre, inside)
+            tl.store(scale + column, factor, inside)
+            tl.store(running_mean + column, before + momentum * (centre - before), inside)
+            unbiased = variance * (rows / (rows - 1.0))
+            tl.store(running_variance + column, varied + momentum * (unbiased - varied), inside)
+    factor *= tl.load(weight + column, inside, 0.0).to(tl.float32)
+    shift = tl.load(bias + column, inside, 0.0).to(tl.float32)
+    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+        row = start + tl.arange(0, ROWS)
+        here = (row < rows)[:, None] & inside[None, :]
+        at = row[:, None] * channels + column[None, :]
+        value = tl.load(x + at, here, 0.0).to(tl.float32)
+        value = (value - centre[None, :]) * factor[None, :] + shift[None, :]
+        if ADD:
+            value += tl.load(shortcut + at, here, 0.0).to(tl.float32)
+        if RELU:
+            value = tl.maximum(value, 0.0)
+        tl.store(y + at, value.to(y.dtype.element_ty), here)
+
+
+@triton.jit
+def _slope_sums(
+    dy, x, y, weight, bias, mean, scale, partial, rows, channels, share,
+    ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """Each program's Σ dz and Σ dz (x − mean) a channel."""
+    part = tl.program_id(0)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < channels
+    centre, factor, shift = _affine(weight, bias, mean, scale, column, inside)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    products = tl.zeros((ROWS, COLUMNS), tl.float32)
+    end = tl.minimum((part + 1) * share, rows)
+    for start in range(part * share, end, ROWS * AHEAD):
+        for ahead in tl.static_range(AHEAD):
+            row = start + ahead * ROWS + tl.arange(0, ROWS)
+            here = (row < end)[:, None] & inside[None, :]
+            at = row[:, None] * channels + column[None, :]
+            dz, centred = _before_relu(dy, x, y, at, here, centre, factor, shift, ADD, RELU)
+            total += dz
+            products += dz * centred
+    tl.store(partial + part * 2 * channels + column, tl.sum(total, 0), inside)
+    tl.store(partial + (part * 2 + 1) * channels + column, tl.sum(products, 0), inside)
+
+
+@triton.jit
+def _slope(
+    dy, x, y, weight, bias, mean, scale, dx, added, dweight, dbias, partial, rows, channels, parts,
+    ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """The gradient of x (and of the shortcut); the first program also keeps those of weight and bias."""
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < channels
+    total = _add_up(partial, 0, 2, channels, parts, column, inside, PARTS)
+    products = _add_up(partial, 1, 2, channels, parts, column, inside, PARTS)
+    centre, factor, shift = _affine(weight, bias, mean, scale, column, inside)
+    inverse = tl.load(scale + column, inside, 0.0)
+    if tl.program_id(0) == 0:
+        tl.store(dbias + column, total.to(dbias.dtype.element_ty), inside)
+        tl.store(dweight + column, (products * inverse).to(dweight.dtype.element_ty), inside)
+    by_mean, by_scale = total / rows, products * inverse * inverse / rows
+    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+        row = start + tl.arange(0, ROWS)
+        here = (row < rows)[:, None] & inside[None, :]
+        at = row[:, None] * channels + column[None, :]
+        dz, centred = _before_relu(dy, x, y, at, here, centre, factor, shift, ADD, RELU)
+        if ADD and RELU:
+            tl.store(added + at, dz.to(added.dtype.element_ty), here)
+        slope = factor[None, :] * (dz - by_mean[None, :] - centred * by_scale[None, :])
+        tl.store(dx + at, slope.to(dx.dtype.element_ty), here)
+
+
+@triton.jit
+def _curve_sums(
+    u, dy, x, y, weight, bias, mean, scale, partial, rows, channels, share,
+    ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Each program's Σ dz, Σ dz x̂, Σ u, Σ u x̂ and Σ u dz a channel, x̂ being x of mean 0 and deviation 1."""
+    part = tl.program_id(0)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < channels
+    centre, factor, shift = _affine(weight, bias, mean, scale, column, inside)
+    inverse = tl.load(scale + column, inside, 0.0)
+    dz_sum = tl.zeros((COLUMNS,), tl.float32)
+    dz_unit = tl.zeros((COLUMNS,), tl.float32)
+    u_sum = tl.zeros((COLUMNS,), tl.float32)
+    u_unit = tl.zeros((COLUMNS,), tl.float32)
+    u_dz = tl.zeros((COLUMNS,), tl.float32)
+    end = tl.minimum((part + 1) * share, rows)
+    for start in range(part * share, end, ROWS):
+        row = start + tl.arange(0, ROWS)
+        here = (row < end)[:, None] & inside[None, :]
+        at = row[:, None] * channels + column[None, :]
+        dz, centred = _before_relu(dy, x, y, at, here, centre, factor, shift, ADD, RELU)
+        unit = centred * inverse[None, :]
+        other = tl.load(u + at, here, 0.0).to(tl.float32)
+        dz_sum += tl.sum(dz, 0)
+        dz_unit += tl.sum(dz * unit, 0)
+        u_sum += tl.sum(other, 0)
+        u_unit += tl.sum(other * unit, 0)
+        u_dz += tl.sum(other * dz, 0)
+    at = partial + part * 5 * channels + column
+    tl.store(at, dz_sum, inside)
+    tl.store(at + channels, dz_unit, inside)
+    tl.store(at + 2 * channels, u_sum, inside)
+    tl.store(at + 3 * channels, u_unit, inside)
+    tl.store(at + 4 * channels, u_dz, inside)
+
+
+@triton.jit
+def _curve(
+    u, of_dweight, of_dbias, of_dshortcut, dy, x, y, weight, bias, mean, scale, of_dy, of_x, of_weight, partial,
+    rows, channels, parts, GIVEN: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """The gradients of ⟨u, dx⟩ + ⟨of_dweight, dweight⟩ + ⟨of_dbias, dbias⟩ + ⟨of_dshortcut, dz⟩.
+
+    With P v = v − mean(v) − x̂ mean(v x̂), γ the weight and s one over the deviation, dx is γ s P dz. As P is symmetric,
+    that of dz is γ s P u and what comes by the other three; that of x follows from ∂ mean(v x̂) / ∂x = s P v / rows.
+    """
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < channels
+    dz_mean = _add_up(partial, 0, 5, channels, parts, column, inside, PARTS) / rows
+    dz_unit = _add_up(partial, 1, 5, channels, parts, column, inside, PARTS) / rows
+    u_mean = _add_up(partial, 2, 5, channels, parts, column, inside, PARTS) / rows
+    u_unit = _add_up(partial, 3, 5, channels, parts, column, inside, PARTS) / rows
+    both = _add_up(partial, 4, 5, channels, parts, column, inside, PARTS) / rows
+    both -= dz_mean * u_mean + dz_unit * u_unit  # mean(u · P dz)
+    centre, factor, shift = _affine(weight, bias, mean, scale, column, inside)
+    inverse = tl.load(scale + column, inside, 0.0)
+    by_weight = tl.load(of_dweight + column, inside, 0.0).to(tl.float32)
+    by_bias = tl.load(of_dbias + column, inside, 0.0).to(tl.float32)
+    if tl.program_id(0) == 0:
+        tl.store(of_weight + column, (inverse * both * rows).to(of_weight.dtype.element_ty), inside)
+    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+        row = start + tl.arange(0, ROWS)
+        here = (row < rows)[:, None] & inside[None, :]
+        at = row[:, None] * channels + column[None, :]
+        dz, centred = _before_relu(dy, x, y, at, here, centre, factor, shift, ADD, RELU)
+        unit = centred * inverse[None, :]
+        other = tl.load(u + at, here, 0.0).to(tl.float32)
+        p_dz = dz - dz_mean[None, :] - unit * dz_unit[None, :]
+        p_u = other - u_mean[None, :] - unit * u_unit[None, :]
+        slope = p_dz * (inverse * (by_weight - factor * u_unit))[None, :]
+        slope -= (factor * inverse)[None, :] * (dz_unit[None, :] * p_u + both[None, :] * unit)
+        tl.store(of_x + at, slope.to(of_x.dtype.element_ty), here)
+        back = factor[None, :] * p_u + by_weight[None, :] * unit + by_bias[None, :]
+        if GIVEN:
+            back += tl.load(of_dshortcut + at, here, 0.0).to(tl.float32)
+        if RELU:
+            if ADD:
+                positive = tl.load(y + at, here, 0.0).to(tl.float32) > 0
+            else:
+                positive = centred * factor[None, :] + shift[None, :] > 0
+            back = tl.where(positive, back, 0.0)
+        tl.store(of_dy + at, back.to(of_dy.dtype.element_ty), here)
+
+
+@triton.jit
+def _add_up(partial, which, sums, channels, parts, column, inside, PARTS: tl.constexpr):
+    """One of the sums of each channel, over all programs' parts."""
+    part = tl.arange(0, PARTS)
+    here = (part < parts)[:, None] & inside[None, :]
+    return tl.sum(tl.load(partial + (part[:, None] * sums + which) * channels + column[None, :], here, 0.0), 0)
+
+
+@triton.jit
+def _affine(weight, bias, mean, scale, column, inside):
+    """What takes x to the output: (x − centre) · factor + shift."""
+    factor = tl.load(weight + column, inside, 0.0).to(tl.float32) * tl.load(scale + column, inside, 0.0)
+    return tl.load(mean + column, inside, 0.0), factor, tl.load(bias + column, inside, 0.0).to(tl.float32)
+
+
+@triton.jit
+def _before_relu(dy, x, y, at, here, centre, factor, shift, ADD: tl.constexpr, RELU: tl.constexpr):
+    """The gradient before ReLU, and x less its mean."""
+    dz = tl.load(dy + at, here, 0.0).to(tl.float32)
+    centred = tl.load(x + at, here, 0.0).to(tl.float32) - centre[None, :]
+    if RELU:
+        if ADD:
+            positive = tl.load(y + at, here, 0.0).to(tl.float32) > 0
+        else:
+            positive = centred * factor[None, :] + shift[None, :] > 0
+        dz = tl.where(positive, dz, 0.0)
+    return dz, centred

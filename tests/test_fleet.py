@@ -1,0 +1,148 @@
+"""Fleets on any device: learners that go in step are learners that go alone."""
+
+import pytest
+import torch
+
+from parabolic import MLP, InputError, ReplayLearner, Stream, train
+from parabolic.engine import Fleet, computing_in, feed, numerics, train_fleet
+from parabolic.engine.fleet import Berth, counters, set_counters
+from parabolic.experiments import RunSpec, execute, execute_fleet
+from parabolic.learners import find_learner, known_learners
+
+
+def make(name, seed, **options):
+    torch.manual_seed(seed)
+    cls = find_learner(name)
+    if issubclass(cls, ReplayLearner):
+        options = {"memory": 30, "replay": 8} | options
+    return cls(MLP((2,), 4, hidden=(16,)), seed=seed, classes=4, **options)
+
+
+def stream(seed, size=83):
+    g = torch.Generator().manual_seed(seed)
+    y = torch.arange(2 * size) % 4
+    return Stream.from_arrays(torch.randn(2 * size, 2, generator=g) + y[:, None], y, tasks=2, seed=seed)
+
+
+@pytest.mark.parametrize("name", sorted(known_learners()))
+def test_replicas_are_solo_runs(name):
+    states = train_fleet(Fleet([make(name, seed) for seed in (0, 1)]), [stream(0), stream(1)], batch=10)
+    for seed, state in enumerate(states):
+        alone = train(make(name, seed), stream(seed), batch=10)
+        assert alone.step == state.step
+        assert (alone.matrix[1] == state.matrix[1]).all()
+        for one, other in zip(alone.learner.model.parameters(), state.learner.model.parameters(), strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", sorted(known_learners()))
+def test_a_fleet_that_starts_again_is_a_new_one(name):
+    used = Fleet([make(name, 1)])
+    train_fleet(used, [stream(1)], batch=10)
+    assert used.adopt([make(name, 3)])
+    (state,) = train_fleet(used, [stream(3)], batch=10)
+    fresh = train(make(name, 3), stream(3), batch=10)
+    for one, other in zip(fresh.learner.model.parameters(), state.learner.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert used.learners[0].steps == fresh.learner.steps
+
+
+def test_an_optimiser_with_a_state_does_not_start_again():
+    used = Fleet([make("er", 0, optimizer="Adam", lr=0.01)])
+    train_fleet(used, [stream(0)], batch=10)
+    assert not used.adopt([make("er", 1, optimizer="Adam", lr=0.01)])
+
+
+def test_accuracy_is_counted_by_task_with_all_classes_seen_competing():
+    learner, data = make("er", 0), stream(0)
+    train(learner, data, batch=10)
+    for row in (0, 1):
+        right = Berth(learner).test(data, row, size=7).tolist()  # sheets that cut across tasks
+        for task in data.tasks[: row + 1]:
+            x, y = task.test.take(task.test_rows)
+            scores = learner.scores(x)
+            told = [max(data.seen(row), key=lambda label: scores[i, label].item()) for i in range(len(x))]
+            assert right[task.index] == sum(int(a) == int(b) for a, b in zip(told, y, strict=True))
+
+
+def test_one_that_diverges_leaves_the_others_alone():
+    fleet = Fleet([make("er", 0, lr=1e30), make("er", 1)])
+    wrong, right = train_fleet(fleet, [stream(0), stream(1)], batch=10)
+    assert "er on arrays, seed 0: the loss became nan in task 1, by step" in str(wrong.error)
+    alone = train(make("er", 1), stream(1), batch=10)
+    assert (alone.matrix[1] == right.matrix[1]).all()
+
+
+def test_streams_of_different_lengths_are_refused():
+    with pytest.raises(InputError, match="as many batches of the same sizes"):
+        train_fleet(Fleet([make("er", 0), make("er", 1)]), [stream(0), stream(1, size=60)], batch=10)
+
+
+def test_an_empty_fleet_is_refused():
+    with pytest.raises(InputError, match="at least one"):
+        Fleet([])
+
+
+def test_counters_are_those_of_the_learner_and_its_memory():
+    learner = make("er", 0)
+    before = counters(learner)
+    learner.step(torch.randn(8, 2), torch.arange(8) % 4)
+    after = counters(learner)
+    assert {name: after[name] - before[name] for name in after if after[name] != before[name]} == {
+        ".steps": 1,
+        "memory.offered": 8,
+    }
+    set_counters(learner, before)
+    assert (learner.steps, learner.past.offered) == (0, 0)
+
+
+def test_a_phase_tells_steps_of_different_shape_apart():
+    """While memory has less than a replay batch, every step is code of its own."""
+    learner, phases = make("er", 0), []
+    for _ in range(5):
+        phases.append(learner.phase())
+        learner.step(torch.randn(3, 2), torch.arange(3))
+    assert phases == [0, 3, 6, 8, 8]
+
+
+def test_specs_that_fail_come_back_with_their_error():
+    specs = [RunSpec(learner="sgd", options={"lr": lr}) for lr in (1e30, 0.1)]
+    (_, wrong), (_, right) = execute_fleet(specs, device="cpu")
+    assert "sgd on seq-digits, seed 0: the loss became nan" in str(wrong)
+    assert right.accuracy == execute(specs[1], device="cpu").accuracy
+    assert right.environment["steps"] == "eager: the device is no GPU"
+
+
+def test_specs_of_one_shape_differ_in_seed_and_options_only():
+    one = RunSpec(learner="er", options={"lr": 0.1})
+    assert one.shape == RunSpec(learner="er", seed=3, options={"lr": 0.2}).shape
+    for other in ({"learner": "sgd"}, {"stream": "seq-blobs"}, {"batch": 7}, {"memory": 100}, {"precision": "bf16"}):
+        assert one.shape != RunSpec(**{"learner": "er", **other}).shape
+
+
+def test_numerics_are_set_for_a_while():
+    places = [(torch.backends.cuda.matmul, "allow_tf32"), (torch.backends.cudnn, "deterministic")]
+    before = [getattr(*place) for place in places]
+    with numerics("tf32"):
+        assert [getattr(*place) for place in places] == [True, True]
+    assert [getattr(*place) for place in places] == before
+
+
+def test_a_run_in_bfloat16_is_another_run():
+    plain, half = RunSpec(learner="er"), RunSpec(learner="er", precision="bf16")
+    assert plain.key == RunSpec(learner="er", precision="fp32").key != half.key
+
+
+def test_a_cpu_computes_in_float32():
+    model = computing_in(MLP((2,), 4), "bf16")
+    seen = []
+    model[1].register_forward_hook(lambda _, x, y: seen.append(y.dtype))
+    model(torch.randn(8, 2))
+    assert seen == [torch.float32]
+
+
+def test_batches_at_hand_are_fed_as_they_are():
+    batches = stream(0)[0].batches(10)
+    for (x, y), (a, b) in zip(feed.feed(batches, torch.device("cpu")), batches, strict=True):
+        assert torch.equal(x, a)
+        assert torch.equal(y, b)

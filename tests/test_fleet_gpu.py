@@ -1,0 +1,298 @@
+"""On a GPU: captured steps and fleets compute, to the bit, what the learners' own steps do."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from parabolic import ER, MLP, ReplayLearner, Stream
+from parabolic.backbones import Block, ConvNet, Norm, Stem
+from parabolic.engine import DeviceFailed, Fleet, computing_in, feed, loop, numerics, train, train_fleet
+from parabolic.engine.fleet import Berth
+from parabolic.experiments import RunSpec, execute, execute_fleet
+from parabolic.experiments.run import Yard
+from parabolic.learners import find_learner, known_learners
+from parabolic.streams import CropFlip
+
+pytestmark = pytest.mark.gpu
+
+BATCH, CLASSES = 12, 6
+# Of a task: eight whole batches and a short one.
+TASK = 8 * BATCH + 5
+
+
+class Residual(nn.Sequential):
+    """What a ResNet is made of, with its fused operations, but of few layers."""
+
+    def __init__(self):
+        super().__init__(
+            Stem(3, 8, 3, padding=1, bias=False), Norm(8), Block(8, 16, stride=2), Block(16, 16, stride=1),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, CLASSES),
+        )  # fmt: skip
+
+
+def make(name, seed, model="convnet", precision="fp32", **options):
+    torch.manual_seed(seed)
+    net = ConvNet((3, 8, 8), CLASSES, 8) if model == "convnet" else Residual()
+    net = computing_in(net.cuda(), precision, channels_last=model == "residual")
+    cls = find_learner(name)
+    if issubclass(cls, ReplayLearner):
+        options = {"memory": 40, "replay": 16} | options
+    return cls(net, seed=seed, augment=CropFlip(1), classes=CLASSES, **options)
+
+
+def stream(seed):
+    """Two tasks of three classes whose images differ in brightness."""
+    g = torch.Generator().manual_seed(seed)
+    y = torch.cat([torch.arange(TASK) % 3, 3 + torch.arange(TASK) % 3])
+    x = (torch.randint(64, (2 * TASK, 3, 8, 8), generator=g) + 32 * y[:, None, None, None]).to(torch.uint8)
+    return Stream.from_arrays(x, y, test=(x, y), tasks=2, seed=seed)
+
+
+def state(learner):
+    """Every tensor and number that the next step depends on."""
+
+    def flat(value, name=""):
+        if isinstance(value, dict):
+            return {key: each for part, inner in value.items() for key, each in flat(inner, f"{name}/{part}").items()}
+        return {name: value.detach().clone() if isinstance(value, torch.Tensor) else repr(value)}
+
+    return flat(learner.state_dict())
+
+
+def same(one, other):
+    one, other = state(one), state(other)
+    assert one.keys() == other.keys()
+    unlike = [
+        name
+        for name, value in one.items()
+        if not (torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name])
+    ]
+    assert not unlike
+
+
+def steps(berth):
+    """The steps that were captured."""
+    return {key for key in berth.graphs if key[0] == "step"}
+
+
+def go(learners, captured, epochs=3):
+    fleet = Fleet(learners)
+    if not captured:
+        for berth in fleet.berths:
+            berth.graphs.why_not = "the test wants it so"
+    states = train_fleet(fleet, [stream(learner.seed) for learner in learners], batch=BATCH, epochs=epochs)
+    return fleet, states
+
+
+@pytest.mark.parametrize("average", [None, 0.9])
+@pytest.mark.parametrize("model", ["convnet", "residual"])
+@pytest.mark.parametrize("name", sorted(known_learners()))
+def test_captured_steps_are_the_eager_ones(name, model, average):
+    """Over a task boundary and short last batches, with a memory that fills on the way."""
+    with numerics("fp32"):
+        eager, (plain,) = go([make(name, 0, model, average=average)], captured=False)
+        fleet, (captured,) = go([make(name, 0, model, average=average)], captured=True)
+    (berth,) = fleet.berths
+    if berth.learner.waits:
+        assert berth.manner.startswith("eager: ")
+    else:
+        assert berth.manner == "captured"
+        assert len(steps(berth)) >= 2  # whole batches and short ones
+    same(eager.learners[0], fleet.learners[0])
+    assert (plain.matrix[1] == captured.matrix[1]).all()
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("name", ["pcl", "er", "vrmcl", "obc", "lwf", "ewc"])
+def test_captured_steps_are_the_eager_ones_in_any_precision(name, precision):
+    with numerics(precision):
+        eager, _ = go([make(name, 0, "residual", precision)], captured=False)
+        fleet, _ = go([make(name, 0, "residual", precision)], captured=True)
+    same(eager.learners[0], fleet.learners[0])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", sorted(known_learners()))
+def test_replicas_of_a_fleet_are_solo_runs(name, precision):
+    with numerics(precision):
+        solo = [go([make(name, seed, "residual", precision)], captured=True) for seed in range(3)]
+        fleet, states = go([make(name, seed, "residual", precision) for seed in range(3)], captured=True)
+    for (alone, (expected,)), learner, got in zip(solo, fleet.learners, states, strict=True):
+        same(alone.learners[0], learner)
+        assert (expected.matrix[1] == got.matrix[1]).all()
+
+
+def test_a_fleet_of_different_options():
+    with numerics("fp32"):
+        rates = [0.01, 0.05]
+        solo = [go([make("er", 0, lr=lr)], captured=True)[0].learners[0] for lr in rates]
+        fleet, _ = go([make("er", 0, lr=lr) for lr in rates], captured=True)
+    for alone, learner in zip(solo, fleet.learners, strict=True):
+        same(alone, learner)
+
+
+@pytest.mark.parametrize("name", sorted(known_learners()))
+def test_a_fleet_that_starts_again_is_a_new_one(name):
+    with numerics("fp32"):
+        fresh, _ = go([make(name, seed) for seed in (3, 4)], captured=True)
+        used, _ = go([make(name, seed) for seed in (1, 2)], captured=True)
+        captured = [steps(berth) for berth in used.berths]
+        assert used.adopt([make(name, seed) for seed in (3, 4)])
+        train_fleet(used, [stream(seed) for seed in (3, 4)], batch=BATCH, epochs=3)
+    assert [steps(berth) for berth in used.berths] == captured
+    for one, other in zip(fresh.learners, used.learners, strict=True):
+        same(one, other)
+
+
+@pytest.mark.parametrize("optimizer", ["Adam", "AdamW", "RMSprop", "Adagrad"])
+def test_other_optimisers(optimizer):
+    """Captured where they can be; else the step goes on eagerly, with a warning, as if nothing had been tried."""
+    with numerics("fp32"):
+        eager, _ = go([make("er", 0, optimizer=optimizer, lr=0.01)], captured=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            fleet, _ = go([make("er", 0, optimizer=optimizer, lr=0.01)], captured=True)
+    same(eager.learners[0], fleet.learners[0])
+
+
+class Peeking(ER):
+    """A learner that looks at its loss at every step, which waits for the device."""
+
+    name = "peeking"
+
+    def loss(self, batch, recalled):
+        loss = super().loss(batch, recalled)
+        self.looked = bool(loss > 0)
+        return loss
+
+
+def test_a_step_that_waits_for_the_host_goes_on_eagerly_and_says_why():
+    def peeking():
+        plain = make("er", 0)
+        return Peeking(plain.model, memory=40, replay=16, augment=CropFlip(1), classes=CLASSES)
+
+    with numerics("fp32"):
+        eager, _ = go([peeking()], captured=False)
+        with pytest.warns(RuntimeWarning, match="cannot be captured"):
+            fleet, _ = go([peeking()], captured=True)
+    assert "cannot be captured" in fleet.berths[0].manner
+    same(eager.learners[0], fleet.learners[0])
+
+
+def test_a_rate_that_is_changed_between_steps_is_followed():
+    with numerics("fp32"):
+        learners = [make("er", 0), make("er", 0)]
+        (berth,) = Fleet([learners[0]]).berths
+        g = torch.Generator("cuda").manual_seed(0)
+        for step in range(12):
+            x = torch.randint(256, (BATCH, 3, 8, 8), dtype=torch.uint8, device="cuda", generator=g)
+            y = torch.randint(CLASSES, (BATCH,), device="cuda", generator=g)
+            for learner in learners:
+                learner.optim.param_groups[0]["lr"] = 0.1 / (1 + step // 4)
+            berth.step(x, y)
+            learners[1].step(x, y)
+    assert len(steps(berth)) >= 2
+    same(*learners)
+
+
+def test_one_that_diverges_leaves_the_others_alone():
+    with numerics("fp32"):
+        alone, _ = go([make("er", 1)], captured=True, epochs=20)
+        fleet, states = go([make("er", 0, lr=1e30), make("er", 1)], captured=True, epochs=20)
+    assert "seed 0" in str(states[0].error)
+    assert "by step" in str(states[0].error)
+    assert states[1].error is None
+    same(alone.learners[0], fleet.learners[1])
+
+
+def test_data_that_do_not_fit_are_streamed_with_the_same_outcome(monkeypatch):
+    with numerics("fp32"):
+        at_hand, (one,) = go([make("pcl", 0)], captured=True)
+        monkeypatch.setattr(feed, "SHARE", 0.0)
+        streamed, (other,) = go([make("pcl", 0)], captured=True)
+    assert other.stream[0].train.x.device.type == "cpu"
+    same(at_hand.learners[0], streamed.learners[0])
+    assert (one.matrix[1] == other.matrix[1]).all()
+
+
+def test_no_step_of_a_captured_task_waits_for_the_device(monkeypatch):
+    """Reading the loss waits, and is done now and then; here, never."""
+    monkeypatch.setattr(loop, "LOOK", 10**9)
+    learner, step = make("er", 0), Berth.step
+
+    def guarded(berth, x, y, task=None):
+        torch.cuda.set_sync_debug_mode("error" if learner.steps > 30 else "default")
+        try:
+            return step(berth, x, y, task)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(Berth, "step", guarded)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+        train(learner, stream(0), batch=BATCH, epochs=20)
+
+
+def test_specs_of_one_shape_in_one_fleet_are_their_solo_runs():
+    specs = [RunSpec(learner="pcl", backbone="resnet18", channels_last=True, precision="bf16", seed=seed)
+             for seed in range(3)]  # fmt: skip
+    yard = Yard()
+    for _ in range(2):  # the second time by the graphs of the first
+        for spec, record in execute_fleet(specs, device="cuda", yard=yard):
+            assert record.environment["fleet"] == 3
+            assert record.environment["steps"] == "captured"
+            assert record.accuracy == execute(spec, device="cuda").accuracy
+
+
+def test_with_too_little_memory_for_all_they_are_trained_in_parts():
+    spec = RunSpec(learner="er", backbone="resnet18", channels_last=True)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    base = torch.cuda.memory_reserved()
+    expected = execute(spec, device="cuda").accuracy
+    alone = torch.cuda.max_memory_reserved() - base
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    specs = [RunSpec(learner="er", backbone="resnet18", channels_last=True, seed=seed) for seed in range(4)]
+    try:
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2 * alone) / total)
+        results = [result for _, result in execute_fleet(specs, device="cuda")]
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert not [result for result in results if isinstance(result, Exception)]
+    assert max(result.environment["fleet"] for result in results) < 4
+    assert results[0].accuracy == expected
+
+
+def test_too_little_memory_for_one_is_a_clear_error():
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    spec = RunSpec(learner="er", stream="seq-digits", backbone="resnet18", seed=7)
+    try:
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 100 * 2**20) / total)
+        with pytest.raises(DeviceFailed, match="er on seq-digits, seed 7.*out of memory"):
+            execute(spec, device="cuda")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_bfloat16_is_inside_the_model_alone():
+    model = computing_in(MLP((2,), 4).cuda(), "bf16")
+    learner = ER(model, memory=30, replay=8, average=0.9)
+    inside = []
+    model[1].register_forward_hook(lambda _, x, y: inside.append(y.dtype))
+    x, y = torch.randn(8, 2, device="cuda"), torch.arange(8, device="cuda") % 4
+    for _ in range(3):
+        loss = learner.observe(x, y)
+    assert set(inside) == {torch.bfloat16}
+    assert loss.dtype == learner.scores(x).dtype == torch.float32
+    assert {weight.dtype for weight in (*model.parameters(), *learner.averaged.weights.values())} == {torch.float32}
+
+
+def test_a_failed_pass_leaves_no_precision_behind():
+    model = computing_in(MLP((2,), 4).cuda(), "bf16")
+    with pytest.raises(RuntimeError):
+        model(torch.randn(8, 3, device="cuda"))
+    assert torch.nn.functional.linear(*torch.randn(2, 2, 2, device="cuda")).dtype == torch.float32

@@ -1,0 +1,102 @@
+"""The fused kernels compute what torch's own operations do, to the rounding of their type."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytestmark = pytest.mark.gpu
+
+# Shapes: rows and channels that fill tiles, that do not, and more rows than one program takes.
+SHAPES = [(5, 64, 7, 7), (3, 96, 4, 4), (64, 64, 32, 32), (17, 512, 3, 5), (2, 8, 3, 1)]
+
+
+def tensors(shape, dtype, added):
+    torch.manual_seed(0)
+    images = [torch.randn(shape, device="cuda") * 2 + 3, torch.randn(shape, device="cuda")][: 1 + added]
+    images = [each.to(dtype).contiguous(memory_format=torch.channels_last).requires_grad_() for each in images]
+    weights = [torch.randn(shape[1], device="cuda", requires_grad=True) for _ in range(2)]
+    return images[0], *weights, images[1] if added else None
+
+
+def plainly(x, weight, bias, shortcut, running, relu):
+    y = F.batch_norm(x, *running, weight, bias, True, 0.1, 1e-5)
+    y = y if shortcut is None else y + shortcut
+    return y.relu() if relu else y
+
+
+def error(ours, exact):
+    return ((ours.double() - exact).norm() / exact.norm().clamp(min=1e-30)).item()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("added", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_norm_add_relu_agrees_with_float64(shape, added, relu, dtype):
+    from parabolic.kernels import norm_add_relu
+
+    given = tensors(shape, dtype, added)
+    running = (torch.randn(shape[1], device="cuda"), torch.rand(shape[1], device="cuda"))
+    exact_running = [each.double() for each in running]
+    y = norm_add_relu(*given[:3], running, given[3], relu=relu)
+    exact = [None if each is None else each.detach().double().requires_grad_() for each in given]
+    exact_y = plainly(*exact, exact_running, relu)
+    ours, theirs = ([each for each in some if each is not None] for some in (given, exact))
+    slope = torch.randn_like(y)
+    gradients = torch.autograd.grad(y, ours, slope, retain_graph=True)
+    again = torch.autograd.grad(y, ours, slope, create_graph=True)
+    exact_gradients = torch.autograd.grad(exact_y, theirs, slope.double())
+    # bfloat16 has 8 significant bits; what is stored as float32 has been summed in float32.
+    rounding = {torch.float32: 2e-6, torch.bfloat16: 4e-3}
+    assert y.dtype == dtype
+    assert error(y, exact_y) < rounding[dtype]
+    for one, two, exact_one in zip(gradients, again, exact_gradients, strict=True):
+        # Where y is next to zero rounding decides its sign: sums over such examples differ by their share.
+        assert error(one, exact_one) < 3 * rounding[one.dtype]
+        assert error(two, exact_one) < 3 * rounding[one.dtype]
+    for mine, exact_one in zip(running, exact_running, strict=True):
+        assert error(mine, exact_one) < 2e-6
+
+
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("added", [True, False])
+def test_by_running_statistics_it_is_plain_batch_norm(added, relu):
+    from parabolic.kernels import norm_add_relu
+
+    x, weight, bias, shortcut = tensors((17, 96, 3, 5), torch.float32, added)
+    running = (torch.randn(96, device="cuda"), torch.rand(96, device="cuda") + 0.1)
+    kept = [each.clone() for each in running]
+    y = norm_add_relu(x, weight, bias, running, shortcut, relu=relu, training=False)
+    exact = F.batch_norm(x.double(), *[each.double() for each in running], weight.double(), bias.double())
+    exact = exact if shortcut is None else exact + shortcut.double()
+    assert error(y, exact.relu() if relu else exact) < 2e-6
+    assert all(torch.equal(mine, was) for mine, was in zip(running, kept, strict=True))
+
+
+def test_it_can_be_differentiated_twice():
+    from parabolic.kernels import norm_add_relu
+
+    def second(op, given):
+        x, weight, bias, shortcut = given
+        y = op(x, weight, bias, shortcut)
+        (slope,) = torch.autograd.grad((y**2).sum(), x, create_graph=True)
+        return torch.autograd.grad((slope**2).sum(), [x, weight, shortcut])
+
+    given = tensors((6, 32, 5, 5), torch.float32, True)
+    running = (torch.zeros(32, device="cuda"), torch.ones(32, device="cuda"))
+    exact = [each.detach().double().requires_grad_() for each in given]
+    ours = second(lambda x, w, b, s: norm_add_relu(x, w, b, running, s), given)
+    theirs = second(lambda x, w, b, s: plainly(x, w, b, s, [each.double() for each in running], True), exact)
+    for one, other in zip(ours, theirs, strict=True):
+        assert error(one, other) < 1e-5
+
+
+def test_the_outcome_is_the_same_every_time():
+    from parabolic.kernels import norm_add_relu
+
+    outcomes = []
+    for _ in range(2):
+        given = tensors((64, 64, 32, 32), torch.bfloat16, True)
+        y = norm_add_relu(*given[:3], (torch.zeros(64, device="cuda"), torch.ones(64, device="cuda")), given[3])
+        outcomes.append([y, *torch.autograd.grad(y.float().sin().sum(), given)])
+    assert all(torch.equal(one, other) for one, other in zip(*outcomes, strict=True))
