@@ -67,6 +67,8 @@ def test_compare_prints_every_learner_and_counts_what_was_there(parabolic):
         "backbone=mlp",
         "--set",
         "replay=16",
+        "--workers",
+        "0",
     )
     code, out, err = parabolic(*arguments)
     assert (code, err) == (0, "")
@@ -87,7 +89,7 @@ def test_compare_prints_every_learner_and_counts_what_was_there(parabolic):
 
 
 def test_compare_takes_settings_for_one_learner_alone(parabolic):
-    settings = ("--set", "lr=0.05", "--set", "er.lr=0.2", "--set", "backbone=mlp")
+    settings = ("--set", "lr=0.05", "--set", "er.lr=0.2", "--set", "backbone=mlp", "--workers", "0")
     _, out, _ = parabolic("compare", "--learners", "er,sgd", "--seeds", "1", *settings, "--json")
     assert [each["spec"]["options"]["lr"] for each in json.loads(out)["runs"]] == [0.2, 0.05]
     code, _, err = parabolic("compare", "--learners", "er,sgd", "--set", "er.lrr=0.2")

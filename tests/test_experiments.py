@@ -69,8 +69,11 @@ def test_a_record_made_under_another_default_is_another_run(tmp_path, monkeypatc
     assert store.find(SPEC) == record
 
 
-@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-def test_a_failed_write_leaves_nothing_or_what_was_there(tmp_path, monkeypatch, failure):
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [(OSError(errno.ENOSPC, "No space left"), InputError), (KeyboardInterrupt(), KeyboardInterrupt)],
+)
+def test_a_failed_write_leaves_nothing_or_what_was_there(tmp_path, monkeypatch, failure, told):
     store, record = Store(tmp_path), execute(SPEC, device="cpu")
 
     def fail(*args):
@@ -78,13 +81,13 @@ def test_a_failed_write_leaves_nothing_or_what_was_there(tmp_path, monkeypatch, 
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fail)
-        with pytest.raises(type(failure)):
+        with pytest.raises(told):
             store.save(record)
     assert list(store) == []
     store.save(record)
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", fail)
-        with pytest.raises(type(failure)):
+        with pytest.raises(told):
             store.save(dataclasses.replace(record, steps=-1))
     assert list(store) == [record]
     assert [path.name for path in store.path(record.key).iterdir()] == ["run.json"]

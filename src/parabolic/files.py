@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 
-__all__ = ["write_text", "written_whole"]
+from parabolic.checks import Description, invalid
+
+__all__ = ["disk_errors", "sweep", "write_text", "written_whole"]
 
 
 @contextmanager
@@ -37,5 +40,30 @@ def written_whole(path: Path) -> Iterator[Path]:
 def write_text(path: Path, text: str) -> Path:
     """Write a text file, so that a crash at any moment leaves what was there or all of the new."""
     with written_whole(path) as aside:
-        aside.write_text(text)
+        aside.write_text(text, encoding="utf-8")
     return path
+
+
+def sweep(folder: Path, older: float = 60.0) -> None:
+    """Remove what writers that were killed left in a folder: files aside that are `older` than so many seconds."""
+    for path in folder.glob(".*." + "[0-9a-f]" * 16):
+        with suppress(OSError):  # it has just taken its place, or belongs to someone else
+            if time.time() - path.stat().st_mtime > older:
+                path.unlink()
+
+
+@contextmanager
+def disk_errors(name: str, folder: Path, remedy: str) -> Iterator[None]:
+    """Turn what an operating system says of a full or closed disk into an error that says what to do.
+
+    >>> with disk_errors("out", Path("a"), "mend it"):
+    ...     raise OSError(28, "No space left")
+    Traceback (most recent call last):
+        ...
+    parabolic.checks.InputError: out: got No space left (a), expected a folder with room that can be written to; mend it
+    """
+    try:
+        yield
+    except OSError as error:
+        got = Description(f"{error.strerror or error} ({folder})")
+        raise invalid(name, got, "a folder with room that can be written to", remedy) from error

@@ -11,15 +11,18 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from parabolic.checks import check_name, check_number, invalid
 
-__all__ = ["Option", "check_options", "option", "options_of", "parse_option"]
+__all__ = ["Option", "check_options", "option", "options_of", "parse_option", "write_option"]
 
 
-def option(default: Any, about: str, **limits: Any) -> Any:
+def option(default: Any, about: str, *, tune: str | None = None, **limits: Any) -> Any:
     """A dataclass field with a line of help and limits: above, at_least, below, at_most, among.
+
+    `tune` says where good values may lie, as `parabolic tune --space` takes it: "0.01:1", "0.01:1:log" or "a,b,c".
 
     >>> @dataclass
     ... class Settings:
@@ -29,18 +32,19 @@ def option(default: Any, about: str, **limits: Any) -> Any:
     >>> options_of(Settings)["rate"].about
     'step size'
     """
-    return dataclasses.field(default=default, metadata={"about": about, "limits": limits})
+    return dataclasses.field(default=default, metadata={"about": about, "limits": limits, "tune": tune})
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a class: its name, type, default, help and limits."""
+    """One option of a class: its name, type, default, help and limits, and where `tune` looks for its value."""
 
     name: str
     type: Any
     default: Any
     about: str
     limits: Mapping[str, Any]
+    tune: str | None = None
 
     @property
     def optional(self) -> bool:
@@ -77,6 +81,11 @@ class Option:
 
 def options_of(cls: type) -> dict[str, Option]:
     """The options of a dataclass, by name. A subclass may restate a default alone: help and limits are inherited."""
+    return dict(_options_of(cls))
+
+
+@cache  # a run's key asks for those of several classes, and resolving type hints is slow
+def _options_of(cls: type) -> dict[str, Option]:
     hints = typing.get_type_hints(cls)
     found = {}
     for field in dataclasses.fields(cls):
@@ -88,7 +97,7 @@ def options_of(cls: type) -> dict[str, Option]:
             None,
         )
         if stated is not None:
-            found[field.name] = Option(field.name, hints[field.name], field.default, stated["about"], stated["limits"])
+            found[field.name] = Option(field.name, hints[field.name], field.default, **stated)
     return found
 
 
@@ -102,6 +111,15 @@ def parse_option(known: Mapping[str, Option], name: str, text: str) -> Any:
     """Parse `text` for the option `name`; an unknown name is refused with the nearest known one."""
     check_name("--set", name, known)
     return known[name].parse(text)
+
+
+def write_option(value: Any) -> str:
+    """The text that stands for a value on a command line.
+
+    >>> write_option(None), write_option(True), write_option(0.05)
+    ('none', 'true', '0.05')
+    """
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def _members(kind: Any) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ import typer
 
 from parabolic import __version__
 from parabolic.checks import InputError
-from parabolic.cli import data, runs, theory
+from parabolic.cli import data, kept, paper, runs, theory, tune
 from parabolic.engine import Diverged
 
 __all__ = ["app", "main"]
@@ -21,6 +21,10 @@ app = typer.Typer(
 app.command("list")(runs.list_all)
 app.command("run")(runs.run_one)
 app.command("compare")(runs.compare)
+app.command("runs")(kept.list_runs)
+app.command("tune")(tune.tune_one)
+app.command("presets")(tune.list_presets)
+app.command("paper")(paper.paper)
 app.command("bounds")(theory.bounds)
 app.command("profile")(theory.profile)
 app.add_typer(data.app, name="data")

@@ -9,7 +9,19 @@ import typer
 
 from parabolic.checks import invalid
 
-__all__ = ["Again", "Device", "Json", "Memory", "Runs", "Seed", "Set", "Stream", "read_settings"]
+__all__ = [
+    "Again",
+    "Device",
+    "Json",
+    "Memory",
+    "PresetMemory",
+    "PresetStream",
+    "Runs",
+    "Seed",
+    "Set",
+    "Stream",
+    "read_settings",
+]
 
 Set = Annotated[
     list[str] | None,
@@ -22,18 +34,29 @@ Set = Annotated[
 Runs = Annotated[Path, typer.Option(envvar="PARABOLIC_RUNS", help="The folder of finished runs.")]
 Stream = Annotated[str, typer.Option(help="What arrives: a name of `parabolic list`, or module:function.")]
 Memory = Annotated[int, typer.Option(help="How many examples are kept.")]
+PresetStream = Annotated[
+    str | None,
+    typer.Option(
+        "--stream",
+        help="What arrives: a name of `parabolic list`, or module:function.",
+        show_default="the preset's, or seq-digits",
+    ),
+]
+PresetMemory = Annotated[
+    int | None, typer.Option("--memory", help="How many examples are kept.", show_default="the preset's, or 200")
+]
 Again = Annotated[bool, typer.Option("--again", help="Train even what is finished already.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of a table.")]
 Seed = Annotated[int, typer.Option(help="Decides weights, order and draws.")]
 
 
-def read_settings(pairs: list[str] | None) -> dict[str, str]:
-    """The pairs NAME=VALUE of `--set`."""
+def read_settings(pairs: list[str] | None, name: str = "--set", example: str = "lr=0.05") -> dict[str, str]:
+    """The pairs NAME=VALUE of `--set`, or of an option like it."""
     settings = {}
     for pair in pairs or []:
-        name, equals, value = pair.partition("=")
-        if not (name and equals):
-            raise invalid("--set", pair, "NAME=VALUE", "for example --set lr=0.05")
-        settings[name] = value
+        setting, equals, value = pair.partition("=")
+        if not (setting and equals):
+            raise invalid(name, pair, "NAME=VALUE", f"for example {name} {example}")
+        settings[setting] = value
     return settings

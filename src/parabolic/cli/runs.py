@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,13 +13,15 @@ from rich.console import Console
 from rich.table import Table
 
 from parabolic.backbones import BACKBONES
-from parabolic.checks import invalid
-from parabolic.cli.common import Again, Device, Json, Memory, Runs, Seed, Set, Stream, read_settings
+from parabolic.checks import Description, check_name, invalid
+from parabolic.cli.common import Again, Device, Json, PresetMemory, PresetStream, Runs, Seed, Set, read_settings
+from parabolic.cli.grids import Address, Engine, Fleet, Gpus, Workers, close_grid, train_all
+from parabolic.cli.tables import Format, Intervals, Output, show
 from parabolic.engine import ProgressBar
-from parabolic.experiments import Record, RunSpec, Store, run
+from parabolic.experiments import Preset, RunSpec, Store, load_preset, run
 from parabolic.learners import Learner, known_learners
 from parabolic.options import options_of
-from parabolic.report import comparison, in_words
+from parabolic.report import FORMATS, comparison, in_words
 from parabolic.streams import known_streams
 
 __all__ = ["compare", "list_all", "run_one"]
@@ -46,9 +49,17 @@ def list_all(as_json: Json = False) -> None:
 
 
 def run_one(
-    learner: Annotated[str, typer.Option(help="The method: a name of `parabolic list`, or module:Class.")] = "pcl",
-    stream: Stream = "seq-digits",
-    memory: Memory = 200,
+    learner: Annotated[
+        str | None,
+        typer.Option(
+            help="The method: a name of `parabolic list`, or module:Class.", show_default="the preset's, or pcl"
+        ),
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="Values that suit a learner: a name of `parabolic presets`, or FILE.toml.")
+    ] = None,
+    stream: PresetStream = None,
+    memory: PresetMemory = None,
     seed: Seed = 0,
     settings: Set = None,
     runs: Runs = Path("runs"),
@@ -57,16 +68,20 @@ def run_one(
     as_json: Json = False,
 ) -> None:
     """Train one learner on one stream and keep the result."""
-    spec = RunSpec.from_settings(learner, read_settings(settings), stream=stream, memory=memory, seed=seed)
+    chosen = load_preset(preset) if preset else Preset(learner or "pcl", learner or "pcl")
+    if learner not in (None, chosen.learner):
+        raise invalid("--learner", learner, f"{chosen.learner}, as in preset {preset!r}", "leave one of them out")
+    given = {name: value for name, value in (("stream", stream), ("memory", memory)) if value is not None}
+    spec = chosen.spec(read_settings(settings), seed=seed, **given)
     store = Store(runs)
     with ProgressBar() as bar:
-        bar.title = learner
+        bar.title = chosen.name
         record, reused = run(spec, store, again=again, device=device, callbacks=[bar])
     if as_json:
         print(json.dumps({**dataclasses.asdict(record), "reused": reused}, indent=1))
         return
     console = Console()
-    table = Table(title=f"{learner} on {stream}, seed {seed}", title_justify="left")
+    table = Table(title=f"{chosen.name} on {spec.stream}, seed {spec.seed}", title_justify="left")
     table.add_column("after task")
     for task in range(len(record.accuracy)):
         table.add_column(f"task {task + 1} %", justify="right")
@@ -80,58 +95,72 @@ def run_one(
 
 
 def compare(
-    learners: Annotated[str, typer.Option(help="Names, with commas between them.")] = "pcl,er,sgd",
-    stream: Stream = "seq-digits",
-    memory: Memory = 200,
+    learners: Annotated[
+        str | None,
+        typer.Option(help="Names, with commas between them.", show_default="pcl,er,sgd, where there is no preset"),
+    ] = None,
+    preset: Annotated[
+        list[str] | None, typer.Option(help="A preset to compare with them, in a row of its own; may be repeated.")
+    ] = None,
+    stream: PresetStream = None,
+    memory: PresetMemory = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from 0.")] = 5,
     settings: Set = None,
     runs: Runs = Path("runs"),
     again: Again = False,
     device: Device = "auto",
-    as_json: Json = False,
+    engine: Engine = "local",
+    workers: Workers = None,
+    address: Address = None,
+    fleet: Fleet = 5,
+    gpus: Gpus = 1.0,
+    format: Format = "terminal",
+    intervals: Intervals = False,
+    output: Output = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the records of all runs instead of a table.")] = False,
 ) -> None:
     """Train several learners with several seeds and print them side by side."""
-    names = [name.strip() for name in learners.split(",") if name.strip()]
-    if not names:
+    check_name("--format", format, FORMATS)
+    chosen = [load_preset(name) for name in preset or []]
+    if learners is None:
+        learners = "" if chosen else "pcl,er,sgd"
+    rows = {name.strip(): Preset(name.strip(), name.strip()) for name in learners.split(",") if name.strip()}
+    rows |= {each.name: each for each in chosen}
+    if not rows:
         raise invalid("--learners", learners, "at least one name", "for example --learners pcl,er,sgd")
-    given = _by_learner(names, read_settings(settings))
+    given = _by_learner(rows, read_settings(settings))
+    stream = _meant_for("stream", chosen, "seq-digits") if stream is None else stream
+    memory = _meant_for("memory", chosen, 200) if memory is None else memory
     specs = {
-        name: [
-            RunSpec.from_settings(name, given[name], stream=stream, memory=memory, seed=seed) for seed in range(seeds)
-        ]
-        for name in names
+        name: [row.spec(given[name], stream=stream, memory=memory, seed=seed) for seed in range(seeds)]
+        for name, row in rows.items()
     }
-    store, records, reused = Store(runs), dict[str, list[Record]](), 0
-    with ProgressBar(runs=len(names) * seeds) as bar:
-        for name, wanted in specs.items():
-            records[name] = []
-            for spec in wanted:
-                bar.title = f"{name}, seed {spec.seed}"
-                record, found = run(spec, store, again=again, device=device, callbacks=[bar])
-                records[name].append(record)
-                reused += found
-                bar.finish_run()
-    total = len(names) * seeds
+    store, wanted = Store(runs), [spec for row in specs.values() for spec in row]
+    outcome = train_all(
+        wanted, store, engine=engine, workers=workers, address=address, device=device, fleet=fleet, gpus=gpus,
+        again=again,
+    )  # fmt: skip
+    records = {
+        name: [outcome.records[spec.key] for spec in row if spec.key in outcome.records] for name, row in specs.items()
+    }
     if as_json:
         print(
             json.dumps(
                 {
-                    "reused": reused,
-                    "runs": [dataclasses.asdict(each) for rows in records.values() for each in rows],
+                    "reused": outcome.reused,
+                    "runs": [dataclasses.asdict(each) for row in records.values() for each in row],
+                    "failed": [{"key": each.spec.key, "reason": each.reason} for each in outcome.failures],
                 },
                 indent=1,
             )
         )
-        return
-    console = Console()
-    console.print(
-        comparison(
-            records,
-            title=f"{stream}, memory {memory}, {seeds} seeds: mean ± sd",
-            caption=f"{total} runs, {reused} of them already there ({runs})",
-        )
-    )
-    console.print(in_words(records))
+    else:
+        notes = [f"{len(outcome.records)} runs, {outcome.reused} of them already there ({runs})"]
+        results = comparison(records, title=f"{stream}, memory {memory}", seeds=seeds, notes=notes)
+        show([results], format, intervals=intervals, output=output)
+        if format == "terminal" and output is None:
+            Console().print(in_words(records))
+    close_grid(outcome, store)
 
 
 def _facts(learner: type[Learner]) -> dict[str, Any]:
@@ -145,12 +174,24 @@ def _facts(learner: type[Learner]) -> dict[str, Any]:
     }
 
 
-def _by_learner(names: list[str], settings: dict[str, str]) -> dict[str, dict[str, str]]:
-    """The settings of each learner: `name=value` goes to those that have it, `learner.name=value` to that one.
+def _meant_for(what: str, presets: list[Preset], otherwise: Any) -> Any:
+    """The stream or memory that all presets were made for, where they say."""
+    meant = {value for each in presets if (value := getattr(each, what)) is not None}
+    if len(meant) > 1:
+        got = Description(f"presets for {' and '.join(map(str, sorted(meant)))}")
+        raise invalid(f"--{what}", got, "one for all", f"give --{what}")
+    return meant.pop() if meant else otherwise
+
+
+def _by_learner(rows: Mapping[str, Preset], settings: dict[str, str]) -> dict[str, dict[str, str]]:
+    """The settings of each row: `name=value` goes to those whose learner has it, `row.name=value` to that one.
 
     What none of them has goes to all, to be refused with the nearest name.
     """
-    known = {name: RunSpec.learner_options(name).keys() | options_of(RunSpec).keys() for name in names}
+    names = list(rows)
+    known = {
+        name: RunSpec.learner_options(row.learner).keys() | options_of(RunSpec).keys() for name, row in rows.items()
+    }
     given: dict[str, dict[str, str]] = {name: {} for name in names}
     for key, text in settings.items():
         learner, _, own = key.rpartition(".")

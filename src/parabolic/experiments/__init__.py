@@ -1,7 +1,34 @@
 """Many runs: what determines one, how it is run, and where it is kept."""
 
-from parabolic.experiments.run import build, execute, run
+from parabolic.experiments.bar import GridBar
+from parabolic.experiments.grid import Event, Failure, Outcome, run_grid
+from parabolic.experiments.presets import Preset, known_presets, load_preset, save_preset
+from parabolic.experiments.run import build, execute, execute_fleet, run
+from parabolic.experiments.search import Search, Trial
 from parabolic.experiments.spec import RunSpec
-from parabolic.experiments.store import Record, Store
+from parabolic.experiments.store import FailedRun, Record, Store
+from parabolic.experiments.tune import Tuned, tune
 
-__all__ = ["Record", "RunSpec", "Store", "build", "execute", "run"]
+__all__ = [
+    "Event",
+    "FailedRun",
+    "Failure",
+    "GridBar",
+    "Outcome",
+    "Preset",
+    "Record",
+    "RunSpec",
+    "Search",
+    "Store",
+    "Trial",
+    "Tuned",
+    "build",
+    "execute",
+    "execute_fleet",
+    "known_presets",
+    "load_preset",
+    "run",
+    "run_grid",
+    "save_preset",
+    "tune",
+]

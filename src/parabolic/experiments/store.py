@@ -1,22 +1,34 @@
-"""Finished runs on disk: a folder a run, named by its spec."""
+"""Runs on disk: a folder a run, named by its spec.
+
+    <root>/<key>/run.json       a finished run
+    <root>/<key>/failed.json    why it failed when it was last tried, if it has not finished since
+    <root>/.claims/<key>        locked by the process that sees to the run
+
+Folders of several machines are merged by copying them into one.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from filelock import BaseFileLock, FileLock, Timeout
 from numpy.typing import NDArray
 
 from parabolic.experiments.spec import RunSpec
-from parabolic.files import write_text
+from parabolic.files import disk_errors, sweep, write_text
 
-__all__ = ["Record", "Store"]
+__all__ = ["FailedRun", "Record", "Store"]
 
-FILE = "run.json"
+FILE, FAILED, CLAIMS = "run.json", "failed.json", ".claims"
+
+Kept = TypeVar("Kept", bound="Record | FailedRun")
 
 
 @dataclass(frozen=True)
@@ -41,8 +53,21 @@ class Record:
         return matrix
 
 
+@dataclass(frozen=True)
+class FailedRun:
+    """A run that did not come to its end when it was last tried: what was run, why and when it failed."""
+
+    key: str
+    spec: Mapping[str, Any]
+    reason: str
+    trace: str  # of an error that nobody expected; else empty
+    failed: str  # when
+
+
 class Store:
     """The folder of runs. A run is there, whole, or it is not: files are written aside and moved into place.
+
+    Any number of processes may read and write at once.
 
     >>> import tempfile
     >>> store = Store(tempfile.mkdtemp())
@@ -62,26 +87,86 @@ class Store:
 
         A record made when a default had another value has the same key but is another run: it does not count.
         """
-        record = self._read(self.path(spec.key) / FILE)
+        record = _read(Record, self.path(spec.key) / FILE)
         return record if record is not None and _agree(record.spec, spec.resolved()) else None
 
     def __iter__(self) -> Iterator[Record]:
-        """All finished runs; what cannot be read as one is passed over."""
-        for path in sorted(self.root.glob(f"*/{FILE}")):
-            record = self._read(path)
-            if record is not None:
-                yield record
+        """All finished runs; what cannot be read as one is passed over (`unreadable` names it)."""
+        found = (_read(Record, folder / FILE) for folder in self._folders())
+        return (record for record in found if record is not None)
+
+    def failures(self) -> Iterator[FailedRun]:
+        """The runs that failed when they were last tried."""
+        for folder in self._folders():
+            failed = _read(FailedRun, folder / FAILED)
+            if failed is not None and _read(Record, folder / FILE) is None:
+                yield failed
+
+    def unreadable(self) -> dict[Path, str]:
+        """Files that should tell of a run and cannot be read, each with the reason."""
+        found = {}
+        kinds: dict[str, type[Record | FailedRun]] = {FILE: Record, FAILED: FailedRun}
+        for folder in self._folders():
+            for name, kind in kinds.items():
+                try:
+                    _load(kind, folder / name)
+                except FileNotFoundError:
+                    continue
+                except (OSError, ValueError, TypeError) as error:
+                    found[folder / name] = str(error)
+        return found
 
     def save(self, record: Record) -> Path:
         """Write a run, so that a crash at any moment leaves either nothing of it or all."""
-        return write_text(self.path(record.key) / FILE, json.dumps(asdict(record), indent=1)).parent
+        folder = self._write(record.key, FILE, record)
+        with self._telling():
+            (folder / FAILED).unlink(missing_ok=True)
+        return folder
 
-    @staticmethod
-    def _read(path: Path) -> Record | None:
-        try:
-            return Record(**json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError):
-            return None
+    def save_failure(self, spec: RunSpec, reason: str, trace: str = "") -> Path:
+        """Write down that a run failed, until it is saved."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        return self._write(spec.key, FAILED, FailedRun(spec.key, spec.resolved(), reason, trace, now))
+
+    def claim(self, key: str) -> BaseFileLock | None:
+        """A lock on a run, to be released when it is done, or None while another process holds it.
+
+        It keeps two grids from training the same run. The operating system lets go of it when the process ends, however
+        it ends. Saving needs no claim: whoever comes last writes the same record over the other's.
+        """
+        lock = FileLock(self.root / CLAIMS / key)
+        with self._telling():
+            (self.root / CLAIMS).mkdir(parents=True, exist_ok=True)
+            try:
+                lock.acquire(blocking=False)
+            except Timeout:
+                return None
+        sweep(self.path(key))
+        return lock
+
+    def _folders(self) -> list[Path]:
+        return sorted(path for path in self.root.glob("[!.]*") if path.is_dir())
+
+    def _write(self, key: str, name: str, content: Record | FailedRun) -> Path:
+        with self._telling():
+            return write_text(self.path(key) / name, json.dumps(asdict(content), indent=1)).parent
+
+    def _telling(self) -> AbstractContextManager[None]:
+        return disk_errors("runs", self.root, "free some space or name another folder; what is finished is safe")
+
+
+def _load(kind: type[Kept], path: Path) -> Kept:
+    kept = kind(**json.loads(path.read_text()))
+    if not {"learner", "stream", "seed"} <= set(kept.spec):
+        raise ValueError("its spec is none of a run")
+    return kept
+
+
+def _read(kind: type[Kept], path: Path) -> Kept | None:
+    try:
+        return _load(kind, path)
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def _agree(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

@@ -22,7 +22,9 @@ class AnchoredLearner(Learner):
 
     needs_tasks = True
 
-    strength: float = option(1.0, "weight of the penalty on moving weights that mattered", at_least=0)
+    strength: float = option(
+        1.0, "weight of the penalty on moving weights that mattered", at_least=0, tune="0.01:1000:log"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -34,7 +34,7 @@ class CLSER(ReplayLearner):
     name = "clser"
     reference = "Arani et al., 2022: Learning fast, learning slow: a general continual learning method based on CLS"
 
-    weight: float = option(0.15, "weight of the agreement with the averages", at_least=0)
+    weight: float = option(0.15, "weight of the agreement with the averages", at_least=0, tune="0.01:1:log")
     stable_rate: float = option(0.8, "probability that the stable average moves at a step", at_least=0, at_most=1)
     stable_decay: float = option(0.99, "decay of the stable average, which predicts", at_least=0, below=1)
     plastic_rate: float = option(0.9, "probability that the plastic average moves at a step", at_least=0, at_most=1)

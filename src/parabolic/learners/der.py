@@ -30,7 +30,7 @@ class DER(ReplayLearner):
     keeps = ("x", "y", "logits")
 
     lr: float = 0.03
-    alpha: float = option(0.3, "weight of the distance from the stored logits", at_least=0)
+    alpha: float = option(0.3, "weight of the distance from the stored logits", at_least=0, tune="0.03:10:log")
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
         """Cross-entropy of the new batch, and the squared distance of recalled examples from their stored logits."""
@@ -57,7 +57,9 @@ class DERpp(DER):
     reference = REFERENCE
 
     alpha: float = 0.1
-    beta: float = option(0.5, "weight of the cross-entropy of the second recalled batch", at_least=0)
+    beta: float = option(
+        0.5, "weight of the cross-entropy of the second recalled batch", at_least=0, tune="0.03:10:log"
+    )
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
         """DER's loss, and the cross-entropy of another draw from memory."""

@@ -26,7 +26,7 @@ class MixupER(ReplayLearner):
     name = "mixup"
     reference = "Lim et al., 2024: MixER: mixup-based experience replay for online class-incremental learning"
 
-    weight: float = option(0.1, "weight of the mixup loss", at_least=0)
+    weight: float = option(0.1, "weight of the mixup loss", at_least=0, tune="0.01:1:log")
     alpha: float = option(1.0, "the mixing proportion is drawn from Beta(alpha, alpha)", above=0)
     exclude: bool = option(True, "whether classes of the new batch are kept out of mixing")
     pairwise: bool = option(False, "whether only the two mixed classes compete, as in the code published with PCL")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from importlib.metadata import entry_points
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 from parabolic.checks import check_name, invalid
@@ -20,14 +21,25 @@ def known_learners() -> dict[str, type[Learner]]:
     >>> known_learners()["pcl"].__name__
     'PCL'
     """
+    announced = {point.name: _checked(point.value, point.load()) for point in entry_points("parabolic.learners")}
+    return built_in() | announced
+
+
+@cache  # a run's key asks several times
+def built_in() -> dict[str, type[Learner]]:
+    """The learners of this folder."""
     found: dict[str, type[Learner]] = {}
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         for value in vars(importlib.import_module(f"parabolic.learners.{module.name}")).values():
             if isinstance(value, type) and issubclass(value, Learner) and value.name:
                 found[value.name] = value
-    for point in entry_points(group="parabolic.learners"):
-        found[point.name] = _checked(point.value, point.load())
     return found
+
+
+@cache  # looking reads a file of every package that is installed
+def entry_points(group: str) -> metadata.EntryPoints:
+    """What installed packages announce."""
+    return metadata.entry_points(group=group)
 
 
 def find_learner(name: str) -> type[Learner]:

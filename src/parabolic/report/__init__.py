@@ -1,5 +1,7 @@
-"""Results to look at: tables in the terminal."""
+"""Results to look at: tables in several formats."""
 
-from parabolic.report.tables import comparison, in_words, mean_sd
+from parabolic.report.comparison import comparison, in_words
+from parabolic.report.formats import FORMATS, render, terminal
+from parabolic.report.tables import Cell, Column, Results
 
-__all__ = ["comparison", "in_words", "mean_sd"]
+__all__ = ["FORMATS", "Cell", "Column", "Results", "comparison", "in_words", "render", "terminal"]

@@ -1,84 +1,176 @@
-"""Tables of finished runs, for a terminal."""
+"""Tables of results: which figure is the best of its column, and what the seeds say of the others."""
 
 from __future__ import annotations
 
-import statistics
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
 
-from rich.table import Table
+from parabolic.statistics import Difference, Summary, average_ranks, paired, welch
 
-from parabolic.experiments import Record
+__all__ = ["Cell", "Column", "Judged", "Results", "marks"]
 
-__all__ = ["Column", "comparison", "in_words", "mean_sd"]
+VERDICTS = ("higher", "lower", "no difference", "unknown")
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a comparison: what is read off a record, and which end of it is the good one."""
+    """A column: its heading, which end of it is the good one, and how many digits it tells."""
 
     title: str
-    name: str
-    best: str = "max"
+    group: str = ""  # the heading that it shares with its neighbours
+    better: str = "higher"  # or lower; or neither, where there is nothing to mark
+    digits: int = 1
+    spread_digits: int = 1
 
 
-COLUMNS = (
-    Column("Acc %", "acc"),
-    Column("AAA %", "aaa"),
-    Column("forgetting", "forgetting", best="min"),
-    Column("seconds", "seconds", best="min"),
-)
+@dataclass(frozen=True)
+class Cell:
+    """What a row has in a column: a figure for each seed, of which some may be missing, and what was published.
 
-
-def mean_sd(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation (0 for a single value).
-
-    >>> mean_sd([1.0, 2.0, 3.0])
-    (2.0, 1.0)
+    >>> Cell({0: 54.0, 1: 56.0}, wanted=5, published=Summary(54.98, 4.1, 5)).ours.mean
+    55.0
     """
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+    by_seed: Mapping[int, float] = field(default_factory=dict)
+    wanted: int = 0  # how many seeds there should be
+    published: Summary | None = None
+
+    @property
+    def ours(self) -> Summary | None:
+        """The figures that are there, in short; nothing is filled in for those that are not."""
+        return Summary.of(list(self.by_seed.values())) if self.by_seed else None
+
+    @property
+    def difference(self) -> Difference | None:
+        """Ours against what was published, by Welch's test."""
+        return welch(self.ours, self.published) if self.ours and self.published else None
+
+    def against(self, other: Cell) -> Difference | None:
+        """This cell against another, paired over the seeds that both have."""
+        seeds = sorted(self.by_seed.keys() & other.by_seed.keys())
+        return paired(*([cell.by_seed[seed] for seed in seeds] for cell in (self, other))) if seeds else None
 
 
-def read(record: Record, name: str) -> float:
-    """A metric of a record, or its training seconds."""
-    return sum(record.train_seconds) if name == "seconds" else record.metrics[name]
+@dataclass(frozen=True)
+class Judged:
+    """What is to be said of a cell among the others of its column."""
+
+    mark: str = ""  # best or second
+    behind: Difference | None = None  # against the best, paired over the seeds
+    published_mark: str = ""
+    verdict: str = "unknown"  # ours against what was published: one of VERDICTS
+
+    @property
+    def level(self) -> bool:
+        """Whether it does not differ from the best."""
+        return self.behind is not None and self.behind.verdict == "no difference"
 
 
-def comparison(runs: Mapping[str, Sequence[Record]], *, title: str, caption: str) -> Table:
-    """Learners against metrics, mean ± sample standard deviation over the seeds, the best of each column in bold."""
-    table = Table(title=title, caption=caption, caption_justify="left", title_justify="left")
-    table.add_column("learner")
-    cells: dict[str, list[str]] = {learner: [] for learner in runs}
-    for column in COLUMNS:
-        table.add_column(column.title, justify="right")
-        figures = {
-            learner: mean_sd([read(record, column.name) for record in records]) for learner, records in runs.items()
-        }
-        ends = [mean for mean, _ in figures.values()]
-        best = max(ends) if column.best == "max" else min(ends)
-        for learner, (mean, sd) in figures.items():
-            text = f"{mean:.1f} ± {sd:.1f}"
-            cells[learner].append(f"[bold]{text}[/bold]" if mean == best else text)
-    for learner, row in cells.items():
-        table.add_row(learner, *row)
-    return table
+@dataclass(frozen=True)
+class Results:
+    """A table of results; `parabolic.report.formats` prints it."""
 
+    name: str  # for machines
+    title: str
+    columns: Sequence[Column]
+    rows: Mapping[str, Sequence[Cell]]
+    notes: Sequence[str] = ()
+    heading: str = ""  # of the rows' names
+    underlines: bool = True  # the second best of each column
+    ranked: bool = False  # whether the mean rank of each row over the columns is told
+    incomparable: str = ""  # why no verdict can be given on what was published, if so
 
-def in_words(runs: Mapping[str, Sequence[Record]]) -> str:
-    """What the comparison shows, in a plain sentence or two."""
-    final = {learner: mean_sd([record.metrics["acc"] for record in records])[0] for learner, records in runs.items()}
-    lost = {
-        learner: mean_sd([record.metrics["forgetting"] for record in records])[0] for learner, records in runs.items()
-    }
-    ranked = sorted(final, key=lambda learner: -final[learner])
-    first, last = ranked[0], ranked[-1]
-    record = next(iter(runs.values()))[0]
-    tasks = len(record.accuracy)
-    said = ", ".join(f"{learner} {final[learner]:.0f} %" for learner in ranked)
-    sentence = f"After {tasks} tasks, this share of all test examples is classified correctly: {said}."
-    if len(ranked) > 1:
-        sentence += (
-            f" Since it knew the earlier tasks best, {first} has lost {lost[first]:.0f} points on them,"
-            f" {last} {lost[last]:.0f}."
+    @cached_property
+    def judged(self) -> list[list[Judged]]:
+        """What is to be said of each cell, row by row."""
+        by_column = [
+            self._judge(column, [cells[j] for cells in self.rows.values()]) for j, column in enumerate(self.columns)
+        ]
+        return [[column[i] for column in by_column] for i in range(len(self.rows))]
+
+    def ranks(self, whose: str = "ours") -> list[float]:
+        """The mean rank of each row, by our figures or the `published` ones; NaN for a row with a gap."""
+        judging = [(j, column) for j, column in enumerate(self.columns) if column.better != "neither"]
+        if not self.ranked or not judging:
+            return [math.nan] * len(self.rows)
+        means = [[_shown(column, getattr(cells[j], whose)) for j, column in judging] for cells in self.rows.values()]
+        return average_ranks(means, [column.better for _, column in judging])
+
+    def verdicts(self) -> dict[str, int]:
+        """How many of the cells with a published figure have which verdict."""
+        pairs = [each for row in zip(self.rows.values(), self.judged, strict=True) for each in zip(*row, strict=True)]
+        told = Counter(judged.verdict for cell, judged in pairs if cell.published)
+        return {verdict: told[verdict] for verdict in VERDICTS}
+
+    def as_dict(self) -> dict[str, Any]:
+        """The table and all that was computed for it, as plain JSON values."""
+        ours, theirs = self.ranks(), self.ranks("published")
+        rows = [
+            {
+                "name": name,
+                "rank": ours[i],
+                "published_rank": theirs[i],
+                "cells": [
+                    {
+                        "by_seed": cell.by_seed,
+                        "wanted": cell.wanted,
+                        "ours": cell.ours and {**asdict(cell.ours), "interval": cell.ours.interval},
+                        "published": cell.published and asdict(cell.published),
+                        "difference": cell.difference and asdict(cell.difference) if not self.incomparable else None,
+                        **asdict(judged),
+                    }
+                    for cell, judged in zip(cells, self.judged[i], strict=True)
+                ],
+            }
+            for i, (name, cells) in enumerate(self.rows.items())
+        ]
+        columns = [asdict(column) for column in self.columns]
+        told = {
+            "name": self.name, "title": self.title, "columns": columns, "rows": rows, "verdicts": self.verdicts(),
+            "notes": self.notes,
+        }  # fmt: skip
+        return {name: _plain(value) for name, value in told.items()}
+
+    def _judge(self, column: Column, cells: Sequence[Cell]) -> list[Judged]:
+        ours, theirs = (
+            marks([_shown(column, getattr(cell, whose)) for cell in cells], column.better, self.underlines)
+            for whose in ("ours", "published")
         )
-    return sentence
+        best = next((cell for cell, mark in zip(cells, ours, strict=True) if mark == "best"), None)
+        judged = []
+        for cell, mark, published_mark in zip(cells, ours, theirs, strict=True):
+            behind = cell.against(best) if best is not None and mark != "best" else None
+            verdict = cell.difference.verdict if cell.difference and not self.incomparable else "unknown"
+            judged.append(Judged(mark, behind, published_mark, verdict))
+        return judged
+
+
+def marks(figures: Sequence[float], better: str = "higher", second: bool = True) -> list[str]:
+    """Which figures of a column are the best and the second best of several; equal ones share a mark, NaN has none.
+
+    >>> marks([54.98, 52.81, 53.86])
+    ['best', '', 'second']
+    """
+    known = sorted({figure for figure in figures if not math.isnan(figure)}, reverse=better == "higher")
+    if better == "neither" or len(known) < 2:
+        return [""] * len(figures)
+    named = {known[0]: "best"} | ({known[1]: "second"} if second else {})
+    return [named.get(figure, "") for figure in figures]
+
+
+def _shown(column: Column, figure: Summary | None) -> float:
+    """The mean as it is printed, so that what looks equal is; NaN where there is none."""
+    return math.nan if figure is None else round(figure.mean, column.digits)
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

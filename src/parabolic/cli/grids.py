@@ -1,0 +1,53 @@
+"""What the commands that train many runs share: their options, and what they say at the end."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from parabolic.experiments import GridBar, Outcome, RunSpec, Store, run_grid
+
+__all__ = ["Address", "Engine", "Fleet", "Gpus", "Workers", "close_grid", "train_all"]
+
+SHOWN = 5  # runs that failed for the same reason
+
+Engine = Annotated[str, typer.Option(help="Where to train: local, or ray for a cluster.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        help="How many processes or tasks at once; 0: in this process.", show_default="one for each core or GPU"
+    ),
+]
+Address = Annotated[str | None, typer.Option(help="The Ray cluster: auto on one of its nodes, or HOST:PORT.")]
+Fleet = Annotated[int, typer.Option(help="How many runs, of one shape, a GPU trains side by side.")]
+Gpus = Annotated[float, typer.Option(help="The share of a GPU for each task on a cluster.")]
+
+
+def train_all(specs: Sequence[RunSpec], store: Store, **options: Any) -> Outcome:
+    """Run a grid with a bar; the options are those of `run_grid`."""
+    with GridBar() as bar:
+        return run_grid(specs, store, watch=bar, **options)
+
+
+def close_grid(outcome: Outcome, store: Store) -> None:
+    """Say what failed or was not reached, and end the command with an exit code that tells of it."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    alike: defaultdict[str, list[RunSpec]] = defaultdict(list)  # a hundred runs may lack the same data
+    for failure in outcome.failures:
+        alike[failure.reason].append(failure.spec)
+    for reason, specs in alike.items():
+        for spec in specs[:SHOWN]:
+            console.print(f"{store.path(spec.key)}: {spec.learner} on {spec.stream}, seed {spec.seed}, failed")
+        if len(specs) > SHOWN:
+            console.print(f"and {len(specs) - SHOWN} more: `parabolic runs --failed` lists them")
+        console.print(f"    {reason}")
+    if outcome.failures:
+        console.print(f"Runs that failed: {len(outcome.failures)}. The same command tries them again.")
+    if outcome.interrupted:
+        console.print(f"Stopped. Runs that are done: {len(outcome.records)}. The same command goes on from there.")
+    if outcome.interrupted or outcome.failures:
+        raise typer.Exit(130 if outcome.interrupted else 1)

@@ -1,0 +1,82 @@
+"""`parabolic runs`: what a store holds."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from parabolic.cli.common import Json, Runs, read_settings
+from parabolic.experiments import Store
+from parabolic.files import disk_errors
+from parabolic.report.runs import Row, row_of, select, settings_of, write_csv, write_parquet
+
+__all__ = ["list_runs"]
+
+WIDE = 200  # columns, where no terminal limits them
+
+
+def list_runs(
+    learner: Annotated[str | None, typer.Option(help="Only runs of this learner.")] = None,
+    stream: Annotated[str | None, typer.Option(help="Only runs on this stream.")] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Only runs in which a setting has this value; may be repeated."),
+    ] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Those that failed when they were last tried.")] = False,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all columns as CSV.")] = None,
+    parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all columns as Parquet.")] = None,
+    runs: Runs = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """List the runs that are kept, choose among them, and hand them to other programs."""
+    store, wanted = Store(runs), read_settings(where, "--where", "lr=0.05")
+    wanted |= {name: value for name, value in (("learner", learner), ("stream", stream)) if value is not None}
+    lost = list(store.failures())
+    rows = select((row_of(each) for each in (lost if failed else store)), wanted)
+    rows.sort(key=lambda row: (row["stream"], row["learner"], row.get("memory", 0), settings_of(row), row["seed"]))
+    for write, path in ((write_csv, csv), (write_parquet, parquet)):
+        if path is not None:
+            with disk_errors("file", path, "free some space or name another file"):
+                write(rows, path)
+    unreadable = {str(path): reason for path, reason in store.unreadable().items()}
+    if as_json:
+        print(json.dumps({"runs": rows, "failed": len(lost), "unreadable": unreadable}, indent=1))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = WIDE
+    if csv is None and parquet is None:
+        show = _show_failed if failed else _show
+        show(rows, console)
+    console.print(Text(f"{len(rows)} {'failed ' if failed else ''}runs in {runs}"))
+    for path in (csv, parquet):
+        if path is not None:
+            console.print(Text(f"Written: {path}"))
+    if lost and not failed:
+        console.print(f"{len(lost)} more failed when they were last tried: parabolic runs --failed")
+    for name, reason in unreadable.items():
+        console.print(Text(f"Cannot be read: {name} ({reason})"))
+
+
+def _show(rows: list[Row], console: Console) -> None:
+    told = {"metrics.acc": "Acc %", "metrics.aaa": "AAA %", "train_seconds": "s"}
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for title in ("key", "learner", "stream", "memory", "seed", "settings", *told.values()):
+        table.add_column(title)
+    for row in rows:
+        named = [row["key"][:8], row["learner"], row["stream"], row.get("memory", ""), row["seed"], settings_of(row)]
+        table.add_row(*(Text(str(value)) for value in named), *(f"{row.get(name, math.nan):.1f}" for name in told))
+    console.print(table)
+
+
+def _show_failed(rows: list[Row], console: Console) -> None:
+    for row in rows:
+        told = f"{row['learner']} on {row['stream']}, seed {row['seed']} {settings_of(row)}".strip()
+        console.print(Text(f"{row['key']}  {told}, {row['failed']}\n    {row['reason']}"))

@@ -1,0 +1,32 @@
+"""What the commands that print tables of results share: their options, and where the tables go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from parabolic.files import disk_errors, write_text
+from parabolic.report import FORMATS, Results, render, terminal
+
+__all__ = ["Format", "Intervals", "Output", "show"]
+
+Format = Annotated[str, typer.Option(help=f"How tables are printed: {', '.join(FORMATS)}.")]
+Intervals = Annotated[bool, typer.Option("--intervals", help="Show 95 % intervals in place of standard deviations.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="A file for the tables.")]
+
+
+def show(tables: Sequence[Results], format: str, *, intervals: bool, output: Path | None) -> None:
+    """Print tables, or write them to a file."""
+    console = Console()
+    if output is not None:
+        with disk_errors("--output", output.parent, "name another file"):
+            write_text(output, render(tables, format, intervals=intervals))
+        console.print(f"Written: {output}")
+    elif format == "terminal" and console.is_terminal:
+        console.print(*(terminal(each, intervals=intervals) for each in tables), sep="\n")
+    else:
+        print(render(tables, format, intervals=intervals), end="")

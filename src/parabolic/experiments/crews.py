@@ -1,0 +1,165 @@
+"""Who does the work of a grid on this machine: this process itself, or worker processes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Protocol
+
+from parabolic.experiments.run import Yard
+from parabolic.experiments.work import Job, News, Over, work
+
+__all__ = ["Crew", "Here", "Processes"]
+
+
+class Crew(Protocol):
+    """Takes jobs and tells what becomes of them; of every job it says in the end that it is over."""
+
+    gpu: bool  # whether a job may hold several runs, to be trained side by side
+
+    def free(self) -> bool:
+        """Whether another job can be started now."""
+
+    def start(self, job: Job) -> None:
+        """Start a job; call it only while there is someone free."""
+
+    def wait(self, seconds: float | None) -> Iterable[tuple[Job, News | Over]]:
+        """What is new, waiting for it if need be (with `seconds`, only so long)."""
+
+    def close(self) -> None:
+        """End all that is still at work."""
+
+
+class Here:
+    """This process does the work itself: nothing to start, and a debugger finds its way."""
+
+    def __init__(self, device: str) -> None:
+        self.device, self.gpu = device, device != "cpu"
+        self._yard = Yard()
+        self._job: Job | None = None
+
+    def free(self) -> bool:
+        """Whether the last job is over."""
+        return self._job is None
+
+    def start(self, job: Job) -> None:
+        """Note the job; it is done in `wait`."""
+        self._job = job
+
+    def wait(self, seconds: float | None) -> Iterator[tuple[Job, News | Over]]:
+        """Do the job."""
+        if self._job is None:
+            time.sleep(seconds or 0)
+            return
+        job = self._job
+        for news in work(job, self.device, self._yard):
+            yield job, news
+        self._job = None
+        yield job, Over()
+
+    def close(self) -> None:
+        """Nothing is left to end."""
+
+
+class Processes:
+    """Worker processes, one for each device named, with one job at a time. One that dies is replaced."""
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        self.gpu = "cpu" not in devices
+        self._vacant = list(devices)  # without a process: one is started when there is a job for it
+        self._idle: list[_Worker] = []
+        self._busy: dict[_Worker, Job] = {}
+        self._heard: SimpleQueue[tuple[_Worker, News | Over]] = SimpleQueue()
+
+    def free(self) -> bool:
+        """Whether a process is idle or may be started."""
+        return bool(self._idle or self._vacant)
+
+    def start(self, job: Job) -> None:
+        """Give the job to an idle process, or to a new one."""
+        worker = self._idle.pop() if self._idle else _Worker(self._vacant.pop(0), self._heard)
+        self._busy[worker] = job
+        worker.give(job)
+
+    def wait(self, seconds: float | None) -> Iterator[tuple[Job, News | Over]]:
+        """Wait for the next word of any process."""
+        try:
+            worker, told = self._heard.get(timeout=seconds)
+        except Empty:
+            return
+        if isinstance(told, News):
+            worker.sound &= not told.trace  # after an error that nobody expected, who knows what state it is in
+            yield self._busy[worker], told
+            return
+        job = self._busy.pop(worker, None)
+        if told.died:
+            worker.end()
+            self._vacant.append(worker.device)
+            with suppress(ValueError):
+                self._idle.remove(worker)
+        elif worker.sound:
+            self._idle.append(worker)
+        else:
+            worker.end()  # and then it is heard to have died
+        if job is not None:
+            yield job, told
+
+    def close(self) -> None:
+        """Kill the processes: they write nothing, so nothing is left half done."""
+        for worker in [*self._idle, *self._busy]:
+            worker.end()
+
+
+class _Worker:
+    """A process that serves, and a thread that listens to it."""
+
+    def __init__(self, device: str, heard: SimpleQueue[tuple[_Worker, News | Over]]) -> None:
+        self.device = device
+        self.sound = True
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+        if device == "cpu":
+            environment["OMP_NUM_THREADS"] = "1"
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", "from parabolic.experiments.work import serve; serve()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            process_group=0,  # so that Ctrl-C is for this process alone, which then ends the others
+        )
+        self._listener = Thread(target=self._listen, args=(heard,), daemon=True)
+        self._listener.start()
+
+    def give(self, job: Job) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it has just died, which will be heard
+            pickle.dump((job, self.device), self._process.stdin)
+            self._process.stdin.flush()
+
+    def end(self) -> None:
+        assert self._process.stdin is not None
+        self._process.kill()
+        self._listener.join()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+    def _listen(self, heard: SimpleQueue[tuple[_Worker, News | Over]]) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as pipe, suppress(Exception):  # cut off by its death, perhaps in the middle of a word
+            while True:
+                heard.put((self, pickle.load(pipe)))
+        heard.put((self, Over(died=_cause(self._process.wait()))))
+
+
+def _cause(code: int) -> str:
+    if code >= 0:
+        return f"the worker process ended by itself with code {code}"
+    name = signal.Signals(-code).name
+    return f"the worker process was killed by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")

@@ -1,0 +1,238 @@
+"""Many runs: those that are missing in a store are trained at once, and one that fails does not stop the others."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import joblib
+import torch
+from filelock import BaseFileLock
+
+from parabolic.checks import check_name, check_number, invalid
+from parabolic.experiments.crews import Crew, Here, Processes
+from parabolic.experiments.run import find_device
+from parabolic.experiments.spec import RunSpec
+from parabolic.experiments.store import Record, Store
+from parabolic.experiments.work import Job, News
+
+__all__ = ["ENGINES", "Event", "Failure", "Outcome", "run_grid"]
+
+ENGINES = ("local", "ray")
+POLL = 0.5  # seconds until a run that another grid is at is looked at again
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that did not come to its end, and why."""
+
+    spec: RunSpec
+    reason: str
+
+
+@dataclass
+class Outcome:
+    """What became of the runs of a grid."""
+
+    records: dict[str, Record] = field(default_factory=dict)  # by key, in the order asked for
+    reused: int = 0  # were in the store already, or came from another grid meanwhile
+    trained: int = 0
+    failures: list[Failure] = field(default_factory=list)
+    interrupted: bool = False  # by Ctrl-C; the same call goes on where it stopped
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a run: it was reused, started, trained, retried or failed."""
+
+    what: str
+    spec: RunSpec
+    left: int  # how many runs have not come to their end yet
+    reason: str = ""
+
+
+def run_grid(
+    specs: Sequence[RunSpec],
+    store: Store,
+    *,
+    engine: str = "local",
+    workers: int | None = None,
+    address: str | None = None,
+    device: str = "auto",
+    fleet: int = 5,
+    gpus: float = 1.0,
+    retries: int = 1,
+    again: bool = False,
+    watch: Callable[[Event], object] | None = None,
+) -> Outcome:
+    """Bring runs into the store: those that are not there, or all if asked `again`, are trained in parallel.
+
+    On a CPU each of the `workers` processes (as many as there are cores) trains one run at a time; on GPUs there is a
+    process for each, which trains up to `fleet` runs of one shape side by side; `workers=0` does the work in this
+    process. With engine "ray" the workers are tasks on the cluster at `address`, each with the share `gpus` of a GPU
+    where there are any.
+
+    A run is kept as soon as it ends. One that fails is noted in the store and tried again by the next call; one whose
+    worker dies or has no memory left is tried `retries` times more at once, alone. Where several grids work on one
+    store, each run is trained by one of them. Ctrl-C, or killing the process in any way, loses only what was being
+    trained.
+
+    >>> import tempfile
+    >>> specs = [RunSpec("sgd", seed=seed, backbone="mlp") for seed in range(2)]
+    >>> store = Store(tempfile.mkdtemp())
+    >>> outcome = run_grid(specs, store, workers=0, device="cpu")
+    >>> outcome.trained, outcome.failures, run_grid(specs, store).reused
+    (2, [], 2)
+    """
+    check_name("engine", engine, ENGINES)
+    if workers is not None:
+        check_number("workers", workers, whole=True, at_least=0 if engine == "local" else 1)
+    if address is not None and engine != "ray":
+        raise invalid("address", address, f"none with engine {engine!r}", "it names a Ray cluster: use engine 'ray'")
+    check_number("fleet", fleet, whole=True, at_least=1)
+    check_number("retries", retries, whole=True, at_least=0)
+    check_number("gpus", gpus, above=0)
+
+    wanted = {spec.key: spec for spec in specs}
+    grid = _Grid(store, list(wanted.values()), again=again, retries=retries, watch=watch)
+    if grid.missing:
+        crew = _crew(engine, workers, address, device, gpus)
+        try:
+            grid.go(crew, fleet if crew.gpu else 1)
+        except KeyboardInterrupt:
+            grid.outcome.interrupted = True
+        finally:
+            crew.close()
+            grid.let_go()
+    grid.outcome.records = {key: grid.outcome.records[key] for key in wanted if key in grid.outcome.records}
+    return grid.outcome
+
+
+def _crew(engine: str, workers: int | None, address: str | None, device: str, gpus: float) -> Crew:
+    if engine == "ray":
+        from parabolic.experiments.cluster import Cluster
+
+        return Cluster(address, workers, device, gpus)
+    place = find_device(device)
+    if workers == 0:
+        return Here(str(place))
+    if place.type == "cpu":
+        return Processes(["cpu"] * (workers or joblib.cpu_count()))
+    every = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if place.index is None else [str(place)]
+    return Processes([every[number % len(every)] for number in range(workers or len(every))])
+
+
+class _Grid:
+    """A grid at work: the runs that wait, those that are being trained, and what became of the others."""
+
+    def __init__(
+        self,
+        store: Store,
+        specs: list[RunSpec],
+        *,
+        again: bool,
+        retries: int,
+        watch: Callable[[Event], object] | None,
+    ) -> None:
+        self.store, self.again, self.retries, self.watch = store, again, retries, watch
+        self.outcome = Outcome()
+        self.left = len(specs)
+        self.missing = [spec for spec in specs if not self._reuse(spec)]
+        self.waiting: deque[list[RunSpec]] = deque()  # what is to be trained side by side
+        self.running: dict[Job, dict[str, RunSpec]] = {}  # what has not ended of each job
+        self.claims: dict[str, BaseFileLock] = {}
+        self.tries: Counter[str] = Counter()
+
+    def go(self, crew: Crew, fleet: int) -> None:
+        """Have the crew train what is missing."""
+        self.waiting.extend(_groups(self.missing, fleet))
+        while True:
+            self._start(crew)
+            if not (self.waiting or self.running):
+                return
+            elsewhere = bool(self.waiting) and crew.free()  # all that waits is with other grids
+            for job, told in crew.wait(POLL if elsewhere else None):
+                if isinstance(told, News):
+                    self._settle(self.running[job].pop(told.key), told)
+                else:
+                    for spec in self.running.pop(job).values():
+                        self._settle(spec, News(spec.key, reason=told.died, retry=True))
+
+    def let_go(self) -> None:
+        """Let other grids have what was not finished."""
+        for claim in self.claims.values():
+            claim.release()
+
+    def _start(self, crew: Crew) -> None:
+        for _ in range(len(self.waiting)):
+            if not crew.free():
+                return
+            mine, others = self._claim(self.waiting.popleft())
+            if others:
+                self.waiting.append(others)
+            if mine:
+                job = Job(tuple(mine))
+                self.running[job] = {spec.key: spec for spec in mine}
+                crew.start(job)
+                for spec in mine:
+                    self._tell("started", spec)
+
+    def _claim(self, group: list[RunSpec]) -> tuple[list[RunSpec], list[RunSpec]]:
+        """The runs of a group that are ours to train now, and those that another grid is at."""
+        mine, others = [], []
+        for spec in group:
+            claim = self.store.claim(spec.key)
+            if claim is None:
+                others.append(spec)
+                continue
+            self.claims[spec.key] = claim
+            if self._reuse(spec):  # another grid has finished it since we looked
+                self._release(spec)
+            else:
+                mine.append(spec)
+        return mine, others
+
+    def _reuse(self, spec: RunSpec) -> bool:
+        record = None if self.again else self.store.find(spec)
+        if record is None:
+            return False
+        self.outcome.records[spec.key] = record
+        self.outcome.reused += 1
+        self._tell("reused", spec, ended=True)
+        return True
+
+    def _settle(self, spec: RunSpec, news: News) -> None:
+        """Keep what came of a run, or let it be tried again."""
+        if news.record is not None:
+            self.store.save(news.record)
+            self.outcome.records[spec.key] = news.record
+            self.outcome.trained += 1
+            self._tell("trained", spec, ended=True)
+        elif news.retry and self.tries[spec.key] < self.retries:
+            self.tries[spec.key] += 1
+            self.waiting.appendleft([spec])
+            self._tell("retried", spec, news.reason)
+        else:
+            self.store.save_failure(spec, news.reason, news.trace)
+            self.outcome.failures.append(Failure(spec, news.reason))
+            self._tell("failed", spec, news.reason, ended=True)
+        self._release(spec)
+
+    def _release(self, spec: RunSpec) -> None:
+        self.claims.pop(spec.key).release()
+
+    def _tell(self, what: str, spec: RunSpec, reason: str = "", *, ended: bool = False) -> None:
+        self.left -= ended
+        if self.watch is not None:
+            self.watch(Event(what, spec, self.left, reason))
+
+
+def _groups(specs: Iterable[RunSpec], size: int) -> list[list[RunSpec]]:
+    """The runs in groups of one shape and at most `size`."""
+    if size == 1:
+        return [[spec] for spec in specs]
+    shapes: dict[str, list[RunSpec]] = {}
+    for spec in specs:
+        shapes.setdefault(spec.shape, []).append(spec)
+    return [group[first : first + size] for group in shapes.values() for first in range(0, len(group), size)]

@@ -1,0 +1,83 @@
+"""The paper's two tables of bounds: what they need is measured in trainings of their own, and kept with the runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from parabolic.checks import InputError
+from parabolic.engine import BoundsMonitor, Callback, Diverged
+from parabolic.experiments.grid import Failure
+from parabolic.experiments.paper.tables import SEEDS, paper_tables, published
+from parabolic.experiments.run import execute
+from parabolic.experiments.spec import RunSpec
+from parabolic.experiments.store import Store
+from parabolic.files import disk_errors, write_text
+
+__all__ = ["BoundTable", "Rows", "bound_specs", "bound_tables", "find_bounds", "measure_bounds"]
+
+FILE = "bounds.json"
+
+Rows = list[dict[str, Any]]
+"""What was measured in a run: `BoundsRow.as_dict` after each task."""
+
+
+@dataclass(frozen=True)
+class BoundTable:
+    """What was published of a bound: mean losses after each task, on memory and on one task's examples.
+
+    >>> bound_tables()["forgetting"].memory[0]
+    0.5077
+    """
+
+    title: str
+    memory: Sequence[float]
+    task: Sequence[float]
+
+
+def bound_tables() -> dict[str, BoundTable]:
+    """The tables of Proposition 1 (`forgetting`) and of Corollary 1 (`generalisation`)."""
+    return {name: BoundTable(**parts) for name, parts in published()["bounds"].items()}
+
+
+def bound_specs(seeds: int = SEEDS, *, quick: bool = False) -> list[RunSpec]:
+    """The runs behind both tables: PCL on Seq-CIFAR10, which are runs of the main table too."""
+    return paper_tables()["main"].settings[0].specs("PCL", seeds, quick=quick)
+
+
+def find_bounds(spec: RunSpec, store: Store) -> Rows | None:
+    """What was measured in a run, if it was."""
+    try:
+        told = json.loads((store.path(spec.key) / FILE).read_text())
+        return list(told["rows"]) if told["spec"] == spec.resolved() else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def measure_bounds(
+    specs: Iterable[RunSpec], store: Store, *, device: str = "auto", callbacks: Iterable[Callback] = ()
+) -> tuple[dict[int, Rows], list[Failure]]:
+    """The bounds of runs, by seed, measured where they have not been; and the runs that failed.
+
+    Measuring takes a training of its own, in this process; what is found is kept beside the run's record.
+    """
+    measured, failures = dict[int, Rows](), list[Failure]()
+    for spec in specs:
+        try:
+            measured[spec.seed] = find_bounds(spec, store) or _measure(spec, store, device, [*callbacks])
+        except Exception as error:
+            expected = isinstance(error, InputError | Diverged)
+            failures.append(Failure(spec, str(error) if expected else f"{type(error).__name__}: {error}"))
+    return measured, failures
+
+
+def _measure(spec: RunSpec, store: Store, device: str, callbacks: list[Callback]) -> Rows:
+    monitor = BoundsMonitor(seed=spec.seed)
+    record = execute(spec, device=device, callbacks=[*callbacks, monitor])
+    rows = [row.as_dict() for row in monitor.rows]
+    told = {"spec": record.spec, "eps": monitor.eps, "samples": monitor.samples, "rows": rows}
+    with disk_errors("runs", store.root, "free some space or name another folder"):
+        write_text(store.path(spec.key) / FILE, json.dumps({**told, "environment": record.environment}, indent=1))
+    return rows

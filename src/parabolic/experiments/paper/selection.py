@@ -1,0 +1,76 @@
+"""Which of the paper's tables are wanted, and the runs that they need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from parabolic.checks import check_name, check_number
+from parabolic.experiments.paper.bounds import bound_specs, find_bounds
+from parabolic.experiments.paper.plan import Estimates, Plan, plan
+from parabolic.experiments.paper.tables import METHODS, SEEDS, paper_tables
+from parabolic.experiments.spec import RunSpec
+from parabolic.experiments.store import Store
+
+__all__ = ["NAMES", "Selection"]
+
+NAMES = (
+    "main", "buffers", "corrupt", "corrupt_buffers", "imbalance", "small_buffers", "ablation", "ablation_buffers",
+    "bounds", "runtime",
+)  # fmt: skip
+"""The paper's tables, in its order."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Some of the paper's tables: for which learners, with how many seeds, and whether on the embedded digits.
+
+    >>> Selection(("main", "ablation"), learners=("er",), seeds=2).tables
+    ['main']
+    """
+
+    names: tuple[str, ...] = NAMES
+    learners: tuple[str, ...] | None = None
+    seeds: int = SEEDS
+    quick: bool = False
+
+    def __post_init__(self) -> None:
+        for name in self.names:
+            check_name("table", name, NAMES)
+        check_number("seeds", self.seeds, whole=True, at_least=1)
+        there = {learner for name in self.names for learner in _learners(name)}
+        for learner in self.learners or ():
+            check_name("learners", learner, there)
+
+    @property
+    def tables(self) -> list[str]:
+        """The names of the tables in which there is something of the learners."""
+        return [name for name in self.names if self.learners is None or _learners(name) & {*self.learners}]
+
+    @property
+    def runs(self) -> list[RunSpec]:
+        """The runs of all tables but those of bounds."""
+        return [spec for name in self.tables if name != "bounds" for spec in self.specs(name)]
+
+    @property
+    def bounds(self) -> list[RunSpec]:
+        """The runs whose bounds are to be measured."""
+        return self.specs("bounds") if "bounds" in self.tables else []
+
+    def specs(self, name: str) -> list[RunSpec]:
+        """The runs of a table."""
+        if name == "bounds":
+            return bound_specs(self.seeds, quick=self.quick)
+        return paper_tables()[name].specs(self.learners, self.seeds, quick=self.quick)
+
+    def plans(self, store: Store, estimates: Estimates) -> dict[str, Plan]:
+        """What is left to do for each table and, last, for `all`, where what several tables share is done once."""
+        plans = {name: plan(self.specs(name), store.find, estimates) for name in self.tables if name != "bounds"}
+        together = plan(self.runs, store.find, estimates)
+        if self.bounds:
+            plans["bounds"] = plan(self.bounds, lambda spec: find_bounds(spec, store), estimates)
+            together += plans["bounds"]
+        return plans | {"all": together}
+
+
+def _learners(name: str) -> set[str]:
+    return {"pcl"} if name == "bounds" else {METHODS[row].learner for row in paper_tables()[name].rows}

@@ -1,0 +1,163 @@
+"""Presets: learners with values that suit them, by name, in files that people can read and write.
+
+    about = "what it is, in a line"
+    learner = "er"
+    stream = "seq-cifar100"  # what it was made for; it can be used for anything
+    memory = 1000            # likewise
+
+    [settings]               # as for --set: options of the learner, and fields of a run
+    lr = 0.04
+
+    [study]                  # how the values were found: anything that should be known
+
+A file `NAME.toml` is found in the folder `presets`, or the one that `PARABOLIC_PRESETS` names, and then among those of
+the package. Only `learner` must be given.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from parabolic.checks import Description, InputError, check_name, invalid
+from parabolic.experiments.spec import RunSpec
+from parabolic.files import disk_errors, write_text
+from parabolic.options import write_option
+
+__all__ = ["OURS", "Preset", "check_preset_name", "known_presets", "load_preset", "preset_folder", "save_preset"]
+
+OURS = Path(__file__).parent.parent / "presets"
+"""The folder of the presets that come with the package."""
+
+KINDS: Mapping[str, tuple[type, str]] = {
+    "about": (str, "a text"),
+    "learner": (str, "a text"),
+    "stream": (str, "a text"),
+    "memory": (int, "a whole number"),
+    "settings": (dict, "a table"),
+    "study": (dict, "a table"),
+}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A learner with values that suit it.
+
+    >>> preset = Preset("mine", learner="er", settings={"lr": 0.05, "batch": 16}, memory=500)
+    >>> preset.spec(seed=3)  # doctest: +ELLIPSIS
+    RunSpec(learner='er', ..., memory=500, seed=3, ..., batch=16, ..., options={'lr': 0.05}, ...)
+    >>> preset.spec({"lr": "0.1"}, stream="seq-blobs").options
+    {'lr': 0.1}
+    """
+
+    name: str
+    learner: str
+    about: str = ""
+    stream: str | None = None
+    memory: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    study: Mapping[str, Any] = field(default_factory=dict)
+
+    def spec(self, settings: Mapping[str, str] | None = None, **given: Any) -> RunSpec:
+        """The run that it makes; texts of `settings` (as of --set) and fields that are given come before its own."""
+        own = {name: write_option(value) for name, value in self.settings.items()}
+        meant = {name: value for name in ("stream", "memory") if (value := getattr(self, name)) is not None}
+        if own:
+            try:  # by themselves first, so that it is clear whose fault it is
+                RunSpec.from_settings(self.learner, own, **meant)
+            except InputError as error:
+                raise InputError(f"preset {self.name!r}: {error}") from error
+        return RunSpec.from_settings(self.learner, {**own, **(settings or {})}, **(meant | given))
+
+
+def known_presets() -> dict[str, Path]:
+    """The files of all presets, by name; the user's own come before the package's.
+
+    >>> "er-seq-digits" in known_presets()
+    True
+    """
+    return {path.stem: path for folder in (OURS, preset_folder()) for path in sorted(folder.glob("*.toml"))}
+
+
+def preset_folder() -> Path:
+    """Where the user's own presets are: `PARABOLIC_PRESETS`, or `presets` in the current folder."""
+    return Path(os.environ.get("PARABOLIC_PRESETS") or "presets").expanduser()
+
+
+def load_preset(name: str) -> Preset:
+    """The preset of that name, or of that file.
+
+    >>> load_preset("er-seq-digits").learner
+    'er'
+    """
+    if name.endswith(".toml"):
+        return _read(Path(name))
+    known = known_presets()
+    check_name("preset", name, known, "`parabolic presets` shows them; FILE.toml names your own")
+    return _read(known[name])
+
+
+def save_preset(preset: Preset, folder: Path | None = None) -> Path:
+    """Write a preset, so that a crash at any moment leaves what was there or all of the new."""
+    check_preset_name(preset.name)
+    folder = folder or preset_folder()
+    told = {name: value for name in KINDS if (value := getattr(preset, name)) not in (None, "", {})}
+    with disk_errors("presets", folder, "free some space, or name another folder with --output"):
+        return write_text(folder / f"{preset.name}.toml", _toml(told))
+
+
+def check_preset_name(name: str) -> None:
+    """Refuse a name that cannot be a file's."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise invalid("name", name, "letters, digits, dots, dashes and underscores", "choose one with --name")
+
+
+def _read(path: Path) -> Preset:
+    try:
+        told = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _damaged(path, str(error), "a TOML file") from error
+    for key, value in told.items():
+        check_name(f"preset {path}", key, KINDS)
+        if not isinstance(value, KINDS[key][0]):
+            raise _damaged(path, f"{key} = {value!r}", f"{KINDS[key][1]} there")
+    for key, value in told.get("settings", {}).items():
+        if not isinstance(value, str | int | float):
+            raise _damaged(path, f"{key} = {value!r}", "a number, a text or a truth value there")
+    if "learner" not in told:
+        raise _damaged(path, "no learner", 'one, as in learner = "er"')
+    return Preset(path.stem, **told)
+
+
+def _damaged(path: Path, got: str, expected: str) -> InputError:
+    return invalid(f"preset {path}", Description(got), expected, "mend the file, or remove it")
+
+
+def _toml(told: Mapping[str, Any], section: str = "") -> str:
+    """A TOML file: plain values first, then a section for each table."""
+    lines = [f"{_key(name)} = {_value(value)}\n" for name, value in told.items() if not isinstance(value, Mapping)]
+    for name, table in told.items():
+        if isinstance(table, Mapping) and table:
+            lines += [f"\n[{section}{_key(name)}]\n", _toml(table, f"{section}{_key(name)}.")]
+    return "".join(lines)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(key)} = {_value(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "".join(["[\n", *[f"    {_value(each)},\n" for each in value], "]"])
+    if isinstance(value, str | None):  # TOML has no word for None: as for --set, it is a text
+        value = write_option(value)
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return write_option(value)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _value(name)

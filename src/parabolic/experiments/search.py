@@ -1,0 +1,176 @@
+"""What is searched when a learner is tuned: which values, and by what they are judged."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from parabolic.checks import Description, InputError, check_name, invalid
+from parabolic.experiments.spec import RunSpec
+from parabolic.options import Option, check_options, option, options_of, write_option
+
+__all__ = ["METRICS", "Choices", "Range", "Search", "Trial"]
+
+METRICS = ("aaa", "acc")
+CONTEXT = ("learner", "stream", "memory", "seed")  # what values are tuned for, and so not tuned
+
+
+@dataclass(frozen=True)
+class Range:
+    """All numbers from `low` to `high`; with `log`, there are as many from 0.1 to 1 as from 1 to 10.
+
+    >>> Range(0.001, 1, log=True).nearest(0.0123456)
+    0.01235
+    """
+
+    low: float
+    high: float
+    log: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.low:.12g}:{self.high:.12g}" + (":log" if self.log else "")
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, int | float) and self.low <= value <= self.high
+
+    def nearest(self, value: float) -> float:
+        """The value with four digits, as more would be noise, if it is not a whole number."""
+        return value if isinstance(value, int) else min(max(float(f"{value:.4g}"), self.low), self.high)
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The lowest and the highest."""
+        return self.low, self.high
+
+
+class Choices(tuple[Any, ...]):
+    """A few values to choose from."""
+
+    def __str__(self) -> str:
+        return ",".join(write_option(value) for value in self)
+
+    def nearest(self, value: Any) -> Any:
+        """The value as it is."""
+        return value
+
+    @property
+    def ends(self) -> tuple[Any, Any]:
+        """The first and the last."""
+        return self[0], self[-1]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Values that were tried, and what came of them."""
+
+    values: Mapping[str, Any]
+    score: float | None  # in percent; none where it was given up on the way
+
+
+@dataclass(frozen=True)
+class Search:
+    """A run whose best values are looked for on training examples that are held out: test examples are never used.
+
+    Every option for which the learner states a range (`option(..., tune=...)`) is tuned, unless the spec fixes it.
+    `space` adds to them or replaces them: by name, a text such as "0.01:0.3:log", "1:8" or "euler,mean".
+
+    >>> search = Search(RunSpec(learner="der", options={"alpha": 0.5}), space={"batch": "8,16"})
+    >>> search.ranges
+    {'lr': Range(low=0.001, high=1.0, log=True), 'batch': (8, 16)}
+    >>> search.specs({"lr": 0.05, "batch": 8})  # doctest: +ELLIPSIS
+    [RunSpec(learner='der', ... batch=8, ... options={'alpha': 0.5, 'lr': 0.05}, scenario={'validation': 0.1})]
+    """
+
+    spec: RunSpec
+    space: Mapping[str, str] = field(default_factory=dict)
+    metric: str = option("aaa", "what is made as high as can be", among=METRICS)
+    seeds: int = option(1, "how many seeds a trial is run with, from 0; their mean counts", at_least=1)
+    validation: float = option(0.1, "share of each class's training examples that judge", above=0, below=1)
+    seed: int = option(0, "decides which values are tried", at_least=0)
+    prune: bool = option(False, "whether a trial is given up once it is worse than half of those before it")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if "validation" in self.spec.scenario:
+            got = self.spec.scenario["validation"]
+            raise invalid("validation", got, "it to be set for the search and not for the run", "use --validation")
+        if not self.ranges:
+            raise invalid("--space", Description("nothing to tune"), "an option", "for example --space lr=0.01:0.3:log")
+        for end in (0, 1):  # what a run refuses is refused before the first one
+            self.specs({name: each.ends[end] for name, each in self.ranges.items()})
+
+    @cached_property
+    def ranges(self) -> dict[str, Range | Choices]:
+        """What is tuned, and where good values may lie."""
+        known = self._tunable()
+        for name in self.space:
+            check_name("--space", name, known)
+            if name in self.fixed:
+                raise invalid("--space", name, "an option that --set leaves open", "give one of the two")
+        own = {name: each.tune for name, each in known.items() if each.tune and name not in self.fixed}
+        texts = {**own, **self.space}
+        return {name: _read(known[name], text) for name, text in texts.items()}
+
+    @cached_property
+    def fixed(self) -> dict[str, Any]:
+        """What the spec says of the learner and of how it is run; it is not tuned."""
+        run = {name: getattr(self.spec, name) for name in self._tunable().keys() - self._own().keys()}
+        given = {name: value for name, value in run.items() if value != options_of(RunSpec)[name].default}
+        return {**given, **self.spec.options}
+
+    @cached_property
+    def defaults(self) -> dict[str, Any]:
+        """The values that the learner has by itself, where they lie within the ranges."""
+        values = {name: self._value(name) for name in self.ranges}
+        return {name: value for name, value in values.items() if value in self.ranges[name]}
+
+    def rounded(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values that were drawn, as they are tried."""
+        return {name: each.nearest(values[name]) for name, each in self.ranges.items()}
+
+    def specs(self, values: Mapping[str, Any]) -> list[RunSpec]:
+        """The runs of a trial with these values, a seed each. All are tested on held-out training examples alone."""
+        own = self._own()
+        given: dict[str, Any] = {name: value for name, value in values.items() if name not in own}
+        given["options"] = {**self.spec.options, **{name: values[name] for name in values if name in own}}
+        given["scenario"] = {**self.spec.scenario, "validation": self.validation}
+        return [dataclasses.replace(self.spec, seed=seed, **given) for seed in range(self.seeds)]
+
+    def definition(self) -> dict[str, Any]:
+        """All that determines the search, as plain JSON values."""
+        spec = self.specs({})[0].resolved()
+        del spec["seed"]
+        told = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.name != "spec"}
+        return {**spec, **told, "space": {name: str(each) for name, each in sorted(self.ranges.items())}}
+
+    def _own(self) -> dict[str, Option]:
+        return RunSpec.learner_options(self.spec.learner)
+
+    def _tunable(self) -> dict[str, Option]:
+        return {name: each for name, each in options_of(RunSpec).items() if name not in CONTEXT} | self._own()
+
+    def _value(self, name: str) -> Any:
+        resolved = self.spec.resolved()
+        return resolved["options"].get(name, resolved.get(name))
+
+
+def _read(stated: Option, text: str) -> Range | Choices:
+    """The range or the values that a text stands for, each a value that the option takes."""
+    low, *rest = text.split(":")
+    if not rest:
+        return Choices(stated.parse(value.strip()) for value in text.split(","))
+    if len(rest) > 2 or rest[1:] not in ([], ["log"]):
+        raise _refused(stated.name, text)
+    ends = [stated.parse(end) for end in (low, rest[0])]
+    if not all(isinstance(end, int | float) for end in ends) or not ends[0] < ends[1]:
+        raise _refused(stated.name, text)
+    if rest[1:] and ends[0] <= 0:
+        raise invalid(f"--space {stated.name}", text, "a range above 0, where it is log")
+    return Range(ends[0], ends[1], log=bool(rest[1:]))
+
+
+def _refused(name: str, text: str) -> InputError:
+    return invalid(f"--space {name}", text, "LOW:HIGH, LOW:HIGH:log or values with commas", f"say --space {name}=0.1:1")

@@ -1,0 +1,217 @@
+"""Find the values with which a learner does best, by trials on training examples that are held out."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from parabolic import metrics
+from parabolic.checks import Description, check_number, invalid
+from parabolic.engine import Callback, Diverged
+from parabolic.experiments.presets import Preset, check_preset_name
+from parabolic.experiments.run import environment, execute_fleet
+from parabolic.experiments.search import Search, Trial
+from parabolic.experiments.spec import RunSpec
+from parabolic.experiments.store import Record, Store
+from parabolic.plugins import require
+
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = ["Tuned", "tune"]
+
+TOLD = ("parabolic", "torch", "optuna", "python", "processor", "device", "command", "finished")  # of the environment
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a search has found."""
+
+    name: str
+    search: Search
+    trials: list[Trial]  # in the order in which they began
+    running: int  # trials that other processes are still at
+    environment: Mapping[str, Any]  # where the best was trained: versions, hardware, command, time
+
+    @property
+    def best(self) -> Trial:
+        """The trial with the highest score, the first of several."""
+        return _best(self.trials)
+
+    def preset(self) -> Preset:
+        """The best values, and a record of how they were found."""
+        spec, best, told = self.search.spec, self.best, self.search.definition()
+        about = f"best of {len(self.trials)} trials by {told['metric']} on held-out training examples"
+        study: dict[str, Any] = {"score": _rounded(best.score)}
+        study |= {name: told[name] for name in ("metric", "seeds", "validation", "space", "seed", "prune")}
+        study["trials"] = [{"score": _rounded(trial.score), **trial.values} for trial in self.trials]
+        study["scenario"] = dict(spec.scenario)
+        study["environment"] = {name: self.environment[name] for name in TOLD if name in self.environment}
+        settings = {**self.search.fixed, **best.values}
+        return Preset(self.name, spec.learner, about, spec.stream, told.get("memory"), settings, study)
+
+
+def tune(
+    search: Search,
+    store: Store,
+    *,
+    trials: int = 30,
+    name: str | None = None,
+    storage: str | optuna.storages.BaseStorage | None = None,
+    parallel: int = 1,
+    workers: int = 1,
+    device: str = "auto",
+    callbacks: Iterable[Callback] = (),
+    watch: Callable[[list[Trial]], None] | None = None,
+) -> Tuned:
+    """Go on with a search until its study has so many trials in all, and return what it found.
+
+    Args:
+        search: what is tuned, and by what it is judged.
+        store: where the trials' runs are kept; a run that is there is not trained again.
+        trials: how many there are to be, those of earlier calls and of other processes included.
+        name: of the study (by default learner-stream). A study goes on only with the search it began with.
+        storage: an Optuna storage: a URL as Optuna takes it, `journal:FILE`, or an object (by default SQLite, in the
+            store's folder). Processes anywhere that name the same storage and study work on it together.
+        parallel: how many trials are asked for at once, and trained side by side where the device can.
+        workers: how many processes of this machine work on the study; with more than one, or with several that
+            share a storage, the values that are tried depend on who is done first.
+        device: where runs are trained.
+        callbacks: watch the runs that this process trains.
+        watch: called with all trials so far whenever some have ended.
+    """
+    require("optuna", "tune", "tune", "Optuna")
+    for what, value in (("trials", trials), ("parallel", parallel), ("workers", workers)):
+        check_number(what, value, whole=True, at_least=1)
+    if search.prune and parallel > 1:
+        raise invalid("parallel", parallel, "1, where trials are pruned", "use --workers to have several at once")
+    name = name or f"{search.spec.learner}-{search.spec.stream}"
+    check_preset_name(name)
+    if workers > 1 and not isinstance(storage, str | None):
+        raise invalid("storage", storage, "a URL, where there are several workers", "objects cannot be shared")
+    job = Job(search, store, trials, name, storage or f"sqlite:///{store.root}/tune.db", parallel, device)
+    spawn = multiprocessing.get_context("spawn")
+    others = [spawn.Process(target=_help, args=(job,), daemon=True) for _ in range(workers - 1)]
+    try:
+        for each in others:
+            each.start()
+        found, running = _work(job, callbacks, watch)
+        if others:
+            for each in others:
+                each.join()
+            found, running = _work(job, callbacks, watch)  # what one of them left undone
+    finally:
+        for each in others:
+            if each.pid is not None:  # it was started
+                each.terminate()
+                each.join()
+    record = store.find(search.specs(_best(found).values)[0])
+    told = environment(torch.device("cpu")) if record is None else record.environment
+    return Tuned(name, search, found, running, {**told, "optuna": version("optuna")})
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a process must know to work on a study."""
+
+    search: Search
+    store: Store
+    trials: int
+    name: str
+    storage: str | optuna.storages.BaseStorage
+    parallel: int
+    device: str
+
+
+def _help(job: Job) -> None:
+    """Work on a study in another process; an error here is one that the process which started it meets too."""
+    try:
+        _work(job)
+    except (Exception, KeyboardInterrupt):
+        sys.exit(1)
+
+
+def _work(
+    job: Job, callbacks: Iterable[Callback] = (), watch: Callable[[list[Trial]], None] | None = None
+) -> tuple[list[Trial], int]:
+    """Take trials until there are none left; returns those that have ended, and how many others are still at."""
+    from parabolic.experiments.study import open_study  # here: it imports Optuna
+
+    parent = multiprocessing.parent_process()
+    with open_study(job.search, job.name, job.storage, job.store.root) as study:
+        while (parent is None or parent.is_alive()) and (taken := study.ask(job.parallel, job.trials)):
+            try:
+                with study.pulse(taken):
+                    scores = _try(taken, job, list(callbacks))
+            except BaseException:
+                study.give_back(taken)
+                raise
+            for trial, score in zip(taken, scores, strict=True):
+                study.tell(trial, score)
+            if watch is not None:
+                watch(study.trials)
+        return study.trials, study.running
+
+
+def _try(taken: Sequence[optuna.Trial], job: Job, callbacks: list[Callback]) -> list[float | None]:
+    """The score of each trial: the mean over its runs, or none where it was given up."""
+    specs = [job.search.specs(job.search.rounded(trial.params)) for trial in taken]
+    if job.search.prune:
+        return [_try_watched(taken[0], specs[0], job, callbacks)]
+    scores = _train([spec for each in specs for spec in each], job, callbacks)
+    return [float(np.mean([scores[spec.key] for spec in each])) for each in specs]
+
+
+def _try_watched(trial: optuna.Trial, specs: list[RunSpec], job: Job, callbacks: list[Callback]) -> float | None:
+    """The score of a trial that is given up if its first run does badly after a task."""
+    from optuna import TrialPruned
+
+    from parabolic.experiments.study import Pruner
+
+    first, rest = specs[0], specs[1:]
+    if (record := job.store.find(first)) is not None:
+        for task, accuracy in enumerate(metrics.anytime(record.matrix)):
+            trial.report(float(accuracy), task)
+    try:
+        scores = _train([first], job, [*callbacks, Pruner(trial)])
+    except TrialPruned:
+        return None
+    return float(np.mean(list((scores | _train(rest, job, callbacks)).values())))
+
+
+def _train(specs: list[RunSpec], job: Job, callbacks: list[Callback]) -> dict[str, float]:
+    """What each run scores, by its key; those of one shape are trained together, and all are kept."""
+    metric, scores, missing = job.search.metric, dict[str, float](), dict[str, dict[str, RunSpec]]()
+    for spec in specs:
+        if (record := job.store.find(spec)) is not None:
+            scores[spec.key] = record.metrics[metric]
+        else:
+            missing.setdefault(spec.shape, {})[spec.key] = spec
+    for fleet in missing.values():
+        for spec, result in execute_fleet(list(fleet.values()), device=job.device, callbacks=callbacks):
+            if isinstance(result, Record):
+                job.store.save(result)
+                scores[spec.key] = result.metrics[metric]
+            elif isinstance(result, Diverged):
+                scores[spec.key] = 0.0  # it has learned nothing
+            else:
+                raise result
+    return scores
+
+
+def _rounded(score: float | None) -> float | None:
+    return None if score is None else round(score, 2)
+
+
+def _best(trials: list[Trial]) -> Trial:
+    done = [trial for trial in trials if trial.score is not None]
+    if not done:
+        raise invalid("trials", Description("none that came to an end"), "at least one", "try more of them")
+    return max(done, key=lambda trial: trial.score or 0.0)

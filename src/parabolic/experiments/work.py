@@ -1,0 +1,125 @@
+"""What a worker does, in whatever process, on whatever machine: it trains runs, tells of each and writes nothing."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from threading import Thread
+from typing import BinaryIO
+
+import torch
+
+from parabolic.checks import InputError
+from parabolic.engine import Diverged
+from parabolic.experiments.run import Yard, execute_fleet
+from parabolic.experiments.spec import RunSpec
+from parabolic.experiments.store import Record
+
+__all__ = ["Job", "News", "Over", "serve", "work"]
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """Runs that one worker trains side by side (on a CPU: one run)."""
+
+    specs: tuple[RunSpec, ...]
+    command: tuple[str, ...] = field(default_factory=lambda: tuple(sys.argv))  # which the records are to name
+
+
+@dataclass(frozen=True)
+class News:
+    """What became of one run: its record, or the reason why there is none."""
+
+    key: str
+    record: Record | None = None
+    reason: str = ""
+    trace: str = ""  # of an error that nobody expected
+    retry: bool = False  # the machine is to blame and not the run: in a fresh process it may do better
+
+
+@dataclass(frozen=True)
+class Over:
+    """A job came to its end, or its worker did: then `died` says how."""
+
+    died: str = ""
+
+
+def work(job: Job, device: str, yard: Yard | None = None) -> Iterator[News]:
+    """Train the runs of a job and tell of each as it ends, whatever happens to it.
+
+    >>> [news] = work(Job((RunSpec(learner="sgd", options={"lr": 1e30}),)), "cpu")
+    >>> news.record, news.reason.endswith("lower lr (now 1e+30)")
+    (None, True)
+    """
+    left = {spec.key: spec for spec in job.specs}
+    sys.argv[:] = job.command
+    with _one_thread(device):
+        try:
+            for spec, result in execute_fleet(job.specs, device=device, yard=yard):
+                del left[spec.key]
+                yield _news(spec, result)
+        except Exception as error:  # of the fleet as a whole
+            for spec in left.values():
+                yield _news(spec, error)
+
+
+def serve() -> None:
+    """The life of a worker process: jobs come in on standard input, news go out on standard output.
+
+    It ends when its input does, in the middle of a run if need be: that is how it learns that the grid is over or was
+    killed. So no process outlives its grid, and no record is written after it.
+    """
+    news = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a learner prints is not news
+    jobs: SimpleQueue[tuple[Job, str]] = SimpleQueue()
+    yard = Yard()
+    Thread(target=_listen, args=(sys.stdin.buffer, jobs), daemon=True).start()
+    while True:
+        for each in work(*jobs.get(), yard):
+            _send(news, each)
+        _send(news, Over())
+
+
+def _listen(pipe: BinaryIO, jobs: SimpleQueue[tuple[Job, str]]) -> None:
+    try:
+        while True:
+            jobs.put(pickle.load(pipe))
+    finally:  # the other end is closed, perhaps in the middle of a word
+        os._exit(0)
+
+
+def _send(pipe: BinaryIO, told: News | Over) -> None:
+    try:
+        pickle.dump(told, pipe)
+        pipe.flush()
+    except BrokenPipeError:  # nobody is there to hear it
+        os._exit(0)
+
+
+def _news(spec: RunSpec, result: Record | Exception) -> News:
+    if isinstance(result, Record):
+        return News(spec.key, result)
+    if isinstance(result, InputError | Diverged):
+        return News(spec.key, reason=str(result))
+    trace = "".join(traceback.format_exception(result))
+    # A GPU that was told something wrong by one run of a fleet fails the others of its process too.
+    machine = isinstance(result, MemoryError | torch.OutOfMemoryError | torch.AcceleratorError)
+    return News(spec.key, reason=f"{type(result).__name__}: {result}", trace=trace, retry=machine)
+
+
+@contextmanager
+def _one_thread(device: str) -> Iterator[None]:
+    """One thread on a CPU: workers share the cores, and the outcome is then the same in all of them."""
+    before = torch.get_num_threads()
+    if device == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

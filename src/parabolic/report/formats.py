@@ -1,0 +1,202 @@
+"""Tables of results as text: for a terminal, in Markdown, in LaTeX and as JSON."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from parabolic.checks import check_name
+from parabolic.report.tables import Column, Results
+from parabolic.statistics import Summary
+
+__all__ = ["FORMATS", "Entry", "Line", "latex", "legend", "lines", "markdown", "render", "terminal"]
+
+FORMATS = ("terminal", "markdown", "latex", "json")
+SIGNS = {"higher": "▲", "lower": "▼", "no difference": "=", "unknown": ""}
+LEVEL = "†"
+GAP = "–"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is printed for a cell, in whatever format."""
+
+    mean: str
+    spread: str
+    mark: str
+    signs: str = ""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A printed line: ours, or what was published of the same row."""
+
+    name: str
+    entries: Sequence[Entry]
+    ranks: Sequence[str]  # the row's mean rank, where one is asked for
+    published: bool = False
+
+
+def render(tables: Sequence[Results], format: str = "terminal", *, intervals: bool = False) -> str:
+    """Tables as text in one of `FORMATS`; with `intervals`, 95 % intervals in place of standard deviations.
+
+    >>> from parabolic.report.tables import Cell
+    >>> results = Results("two", "Two learners", [Column("Acc")], {"er": [Cell({0: 60.0})], "sgd": [Cell({0: 20.0})]})
+    >>> print(render([results], "markdown").strip())
+    **Two learners**
+    <BLANKLINE>
+    |  | Acc |
+    | --- | ---: |
+    | er | **60.0** |
+    | sgd | <ins>20.0</ins> |
+    """
+    check_name("format", format, FORMATS)
+    if format == "json":
+        return json.dumps([each.as_dict() for each in tables], indent=1, ensure_ascii=False) + "\n"
+    one = {"terminal": _plain_text, "markdown": markdown, "latex": latex}[format]
+    return "\n".join(one(each, intervals=intervals) for each in tables)
+
+
+def lines(results: Results, *, intervals: bool = False) -> Iterator[Line]:
+    """What is printed, line by line."""
+    ours, theirs = (
+        [[_number(rank, 1)] if results.ranked else [] for rank in results.ranks(whose)]
+        for whose in ("ours", "published")
+    )
+    for i, (name, cells) in enumerate(results.rows.items()):
+        mine, published = [], []
+        for column, cell, judged in zip(results.columns, cells, results.judged[i], strict=True):
+            n = len(cell.by_seed)
+            signs = LEVEL * judged.level + SIGNS[judged.verdict] + (f" (n={n})" if n < cell.wanted else "")
+            mine.append(Entry(*_told(column, cell.ours, intervals), judged.mark, signs.strip()))
+            published.append(Entry(*_told(column, cell.published, intervals), judged.published_mark))
+        yield Line(name, mine, ours[i])
+        if any(cell.published for cell in cells):
+            yield Line("paper", published, theirs[i], published=True)
+
+
+def legend(results: Results, *, intervals: bool = False) -> list[str]:
+    """What the reader has to know, sentence by sentence."""
+    cells = [cell for row in results.rows.values() for cell in row]
+    seeds = max((cell.wanted for cell in cells), default=0)
+    spread = "half-width of the 95 % interval" if intervals else "sample standard deviation"
+    said = [f"Mean ± {spread} over {seeds} seeds."] if seeds > 1 else []
+    if any(len(cell.by_seed) < cell.wanted for cell in cells):
+        said.append("(n): how many seeds there are, where some are missing.")
+    if results.ranked:
+        said.append("rank: the mean over the columns.")
+    if any(each.level for row in results.judged for each in row):
+        said.append(f"{LEVEL}: no difference from the best of its column at the 5 % level, paired over the seeds.")
+    if any(cell.published for cell in cells):
+        said.append("Lines “paper”: the published figures.")
+        told = ", ".join(f"{SIGNS[verdict]} {n} {verdict}".strip() for verdict, n in results.verdicts().items())
+        by_test = f"Ours against the paper's at the 5 % level, by Welch's test: {told}."
+        said.append(f"No verdicts: {results.incomparable}." if results.incomparable else by_test)
+    return [*said, *results.notes]
+
+
+def terminal(results: Results, *, intervals: bool = False) -> Group:
+    """The table for a terminal."""
+    table = Table(results.heading)
+    for head in (*(f"{each.group}\n{each.title}".strip() for each in results.columns), *["rank"] * results.ranked):
+        table.add_column(escape(head), justify="right")
+    styles = {"best": "[bold]{}[/bold]", "second": "[underline]{}[/underline]", "": "{}"}
+    for line in lines(results, intervals=intervals):
+        cells = [f"{styles[each.mark].format(_figure(each.mean, each))} {each.signs}".strip() for each in line.entries]
+        table.add_row(escape(line.name), *cells, *line.ranks, style="dim" if line.published else None)
+    return Group(Text(results.title, "italic"), table, *map(Text, legend(results, intervals=intervals)))
+
+
+def markdown(results: Results, *, intervals: bool = False) -> str:
+    """The table in Markdown."""
+    heads = [f"{each.group} {each.title}".strip() for each in results.columns] + ["rank"] * results.ranked
+    styles = {"best": "**{}**", "second": "<ins>{}</ins>", "": "{}"}
+    rows = [[results.heading, *heads], ["---", *["---:"] * len(heads)]]
+    for line in lines(results, intervals=intervals):
+        cells = [f"{_figure(styles[each.mark].format(each.mean), each)} {each.signs}".strip() for each in line.entries]
+        rows.append([line.name, *cells, *line.ranks])
+    told = ["| " + " | ".join(each.replace("|", r"\|") for each in row) + " |" for row in rows]
+    notes = legend(results, intervals=intervals)
+    return "\n".join([f"**{results.title}**", "", *told, *(["", " ".join(notes)] if notes else []), ""])
+
+
+def latex(results: Results, *, intervals: bool = False) -> str:
+    """The table in LaTeX, as the paper has its own: booktabs, the best in bold, the second best underlined."""
+    heads = [each.title for each in results.columns] + ["rank"] * results.ranked
+    groups = [each.group for each in results.columns] + [""] * results.ranked
+    styles = {"best": r"\textbf{%s}", "second": r"\underline{%s}", "": "%s"}
+    body = []
+    for line in lines(results, intervals=intervals):
+        cells = [_latex(line.name) if not line.published else r"\quad " + _latex(line.name)]
+        for each in line.entries:
+            spread = rf"$_{{\pm {each.spread}}}$" if each.spread else ""
+            cells.append(" ".join(filter(None, (styles[each.mark] % _latex(each.mean), spread, _latex(each.signs)))))
+        body.append([*cells, *map(_latex, line.ranks)])
+    above = [rf"\multicolumn{{{len(list(same))}}}{{c}}{{{_latex(group)}}}" for group, same in itertools.groupby(groups)]
+    caption = _latex(" ".join([f"{results.title}.", *legend(results, intervals=intervals)]))
+    return "\n".join(
+        [
+            r"\begin{table*}  % \usepackage{booktabs}",
+            r"\centering",
+            rf"\caption{{{caption}}}",
+            rf"\begin{{tabular}}{{@{{}}l{'r' * len(heads)}@{{}}}}",
+            r"\toprule",
+            *([_row(["", *above])] if any(groups) else []),
+            _row([_latex(each) for each in (results.heading, *heads)]),
+            r"\midrule",
+            *map(_row, body),
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table*}",
+            "",
+        ]
+    )
+
+
+def _plain_text(results: Results, *, intervals: bool = False) -> str:
+    """The table of a terminal that is as wide as it has to be."""
+    console = Console(file=io.StringIO(), width=10_000)
+    with console.capture() as captured:
+        console.print(terminal(results, intervals=intervals))
+    return captured.get()
+
+
+def _told(column: Column, figure: Summary | None, intervals: bool) -> tuple[str, str]:
+    """A mean and its spread; a single value has none. A mean that would look like zero is told by its power of ten."""
+    if figure is None:
+        return GAP, ""
+    tiny = 0 < abs(figure.mean) < 0.5 * 10**-column.digits
+    spread = _number(figure.half_width if intervals else figure.sd, column.spread_digits)
+    return f"{figure.mean:.1e}" if tiny else _number(figure.mean, column.digits), "" if spread == GAP else spread
+
+
+def _number(value: float, digits: int) -> str:
+    return GAP if math.isnan(value) else f"{value:.{digits}f}"
+
+
+def _figure(mean: str, entry: Entry) -> str:
+    return f"{mean} ± {entry.spread}" if entry.spread else mean
+
+
+def _row(cells: Sequence[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+LATEX = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "%": r"\%", "&": r"\&", "_": r"\_", "#": r"\#", "$": r"\$",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "γ": r"$\gamma$", "†": r"$\dagger$",
+    "▲": r"$\uparrow$", "▼": r"$\downarrow$", "=": "$=$", "–": "--", "“": "``", "”": "''",
+}  # fmt: skip
+
+
+def _latex(text: str) -> str:
+    return "".join(LATEX.get(letter, letter) for letter in text)

@@ -1,0 +1,115 @@
+"""The runs of a store as one flat table, to be filtered and handed to other programs."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from parabolic.checks import InputError, check_name
+from parabolic.experiments import FailedRun, Record, RunSpec
+from parabolic.files import written_whole
+from parabolic.plugins import require
+
+__all__ = ["Row", "row_of", "select", "settings_of", "write_csv", "write_parquet"]
+
+Row = dict[str, Any]  # by column: the names of run.json, with those of the spec on top: seed, options.lr, metrics.acc
+
+GROUPS = ("", "options", "scenario", "metrics", "environment")
+
+
+def row_of(run: Record | FailedRun) -> Row:
+    """A run in one row; times are summed over the tasks, and the accuracy matrix is left out."""
+    told = asdict(run)
+    told.pop("accuracy", None)
+    return _flat({"key": told.pop("key"), **told.pop("spec"), **told})
+
+
+def select(rows: Iterable[Row], where: Mapping[str, str]) -> list[Row]:
+    """The rows in which each column named has the value given as a text; `lr` will do for `options.lr`.
+
+    >>> select([{"seed": 0, "options.lr": 0.1}, {"seed": 1, "options.lr": 0.05}], {"lr": "0.10"})
+    [{'seed': 0, 'options.lr': 0.1}]
+    """
+    rows = list(rows)
+    columns = {column for row in rows for column in row}
+    for name, text in where.items():
+        if columns and name not in columns:
+            check_name("--where", name, {_short(column) for column in columns})
+        rows = [row for row in rows if any(_means(text, row[each]) for each in row if name in (each, _short(each)))]
+    return rows
+
+
+def settings_of(row: Row) -> str:
+    """What differs from the defaults in a run, as `--set` would have it; all options of a learner that is not here."""
+    usual = _defaults(row["learner"], row["stream"])
+    told = [name for name in row if name in usual or name.startswith(("options.", "scenario."))]
+    named = ("learner", "stream", "memory", "seed")  # which have columns of their own
+    differs = [name for name in told if name not in named and row[name] != usual.get(name)]
+    return " ".join(f"{_short(name)}={row[name]}" for name in differs)
+
+
+def write_csv(rows: Sequence[Row], path: Path) -> Path:
+    """Write rows as CSV, whole or not at all; what a run does not have is left empty."""
+    with written_whole(path) as aside, aside.open("w", newline="") as file:
+        table = csv.DictWriter(file, _columns(rows))
+        table.writeheader()
+        table.writerows(rows)
+    return path
+
+
+def write_parquet(rows: Sequence[Row], path: Path) -> Path:
+    """Write rows as Parquet, whole or not at all; what a run does not have is null."""
+    arrow = require("pyarrow", "parquet", "--parquet", "pyarrow")
+    parquet = require("pyarrow.parquet", "parquet", "--parquet", "pyarrow")
+    table = arrow.table({name: _one_type([row.get(name) for row in rows]) for name in _columns(rows)})
+    with written_whole(path) as aside:
+        parquet.write_table(table, aside)
+    return path
+
+
+def _columns(rows: Iterable[Row]) -> list[str]:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return sorted(names, key=lambda name: GROUPS.index(name.rpartition(".")[0]))
+
+
+def _one_type(values: list[Any]) -> list[Any]:
+    """A column with one type: an option of the same name may be a number here and a word there."""
+    kinds = {type(value) for value in values if value is not None}
+    if len(kinds) < 2 or kinds == {int, float}:
+        return values
+    return [None if value is None else str(value) for value in values]
+
+
+def _short(column: str) -> str:
+    return column.rpartition(".")[2]
+
+
+def _means(text: str, value: Any) -> bool:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return float(text) == value
+        except ValueError:
+            return False
+    return text.lower() == str(value).lower()
+
+
+def _flat(told: Mapping[str, Any]) -> Row:
+    row: Row = {}
+    for name, value in told.items():
+        if isinstance(value, Mapping):
+            row |= {f"{name}.{inner}": each for inner, each in value.items()}
+        else:
+            row[name] = sum(value) if isinstance(value, list) else value
+    return row
+
+
+@cache
+def _defaults(learner: str, stream: str) -> Row:
+    try:
+        return _flat(RunSpec(learner=learner, stream=stream).resolved())
+    except InputError:
+        return {}

@@ -1,0 +1,140 @@
+"""What a few runs say: a sample in three figures, two samples against each other, and ranks over several columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import stdtr, stdtrit
+
+from parabolic.checks import Description, check_name, invalid
+
+__all__ = ["Difference", "Summary", "average_ranks", "paired", "welch"]
+
+CONFIDENCE = 0.95  # of every interval
+LEVEL = 0.05  # below which a p-value counts as a difference
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A sample by its mean, its sample standard deviation and its size; one value alone has no deviation (NaN).
+
+    >>> Summary.of([1.0, 2.0, 3.0])
+    Summary(mean=2.0, sd=1.0, n=3)
+    >>> low, high = Summary(mean=50.0, sd=2.0, n=5).interval
+    >>> f"{low:.2f} to {high:.2f}"
+    '47.52 to 52.48'
+    """
+
+    mean: float
+    sd: float
+    n: int
+
+    @classmethod
+    def of(cls, values: ArrayLike) -> Summary:
+        """The summary of a sample."""
+        sample = _sample("values", values)
+        return cls(float(sample.mean()), float(sample.std(ddof=1)) if len(sample) > 1 else math.nan, len(sample))
+
+    @property
+    def half_width(self) -> float:
+        """How far the 95 % interval of the mean, by Student's t, reaches to either side."""
+        return _reach(self.sd / math.sqrt(self.n), self.n - 1)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the mean."""
+        return self.mean - self.half_width, self.mean + self.half_width
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far the mean of one sample lies above another's: with its 95 % interval, and the p-value of no difference."""
+
+    mean: float
+    low: float
+    high: float
+    p: float  # NaN, as low and high are, where a sample of one leaves nothing to judge by
+
+    @property
+    def verdict(self) -> str:
+        """The first sample against the second: higher, lower or no difference, at the 5 % level; unknown without p."""
+        if math.isnan(self.p):
+            return "unknown"
+        if self.p >= LEVEL:
+            return "no difference"
+        return "higher" if self.mean > 0 else "lower"
+
+
+def welch(one: Summary, other: Summary) -> Difference:
+    """Welch's test: two independent samples, whose deviations may differ.
+
+    >>> ours, published = Summary.of([57.1, 55.2, 58.3, 56.0, 57.4]), Summary(mean=54.98, sd=4.1, n=5)
+    >>> welch(ours, published).verdict
+    'no difference'
+    """
+    squares = [each.sd**2 / each.n for each in (one, other)]
+    spread = sum(square**2 / (each.n - 1) for square, each in zip(squares, (one, other), strict=True) if each.n > 1)
+    # Without any spread, any degrees of freedom will do: the difference is then certain.
+    freedom = sum(squares) ** 2 / spread if spread else 1.0
+    return _difference(one.mean - other.mean, math.sqrt(sum(squares)), freedom)
+
+
+def paired(one: ArrayLike, other: ArrayLike) -> Difference:
+    """The paired t-test: two samples whose values belong together one by one, as those of the same seed do.
+
+    >>> paired([57.1, 55.2, 58.3], [55.0, 53.4, 56.1]).verdict
+    'higher'
+    """
+    first, second = _sample("one", one), _sample("other", other)
+    if len(first) != len(second):
+        got = Description(f"{len(second)} values")
+        raise invalid("other", got, f"one for each of the {len(first)}", "keep the seeds that both have")
+    gaps = Summary.of(first - second)
+    return _difference(gaps.mean, gaps.sd / math.sqrt(gaps.n), gaps.n - 1)
+
+
+def average_ranks(rows: Sequence[Sequence[float]], better: Sequence[str]) -> list[float]:
+    """The mean over the columns of each row's rank, 1 being the best; those that tie share the mean of their places.
+
+    Args:
+        rows: the figures. A row with a gap (NaN) has no rank (NaN), and the others are ranked as if it were not there.
+        better: for each column, whether the higher or the lower figure is.
+
+    >>> average_ranks([[90.0, 3.0], [80.0, 1.0], [90.0, 2.0]], ["higher", "lower"])
+    [2.25, 2.0, 1.75]
+    """
+    for each in better:
+        check_name("better", each, ("higher", "lower"))
+    figures = np.array(rows, dtype=np.float64)
+    if not better or figures.ndim != 2 or figures.shape[1] != len(better):
+        raise invalid("rows", list(figures.shape), f"rows of {len(better)} figures, one for each entry of better")
+    whole, ranks = ~np.isnan(figures).any(1), np.full(len(figures), np.nan)
+    costs = figures[whole] * [-1 if each == "higher" else 1 for each in better]
+    ahead = (costs[None] < costs[:, None]).sum(1)  # how many do better, for each row and column
+    level = (costs[None] == costs[:, None]).sum(1)  # how many do as well, the row itself among them
+    ranks[whole] = (ahead + (level + 1) / 2).mean(1)
+    return [float(rank) for rank in ranks]
+
+
+def _difference(mean: float, error: float, freedom: float) -> Difference:
+    if error == 0:
+        return Difference(mean, mean, mean, 1.0 if mean == 0 else 0.0)
+    reach = _reach(error, freedom)
+    return Difference(mean, mean - reach, mean + reach, float(2 * stdtr(freedom, -abs(mean) / error)))
+
+
+def _reach(error: float, freedom: float) -> float:
+    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2) * error)  # the quantile of Student's t
+
+
+def _sample(name: str, values: ArrayLike) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    sample = np.asarray(values, dtype=np.float64)
+    if sample.ndim != 1 or not len(sample):
+        raise invalid(name, list(sample.shape), "a list of at least one number")
+    if not np.isfinite(sample).all():
+        raise invalid(name, Description("a number that is NaN or infinite"), "finite numbers")
+    return sample

@@ -1,0 +1,115 @@
+"""What the tests of grids share: specs, a learner that gets into trouble, and what may be compared of two stores."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from parabolic import RunSpec
+
+SPECS = [RunSpec(learner, seed=seed, backbone="mlp") for seed in range(6) for learner in ("sgd", "er")]
+
+FRAGILE = '''
+import os
+import signal
+from pathlib import Path
+
+from parabolic.learners.sgd import SGD
+from parabolic.options import option
+
+
+class Fragile(SGD):
+    """Learns like SGD, and gets into trouble in its second task."""
+
+    trouble: str = option("none", "what kind of trouble")
+
+    def loss(self, batch, recalled):
+        if self.steps == 40:
+            getattr(self, self.trouble)()
+        return super().loss(batch, recalled)
+
+    def none(self):
+        pass
+
+    def killed(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def killed_once(self):
+        if first_time("killed"):
+            self.killed()
+
+    def broken(self):
+        os.environ["BROKEN"] = "yes"
+        raise RuntimeError("something nobody expected")
+
+    def needs_a_sound_process(self):
+        assert "BROKEN" not in os.environ
+
+    def crowded_once(self):
+        if first_time("crowded"):
+            raise MemoryError("no room")
+
+    def loud(self):
+        print("hello from a learner")
+
+
+def first_time(name):
+    try:
+        Path(__file__).with_name(name).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+'''
+
+
+def fragile(folder, trouble, seed=0):
+    """The spec of a run of that learner; its file is written to the folder."""
+    path = Path(folder) / "fragile.py"
+    path.write_text(FRAGILE)
+    return RunSpec(f"{path}:Fragile", seed=seed, backbone="mlp", options={"trouble": trouble})
+
+
+def results(root):
+    """What the runs of a store say, as bytes, times and place aside."""
+    found = {}
+    for path in sorted(Path(root).glob("*/run.json")):
+        told = json.loads(path.read_bytes())
+        for name in ("train_seconds", "test_seconds", "environment"):
+            del told[name]
+        found[path.parent.name] = json.dumps(told).encode()
+    return found
+
+
+def children(pid):
+    """The processes that a process has started, by their ids."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        if int(fields[1]) == pid:
+            found.append(int(path.parent.name))
+    return found
+
+
+def alive(pid):
+    """Whether a process is there and not only waits for its parent to take note of its end."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def until(condition, seconds=60):
+    """Wait until something holds; that it does is the test's to say."""
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    return condition()
+
+
+def kill(pid):
+    """SIGKILL: the process cannot do anything about it."""
+    os.kill(pid, signal.SIGKILL)

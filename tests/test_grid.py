@@ -1,0 +1,298 @@
+"""The grid: what it keeps is what each run alone would have given, whatever happens meanwhile."""
+
+import contextlib
+import io
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from grids import SPECS, alive, children, fragile, kill, results, until
+from rich.console import Console
+from rich.text import Text
+
+from parabolic import InputError, RunSpec, Store
+from parabolic.experiments import Event, GridBar, execute, run_grid
+from parabolic.experiments.crews import Processes
+from parabolic.learners import find_learner
+
+COMPARE = ["compare", "--learners", "sgd,er", "--seeds", "6", "--set", "backbone=mlp", "--device", "cpu", "--json"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The grid's results, one run after the other in this process."""
+    root = tmp_path_factory.mktemp("undisturbed")
+    outcome = run_grid(SPECS, Store(root), workers=0, device="cpu")
+    assert (outcome.trained, outcome.reused, outcome.failures) == (12, 0, [])
+    return results(root)
+
+
+def grid(root, *arguments, **named):
+    """Start the command in a process of its own."""
+    command = [sys.executable, "-m", "parabolic", *COMPARE, "--runs", str(root), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **named)
+
+
+def finished(root):
+    return {path: path.read_bytes() for path in Path(root).glob("*/run.json")}
+
+
+def test_a_grid_killed_at_random_moments_ends_as_if_nothing_had_happened(tmp_path, undisturbed):
+    moments, kept, hits = random.Random(7), {}, 0
+    for _ in range(3):
+        running = grid(tmp_path)
+        until(lambda: len(finished(tmp_path)) > len(kept) or running.poll() is not None)  # noqa: B023
+        time.sleep(moments.uniform(0, 0.4))
+        workers = children(running.pid)
+        hits += running.poll() is None
+        kill(running.pid)
+        running.communicate()
+        assert until(lambda: not any(map(alive, workers)))  # noqa: B023
+        kept = finished(tmp_path)
+    assert hits
+    out, err = grid(tmp_path).communicate()
+    assert err == ""
+    told = json.loads(out)
+    assert told["reused"] == len(kept)
+    assert {path: finished(tmp_path)[path] for path in kept} == kept  # not a byte was written anew
+    assert results(tmp_path) == undisturbed
+
+
+def test_ctrl_c_ends_all_processes_and_says_what_is_done(tmp_path):
+    running = grid(tmp_path, process_group=0)
+    until(lambda: finished(tmp_path))
+    workers = children(running.pid)
+    assert workers
+    os.killpg(running.pid, signal.SIGINT)  # as a terminal does
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert not any(map(alive, workers))
+    assert json.loads(out)["runs"]
+    assert err == f"Stopped. Runs that are done: {len(finished(tmp_path))}. The same command goes on from there.\n"
+
+
+def test_two_grids_on_one_store_train_each_run_once(tmp_path, undisturbed):
+    both = [grid(tmp_path, "--workers", "1") for _ in range(2)]
+    told = [json.loads(each.communicate()[0]) for each in both]
+    assert [len(each["runs"]) for each in told] == [12, 12]
+    assert sum(each["reused"] for each in told) == 12
+    assert results(tmp_path) == undisturbed
+
+
+def test_a_run_that_fails_does_not_stop_the_others_and_is_tried_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("BROKEN", "")  # so that what a run leaves there does not stay
+    store, heard = Store(tmp_path / "runs"), []
+    specs = {trouble: fragile(tmp_path, trouble) for trouble in ("broken", "crowded_once")}
+    specs["diverging"] = RunSpec("sgd", backbone="mlp", options={"lr": 1e30})
+    specs["no data"] = RunSpec("sgd", stream="seq-cifar10", seed=1)  # there are none here
+    specs["sound"] = SPECS[0]
+    monkeypatch.setenv("PARABOLIC_DATA", str(tmp_path / "data"))
+    outcome = run_grid(list(specs.values()), store, workers=0, device="cpu", watch=heard.append)
+    assert list(outcome.records) == [specs["crowded_once"].key, specs["sound"].key]
+    assert [event.spec.key for event in heard if event.what == "retried"] == [specs["crowded_once"].key]
+    assert [event.left for event in heard if event.what in ("trained", "failed")] == [4, 3, 2, 1, 0]
+
+    reasons = {failure.spec.key: failure.reason for failure in outcome.failures}
+    assert reasons.keys() == {specs[name].key for name in ("broken", "diverging", "no data")}
+    assert reasons[specs["broken"].key] == "RuntimeError: something nobody expected"
+    assert "lower lr" in reasons[specs["diverging"].key]
+    assert "parabolic data prepare cifar10" in reasons[specs["no data"].key]
+    noted = {failed.key: failed for failed in store.failures()}
+    assert {key: failed.reason for key, failed in noted.items()} == reasons
+    assert "in broken" in noted[specs["broken"].key].trace
+    assert noted[specs["diverging"].key].trace == ""
+
+    monkeypatch.setattr(find_learner(specs["broken"].learner), "broken", lambda self: None)
+    again = run_grid([specs["broken"], specs["sound"]], store, workers=0, device="cpu")
+    assert (again.trained, again.reused, again.failures) == (1, 1, [])
+    assert noted.keys() - {failed.key for failed in store.failures()} == {specs["broken"].key}
+
+
+def test_a_worker_that_dies_or_has_failed_is_replaced(tmp_path, undisturbed):
+    store, heard = Store(tmp_path / "runs"), []
+    specs = [fragile(tmp_path, trouble) for trouble in ("broken", "needs_a_sound_process", "killed", "loud")]
+    outcome = run_grid(specs, store, workers=1, device="cpu", watch=heard.append)
+    assert [failure.spec for failure in outcome.failures] == [specs[0], specs[2]]
+    assert "killed by SIGKILL" in outcome.failures[1].reason
+    assert [event.spec for event in heard if event.what == "retried"] == [specs[2]]
+    like_sgd = json.loads(undisturbed[SPECS[0].key])["accuracy"]
+    assert [outcome.records[spec.key].accuracy for spec in (specs[1], specs[3])] == [like_sgd, like_sgd]
+
+
+def test_fleets_are_of_one_shape_and_what_a_dead_one_leaves_is_tried_run_by_run(tmp_path, monkeypatch):
+    crew, jobs = Processes(["cpu"]), []
+    monkeypatch.setattr(crew, "gpu", True)  # which trains fleets one run after the other, on this device
+    monkeypatch.setattr(crew, "start", lambda job, start=crew.start: (jobs.append(job.specs), start(job)))
+    monkeypatch.setattr("parabolic.experiments.grid._crew", lambda *given: crew)
+    one, two, three = (fragile(tmp_path, trouble) for trouble in ("none", "killed_once", "loud"))
+    outcome = run_grid([one, SPECS[0], two, SPECS[2], three], Store(tmp_path / "runs"), fleet=3)
+    assert (outcome.trained, outcome.failures) == (5, [])
+    assert jobs == [(one, two, three), (three,), (two,), (SPECS[0], SPECS[2])]
+
+
+def test_a_run_that_another_grid_is_at_is_waited_for(tmp_path, undisturbed):
+    store, (mine, theirs) = Store(tmp_path), SPECS[:2]
+    claim = store.claim(theirs.key)
+    assert claim is not None
+    other = execute(theirs, device="cpu")
+
+    def watch(event):
+        if event.what == "trained":  # ours is done: now the other grid comes to its end
+            store.save(other)
+            claim.release()
+
+    outcome = run_grid([theirs, mine], store, workers=0, device="cpu", watch=watch)
+    assert (outcome.trained, outcome.reused) == (1, 1)
+    assert outcome.records[theirs.key] == other
+    assert list(outcome.records) == [theirs.key, mine.key]
+
+
+def test_a_run_that_another_grid_gave_up_is_taken_over(tmp_path):
+    store, (mine, theirs) = Store(tmp_path), SPECS[:2]
+    claim = store.claim(theirs.key)
+    outcome = run_grid([theirs, mine], store, workers=0, device="cpu", watch=lambda _: claim.release())
+    assert (outcome.trained, outcome.reused) == (2, 0)
+
+
+def test_again_trains_what_is_there(tmp_path):
+    store = Store(tmp_path)
+    for again, expected in ((False, (1, 0)), (False, (0, 1)), (True, (1, 0))):
+        outcome = run_grid(SPECS[:1], store, workers=0, device="cpu", again=again)
+        assert (outcome.trained, outcome.reused) == expected
+
+
+def test_a_spec_given_twice_is_one_run(tmp_path):
+    assert run_grid([SPECS[0], RunSpec("sgd", memory=77, backbone="mlp")], Store(tmp_path), workers=0).trained == 1
+
+
+def test_what_a_crash_left_half_written_is_no_obstacle(tmp_path, undisturbed):
+    store, (one, two, three) = Store(tmp_path), SPECS[:3]
+    run_grid([one, two, three], store, workers=0, device="cpu")
+    whole = store.path(one.key) / "run.json"
+    whole.write_bytes(whole.read_bytes()[:200])
+    (store.path(two.key) / "run.json").unlink()
+    stray = store.path(two.key) / ".run.json.0123456789abcdef"
+    stray.write_text("{")
+    os.utime(stray, (0, 0))
+    outcome = run_grid([one, two, three], store, workers=0, device="cpu")
+    assert (outcome.trained, outcome.reused) == (2, 1)
+    assert results(tmp_path) == {spec.key: undisturbed[spec.key] for spec in (one, two, three)}
+    assert [path.name for path in store.path(two.key).iterdir()] == ["run.json"]
+    assert store.unreadable() == {}
+
+
+@contextlib.contextmanager
+def small_disk(folder, size):
+    """A file system of its own, with little room."""
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder], capture_output=True)
+    if made.returncode:
+        pytest.skip(f"needs the right to mount a file system: {made.stderr.decode().strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_and_a_read_only_disk_are_told_and_nothing_is_lost(tmp_path):
+    store = Store(tmp_path)
+    with small_disk(tmp_path, "256k"):
+        run_grid(SPECS[:1], store, workers=0, device="cpu")
+        before = finished(tmp_path)
+        with contextlib.suppress(OSError), open(tmp_path / "filler", "wb", buffering=0) as filler:
+            while filler.write(bytes(4096)):
+                pass
+        with pytest.raises(InputError, match="runs: got No space left on device .*free some space.*is safe"):
+            run_grid(SPECS[:2], store, workers=0, device="cpu")
+        assert finished(tmp_path) == before
+        assert run_grid(SPECS[:1], store).reused == 1
+        (tmp_path / "filler").unlink()
+        assert run_grid(SPECS[:2], store, workers=0, device="cpu").trained == 1
+        assert not [path for path in store.path(SPECS[1].key).iterdir() if path.name != "run.json"]
+        subprocess.run(["mount", "-o", "remount,ro", tmp_path], check=True)
+        assert run_grid(SPECS[:2], store).reused == 2
+        with pytest.raises(InputError, match="runs: got Read-only file system"):
+            run_grid(SPECS[:3], store, workers=0)
+
+
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))  # less than a record
+from parabolic.cli import main
+main()
+"""
+
+
+def test_a_write_that_fails_ends_the_command_with_an_error_and_leaves_nothing_broken(tmp_path):
+    command = [sys.executable, "-c", LIMITED, *COMPARE, "--seeds", "1", "--runs", str(tmp_path), "--workers", "1"]
+    told = subprocess.run(command, capture_output=True, text=True)
+    assert told.returncode == 2
+    assert told.stderr.startswith(f"error: runs: got File too large ({tmp_path}), expected a folder with room")
+    assert "Traceback" not in told.stderr
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file() and ".claims" not in path.parts] == []
+
+
+def test_a_file_in_place_of_the_folder_is_told_before_anything_is_trained(tmp_path):
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(InputError, match="runs: got .*, expected a folder"):
+        run_grid(SPECS[:1], Store(tmp_path / "runs"), workers=0, watch=lambda event: pytest.fail(event.what))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"engine": "slurm"}, "engine: got 'slurm', expected one of local, ray"),
+        ({"workers": -1}, "workers: got -1"),
+        ({"engine": "ray", "workers": 0}, "workers: got 0, expected a whole number of at least 1"),
+        ({"address": "auto"}, "address: got 'auto', .* use engine 'ray'"),
+        ({"fleet": 0}, "fleet: got 0"),
+        ({"gpus": 0}, "gpus: got 0"),
+        ({"retries": -1}, "retries: got -1"),
+        ({"device": "abacus"}, "device: got 'abacus'"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(tmp_path, arguments, message):
+    with pytest.raises(InputError, match=message):
+        run_grid(SPECS[:1], Store(tmp_path / "runs"), **arguments)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_ray_the_error_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InputError, match=r"engine: got no Ray, .*pip install 'parabolic-cl\[ray\]'"):
+        run_grid(SPECS[:1], Store(tmp_path), engine="ray")
+
+
+def test_the_bar_tells_how_many_run_ended_and_failed():
+    screen = io.StringIO()
+    with GridBar(Console(file=screen, force_terminal=True, width=120)) as bar:
+        told = ["reused", "started", "started", "trained", "started", "retried", "started", "failed", "started"]
+        left = [9, 9, 9, 8, 8, 8, 8, 7, 7]
+        for what, count in zip(told, left, strict=True):
+            bar(Event(what, SPECS[0], count))
+        bar.progress.refresh()
+    last = Text.from_ansi(screen.getvalue()).plain.splitlines()[-1]
+    assert "2/9 2 running, 1 failed" in last
+    assert re.search(r"about \d:\d\d:\d\d left", last)
+
+
+def test_the_page_on_grids(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parent.parent / "docs" / "experiments.md").read_text()
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "run_grid(" in block]
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "experiments.md", "exec"), {})
+    assert capsys.readouterr().out.splitlines()[-1] == "4 0 []"
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_runs_of_one_shape_are_trained_side_by_side(tmp_path):
+    outcome = run_grid(SPECS, Store(tmp_path), device="cuda", fleet=4)
+    assert (outcome.trained, outcome.failures) == (12, [])
+    sizes = [outcome.records[spec.key].environment["fleet"] for spec in SPECS]
+    assert sorted(sizes) == [2] * 4 + [4] * 8

@@ -1,0 +1,314 @@
+"""The paper's tables: which runs they need, and what the command makes of them."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+from parabolic import Learner, RunSpec, Store
+from parabolic.experiments import Record
+from parabolic.experiments.paper import METHODS, NAMES, Estimates, Selection, bound_specs, find_bounds, paper_tables
+from parabolic.learners import SI
+from parabolic.streams.scenarios import PAPER_SIZES
+
+STREAMS = ["seq-cifar10", "seq-cifar100", "seq-tinyimagenet"]
+
+
+def test_the_tables_are_those_of_the_paper():
+    tables = paper_tables()
+    assert {*NAMES} == {*tables, "bounds"}
+    shapes = {
+        name: (len(table.rows), *{len(figures) for figures in table.rows.values()}) for name, table in tables.items()
+    }
+    assert shapes == {
+        "main": (14, 6), "buffers": (14, 6), "corrupt": (13, 6), "corrupt_buffers": (13, 6), "imbalance": (12, 6),
+        "small_buffers": (8, 6), "ablation": (7, 6), "ablation_buffers": (7, 6), "runtime": (2, 1),
+    }  # fmt: skip
+    for table in tables.values():
+        assert all(len(figures) == len(table.settings) * len(table.metrics) for figures in table.rows.values())
+        assert table.rows.keys() <= METHODS.keys()
+    # Figures that the paper prints in several tables are the same in all of them.
+    for row, figures in tables["ablation"].rows.items():
+        assert [f.value for f in figures[2:4]] == [f.value for f in tables["ablation_buffers"].rows[row][4:6]]
+    for one, other in (("main", "buffers"), ("corrupt", "corrupt_buffers")):
+        for row, figures in tables[one].rows.items():
+            assert figures[2:4] == tables[other].rows[row][4:6]
+
+
+def test_columns_stand_for_streams_memories_and_scenarios():
+    def settings(name):
+        return [(each.stream, each.memory, dict(each.scenario)) for each in paper_tables()[name].settings]
+
+    shuffled = {"corruption": "shuffle", "corruption_rate": 0.5}
+    for name, scenario in (("main", {}), ("ablation", {}), ("corrupt", shuffled)):
+        assert settings(name) == [(stream, 1000, scenario) for stream in STREAMS]
+    for name, scenario in (("buffers", {}), ("ablation_buffers", {}), ("corrupt_buffers", shuffled)):
+        assert settings(name) == [("seq-cifar100", size, scenario) for size in (200, 600, 1000)]
+    assert settings("small_buffers") == [("seq-cifar100", size, {}) for size in (50, 100, 150)]
+    assert settings("imbalance") == [("seq-cifar10", 1000, {"class_sizes": name}) for name in PAPER_SIZES]
+    assert settings("runtime") == [("seq-cifar100", 1000, {})]
+    assert {spec.key for spec in bound_specs()} <= {spec.key for spec in paper_tables()["main"].specs(["pcl"])}
+
+
+@pytest.mark.parametrize(
+    ("row", "learner", "options", "on_tiny"),
+    [
+        ("SGD", "sgd", {"lr": 0.1}, {"lr": 0.03}),
+        ("ER", "er", {"lr": 0.1, "replay": 32}, {}),
+        ("SI", "si", {"lr": 0.03, "strength": 0.5, "damping": 1.0, "clip": 1.0}, {}),
+        ("AGEM", "agem", {"lr": 0.03}, {}),
+        ("GEM", "gem", {"lr": 0.03, "margin": 0.5}, {}),
+        ("DER", "der", {"lr": 0.03, "alpha": 0.3}, {}),
+        ("DER++", "derpp", {"lr": 0.03, "alpha": 0.1, "beta": 0.5}, {}),
+        ("On-EWC", "ewc", {"lr": 0.03, "strength": 10.0, "decay": 1.0}, {"strength": 25.0}),
+        ("LWF", "lwf", {"lr": 0.01, "alpha": 3.0, "temperature": 2.0, "weight_decay": 5e-4}, {"alpha": 1.0}),
+        ("ER-OBC", "obc", {"lr": 0.1, "correction": 50}, {}),
+        ("CLSER", "clser", {"weight": 0.15, "stable_rate": 0.8, "plastic_rate": 0.9, "stable_decay": 0.99}, {}),
+        ("MixupER", "mixup", {"weight": 0.1, "alpha": 1.0, "exclude": False, "pairwise": True}, {}),
+        ("CBRS", "cbrs", {"lr": 0.1}, {}),
+        ("VRMCL", "vrmcl", {"lr": 0.35, "rate": 0.1, "rate_lr": 0.25, "momentum": 0.15, "variant": "reference"}, {}),
+        ("PCL", "pcl", {"lr": 0.08, "sigma_x": 0.03, "sigma_y": 0.01, "times": 5, "variant": "reference"}, {}),
+        ("One BB", "pcl", {"shared": True, "variant": "reference"}, {}),
+        ("BB Tempering", "pcl", {"tempering": True, "variant": "reference"}, {}),
+        ("Eu endpoints", "pcl", {"endpoints": "farthest", "variant": "reference"}, {}),
+        ("Max Loss", "pcl", {"offers": "highest", "variant": "reference"}, {}),
+        ("Min Loss", "pcl", {"offers": "lowest", "variant": "reference"}, {}),
+        ("Middle 50% Loss", "pcl", {"offers": "middle", "variant": "reference"}, {}),
+    ],
+)
+def test_rows_are_run_with_the_published_numbers(row, learner, options, on_tiny):
+    for setting in paper_tables()["main"].settings:
+        for seed, spec in enumerate(setting.specs(row)):
+            resolved = spec.resolved()
+            assert (spec.learner, spec.seed, spec.stream) == (learner, seed, setting.stream)
+            assert (resolved["backbone"], resolved["batch"], resolved["epochs"]) == ("resnet18", 32, 1)
+            assert (resolved["options"]["optimizer"], resolved["options"]["average"]) == ("SGD", None)
+            wanted = options | (on_tiny if setting.stream == "seq-tinyimagenet" else {})
+            assert {name: resolved["options"][name] for name in wanted} == wanted
+
+
+def test_tables_share_runs_and_every_run_has_a_stand_in_of_its_own():
+    selection = Selection(seeds=1)
+    runs = {spec.key: spec for spec in selection.runs}
+    assert len(runs) == 197
+    stand_ins = {spec.key: spec for spec in Selection(seeds=1, quick=True).runs}
+    assert len(stand_ins) == 197
+    resolved = [spec.resolved() for spec in stand_ins.values()]
+    assert {(each["stream"], each["backbone"], each["batch"]) for each in resolved} == {("seq-digits", "mlp", 10)}
+    assert {each.get("memory") for each in resolved} == {None, 10, 20, 30, 40, 120, 200}
+    corrupted = [each["scenario"] for each in resolved if each["scenario"]["corruption"] == "shuffle"]
+    assert len(corrupted) == 57
+    uneven = [each["scenario"]["imbalance_order"] for each in resolved if each["scenario"]["imbalance"] == 2]
+    assert {order: uneven.count(order) for order in uneven} == {"normal": 12, "reversed": 12, "random": 12}
+
+
+def finished(spec, metrics, seconds=1.0):
+    """A run of the paper as it would be in the store, without its training."""
+    told = {"forgetting": 0.0, "backward_transfer": 0.0, **metrics}
+    where = {"device": "A fast GPU", "processor": "a processor"}
+    return Record(spec.key, spec.resolved(), told, [[50.0]], [seconds], [0.5], 1, where)
+
+
+def with_moments(mean, sd, n=5):
+    """A sample of that mean and that standard deviation."""
+    shape = np.arange(n) - (n - 1) / 2
+    return (mean + sd * shape / shape.std(ddof=1)).tolist()
+
+
+def fill(store, name, rows, shift=0.0):
+    """Put runs into a store whose figures are the paper's, shifted by so much."""
+    table = paper_tables()[name]
+    for row in rows:
+        figures = iter(table.rows[row])
+        for setting in table.settings:
+            columns = [with_moments(each.value.mean + shift, each.value.sd) for each in map(next, [figures] * 2)]
+            for spec, aaa, acc in zip(setting.specs(row), *columns, strict=True):
+                store.save(finished(spec, {"aaa": aaa, "acc": acc}))
+
+
+def test_verdicts_say_where_ours_are_higher_lower_or_the_same(parabolic, tmp_path):
+    """All runs are found in the store: there is no data here that one could train on."""
+    store = Store(tmp_path / "runs")
+    fill(store, "main", ["PCL"])
+    fill(store, "main", ["VRMCL"], shift=20)
+    fill(store, "main", ["CLSER"], shift=-8.5)
+    code, out, err = parabolic("paper", "main", "--learners", "pcl,vrmcl,clser")
+    assert (code, err) == (0, "")
+    assert "▲ 6 higher, ▼ 6 lower, = 6 no difference, 0 unknown." in out
+    assert "45 runs, 45 of them already there (runs)" in out
+    ours, paper = [line for line in out.splitlines() if "54.98 ± 4.1" in line]
+    assert ours.startswith("│ PCL    │ 64.55 ± 1.9 = ")
+    assert paper.startswith("│ paper  │   64.55 ± 1.9 ")
+    told = json.loads(parabolic("paper", "main", "--learners", "pcl,vrmcl,clser", "--format", "json")[1])
+    assert told[0]["verdicts"] == {"higher": 6, "lower": 6, "no difference": 6, "unknown": 0}
+    by_row = {row["name"]: {cell["verdict"] for cell in row["cells"]} for row in told[0]["rows"]}
+    assert by_row == {"PCL": {"no difference"}, "VRMCL": {"higher"}, "CLSER": {"lower"}}
+    assert [row["rank"] for row in told[0]["rows"]] == pytest.approx([3.0, 1.0, 2.0])
+
+
+def test_a_cell_that_lacks_runs_says_how_many_there_are(parabolic, tmp_path, monkeypatch):
+    monkeypatch.setenv("PARABOLIC_DATA", str(tmp_path / "no data"))
+    store = Store(tmp_path / "runs")
+    fill(store, "ablation_buffers", ["PCL"])
+    for spec in paper_tables()["ablation_buffers"].settings[0].specs("PCL")[3:]:
+        shutil.rmtree(store.path(spec.key))
+    code, out, err = parabolic(
+        "paper", "buffers", "--learners", "pcl,sgd", "--format", "json", "--workers", "0", "--device", "cpu"
+    )
+    assert code == 1
+    assert "parabolic data prepare cifar100" in err
+    assert "Runs that failed: 7. The same command tries them again." in err
+    sgd, pcl = (row["cells"] for row in json.loads(out)[0]["rows"])
+    assert [cell["ours"] and cell["ours"]["n"] for cell in pcl] == [3, 3, 5, 5, 5, 5]
+    assert [cell["ours"] for cell in sgd] == [None] * 6  # and not the paper's
+    assert {cell["verdict"] for cell in sgd} == {"unknown"}
+    _, out, _ = parabolic("paper", "buffers", "--learners", "pcl,sgd", "--workers", "0", "--device", "cpu")
+    assert len(re.findall(r"\(n=3\)", out)) == 2
+    assert len(re.findall(r"– \(n=0\)", out)) == 6
+
+
+def test_run_times_are_told_with_the_hardware(parabolic, tmp_path):
+    store = Store(tmp_path / "runs")
+    for row, mean in (("VRMCL", 40.0), ("PCL", 165.0)):
+        for spec, seconds in zip(paper_tables()["runtime"].settings[0].specs(row), with_moments(mean, 2), strict=True):
+            store.save(finished(spec, {"acc": 1.0, "aaa": 1.0}, seconds))
+    code, out, _ = parabolic("paper", "runtime", "--format", "markdown")
+    assert code == 0
+    assert "| VRMCL | **40.00** ± 2.00 ▼ |" in out
+    assert "| paper | 972.52 ± 10.27 |" in out
+    assert "| PCL | 165.00 ± 2.00 = |" in out
+    assert "NVIDIA RTX 6000" in out
+    assert "Ours are of A fast GPU." in out
+
+
+QUICK = ("--quick", "--learners", "sgd,si", "--workers", "0", "--device", "cpu")
+
+
+def test_quick_tables_are_trained_once_and_then_found(parabolic, tmp_path, monkeypatch):
+    arguments = ("paper", "small_buffers", *QUICK)
+    plan = json.loads(parabolic(*arguments, "--seeds", "2", "--dry-run", "--format", "json")[1])
+    assert plan["small_buffers"] == plan["all"] == {"runs": 4, "done": 0, "seconds": 0.0, "unknown": 4}
+    assert "unknown" in parabolic(*arguments, "--seeds", "2", "--dry-run")[1]
+    code, out, err = parabolic(*arguments, "--seeds", "2")
+    assert (code, err) == (0, "")
+    assert "4 runs, 0 of them already there (runs)" in out  # without a memory all columns are one run
+    assert "No verdicts: the paper's figures are of other data." in out
+    assert not {*"▲▼"} & {*out}
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "step", pytest.fail)
+        code, again, _ = parabolic(*arguments, "--seeds", "2")
+    assert code == 0
+    assert again == out.replace("4 runs, 0", "4 runs, 4")
+    plan = json.loads(parabolic(*arguments, "--seeds", "3", "--dry-run", "--format", "json")[1])["all"]
+    assert (plan["runs"], plan["done"], plan["unknown"]) == (6, 4, 0)
+    seconds = [sum(each.train_seconds) + sum(each.test_seconds) for each in Store(tmp_path / "runs")]
+    assert plan["seconds"] == pytest.approx(sum(seconds) / 2)  # a run of each learner, as long as its others were
+    # The figures are those of the runs in the store.
+    told = json.loads(parabolic(*arguments, "--seeds", "2", "--format", "json")[1])
+    records = {(each.spec["learner"], each.spec["seed"]): each for each in Store(tmp_path / "runs")}
+    for row, learner in zip(told[0]["rows"], ("sgd", "si"), strict=True):
+        for cell, metric in zip(row["cells"], ["aaa", "acc"] * 3, strict=True):
+            assert cell["by_seed"] == {str(seed): records[learner, seed].metrics[metric] for seed in range(2)}
+
+
+def test_a_run_that_fails_leaves_the_others_standing(parabolic, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(SI, "loss", fail)
+    code, out, err = parabolic("paper", "small_buffers", *QUICK, "--seeds", "1", "--format", "markdown")
+    assert code == 1
+    assert "si on seq-digits, seed 0" in err
+    assert "no luck" in err
+    assert "Traceback" not in err
+    rows = {line.split(" | ")[0]: line for line in out.splitlines() if line.startswith("| S")}
+    assert rows["| SI"].count("– (n=0)") == 6
+    assert "–" not in rows["| SGD"].rsplit(" | ", 1)[0]
+
+
+def test_bounds_are_measured_in_a_run_and_kept_beside_it(parabolic, tmp_path, monkeypatch):
+    arguments = ("paper", "bounds", "--quick", "--seeds", "1", "--device", "cpu", "--format", "json")
+    code, out, err = parabolic(*arguments)
+    assert (code, err) == (0, "")
+    forgetting, generalisation = json.loads(out)
+    [spec] = bound_specs(1, quick=True)
+    store = Store(tmp_path / "runs")
+    kept = json.loads((store.path(spec.key) / "bounds.json").read_text())
+    assert kept["spec"] == spec.resolved()
+    mine = {row["name"]: [cell["by_seed"]["0"] for cell in row["cells"]] for row in forgetting["rows"]}
+    assert mine["memory: largest"] == [row["forgetting"]["memory"]["max"] for row in kept["rows"]]
+    assert mine["first task, among its own classes"] == [row["first_among_own"] for row in kept["rows"]]
+    published = {row["name"]: [cell["published"] for cell in row["cells"]] for row in forgetting["rows"]}
+    assert [each["mean"] for each in published["memory: mean"]] == [0.5077, 0.9894, 1.3542, 1.4373, 1.4208]
+    assert published["bound"] == [None] * 5
+    broken = sum("Corollary 1" in row["violations"] for row in kept["rows"])
+    assert f"breaks the bound in {broken} of 5 cases" in generalisation["notes"][0]
+    assert all(cell["verdict"] == "unknown" for row in forgetting["rows"] for cell in row["cells"])
+    assert store.find(spec) is None  # the run as such is left to the grid
+    with monkeypatch.context() as patch:
+        patch.setattr("parabolic.experiments.paper.bounds.execute", pytest.fail)
+        assert parabolic(*arguments)[1] == out
+    # What is damaged, or of a run under other defaults, does not count.
+    for damage in ("{", json.dumps({**kept, "spec": {**kept["spec"], "batch": 99}, "rows": []})):
+        (store.path(spec.key) / "bounds.json").write_text(damage)
+        assert find_bounds(spec, store) is None
+    assert parabolic(*arguments)[1] == out
+    assert find_bounds(spec, store) == kept["rows"]
+
+
+def test_estimates_come_from_the_runs_that_are_most_alike():
+    def ended(seconds, **given):
+        return finished(RunSpec("er", **given), {}, seconds)
+
+    records = [ended(9.5), ended(19.5, seed=1), ended(99.5, memory=50), ended(999.5, stream="seq-blobs")]
+    estimates = Estimates(records)  # half a second of testing each
+    assert estimates.seconds(RunSpec("er", seed=7)) == 15
+    assert estimates.seconds(RunSpec("er", memory=50, seed=7)) == 100
+    assert estimates.seconds(RunSpec("er", memory=60)) == pytest.approx((10 + 20 + 100) / 3)
+    assert estimates.seconds(RunSpec("er", memory=60, epochs=3)) == pytest.approx(10 + 20 + 100)
+    assert estimates.seconds(RunSpec("er", backbone="mlp")) is None
+    assert estimates.seconds(RunSpec("sgd")) is None
+
+
+def test_a_run_that_several_tables_share_is_counted_once(tmp_path):
+    selection, store = Selection(("main", "runtime", "bounds"), ("pcl",), seeds=2), Store(tmp_path)
+    plans = selection.plans(store, Estimates([]))
+    assert {name: plan.runs for name, plan in plans.items()} == {"main": 6, "runtime": 2, "bounds": 2, "all": 8}
+    for spec in selection.specs("main"):
+        store.save(finished(spec, {}))
+    plans = selection.plans(store, Estimates(store))
+    assert {name: plan.done for name, plan in plans.items()} == {"main": 6, "runtime": 2, "bounds": 0, "all": 6}
+    assert plans["bounds"].seconds == plans["all"].seconds == pytest.approx(2 * 1.5)
+
+
+def test_tables_can_be_written_to_a_file(parabolic, tmp_path):
+    fill(Store(tmp_path / "runs"), "small_buffers", ["PCL"])
+    printed = parabolic("paper", "small_buffers", "--learners", "pcl", "--format", "latex")[1]
+    code, out, _ = parabolic("paper", "small_buffers", "--learners", "pcl", "--format", "latex", "-o", "tables/a.tex")
+    assert (code, out.strip()) == (0, "Written: tables/a.tex")
+    assert (tmp_path / "tables" / "a.tex").read_text() == printed
+    assert r"\quad paper & 18.71 $_{\pm 1.4}$" in printed  # alone in its table: nothing to be better than
+    (tmp_path / "file").write_text("")
+    code, _, err = parabolic("paper", "small_buffers", "--learners", "pcl", "-o", "file/a.txt")
+    assert code == 2
+    assert "--output" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["mian"], "table: got 'mian'.*did you mean 'main'"),
+        (["main", "--learners", "pcl,err"], "learners: got 'err'.*did you mean 'er'"),
+        (["ablation", "--learners", "er"], "learners: got 'er', expected one of pcl"),
+        (["bounds", "--learners", "er"], "learners: got 'er', expected one of pcl"),
+        (["main", "--format", "html"], "--format: got 'html'"),
+        (["main", "--quick", "--engine", "spark"], "engine: got 'spark'"),
+    ],
+)
+def test_what_cannot_be_used_is_told(parabolic, tmp_path, arguments, says):
+    code, out, err = parabolic("paper", *arguments)
+    assert (code, out) == (2, "")
+    assert re.match(f"error: {says}", err)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,152 @@
+"""Presets: values by name, in files that people write too."""
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parabolic import InputError, RunSpec
+from parabolic.experiments import Preset, known_presets, load_preset, save_preset
+from parabolic.experiments.presets import OURS
+
+PLUS = """
+about = "PCL as published, with the weights averaged"
+learner = "pcl"
+
+[settings]
+variant = "reference"
+average = 0.99
+shared = true
+integral = "none"
+times = 3
+
+[study]
+by = "hand"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PARABOLIC_PRESETS", raising=False)
+    (tmp_path / "presets").mkdir()
+    (tmp_path / "presets" / "pcl-plus.toml").write_text(PLUS)
+
+
+words = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+plain = st.one_of(words, st.integers(-(2**62), 2**62), st.floats(allow_nan=False), st.booleans())
+tables = st.dictionaries(words, plain, max_size=3)
+
+
+@given(about=words, settings=tables, study=st.dictionaries(words, plain | tables | st.lists(tables), max_size=3))
+def test_what_is_written_is_read(tmp_path_factory, about, settings, study):
+    preset = Preset("a.b", "er", about, "seq-digits", 7, settings, study)
+    read = load_preset(str(save_preset(preset, tmp_path_factory.getbasetemp() / "written")))
+    kept = {name: value for name, value in study.items() if value != {}}  # an empty table says nothing
+    assert read == Preset("a.b", "er", about, "seq-digits", 7, settings, kept)
+
+
+def test_a_preset_can_be_written_by_hand():
+    preset = load_preset("pcl-plus")
+    assert preset.about == "PCL as published, with the weights averaged"
+    options = {"variant": "reference", "average": 0.99, "shared": True, "integral": None, "times": 3}
+    assert preset.spec(seed=4) == RunSpec(learner="pcl", seed=4, options=options)
+
+
+def test_what_is_given_comes_before_the_preset():
+    save_preset(Preset("one", "er", "", "seq-blobs", 300, {"lr": 0.3, "batch": 5}))
+    preset = load_preset("one")
+    assert preset.spec() == RunSpec(learner="er", stream="seq-blobs", memory=300, batch=5, options={"lr": 0.3})
+    other = preset.spec({"lr": "0.5", "replay": "8"}, stream="seq-digits", memory=50)
+    assert other == RunSpec(learner="er", memory=50, batch=5, options={"lr": 0.5, "replay": 8})
+
+
+def test_ours_can_be_used_and_the_user_comes_first(tmp_path, monkeypatch):
+    ours = sorted(path.stem for path in OURS.glob("*.toml"))
+    assert ours
+    for name in ours:
+        preset = load_preset(name)
+        assert preset.about
+        assert preset.spec().learner == preset.learner
+    elsewhere = tmp_path / "elsewhere"
+    monkeypatch.setenv("PARABOLIC_PRESETS", str(elsewhere))
+    save_preset(Preset(ours[0], "sgd"))
+    assert load_preset(ours[0]).learner == "sgd"
+    assert known_presets()[ours[0]] == elsewhere / f"{ours[0]}.toml"
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path):
+    save_preset(Preset("one", "er"), tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="presets: got .*--output"):
+        save_preset(Preset("one", "sgd"), tmp_path / "file")
+    assert load_preset(str(tmp_path / "one.toml")).learner == "er"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("learner = ", "got .*, expected a TOML file; mend the file, or remove it"),
+        ("learner = \xff", "expected a TOML file"),
+        ("about = 'no learner'", "got no learner, expected one"),
+        ("learner = 'er'\nlr = 0.1", "got 'lr', expected one of about, learner"),
+        ("learner = 'er'\nsetting = {lr = 0.1}", "did you mean 'settings'"),
+        ("learner = 3", "got learner = 3, expected a text there"),
+        ("learner = 'er'\nmemory = 'all'", "got memory = 'all', expected a whole number there"),
+        ("learner = 'er'\nsettings = 3", "expected a table there"),
+        ("learner = 'er'\nsettings = {lr = [0.1]}", r"got lr = \[0.1\], expected a number, a text"),
+    ],
+)
+def test_a_damaged_preset_says_what_is_wrong_with_it(parabolic, tmp_path, text, message):
+    (tmp_path / "presets" / "bad.toml").write_text(text, encoding="latin-1")
+    with pytest.raises(InputError, match=rf"preset .*bad\.toml: {message}|preset .*bad\.toml: .*{message}"):
+        load_preset("bad")
+    code, out, err = parabolic("presets", "--json")
+    assert code == 2
+    assert "bad.toml" in err
+    assert "pcl-plus" in {each["name"] for each in json.loads(out)}  # the others are there
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "--preset", "pcl-plu"), "preset: got 'pcl-plu', .* did you mean 'pcl-plus'"),
+        (("run", "--preset", "nothing.toml"), "preset nothing.toml: got .*No such file"),
+        (
+            ("run", "--preset", "pcl-plus", "--learner", "er"),
+            "--learner: got 'er', expected pcl, as in preset 'pcl-plus'",
+        ),
+        (("run", "--preset", "pcl-plus", "--set", "lrr=1"), "--set: got 'lrr'.* did you mean 'lr'"),
+        (("run", "--preset", "typo"), "preset 'typo': --set: got 'lrr'.* did you mean 'lr'"),
+        (("compare", "--preset", "here", "--preset", "there"), "--stream: got presets for seq-blobs and seq-digits"),
+    ],
+)
+def test_what_cannot_be_used_is_told(parabolic, arguments, message):
+    save_preset(Preset("typo", "er", settings={"lrr": 1}))
+    save_preset(Preset("here", "er", stream="seq-digits"))
+    save_preset(Preset("there", "er", stream="seq-blobs"))
+    code, out, err = parabolic(*arguments)
+    assert (code, out) == (2, "")
+    assert re.search(message, err)
+
+
+def test_the_command_line_uses_presets(parabolic):
+    save_preset(Preset("bold", "er", stream="seq-blobs", memory=40, settings={"lr": 0.3}))
+    record = json.loads(parabolic("run", "--preset", "bold", "--json")[1])
+    assert (record["spec"]["stream"], record["spec"]["memory"]) == ("seq-blobs", 40)
+    assert record["spec"]["options"]["lr"] == 0.3
+    record = json.loads(parabolic("run", "--preset", "bold", "--memory", "50", "--set", "lr=0.2", "--json")[1])
+    assert (record["spec"]["memory"], record["spec"]["options"]["lr"]) == (50, 0.2)
+    arguments = ("compare", "--learners", "er", "--preset", "bold", "--seeds", "1", "--set", "er.replay=8", "--json")
+    code, out, _ = parabolic(*arguments)
+    assert code == 0
+    runs = [each["spec"] for each in json.loads(out)["runs"]]
+    assert [(each["memory"], each["options"]["lr"], each["options"]["replay"]) for each in runs] == [
+        (40, 0.1, 8),
+        (40, 0.3, 32),
+    ]
+    told = parabolic("presets")[1]
+    assert "bold" in told
+    assert "lr=0.3" in told

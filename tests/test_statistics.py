@@ -1,0 +1,124 @@
+"""Statistics against scipy's, which are computed another way, and against their definitions."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy import stats
+
+from parabolic import InputError
+from parabolic.statistics import Difference, Summary, average_ranks, paired, welch
+
+numbers = st.floats(-100, 100).map(lambda value: round(value, 3))
+samples = st.lists(numbers, min_size=2, max_size=12)
+
+
+def spread(values):
+    return np.std(values) > 1e-3
+
+
+@given(samples)
+def test_a_summary_and_its_interval(values):
+    summary = Summary.of(values)
+    assert summary.n == len(values)
+    assert summary.mean == pytest.approx(math.fsum(values) / len(values))
+    assert summary.sd == pytest.approx(math.sqrt(sum((v - summary.mean) ** 2 for v in values) / (len(values) - 1)))
+    assume(spread(values))
+    expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert summary.interval == pytest.approx(tuple(expected))
+    assert summary.half_width == pytest.approx((expected.high - expected.low) / 2)
+
+
+def test_one_value_alone_has_no_spread_and_decides_nothing():
+    alone = Summary.of([3.0])
+    assert (alone.mean, alone.n) == (3.0, 1)
+    assert math.isnan(alone.sd)
+    assert all(map(math.isnan, alone.interval))
+    assert welch(alone, Summary(100.0, 1.0, 5)).verdict == "unknown"
+    assert welch(Summary(100.0, 1.0, 5), alone).verdict == "unknown"
+    assert welch(alone, alone).verdict == "unknown"
+    assert paired([3.0], [100.0]).verdict == "unknown"
+
+
+@given(samples, samples)
+def test_welch_from_figures_is_scipys_from_the_samples(one, other):
+    assume(spread(one) and spread(other))
+    ours, theirs = welch(Summary.of(one), Summary.of(other)), stats.ttest_ind(one, other, equal_var=False)
+    low, high = theirs.confidence_interval(0.95)
+    assert ours.p == pytest.approx(theirs.pvalue, abs=1e-12)
+    assert (ours.low, ours.high) == pytest.approx((low, high))
+    assert ours.mean == pytest.approx(np.mean(one) - np.mean(other))
+    other_way = welch(Summary.of(other), Summary.of(one))
+    assert other_way.p == pytest.approx(ours.p)
+    assert (other_way.low, other_way.high) == pytest.approx((-ours.high, -ours.low))
+
+
+@given(st.lists(st.tuples(numbers, numbers), min_size=2, max_size=12))
+def test_the_paired_comparison_is_scipys(pairs):
+    one, other = zip(*pairs, strict=True)
+    assume(spread(np.subtract(one, other)))
+    ours, theirs = paired(one, other), stats.ttest_rel(one, other)
+    low, high = theirs.confidence_interval(0.95)
+    assert ours.p == pytest.approx(theirs.pvalue, abs=1e-12)
+    assert (ours.low, ours.high) == pytest.approx((low, high))
+
+
+def test_samples_without_spread_differ_or_do_not():
+    """The paper prints deviations of 0.0."""
+    still = Summary(17.91, 0.0, 5)
+    assert welch(still, still).verdict == "no difference"
+    assert welch(Summary(18.0, 0.0, 5), still) == Difference(pytest.approx(0.09), *[pytest.approx(0.09)] * 2, 0.0)
+    assert welch(Summary(17.0, 0.0, 5), still).verdict == "lower"
+    moving = Summary(17.0, 0.5, 5)  # then only its own spread counts
+    expected = stats.ttest_1samp(17 + 0.5 * stats.zscore([1, 2, 4, 5, 8], ddof=1), 17.91)
+    assert welch(moving, still).p == pytest.approx(expected.pvalue)
+    assert paired([1.0, 2.0], [1.0, 2.0]).verdict == "no difference"
+    assert paired([1.5, 2.5], [1.0, 2.0]).verdict == "higher"
+
+
+def test_a_difference_where_there_is_none_is_found_in_one_of_twenty():
+    rng = np.random.default_rng(0)
+    found = [
+        welch(Summary.of(rng.normal(50, 4, 5)), Summary.of(rng.normal(50, 1, 5))).verdict != "no difference"
+        for _ in range(4000)
+    ]
+    assert 0.04 < np.mean(found) < 0.06
+
+
+@given(st.integers(1, 8), st.integers(1, 6), st.integers(0, 10_000))
+def test_average_ranks(rows, columns, seed):
+    rng = np.random.default_rng(seed)
+    figures = rng.integers(0, 5, (rows, columns)).astype(float)  # so that there are ties
+    better = rng.choice(["higher", "lower"], columns).tolist()
+    expected = np.mean(
+        [
+            stats.rankdata(column if each == "lower" else -column)
+            for column, each in zip(figures.T, better, strict=True)
+        ],
+        axis=0,
+    )
+    assert average_ranks(figures.tolist(), better) == pytest.approx(expected.tolist())
+    assert sum(average_ranks(figures.tolist(), better)) == pytest.approx(rows * (rows + 1) / 2)
+
+
+def test_a_row_with_a_gap_has_no_rank_and_takes_none():
+    ranks = average_ranks([[1.0, 5.0], [9.0, math.nan], [2.0, 4.0]], ["higher", "higher"])
+    assert math.isnan(ranks[1])
+    assert [ranks[0], ranks[2]] == [1.5, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Summary.of([]), "values: got .*at least one number"),
+        (lambda: Summary.of([1.0, math.nan]), "values: got a number that is NaN"),
+        (lambda: paired([1.0, 2.0], [1.0]), "other: got 1 values, expected one for each of the 2; keep the seeds"),
+        (lambda: average_ranks([[1.0]], ["best"]), "better: got 'best'"),
+        (lambda: average_ranks([[1.0, 2.0]], ["higher"]), "rows: got"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(call, message):
+    with pytest.raises(InputError, match=message):
+        call()

@@ -1,0 +1,239 @@
+"""The store: many may read and write at once, folders merge by copying, and what is damaged is named."""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from grids import SPECS, kill
+
+from parabolic import RunSpec, Store
+from parabolic.experiments import execute, run_grid
+from parabolic.report.runs import row_of, select, settings_of
+
+SPEC = RunSpec("sgd", backbone="mlp", options={"lr": 0.05})
+
+
+@pytest.fixture(scope="module")
+def record():
+    return execute(SPEC, device="cpu")
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "runs")
+
+
+def python(code, *arguments):
+    return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, text=True)
+
+
+READER = """
+import sys
+from parabolic import Store
+print("ready", flush=True)
+reads = 0
+while not (Store(sys.argv[1]).root / "stop").exists():
+    assert len(list(Store(sys.argv[1]))) == 3
+    reads += 1
+print(reads)
+"""
+
+
+def test_readers_never_see_half_of_what_is_being_written(store, record):
+    outcome = run_grid(SPECS[:3], store, workers=0, device="cpu")
+    readers = [python(READER, store.root) for _ in range(2)]
+    assert [reader.stdout.readline() for reader in readers] == ["ready\n", "ready\n"]
+    for _ in range(100):
+        for each in outcome.records.values():
+            store.save(each)
+    (store.root / "stop").touch()
+    counted = [int(reader.communicate()[0]) for reader in readers]
+    assert [reader.returncode for reader in readers] == [0, 0]
+    assert min(counted) > 10
+
+
+HOLDER = """
+import sys, time
+from parabolic import Store
+claim = Store(sys.argv[1]).claim("some-run")
+print(claim is not None, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_claim_is_one_process_s_own_and_ends_with_it(store):
+    holder = python(HOLDER, store.root)
+    assert holder.stdout.readline() == "True\n"
+    assert store.claim("some-run") is None
+    another = store.claim("another-run")
+    assert another is not None
+    kill(holder.pid)
+    holder.communicate()
+    mine = store.claim("some-run")
+    assert mine is not None
+    assert store.claim("some-run") is None
+    mine.release()
+    again = store.claim("some-run")
+    assert again is not None
+    again.release()
+    another.release()
+
+
+def test_stores_of_several_machines_merge_by_copying(tmp_path):
+    halves = [SPECS[:2], SPECS[1:3]]
+    for number, half in enumerate(halves):
+        run_grid(half, Store(tmp_path / str(number)), workers=0, device="cpu")
+    Store(tmp_path / "0").save_failure(SPECS[2], "it failed there and was done elsewhere")
+    for number in range(2):
+        shutil.copytree(tmp_path / str(number), tmp_path / "all", dirs_exist_ok=True)
+    merged = Store(tmp_path / "all")
+    outcome = run_grid(SPECS[:3], merged)
+    assert (outcome.reused, outcome.trained) == (3, 0)
+    assert list(outcome.records) == [spec.key for spec in SPECS[:3]]
+    assert list(merged.failures()) == []
+
+
+def test_a_failure_is_noted_until_the_run_is_done(store, record):
+    store.save_failure(SPEC, "no luck", "a trace")
+    (failed,) = store.failures()
+    assert (failed.key, failed.reason, failed.trace) == (SPEC.key, "no luck", "a trace")
+    assert failed.spec == SPEC.resolved()
+    assert store.find(SPEC) is None
+    assert list(store) == []
+    store.save(record)
+    assert list(store.failures()) == []
+    assert [path.name for path in store.path(SPEC.key).iterdir()] == ["run.json"]
+
+
+@pytest.mark.parametrize("damage", ["", '{"key": ', "[]", '{"key": "x"}', "\udcff", '{"spec": []}'])
+def test_what_cannot_be_read_is_named_with_the_reason(store, record, damage):
+    store.save(record)
+    bad = store.path("0123") / "run.json"
+    bad.parent.mkdir()
+    bad.write_bytes(damage.encode(errors="surrogateescape"))
+    (store.root / "notes.txt").write_text("not a run")
+    (store.root / "empty").mkdir()
+    assert list(store) == [record]
+    ((path, reason),) = store.unreadable().items()
+    assert path == bad
+    assert reason
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_that_is_closed_to_us_is_named(store, record):
+    store.save(record)
+    store.path(record.key).chmod(0)
+    try:
+        assert "Permission denied" in store.unreadable()[store.path(record.key) / "run.json"]
+    finally:
+        store.path(record.key).chmod(0o700)
+
+
+def test_a_store_that_is_not_there_is_empty(store):
+    assert (list(store), list(store.failures()), store.unreadable()) == ([], [], {})
+
+
+@pytest.fixture
+def kept(store):
+    """Three runs of two learners, one failed run, and a damaged file."""
+    specs = [
+        RunSpec("sgd", backbone="mlp"),
+        RunSpec("sgd", backbone="mlp", seed=1, options={"lr": 0.05}),
+        RunSpec("er", backbone="mlp", scenario={"tasks": 2}),
+    ]
+    run_grid(specs, store, workers=0, device="cpu")
+    store.save_failure(RunSpec("er", seed=3, options={"lr": 0.5}), "the loss became nan: lower lr")
+    (store.root / "damaged").mkdir()
+    (store.root / "damaged" / "run.json").write_text("{")
+    return specs
+
+
+def listed(parabolic, *arguments):
+    code, out, err = parabolic("runs", "--json", *arguments)
+    assert (code, err) == (0, "")
+    return [row["key"] for row in json.loads(out)["runs"]]
+
+
+def test_runs_are_listed_and_filtered(parabolic, kept):
+    plain, fast, er = (spec.key for spec in kept)
+    assert listed(parabolic) == [er, plain, fast]
+    assert listed(parabolic, "--learner", "sgd") == [plain, fast]
+    assert listed(parabolic, "--stream", "seq-blobs") == []
+    assert listed(parabolic, "--where", "lr=5e-2") == [fast]
+    assert listed(parabolic, "--where", "options.lr=0.05", "--where", "seed=0") == []
+    assert listed(parabolic, "--where", "tasks=2") == [er]
+    assert listed(parabolic, "--where", "tasks=none") == [plain, fast]
+    assert listed(parabolic, "--where", "replay=32") == [er]
+    assert listed(parabolic, "--failed") == [RunSpec("er", seed=3, options={"lr": 0.5}).key]
+    code, _, err = parabolic("runs", "--where", "sede=1")
+    assert code == 2
+    assert "did you mean 'seed'?" in err
+    code, _, err = parabolic("runs", "--where", "seed")
+    assert code == 2
+    assert "for example --where lr=0.05" in err
+
+
+def test_the_list_tells_of_what_failed_and_what_is_damaged(parabolic, kept):
+    _, out, _ = parabolic("runs")
+    assert (
+        [line.split()[:-3] for line in out.splitlines()[1:4]]
+        == [  # without the figures
+            [kept[2].key[:8], "er", "seq-digits", "200", "0", "backbone=mlp", "tasks=2"],
+            [kept[0].key[:8], "sgd", "seq-digits", "0", "backbone=mlp"],
+            [kept[1].key[:8], "sgd", "seq-digits", "1", "backbone=mlp", "lr=0.05"],
+        ]
+    )
+    assert "3 runs in runs" in out
+    assert "1 more failed when they were last tried" in out
+    assert "Cannot be read: runs/damaged/run.json (Expecting" in out
+    _, out, _ = parabolic("runs", "--failed")
+    assert "er on seq-digits, seed 3 lr=0.5" in out
+    assert "the loss became nan: lower lr" in out
+
+
+def test_runs_are_handed_to_other_programs(parabolic, kept, store, tmp_path):
+    arguments = ["--csv", str(tmp_path / "a.csv"), "--parquet", str(tmp_path / "a.parquet")]
+    code, out, _ = parabolic("runs", *arguments)
+    assert code == 0
+    assert "a.csv" in out
+    records = {record.key: record for record in store}
+    with open(tmp_path / "a.csv", newline="") as file:
+        rows = {row["key"]: row for row in csv.DictReader(file)}
+    assert rows.keys() == records.keys()
+    for key, row in rows.items():
+        assert float(row["metrics.acc"]) == records[key].metrics["acc"]
+        assert float(row["train_seconds"]) == sum(records[key].train_seconds)
+        assert float(row["options.lr"]) == records[key].spec["options"]["lr"]
+    assert [rows[spec.key]["options.replay"] for spec in kept] == ["", "", "32"]
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra `parquet`")
+    table = {row["key"]: row for row in parquet.read_table(tmp_path / "a.parquet").to_pylist()}
+    assert table.keys() == records.keys()
+    assert [table[spec.key]["options.replay"] for spec in kept] == [None, None, 32]
+    assert table[kept[2].key]["scenario.tasks"] == 2
+    code, _, err = parabolic("runs", "--csv", "runs/damaged/run.json/a.csv")
+    assert code == 2
+    assert "name another file" in err
+
+
+def test_an_option_may_be_a_number_here_and_a_word_there(tmp_path, record):
+    pytest.importorskip("pyarrow", reason="needs the extra `parquet`")
+    import pyarrow.parquet
+
+    from parabolic.report.runs import write_parquet
+
+    rows = [{"key": "a", "options.rate": 1}, {"key": "b", "options.rate": 0.5}, {"key": "c", "options.rate": "auto"}]
+    path = write_parquet(rows, tmp_path / "a.parquet")
+    assert pyarrow.parquet.read_table(path)["options.rate"].to_pylist() == ["1", "0.5", "auto"]
+    path = write_parquet(rows[:2], tmp_path / "a.parquet")
+    assert pyarrow.parquet.read_table(path)["options.rate"].to_pylist() == [1.0, 0.5]
+
+
+def test_a_run_of_a_learner_that_is_not_here_is_told_with_all_its_options(record):
+    row = row_of(record) | {"learner": "gone.py:Gone"}
+    assert settings_of(row).split()[0] == "lr=0.05"
+    assert settings_of(row_of(record)) == "backbone=mlp lr=0.05"
+    assert select([row], {"learner": "gone.py:Gone"}) == [row]

@@ -1,0 +1,252 @@
+"""Tables of results: marks, verdicts and gaps, and the same table in every format."""
+
+import json
+import math
+import re
+from dataclasses import replace
+
+import pytest
+from scipy import stats
+
+from parabolic import InputError, RunSpec, Store
+from parabolic.experiments import Record
+from parabolic.experiments.paper import NAMES, Selection, paper_tables
+from parabolic.report import Cell, Column, Results, comparison, in_words, render
+from parabolic.report.formats import lines
+from parabolic.report.paper import paper_results
+from parabolic.report.tables import marks
+from parabolic.statistics import Summary
+
+RESULTS = [name for name in NAMES if name not in ("bounds", "runtime")]
+# In the two tables of ablations the paper does not mark the best cells, but for two that it marks and that are not.
+UNMARKED = {
+    "ablation": {
+        ("Min Loss", 0), ("Min Loss", 1), ("BB Tempering", 2), ("Max Loss", 3), ("Min Loss", 4), ("BB Tempering", 5),
+    },
+    "ablation_buffers": {
+        ("Max Loss", 0), ("BB Tempering", 1), ("BB Tempering", 2), ("BB Tempering", 3), ("BB Tempering", 4),
+        ("Max Loss", 5),
+    },
+}  # fmt: skip
+MARKED_WRONGLY = {"ablation_buffers": {("PCL", 3), ("PCL", 5)}}
+
+
+def printed(name):
+    """The paper's marks, by row and column."""
+    return {
+        (row, column): figure.mark
+        for row, figures in paper_tables()[name].rows.items()
+        for column, figure in enumerate(figures)
+        if figure.mark
+    }
+
+
+def expected(name):
+    """The marks that are right: the paper's, where it is consistent."""
+    best = dict.fromkeys(UNMARKED.get(name, ()), "best")
+    wrong = MARKED_WRONGLY.get(name, set())
+    assert {place: printed(name)[place] for place in wrong} == dict.fromkeys(wrong, "best")
+    return {place: mark for place, mark in printed(name).items() if place not in wrong} | best
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_the_papers_figures_give_the_papers_marks(name):
+    [published] = paper_results(Selection((name,)), {})
+    table = paper_tables()[name]
+    of_published = {
+        (row, column): judged.published_mark
+        for row, cells in zip(table.rows, published.judged, strict=True)
+        for column, judged in enumerate(cells)
+        if judged.published_mark
+    }
+    assert of_published == expected(name)
+    # Were these figures ours, ours would be marked so.
+    as_ours = {row: [Cell({0: figure.value.mean}) for figure in figures] for row, figures in table.rows.items()}
+    ours = Results(name, name, published.columns, as_ours, underlines=table.underlines)
+    of_ours = {
+        (row, column): judged.mark
+        for row, cells in zip(table.rows, ours.judged, strict=True)
+        for column, judged in enumerate(cells)
+        if judged.mark
+    }
+    assert of_ours == expected(name)
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_the_latex_of_the_papers_figures_has_the_papers_marks(name):
+    text = render(paper_results(Selection((name,)), {}), "latex")
+    table, found = paper_tables()[name], {}
+    of_paper = [line for line in text.splitlines() if line.startswith(r"\quad paper")]
+    for (row, figures), line in zip(table.rows.items(), of_paper, strict=True):
+        cells = line.removesuffix(r" \\").split(" & ")[1:]
+        for column, (figure, cell) in enumerate(zip(figures, cells, strict=False)):
+            told = re.fullmatch(r"(\\textbf|\\underline)?{?([\d.]+)}? \$_{\\pm ([\d.]+)}\$", cell)
+            assert (float(told[2]), float(told[3])) == (figure.value.mean, figure.value.sd)
+            if told[1]:
+                found[row, column] = {r"\textbf": "best", r"\underline": "second"}[told[1]]
+    assert found == expected(name)
+
+
+@pytest.mark.parametrize("name", [name for name in RESULTS if name not in UNMARKED])
+def test_every_column_of_the_paper_has_one_best_and_one_second(name):
+    assert sorted((column, mark) for (_, column), mark in printed(name).items()) == [
+        (column, mark) for column in range(6) for mark in ("best", "second")
+    ]
+
+
+def test_what_looks_equal_shares_a_mark():
+    assert marks([3.0, 1.0, 3.0, 2.0]) == ["best", "", "best", "second"]
+    assert marks([3.0, 1.0, 2.0], "lower") == ["", "best", "second"]
+    assert marks([3.0, 1.0, 2.0], second=False) == ["best", "", ""]
+    assert marks([math.nan, 1.0, 2.0]) == ["", "second", "best"]
+    assert marks([1.0, 1.0]) == ["", ""]  # nothing is better than anything
+    assert marks([3.0, 1.0], "neither") == ["", ""]
+    close = Results("t", "t", [Column("Acc", digits=1)], {"a": [Cell({0: 50.04})], "b": [Cell({0: 49.96})]})
+    assert [row[0].mark for row in close.judged] == ["", ""]  # 50.0 and 50.0
+
+
+def table(**changes):
+    """Three rows of a column that has all there is to a table."""
+    rows = {
+        "A & B": [Cell({0: 60.0, 1: 62.0, 2: 61.0}, 3, Summary(50.0, 1.0, 5)), Cell({0: 1.0, 1: 2.0, 2: 3.0}, 3)],
+        "50%_{x}": [Cell({0: 59.0, 1: 63.0, 2: 60.5}, 3, Summary(61.0, 1.0, 5)), Cell({0: 9.0, 1: 9.5, 2: 9.2}, 3)],
+        "gone": [Cell({2: 40.0}, 3, Summary(45.0, 2.0, 5)), Cell({}, 3, Summary(7.0, 1.0, 5))],
+    }
+    columns = [Column("Acc", "γ = 2", digits=2), Column("seconds", "γ = 2", "lower")]
+    return Results("t", "A title with 100 %", columns, rows, ["A note."], "method", **{"ranked": True, **changes})
+
+
+def test_a_cell_is_judged_against_its_column_and_against_the_paper():
+    best, close, gone = table().judged
+    assert [each.mark for each in (best[0], close[0], gone[0])] == ["best", "second", ""]
+    assert [each.mark for each in (best[1], close[1], gone[1])] == ["best", "second", ""]  # lower is better
+    assert [each.published_mark for each in (best[0], close[0], gone[0])] == ["second", "best", ""]
+    # By seed: 1 below, 1 above, half a point below; the seconds, in turn, are clearly more.
+    assert (close[0].level, close[1].level, best[0].level) == (True, False, False)
+    assert [each.verdict for each in (best[0], close[0], gone[0])] == ["higher", "no difference", "unknown"]
+    assert table().verdicts() == {"higher": 1, "lower": 0, "no difference": 1, "unknown": 2}
+    assert table(incomparable="of other data").verdicts()["unknown"] == 4
+
+
+def test_ranks_are_over_the_columns_and_a_row_with_a_gap_has_none():
+    assert table().ranks()[:2] == [1.0, 2.0]
+    assert math.isnan(table().ranks()[2])
+    assert not any(line.ranks for line in lines(table(ranked=False)))
+
+
+def test_a_gap_stays_a_gap():
+    """Nothing is filled in from the paper, and what is there of an incomplete cell says how much it is."""
+    ours = [line for line in lines(table()) if not line.published][2]
+    assert [(entry.mean, entry.signs) for entry in ours.entries] == [("40.00", "(n=1)"), ("–", "(n=0)")]
+    assert ours.ranks == ["–"]
+    for format in ("terminal", "markdown", "latex"):
+        assert "where some are missing" in render([table()], format)
+    told = json.loads(render([table()], "json"))[0]["rows"][2]["cells"]
+    assert (told[0]["ours"]["n"], told[0]["ours"]["sd"], told[1]["ours"]) == (1, None, None)
+
+
+def test_the_spread_is_a_deviation_or_an_interval():
+    [deviation, *_], [interval, *_] = (list(lines(table(), intervals=each)) for each in (False, True))
+    assert deviation.entries[0].spread == "1.0"
+    assert float(interval.entries[0].spread) == pytest.approx(stats.t.ppf(0.975, 2) / math.sqrt(3), abs=0.05)
+    assert "95 % interval" in render([table()], "markdown", intervals=True)
+
+
+def test_markdown_is_a_table():
+    text = render([table()], "markdown")
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert {line.count("|") for line in rows} == {5}
+    assert rows[0] == "| method | γ = 2 Acc | γ = 2 seconds | rank |"
+    assert rows[2] == "| A & B | **61.00** ± 1.0 ▲ | **2.0** ± 1.0 | 1.0 |"
+    assert rows[3] == "| paper | <ins>50.00</ins> ± 1.0 | – | – |"
+    assert rows[4] == "| 50%_{x} | <ins>60.83</ins> ± 2.0 †= | <ins>9.2</ins> ± 0.3 | 2.0 |"
+    assert "▲ 1 higher, ▼ 0 lower, = 1 no difference, 2 unknown." in text
+    assert text.rstrip().endswith("A note.")
+
+
+def test_latex_can_be_set():
+    text = render([table()], "latex")
+    body = re.search(r"\\toprule\n(.*)\\bottomrule", text, re.DOTALL)[1]
+    for line in body.replace("\\midrule\n", "").splitlines():
+        spanned = sum(int(count) - 1 for count in re.findall(r"\\multicolumn{(\d+)}", line))
+        assert len(re.findall(r"(?<!\\)&", line)) + spanned == 3, line
+        assert line.endswith(r" \\")
+    bare = re.sub(r"\\[\\{}%&_#$]", "", text)  # without what is escaped
+    depth = 0
+    for letter in bare:
+        depth += (letter == "{") - (letter == "}")
+        assert depth >= 0
+    assert depth == 0
+    assert bare.count("$") % 2 == 0
+    assert r"A \& B" in text
+    assert r"50\%\_\{x\}" in text
+    assert "A title with 100 \\%." in text
+    assert [each for each in bare if ord(each) > 127] == []
+    outside = re.sub(r"\$.*?\$", "", bare)
+    assert "_" not in outside
+    assert "%" not in outside.replace(r"% \usepackage{booktabs}", "")
+
+
+def test_the_terminal_shows_all_figures_whatever_its_width():
+    text = render([table()], "terminal")
+    for figure in ("61.00 ± 1.0 ▲", "60.83 ± 2.0 †=", "40.00 (n=1)", "– (n=0)", "50.00 ± 1.0", "50%_{x}", "A note."):
+        assert figure in text
+    styled = Results("t", "[bold]t", [Column("[red]c")], {"[i]r": [Cell({0: 1.0})]}, ["[b]n"])
+    assert all(each in render([styled]) for each in ("[bold]t", "[red]c", "[i]r", "[b]n"))
+
+
+def test_json_says_all_and_is_json():
+    [told] = json.loads(render([table()], "json"), parse_constant=pytest.fail)
+    first, second, gone = (row["cells"][0] for row in told["rows"])
+    assert [row["name"] for row in told["rows"]] == ["A & B", "50%_{x}", "gone"]
+    assert first["by_seed"] == {"0": 60.0, "1": 62.0, "2": 61.0}
+    assert first["ours"]["interval"] == pytest.approx(stats.t.interval(0.95, 2, 61, 1 / math.sqrt(3)))
+    assert (first["mark"], first["behind"], first["verdict"], gone["wanted"]) == ("best", None, "higher", 3)
+    assert second["behind"]["p"] == pytest.approx(stats.ttest_rel([59, 63, 60.5], [60, 62, 61]).pvalue)
+    expected = stats.ttest_ind_from_stats(61, 1, 3, 50, 1, 5, equal_var=False)
+    assert first["difference"]["p"] == pytest.approx(expected.pvalue)
+    assert told["rows"][2]["rank"] is None
+    with pytest.raises(InputError, match="format: got 'html', expected one of json, latex, markdown, terminal"):
+        render([], "html")
+
+
+def record(seed, acc, forgetting=1.0, seconds=2.0):
+    metrics = {"acc": acc, "aaa": acc, "forgetting": forgetting, "backward_transfer": 0.0}
+    return Record(str(seed), {"seed": seed}, metrics, [[acc]] * 5, [seconds], [0.1], 1, {})
+
+
+def test_a_comparison_in_a_table_and_in_words():
+    runs = {
+        "pcl": [record(seed, 80 + seed, forgetting=8) for seed in range(3)],
+        "er": [record(seed, 84 + seed * 1.5, forgetting=4) for seed in range(3)],
+        "sgd": [record(0, 20.0, forgetting=90, seconds=1.0)],
+    }
+    results = comparison(runs, title="t", seeds=3, notes=["a note"])
+    assert [[judged.mark for judged in row[::3]] for row in results.judged] == [
+        ["second", "second"], ["best", "second"], ["", "best"]
+    ]  # fmt: skip
+    assert "20.0 (n=1)" in render([results])
+    difference = stats.ttest_rel([84, 85.5, 87], [80, 81, 82]).confidence_interval(0.95)
+    said = in_words(runs)
+    assert "After 5 tasks, this share of all test examples is classified correctly: er 86 %, pcl 81 %, sgd 20 %" in said
+    assert f"er is 4.5 points ahead of pcl (95 % interval {difference.low:.1f} to {difference.high:.1f})" in said
+    assert "er has lost 4 points on them, sgd 90." in said
+    assert in_words({"er": [], "pcl": runs["pcl"]}).endswith("correctly: pcl 81 %.")
+    assert in_words({"er": []}) == "There is nothing to compare."
+
+
+def test_compare_prints_in_every_format(parabolic, tmp_path):
+    store = Store(tmp_path / "runs")
+    for learner, acc in (("er", 80.0), ("sgd", 20.0)):
+        for seed in range(2):
+            spec = RunSpec(learner, seed=seed)
+            store.save(replace(record(seed, acc + seed), key=spec.key, spec=spec.resolved()))
+    call = ("compare", "--learners", "er,sgd", "--seeds", "2")
+    assert "On the same seeds er is 60.0 points ahead of sgd" in " ".join(parabolic(*call)[1].split())
+    assert "| er | **80.5** ± 0.7 |" in parabolic(*call, "--format", "markdown")[1]
+    assert r"er & \textbf{80.5} $_{\pm 6.4}$" in parabolic(*call, "--format", "latex", "--intervals")[1]
+    code, out, _ = parabolic(*call, "--format", "json", "--output", "a.json")
+    assert (code, out.strip()) == (0, "Written: a.json")
+    assert json.loads((tmp_path / "a.json").read_text())[0]["rows"][0]["cells"][0]["by_seed"] == {"0": 80.0, "1": 81.0}
+    code, _, err = parabolic(*call, "--format", "html")
+    assert (code, err[:27]) == (2, "error: --format: got 'html'")

@@ -1,0 +1,467 @@
+"""Tuning: never on test data, the same for the same seed, and none the worse for being killed."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import optuna
+import pytest
+
+from parabolic import InputError, RunSpec, Store
+from parabolic.experiments import Search, execute, execute_fleet, load_preset, tune
+from parabolic.experiments.study import Study
+from parabolic.learners import known_learners
+
+TUNING = sys.modules["parabolic.experiments.tune"]  # the module: the package has the function by that name
+BLOBS = RunSpec(learner="er", stream="seq-blobs")
+
+# Test examples that cannot be looked at: whatever is done with them fails, but for handing them on.
+UNTOUCHABLE = """
+from dataclasses import replace
+
+import torch
+
+from parabolic.streams import Stream
+from parabolic.streams.stream import Examples
+
+
+class Untouchable(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        raise AssertionError("test data were touched")
+
+
+def build(seed):
+    x, y = torch.randn(200, 4, generator=torch.Generator().manual_seed(1)), torch.arange(200) % 4
+    x[torch.arange(200), y] += 3
+    stream = Stream.from_arrays(x, y, test=(x[:40].clone(), y[:40].clone()), tasks=2, seed=seed, name="untouchable")
+    hidden = Examples(*[each.as_subclass(Untouchable) for each in stream[0].test[:2]])
+    rows = [task.test_rows.as_subclass(Untouchable) for task in stream]
+    return replace(stream, tasks=tuple(replace(task, test=hidden, test_rows=rows[task.index]) for task in stream))
+"""
+
+# The same training examples, and test examples that differ from file to file.
+OTHERWISE = """
+import torch
+
+from parabolic.streams import Stream
+
+
+def build(seed):
+    x, y = torch.randn(200, 4, generator=torch.Generator().manual_seed(1)), torch.arange(200) % 4
+    x[torch.arange(200), y] += 3
+    noise = torch.randn(80, 4, generator=torch.Generator().manual_seed({})) * 100
+    return Stream.from_arrays(x, y, test=(noise, torch.arange(80) % 4), tasks=2, seed=seed, name="otherwise")
+"""
+
+TIMID = """
+from parabolic import ER
+
+
+class Timid(ER):
+    lr: float = 0.0001
+"""
+
+
+# -- test data -----------------------------------------------------------------------------------------------------
+
+
+def test_no_test_example_is_ever_touched(tmp_path):
+    (tmp_path / "untouchable.py").write_text(UNTOUCHABLE)
+    spec = RunSpec(learner="er", stream=f"{tmp_path / 'untouchable.py'}:build")
+    with pytest.raises(AssertionError, match="test data were touched"):
+        execute(spec, device="cpu")  # an ordinary run does touch them
+    tuned = tune(Search(spec), Store(tmp_path / "runs"), trials=3, name="safe", device="cpu")
+    assert len(tuned.trials) == 3
+    assert tuned.best.score > 80
+    assert [record.spec["scenario"]["validation"] for record in Store(tmp_path / "runs")] == [0.1] * 3
+
+
+def test_other_test_data_change_nothing(tmp_path):
+    found = []
+    for seed in (1, 2):
+        (tmp_path / f"otherwise{seed}.py").write_text(OTHERWISE.format(seed))
+        spec = RunSpec(learner="er", stream=f"{tmp_path / f'otherwise{seed}.py'}:build")
+        found.append(tune(Search(spec), Store(tmp_path / f"runs{seed}"), trials=3, name="same", device="cpu").trials)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--validation", "0"), "validation: got 0.0, expected a number above 0"),
+        (("--set", "validation=0"), "validation: got 0.0, .* use --validation"),
+        (("--set", "validation=0.2"), "validation: got 0.2, .* use --validation"),
+        (("--space", "lr"), "--space: got 'lr', expected NAME=VALUE; for example --space lr=0.01:0.3:log"),
+        (("--space", "lrr=0.1:1"), "--space: got 'lrr', .* did you mean 'lr'"),
+        (("--space", "lr=1:0.1"), "--space lr: got '1:0.1', expected LOW:HIGH"),
+        (("--space", "lr=0.1:1:2:3"), "--space lr: got '0.1:1:2:3', expected LOW:HIGH"),
+        (("--space", "lr=0.1:1:cubic"), "--space lr: got '0.1:1:cubic', expected LOW:HIGH"),
+        (("--space", "lr=0:1"), "lr: got 0.0, expected a number above 0"),
+        (("--space", "lr=fast:slow"), "lr: got 'fast', expected a number above 0"),
+        (("--space", "average=0:0.9:log"), "--space average: got '0:0.9:log', expected a range above 0"),
+        (("--space", "average=0.5:1.5"), "average: got 1.5"),
+        (("--space", "replay=8:500"), "memory: got 200, expected a whole number of at least 500"),
+        (("--space", "optimizer=SGD:Adam"), "--space optimizer: got 'SGD:Adam'"),
+        (("--space", "memory=50:500"), "--space: got 'memory'"),
+        (("--space", "lr=0.1:1", "--set", "lr=0.1"), "--space: got 'lr', expected an option that --set leaves open"),
+        (("--set", "lr=0.1"), "--space: got nothing to tune, expected an option"),
+        (("--metric", "accuracy"), "metric: got 'accuracy', expected one of aaa, acc"),
+        (("--prune", "--parallel", "2"), "parallel: got 2, expected 1"),
+        (("--name", "a/b"), "name: got 'a/b'"),
+        (("--storage", "nonsense"), "--storage: got 'nonsense', expected an Optuna storage"),
+        (("--storage", "journal:no/such/folder"), "--storage: got No such file or directory"),
+        (("--storage", "sqlite:////no/such/folder/a.db"), "--storage: got .* unable to open database file"),
+        (("--storage", "postgresql+none://me:secret@host/a"), "--storage: got 'postgresql.none://…@host/a'"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_at_once(parabolic, tmp_path, arguments, message):
+    code, out, err = parabolic("tune", "--learner", "er", *arguments)
+    assert (code, out) == (2, "")
+    assert re.search(message, err)
+    assert "secret" not in err
+    assert not list(tmp_path.glob("runs/*/run.json"))
+
+
+# -- what is searched ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(known_learners()))
+def test_every_learner_says_where_its_best_values_may_lie(name):
+    search = Search(RunSpec(learner=name))
+    assert "lr" in search.ranges
+    assert search.defaults.keys() == search.ranges.keys()  # its own values are among those that can be tried
+
+
+def test_every_weight_of_a_method_is_tuned():
+    for name in known_learners():
+        for option, stated in RunSpec.learner_options(name).items():
+            if stated.about.startswith("weight of") and stated.default:  # 0: it is off
+                assert stated.tune, f"{name}.{option}"
+
+
+def test_a_better_learning_rate_is_found_and_helps_on_test_data(parabolic, tmp_path):
+    (tmp_path / "timid.py").write_text(TIMID)
+    common = ("--set", "backbone=mlp", "--device", "cpu")
+    arguments = ("tune", "--learner", "timid.py:Timid", "--space", "lr=0.0001:1:log", "--trials", "6", "--name", "bold")
+    code, out, err = parabolic(*arguments, *common)
+    assert (code, err) == (0, "")
+    assert "the best of 6 trials" in out
+    assert "to use it: parabolic run --preset bold" in out
+    preset = load_preset("bold")
+    first = preset.study["trials"][0]
+    assert first["lr"] == 0.0001  # the learner's own
+    assert preset.study["score"] > first["score"] + 30
+    assert preset.settings["lr"] > 0.01
+    assert preset.study["score"] == max(trial["score"] for trial in preset.study["trials"])
+    accuracy = {}
+    for name, chosen in (("own", ("--learner", "timid.py:Timid", *common)), ("tuned", ("--preset", "bold"))):
+        record = json.loads(parabolic("run", *chosen, "--json")[1])
+        assert record["spec"]["backbone"] == "mlp"
+        accuracy[name] = record["metrics"]["aaa"]
+    assert accuracy["tuned"] > accuracy["own"] + 30
+    # The same seed tries the same values, in another folder and with another name.
+    again = json.loads(parabolic(*arguments, "--runs", "others", "--name", "again", *common, "--json")[1])
+    assert load_preset("again").study["trials"] == preset.study["trials"]
+    few = (*arguments, "--seed", "1", "--name", "other", "--trials", "2")
+    other = json.loads(parabolic(*few, *common, "--json")[1])
+    assert other["trials"][0] == again["trials"][0]
+    assert other["trials"][1] != again["trials"][1]
+
+
+def test_choices_whole_numbers_and_fields_of_a_run_can_be_tuned(tmp_path):
+    space = {"average": "none,0.9", "replay": "8:32", "batch": "10,20"}
+    tuned = tune(Search(BLOBS, space, seeds=2), Store(tmp_path), trials=4, device="cpu")
+    for trial in tuned.trials:
+        assert trial.values["average"] in (None, 0.9)
+        assert isinstance(trial.values["replay"], int)
+        assert trial.values["batch"] in (10, 20)
+    records = {(each.spec["batch"], each.spec["options"]["lr"], each.spec["seed"]): each for each in Store(tmp_path)}
+    for trial in tuned.trials:
+        runs = [records[trial.values["batch"], trial.values["lr"], seed].metrics["aaa"] for seed in (0, 1)]
+        assert trial.score == pytest.approx(sum(runs) / 2)
+
+
+def test_a_run_that_diverges_has_learned_nothing(tmp_path):
+    tuned = tune(Search(BLOBS, {"lr": "0.1,1e30"}), Store(tmp_path), trials=8, device="cpu")
+    assert {trial.values["lr"]: trial.score == 0 for trial in tuned.trials} == {0.1: False, 1e30: True}
+
+
+# -- the study -----------------------------------------------------------------------------------------------------
+
+
+def test_a_study_goes_on_where_it_stopped(tmp_path):
+    search = Search(BLOBS)
+    parts = [tune(search, Store(tmp_path / "a"), trials=count, device="cpu") for count in (2, 3, 3, 11)]
+    assert [len(part.trials) for part in parts] == [2, 3, 3, 11]
+    whole = tune(search, Store(tmp_path / "b"), trials=11, device="cpu")
+    assert parts[-1].trials == whole.trials
+    assert len({trial.values["lr"] for trial in whole.trials}) == 11
+
+
+def test_a_study_can_be_built_again_from_its_runs(tmp_path, monkeypatch):
+    search, store = Search(BLOBS), Store(tmp_path)
+    before = tune(search, store, trials=4, device="cpu")
+    (tmp_path / "tune.db").unlink()
+
+    def no_training(*args, **kwargs):
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(TUNING, "execute_fleet", no_training)
+    after = tune(search, store, trials=4, device="cpu")
+    assert after.trials == before.trials
+
+
+@pytest.mark.parametrize(
+    ("other", "differs"),
+    [
+        (Search(BLOBS, metric="acc"), "metric=acc, .* metric=aaa"),
+        (Search(BLOBS, {"lr": "0.01:1:log"}), "space=lr=0.01:1:log, .* space=lr=0.001:1:log"),
+        (Search(BLOBS, validation=0.2, seeds=2), "validation=0.2, seeds=2, .* validation=0.1, seeds=1"),
+        (Search(RunSpec(learner="er", stream="seq-blobs", memory=100)), "memory=100, .* memory=200"),
+        (Search(RunSpec(learner="er", stream="seq-blobs", options={"replay": 8})), "replay=8, .* replay=32"),
+    ],
+)
+def test_a_study_goes_on_only_as_it_began(tmp_path, other, differs):
+    tune(Search(BLOBS), Store(tmp_path), trials=1, name="one", device="cpu")
+    with pytest.raises(InputError, match=f"study: got 'one' with {differs}; give another --name"):
+        tune(other, Store(tmp_path), trials=1, name="one", device="cpu")
+
+
+@pytest.mark.parametrize("storage", ["sqlite:///{}/a.db", "journal:{}/a.log"])
+def test_a_study_can_be_kept_anywhere(tmp_path, storage):
+    where = storage.format(tmp_path)
+    for trials in (1, 3):
+        tuned = tune(Search(BLOBS), Store(tmp_path / "runs"), trials=trials, storage=where, device="cpu")
+    assert len(tuned.trials) == 3
+    assert not (tmp_path / "runs" / "tune.db").exists()
+
+
+def test_trials_that_are_asked_for_at_once_are_trained_by_shape(tmp_path, monkeypatch):
+    fleets = []
+
+    def recording(specs, **kwargs):
+        fleets.append(specs)
+        return execute_fleet(specs, **kwargs)
+
+    monkeypatch.setattr(TUNING, "execute_fleet", recording)
+    search = Search(BLOBS, seeds=2)
+    tuned = tune(search, Store(tmp_path / "a"), trials=5, parallel=2, device="cpu")
+    assert len(tuned.trials) == 5
+    assert sorted(spec.key for fleet in fleets for spec in fleet) == sorted(
+        spec.key for trial in tuned.trials for spec in search.specs(trial.values)
+    )
+    assert all(len({spec.shape for spec in fleet}) == 1 for fleet in fleets)
+    assert all(len(fleet) >= 2 for fleet in fleets)  # the seeds of a trial have one shape
+    again = tune(search, Store(tmp_path / "b"), trials=5, parallel=2, device="cpu")
+    assert again.trials == tuned.trials
+
+
+def test_a_trial_that_does_badly_is_given_up_if_asked(tmp_path):
+    search = Search(RunSpec(learner="er", backbone="mlp"), prune=True)
+    tuned = tune(search, Store(tmp_path), trials=8, device="cpu")
+    given_up = [trial for trial in tuned.trials if trial.score is None]
+    assert given_up
+    assert tuned.best.score == max(trial.score for trial in tuned.trials if trial.score is not None)
+    kept = {record.spec["options"]["lr"] for record in Store(tmp_path)}
+    assert kept == {trial.values["lr"] for trial in tuned.trials if trial.score is not None}
+    (tmp_path / "tune.db").unlink()
+    assert tune(search, Store(tmp_path), trials=8, device="cpu").trials == tuned.trials
+
+
+# -- trouble -------------------------------------------------------------------------------------------------------
+
+
+def test_what_fails_is_told_and_tried_again_by_the_next_call(tmp_path, monkeypatch):
+    search, calls = Search(BLOBS), []
+
+    def failing(specs, **kwargs):
+        calls.append(specs[0].options["lr"])
+        for spec in specs:
+            yield spec, OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TUNING, "execute_fleet", failing)
+        for _ in range(2):
+            with pytest.raises(OSError, match="no space left"):
+                tune(search, Store(tmp_path / "a"), trials=3, device="cpu")
+    assert calls == [0.1, 0.1]
+    tuned = tune(search, Store(tmp_path / "a"), trials=3, device="cpu")
+    assert tuned.trials == tune(search, Store(tmp_path / "b"), trials=3, device="cpu").trials
+
+
+@pytest.mark.parametrize("when", ["before", "in the middle"])
+def test_a_damaged_storage_is_told_in_a_line(tmp_path, when):
+    def damage(trials=()):
+        (tmp_path / "tune.db").write_bytes(b"damaged" * 1000)
+
+    if when == "before":
+        damage()
+    with pytest.raises(
+        InputError, match="--storage: got 'sqlite:.*', expected an Optuna storage that works; .*database"
+    ):
+        tune(Search(BLOBS), Store(tmp_path), trials=3, device="cpu", watch=damage)
+    (tmp_path / "tune.db").unlink()
+    assert len(tune(Search(BLOBS), Store(tmp_path), trials=3, device="cpu").trials) == 3
+
+
+def test_killed_or_stopped_at_any_moment_a_study_ends_like_an_undisturbed_one(tmp_path):
+    command = [sys.executable, "-m", "parabolic", "tune", "--learner", "er", "--stream", "seq-blobs",
+               "--trials", "6", "--seeds", "2", "--device", "cpu"]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PARABOLIC_PRESETS": str(tmp_path / "presets")}
+    dice, kept = random.Random(0), {}
+    for stop, runs in ((signal.SIGKILL, 3), (signal.SIGINT, 6)):
+        with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+            while len(list(tmp_path.glob("runs/*/run.json"))) < runs:
+                assert process.poll() is None, process.stderr.read()
+                time.sleep(0.01)
+            time.sleep(dice.uniform(0, 0.2))
+            process.send_signal(stop)
+            _, told = process.communicate()
+        if stop == signal.SIGINT:
+            assert process.returncode == 130
+            assert told == "stopped: what is done is kept, and the same command goes on\n"
+        done = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/run.json")}
+        assert kept.items() <= done.items()  # what was there is not trained again
+        kept = done
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    assert kept.items() <= {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/run.json")}.items()
+    undisturbed = tune(Search(BLOBS, seeds=2), Store(tmp_path / "others"), trials=6, device="cpu")
+    preset = load_preset(str(tmp_path / "presets" / "er-seq-blobs.toml"))
+    assert preset.study["trials"] == undisturbed.preset().study["trials"]
+    assert len(list(tmp_path.glob("runs/*/run.json"))) == 12
+
+
+MEETING = """
+import os
+import time
+from pathlib import Path
+
+from parabolic import make_stream
+
+
+def build(seed):
+    here = Path(__file__).parent
+    (here / f"{os.getpid()}.here").touch()
+    deadline = time.time() + 120
+    while len(list(here.glob("*.here"))) < 2:
+        assert time.time() < deadline, "no other process came"
+        time.sleep(0.01)
+    return make_stream("seq-blobs", seed)
+"""
+
+
+def test_several_processes_work_on_one_study(tmp_path):
+    (tmp_path / "meeting.py").write_text(MEETING)  # a run waits until another process runs one too
+    spec = RunSpec(learner="er", stream=f"{tmp_path / 'meeting.py'}:build")
+    tuned = tune(Search(spec), Store(tmp_path / "runs"), trials=7, name="together", workers=2, device="cpu")
+    assert len(list(tmp_path.glob("*.here"))) == 2
+    assert (len(tuned.trials), tuned.running) == (7, 0)
+    assert len(list(Store(tmp_path / "runs"))) == len({trial.values["lr"] for trial in tuned.trials}) == 7
+
+
+def test_workers_end_with_the_process_that_started_them(tmp_path):
+    (tmp_path / "meeting.py").write_text(MEETING)
+    command = [sys.executable, "-m", "parabolic", "tune", "--learner", "er", "--stream", "meeting.py:build",
+               "--name", "endless", "--trials", "100000", "--workers", "2", "--device", "cpu"]  # fmt: skip
+    with subprocess.Popen(command, cwd=tmp_path) as process:
+        while len(list(tmp_path.glob("*.here"))) < 2:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+    (worker,) = {int(path.stem) for path in tmp_path.glob("*.here")} - {process.pid}
+    while _lives(worker):
+        time.sleep(0.01)
+
+
+def _lives(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"  # dead, but nobody looked
+    except FileNotFoundError:
+        return False
+
+
+def test_a_trial_is_taken_over_from_the_dead_but_not_from_the_living(tmp_path):
+    storage = optuna.storages.InMemoryStorage()
+    search = Search(BLOBS)
+    study = Study(search, "one", storage, tmp_path)
+    (mine,) = study.ask(1, total=1)
+    assert study.ask(1, total=1) == []  # there is no place left, and this process lives
+    now = time.time()
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    host = mine.user_attrs["worker"].rpartition(":")[0]
+    for worker, heard, alive in (
+        ("elsewhere:1", now, True),
+        ("elsewhere:1", now - 1000, False),
+        (f"{host}:{gone.pid}", now, False),
+    ):
+        mine.set_user_attr("worker", worker)
+        mine.set_user_attr("pulse", heard)
+        taken = study.ask(1, total=1)
+        assert bool(taken) != alive
+        if taken:
+            assert taken[0].params == mine.params
+            study.tell(mine, 1.0)  # whom all thought dead comes back: too late
+            (mine,) = taken
+    study.tell(mine, 50.0)
+    assert [trial.score for trial in study.trials] == [50.0]
+
+
+def test_a_process_says_that_it_lives(tmp_path, monkeypatch):
+    monkeypatch.setattr("parabolic.experiments.study.PULSE", 0.01)
+    study = Study(Search(BLOBS), "one", optuna.storages.InMemoryStorage(), tmp_path)
+    (mine,) = study.ask(1, total=1)
+    with study.pulse([mine]):
+        while "pulse" not in study.study.trials[0].user_attrs:
+            time.sleep(0.01)
+
+
+def test_the_last_place_is_taken_once(tmp_path):
+    """Two processes that both saw a free place: the one whose trial began later withdraws."""
+    storage = optuna.storages.InMemoryStorage()
+    one, other = (Study(Search(BLOBS), "one", storage, tmp_path) for _ in range(2))
+    ask = one.study.ask
+
+    def slow(distributions):
+        assert len(other.ask(1, total=1)) == 1  # someone else asks in between
+        return ask(distributions)
+
+    one.study.ask = slow
+    assert one.ask(1, total=1) == []
+    assert one.running == 1
+
+
+def test_without_optuna_the_rest_works_and_tuning_says_what_to_do():
+    code = """
+import sys
+sys.modules["optuna"] = None  # as if it were not installed
+from parabolic.cli import app, main
+app(["presets"], standalone_mode=False)
+sys.argv = ["parabolic", "tune"]
+main()
+"""
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert told.returncode == 2
+    assert "Presets" in told.stdout
+    assert told.stderr == (
+        "error: tune: got no Optuna, expected it to be installed; pip install 'parabolic-cl[tune]'\n"
+    )
+
+
+def test_the_page_on_tuning(tmp_path, monkeypatch):
+    page = (Path(__file__).parent.parent / "docs" / "experiments.md").read_text()
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Search(" in block]
+    (preset,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(compile(code, "experiments.md", "exec"), names)
+    assert names["spec"].seed == 3
+    (tmp_path / "mine.toml").write_text(preset)
+    assert load_preset("mine.toml").spec().options == {"variant": "reference", "average": 0.99}
