@@ -12,6 +12,7 @@ CPU by the workers of a DataLoader, every operation launched by itself; it is ti
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import subprocess
 import time
@@ -34,10 +35,11 @@ from parabolic.learners import find_learner
 from parabolic.streams import CropFlip, Normalise
 
 MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
-ROWS = [  # name, learner, options
-    ("PCL", "pcl", {}),
-    ("PCL, reference", "pcl", {"variant": "reference"}),
-    ("ER", "er", {}),
+ROWS = [  # name, learner, options, how many at once
+    ("PCL", "pcl", {}, (1, 5)),
+    ("PCL, reference", "pcl", {"variant": "reference"}, (5,)),
+    ("ER", "er", {}, (1, 5)),
+    ("VR-MCL", "vrmcl", {}, (5,)),
 ]
 
 
@@ -63,6 +65,8 @@ def learner(name: str, options: dict, seed: int, stream: Stream, precision: str,
 
 def measure(name: str, options: dict, replicas: int, random: bool, precision: str = "bf16") -> dict:
     """One run of a fleet, after one over a single task."""
+    gc.collect()
+    torch.cuda.empty_cache()
     streams = [images(random, seed) for seed in range(replicas)]
 
     def fresh():
@@ -243,16 +247,17 @@ def main() -> None:
     parser.add_argument("--random", action="store_true", help="noise in place of the data")
     parser.add_argument("--output", type=Path, help="where to keep the figures as JSON")
     parser.add_argument("--commit", default=None, help="the commit that is measured, where git cannot tell")
-    parser.add_argument("--only", default="", help="rows, with commas: PCL,ER,...")
+    parser.add_argument("--only", default="", help="learners, with commas: pcl,er")
     asked = parser.parse_args()
     best = ceilings()
-    rows = [row for row in [*ROWS, ("VR-MCL", "vrmcl", {})] if not asked.only or row[0] in asked.only.split(",")]
     found = []
-    for title, name, options in rows:
-        for replicas in (5,) if name == "vrmcl" else (1, 5):
+    for title, name, options, fleets in ROWS:
+        if asked.only and name not in asked.only.split(","):
+            continue
+        for replicas in fleets:
             found.append({"row": title, **measure(name, options, replicas, asked.random)})
             print(json.dumps(found[-1]), flush=True)
-        if name != "vrmcl":
+        if title in ("PCL", "ER"):
             found.append({"row": title, **eager_loop(title)})
     table = Table("", "replicas", "precision", "train s", "test s", "ms a step", "images/s", "TFLOP/s",
                   "of matrix rate", "peak GiB", title="Seq-CIFAR-100, memory 1000, a replica")  # fmt: skip

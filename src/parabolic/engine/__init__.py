@@ -1,7 +1,9 @@
 """How it runs: the loop, fleets of learners and their CUDA graphs, precision, and what watches."""
 
 from parabolic.engine.callbacks import Callback, ProgressBar, State
+from parabolic.engine.checkpoints import Checkpoints, Progress
 from parabolic.engine.fleet import Berth, Fleet
+from parabolic.engine.journal import Journal
 from parabolic.engine.loop import DeviceFailed, Diverged, train, train_fleet
 from parabolic.engine.monitor import BoundsMonitor, BoundsRow, ProfileRecorder
 from parabolic.engine.precision import PRECISIONS, computing_in, numerics
@@ -12,10 +14,13 @@ __all__ = [
     "BoundsMonitor",
     "BoundsRow",
     "Callback",
+    "Checkpoints",
     "DeviceFailed",
     "Diverged",
     "Fleet",
+    "Journal",
     "ProfileRecorder",
+    "Progress",
     "ProgressBar",
     "State",
     "computing_in",

@@ -32,6 +32,8 @@ class State:
     # A value a task (one for all, where all are seen at once); of several side by side, each has an equal share.
     train_seconds: list[float] = field(default_factory=list)
     test_seconds: list[float] = field(default_factory=list)
+    spent: float = 0.0  # seconds that a process that was stopped had trained on the present task
+    resumed: int = 0  # how often such a process was followed by another
     error: Exception | None = None  # why it goes on no more, where others beside it do
 
     @property

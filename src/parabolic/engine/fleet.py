@@ -103,17 +103,20 @@ class Berth:
 
     def _capture(self, key: Hashable, work: Any) -> Tensor:
         before = counters(self.learner)
-        try:
-            loss, _ = self.graphs.run(key, work)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            # Nothing has happened on the device: set the counters back, and do without graphs from here on.
-            set_counters(self.learner, before)
-            said = (str(error).splitlines() or [type(error).__name__])[0]
-            self.graphs.why_not = f"{self.learner.name}: its step cannot be captured ({said})"
+        why_not = _on_host(self.learner)
+        if not why_not:
+            try:
+                loss, _ = self.graphs.run(key, work)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                # Nothing has happened on the device: set the counters back, and do without graphs from here on.
+                set_counters(self.learner, before)
+                torch.cuda.synchronize(self.device)
+                why_not = (str(error).splitlines() or [type(error).__name__])[0]
+        if why_not:
+            self.graphs.why_not = f"{self.learner.name}: its step cannot be captured ({why_not})"
             warnings.warn(self.graphs.why_not, RuntimeWarning, stacklevel=3)
-            torch.cuda.synchronize(self.device)
             loss = work()
         else:
             after = counters(self.learner)
@@ -193,10 +196,11 @@ def counters(learner: Learner) -> dict[str, int]:
 
 def set_counters(learner: Learner, values: dict[str, int]) -> None:
     """Set whole numbers on the host, named as in `counters`."""
-    holders = _holders(learner)
+    holders, now = _holders(learner), counters(learner)
     for name, value in values.items():
-        part, _, own = name.rpartition(".")
-        setattr(holders[part], own, value)
+        if value != now[name]:  # what is the same may be fixed
+            part, _, own = name.rpartition(".")
+            setattr(holders[part], own, value)
 
 
 def _holders(learner: Learner) -> dict[str, Any]:
@@ -207,6 +211,13 @@ def _holders(learner: Learner) -> dict[str, Any]:
         if name != "model" and hasattr(value, "__dict__") and type(value).__module__.startswith("parabolic.")
     }
     return {"": learner, **parts}
+
+
+def _on_host(learner: Learner) -> str:
+    """What a replay would leave behind: numbers that the optimiser counts on the host."""
+    values = (value for state in learner.optim.state.values() for value in state.values())
+    strays = any(isinstance(value, Tensor) and value.device != learner.device for value in values)
+    return f"{type(learner.optim).__name__} counts on the host" if strays else ""
 
 
 def _rates(learner: Learner) -> Hashable:

@@ -64,11 +64,12 @@ class Graphs:
         return work(), False
 
     def _capture(self, work: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-        graph = torch.cuda.CUDAGraph()
+        graph, drawn = torch.cuda.CUDAGraph(), None
         if self.generator is not None:
             graph.register_generator_state(self.generator)
+            drawn = self.generator.clone_state()
         torch.cuda.synchronize(self.device)
-        with _no_collection():
+        with _no_collection(), torch.cuda.stream(self._aside()):
             # Only this thread is held to what a capture allows: another may be fetching data.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
@@ -76,10 +77,19 @@ class Graphs:
             except BaseException:
                 with suppress(RuntimeError):  # which only says that the capture came to nothing
                     graph.capture_end()
+                if drawn is not None:
+                    self.generator.graphsafe_set_state(drawn)  # its own is left in the middle of a capture
                 raise
             graph.capture_end()
+        # The generator was set up for the capture on that stream: a replay on another must come after.
+        torch.cuda.synchronize(self.device)
         self._pool = self._pool or graph.pool()
         return graph, given
+
+    def _aside(self) -> torch.cuda.Stream:
+        """The current stream, or another in place of the default one, on which nothing can be captured."""
+        current = torch.cuda.current_stream(self.device)
+        return torch.cuda.Stream(self.device) if current == torch.cuda.default_stream(self.device) else current
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 
 from parabolic.checks import InputError, invalid
 from parabolic.engine.callbacks import Callback, State
+from parabolic.engine.checkpoints import Checkpoints, Progress
 from parabolic.engine.feed import at_hand, feed
 from parabolic.engine.fleet import Fleet
 from parabolic.learners import Learner
@@ -62,10 +64,13 @@ def train_fleet(
     batch: int = 32,
     epochs: int = 1,
     callbacks: Iterable[Callback] = (),
+    checkpoints: Checkpoints | None = None,
+    progress: Sequence[Progress] = (),
 ) -> list[State]:
     """Let the learners of a fleet go through a stream each, side by side; streams must be alike in all but content.
 
-    A learner that diverges has its `state.error` set, and the others go on.
+    A learner that diverges has its `state.error` set, and the others go on. Learners that were resumed from
+    checkpoints, all of one place in the stream, go on there by their `progress`: on a CPU, as if never stopped.
     """
     for learner, stream in zip(fleet.learners, streams, strict=True):
         _check_fit(learner, stream)
@@ -77,8 +82,10 @@ def train_fleet(
         State(learner, stream, sum(len(visit.batches) for visit in plan), np.full((len(stream),) * 2, np.nan))
         for learner, stream, plan in zip(fleet.learners, streams, plans, strict=True)
     ]
+    for state, each in zip(states, progress, strict=bool(progress)):
+        each.apply(state)
     with _threads_for(fleet.learners[0]), _naming(states):
-        _go_through(fleet, plans, states, list(callbacks))
+        _go_through(fleet, plans, states, list(callbacks), checkpoints)
     return states
 
 
@@ -94,18 +101,26 @@ class Visit(NamedTuple):
         return len(self.batches.rows), self.batches.size, self.batches.epochs
 
 
-def _go_through(fleet: Fleet, plans: list[list[Visit]], states: list[State], watchers: list[Callback]) -> None:
+def _go_through(
+    fleet: Fleet,
+    plans: list[list[Visit]],
+    states: list[State],
+    watchers: list[Callback],
+    checkpoints: Checkpoints | None,
+) -> None:
     for state in states:
         for watcher in watchers:
             watcher.on_start(state)
-    for visits in zip(*plans, strict=True):
+    over = len(states[0].train_seconds)  # visits that were over when it was stopped, and batches of the next one
+    done = states[0].step - sum(len(visit.batches) for visit in plans[0][:over])
+    for visits in islice(zip(*plans, strict=True), over, None):
         rows = visits[0].rows
         for state in states:
             state.task = rows[-1]
         started = _now(fleet.device)
         with fleet.together():
-            _learn(fleet, [visit.batches for visit in visits], states, watchers)
-        trained = _now(fleet.device)
+            _learn(fleet, [visit.batches for visit in visits], states, watchers, done, checkpoints)
+        done, trained = 0, _now(fleet.device)
         if not _going(states):
             return
         for row in rows:
@@ -113,25 +128,36 @@ def _go_through(fleet: Fleet, plans: list[list[Visit]], states: list[State], wat
                 _test(fleet, states, row)
         tested = _now(fleet.device)
         for state in _going(states):
-            state.train_seconds.append((trained - started) / len(states))
+            state.train_seconds.append(state.spent + (trained - started) / len(states))
             state.test_seconds.append((tested - trained) / len(states))
+            state.spent = 0.0
             for watcher in watchers:
                 watcher.on_task(state)
+        if checkpoints is not None:
+            checkpoints.keep(fleet, states)
     for state in _going(states):
         for watcher in watchers:
             watcher.on_end(state)
 
 
-def _learn(fleet: Fleet, visits: list[Batches], states: list[State], watchers: list[Callback]) -> None:
-    """Learn one visit's batches, each learner aside of the others."""
+def _learn(
+    fleet: Fleet,
+    visits: list[Batches],
+    states: list[State],
+    watchers: list[Callback],
+    done: int,
+    checkpoints: Checkpoints | None,
+) -> None:
+    """Learn one visit's batches, each learner aside of the others; `done` of them were learned before."""
+    started = time.perf_counter()
     crew = list(zip(fleet.berths, states, visits, strict=True))
     for berth, state, batches in crew:
-        if state.stream.boundaries:
+        if state.stream.boundaries and not done:
             with berth.aside():
                 state.learner.start_task(batches)
     with ExitStack() as feeds:
-        fed = [feeds.enter_context(closing(feed(batches, fleet.device))) for batches in visits]
-        for _ in range(len(visits[0])):
+        fed = [feeds.enter_context(closing(feed(batches.after(done), fleet.device))) for batches in visits]
+        for _ in range(len(visits[0]) - done):
             for (berth, state, _), source in zip(crew, fed, strict=True):
                 with berth.aside():
                     state.loss = berth.step(*next(source), state.task)
@@ -141,6 +167,8 @@ def _learn(fleet: Fleet, visits: list[Batches], states: list[State], watchers: l
                             watcher.on_step(state)
             if states[0].step % LOOK == 0 and not _sound(fleet, states):
                 return
+            if checkpoints is not None:
+                checkpoints.keep(fleet, states, since=started)
     if _sound(fleet, states):
         for berth, state, batches in crew:
             if state.stream.boundaries:
@@ -190,6 +218,9 @@ def _check_fit(learner: Learner, stream: Stream) -> None:
     if learner.needs_tasks and not stream.boundaries:
         remedy = "use a learner that needs no tasks: `parabolic list` tells"
         raise invalid("learner", learner.name, f"one that can do without tasks, as {stream.name} has none", remedy)
+    if not learner.error.of_classes:
+        remedy = "let it `observe` your batches in a loop of your own"
+        raise invalid("criterion", learner.criterion, f"a loss of classes, as the labels of {stream.name} are", remedy)
     try:
         scores = learner.scores(stream[0].train.x[:1].to(learner.device))
     except (InputError, torch.OutOfMemoryError):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import platform
 import shlex
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,8 +20,9 @@ import torch
 
 from parabolic import metrics
 from parabolic.backbones import make_backbone
-from parabolic.checks import InputError, invalid
+from parabolic.checks import invalid
 from parabolic.engine import Callback, DeviceFailed, Fleet, State, computing_in, numerics, train_fleet
+from parabolic.experiments.resume import Keeping
 from parabolic.experiments.spec import RunSpec
 from parabolic.experiments.store import Record, Store
 from parabolic.learners import Learner, find_learner
@@ -34,20 +37,30 @@ def run(
     *,
     again: bool = False,
     device: str = "auto",
+    checkpoint: float = 60.0,
     callbacks: Iterable[Callback] = (),
 ) -> tuple[Record, bool]:
-    """The record of a run, and whether it was there already; it is trained only if not, or if asked `again`."""
+    """The record of a run, and whether it was there already; it is trained only if not, or if asked `again`.
+
+    Every `checkpoint` seconds (0: never) it is written down how far the run has come. One that was stopped in any way
+    goes on from there, in the middle of a task, and on a CPU ends with the figures of one that was not.
+    """
     finished = None if again else store.find(spec)
     if finished is not None:
         return finished, True
-    record = execute(spec, device=device, callbacks=callbacks)
+    keeping = Keeping.of(store, checkpoint)
+    if keeping is not None and again:
+        keeping.forget(spec)
+    record = execute(spec, device=device, callbacks=callbacks, keeping=keeping)
     store.save(record)
     return record, False
 
 
-def execute(spec: RunSpec, *, device: str = "auto", callbacks: Iterable[Callback] = ()) -> Record:
-    """Train a run and return its record; nothing is written."""
-    ((_, result),) = execute_fleet([spec], device=device, callbacks=callbacks)
+def execute(
+    spec: RunSpec, *, device: str = "auto", callbacks: Iterable[Callback] = (), keeping: Keeping | None = None
+) -> Record:
+    """Train a run and return its record; nothing is written, save for checkpoints where there is a `keeping`."""
+    ((_, result),) = execute_fleet([spec], device=device, callbacks=callbacks, keeping=keeping)
     if isinstance(result, Exception):
         raise result
     return result
@@ -67,6 +80,10 @@ class Yard:
             self.made, self.fleet = made, Fleet(learners)
         return self.fleet
 
+    def clear(self) -> None:
+        """Keep nothing."""
+        self.made, self.fleet = "", None
+
 
 def execute_fleet(
     specs: Sequence[RunSpec],
@@ -74,46 +91,72 @@ def execute_fleet(
     device: str = "auto",
     callbacks: Iterable[Callback] = (),
     yard: Yard | None = None,
+    keeping: Keeping | None = None,
 ) -> Iterator[tuple[RunSpec, Record | Exception]]:
     """Train runs of one shape (`RunSpec.shape`), side by side on a GPU, else one after the other.
 
     A run that fails comes back with its error in place of a record, and the others go on; if there is no room for all
-    at once they are tried in halves. Nothing is written. With a `yard` that is kept from call to call, what was
-    captured for one fleet serves the next of its kind.
+    at once they are tried in halves. With a `yard` that is kept from call to call, what was captured for one fleet
+    serves the next of its kind. Nothing is written, save for checkpoints where there is a `keeping`.
     """
     specs, callbacks, yard = list(specs), list(callbacks), yard or Yard()
     size = len(specs) if find_device(device).type == "cuda" else 1
-    for group in (specs[start : start + size] for start in range(0, len(specs), size)):
+    for group in _abreast(specs, size, keeping):
         try:
-            done = _train_side_by_side(group, device, callbacks, yard)
-        except Exception as error:
-            yard.made, yard.fleet = "", None
-            if len(group) == 1:
-                spec = group[0]
-                if isinstance(error, torch.OutOfMemoryError):  # before training began, which names itself
-                    who = f"{spec.learner} on {spec.stream}, seed {spec.seed}"
-                    error = DeviceFailed(f"{who}: the device is out of memory before the first step")
-                yield spec, error
-                continue
-            half = len(group) // 2
-            if not isinstance(error.__cause__ or error, torch.OutOfMemoryError | InputError):
-                half = 1  # one of them is to blame: alone, each finds out
-            for part in (group[start : start + half] for start in range(0, len(group), half)):
-                yield from execute_fleet(part, device=device, callbacks=callbacks, yard=yard)
+            yield from zip(group, _train_side_by_side(group, device, callbacks, yard, keeping), strict=True)
             continue
-        yield from zip(group, done, strict=True)
+        except Exception as error:
+            yard.clear()
+            if len(group) == 1:
+                yield group[0], _named(group[0], error)
+                continue
+            # Where there is no room for all, there may be for half; else one is to blame: alone, each finds out.
+            crowded = isinstance(error.__cause__ or error, torch.OutOfMemoryError)
+        # Only now that the error is gone, nothing holds on to the learners that took the room.
+        gc.collect()
+        torch.cuda.empty_cache()
+        part = max(1, len(group) // 2) if crowded else 1
+        for start in range(0, len(group), part):
+            some = group[start : start + part]
+            yield from execute_fleet(some, device=device, callbacks=callbacks, yard=yard, keeping=keeping)
+
+
+def _abreast(specs: list[RunSpec], size: int, keeping: Keeping | None) -> Iterator[list[RunSpec]]:
+    """The runs in groups of at most `size`, each of runs that begin at one place of the stream."""
+    places = defaultdict(list)
+    for spec in specs:
+        places[(0, 0) if keeping is None or size == 1 else keeping.place(spec)].append(spec)
+    for group in places.values():
+        yield from (group[start : start + size] for start in range(0, len(group), size))
+
+
+def _named(spec: RunSpec, error: Exception) -> Exception:
+    """The error; one of too little memory before training began, which would have told, says of which run it is."""
+    if not isinstance(error, torch.OutOfMemoryError):
+        return error
+    who = f"{spec.learner} on {spec.stream}, seed {spec.seed}"
+    return DeviceFailed(f"{who}: the device is out of memory before the first step")
 
 
 def _train_side_by_side(
-    specs: list[RunSpec], device: str, callbacks: list[Callback], yard: Yard
+    specs: list[RunSpec], device: str, callbacks: list[Callback], yard: Yard, keeping: Keeping | None
 ) -> list[Record | Exception]:
     learners, streams = zip(*[build(spec, device) for spec in specs], strict=True)
+    resumed = [keeping.resume(*each) for each in zip(specs, learners, strict=True)] if keeping is not None else []
     fleet, resolved = yard.launch(specs, learners), specs[0].resolved()
     with numerics(resolved["precision"]):
         states = train_fleet(
-            fleet, streams, batch=resolved["batch"], epochs=resolved["epochs"], callbacks=callbacks
+            fleet, streams, batch=resolved["batch"], epochs=resolved["epochs"], callbacks=callbacks,
+            checkpoints=None if keeping is None else keeping.checkpoints(specs),
+            progress=[each for each in resumed if each is not None],
         )  # fmt: skip
-    made = environment(fleet.device) | {"fleet": len(specs), "steps": "; ".join(sorted({berth.manner for berth in fleet.berths}))}
+    for spec, state in zip(specs, states, strict=True):
+        if keeping is not None and state.error is not None:
+            keeping.forget(spec)  # what goes on from there diverges again
+    made = environment(fleet.device) | {
+        "fleet": len(specs),
+        "steps": "; ".join(sorted({berth.manner for berth in fleet.berths})),
+    }
     return [state.error or _record(spec, state, made) for spec, state in zip(specs, states, strict=True)]
 
 
@@ -126,7 +169,7 @@ def _record(spec: RunSpec, state: State, made: dict[str, Any]) -> Record:
         train_seconds=state.train_seconds,
         test_seconds=state.test_seconds,
         steps=state.step,
-        environment=made,
+        environment=made | {"resumed": state.resumed},
     )
 
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any, ClassVar, dataclass_transform
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, ClassVar, Self, dataclass_transform
 
+import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
 from parabolic.checks import Description, InputError, check_finite, check_name, check_number, invalid
 from parabolic.learners.average import WeightAverage
+from parabolic.learners.criterion import Criterion, find_criterion
+from parabolic.learners.head import check_head, follow, last_linear, widen
 from parabolic.memory import Batch, Memory
 from parabolic.options import check_options, option, options_of
 
@@ -30,17 +37,25 @@ class Learner:
 
     Args:
         model: the network, mapping a batch of inputs to one score a class. It is trained in place, where it is.
+        criterion: what is minimised: "cross-entropy" for classes; "mse" or "huber" where targets are numbers, each of
+            which is a score; or a `Criterion`, such as CrossEntropy(weights=[1, 5]) or Numbers(your_loss).
+        embed: a module that comes before the model and is trained with it, where inputs are no points that a path
+            could run between, such as ids of words: bridges run through what it gives.
         prepare: turns raw examples into the model's input, for learning and for prediction alike. By default
-            bytes become floats in [0, 1] and floats are left alone.
+            bytes become floats in [0, 1] (with `embed`, ids) and all else is left alone.
         augment: a random change of raw examples before `prepare`, for learning only: `augment(x, generator)`.
-        classes: how many classes there are. By default it is asked of the model, at the first batch.
+        classes: how many scores count. By default it is asked of the model, at the first batch.
         seed: the seed of `generator`, from which all randomness of the learner comes.
+
+    Any number of threads may predict while one observes: `lock` is held by whoever changes or asks the model, so that a
+    prediction is that of the model before or after a step. Hold it (`with learner.lock:`) to copy a state meanwhile.
     """
 
     name: ClassVar[str] = ""  # what `--learner` calls it; a base class has none
     reference: ClassVar[str] = ""  # authors, year, title
     needs_tasks: ClassVar[bool] = False  # whether it must be told where a task starts and ends
     waits: ClassVar[str] = ""  # why a step must wait for the device, if it must; such a step is no CUDA graph
+    needs_classes: ClassVar[bool] = False  # whether it makes no sense for targets that are numbers
     sees_all: ClassVar[bool] = False  # whether all tasks come at once, shuffled: a reference, not a learner of streams
 
     model: nn.Module = dataclasses.field(kw_only=False)
@@ -54,6 +69,9 @@ class Learner:
         at_least=0,
         below=1,
     )
+    clip_norm: float | None = option(None, "the largest norm of a gradient that is descended (none: no limit)", above=0)
+    criterion: str | Criterion = "cross-entropy"
+    embed: nn.Module | None = None
     prepare: Callable[[Tensor], Tensor] | None = None
     augment: Callable[[Tensor, Generator], Tensor] | None = None
     classes: int | None = None
@@ -66,6 +84,12 @@ class Learner:
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
             raise invalid("model", type(self.model), "a torch.nn.Module")
+        self.lock = threading.RLock()
+        self.body = self.model  # from what bridges run through to the scores
+        if self.embed is not None:
+            if not isinstance(self.embed, nn.Module):
+                raise invalid("embed", type(self.embed), "a torch.nn.Module")
+            self.model = nn.Sequential(OrderedDict(embed=self.embed, body=self.body))
         weights = [weight for weight in self.model.parameters() if weight.requires_grad]
         if not weights:
             raise invalid("model", self.model, "a module with trainable parameters")
@@ -74,6 +98,10 @@ class Learner:
         if self.classes is not None:
             check_number("classes", self.classes, whole=True, at_least=1)
         self.device, self.dtype = weights[0].device, weights[0].dtype
+        self.criterion = find_criterion(self.criterion).to(self.device)
+        if self.needs_classes and not self.error.of_classes:
+            remedy = f"{self.name} tells classes apart: choose another learner for numbers"
+            raise invalid("criterion", self.criterion, "a loss of classes", remedy)
         self.generator = Generator(self.device).manual_seed(self.seed)
         self.optim = self._make_optimizer(weights)
         self.averaged = None if self.average is None else WeightAverage(self.model, self.average)
@@ -91,21 +119,26 @@ class Learner:
         if self.needs_tasks and task is None:
             remedy = f"{self.name} must know of tasks: pass task=0, 1, … and call start_task and end_task"
             raise invalid("task", task, "the number of the task that the batch belongs to", remedy)
-        return self.step(*self._checked(x, y), task)
+        if task is not None:
+            check_number("task", task, whole=True, at_least=0, below=2**31)
+        with self.lock:
+            return self.step(*self._checked(x, y), task)
 
     def step(self, x: Tensor, y: Tensor, task: int | Tensor | None = None) -> Tensor:
         """Learn from a batch that is known to be sound and on the learner's device."""
         raw = {"x": x, "y": y}
         if task is not None:
-            raw["task"] = task.expand_as(y) if isinstance(task, Tensor) else torch.full_like(y, task)
-        if not self.model.training:
-            self.model.train()
-        recalled = self.recall()
-        batch = raw | {"x": self._inputs(x)}
-        loss = self.loss(batch, recalled)
-        self.descend(loss)
-        self.remember(raw, batch)
-        self.steps += 1
+            number = task if isinstance(task, Tensor) else torch.full((), task, device=y.device)
+            raw["task"] = number.expand(len(y))
+        with self.lock:
+            if not self.model.training:
+                self.model.train()
+            recalled = self.recall()
+            batch = raw | {"x": self._inputs(x)}
+            loss = self.loss(batch, recalled)
+            self.descend(loss)
+            self.remember(raw, batch)
+            self.steps += 1
         return loss.detach()
 
     def phase(self) -> Hashable:
@@ -115,6 +148,12 @@ class Learner:
         code asks for a number that changes (say, whether this is the first step) adds the answer here.
         """
         return ()
+
+    @property
+    def error(self) -> Criterion:
+        """The criterion: how far scores are from their targets."""
+        assert isinstance(self.criterion, Criterion)
+        return self.criterion
 
     def recall(self) -> Batch | None:
         """What is remembered of the past, ready for the model; None where there is nothing."""
@@ -132,9 +171,16 @@ class Learner:
 
     def apply_gradients(self) -> None:
         """A step of the optimiser by the gradients as they stand, and of the weight average where one is kept."""
+        self.clip_gradients()
         self.optim.step()
         if self.averaged is not None:
             self.averaged.update(self.model)
+
+    def clip_gradients(self) -> None:
+        """Shorten the gradients as they stand, all by one factor, where they are longer than `clip_norm`."""
+        if self.clip_norm is not None:
+            weights = [weight for group in self.optim.param_groups for weight in group["params"]]
+            nn.utils.clip_grad_norm_(weights, self.clip_norm)
 
     def remember(self, raw: Batch, batch: Batch) -> None:
         """Keep what the method keeps of the raw batch (and of what `loss` added to `batch`)."""
@@ -144,6 +190,33 @@ class Learner:
 
     def end_task(self, batches: Batches) -> None:
         """Called after a task, where the stream has tasks, with the batches that came."""
+
+    def grow(self, classes: int) -> None:
+        """Make room for the labels below `classes`: the last linear layer gets more outputs, the old ones stay.
+
+        The optimiser's state, averages, and what the method keeps of each output go along.
+
+        >>> from parabolic import ER
+        >>> learner = ER(nn.Linear(4, 2), memory=50)
+        >>> learner.grow(3)
+        >>> loss = learner.observe(torch.randn(6, 4), torch.arange(6) % 3)
+        """
+        check_number("classes", classes, whole=True, at_least=1)
+        if not self.error.of_classes:
+            raise invalid("criterion", self.criterion, "a loss of classes", "among numbers there are no more classes")
+        with self.lock:
+            _, head = last_linear(self.model)
+            check_head(head, self.classes)
+            if classes > head.out_features:
+                self._follow(widen(head, classes, self.generator))
+                self.criterion = self.error.widened(classes)
+            self.classes = max(classes, self.classes or 0)
+
+    def _follow(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        """Let all that goes with the weights follow those that moved to where there are more rows."""
+        follow(self.optim, moved)
+        if self.averaged is not None:
+            self.averaged.follow(self.model)
 
     # -- prediction ----------------------------------------------------------------------------------------
 
@@ -158,12 +231,13 @@ class Learner:
     @torch.no_grad()
     def scores_at(self, inputs: Tensor) -> Tensor:
         """The scores of every class for inputs of the model, by the averaged weights where there are any."""
-        training = self.model.training
-        self.model.eval()
-        try:
-            scores: Tensor = torch.func.functional_call(self.model, self.predicting_weights(), (inputs,))
-        finally:
-            self.model.train(training)
+        with self.lock:
+            training = self.model.training
+            self.model.eval()
+            try:
+                scores: Tensor = torch.func.functional_call(self.model, self.predicting_weights(), (inputs,))
+            finally:
+                self.model.train(training)
         return scores
 
     def predicting_weights(self) -> dict[str, Tensor]:
@@ -171,8 +245,11 @@ class Learner:
         return {} if self.averaged is None else self.averaged.weights
 
     def predict(self, x: Tensor) -> Tensor:
-        """The class of each raw example."""
-        return self.scores(_as_tensor("x", x, self.device)).argmax(-1)
+        """The class of each raw example; where targets are numbers, these, `[n, outputs]`."""
+        x = _as_tensor("x", x, self.device)
+        self._check_kind(x)
+        with self.lock:
+            return self.error.answer(self.scores(x))
 
     # -- state ---------------------------------------------------------------------------------------------
 
@@ -186,19 +263,76 @@ class Learner:
         }
         if self.averaged is not None:
             state["average"] = self.averaged.state_dict()
+        if self._example is not None:  # as a batch of none, which says what examples are like
+            shape, dtype = self._example
+            state["example"] = torch.empty(0, *shape, dtype=dtype)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of another learner of the same kind and model."""
-        if missing := self.state_dict().keys() - state.keys():
+        """Go on from the state of another learner of the same kind and model, on whatever device it was.
+
+        From a GPU to a CPU, or back, all is the same but what will be drawn: their generators have no state in common.
+        """
+        if missing := self.state_dict().keys() - state.keys() - {"example"}:
             remedy = "load the state of a learner of the same kind"
             raise invalid("state", Description(f"no {', '.join(sorted(missing))}"), "a whole state", remedy)
-        self.model.load_state_dict(state["model"])
-        self.optim.load_state_dict(state["optimizer"])
-        self.generator.set_state(state["generator"].cpu())
-        self.steps = int(state["steps"])
-        if self.averaged is not None:
-            self.averaged.load_state_dict(state["average"])
+        with self.lock:
+            self.model.load_state_dict(state["model"])
+            self._load_optimizer(state["optimizer"])
+            self._load_generator(state["generator"].cpu())
+            self.steps = int(state["steps"])
+            if self.averaged is not None:
+                self.averaged.load_state_dict(state["average"])
+        example = state.get("example")
+        self._example = None if example is None else (example.shape[1:], example.dtype)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the learner to one file: all that its next step depends on, and how it was made. It holds no code.
+
+        A crash at any moment leaves what was there, or all of the new.
+
+        >>> import tempfile
+        >>> from parabolic import ER, make_backbone
+        >>> learner = ER(make_backbone("mlp", (4,), 3), memory=50)
+        >>> loss = learner.observe(torch.randn(8, 4), torch.arange(8) % 3)
+        >>> path = learner.save(tempfile.mkdtemp() + "/er.safetensors")
+        >>> Learner.load(path).observe(torch.ones(1, 4), [0]) == learner.observe(torch.ones(1, 4), [0])
+        tensor(True)
+        """
+        from parabolic.learners.saving import save
+
+        return save(self, path)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        model: nn.Module | None = None,
+        device: torch.device | str | None = None,
+        **given: Any,
+    ) -> Self:
+        """The learner that `save` wrote: in any process it goes on as if it had never stopped.
+
+        A file that is damaged, or of a later version, is refused. Loading runs nothing that the file names: a class of
+        your own must be imported before.
+
+        Args:
+            path: the file.
+            model: a network like the one saved, which takes over its weights; one of this package is made anew without.
+            device: where the learner is to be (default: where the model is).
+            given: what no file can hold, as it was: your own `prepare`, `augment`, optimiser factory or `drift`.
+        """
+        from parabolic.learners.saving import load
+
+        return load(cls, path, model, device, given)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the lock, for a copy or a pickle, which has its own."""
+        return {name: value for name, value in self.__dict__.items() if name != "lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state | {"lock": threading.RLock()}
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={getattr(self, name)!r}" for name in options_of(type(self)))
@@ -206,12 +340,28 @@ class Learner:
 
     # -- the small print -----------------------------------------------------------------------------------
 
+    def _load_optimizer(self, state: Mapping[str, Any]) -> None:
+        # Where steps are counted is a matter of the device, not of the state.
+        groups = [
+            {**saved, **{name: own[name] for name in ("capturable",) if name in own}}
+            for saved, own in zip(state["param_groups"], self.optim.param_groups, strict=True)
+        ]
+        self.optim.load_state_dict({**state, "param_groups": groups})
+
+    def _load_generator(self, state: Tensor) -> None:
+        if len(state) == len(self.generator.get_state()):
+            self.generator.set_state(state)
+        else:  # of another kind of device: then draws differ, but depend on the state alone
+            self.generator.manual_seed(int.from_bytes(sha256(bytes(state.tolist())).digest()[:7]))
+
     def _inputs(self, x: Tensor, augment: bool = True) -> Tensor:
         if augment and self.augment is not None:
             x = self.augment(x, self.generator)
         if self.prepare is not None:
             return self.prepare(x)
-        return x.float() / 255 if x.dtype == torch.uint8 else x
+        if x.dtype != torch.uint8:
+            return x
+        return x.float() / 255 if self.embed is None else x.long()
 
     def _make_optimizer(self, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
         if not isinstance(self.optimizer, str):
@@ -219,40 +369,46 @@ class Learner:
         known = {name for name, value in vars(torch.optim).items() if isinstance(value, type)} - {"Optimizer"}
         check_name("optimizer", self.optimizer, known)
         made: torch.optim.Optimizer = getattr(torch.optim, self.optimizer)(weights, lr=self.lr)
+        for group in made.param_groups:
+            if self.device.type == "cuda" and "capturable" in group:
+                group["capturable"] = True  # it then counts its steps on the device
         return made
 
     def _checked(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         x, y = (_as_tensor(name, value, self.device) for name, value in (("x", x), ("y", y)))
         if x.ndim < 1 or len(x) == 0:
             raise invalid("x", x, "a batch of at least one example", "skip empty batches")
-        if y.ndim != 1 or len(y) != len(x) or y.is_floating_point() or y.dtype == torch.bool:
-            raise invalid("y", y, f"one whole number for each of the {len(x)} examples of x")
+        self._check_kind(x)
+        # Only the model knows what it takes: after the first batch numbers are like those before, but an id may be new.
+        ids = not x.is_floating_point() and (self.embed is not None or x.dtype != torch.uint8)
+        scores = self._try(x if ids else x[:1]) if ids or self._example is None or self.classes is None else None
+        check_finite("x", x)
+        if self.classes is None:
+            assert scores is not None
+            self.classes = scores.shape[1]
+        y = self.error.check(y, len(x), self.classes, self.dtype)
+        if self._example is None and scores is not None:
+            self.error(scores, y[: len(scores)])  # a loss that the user brings may have something to say
+        self._example = (x.shape[1:], x.dtype)
+        return x, y
+
+    def _check_kind(self, x: Tensor) -> None:
         if self._example is not None and self._example != (x.shape[1:], x.dtype):
             shape, dtype = self._example
             like = f"examples as in the first batch, of shape {list(shape)} and {dtype}"
             raise invalid("x", x, like, "one learner learns one kind of example")
-        check_finite("x", x)
-        if self.classes is None:
-            self.classes = self._ask_classes(x)
-        low, high = (int(value) for value in y.aminmax())
-        if low < 0 or high >= self.classes:
-            raise invalid(
-                "y", low if low < 0 else high, f"labels from 0 to {self.classes - 1}",
-                f"the model has {self.classes} outputs: number the labels from 0, or give it more",
-            )  # fmt: skip
-        self._example = (x.shape[1:], x.dtype)
-        return x, y.long()
 
-    def _ask_classes(self, x: Tensor) -> int:
+    def _try(self, x: Tensor) -> Tensor:
+        """The scores of raw examples, or an error that says why the model does not take them."""
         try:
-            scores = self.scores(x[:1])
+            scores = self.scores(x)
         except InputError:
             raise
         except Exception as error:
             raise invalid("x", x, "examples that the model accepts", f"the model says: {error}") from error
         if scores.ndim != 2:
             raise invalid("model", Description(f"an output of shape {list(scores.shape)}"), "scores [n, classes]")
-        return scores.shape[1]
+        return scores
 
 
 class ReplayLearner(Learner):
@@ -301,7 +457,10 @@ class ReplayLearner(Learner):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from the state of another learner of the same kind, model and memory size."""
         super().load_state_dict(state)
-        self.past.load_state_dict(state["memory"])
+        # A memory is where its examples are.
+        kept = state["memory"]
+        here = [each.to(self.device) if isinstance(each, Tensor) else each for each in kept.values()]
+        self.past.load_state_dict(dict(zip(kept, here, strict=True)))
 
 
 def join(batch: Batch, recalled: Batch | None) -> tuple[Tensor, Tensor]:
@@ -312,7 +471,12 @@ def join(batch: Batch, recalled: Batch | None) -> tuple[Tensor, Tensor]:
 
 
 def _as_tensor(name: str, value: Any, device: torch.device) -> Tensor:
+    if isinstance(value, np.ndarray) and not value.flags.writeable:
+        value = value.copy()  # torch would warn, though nothing here writes to it
     try:
-        return torch.as_tensor(value, device=device)
+        tensor = torch.as_tensor(value, device=device).detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise invalid(name, type(value), "a tensor, or what torch.as_tensor makes one of", str(error)) from error
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise invalid(name, tensor, "a plain tensor", "convert it with .to_dense() or .dequantize()")
+    return tensor

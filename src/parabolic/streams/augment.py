@@ -42,6 +42,7 @@ class CropFlip:
         return padded.permute(0, 2, 3, 1)[image, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
+@dataclass(eq=False)
 class Normalise:
     """Raw values to floats: divided by `scale`, then by channel less `mean` and over `std`.
 
@@ -49,10 +50,13 @@ class Normalise:
     tensor([[[[2.]]]])
     """
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float], scale: float = 255.0) -> None:
-        self.scale = scale
-        self.factor = torch.tensor([1 / (scale * each) for each in std])
-        self.shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)])
+    mean: Sequence[float]
+    std: Sequence[float]
+    scale: float = 255.0
+
+    def __post_init__(self) -> None:
+        self.factor = torch.tensor([1 / (self.scale * each) for each in self.std])
+        self.shift = torch.tensor([-m / s for m, s in zip(self.mean, self.std, strict=True)])
 
     def __call__(self, x: Tensor) -> Tensor:
         """The normalised examples, `[n, channels, *rest]`."""

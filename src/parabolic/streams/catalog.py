@@ -20,7 +20,7 @@ __all__ = ["Entry", "find_stream", "known_streams", "make_stream", "prepared_str
 
 
 IMAGES: dict[str, Any] = {"backbone": "resnet18", "precision": "tf32", "channels_last": True}
-"""What suits images. In bfloat16 a run takes half the time (docs/engine.md); what it costs in accuracy is not known yet."""
+"""What suits images. In bfloat16 a run takes half the time; what it costs in accuracy is not known yet."""
 
 
 @dataclass(frozen=True)

@@ -65,18 +65,35 @@ class Batches:
     epochs: int
     entropy: tuple[int, ...]
     permuted: float = 0.0  # the share of each batch, from its start, whose labels are permuted within itself
+    start: int = 0  # how many batches are left out
 
     def __len__(self) -> int:
-        return self.epochs * -(-len(self.rows) // self.size)
+        return self.epochs * self._an_epoch - self.start
+
+    def after(self, count: int) -> Batches:
+        """The same without the first `count` batches, which are not even gathered.
+
+        >>> batches = Stream.from_arrays(torch.arange(40), torch.arange(40) % 2, tasks=1)[0].batches(8, epochs=2)
+        >>> len(batches), len(batches.after(5)), list(batches)[5][0].equal(next(iter(batches.after(5)))[0])
+        (8, 3, True)
+        """
+        check_number("count", count, whole=True, at_least=0, at_most=len(self))
+        return replace(self, start=self.start + count)
+
+    @property
+    def _an_epoch(self) -> int:
+        return -(-len(self.rows) // self.size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for epoch in range(self.epochs):
+        first, left_out = divmod(self.start, self._an_epoch)
+        for epoch in range(first, self.epochs):
             order = np.random.default_rng([*self.entropy, epoch]).permutation(len(self.rows))
             rows = self.rows[torch.from_numpy(order).to(self.rows.device)]
             labels = rows
             if self.permuted:
                 labels = self.rows[torch.from_numpy(self._permute(order, epoch)).to(self.rows.device)]
-            for part, label_part in zip(rows.split(self.size), labels.split(self.size), strict=True):
+            begin = left_out * self.size if epoch == first else 0
+            for part, label_part in zip(rows[begin:].split(self.size), labels[begin:].split(self.size), strict=True):
                 yield self.data.take(part, label_part)
 
     def _permute(self, order: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:

@@ -1,0 +1,172 @@
+"""A stream that goes on for months: what was learned is on disk, and a crash costs a few batches."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+from parabolic.checks import Description, check_name, check_number, invalid
+from parabolic.engine.checkpoints import draws, set_draws
+from parabolic.files import disk_errors, sweep, write_bytes
+from parabolic.learners import Learner
+from parabolic.learners.learner import Batches
+from parabolic.learners.saving import describe, restore
+from parabolic.states import Damaged, pack_state, read_state
+
+__all__ = ["Journal"]
+
+SUFFIX, LOCK = ".safetensors", ".lock"
+
+
+class Journal:
+    """Writes a learner to a folder as it learns, and brings it back to where it was at the next start.
+
+    Every `every` batches there is a new file, whole or not at all; the last `keep` stay. So after any end of the
+    process (kill -9, a full disk, no power) the same program goes on from the last of them: `batches` says how many
+    batches it has learned, and the next to give it is the one of that number, counted from 0. On one CPU it is then
+    what it would be, had nothing happened. A file that is damaged is passed over with a warning.
+
+    Args:
+        folder: where the files are. One process at a time may have it.
+        learner: as made at every start, with the same options. What is found in the folder becomes its state.
+        every: after how many batches a file is written.
+        keep: how many files stay.
+        on_error: what to do where a file cannot be written: "stop", or "warn" and learn on. In both cases the files that
+            are there stay, and the next try is `every` batches later.
+
+    `notes` are of the caller's own: plain values and tensors that are kept with the learner, such as a schedule's state.
+
+    >>> import tempfile, torch
+    >>> from parabolic import ER
+    >>> folder, stream = tempfile.mkdtemp(), [(torch.randn(8, 4), torch.arange(8) % 3) for _ in range(25)]
+    >>> for start in range(2):
+    ...     with Journal(folder, ER(torch.nn.Linear(4, 3)), every=10) as journal:
+    ...         print("from batch", journal.batches)
+    ...         for x, y in stream[journal.batches :]:
+    ...             loss = journal.observe(x, y)
+    from batch 0
+    from batch 25
+    """
+
+    def __init__(
+        self, folder: str | Path, learner: Learner, *, every: int = 100, keep: int = 3, on_error: str = "stop"
+    ) -> None:
+        check_number("every", every, whole=True, at_least=1)
+        check_number("keep", keep, whole=True, at_least=1)
+        check_name("on_error", on_error, ("stop", "warn"))
+        self.folder, self.learner = Path(folder), learner
+        self.every, self.keep, self.on_error = every, keep, on_error
+        self.batches = 0  # learned so far
+        self.tasks = 0  # that are over
+        self.task_batches = 0  # learned so far of the present task
+        self.notes: dict[str, Any] = {}
+        self._in_task = self._again = False  # whether a task is open, and was when it was written down
+        self._lock = self._hold()
+        try:
+            self._resume()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def observe(self, x: Tensor, y: Tensor, task: int | None = None) -> Tensor:
+        """Let the learner learn a batch, and write it down if it is time; returns the loss, still on the device."""
+        loss = self.learner.observe(x, y, task)
+        self.batches += 1
+        self.task_batches += 1
+        if self.batches % self.every == 0:
+            self.write()
+        return loss
+
+    def start_task(self, batches: Batches) -> None:
+        """Tell the learner of a task's start; does nothing where it was told before it was stopped in that task."""
+        if not self._again:
+            self.learner.start_task(batches)
+            self._in_task, self.task_batches = True, 0
+            self.write()
+        self._again = False
+
+    def end_task(self, batches: Batches) -> None:
+        """Tell the learner of a task's end."""
+        self.learner.end_task(batches)
+        self.tasks, self.task_batches, self._in_task = self.tasks + 1, 0, False
+        self.write()
+
+    def write(self) -> None:
+        """Write the learner down as it is now."""
+        with self.learner.lock:
+            place = {name: getattr(self, name) for name in ("batches", "tasks", "task_batches", "_in_task", "notes")}
+            packed = pack_state(describe(self.learner) | {"journal": place, "draws": draws(self.learner)})
+        try:
+            write_bytes(self._path(self.batches), packed)
+            for old in self._files()[self.keep :]:
+                old.unlink()
+        except OSError as error:
+            if self.on_error == "stop":
+                with disk_errors("journal", self.folder, "free some space and start again; what it has is safe"):
+                    raise
+            told = f"{self.folder}: batch {self.batches} was not written down ({error.strerror}); learning goes on"
+            warnings.warn(told, RuntimeWarning, stacklevel=3)
+
+    def close(self) -> None:
+        """Let another process have the folder. What was learned since the last file is lost unless it is written."""
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:  # else the learner may have been stopped in the middle of a step
+                self.write()
+        finally:
+            self.close()
+
+    def _hold(self) -> FileLock:
+        lock = FileLock(self.folder / LOCK)
+        with disk_errors("journal", self.folder, "name a folder that can be written to"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                lock.acquire(blocking=False)
+            except Timeout:
+                got = Description(f"{self.folder}, which another process writes to")
+                raise invalid("journal", got, "a folder of its own for each learner", "end the other first") from None
+        sweep(self.folder, older=0)
+        return lock
+
+    def _resume(self) -> None:
+        damaged = []
+        for path in self._files():
+            try:
+                saved = read_state(path)
+            except Damaged as error:
+                damaged.append((path, error))
+                continue
+            if self.learner.steps:
+                got = Description(f"one that has learned {self.learner.steps} batches")
+                raise invalid("learner", got, "a new one, to become what the journal holds", "or name another folder")
+            restore(self.learner, saved)
+            set_draws(self.learner, saved["draws"])
+            vars(self).update(saved["journal"])
+            self._again = self._in_task
+            break
+        else:
+            if damaged:
+                got = Description(f"only damaged files, the last {damaged[0][0]}")
+                raise invalid("journal", got, "at least one that is whole", "bring back a copy, or name another folder")
+        for path, error in damaged:
+            path.rename(path.with_suffix(".damaged"))  # else it would count as the newest
+            warnings.warn(f"passed over, to go on from batch {self.batches}: {error}", RuntimeWarning, stacklevel=3)
+
+    def _path(self, batches: int) -> Path:
+        return self.folder / f"{batches:012d}{SUFFIX}"
+
+    def _files(self) -> list[Path]:
+        """The files that are there, the newest first."""
+        return sorted(self.folder.glob("[0-9]" * 12 + SUFFIX), reverse=True)
