@@ -1,0 +1,83 @@
+"""What bfloat16 costs in accuracy: PCL and ER on Seq-CIFAR-100 in three precisions, ten seeds each.
+
+    python benchmarks/precision.py                        # needs a GPU and `parabolic data prepare cifar100`
+    python benchmarks/precision.py --runs FOLDER --seconds 500
+
+Runs are kept in a store, so that the experiment can be cut into portions: a later call trains what is missing. Every
+precision is compared with float32 by Welch's test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from parabolic.experiments import Record, RunSpec, Store, execute_fleet
+from parabolic.experiments.run import Yard
+from parabolic.statistics import Summary, welch
+
+LEARNERS = {"pcl": {"variant": "reference"}, "er": {"lr": 0.05}}
+PRECISIONS = ("bf16", "tf32", "fp32")  # the fastest first
+FLEET = 5
+
+
+def specs(learner: str, precision: str, seeds: int) -> list[RunSpec]:
+    return [
+        RunSpec(learner, "seq-cifar100", memory=1000, seed=seed, precision=precision, options=LEARNERS[learner])
+        for seed in range(seeds)
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=Path, default=Path("results/precision"), help="where runs are kept")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no fleet after so long")
+    asked = parser.parse_args()
+    store, yard, started = Store(asked.runs), Yard(), time.perf_counter()
+    for precision in PRECISIONS:
+        for learner in LEARNERS:
+            missing = [spec for spec in specs(learner, precision, asked.seeds) if store.find(spec) is None]
+            for first in range(0, len(missing), FLEET):
+                if time.perf_counter() - started > asked.seconds:
+                    break
+                for _, result in execute_fleet(missing[first : first + FLEET], yard=yard):
+                    if isinstance(result, Record):
+                        store.save(result)
+                    else:
+                        print(result)
+    Console(width=120).print(table(store, asked.seeds))
+
+
+def table(store: Store, seeds: int) -> Table:
+    shown = Table("learner", "precision", "n", "Acc %", "AAA %", "Acc against fp32", "AAA against fp32", "s a run",
+                  title="Seq-CIFAR-100, memory 1000: mean ± sd [95 % interval]")  # fmt: skip
+    for learner in LEARNERS:
+        found = {
+            precision: [record for spec in specs(learner, precision, seeds) if (record := store.find(spec))]
+            for precision in PRECISIONS
+        }
+        for precision, records in found.items():
+            if len(records) < 2:
+                continue
+            cells, verdicts = [], []
+            for metric in ("acc", "aaa"):
+                ours = Summary.of([record.metrics[metric] for record in records])
+                exact = [record.metrics[metric] for record in found["fp32"]]
+                cells.append("{:.2f} ± {:.2f} [{:.2f}, {:.2f}]".format(ours.mean, ours.sd, *ours.interval))
+                if precision == "fp32" or len(exact) < 2:
+                    verdicts.append("")
+                else:
+                    differs = welch(ours, Summary.of(exact))
+                    verdicts.append(f"{differs.mean:+.2f} [{differs.low:+.2f}, {differs.high:+.2f}] p={differs.p:.2f}")
+            seconds = sum(sum(record.train_seconds) for record in records) / len(records)
+            shown.add_row(learner, precision, str(len(records)), *cells, *verdicts, f"{seconds:.1f}")
+    return shown
+
+
+if __name__ == "__main__":
+    main()
