@@ -9,9 +9,6 @@ from parabolic.learners import find_learner, known_learners
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")]
 
-# Learners whose step must wait for the host, and why.
-WAITS = {"gem": "its quadratic program is solved on the CPU"}
-
 
 def make(name, **options):
     torch.manual_seed(0)
@@ -44,7 +41,7 @@ def test_a_step_does_not_wait_for_the_host(name, average):
             learner.observe(x, y, task)
         torch.cuda.synchronize()
         try:
-            torch.cuda.set_sync_debug_mode("default" if name in WAITS else "error")
+            torch.cuda.set_sync_debug_mode("default" if learner.waits else "error")
             for x, y in data[first + 3 : first + 8]:
                 loss = learner.step(x, y, task)
         finally:

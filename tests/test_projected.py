@@ -4,10 +4,10 @@ import collections
 import copy
 import itertools
 import math
-import sys
 
 import numpy as np
 import pytest
+import quadprog
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,10 +17,11 @@ from slow import reservoir
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from parabolic import InputError, Stream, train
+from parabolic import InputError, Memory, Stream, train
 from parabolic.learners.agem import AGEM
 from parabolic.learners.gem import GEM
-from parabolic.memory import EqualShares, distinct
+from parabolic.learners.programme import inner_products, nonnegative_shares
+from parabolic.memory import EqualShares, distinct, equal_shares
 
 CLASSES, CAPACITY, REPLAY, LR = 4, 13, 5, 0.2
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -234,10 +235,148 @@ def test_with_one_past_task_and_no_margin_gem_is_agem():
         assert torch.allclose(bent, AGEM(nn.Linear(1, 1)).project(vector, past[0]), atol=1e-9)
 
 
-def test_gem_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "quadprog", None)
-    with pytest.raises(InputError, match=r"gem: got no quadprog.*pip install 'parabolic-cl\[gem\]'"):
-        GEM(net())
+def unit_rows(kind, count, seed):
+    """Gradients that are hard to tell apart, contradict each other, vanish, or differ in scale; and one to bend."""
+    g = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    past, vector = normal(count, 25), normal(25)
+    if kind == "against":
+        vector -= past.sum(0)
+    elif kind == "alike":
+        past += 3 * normal(25)
+        vector -= past.mean(0)
+    elif kind == "dependent":
+        past = normal(count, 3) @ normal(3, 25)
+        vector -= past.sum(0)
+    elif kind == "equal":
+        past = past[torch.randint(max(1, count // 2), (count,), generator=g)]
+    elif kind == "zero":
+        past[torch.rand(count, generator=g) < 0.5] = 0
+    elif kind == "whole numbers":  # many ties
+        past, vector = (torch.randint(-1, 2, shape, generator=g).double() for shape in ((count, 6), (6,)))
+    elif kind == "chain":
+        past = past.cumsum(0)
+        vector -= past.mean(0)
+    elif kind == "as many as numbers":
+        past, vector = past[:, :count], vector[:count]
+    elif kind == "badly scaled":
+        past *= 10 ** (12 * torch.rand(count, 1, generator=g, dtype=torch.float64) - 6)
+    return vector, past
+
+
+KINDS = ["any", "against", "alike", "dependent", "equal", "zero", "whole numbers", "chain", "as many as numbers",
+         "badly scaled"]  # fmt: skip
+PROGRAMMES = {"kind": st.sampled_from(KINDS), "count": st.integers(1, 20), "seed": st.integers(0, 2**32)}
+
+
+@settings(max_examples=500)
+@given(**PROGRAMMES)
+def test_shares_satisfy_the_conditions_of_a_minimum(kind, count, seed):
+    """Karush, Kuhn and Tucker: no share is negative, no vector is stepped against, and of both one is zero."""
+    vector, past = unit_rows(kind, count, seed)
+    lengths = past.norm(dim=1, keepdim=True)
+    past, vector = past / lengths.masked_fill(lengths == 0, 1), vector / vector.norm().clamp(min=1e-300)
+    share = nonnegative_shares(past @ past.T, past @ vector, 1e3 * torch.finfo(torch.float64).eps)
+    after = past @ (vector + share @ past)
+    assert share.min() >= 0
+    assert after.min() >= -1e-9
+    assert (share * after).abs().max() <= 1e-9 * (1 + share.max())
+
+
+@settings(max_examples=300)
+@given(margin=st.sampled_from([0.0, 0.5, 3.0]), **PROGRAMMES)
+def test_gem_bends_as_quadprog_does(kind, count, seed, margin):
+    vector, past = unit_rows(kind, count, seed)
+    bent = GEM(nn.Linear(1, 1), margin=margin).project(vector, past)
+    overlap = (past @ vector) / past.norm(dim=1).clamp(min=1e-300) / vector.norm().clamp(min=1e-300)
+    if overlap.min() >= -1e-15:  # zero, but for rounding
+        assert torch.equal(bent, vector)
+        return
+    # Zero rows say nothing, and of those that depend on each other quadprog wants them a little independent.
+    rows = past[past.norm(dim=1) > 0]
+    lengths = rows.norm(dim=1)
+    least = vector + margin * rows.sum(0)
+    units = (rows / lengths[:, None]).numpy()
+    size = least.norm().item()
+    gram = units @ units.T + 1e-11 * np.eye(len(rows))
+    share = quadprog.solve_qp(gram, -units @ least.numpy() / size, np.eye(len(rows)), np.zeros(len(rows)))[0]
+    expected = least + size * torch.from_numpy(share @ units)
+    assert (bent - expected).norm() <= 1e-4 * size
+    assert bent.norm() <= expected.norm() + 1e-7 * size  # the ridge can only make it longer
+
+
+@settings(max_examples=200)
+@given(**PROGRAMMES)
+def test_gem_bends_gradients_of_single_precision(kind, count, seed):
+    vector, past = (each.float() for each in unit_rows(kind, count, seed))
+    bent = GEM(nn.Linear(1, 1), margin=0.0).project(vector, past)
+    assert bent.dtype == torch.float32
+    after = (past @ bent) / past.norm(dim=1).clamp(min=1e-20)
+    assert after.min() >= -2e-2 * vector.norm()
+    exact = GEM(nn.Linear(1, 1), margin=0.0).project(vector.double(), past.double())
+    assert (bent - vector).norm() <= (exact - vector).norm() + 2e-2 * vector.norm()  # nor is it bent more than it must
+
+
+@settings(max_examples=50)
+@given(rows=st.integers(1, 5), size=st.sampled_from([1, 100, 4095, 4096, 4097, 10000]), seed=st.integers(0, 2**32))
+def test_inner_products_piece_by_piece(rows, size, seed):
+    long = torch.randn(rows, size, generator=torch.Generator().manual_seed(seed))
+    exact = long.double() @ long.double().T
+    products = inner_products(long)
+    assert products.dtype == torch.float64
+    assert torch.allclose(products, exact, rtol=1e-5, atol=1e-5 * size**0.5)
+
+
+def test_gem_leaves_a_vector_of_zero_and_takes_gradients_that_are_no_numbers():
+    _, past = vectors(3, 0)
+    assert not GEM(nn.Linear(1, 1)).project(torch.zeros(30, dtype=torch.float64), past).any()
+    assert GEM(nn.Linear(1, 1)).project(torch.full((30,), torch.nan, dtype=torch.float64), past).isnan().all()
+
+
+@pytest.mark.parametrize("replay", [0, 2])
+def test_gem_is_told_of_a_task_by_a_number_or_by_a_start_and_a_tensor(replay):
+    outcomes = []
+    for told in ("number", "start and number", "start and tensor"):
+        model = net(norm=True)
+        learner = GEM(model, lr=LR, memory=CAPACITY, replay=replay, seed=7)
+        for index, batches in enumerate(tasks(norm=True)):
+            if told != "number":
+                learner.start_task(batches)
+            for x, y in batches:
+                learner.step(x, y, torch.tensor(index) if told == "start and tensor" else index)
+        outcomes.append(model)
+    assert_same(outcomes[0], outcomes[1])
+    assert_same(outcomes[0], outcomes[2])
+
+
+def test_gem_takes_tasks_in_any_order_and_again():
+    """Which examples are of which past task is known from counting alone; here the memory is asked."""
+    learner, (batches, *_) = GEM(net(), lr=LR, memory=CAPACITY), tasks(norm=True)
+    held = [None] * len(batches)
+    for task in (5, 2, 2, 7, 5, 0, 7):
+        for x, y in batches:
+            learner.observe(x, y, task)
+            held = learner.past["task"].tolist()
+            parts = dict.fromkeys(sorted({*held} - {task}))
+            order = learner.past.by_task()
+            for past, (start, share) in zip(parts, learner.parts(), strict=True):
+                assert [held[slot] for slot in order[start : start + share]] == [past] * held.count(past)
+    assert len(held) == CAPACITY
+
+
+def test_gem_needs_a_memory_of_equal_shares():
+    with pytest.raises(InputError, match="^memory: got .*Memory.*, expected a parabolic.memory.EqualShares"):
+        GEM(net(), memory=Memory(10))
+    memory = EqualShares(10)
+    x, y = tasks()[0][0]
+    memory.offer({"x": x, "y": y, "task": torch.zeros_like(y)})
+    learner = GEM(net(), memory=memory)
+    assert learner.parts() == [(0, 5)]  # what it was given is of a past task
+    learner.observe(x, y, 1)
+    assert learner.past is memory
 
 
 # -- equal shares ------------------------------------------------------------------------------------------------------
@@ -267,6 +406,25 @@ def test_shares_evolve_as_if_one_by_one(capacity, offers, seed):
         short = [task for task in offered if held[task] < offered[task]]  # tasks that had to give something up
         level = min((held[task] for task in short), default=capacity)
         assert all(held[task] - level <= 1 for task in offered)
+
+
+@settings(max_examples=300)
+@given(capacity=st.integers(1, 30), offers=OFFERS, again=st.integers(0, 12), seed=st.integers(0, 2**32))
+def test_shares_are_known_without_looking(capacity, offers, again, seed):
+    """From what was offered of each task; or, from some time on, from what was kept of it by then."""
+    memory, g = EqualShares(capacity), torch.Generator().manual_seed(seed)
+    offered = collections.Counter()
+    for i, (task, size) in enumerate(offers):
+        memory.offer({"x": torch.rand(size), "task": torch.full((size,), task)}, generator=g)
+        offered[task] += size
+        kept = collections.Counter(memory["task"].tolist())
+        tasks = sorted(offered)
+        assert equal_shares(capacity, [offered[task] for task in tasks]) == [kept[task] for task in tasks]
+        order = memory.by_task()
+        assert memory.take(order[: len(memory)])["task"].tolist() == sorted(memory["task"].tolist())
+        assert sorted(order.tolist()) == list(range(capacity))
+        if i == again:
+            offered = kept
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -353,7 +511,7 @@ def test_bad_options_are_named(cls, name, value):
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("cls", [AGEM, GEM])
-def test_a_step_on_a_gpu_agrees_with_the_cpu_and_agems_waits_for_nothing(cls):
+def test_a_step_on_a_gpu_agrees_with_the_cpu_and_waits_for_nothing(cls):
     models = [net(norm=True), net(norm=True).cuda()]
     # All that is kept is recalled, so that the two generators need not agree.
     learners = [cls(model, lr=0.1, memory=200, replay=200 if cls is AGEM else 0, average=0.9) for model in models]
@@ -361,7 +519,7 @@ def test_a_step_on_a_gpu_agrees_with_the_cpu_and_agems_waits_for_nothing(cls):
         moved = [(x.cuda(), y.cuda()) for x, y in batches]
         for (x, y), (gx, gy) in zip(batches, moved, strict=True):
             learners[0].step(x, y, index)
-            torch.cuda.set_sync_debug_mode("error" if cls is AGEM else "default")
+            torch.cuda.set_sync_debug_mode("error")
             try:
                 learners[1].step(gx, gy, index)
             finally:

@@ -4,13 +4,17 @@ import copy
 import functools
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import conv2d, cross_entropy, pad
 
-from parabolic import InputError, Stream, train
+from parabolic import MLP, InputError, Stream, train
+from parabolic.backbones import ConvNet, ResNet18
+from parabolic.learners import find_learner, fisher
 from parabolic.learners.ewc import EWC
+from parabolic.learners.fisher import squared_gradients
 from parabolic.learners.lwf import LwF
 from parabolic.learners.si import SI
 
@@ -151,20 +155,185 @@ def test_ewc_is_the_published_step(norm, gamma):
     assert torch.allclose(learner.importance, torch.cat([f.flatten() for f in fisher]), atol=1e-10)
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 100])
-def test_ewcs_fisher_information_is_the_loop_over_examples(chunk):
+@pytest.mark.parametrize("chunk", [1, 3, 4, 100])
+@pytest.mark.parametrize("sizes", [(5, 4, 1), (10,), (1,) * 10])
+def test_ewcs_fisher_information_is_the_loop_over_examples(chunk, sizes):
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(3 * 16, CLASSES)
     ).double()
     model(torch.randn(20, 1, 6, 6, dtype=torch.float64))  # statistics that are not those of an example
-    batches = [(torch.randn(n, 1, 6, 6, dtype=torch.float64), torch.randint(CLASSES, (n,))) for n in (5, 4, 1)]
+    x, y = torch.randn(10, 1, 6, 6, dtype=torch.float64), torch.randint(CLASSES, (10,))
+    batches = list(zip(x.split(sizes), y.split(sizes), strict=True))
     learner = EWC(model, chunk=chunk, augment=lambda x, generator: x + 1e6)
     before = copy.deepcopy(model.state_dict())
     expected = torch.cat([f.flatten() for f in slow_fisher(model, batches)])
     assert torch.allclose(learner.fisher(batches), expected, atol=1e-12)
     assert model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class Reshaped(nn.Module):
+    """Calls `inner` on a part of each example after the other, as if each were an example."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+
+class FilledUp(nn.Conv2d):
+    """A convolution of images that are given more channels, all zero."""
+
+    def forward(self, x):
+        x, weight = (pad(each, (0, 0, 0, 0, 0, 3), **mode) for each, mode in ((x, {}), (self.weight, {"value": 0.5})))
+        return conv2d(x, weight, self.bias, self.stride, self.padding)
+
+
+class Tied(nn.Module):
+    """Uses the same weight twice: by the same layer, or by two that share it."""
+
+    def __init__(self, shared):
+        super().__init__()
+        self.one, self.other = nn.Linear(5, 5), nn.Linear(5, 5) if shared else None
+        if shared:
+            self.other.weight = self.one.weight
+
+    def forward(self, x):
+        return (self.other or self.one)(torch.tanh(self.one(x)))
+
+
+class Scaled(nn.Module):
+    """A weight that is no layer's."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(0.5, 2, 5))
+
+    def forward(self, x):
+        return self.scale * x
+
+
+def images(*layers):
+    return lambda: (nn.Sequential(*(layer() for layer in layers), nn.Flatten(), nn.LazyLinear(4)), (4, 7, 6))
+
+
+def rows(*layers):
+    return lambda: (nn.Sequential(*(layer() for layer in layers), nn.Flatten(), nn.LazyLinear(4)), (3, 5))
+
+
+def partly_frozen():
+    model = MLP((5,), 4, hidden=(6, 6))
+    model[1].weight.requires_grad_(False)
+    model[3].bias.requires_grad_(False)
+    return model, (5,)
+
+
+KNOWN = {
+    "resnet18": lambda: (ResNet18((3, 8, 8), 4, width=3), (3, 8, 8)),
+    "convnet": lambda: (ConvNet((1, 9, 9), 4, width=3), (1, 9, 9)),
+    "mlp": lambda: (MLP((1, 3, 3), 4, hidden=(6,)), (1, 3, 3)),
+    "stride, padding, dilation, groups": images(
+        lambda: nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(1, 2), groups=2),
+        nn.Tanh,
+        lambda: nn.Conv2d(6, 6, 3, padding=1, groups=6),
+    ),
+    "padding by name": images(
+        lambda: nn.Conv2d(4, 4, (3, 2), padding="same", dilation=(1, 3)), lambda: nn.Conv2d(4, 2, 2, padding="valid")
+    ),
+    "padding round the edge": images(lambda: nn.Conv2d(4, 3, 3, padding=1, padding_mode="circular")),
+    "a kernel as large as the image": images(lambda: nn.Conv2d(4, 3, (7, 6))),
+    "more channels": images(lambda: FilledUp(4, 3, 3, padding=1, stride=2)),
+    "inputs overwritten by ReLU": images(
+        lambda: nn.Conv2d(4, 3, 3), lambda: nn.BatchNorm2d(3), lambda: nn.ReLU(inplace=True)
+    ),
+    "group norm": images(lambda: nn.GroupNorm(2, 4), nn.Tanh),
+    "layer norm of an image": images(lambda: nn.LayerNorm((7, 6)), nn.Tanh),
+    "several places": rows(lambda: nn.Linear(5, 6), lambda: nn.LayerNorm(6), nn.Tanh, lambda: nn.Linear(6, 2)),
+    "one dimension": rows(lambda: nn.Conv1d(3, 4, 3, stride=2), lambda: nn.BatchNorm1d(4), nn.Tanh),
+    "three dimensions": images(lambda: nn.Unflatten(1, (2, 2)), lambda: nn.Conv3d(2, 3, (2, 3, 3), bias=False)),
+    "partly frozen": partly_frozen,
+}
+UNKNOWN = {
+    "a layer called twice": rows(lambda: Tied(shared=False)),
+    "a weight shared by two layers": rows(lambda: Tied(shared=True)),
+    "a weight that is no layer's": rows(Scaled),
+    "a layer of another kind": rows(lambda: nn.Linear(5, 4), nn.PReLU),
+    "a weight made of others": rows(lambda: nn.utils.parametrizations.weight_norm(nn.Linear(5, 4))),
+    "examples taken apart": rows(lambda: Reshaped(nn.Linear(5, 4))),
+    "statistics of a batch": images(lambda: nn.BatchNorm2d(4, track_running_stats=False), nn.Tanh),
+}
+
+
+def check_squares(make, **moved):
+    """Compare with gradients of one example at a time; returns the sizes of the batches that the model saw."""
+    torch.manual_seed(0)
+    model, shape = make()
+    model.double()(torch.randn(11, *shape, dtype=torch.float64))  # statistics that are not those of these examples
+    model.eval().to(**moved)
+    x, y = torch.randn(9, *shape, dtype=torch.float64).to(**moved), torch.randint(4, (9,))
+    expected = [torch.zeros_like(weight) for weight in model.parameters() if weight.requires_grad]
+    for example, label in zip(x, y, strict=True):
+        loss = cross_entropy(model(example[None]), label[None])
+        weights = [weight for weight in model.parameters() if weight.requires_grad]
+        expected = [e + g**2 for e, g in zip(expected, torch.autograd.grad(loss, weights), strict=True)]
+    seen = []
+    model.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+    for ours, theirs in zip(squared_gradients(model, x, y), expected, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-14)
+    return seen
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("room", [1, 200, 2**24])
+@pytest.mark.parametrize("case", KNOWN)
+def test_squared_gradients_of_layers_that_are_known_take_one_pass(case, room, monkeypatch):
+    monkeypatch.setattr(fisher, "ROOM", (room, room))
+    assert check_squares(KNOWN[case]) == [9]
+
+
+@pytest.mark.parametrize("case", ["resnet18", "stride, padding, dilation, groups", "group norm"])
+def test_squared_gradients_of_channels_last_images(case):
+    assert check_squares(KNOWN[case], memory_format=torch.channels_last) == [9]
+
+
+@pytest.mark.parametrize("room", [1, 2**24])
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_squared_gradients_of_other_models_are_those_of_single_examples(case, room, monkeypatch):
+    monkeypatch.setattr(fisher, "ROOM", (room, room))
+    assert check_squares(UNKNOWN[case])[0:2] == [9, 1]
+
+
+class Half(nn.Module):
+    """A model that computes in bfloat16 inside."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.model(x).float()
+
+
+def test_squared_gradients_of_a_model_that_computes_in_bfloat16_are_summed_in_float32(monkeypatch):
+    torch.manual_seed(0)
+    model = ResNet18((3, 8, 8), 4, width=4)
+    model(torch.randn(50, 3, 8, 8))
+    half, seen = Half(model.eval()), []
+    model.blocks[0].conv1.register_forward_hook(lambda _, x, y: seen.append(y.dtype))
+    x, y = torch.randn(600, 3, 8, 8), torch.randint(4, (600,))
+    exact = squared_gradients(model, x, y)
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)  # not every processor has what it needs for bfloat16
+    rough = squared_gradients(half, x, y)
+    some = [squared_gradients(half, *each) for each in zip(x.split(200), y.split(200), strict=True)]
+    assert seen == [torch.float32] + [torch.bfloat16] * 4
+    for a, b, *parts in zip(exact, rough, *some, strict=True):
+        assert b.dtype == torch.float32
+        assert (a - b).norm() < 0.1 * a.norm()  # each number has 8 bits
+        assert torch.allclose(b, sum(parts), rtol=1e-3, atol=1e-6 * b.max())  # 600 squares in bfloat16 would lose more
 
 
 @pytest.mark.parametrize("cls", [SI, EWC])
@@ -248,6 +417,35 @@ def test_lwf_warms_up_the_new_classes_alone():
     assert loss(after) < loss(before)
 
 
+def test_lwf_warms_up_batch_by_batch_with_the_numbers_drawn_for_each():
+    """Old and new classes in every batch, and some without a new one: only new ones are augmented and learned."""
+    g = torch.Generator().manual_seed(3)
+    first = [(torch.randn(5, 3, generator=g, dtype=torch.float64), torch.randint(2, (5,), generator=g))]
+    second = [
+        (torch.randn(n, 3, generator=g, dtype=torch.float64), torch.randint(high, (n,), generator=g))
+        for n, high in [(300, 5), (4, 1), (300, 5), (1, 5), (7, 5)]
+    ]
+
+    def augment(x, generator):
+        return x + torch.rand(x.shape, generator=generator, dtype=x.dtype)
+
+    model = net(norm=True)
+    learner = LwF(model, lr=0.1, augment=augment, warmup=2, seed=5)
+    learn(learner, [first])
+    theirs, generator = copy.deepcopy(model).eval(), torch.Generator()
+    generator.set_state(learner.generator.get_state())
+    learner.start_task(second)
+    head, new = theirs[-1], [2, 3, 4]
+    for x, y in second * 2:
+        x, y = x[y > 1], y[y > 1]
+        if len(y):
+            features = theirs[:-1](augment(x, generator)).detach()
+            loss = cross_entropy(features @ head.weight[new].T + head.bias[new], y - 2)
+            move(head, torch.autograd.grad(loss, list(head.parameters())), 0.1)
+    assert_same(model, theirs)
+    assert torch.equal(learner.generator.get_state(), generator.get_state())
+
+
 def test_lwf_takes_tasks_that_bring_nothing_new_and_tasks_of_old_and_new():
     stream = tasks()
     mixed = [(torch.cat([a, b]), torch.cat([c, d])) for (a, c), (b, d) in zip(stream[0], stream[1], strict=True)]
@@ -290,6 +488,31 @@ def test_a_stream_without_tasks_is_refused(cls):
     stream = Stream.from_arrays(torch.randn(60, 3), torch.arange(60) % 6, tasks=3, boundaries=False)
     with pytest.raises(InputError, match=f"learner: got '{cls.name}', expected one that can do without tasks"):
         train(cls(net().float()), stream)
+
+
+@pytest.mark.parametrize(("name", "moment"), [("lwf", "start"), ("vrmcl", "start"), ("ewc", "end"), ("agem", "end")])
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [((torch.zeros(2, 3), torch.tensor([0, 9])), "y: got 9, expected labels from 0 to 5"),
+     ((torch.full((2, 3), math.nan), torch.tensor([0, 1])), "x: got 6 values"),
+     ((torch.zeros(2, 4), torch.tensor([0, 1])), "x: got .*, expected examples as in the first batch"),
+     ((torch.zeros(2, 3, dtype=torch.uint8), torch.tensor([0, 1])), "x: got .*uint8, expected"),
+     ((torch.zeros(2, 3), torch.tensor([0])), "y: got .*, expected one whole number for each of the 2"),
+     ((torch.zeros(0, 3), torch.zeros(0, dtype=torch.long)), "x: got .*, expected a batch of at least one"),
+     (("words", torch.tensor([0, 1])), "x: got .*, expected a tensor")],
+)  # fmt: skip
+def test_a_bad_batch_of_a_task_is_refused_for_what_it_is(name, moment, bad, message):
+    learner = find_learner(name)(net().float())
+    good = (torch.zeros(5, 3), torch.arange(5))
+    with pytest.raises(InputError, match=f"^{message}"):
+        getattr(learner, f"{moment}_task")([good, good, bad, good])
+
+
+@pytest.mark.parametrize(("name", "moment"), [("lwf", "start"), ("vrmcl", "start"), ("ewc", "end"), ("agem", "end")])
+def test_a_task_may_come_as_arrays(name, moment):
+    learner = find_learner(name)(net().float())
+    getattr(learner, f"{moment}_task")([(np.zeros((n, 3), dtype=np.float32), list(range(n))) for n in (3, 3, 1)])
+    assert learner.classes == CLASSES
 
 
 def test_defaults_are_the_published_ones():

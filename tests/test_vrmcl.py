@@ -9,6 +9,7 @@ from slow import SlowReplay, mean, net, same_weights, surprise, tasks
 from torch import nn
 
 from parabolic import InputError
+from parabolic.learners.functional import scores_by
 from parabolic.learners.vrmcl import VRMCL
 
 COMMON = {"memory": 12, "replay": 6, "seed": 7, "lr": 0.4}
@@ -118,7 +119,7 @@ def test_the_hypergradient_equals_finite_differences(variant, clip):
 
     def loss(both):
         weights, rates = both.chunk(2)
-        return fast.ahead(fast._named(weights), rates, batch, recalled)
+        return fast.ahead(weights, rates, batch, recalled)
 
     (exact,) = torch.autograd.grad(loss(both), both)
     step = 1e-6 * torch.eye(len(both), dtype=torch.float64)
@@ -164,6 +165,81 @@ def test_batch_norm_statistics_follow_the_model_s_own_weights():
     plain(x)
     assert torch.equal(model[1].running_mean, plain[1].running_mean)
     assert model[1].num_batches_tracked == 1
+
+
+def test_other_weights_leave_buffers_of_any_type_alone():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+            self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+            self.register_buffer("sums", torch.zeros(3))
+            self.register_buffer("seen", torch.zeros(2, dtype=torch.bool))
+            self.register_buffer("shift", torch.ones(2, 3)[:, 1])  # not contiguous
+
+        def forward(self, x):
+            self.calls += 1
+            self.sums += x.sum(0)
+            self.seen[0] = True
+            return self.layer(x) + self.shift * self.calls
+
+    model, x = Counting(), torch.randn(4, 3)
+    before = copy.deepcopy(model.state_dict())
+    weights = {name: torch.zeros_like(weight) for name, weight in model.named_parameters()}
+    for _ in range(2):  # each call starts from the model's own
+        assert torch.equal(scores_by(weights, model, x), torch.ones(4, 2))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def image_tasks():
+    g = torch.Generator().manual_seed(1)
+    return [
+        [(torch.randn(6, 2, 5, 5, generator=g, dtype=torch.float64), torch.randint(4, (6,), generator=g))] * 3
+        for _ in range(2)
+    ]
+
+
+def image_learner(channels_last):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.Tanh(), nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(100, 4)
+    ).double()
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    return VRMCL(model.to(memory_format=layout), **COMMON, **NUMBERS)
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_channels_last_images_are_learned_alike_and_states_go_across(other):
+    """In the middle, the state moves to a learner whose weights lie in memory in the other way, or in the same."""
+    plain, moving = image_learner(False), image_learner(True)
+    for number, task in enumerate(image_tasks()):
+        plain.start_task(task)
+        moving.start_task(task)
+        for x, y in task:
+            assert plain.observe(x, y, number).item() == pytest.approx(moving.observe(x, y, number).item(), abs=1e-10)
+        state = copy.deepcopy(moving.state_dict())
+        moving = image_learner(other)
+        moving.load_state_dict(state)
+    assert same_weights(plain.model, moving.model)
+    for one, two in zip(plain._named(plain.rates).values(), moving._named(moving.rates).values(), strict=True):
+        assert torch.allclose(one, two, atol=1e-10)
+    assert not torch.allclose(plain.rates, torch.full_like(plain.rates, NUMBERS["rate"]))
+
+
+def test_a_state_is_taken_over_in_place():
+    used, fresh = (VRMCL(net(), classes=4, **COMMON) for _ in range(2))
+    start = copy.deepcopy(fresh.state_dict())
+    for number, task in enumerate(tasks()):
+        used.start_task(task)
+        for x, y in task:
+            used.observe(x, y, number)
+    kept = [used.rates, used.previous, used.velocity, used.current, used.seen]
+    places = [each.data_ptr() for each in kept]
+    used.load_state_dict(start)
+    assert [each.data_ptr() for each in (used.rates, used.previous, used.velocity, used.current, used.seen)] == places
+    assert not used.seen.any()
+    with pytest.raises(InputError, match="^start_task: got a batch before any task"):
+        used.observe(*next(tasks())[0], 0)
 
 
 def test_a_class_of_which_start_task_did_not_tell_is_learned_too():

@@ -91,6 +91,11 @@ class Memory:
         rows = distinct(min(size, len(self)), kept, device=kept.device, generator=generator)
         return {name: slots.index_select(0, rows) for name, slots in self._slots.items()}
 
+    def widen(self, name: str, columns: int) -> None:
+        """Give a field more columns, which are 0 for what is kept already."""
+        if name in self._slots:
+            self._slots[name] = pad(self._slots[name], (0, columns - self._slots[name].shape[-1]))
+
     def phase(self, size: int) -> int:
         """What the host knows of the fill that decides which operations an offer and a draw of `size` are made of."""
         return min(size, len(self))

@@ -77,7 +77,7 @@ class Graphs:
             except BaseException:
                 with suppress(RuntimeError):  # which only says that the capture came to nothing
                     graph.capture_end()
-                if drawn is not None:
+                if self.generator is not None and drawn is not None:
                     self.generator.graphsafe_set_state(drawn)  # its own is left in the middle of a capture
                 raise
             graph.capture_end()

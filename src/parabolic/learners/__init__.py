@@ -3,6 +3,7 @@
 from parabolic.learners.agem import AGEM
 from parabolic.learners.cbrs import CBRS
 from parabolic.learners.clser import CLSER
+from parabolic.learners.criterion import MSE, Classes, Criterion, CrossEntropy, Huber, Numbers
 from parabolic.learners.der import DER, DERpp
 from parabolic.learners.er import ER
 from parabolic.learners.ewc import EWC
@@ -14,6 +15,7 @@ from parabolic.learners.mixup import MixupER
 from parabolic.learners.obc import OBC
 from parabolic.learners.pcl import PCL
 from parabolic.learners.registry import find_learner, known_learners
+from parabolic.learners.scale import Scale
 from parabolic.learners.sgd import SGD
 from parabolic.learners.si import SI
 from parabolic.learners.vrmcl import VRMCL
@@ -26,17 +28,24 @@ __all__ = [
     "ER",
     "EWC",
     "GEM",
+    "MSE",
     "OBC",
     "PCL",
     "SGD",
     "SI",
     "VRMCL",
+    "Classes",
+    "Criterion",
+    "CrossEntropy",
     "DERpp",
+    "Huber",
     "Joint",
     "Learner",
     "LwF",
     "MixupER",
+    "Numbers",
     "ReplayLearner",
+    "Scale",
     "find_learner",
     "join",
     "known_learners",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from parabolic.learners.boundary import checked
 from parabolic.learners.learner import Batches
 from parabolic.learners.projection import ProjectedLearner
 from parabolic.memory import Batch
@@ -47,6 +48,5 @@ class AGEM(ProjectedLearner):
 
     def end_task(self, batches: Batches) -> None:
         """Offer the task to memory."""
-        for x, y in batches:
-            x, y = self._checked(x, y)
+        for x, y, _ in checked(self, batches):
             super().remember({"x": x, "y": y}, {})

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch import Tensor, nn
 
-from parabolic.learners.gradients import flatten, trainable
+from parabolic.learners.gradients import flatten, refit, trainable
 from parabolic.learners.learner import Learner
 from parabolic.memory import Batch
 from parabolic.options import option
@@ -33,8 +32,8 @@ class AnchoredLearner(Learner):
         self.importance = torch.zeros_like(self.anchor)
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
-        """Cross-entropy of the new batch."""
-        return cross_entropy(self.model(batch["x"]), batch["y"])
+        """The loss of the new batch."""
+        return self.error(self.model(batch["x"]), batch["y"])
 
     def penalty(self) -> Tensor:
         """What it costs to be away from the anchor."""
@@ -43,6 +42,12 @@ class AnchoredLearner(Learner):
     def drop_anchor(self) -> None:
         """Measure distances from the weights as they are now."""
         self.anchor.copy_(flatten(self.weights).detach())
+
+    def _follow(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        super()._follow(moved)
+        before, self.weights = self.weights, trainable(self.model)
+        self.anchor = refit(self.anchor, before, self.weights)
+        self.importance = refit(self.importance, before, map(torch.zeros_like, self.weights))
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next step depends on, the anchor included."""

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from parabolic.learners.head import overlaid
+
 __all__ = ["WeightAverage"]
 
 
@@ -41,6 +43,12 @@ class WeightAverage:
         torch._foreach_mul_(steps, share.to(ours[0].dtype))
         torch._foreach_add_(ours, steps)
         self.updates += 1
+
+    def follow(self, model: nn.Module) -> None:
+        """Take in weights that have more rows by now: these begin as they are."""
+        for name, value in _averaged(model).items():
+            if value.shape != self.weights[name].shape:
+                self.weights[name] = overlaid(self.weights[name], value.detach())
 
     def state_dict(self) -> dict[str, Tensor]:
         """The averages and the number of updates, by name."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from parabolic.checks import invalid
 from parabolic.learners.learner import ReplayLearner, join
@@ -26,6 +25,7 @@ class CBRS(ReplayLearner):
     name = "cbrs"
     reference = "Chrysakis and Moens, 2020: Online continual learning from imbalanced data"
     policy = ClassBalanced
+    needs_classes = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,12 +39,12 @@ class CBRS(ReplayLearner):
         return self.memory
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
-        """1/n of the new batch's cross-entropy and 1 − 1/n of the recalled one's, n being the classes seen so far."""
+        """1/n of the new batch's loss and 1 − 1/n of the recalled one's, n being the classes seen so far."""
         x, y = join(batch, recalled)
         scores, new = self.model(x), len(batch["y"])
         seen = self.past.seen_by_class(scores.shape[-1], y.device)
         share = 1 / seen.index_fill(0, batch["y"], 1).count_nonzero().to(scores.dtype)
-        loss = share * cross_entropy(scores[:new], y[:new])
+        loss = share * self.error(scores[:new], y[:new])
         if recalled is None:
             return loss
-        return loss + (1 - share) * cross_entropy(scores[new:], y[new:])
+        return loss + (1 - share) * self.error(scores[new:], y[new:])

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy, mse_loss
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
 
 from parabolic.learners.average import WeightAverage
 from parabolic.learners.functional import scores_by
@@ -49,17 +49,17 @@ class CLSER(ReplayLearner):
         """Experience replay's loss, and the squared distance of recalled examples from the better average's logits."""
         x, y = join(batch, recalled)
         scores = self.model(x)
-        loss = cross_entropy(scores, y)
+        loss = self.error(scores, y)
         if recalled is None:
             return loss
         return loss + self.weight * mse_loss(scores[len(batch["y"]) :], self._advice(recalled))
 
     @torch.no_grad()
     def _advice(self, recalled: Batch) -> Tensor:
-        """For each example, the logits of the average that gives its class the higher probability."""
+        """For each example, the logits of the average whose loss is lower."""
         stable, plastic = (scores_by(each.weights, self.model, recalled["x"]) for each in (self.stable, self.plastic))
-        surer = _log_probability(stable, recalled["y"]) > _log_probability(plastic, recalled["y"])
-        return torch.where(surer, stable, plastic)
+        better = self.error(stable, recalled["y"], "none") < self.error(plastic, recalled["y"], "none")
+        return torch.where(better[:, None], stable, plastic)
 
     def apply_gradients(self) -> None:
         """A step of the optimiser, after which each average moves with its probability."""
@@ -72,6 +72,11 @@ class CLSER(ReplayLearner):
         """The average that was asked for, else the stable one."""
         return super().predicting_weights() or self.stable.weights
 
+    def _follow(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        super()._follow(moved)
+        for average in (self.stable, self.plastic):
+            average.follow(self.model)
+
     def state_dict(self) -> dict[str, Any]:
         """All that the next step depends on, both averages included."""
         return super().state_dict() | {"stable": self.stable.state_dict(), "plastic": self.plastic.state_dict()}
@@ -81,7 +86,3 @@ class CLSER(ReplayLearner):
         super().load_state_dict(state)
         self.stable.load_state_dict(state["stable"])
         self.plastic.load_state_dict(state["plastic"])
-
-
-def _log_probability(scores: Tensor, y: Tensor) -> Tensor:
-    return scores.log_softmax(-1).gather(1, y[:, None])

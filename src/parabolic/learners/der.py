@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-from torch.nn.functional import cross_entropy, mse_loss
+from collections.abc import Mapping
 
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from parabolic.learners.head import last_linear
 from parabolic.learners.learner import ReplayLearner
 from parabolic.memory import Batch
 from parabolic.options import option
@@ -33,13 +36,18 @@ class DER(ReplayLearner):
     alpha: float = option(0.3, "weight of the distance from the stored logits", at_least=0, tune="0.03:10:log")
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
-        """Cross-entropy of the new batch, and the squared distance of recalled examples from their stored logits."""
+        """The loss of the new batch, and the squared distance of recalled examples from their stored logits."""
         scores = self.model(batch["x"])
         batch["logits"] = scores.detach()
-        loss = cross_entropy(scores, batch["y"])
+        loss = self.error(scores, batch["y"])
         if recalled is None:
             return loss
         return loss + self.alpha * mse_loss(self.model(recalled["x"]), recalled["logits"])
+
+    def _follow(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        super()._follow(moved)
+        _, head = last_linear(self.model)
+        self.past.widen("logits", head.out_features)  # of a class that was not known then: 0
 
 
 class DERpp(DER):
@@ -57,14 +65,12 @@ class DERpp(DER):
     reference = REFERENCE
 
     alpha: float = 0.1
-    beta: float = option(
-        0.5, "weight of the cross-entropy of the second recalled batch", at_least=0, tune="0.03:10:log"
-    )
+    beta: float = option(0.5, "weight of the loss of the second recalled batch", at_least=0, tune="0.03:10:log")
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
-        """DER's loss, and the cross-entropy of another draw from memory."""
+        """DER's loss, and that of another draw from memory by its labels."""
         loss = super().loss(batch, recalled)
         again = self.recall()
         if again is None:
             return loss
-        return loss + self.beta * cross_entropy(self.model(again["x"]), again["y"])
+        return loss + self.beta * self.error(self.model(again["x"]), again["y"])

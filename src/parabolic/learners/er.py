@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from parabolic.learners.learner import ReplayLearner, join
 from parabolic.memory import Batch
@@ -26,6 +25,6 @@ class ER(ReplayLearner):
     reference = "Rolnick et al., 2019: Experience replay for continual learning"
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
-        """Cross-entropy of the new batch and the recalled one, in one forward pass."""
+        """The loss of the new batch and the recalled one, in one forward pass."""
         x, y = join(batch, recalled)
-        return cross_entropy(self.model(x), y)
+        return self.error(self.model(x), y)

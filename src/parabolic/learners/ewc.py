@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, vmap
-from torch.nn.functional import cross_entropy
 
 from parabolic.learners.anchor import AnchoredLearner
+from parabolic.learners.boundary import checked
+from parabolic.learners.fisher import squared_gradients
 from parabolic.learners.gradients import flatten
 from parabolic.learners.learner import Batches
 from parabolic.memory import Batch
@@ -20,7 +20,7 @@ class EWC(AnchoredLearner):
     """Online elastic weight consolidation: a weight is held as hard as past labels' probabilities depended on it.
 
     The penalty is `strength` · Σ F (θ − θ*)². At a task's end F ← `decay` · F + the task's empirical Fisher
-    information: the mean over its examples of the squared gradient of −log p(label).
+    information: the mean over its examples of the squared gradient of −log p(label) or, of numbers, of the loss.
 
     >>> learner = EWC(torch.nn.Linear(4, 3))
     >>> task = [(torch.randn(8, 4), torch.arange(8) % 3) for _ in range(5)]
@@ -43,16 +43,18 @@ class EWC(AnchoredLearner):
         1.0, "γ, what is left of earlier tasks' Fisher information at a task's end", at_least=0, at_most=1
     )
     chunk: int = option(
-        32, "how many examples' gradients are held at once to measure the Fisher information", at_least=1
+        256, "how many examples go through the model at once to measure the Fisher information", at_least=1
     )
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
-        """Cross-entropy of the new batch and the penalty."""
+        """The loss of the new batch and the penalty."""
         return super().loss(batch, recalled) + self.penalty()
 
     def end_task(self, batches: Batches) -> None:
         """Add the task's Fisher information to that of the past, and hold the weights where they are."""
-        self.importance.mul_(self.decay).add_(self.fisher(batches))
+        with self.lock:  # the model leaves its training mode
+            fisher = self.fisher(batches)
+        self.importance.mul_(self.decay).add_(fisher)
         self.drop_anchor()
 
     def fisher(self, batches: Batches) -> Tensor:
@@ -61,21 +63,13 @@ class EWC(AnchoredLearner):
         The model is in its evaluation mode for it: with statistics of a batch an example would have no gradient of
         its own, and what is held is the model as it predicts.
         """
-        weights = {name: weight.detach() for name, weight in self.model.named_parameters() if weight.requires_grad}
-
-        def error(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            return cross_entropy(functional_call(self.model, weights, (x[None],)), y[None])
-
-        each = vmap(grad(error), in_dims=(None, 0, 0))
         total, count = torch.zeros_like(self.importance), 0
         training = self.model.training
         self.model.eval()
         try:
-            for x, y in batches:
-                x, y = self._checked(x, y)
-                for part, labels in zip(x.split(self.chunk), y.split(self.chunk), strict=True):
-                    gradients = each(weights, self.inputs(part), labels)
-                    total += flatten(value.square().sum(0) for value in gradients.values())
+            for x, y, _ in checked(self, batches, self.chunk):
+                for some, labels in zip(x.split(self.chunk), y.split(self.chunk), strict=True):
+                    total += flatten(squared_gradients(self.model, self.inputs(some), labels, self.error))
                     count += len(labels)
         finally:
             self.model.train(training)

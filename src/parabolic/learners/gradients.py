@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-__all__ = ["flatten", "gradient", "set_gradient", "trainable"]
+from parabolic.learners.head import overlaid
+
+__all__ = ["flatten", "gradient", "refit", "set_gradient", "trainable"]
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
@@ -44,3 +46,14 @@ def set_gradient(weights: Sequence[Tensor], vector: Tensor) -> None:
     """
     for weight, part in zip(weights, vector.split([weight.numel() for weight in weights]), strict=True):
         weight.grad = part.view_as(weight)
+
+
+def refit(vector: Tensor, before: Sequence[Tensor], now: Iterable[Tensor]) -> Tensor:
+    """A vector of all entries of the tensors `before`, fitted to larger ones; what is new is as they have it.
+
+    >>> refit(torch.tensor([1.0, 2.0, 3.0]), [torch.zeros(2), torch.zeros(1)], [torch.zeros(3), torch.zeros(1)])
+    tensor([1., 2., 0., 3.])
+    """
+    parts = vector.split([each.numel() for each in before])
+    each = zip(parts, before, now, strict=True)
+    return flatten(overlaid(part.view_as(old), new.detach()) for part, old, new in each)

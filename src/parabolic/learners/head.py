@@ -1,13 +1,15 @@
-"""The last layer of a network, and what it sees."""
+"""The last layer of a network: what it sees, and how it grows."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from parabolic.checks import Description, invalid
 
-__all__ = ["check_head", "features", "last_linear"]
+__all__ = ["check_head", "features", "follow", "last_linear", "overlaid", "widen"]
 
 
 def last_linear(model: nn.Module) -> tuple[str, nn.Linear]:
@@ -51,3 +53,54 @@ def check_head(head: nn.Linear, classes: int | None, given: bool = True) -> None
     if not given or (classes is not None and head.out_features < classes):
         got = Description(f"{classes} scores that are not the output of its last linear layer, {head}")
         raise invalid("model", got, "a model whose last torch.nn.Linear gives the scores")
+
+
+@torch.no_grad()
+def widen(layer: nn.Linear, outputs: int, generator: Generator) -> dict[nn.Parameter, nn.Parameter]:
+    """Give a layer more outputs, in place; the old ones keep their weights. Returns where each weight has moved to.
+
+    >>> layer = nn.Linear(4, 2)
+    >>> moved = widen(layer, 3, torch.Generator())
+    >>> layer(torch.zeros(1, 4)).shape, [list(weight.shape) for weight in moved.values()]
+    (torch.Size([1, 3]), [[3, 4], [3]])
+    """
+    moved, bound = {}, layer.in_features**-0.5  # as torch draws them
+    for name, weight in list(layer.named_parameters()):
+        fresh = weight.new_empty(outputs, *weight.shape[1:]).uniform_(-bound, bound, generator=generator)
+        moved[weight] = nn.Parameter(overlaid(weight, fresh), requires_grad=weight.requires_grad)
+        setattr(layer, name, moved[weight])
+    layer.out_features = outputs
+    return moved
+
+
+def follow(optimizer: torch.optim.Optimizer, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
+    """Let an optimiser go on with weights that have moved: what it keeps of each row stays, and is 0 for new rows.
+
+    >>> layer = nn.Linear(4, 2)
+    >>> optimizer = torch.optim.Adam(layer.parameters())
+    >>> follow(optimizer, widen(layer, 3, torch.Generator()))
+    >>> optimizer.param_groups[0]["params"][0] is layer.weight
+    True
+    """
+    for group in optimizer.param_groups:
+        group["params"] = [moved.get(weight, weight) for weight in group["params"]]
+    for old, new in moved.items():
+        if old in optimizer.state:
+            optimizer.state[new] = {
+                name: overlaid(value, torch.zeros_like(new)) if _like(value, old) else value
+                for name, value in optimizer.state.pop(old).items()
+            }
+
+
+def overlaid(old: Tensor, new: Tensor) -> Tensor:
+    """A copy of `new`, with `old` in its first rows.
+
+    >>> overlaid(torch.ones(1, 2), torch.zeros(2, 2))
+    tensor([[1., 1.],
+            [0., 0.]])
+    """
+    return torch.cat([old, new[len(old) :]]) if len(old) < len(new) else old.clone()
+
+
+def _like(value: object, weight: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.shape == weight.shape

@@ -249,7 +249,7 @@ class Learner:
         x = _as_tensor("x", x, self.device)
         self._check_kind(x)
         with self.lock:
-            return self.error.answer(self.scores(x))
+            return self.error.answer(self._try(x))
 
     # -- state ---------------------------------------------------------------------------------------------
 

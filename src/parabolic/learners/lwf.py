@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 
 from parabolic.checks import Description, invalid
+from parabolic.learners.boundary import checked
 from parabolic.learners.functional import only
 from parabolic.learners.gradients import trainable
-from parabolic.learners.head import check_head, features, last_linear
+from parabolic.learners.head import check_head, features, last_linear, widen
 from parabolic.learners.learner import Batches, Learner
 from parabolic.memory import Batch
 from parabolic.options import option
@@ -41,9 +42,10 @@ class LwF(Learner):
     name = "lwf"
     reference = "Li and Hoiem, 2016: Learning without forgetting"
     needs_tasks = True
+    needs_classes = True
 
     lr: float = 0.01
-    alpha: float = option(3.0, "weight of answering about old classes as before", at_least=0)
+    alpha: float = option(3.0, "weight of answering about old classes as before", at_least=0, tune="0.1:10:log")
     temperature: float = option(2.0, "how much the answers are softened (1: not at all)", above=0)
     warmup: int = option(1, "passes over a task's batches that warm up its new classes", at_least=0)
     weight_decay: float = option(5e-4, "weight decay of an optimizer given by name", at_least=0)
@@ -55,41 +57,60 @@ class LwF(Learner):
         self.seen, self.old = torch.zeros(2, self.head.out_features, dtype=torch.bool, device=self.device)
         self.tasks = 0  # how many have started
 
+    def phase(self) -> Hashable:
+        """In the first task nothing is old."""
+        return super().phase(), self.tasks > 1
+
     def start_task(self, batches: Batches) -> None:
         """Warm up the new classes, and keep the model as it is now."""
         self.old.copy_(self.seen)
-        for x, y in batches:
-            _, labels = self._checked(x, y)
+        for _, labels, _ in checked(self, batches):
             check_head(self.head, self.classes)
             self.seen[labels] = True
         self.tasks += 1
         if self.tasks > 1:
-            for _ in range(self.warmup):
-                self._warm_up(batches, self.seen & ~self.old)
+            with self.lock:
+                for _ in range(self.warmup):
+                    self._warm_up(batches, self.seen & ~self.old)
         self.teacher.load_state_dict(self.model.state_dict())
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
-        """Cross-entropy over the classes seen, and distillation over the old ones."""
+        """The loss over the classes seen, and distillation over the old ones."""
         if self.tasks == 0:
             raise invalid("start_task", Description("a batch before any task"), "a call before the task's first batch")
         scores = self.model(batch["x"])
-        loss = cross_entropy(only(self.seen, scores), batch["y"])
+        loss = self.error(only(self.seen, scores), batch["y"])
         if self.tasks == 1:  # nothing is old
             return loss
         before = only(self.old, self.teacher(batch["x"]) / self.temperature).softmax(-1)
         return loss + self.alpha * cross_entropy(only(self.old, scores / self.temperature), before)
 
     def _warm_up(self, batches: Batches, new: Tensor) -> None:
-        """Plain gradient steps of the last layer on the new classes alone; only their rows have a gradient."""
-        for x, y in batches:
-            x, y = self._checked(x, y)
-            x, y = x[new[y]], y[new[y]]
-            if len(x):
-                loss = cross_entropy(only(new, self.head(features(self.model, self.head, self._inputs(x)))), y)
-                weights = trainable(self.head)
+        """Plain gradient steps of the last layer on the new classes alone; only their rows have a gradient.
+
+        All else stays, and so do the features: they are computed for many batches at once.
+        """
+        weights = trainable(self.head)
+        for x, y, sizes in checked(self, batches, size=512):
+            chosen = new[y].cpu()  # this waits for the device, but once for many batches
+            counts = [count for part in chosen.split(sizes) if (count := int(part.sum()))]
+            if not counts:
+                continue
+            # Augmented batch by batch: each takes the random numbers that it would take alone.
+            inputs = torch.cat([self._inputs(part) for part in x[chosen].split(counts)])
+            given = features(self.model, self.head, inputs)
+            for part, labels in zip(given.split(counts), y[chosen].split(counts), strict=True):
+                loss = self.error(only(new, self.head(part)), labels)
                 with torch.no_grad():
-                    for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
-                        weight.sub_(gradient, alpha=self.lr)
+                    for weight, slope in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+                        weight.sub_(slope, alpha=self.lr)
+
+    def _follow(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        super()._follow(moved)
+        _, head = last_linear(self.teacher)
+        more = self.head.out_features - head.out_features
+        widen(head, self.head.out_features, self.generator)
+        self.seen, self.old = (pad(each, (0, more)) for each in (self.seen, self.old))
 
     def _make_optimizer(self, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
         made = super()._make_optimizer(weights)

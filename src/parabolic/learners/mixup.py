@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from parabolic.learners.learner import ReplayLearner, join
 from parabolic.memory import Batch
@@ -25,6 +24,7 @@ class MixupER(ReplayLearner):
 
     name = "mixup"
     reference = "Lim et al., 2024: MixER: mixup-based experience replay for online class-incremental learning"
+    needs_classes = True
 
     weight: float = option(0.1, "weight of the mixup loss", at_least=0, tune="0.01:1:log")
     alpha: float = option(1.0, "the mixing proportion is drawn from Beta(alpha, alpha)", above=0)
@@ -32,9 +32,9 @@ class MixupER(ReplayLearner):
     pairwise: bool = option(False, "whether only the two mixed classes compete, as in the code published with PCL")
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
-        """Cross-entropy of the new batch and the recalled one, and a share of the mixup loss."""
+        """The loss of the new batch and the recalled one, and a share of the mixup loss."""
         x, y = join(batch, recalled)
-        loss = cross_entropy(self.model(x), y)
+        loss = self.error(self.model(x), y)
         if recalled is None:
             return loss
         return loss + self.weight * self._mixup(recalled, batch["y"])
@@ -59,8 +59,8 @@ class MixupER(ReplayLearner):
         return torch._sample_dirichlet(both, generator=self.generator)[0]
 
     def _loss_of(self, y: Tensor, mixed_with: Tensor, scores: Tensor) -> Tensor:
-        """The cross-entropy of each example, all classes or only the two mixed ones competing."""
+        """The loss of each example, all classes or only the two mixed ones competing."""
         if not self.pairwise:
-            return cross_entropy(scores, y, reduction="none")
+            return self.error(scores, y, reduction="none")
         pair = scores.gather(1, torch.stack([y, mixed_with], 1))
         return -pair.log_softmax(-1)[:, 0]

@@ -6,12 +6,11 @@ import copy
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.functional import cross_entropy
 
 from parabolic.learners.gradients import trainable
-from parabolic.learners.head import features, last_linear
+from parabolic.learners.head import features, follow, last_linear, widen
 from parabolic.learners.learner import ReplayLearner, join
 from parabolic.memory import Batch
 from parabolic.options import option
@@ -41,10 +40,8 @@ class OBC(ReplayLearner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        name, self.head = last_linear(self.model)
+        _, self.head = last_linear(self.model)
         self.surrogate = copy.deepcopy(self.head)
-        prefix = name and f"{name}."
-        self._through: dict[str, Tensor] = {prefix + key: weight for key, weight in self.surrogate.named_parameters()}
         self.optim = self._make_optimizer([*trainable(self.model), *trainable(self.surrogate)])
 
     def phase(self) -> Hashable:
@@ -52,22 +49,30 @@ class OBC(ReplayLearner):
         return super().phase(), self.past.phase(self.correction)
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
-        """Cross-entropy of the new batch and the recalled one, through the surrogate."""
+        """The loss of the new batch and the recalled one, through the surrogate."""
         x, y = join(batch, recalled)
-        return cross_entropy(functional_call(self.model, self._through, (x,)), y)
+        name, _ = last_linear(self.model)
+        prefix = name and f"{name}."
+        surrogate: dict[str, Tensor] = {prefix + key: weight for key, weight in self.surrogate.named_parameters()}
+        return self.error(functional_call(self.model, surrogate, (x,)), y)
 
     def descend(self, loss: Tensor) -> None:
         """A step of the features and the surrogate; then one of the last layer, on what is recalled for it alone."""
         self.optim.zero_grad()
         loss.backward()
         if len(self.past):
+            self.clip_gradients()
             self.optim.step()
             self.optim.zero_grad()  # an optimiser passes over weights without a gradient
             drawn = self.past.draw(self.correction, generator=self.generator)
             # Features as prediction has them: batch norm by its running statistics, which stay as they are.
             seen = features(self.model, self.head, self._inputs(drawn["x"]))
-            cross_entropy(self.head(seen), drawn["y"]).backward()
+            self.error(self.head(seen), drawn["y"]).backward()
         self.apply_gradients()
+
+    def _follow(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        super()._follow(moved)
+        follow(self.optim, widen(self.surrogate, self.head.out_features, self.generator))
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next step depends on, the surrogate included."""

@@ -6,14 +6,13 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from parabolic.checks import invalid
 from parabolic.learners.learner import ReplayLearner, join
 from parabolic.learners.pairing import PAIRINGS
 from parabolic.memory import Batch, half_by_loss
 from parabolic.options import option
-from parabolic.pde.bridge import VARIANTS, bridge, log_girsanov, on_simplex
+from parabolic.pde.bridge import VARIANTS, bridge, log_girsanov
 
 __all__ = ["ABLATIONS", "PCL"]
 
@@ -88,14 +87,17 @@ class PCL(ReplayLearner):
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
         """The loss integrated along a bridge from every example of the joint batch to another."""
         x, y = join(batch, recalled)
+        x = x if self.embed is None else self.embed(x)
         ends = PAIRINGS[self.endpoints](x, len(batch["x"]), self.generator)
         sigma_x, sigma_y = self._sigmas(x, y, ends)
         path = self._bridge(x, x[ends], sigma_x)
-        used = path[:, :, : len(self.weights)].requires_grad_(self.drift_weight > 0)
-        scores = self.model(used.flatten(0, 2))
-        label = one_hot(y, scores.shape[-1], x.dtype)
-        target = on_simplex(self._bridge(label, label[ends], sigma_y))[:, :, : len(self.weights)]
-        along = cross_entropy(scores, target.flatten(0, 2), reduction="none").view(used.shape[:3])
+        used = path[:, :, : len(self.weights)]
+        if self.drift_weight:
+            used.requires_grad_()
+        scores = self.body(used.flatten(0, 2))
+        label = self.error.points(y, scores.shape[-1], x.dtype)
+        target = self.error.fold(self._bridge(label, label[ends], sigma_y))[:, :, : len(self.weights)]
+        along = self.error.at_points(scores, target.flatten(0, 2)).view(used.shape[:3])
         batch["loss"] = along[: len(batch["x"]), 0, 0].detach()  # of the new examples: a path starts at its example
         integral = (along * self.weights).sum(-1)
         if self.drift is not None:
@@ -123,7 +125,7 @@ class PCL(ReplayLearner):
             return self.sigma_x, self.sigma_y
         with torch.enable_grad():
             probe = x.detach().requires_grad_()
-            (slope,) = torch.autograd.grad(cross_entropy(self.model(probe), y, reduction="sum"), probe)
+            (slope,) = torch.autograd.grad(self.error(self.body(probe), y, reduction="sum"), probe)
         norm = slope.flatten(1).norm(dim=1, keepdim=True)
         first, last = norm, norm[ends]
         if self.variant == "reference":  # there it is the gradient of the mean loss, and the ends are swapped
@@ -157,8 +159,3 @@ def path_weights(rule: str, times: int) -> Tensor:
         return torch.full((times,), 1 / times, dtype=torch.float64)
     euler = torch.full((times - 1,), 1 / (times - 1), dtype=torch.float64)
     return euler if rule == "euler" else torch.cat([euler, euler.new_ones(1)]) / 2
-
-
-def one_hot(y: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
-    """Labels as corners of the simplex."""
-    return torch.zeros(len(y), classes, dtype=dtype, device=y.device).scatter_(1, y[:, None], 1.0)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-from torch.nn.functional import cross_entropy
+from collections.abc import Mapping
+
+from torch import Tensor, nn
 
 from parabolic.learners.gradients import gradient, set_gradient, trainable
 from parabolic.learners.learner import ReplayLearner
@@ -25,9 +26,9 @@ class ProjectedLearner(ReplayLearner):
         self._against: Tensor | None = None  # from `loss` to `descend`, within a step
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
-        """Cross-entropy of the new batch."""
+        """The loss of the new batch."""
         self._against = None if recalled is None else self.constraints(batch, recalled)
-        return cross_entropy(self.model(batch["x"]), batch["y"])
+        return self.error(self.model(batch["x"]), batch["y"])
 
     def descend(self, loss: Tensor) -> None:
         """A step down the gradient of the loss, once bent."""
@@ -45,5 +46,9 @@ class ProjectedLearner(ReplayLearner):
         """The gradient to descend in place of `vector`."""
         raise NotImplementedError
 
+    def _follow(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        super()._follow(moved)
+        self.weights = trainable(self.model)
+
     def _past_gradient(self, x: Tensor, y: Tensor) -> Tensor:
-        return gradient(cross_entropy(self.model(x), y), self.weights)
+        return gradient(self.error(self.model(x), y), self.weights)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from parabolic.learners.learner import Learner
 from parabolic.memory import Batch
@@ -25,5 +24,5 @@ class SGD(Learner):
     reference = "Robbins and Monro, 1951: A stochastic approximation method"
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
-        """Cross-entropy of the new batch."""
-        return cross_entropy(self.model(batch["x"]), batch["y"])
+        """The loss of the new batch."""
+        return self.error(self.model(batch["x"]), batch["y"])

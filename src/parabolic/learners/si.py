@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from parabolic.learners.anchor import AnchoredLearner
-from parabolic.learners.gradients import flatten, gradient, set_gradient
+from parabolic.learners.gradients import flatten, gradient, refit, set_gradient
 from parabolic.learners.learner import Batches
 from parabolic.options import option
 
@@ -19,7 +19,7 @@ __all__ = ["SI"]
 class SI(AnchoredLearner):
     """Synaptic intelligence: a weight is held as hard as its path through past tasks lowered their losses.
 
-    Along the path of a task ω = −∫ g · dθ adds up, weight by weight, g being the gradient of the cross-entropy alone
+    Along the path of a task ω = −∫ g · dθ adds up, weight by weight, g being the gradient of the loss alone
     and dθ what the optimiser did. At the task's end the importance grows by ω / ((θ − θ*)² + damping). As in the
     authors' code an importance is never negative: a negative one would reward moving away without end.
 
@@ -60,6 +60,11 @@ class SI(AnchoredLearner):
         self.importance.add_(self.path / (moved**2 + self.damping)).clamp_(min=0)
         self.path.zero_()
         self.drop_anchor()
+
+    def _follow(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        before = self.weights
+        super()._follow(moved)
+        self.path = refit(self.path, before, map(torch.zeros_like, self.weights))
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next step depends on, the path integral included."""

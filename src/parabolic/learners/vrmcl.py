@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from parabolic.checks import Description, invalid
+from parabolic.learners.boundary import checked
 from parabolic.learners.functional import only, scores_by
-from parabolic.learners.gradients import flatten, gradient, set_gradient
+from parabolic.learners.gradients import flatten
+from parabolic.learners.head import last_linear, overlaid
 from parabolic.learners.learner import Batches, ReplayLearner, join
 from parabolic.memory import Batch
 from parabolic.options import option
@@ -37,11 +39,14 @@ class VRMCL(ReplayLearner):
     name = "vrmcl"
     reference = "Wu et al., 2024: Meta continual learning revisited: implicitly enhancing online Hessian approximation"
     needs_tasks = True
-    _kept = ("previous", "rates", "velocity", "current", "seen")
+    needs_classes = True
+    _vectors = ("previous", "rates", "velocity")
 
     lr: float = 0.35
-    momentum: float = option(0.15, "share of the previous step's momentum that is kept", at_least=0, at_most=1)
-    rate: float = option(0.1, "rate of the steps ahead, at the start", above=0)
+    momentum: float = option(
+        0.15, "share of the previous step's momentum that is kept", at_least=0, at_most=1, tune="0:0.9"
+    )
+    rate: float = option(0.1, "rate of the steps ahead, at the start", above=0, tune="0.01:1:log")
     rate_lr: float = option(0.25, "learning rate of those rates", at_least=0)
     clip: float = option(1.0, "limit of each entry of a gradient ahead, and of the norm of those descended", above=0)
     chunk: int = option(8, "examples of a step ahead", at_least=1)
@@ -55,89 +60,130 @@ class VRMCL(ReplayLearner):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.weights = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
-        self.previous = flatten(self.weights.values()).detach().requires_grad_()
+        # Vectors of all weights have them as they lie in memory, so that to cut one into weights moves no number.
+        self._channels_last = [weight.ndim > 2 and not weight.is_contiguous() for weight in self.weights.values()]
+        self.previous = self._flat(self.weights.values()).detach().requires_grad_()
         self.rates = torch.full_like(self.previous, self.rate).requires_grad_()
         self.velocity = torch.zeros_like(self.previous)
-        self._reserve(0)  # until a task tells
+        self.tasks = 0  # how many have started
+        self._reserve(self.classes or 0)
+
+    def phase(self) -> Hashable:
+        """The first step has no previous weights to compare with."""
+        return super().phase(), self.steps == 0
 
     def start_task(self, batches: Batches) -> None:
         """Note which classes the task has: the steps ahead tell only these apart."""
-        labels = torch.cat([self._checked(x, y)[1] for x, y in batches])
-        if not len(self.seen):
-            assert self.classes is not None  # asked of the model with the first batch
+        labels = torch.cat([y for _, y, _ in checked(self, batches)])
+        assert self.classes is not None  # asked of the model with the first batch
+        if self.classes > len(self.seen):
             self._reserve(self.classes)
+        self.tasks += 1
         self.current.zero_().index_fill_(0, labels, True)
         self.seen |= self.current
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
         """The loss after the steps ahead; its gradient at the previous weights comes along."""
-        if not len(self.seen):
+        if not self.tasks:
             raise invalid("start_task", Description("a batch before any task"), "a call before the task's first batch")
         for classes in (self.current, self.seen):
             classes.index_fill_(0, batch["y"], True)  # should start_task not have told of one
         with torch.no_grad():
             self.model(join(batch, recalled)[0])  # for batch-norm statistics, which follow the model's own weights
-        now = self.ahead(dict(self.weights), self.rates, batch, recalled)
+        now = self.ahead(self._flat(self.weights.values()), self.rates, batch, recalled)
         if self.steps == 0:
             return now
-        before = self.ahead(self._named(self.previous), self.rates.detach(), batch, recalled)
+        before = self.ahead(self.previous, self.rates.detach(), batch, recalled)
         # Its value cancels: what is left of it is the gradient with respect to the previous weights.
         return now + (before - before.detach())
 
-    def ahead(self, weights: dict[str, Tensor], rates: Tensor, batch: Batch, recalled: Batch | None) -> Tensor:
+    def ahead(self, weights: Tensor, rates: Tensor, batch: Batch, recalled: Batch | None) -> Tensor:
         """The mean of the losses that follow each step ahead, taken on a part of the new batch."""
-        losses, rate = [], self._named(rates)
+        losses = []
         # Parts of even size: a last one of a single example would have no batch-norm statistics.
         parts = -(-len(batch["y"]) // self.chunk)
         for x, y in zip(batch["x"].tensor_split(parts), batch["y"].tensor_split(parts), strict=True):
-            error = cross_entropy(only(self.current, scores_by(weights, self.model, x)), y)
-            slopes = torch.autograd.grad(error, list(weights.values()), create_graph=True, materialize_grads=True)
-            weights = {
-                name: weight - rate[name] * slope.clamp(-self.clip, self.clip)
-                for (name, weight), slope in zip(weights.items(), slopes, strict=True)
-            }
+            error = self.error(only(self.current, self._scores(weights, x)), y)
+            (slope,) = torch.autograd.grad(error, weights, create_graph=True)
+            weights = weights - rates * slope.clamp(-self.clip, self.clip)
             losses.append(self._query(weights, batch, recalled))
         return torch.stack(losses).mean()
 
-    def _query(self, weights: dict[str, Tensor], batch: Batch, recalled: Batch | None) -> Tensor:
+    def _query(self, weights: Tensor, batch: Batch, recalled: Batch | None) -> Tensor:
         """The loss of the new batch and the recalled one by the weights that were reached."""
         x, y = join(batch, recalled)
-        scores, new = scores_by(weights, self.model, x), len(batch["y"])
+        scores, new = self._scores(weights, x), len(batch["y"])
         if self.variant == "paper":
-            return cross_entropy(scores, y)
-        fresh = cross_entropy(only(self.current | ~self.seen, scores[:new]), y[:new], reduction="sum")
-        past = cross_entropy(only(self.seen, scores[new:]), y[new:], reduction="sum")
+            return self.error(scores, y)
+        fresh = self.error(only(self.current | ~self.seen, scores[:new]), y[:new], reduction="sum")
+        past = self.error(only(self.seen, scores[new:]), y[new:], reduction="sum")
         return (fresh + past / 2) / len(y)
 
     def descend(self, loss: Tensor) -> None:
         """Descend m ← g + momentum · (m − g at the previous weights); the rates descend their own gradient."""
         weights = list(self.weights.values())
-        gradients = gradient(loss, [*weights, self.rates, self.previous]).chunk(3)
-        now, of_rates, before = (each * (self.clip / (each.norm() + 1e-6)).clamp(max=1) for each in gradients)
+        *own, of_rates, before = torch.autograd.grad(
+            loss, [*weights, self.rates, self.previous], materialize_grads=True
+        )
+        now, of_rates, before = (
+            each * (self.clip / (each.norm() + 1e-6)).clamp(max=1) for each in (self._flat(own), of_rates, before)
+        )
         with torch.no_grad():
             self.velocity.sub_(before).mul_(self.momentum).add_(now)
             self.rates.sub_(self.rate_lr * of_rates)
-            self.previous.copy_(flatten(weights))
-        set_gradient(weights, self.velocity.clone())  # a copy, as an optimiser may change a gradient in place
+            self.previous.copy_(self._flat(weights))
+        # A copy, as an optimiser may change a gradient in place.
+        for weight, part in zip(weights, self._named(self.velocity.clone()).values(), strict=True):
+            weight.grad = part
         self.apply_gradients()
 
+    def _follow(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        before = {name: self._named(getattr(self, name).detach()) for name in self._vectors}
+        super()._follow(moved)
+        self.weights = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
+        for name, rest in zip(self._vectors, (None, self.rate, 0.0), strict=True):  # new weights have been as they are
+            parts = [
+                overlaid(part, weight.detach() if rest is None else torch.full_like(weight, rest))
+                for part, weight in zip(before[name].values(), self.weights.values(), strict=True)
+            ]
+            setattr(self, name, self._flat(parts).requires_grad_(name != "velocity"))
+        more = last_linear(self.model)[1].out_features - len(self.seen)
+        for each in ("current", "seen"):
+            setattr(self, each, pad(getattr(self, each), (0, max(more, 0))))
+
     def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on: rates, previous weights, momentum and classes included."""
-        return super().state_dict() | {name: getattr(self, name).detach() for name in self._kept}
+        """All that the next step depends on: rates, previous weights and momentum, weight by weight, and classes."""
+        vectors = {name: self._named(getattr(self, name).detach()) for name in self._vectors}
+        return super().state_dict() | vectors | {"current": self.current, "seen": self.seen, "tasks": self.tasks}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from the state of another learner of the same kind, model and memory size."""
         super().load_state_dict(state)
-        if len(self.seen) != len(state["seen"]):
+        for name in self._vectors:
+            for weight, part in self._named(getattr(self, name).detach()).items():
+                part.copy_(state[name][weight])
+        if len(state["seen"]) > len(self.seen):
             self._reserve(len(state["seen"]))
-        for name in self._kept:
-            getattr(self, name).detach().copy_(state[name])
+        for name in ("current", "seen"):
+            getattr(self, name).zero_()[: len(state[name])].copy_(state[name])
+        self.tasks = int(state["tasks"])
 
     def _reserve(self, classes: int) -> None:
         """Make room to note which classes are the task's, and which were seen."""
         self.current, self.seen = torch.zeros(2, classes, dtype=torch.bool, device=self.device)
 
+    def _scores(self, weights: Tensor, x: Tensor) -> Tensor:
+        return scores_by(self._named(weights), self.model, x)
+
+    def _flat(self, tensors: Iterable[Tensor]) -> Tensor:
+        """Tensors in the shapes of the weights as one vector."""
+        each = zip(tensors, self._channels_last, strict=True)
+        return flatten(tensor.movedim(1, -1) if last else tensor for tensor, last in each)
+
     def _named(self, vector: Tensor) -> dict[str, Tensor]:
-        """A vector with an entry for each weight, in the names and shapes of the weights."""
+        """The parts of such a vector, in the names and shapes of the weights."""
+        named = {}
         parts = vector.split([weight.numel() for weight in self.weights.values()])
-        return {name: part.view_as(self.weights[name]) for name, part in zip(self.weights, parts, strict=True)}
+        for (name, weight), part, last in zip(self.weights.items(), parts, self._channels_last, strict=True):
+            named[name] = part.view_as(weight.movedim(1, -1)).movedim(-1, 1) if last else part.view_as(weight)
+        return named

@@ -1,0 +1,52 @@
+"""The batches of a whole task, for the work at its start or end: in few large pieces, as each one checked waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parabolic.learners.learner import Batches, Learner
+
+__all__ = ["checked"]
+
+
+def checked(learner: Learner, batches: Batches, size: int = 2048) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
+    """Examples and labels of several batches together, checked for a learner, and how many came in each batch.
+
+    Batches are put together, in their order, until there are `size` examples.
+
+    >>> from parabolic import SGD
+    >>> batches = [(torch.zeros(n, 4), torch.arange(n)) for n in (3, 3, 3, 1)]
+    >>> [sizes for _, _, sizes in checked(SGD(torch.nn.Linear(4, 3)), batches, size=6)]
+    [[3, 3], [3, 1]]
+    """
+    held: list[tuple[Any, Any]] = []
+    for batch in batches:
+        # One that is not like those before it goes by itself, so that it is refused for what it is.
+        if held and (sum(len(y) for _, y in held) >= size or not _alike(held[-1], batch)):
+            yield _together(learner, held)
+            held = []
+        held.append(batch)
+    if held:
+        yield _together(learner, held)
+
+
+def _together(learner: Learner, held: list[tuple[Any, Any]]) -> tuple[Tensor, Tensor, list[int]]:
+    if len(held) == 1:
+        x, y = learner._checked(*held[0])
+        return x, y, [len(y)]
+    x, y = learner._checked(*(torch.cat(each) for each in zip(*held, strict=True)))
+    return x, y, [len(labels) for _, labels in held]
+
+
+def _alike(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
+    """Whether two batches can be put together: tensors of one kind, with as many labels as examples."""
+    kinds = []
+    for x, y in (one, other):
+        if not (isinstance(x, Tensor) and isinstance(y, Tensor) and x.ndim and y.ndim and len(x) == len(y) > 0):
+            return False
+        kinds.append((x.shape[1:], x.dtype, x.device, y.shape[1:], y.dtype, y.device))
+    return kinds[0] == kinds[1]

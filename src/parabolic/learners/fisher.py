@@ -1,0 +1,254 @@
+"""Squared gradients of single examples, summed over many of them at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.func import functional_call, grad, vmap
+from torch.overrides import TorchFunctionMode
+
+from parabolic.learners.gradients import trainable
+
+__all__ = ["squared_gradients"]
+
+ROOM = (2**24, 2**28)  # how many numbers are held at once on a CPU, and on a GPU, which is to be kept busy
+
+Squares = Callable[[Tensor], Tensor]
+"""From the gradient of a layer's output to the squared gradients of one of its weights, summed over examples."""
+
+
+def squared_gradients(
+    model: nn.Module, x: Tensor, y: Tensor, loss: Callable[..., Tensor] = F.cross_entropy
+) -> list[Tensor]:
+    """For each weight, the sum over examples of the squared gradient of their loss, for a model in its eval mode.
+
+    One pass of all examples gives what goes into each layer and the gradient of what comes out. From these follow an
+    example's gradients of a linear layer, a convolution and a norm, which are squared and summed a part at a time. A
+    model that uses a weight in any other way, or twice, is differentiated example by example.
+
+    >>> model = nn.Linear(2, 2, bias=False)
+    >>> _ = nn.init.zeros_(model.weight)
+    >>> squared_gradients(model, torch.tensor([[1.0, 0.0], [2.0, 4.0]]), torch.tensor([0, 1]))
+    [tensor([[1.2500, 4.0000],
+            [1.2500, 4.0000]])]
+    """
+    weights = trainable(model)
+    with torch.enable_grad(), _Watch(weights, len(x)) as watch:
+        scores = model(x)
+    if watch.lost or len(watch.uses) < len(weights):
+        return _one_by_one(model, x, y, loss)
+    uses = [watch.uses[id(weight)] for weight in weights]
+    slopes = torch.autograd.grad(loss(scores, y, reduction="sum"), [edge for edge, _ in uses], allow_unused=True)
+    with torch.no_grad():
+        return [
+            torch.zeros_like(weight) if slope is None else squares(slope.to(_wide(weight)))
+            for weight, (_, squares), slope in zip(weights, uses, slopes, strict=True)
+        ]
+
+
+def _one_by_one(model: nn.Module, x: Tensor, y: Tensor, loss: Callable[..., Tensor]) -> list[Tensor]:
+    """The same for any model: the gradients of single examples themselves."""
+    weights = {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
+
+    def error(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return loss(functional_call(model, weights, (x[None],)), y[None], reduction="sum")
+
+    each = vmap(grad(error), in_dims=(None, 0, 0))
+    totals = [torch.zeros_like(weight, dtype=_wide(weight)) for weight in weights.values()]
+    for some, labels in _parts(sum(total.numel() for total in totals), x, y):
+        for total, slopes in zip(totals, each(weights, some, labels).values(), strict=True):
+            total += slopes.to(total).square().sum(0)
+    return totals
+
+
+class _Watch(TorchFunctionMode):
+    """Notes where a forward pass uses each weight. It is lost where one is used in a way that no rule knows."""
+
+    def __init__(self, weights: Sequence[Tensor], size: int) -> None:
+        super().__init__()
+        self.size = size
+        self.origin = {id(weight): (weight, weight) for weight in weights}  # and of what a weight was filled up to
+        self.uses: dict[int, tuple[GradientEdge, Squares]] = {}
+        self.lost = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        used = [each for each in _tensors((args, kwargs)) if id(each) in self.origin]
+        if not used or not any(each.requires_grad for each in _tensors(out)):
+            return out
+        if func is F.pad and (args[2] if len(args) > 2 else kwargs.get("mode", "constant")) == "constant":
+            self.origin[id(out)] = (out, self.origin[id(used[0])][1])
+            return out
+        known = RULES[func](*args, **kwargs) if func in RULES and out.ndim > 1 and len(out) == self.size else {}
+        for each in used:
+            _, weight = self.origin[id(each)]
+            self.lost |= id(weight) in self.uses or each not in known
+            if not self.lost:
+                rule = known[each] if each is weight else _before_filling(weight, each, known[each])
+                self.uses[id(weight)] = (get_gradient_edge(out), rule)
+        return out
+
+
+def _before_filling(weight: Tensor, filled: Tensor, squares: Squares) -> Squares:
+    """Of the squares for a weight that was filled up, those of the weight itself: each is in one place, as it is."""
+    return lambda slope: torch.autograd.grad(filled, weight, squares(slope).to(filled))[0]
+
+
+# -- the rules: called as the function that they are for, they tell how to measure each of its weights ----------------
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> dict[Tensor | None, Squares]:
+    def of_weight(slope: Tensor) -> Tensor:
+        g, a = (each.reshape(len(each), 1, -1, each.shape[-1]) for each in (slope, input))
+        return _sum_products(g.mT, a, lambda a: a, weight.numel()).view_as(weight)
+
+    return {weight: of_weight, bias: _of_sums(range(1, input.ndim - 1))}
+
+
+def _convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> dict[Tensor | None, Squares]:
+    if input.ndim != weight.ndim:  # one example, without the dimension of a batch
+        return {}
+    out, within, *kernel = weight.shape
+    steps, gaps = (_each(value, len(kernel)) for value in (stride, dilation))
+    if padding == "same":
+        missing = [gap * (side - 1) for gap, side in zip(gaps, kernel, strict=True)]
+        borders = [(each // 2, each - each // 2) for each in missing]
+    else:
+        borders = [(each, each) for each in _each(0 if isinstance(padding, str) else padding, len(kernel))]
+
+    def of_weight(slope: Tensor) -> Tensor:
+        places = slope.shape[2:]
+
+        def windows(x: Tensor) -> Tensor:
+            """What the kernel sees at each place: [examples, groups, places, kernel · channels of a group]."""
+            x = F.pad(x, [0, 0, *(width for border in reversed(borders) for width in border)])
+            first, *along, last = x.stride()
+            moves = [a * b for a, b in zip(along * 2, [*steps, *gaps], strict=True)]
+            seen = x.as_strided((len(x), *places, *kernel, x.shape[-1]), (first, *moves, last))
+            by_group: Tensor = seen.unflatten(-1, (groups, within)).movedim(-2, 1)
+            return by_group.reshape(len(x), groups, places.numel(), -1)
+
+        # Channels go last: then each window is copied in few long pieces.
+        g = slope.movedim(1, -1).reshape(len(slope), -1, groups, out // groups).permute(0, 2, 3, 1)
+        held = max(weight.numel(), places.numel() * math.prod(kernel) * groups * within)
+        squares = _sum_products(g, input.movedim(1, -1), windows, held)
+        return squares.reshape(out, *kernel, within).movedim(-1, 1)
+
+    return {weight: of_weight, bias: _of_sums(range(2, input.ndim))}
+
+
+def _batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> dict[Tensor | None, Squares]:
+    if training:  # by the statistics of a batch no example has a gradient of its own
+        return {}
+    unit = partial(F.batch_norm, running_mean=running_mean, running_var=running_var, eps=eps)
+    places = range(2, input.ndim)
+    return {weight: _of_sums(places, input, unit), bias: _of_sums(places)}
+
+
+def _group_norm(
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> dict[Tensor | None, Squares]:
+    places = range(2, input.ndim)
+    unit = partial(F.group_norm, num_groups=num_groups, eps=eps)
+    return {weight: _of_sums(places, input, unit), bias: _of_sums(places)}
+
+
+def _layer_norm(
+    input: Tensor,
+    normalized_shape: list[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> dict[Tensor | None, Squares]:
+    if input.ndim == len(normalized_shape):  # the examples of a batch are normalised together
+        return {}
+    places = range(1, input.ndim - len(normalized_shape))
+    unit = partial(F.layer_norm, normalized_shape=normalized_shape, eps=eps)
+    return {weight: _of_sums(places, input, unit), bias: _of_sums(places)}
+
+
+RULES: dict[Any, Callable[..., dict[Tensor | None, Squares]]] = {
+    F.linear: _linear,
+    F.conv1d: _convolution,
+    F.conv2d: _convolution,
+    F.conv3d: _convolution,
+    F.batch_norm: _batch_norm,
+    F.group_norm: _group_norm,
+    F.layer_norm: _layer_norm,
+}
+
+
+def _of_sums(places: range, x: Tensor | None = None, unit: Callable[[Tensor], Tensor] | None = None) -> Squares:
+    """For a weight that is added at all places, or that unit(x) is multiplied by."""
+
+    def squares(slope: Tensor) -> Tensor:
+        if x is not None and unit is not None:
+            slope = slope * unit(x.to(slope))
+        return (slope.sum(tuple(places)) if places else slope).square().sum(0)
+
+    return squares
+
+
+def _sum_products(g: Tensor, x: Tensor, a: Callable[[Tensor], Tensor], held: int) -> Tensor:
+    """Σ over examples of (g · a(x))²: g is [examples, groups, out, places], a(x) is [examples, groups, places, in].
+
+    `held` is how many numbers an example takes meanwhile.
+    """
+    if g.shape[-1] == 1:  # the squares of an outer product are the outer product of the squares
+        return torch.einsum("ngol,ngli->goi", g.square(), a(x.to(g)).square())
+    total = g.new_zeros(())
+    for some, these in _parts(held, g, x):
+        # As a norm, which reads the products once and writes no squares of them.
+        total = total + torch.linalg.vector_norm(some @ a(these.to(some)), dim=0).square()
+    return total
+
+
+def _parts(held: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Parts of tensors, so long that with `held` numbers a row there is room for them."""
+    room = ROOM[tensors[0].device.type != "cpu"]
+    return zip(*(each.split(max(1, room // held)) for each in tensors), strict=True)
+
+
+def _wide(weight: Tensor) -> torch.dtype:
+    """The type to sum up in."""
+    return torch.promote_types(weight.dtype, torch.float32)
+
+
+def _each(value: int | Sequence[int], count: int) -> list[int]:
+    return [value] * count if isinstance(value, int) else [*value] * (count // len(value))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors among what a function was given or gave back."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(each)

@@ -1,0 +1,232 @@
+"""Learners on disk: what they are made of, and the state that they are in.
+
+A file says all that can be said without code. What it cannot (a function, a model of the user's own) it names, to be
+given again.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from parabolic.backbones import BACKBONES
+from parabolic.checks import Description, InputError, check_name, invalid
+from parabolic.files import disk_errors, write_bytes
+from parabolic.learners.head import last_linear
+from parabolic.learners.learner import Learner
+from parabolic.memory import Memory
+from parabolic.states import pack_state, read_state, same_state
+
+__all__ = ["describe", "load", "read_learner", "restore", "save"]
+
+Kind = TypeVar("Kind", bound=Learner)
+
+
+def save(learner: Learner, path: str | Path) -> Path:
+    """Write a learner to a file."""
+    path = Path(path)
+    with learner.lock:
+        packed = pack_state(describe(learner))
+    with disk_errors("path", path.parent, "free some space or name another folder; what was there is as it was"):
+        return write_bytes(path, packed)
+
+
+def load(
+    cls: type[Kind], path: str | Path, model: nn.Module | None, device: torch.device | str | None, given: dict[str, Any]
+) -> Kind:
+    """The learner of a file; see `Learner.load`."""
+    saved = read_learner(Path(path))
+    kind = _find(cls, saved["learner"])
+    if extra := sorted(given.keys() - set(saved["given"])):
+        raise invalid("load", Description(", ".join(extra)), "only what the file cannot hold", "it has the others")
+    if missing := sorted(set(saved["given"]) - given.keys()):
+        remedy = f"pass {', '.join(f'{name}=' for name in missing)} as it was: a file holds no code"
+        raise invalid("load", Description(f"no {', '.join(missing)}"), f"all that {path} cannot hold", remedy)
+    if model is None:
+        model = _rebuild(path, saved["backbone"])
+    if device is not None:
+        model = model.to(device)
+        given = {name: each.to(device) if isinstance(each, nn.Module) else each for name, each in given.items()}
+    try:
+        made = {name: _make(name, *each) for name, each in saved["made"].items()}
+        learner = kind(model, **saved["fields"] | made | given | {"classes": None})  # `restore` says how many
+    except TypeError as error:
+        raise invalid("path", str(path), f"options that {kind.__name__} has in this version", str(error)) from error
+    restore(learner, saved)
+    return learner
+
+
+def read_learner(path: Path, *more: str) -> dict[str, Any]:
+    """What a file says of a learner, and of all `more` that it must tell."""
+    saved = read_state(path)
+    kinds: dict[str, Any] = dict.fromkeys(more, dict)
+    kinds |= {"learner": str, "fields": dict, "made": dict, "given": list, "state": dict, "backbone": tuple | None}
+    told = all(name in saved and isinstance(saved[name], kind) for name, kind in kinds.items())
+    if not (told and isinstance(saved["state"].get("model"), dict)):
+        raise invalid("path", str(path), f"a file of {' and '.join(['a learner', *more])}", "it holds something else")
+    return saved
+
+
+def describe(learner: Learner) -> dict[str, Any]:
+    """A learner as `pack_state` takes it: its class and options by name, and its state."""
+    described: dict[str, Any] = {
+        "learner": _path(type(learner)), "backbone": _backbone(learner.body), "fields": {}, "made": {}, "given": [],
+        "state": learner.state_dict(),
+    }  # fmt: skip
+    for field in dataclasses.fields(learner):
+        value = getattr(learner, field.name)
+        if field.name == "model" or not field.init:
+            continue
+        if _plain(value):
+            described["fields"][field.name] = value
+        elif (arguments := _arguments(value)) is not None:
+            described["made"][field.name] = (_path(type(value)), arguments)
+        else:
+            described["given"].append(field.name)
+    return described
+
+
+def restore(learner: Learner, saved: Mapping[str, Any]) -> None:
+    """Bring a learner into the state of another of its making; one that does not fit is refused, nothing changed."""
+    _check_making(describe(learner), saved)
+    if outputs := _check_model(learner, saved["state"]["model"]):
+        learner.grow(outputs)
+    before = copy.deepcopy(learner.state_dict())
+    try:
+        learner.load_state_dict(saved["state"])
+    except (InputError, RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+        learner.load_state_dict(before)
+        raise invalid("state", Description(str(error)), f"the state of a {type(learner).__name__} like this") from error
+    learner.classes = saved["fields"].get("classes")
+
+
+def _find(cls: type[Kind], path: str) -> type[Kind]:
+    """The class at that path, if it is there: nothing is imported because a file says so."""
+    from parabolic.learners.registry import built_in
+
+    built_in()
+    known = [each for each in (cls, *_subclasses(cls)) if _path(each) == path]
+    # A script's own class is of the module "__main__" there, and of another when it is imported.
+    if not known and cls is not Learner and cls.__qualname__ == path.rpartition(":")[2]:
+        known = [cls]
+    if not known:
+        remedy = "import the module that defines it first" if cls is Learner else "call Learner.load"
+        raise invalid("learner", path, f"a {cls.__name__} that is known here", remedy)
+    return known[-1]
+
+
+def _subclasses(cls: type[Kind]) -> Iterator[type[Kind]]:
+    for each in cls.__subclasses__():
+        yield each
+        yield from _subclasses(each)
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _plain(value: Any) -> bool:
+    """Whether a value can be written down as it is."""
+    if isinstance(value, list | tuple):
+        return all(map(_plain, value))
+    return value is None or isinstance(value, bool | int | float | str | Tensor)
+
+
+def _arguments(value: Any) -> dict[str, Any] | None:
+    """What an object of this package was made of; None where that cannot be written down."""
+    if not type(value).__module__.startswith("parabolic."):
+        return None
+    if isinstance(value, Memory):
+        return {"capacity": value.capacity}
+    if not dataclasses.is_dataclass(value):
+        return None
+    arguments = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+    return arguments if all(map(_plain, arguments.values())) else None
+
+
+def _make(name: str, path: str, arguments: dict[str, Any]) -> Any:
+    """An object of this package: a memory or a dataclass."""
+    module, _, own = path.rpartition(":")
+    cls: Any = getattr(sys.modules.get(module), own, None) if module.startswith("parabolic.") else None
+    if not (isinstance(cls, type) and (issubclass(cls, Memory) or dataclasses.is_dataclass(cls))):
+        raise invalid(name, path, "a part that this version of parabolic has")
+    try:
+        return cls(**arguments)
+    except TypeError as error:
+        raise invalid(name, path, "arguments that it accepts", str(error)) from error
+
+
+def _backbone(model: nn.Module) -> tuple[str, dict[str, Any]] | None:
+    """The name and the arguments of a network of ours, with the classes that it has by now."""
+    name = next((name for name, made in BACKBONES.items() if made is type(model)), None)
+    if name is None:
+        return None
+    arguments: Any = model.arguments
+    return name, {**arguments, "classes": last_linear(model)[1].out_features}
+
+
+def _rebuild(path: str | Path, backbone: tuple[str, dict[str, Any]] | None) -> nn.Module:
+    if backbone is None:
+        raise invalid("model", None, f"the network that {path} holds the weights of", "pass model=")
+    name, arguments = backbone
+    check_name("backbone", name, BACKBONES)
+    factory: Callable[..., nn.Module] = BACKBONES[name]
+    with torch.random.fork_rng(devices=[]):
+        return factory(**arguments)
+
+
+def _check_making(ours: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Refuse the state of another class, or of one with other options."""
+    if ours["learner"].rpartition(":")[2] != saved["learner"].rpartition(":")[2]:
+        raise invalid("learner", ours["learner"], f"{saved['learner']}, as it was saved")
+    now, before = _options(ours), _options(saved)
+    for name in sorted(before.keys() - {"classes"}):  # of which there may be more by now
+        if not same_state(now.get(name), before[name]):
+            expected, remedy = f"{before[name]}, as it was saved", "give the learner the options that it had"
+            raise invalid(name, now.get(name), expected, remedy)
+
+
+def _options(told: Mapping[str, Any]) -> dict[str, Any]:
+    """All options by name; of one that cannot be written down, only that it is there."""
+    own: dict[str, Any] = dict.fromkeys(told["given"], Description("one of your own"))
+    return {**told["fields"], **told["made"], **own}
+
+
+def _check_model(learner: Learner, saved: Mapping[str, Any]) -> int:
+    """Refuse the weights of another model; how many outputs to grow to, where the one saved had grown (else 0)."""
+    ours, theirs = (
+        {name: (tuple(each.shape), each.dtype) for name, each in state.items() if isinstance(each, Tensor)}
+        for state in (learner.model.state_dict(), saved)
+    )
+    grown, head = 0, _head(learner)
+    for name in sorted(ours.keys() | theirs.keys()):
+        mine, wanted = ours.get(name), theirs.get(name)
+        if mine is not None and wanted is not None and name in head and _more_rows(*mine, *wanted):
+            grown = wanted[0][0]
+        elif mine != wanted:
+            got, expected = (each or Description("nothing") for each in (mine, wanted))
+            remedy = "pass a model like the one saved"
+            raise invalid(f"{name} of the model", got, f"{expected}, as it was saved", remedy)
+    return grown
+
+
+def _head(learner: Learner) -> set[str]:
+    """The names of the weights that `grow` gives more rows."""
+    if not learner.error.of_classes:
+        return set()
+    try:
+        name, layer = last_linear(learner.model)
+    except InputError:  # it has none
+        return set()
+    return {f"{name and name + '.'}{own}" for own, _ in layer.named_parameters()}
+
+
+def _more_rows(mine: tuple[int, ...], my_type: torch.dtype, wanted: tuple[int, ...], its_type: torch.dtype) -> bool:
+    return my_type == its_type and mine[1:] == wanted[1:] and mine[0] < wanted[0]

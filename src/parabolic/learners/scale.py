@@ -1,0 +1,51 @@
+"""Units in which numbers are of size one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["Scale"]
+
+
+class Scale:
+    """Numbers less their mean, in deviations: those of everything that was seen so far, each example counting alike.
+
+    Before anything was seen numbers stay as they are; one that never changed is not divided.
+
+    >>> scale = Scale()
+    >>> for part in ([[0.0], [0.0]], [[4.0], [4.0]]):
+    ...     scale.update(torch.tensor(part))
+    >>> scale(torch.tensor([[2.0], [4.0]]))
+    tensor([[0.],
+            [1.]])
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean, self.squares = torch.zeros(2, 1, dtype=torch.float64)  # Σ (x − mean)², not yet divided
+
+    @torch.no_grad()
+    def update(self, x: Tensor) -> None:
+        """Take in examples `[n, *shape]`: mean and deviation are those of all so far (Chan's rule for two parts)."""
+        x, count = x.double(), self.count + len(x)
+        mean, old = x.mean(0), self.mean.to(x.device)
+        gap = mean - old
+        squares = (x - mean).square().sum(0) + gap.square() * (self.count * len(x) / count)
+        self.count, self.mean, self.squares = count, old + gap * (len(x) / count), self.squares.to(x.device) + squares
+
+    @property
+    def deviation(self) -> Tensor:
+        """The standard deviation of each number; 1 where it is zero up to rounding."""
+        deviation = (self.squares / max(self.count, 1)).sqrt()
+        return torch.where(deviation > 1e-12 * self.mean.abs(), deviation, 1.0)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Numbers in these units, in the type of `x` (float32 for whole numbers)."""
+        scaled: Tensor = (x.double() - self.mean) / self.deviation
+        return scaled.to(x.dtype if x.is_floating_point() else torch.float32)
+
+    def undo(self, x: Tensor) -> Tensor:
+        """Numbers in these units as they were."""
+        undone: Tensor = (x.double() * self.deviation + self.mean).to(x.dtype)
+        return undone
