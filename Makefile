@@ -1,4 +1,4 @@
-# make demo   compare PCL, ER and SGD on the embedded data
+# make demo   compare PCL, ER and SGD on the embedded data, and write the report
 # make test   run all tests
 PYTHON ?= python3
 BIN := .venv/bin
@@ -16,6 +16,7 @@ $(READY): pyproject.toml constraints.txt
 
 demo: setup
 	$(BIN)/parabolic compare --learners pcl,er,sgd --stream seq-digits --seeds 5
+	$(BIN)/parabolic report
 
 test: setup
 	$(BIN)/python -m pytest

@@ -34,6 +34,19 @@ def test_the_learner_of_contributing():
     assert learner.lr == 0.05
 
 
+def test_the_code_of_durability(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):  # as a program that is started again
+        names = {"__name__": "pasted"}
+        for code in blocks("docs/durability.md"):
+            exec(compile(code, "docs/durability.md", "exec"), names)
+        assert names["again"].steps == 0
+        assert names["journal"].tasks == 2
+    assert [path.name for path in sorted(Path("journal").glob("0*"))] == [
+        f"{count:012d}.safetensors" for count in (100, 200, 250)
+    ]
+
+
 @pytest.mark.parametrize("page", [path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]])
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text()):

@@ -1,8 +1,10 @@
 """Learn from a stream without forgetting: parabolic continual learning and its rivals, on PyTorch."""
 
+from typing import TYPE_CHECKING, Any
+
 from parabolic.backbones import MLP, ConvNet, ResNet18, make_backbone
 from parabolic.checks import InputError
-from parabolic.engine import Callback, train
+from parabolic.engine import Callback, Journal, train
 from parabolic.experiments import RunSpec, Store, run
 from parabolic.learners import (
     AGEM,
@@ -12,21 +14,29 @@ from parabolic.learners import (
     ER,
     EWC,
     GEM,
+    MSE,
     OBC,
     PCL,
     SGD,
     SI,
     VRMCL,
+    Classes,
+    CrossEntropy,
     DERpp,
+    Huber,
     Joint,
     Learner,
     LwF,
     MixupER,
+    Numbers,
     ReplayLearner,
 )
 from parabolic.memory import Memory
 from parabolic.pde import bridge, on_simplex
 from parabolic.streams import Stream, make_stream
+
+if TYPE_CHECKING:
+    from parabolic.estimators import ParabolicClassifier, ParabolicRegressor
 
 __version__ = "0.1.0"
 
@@ -39,20 +49,28 @@ __all__ = [
     "EWC",
     "GEM",
     "MLP",
+    "MSE",
     "OBC",
     "PCL",
     "SGD",
     "SI",
     "VRMCL",
     "Callback",
+    "Classes",
     "ConvNet",
+    "CrossEntropy",
     "DERpp",
+    "Huber",
     "InputError",
     "Joint",
+    "Journal",
     "Learner",
     "LwF",
     "Memory",
     "MixupER",
+    "Numbers",
+    "ParabolicClassifier",
+    "ParabolicRegressor",
     "ReplayLearner",
     "ResNet18",
     "RunSpec",
@@ -65,3 +83,12 @@ __all__ = [
     "run",
     "train",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The estimators, once they are asked for: to import scikit-learn takes half as long again as all the rest."""
+    if name not in ("ParabolicClassifier", "ParabolicRegressor"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from parabolic import estimators
+
+    return getattr(estimators, name)

@@ -7,7 +7,7 @@ import importlib.util
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -26,12 +26,15 @@ class MLP(nn.Sequential):
     torch.Size([2, 10])
     """
 
+    arguments: dict[str, Any]  # by which a saved one is made anew
+
     def __init__(self, shape: Sequence[int], classes: int, hidden: Sequence[int] = (256, 256)) -> None:
         widths = [math.prod(shape), *hidden]
         layers: list[nn.Module] = [nn.Flatten()]
         for before, after in itertools.pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU()]
         super().__init__(*layers, nn.Linear(widths[-1], classes))
+        self.arguments = {"shape": tuple(shape), "classes": classes, "hidden": tuple(hidden)}
 
 
 class ConvNet(nn.Sequential):
@@ -40,6 +43,8 @@ class ConvNet(nn.Sequential):
     >>> ConvNet((3, 32, 32), 10)(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
     """
+
+    arguments: dict[str, Any]  # as of MLP
 
     def __init__(self, shape: Sequence[int], classes: int, width: int = 32) -> None:
         channels = _channels("convnet", shape)
@@ -51,6 +56,7 @@ class ConvNet(nn.Sequential):
                 nn.ReLU(),
             ]
         super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, classes))
+        self.arguments = {"shape": tuple(shape), "classes": classes, "width": width}
 
 
 class ResNet18(nn.Module):
@@ -60,8 +66,11 @@ class ResNet18(nn.Module):
     torch.Size([2, 10])
     """
 
+    arguments: dict[str, Any]  # as of MLP
+
     def __init__(self, shape: Sequence[int], classes: int, width: int = 64) -> None:
         super().__init__()
+        self.arguments = {"shape": tuple(shape), "classes": classes, "width": width}
         self.stem = Stem(_channels("resnet18", shape), width, 3, padding=1, bias=False)
         self.norm = Norm(width)
         blocks, before = [], width

@@ -11,7 +11,7 @@ from secrets import token_hex
 
 from parabolic.checks import Description, invalid
 
-__all__ = ["disk_errors", "sweep", "write_text", "written_whole"]
+__all__ = ["disk_errors", "sweep", "write_bytes", "write_text", "written_whole"]
 
 
 @contextmanager
@@ -32,15 +32,34 @@ def written_whole(path: Path) -> Iterator[Path]:
         with aside.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(aside, path)
+        _sync_folder(path.parent)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring to disk which files a folder has: else a new one may be gone after the power fails."""
+    if os.name != "posix":  # elsewhere a folder cannot be opened
+        return
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def write_text(path: Path, text: str) -> Path:
     """Write a text file, so that a crash at any moment leaves what was there or all of the new."""
     with written_whole(path) as aside:
         aside.write_text(text, encoding="utf-8")
+    return path
+
+
+def write_bytes(path: Path, data: bytes) -> Path:
+    """Write a file of bytes, likewise."""
+    with written_whole(path) as aside:
+        aside.write_bytes(data)
     return path
 
 

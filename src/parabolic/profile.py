@@ -31,7 +31,7 @@ __all__ = [
 
 
 class LearnerLoss:
-    """ℓ(x): the cross-entropy of a learner's model at any point of its input space.
+    """ℓ(x): the loss of a learner's model at any point of its input space.
 
     A point has the label that PCL's bridges would carry there: on the way between the two memory points nearest to
     it, by the fraction of the way. At a memory point that is the point's own label, so that ℓ on the memory is the
@@ -48,6 +48,9 @@ class LearnerLoss:
         learner = with_memory(learner)
         if not len(learner.past):
             raise invalid("learner", Description("a memory with nothing in it"), "a learner that has seen a batch")
+        if learner.embed is not None:
+            remedy = "make `embed` a part of `prepare`, or of the model"
+            raise invalid("learner", Description("one with embed="), "a learner whose inputs are points", remedy)
         self.learner, self.chunk = learner, chunk
         self.points = learner.inputs(learner.past["x"]).clone()  # the memory as it is now: it moves on
         self.labels = learner.past["y"].clone()
@@ -58,17 +61,16 @@ class LearnerLoss:
 
     def _some(self, x: Tensor) -> Tensor:
         scores = self.learner.scores_at(x)
-        return cross_entropy(scores, self.label(x, scores.shape[-1]).to(scores), reduction="none")
+        return self.learner.error.at_points(scores, self.label(x, scores.shape[-1]).to(scores))
 
-    def label(self, x: Tensor, classes: int) -> Tensor:
-        """The label of each point, as weights of the classes."""
+    def label(self, x: Tensor, outputs: int) -> Tensor:
+        """The label of each point, as a bridge has it: weights of the classes, or numbers."""
         several = min(2, len(self.points))
         gap, near = torch.cdist(x.flatten(1), self.points.flatten(1)).topk(several, largest=False)
         # The nearer of two gets the larger share: 1 at distance 0, ½ half-way. All of it, where there is one.
         share = gap.flip(1) / gap.sum(1, keepdim=True).clamp_min(torch.finfo(gap.dtype).tiny)
         share = torch.where(gap.sum(1, keepdim=True) > 0, share, 1 / several) if several > 1 else torch.ones_like(gap)
-        label = torch.zeros(len(x), classes, dtype=x.dtype, device=x.device)
-        return label.scatter_add_(1, self.labels[near], share)
+        return (share[..., None] * self.learner.error.points(self.labels, outputs, x.dtype)[near]).sum(1)
 
 
 def with_memory(learner: Learner) -> ReplayLearner:
@@ -202,9 +204,10 @@ def examples_loss(learner: Learner, x: Tensor, y: Tensor, classes: list[int] | N
     parts = []
     for start in range(0, len(x), 512):
         scores, label = learner.scores(x[start : start + 512]), y[start : start + 512]
-        if classes is not None:
+        if classes is None:
+            parts.append(learner.error(scores, label, "none"))
+        else:
             rank = torch.full((scores.shape[-1],), -1, device=y.device)
             rank[classes] = torch.arange(len(classes), device=y.device)
-            scores, label = scores[:, classes], rank[label]
-        parts.append(cross_entropy(scores, label, reduction="none"))
+            parts.append(cross_entropy(scores[:, classes], rank[label], reduction="none"))
     return torch.cat(parts)

@@ -9,7 +9,7 @@ import typer
 
 from parabolic import __version__
 from parabolic.checks import InputError
-from parabolic.cli import data, kept, paper, runs, theory, tune
+from parabolic.cli import data, kept, paper, report, runs, theory, tune
 from parabolic.engine import Diverged
 
 __all__ = ["app", "main"]
@@ -25,6 +25,8 @@ app.command("runs")(kept.list_runs)
 app.command("tune")(tune.tune_one)
 app.command("presets")(tune.list_presets)
 app.command("paper")(paper.paper)
+app.command("report")(report.report)
+app.command("plot")(report.plot)
 app.command("bounds")(theory.bounds)
 app.command("profile")(theory.profile)
 app.add_typer(data.app, name="data")

@@ -14,13 +14,17 @@ __all__ = [
     "Device",
     "Json",
     "Memory",
+    "OnlyLearner",
+    "OnlyStream",
     "PresetMemory",
     "PresetStream",
     "Runs",
     "Seed",
     "Set",
     "Stream",
+    "Where",
     "read_settings",
+    "read_where",
 ]
 
 Set = Annotated[
@@ -45,6 +49,12 @@ PresetStream = Annotated[
 PresetMemory = Annotated[
     int | None, typer.Option("--memory", help="How many examples are kept.", show_default="the preset's, or 200")
 ]
+OnlyLearner = Annotated[str | None, typer.Option("--learner", help="Only runs of this learner.")]
+OnlyStream = Annotated[str | None, typer.Option("--stream", help="Only runs on this stream.")]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="Only runs in which a setting has this value; may be repeated."),
+]
 Again = Annotated[bool, typer.Option("--again", help="Train even what is finished already.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of a table.")]
@@ -60,3 +70,9 @@ def read_settings(pairs: list[str] | None, name: str = "--set", example: str = "
             raise invalid(name, pair, "NAME=VALUE", f"for example {name} {example}")
         settings[setting] = value
     return settings
+
+
+def read_where(where: list[str] | None, learner: str | None, stream: str | None) -> dict[str, str]:
+    """Which runs are wanted, by the values of their settings."""
+    named = {name: value for name, value in (("learner", learner), ("stream", stream)) if value is not None}
+    return read_settings(where, "--where", "lr=0.05") | named

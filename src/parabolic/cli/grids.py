@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from parabolic.experiments import GridBar, Outcome, RunSpec, Store, run_grid
+from parabolic.cli.tracking import tracking
+from parabolic.experiments import Event, GridBar, Outcome, RunSpec, Store, run_grid, track_record
 
 __all__ = ["Address", "Engine", "Fleet", "Gpus", "Workers", "close_grid", "train_all"]
 
@@ -27,10 +28,18 @@ Fleet = Annotated[int, typer.Option(help="How many runs, of one shape, a GPU tra
 Gpus = Annotated[float, typer.Option(help="The share of a GPU for each task on a cluster.")]
 
 
-def train_all(specs: Sequence[RunSpec], store: Store, **options: Any) -> Outcome:
-    """Run a grid with a bar; the options are those of `run_grid`."""
-    with GridBar() as bar:
-        return run_grid(specs, store, watch=bar, **options)
+def train_all(specs: Sequence[RunSpec], store: Store, track: str | None = None, **options: Any) -> Outcome:
+    """Run a grid with a bar, and tell trackers of what was trained; the options are those of `run_grid`."""
+    with GridBar() as bar, tracking(track) as tracker:
+
+        def watch(event: Event) -> None:
+            bar(event)
+            if tracker is not None and event.what == "trained":
+                record = store.find(event.spec)
+                if record is not None:
+                    track_record(tracker, record)
+
+        return run_grid(specs, store, watch=watch, **options)
 
 
 def close_grid(outcome: Outcome, store: Store) -> None:

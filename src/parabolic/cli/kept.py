@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from parabolic.cli.common import Json, Runs, read_settings
+from parabolic.cli.common import Json, OnlyLearner, OnlyStream, Runs, Where, read_where
 from parabolic.experiments import Store
 from parabolic.files import disk_errors
 from parabolic.report.runs import Row, row_of, select, settings_of, write_csv, write_parquet
@@ -23,12 +23,9 @@ WIDE = 200  # columns, where no terminal limits them
 
 
 def list_runs(
-    learner: Annotated[str | None, typer.Option(help="Only runs of this learner.")] = None,
-    stream: Annotated[str | None, typer.Option(help="Only runs on this stream.")] = None,
-    where: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Only runs in which a setting has this value; may be repeated."),
-    ] = None,
+    learner: OnlyLearner = None,
+    stream: OnlyStream = None,
+    where: Where = None,
     failed: Annotated[bool, typer.Option("--failed", help="Those that failed when they were last tried.")] = False,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all columns as CSV.")] = None,
     parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all columns as Parquet.")] = None,
@@ -36,8 +33,7 @@ def list_runs(
     as_json: Json = False,
 ) -> None:
     """List the runs that are kept, choose among them, and hand them to other programs."""
-    store, wanted = Store(runs), read_settings(where, "--where", "lr=0.05")
-    wanted |= {name: value for name, value in (("learner", learner), ("stream", stream)) if value is not None}
+    store, wanted = Store(runs), read_where(where, learner, stream)
     lost = list(store.failures())
     rows = select((row_of(each) for each in (lost if failed else store)), wanted)
     rows.sort(key=lambda row: (row["stream"], row["learner"], row.get("memory", 0), settings_of(row), row["seed"]))

@@ -18,6 +18,7 @@ from parabolic.checks import check_name
 from parabolic.cli.common import Device, Runs
 from parabolic.cli.grids import Address, Engine, Fleet, Gpus, Workers, close_grid, train_all
 from parabolic.cli.tables import Format, Intervals, Output, show
+from parabolic.cli.tracking import Track
 from parabolic.engine import ProgressBar
 from parabolic.experiments import Record, Store
 from parabolic.experiments.paper import NAMES, SEEDS, Estimates, Plan, Rows, Selection, measure_bounds
@@ -50,6 +51,7 @@ def paper(
     address: Address = None,
     fleet: Fleet = 5,
     gpus: Gpus = 1.0,
+    track: Track = None,
 ) -> None:
     """Run what is missing of the paper's tables, and print ours beside what was published."""
     check_name("table", table, (*NAMES, "all"))
@@ -61,7 +63,7 @@ def paper(
         _tell_plans(selection.plans(store, Estimates(records)), at_once, format)
         return
     outcome = train_all(
-        selection.runs, store,
+        selection.runs, store, track,
         engine=engine, workers=workers, address=address, fleet=fleet, gpus=gpus, device=device,
     )  # fmt: skip
     measured: dict[int, Rows] = {}

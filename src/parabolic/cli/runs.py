@@ -17,6 +17,7 @@ from parabolic.checks import Description, check_name, invalid
 from parabolic.cli.common import Again, Device, Json, PresetMemory, PresetStream, Runs, Seed, Set, read_settings
 from parabolic.cli.grids import Address, Engine, Fleet, Gpus, Workers, close_grid, train_all
 from parabolic.cli.tables import Format, Intervals, Output, show
+from parabolic.cli.tracking import Track, tracking
 from parabolic.engine import ProgressBar
 from parabolic.experiments import Preset, RunSpec, Store, load_preset, run
 from parabolic.learners import Learner, known_learners
@@ -65,18 +66,24 @@ def run_one(
     runs: Runs = Path("runs"),
     again: Again = False,
     device: Device = "auto",
+    checkpoint: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", help="How often to write down how far it is, to go on after a kill; 0: never."),
+    ] = 60.0,
+    track: Track = None,
     as_json: Json = False,
 ) -> None:
-    """Train one learner on one stream and keep the result."""
+    """Train one learner on one stream and keep the result; one that was stopped goes on."""
     chosen = load_preset(preset) if preset else Preset(learner or "pcl", learner or "pcl")
     if learner not in (None, chosen.learner):
         raise invalid("--learner", learner, f"{chosen.learner}, as in preset {preset!r}", "leave one of them out")
     given = {name: value for name, value in (("stream", stream), ("memory", memory)) if value is not None}
     spec = chosen.spec(read_settings(settings), seed=seed, **given)
     store = Store(runs)
-    with ProgressBar() as bar:
+    with ProgressBar() as bar, tracking(track, {"key": spec.key, **spec.resolved()}) as tracker:
         bar.title = chosen.name
-        record, reused = run(spec, store, again=again, device=device, callbacks=[bar])
+        watchers = [bar] if tracker is None else [bar, tracker]
+        record, reused = run(spec, store, again=again, device=device, checkpoint=checkpoint, callbacks=watchers)
     if as_json:
         print(json.dumps({**dataclasses.asdict(record), "reused": reused}, indent=1))
         return
@@ -114,6 +121,7 @@ def compare(
     address: Address = None,
     fleet: Fleet = 5,
     gpus: Gpus = 1.0,
+    track: Track = None,
     format: Format = "terminal",
     intervals: Intervals = False,
     output: Output = None,
@@ -137,7 +145,7 @@ def compare(
     }
     store, wanted = Store(runs), [spec for row in specs.values() for spec in row]
     outcome = train_all(
-        wanted, store, engine=engine, workers=workers, address=address, device=device, fleet=fleet, gpus=gpus,
+        wanted, store, track, engine=engine, workers=workers, address=address, device=device, fleet=fleet, gpus=gpus,
         again=again,
     )  # fmt: skip
     records = {

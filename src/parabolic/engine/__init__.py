@@ -4,12 +4,15 @@ from parabolic.engine.callbacks import Callback, ProgressBar, State
 from parabolic.engine.checkpoints import Checkpoints, Progress
 from parabolic.engine.fleet import Berth, Fleet
 from parabolic.engine.journal import Journal
+from parabolic.engine.logs import TRACKERS
 from parabolic.engine.loop import DeviceFailed, Diverged, train, train_fleet
 from parabolic.engine.monitor import BoundsMonitor, BoundsRow, ProfileRecorder
 from parabolic.engine.precision import PRECISIONS, computing_in, numerics
+from parabolic.engine.trackers import Tracker
 
 __all__ = [
     "PRECISIONS",
+    "TRACKERS",
     "Berth",
     "BoundsMonitor",
     "BoundsRow",
@@ -23,6 +26,7 @@ __all__ = [
     "Progress",
     "ProgressBar",
     "State",
+    "Tracker",
     "computing_in",
     "numerics",
     "train",

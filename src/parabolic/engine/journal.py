@@ -15,12 +15,13 @@ from parabolic.engine.checkpoints import draws, set_draws
 from parabolic.files import disk_errors, sweep, write_bytes
 from parabolic.learners import Learner
 from parabolic.learners.learner import Batches
-from parabolic.learners.saving import describe, restore
-from parabolic.states import Damaged, pack_state, read_state
+from parabolic.learners.saving import describe, read_learner, restore
+from parabolic.states import Damaged, pack_state
 
 __all__ = ["Journal"]
 
 SUFFIX, LOCK = ".safetensors", ".lock"
+PLACE = ("batches", "tasks", "task_batches", "in_task", "notes")  # what is written down beside the learner
 
 
 class Journal:
@@ -36,10 +37,10 @@ class Journal:
         learner: as made at every start, with the same options. What is found in the folder becomes its state.
         every: after how many batches a file is written.
         keep: how many files stay.
-        on_error: what to do where a file cannot be written: "stop", or "warn" and learn on. In both cases the files that
+        on_error: what to do where a file cannot be written: "stop", or "warn" and learn on. Either way the files that
             are there stay, and the next try is `every` batches later.
 
-    `notes` are of the caller's own: plain values and tensors that are kept with the learner, such as a schedule's state.
+    `notes` are the caller's own: plain values and tensors that are kept with the learner, such as a schedule's state.
 
     >>> import tempfile, torch
     >>> from parabolic import ER
@@ -64,8 +65,9 @@ class Journal:
         self.batches = 0  # learned so far
         self.tasks = 0  # that are over
         self.task_batches = 0  # learned so far of the present task
+        self.in_task = False  # whether a task has started and is not over
         self.notes: dict[str, Any] = {}
-        self._in_task = self._again = False  # whether a task is open, and was when it was written down
+        self._started = False  # whether that was so when it was resumed
         self._lock = self._hold()
         try:
             self._resume()
@@ -84,22 +86,22 @@ class Journal:
 
     def start_task(self, batches: Batches) -> None:
         """Tell the learner of a task's start; does nothing where it was told before it was stopped in that task."""
-        if not self._again:
+        if not self._started:
             self.learner.start_task(batches)
-            self._in_task, self.task_batches = True, 0
+            self.in_task, self.task_batches = True, 0
             self.write()
-        self._again = False
+        self._started = False
 
     def end_task(self, batches: Batches) -> None:
         """Tell the learner of a task's end."""
         self.learner.end_task(batches)
-        self.tasks, self.task_batches, self._in_task = self.tasks + 1, 0, False
+        self.tasks, self.task_batches, self.in_task = self.tasks + 1, 0, False
         self.write()
 
     def write(self) -> None:
         """Write the learner down as it is now."""
         with self.learner.lock:
-            place = {name: getattr(self, name) for name in ("batches", "tasks", "task_batches", "_in_task", "notes")}
+            place = {name: getattr(self, name) for name in PLACE}
             packed = pack_state(describe(self.learner) | {"journal": place, "draws": draws(self.learner)})
         try:
             write_bytes(self._path(self.batches), packed)
@@ -144,22 +146,24 @@ class Journal:
         damaged = []
         for path in self._files():
             try:
-                saved = read_state(path)
-            except Damaged as error:
-                damaged.append((path, error))
+                saved = read_learner(path, "journal", "draws")
+            except Damaged as found:
+                damaged.append((path, found))
                 continue
             if self.learner.steps:
                 got = Description(f"one that has learned {self.learner.steps} batches")
                 raise invalid("learner", got, "a new one, to become what the journal holds", "or name another folder")
             restore(self.learner, saved)
             set_draws(self.learner, saved["draws"])
-            vars(self).update(saved["journal"])
-            self._again = self._in_task
+            for name in PLACE:
+                setattr(self, name, saved["journal"][name])
+            self._started = self.in_task
             break
         else:
             if damaged:
                 got = Description(f"only damaged files, the last {damaged[0][0]}")
                 raise invalid("journal", got, "at least one that is whole", "bring back a copy, or name another folder")
+            self.write()
         for path, error in damaged:
             path.rename(path.with_suffix(".damaged"))  # else it would count as the newest
             warnings.warn(f"passed over, to go on from batch {self.batches}: {error}", RuntimeWarning, stacklevel=3)

@@ -7,6 +7,7 @@ from parabolic.experiments.run import build, execute, execute_fleet, run
 from parabolic.experiments.search import Search, Trial
 from parabolic.experiments.spec import RunSpec
 from parabolic.experiments.store import FailedRun, Record, Store
+from parabolic.experiments.tracking import track_record
 from parabolic.experiments.tune import Tuned, tune
 
 __all__ = [
@@ -30,5 +31,6 @@ __all__ = [
     "run",
     "run_grid",
     "save_preset",
+    "track_record",
     "tune",
 ]

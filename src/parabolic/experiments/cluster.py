@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from parabolic.checks import invalid
@@ -51,7 +52,8 @@ class Cluster:
 
     def start(self, job: Job) -> None:
         """Submit a task."""
-        self._busy[self._task.remote(os.getcwd(), job, self._device)] = job
+        elsewhere = replace(job, keeping=None)  # where no store need be
+        self._busy[self._task.remote(os.getcwd(), elsewhere, self._device)] = job
 
     def wait(self, seconds: float | None) -> Iterator[tuple[Job, News | Over]]:
         """Wait for the next word of any task."""

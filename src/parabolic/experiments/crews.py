@@ -113,7 +113,7 @@ class Processes:
             yield job, told
 
     def close(self) -> None:
-        """Kill the processes: they write nothing, so nothing is left half done."""
+        """Kill the processes: they write nothing but checkpoints, each whole or not at all."""
         for worker in [*self._idle, *self._busy]:
             worker.end()
 

@@ -12,6 +12,7 @@ from filelock import BaseFileLock
 
 from parabolic.checks import check_name, check_number, invalid
 from parabolic.experiments.crews import Crew, Here, Processes
+from parabolic.experiments.resume import Keeping
 from parabolic.experiments.run import find_device
 from parabolic.experiments.spec import RunSpec
 from parabolic.experiments.store import Record, Store
@@ -64,6 +65,7 @@ def run_grid(
     gpus: float = 1.0,
     retries: int = 1,
     again: bool = False,
+    checkpoint: float = 60.0,
     watch: Callable[[Event], object] | None = None,
 ) -> Outcome:
     """Bring runs into the store: those that are not there, or all if asked `again`, are trained in parallel.
@@ -76,7 +78,7 @@ def run_grid(
     A run is kept as soon as it ends. One that fails is noted in the store and tried again by the next call; one whose
     worker dies or has no memory left is tried `retries` times more at once, alone. Where several grids work on one
     store, each run is trained by one of them. Ctrl-C, or killing the process in any way, loses only what was being
-    trained.
+    trained since it was last written down, every `checkpoint` seconds (0: never; not on a cluster).
 
     >>> import tempfile
     >>> specs = [RunSpec("sgd", seed=seed, backbone="mlp") for seed in range(2)]
@@ -95,7 +97,8 @@ def run_grid(
     check_number("gpus", gpus, above=0)
 
     wanted = {spec.key: spec for spec in specs}
-    grid = _Grid(store, list(wanted.values()), again=again, retries=retries, watch=watch)
+    keeping = Keeping.of(store, checkpoint)
+    grid = _Grid(store, list(wanted.values()), again=again, retries=retries, keeping=keeping, watch=watch)
     if grid.missing:
         crew = _crew(engine, workers, address, device, gpus)
         try:
@@ -133,9 +136,10 @@ class _Grid:
         *,
         again: bool,
         retries: int,
+        keeping: Keeping | None,
         watch: Callable[[Event], object] | None,
     ) -> None:
-        self.store, self.again, self.retries, self.watch = store, again, retries, watch
+        self.store, self.again, self.retries, self.keeping, self.watch = store, again, retries, keeping, watch
         self.outcome = Outcome()
         self.left = len(specs)
         self.missing = [spec for spec in specs if not self._reuse(spec)]
@@ -143,6 +147,9 @@ class _Grid:
         self.running: dict[Job, dict[str, RunSpec]] = {}  # what has not ended of each job
         self.claims: dict[str, BaseFileLock] = {}
         self.tries: Counter[str] = Counter()
+        if keeping is not None and again:
+            for spec in self.missing:
+                keeping.forget(spec)
 
     def go(self, crew: Crew, fleet: int) -> None:
         """Have the crew train what is missing."""
@@ -172,7 +179,7 @@ class _Grid:
             if others:
                 self.waiting.append(others)
             if mine:
-                job = Job(tuple(mine))
+                job = Job(tuple(mine), keeping=self.keeping)
                 self.running[job] = {spec.key: spec for spec in mine}
                 crew.start(job)
                 for spec in mine:

@@ -2,6 +2,7 @@
 
     <root>/<key>/run.json       a finished run
     <root>/<key>/failed.json    why it failed when it was last tried, if it has not finished since
+    <root>/<key>/checkpoint.safetensors    where it stands, while it is trained or after it was stopped
     <root>/.claims/<key>        locked by the process that sees to the run
 
 Folders of several machines are merged by copying them into one.
@@ -10,6 +11,7 @@ Folders of several machines are merged by copying them into one.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -26,7 +28,7 @@ from parabolic.files import disk_errors, sweep, write_text
 
 __all__ = ["FailedRun", "Record", "Store"]
 
-FILE, FAILED, CLAIMS = "run.json", "failed.json", ".claims"
+FILE, FAILED, CLAIMS, CHECKPOINT = "run.json", "failed.json", ".claims", "checkpoint.safetensors"
 
 Kept = TypeVar("Kept", bound="Record | FailedRun")
 
@@ -82,6 +84,10 @@ class Store:
         """The folder of the run with this key."""
         return self.root / key
 
+    def checkpoint(self, key: str) -> Path:
+        """The file that says where the run with this key stands, if it was begun and is not finished."""
+        return self.path(key) / CHECKPOINT
+
     def find(self, spec: RunSpec) -> Record | None:
         """The finished run of this spec, if there is one.
 
@@ -112,7 +118,7 @@ class Store:
                     _load(kind, folder / name)
                 except FileNotFoundError:
                     continue
-                except (OSError, ValueError, TypeError) as error:
+                except (OSError, ValueError, TypeError, AttributeError) as error:
                     found[folder / name] = str(error)
         return found
 
@@ -120,7 +126,8 @@ class Store:
         """Write a run, so that a crash at any moment leaves either nothing of it or all."""
         folder = self._write(record.key, FILE, record)
         with self._telling():
-            (folder / FAILED).unlink(missing_ok=True)
+            for name in (FAILED, CHECKPOINT):
+                (folder / name).unlink(missing_ok=True)
         return folder
 
     def save_failure(self, spec: RunSpec, reason: str, trace: str = "") -> Path:
@@ -157,15 +164,30 @@ class Store:
 
 def _load(kind: type[Kept], path: Path) -> Kept:
     kept = kind(**json.loads(path.read_text()))
-    if not {"learner", "stream", "seed"} <= set(kept.spec):
+    named = {"learner": str, "stream": str, "seed": int}
+    if not all(isinstance(kept.spec.get(name), each) for name, each in named.items()):
         raise ValueError("its spec is none of a run")
+    if isinstance(kept, Record):
+        _check(kept)
     return kept
+
+
+def _check(record: Record) -> None:
+    """Refuse what no run has written: files are edited by hand, and disks fail."""
+    parts = (record.metrics, record.environment)
+    rows = [record.train_seconds, record.test_seconds, *record.accuracy]
+    if not (record.accuracy and all(record.accuracy) and all(isinstance(each, Mapping) for each in parts)):
+        raise ValueError("its parts are not those of a run")
+    numbers = [*record.metrics.values(), *(value for row in rows for value in row)]
+    told = {"acc", "aaa", "forgetting"} <= set(record.metrics)
+    if not (told and all(isinstance(each, int | float) and math.isfinite(each) for each in numbers)):
+        raise ValueError("its figures are not those of a run")
 
 
 def _read(kind: type[Kept], path: Path) -> Kept | None:
     try:
         return _load(kind, path)
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
 
 

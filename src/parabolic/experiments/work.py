@@ -1,4 +1,4 @@
-"""What a worker does, in whatever process, on whatever machine: it trains runs, tells of each and writes nothing."""
+"""What a worker does, in whatever process, on whatever machine: it trains runs, tells of each and keeps no record."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import torch
 
 from parabolic.checks import InputError
 from parabolic.engine import Diverged
+from parabolic.experiments.resume import Keeping
 from parabolic.experiments.run import Yard, execute_fleet
 from parabolic.experiments.spec import RunSpec
 from parabolic.experiments.store import Record
@@ -30,6 +31,7 @@ class Job:
 
     specs: tuple[RunSpec, ...]
     command: tuple[str, ...] = field(default_factory=lambda: tuple(sys.argv))  # which the records are to name
+    keeping: Keeping | None = None  # that they are written down while they are trained
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def work(job: Job, device: str, yard: Yard | None = None) -> Iterator[News]:
     sys.argv[:] = job.command
     with _one_thread(device):
         try:
-            for spec, result in execute_fleet(job.specs, device=device, yard=yard):
+            for spec, result in execute_fleet(job.specs, device=device, yard=yard, keeping=job.keeping):
                 del left[spec.key]
                 yield _news(spec, result)
         except Exception as error:  # of the fleet as a whole

@@ -9,12 +9,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from parabolic.checks import InputError, check_name
+from parabolic.checks import check_name
 from parabolic.experiments import FailedRun, Record, RunSpec
 from parabolic.files import written_whole
 from parabolic.plugins import require
+from parabolic.streams import known_streams
 
-__all__ = ["Row", "row_of", "select", "settings_of", "write_csv", "write_parquet"]
+__all__ = ["Row", "departures", "flat", "row_of", "select", "settings_of", "write_csv", "write_parquet"]
 
 Row = dict[str, Any]  # by column: the names of run.json, with those of the spec on top: seed, options.lr, metrics.acc
 
@@ -25,7 +26,22 @@ def row_of(run: Record | FailedRun) -> Row:
     """A run in one row; times are summed over the tasks, and the accuracy matrix is left out."""
     told = asdict(run)
     told.pop("accuracy", None)
-    return _flat({"key": told.pop("key"), **told.pop("spec"), **told})
+    return flat({"key": told.pop("key"), **told.pop("spec"), **told})
+
+
+def flat(told: Mapping[str, Any]) -> Row:
+    """A spec, or what is like it, in one row.
+
+    >>> flat({"seed": 0, "options": {"lr": 0.1}, "train_seconds": [1, 2]})
+    {'seed': 0, 'options.lr': 0.1, 'train_seconds': 3}
+    """
+    row: Row = {}
+    for name, value in told.items():
+        if isinstance(value, Mapping):
+            row |= {f"{name}.{inner}": each for inner, each in value.items()}
+        else:
+            row[name] = sum(value) if isinstance(value, list) else value
+    return row
 
 
 def select(rows: Iterable[Row], where: Mapping[str, str]) -> list[Row]:
@@ -43,13 +59,17 @@ def select(rows: Iterable[Row], where: Mapping[str, str]) -> list[Row]:
     return rows
 
 
-def settings_of(row: Row) -> str:
-    """What differs from the defaults in a run, as `--set` would have it; all options of a learner that is not here."""
+def departures(row: Row) -> Row:
+    """The settings of a run that are not the usual ones, by column; all options of a learner that is not here."""
     usual = _defaults(row["learner"], row["stream"])
     told = [name for name in row if name in usual or name.startswith(("options.", "scenario."))]
     named = ("learner", "stream", "memory", "seed")  # which have columns of their own
-    differs = [name for name in told if name not in named and row[name] != usual.get(name)]
-    return " ".join(f"{_short(name)}={row[name]}" for name in differs)
+    return {name: row[name] for name in told if name not in named and row[name] != usual.get(name)}
+
+
+def settings_of(row: Row) -> str:
+    """What differs from the defaults in a run, as `--set` would have it."""
+    return " ".join(f"{_short(name)}={value}" for name, value in departures(row).items())
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> Path:
@@ -97,19 +117,12 @@ def _means(text: str, value: Any) -> bool:
     return text.lower() == str(value).lower()
 
 
-def _flat(told: Mapping[str, Any]) -> Row:
-    row: Row = {}
-    for name, value in told.items():
-        if isinstance(value, Mapping):
-            row |= {f"{name}.{inner}": each for inner, each in value.items()}
-        else:
-            row[name] = sum(value) if isinstance(value, list) else value
-    return row
-
-
 @cache
 def _defaults(learner: str, stream: str) -> Row:
+    """The usual settings. Where a learner or a stream is not here (any more), those that all learners share."""
     try:
-        return _flat(RunSpec(learner=learner, stream=stream).resolved())
-    except InputError:
-        return {}
+        return flat(RunSpec(learner=learner, stream=stream).resolved())
+    except Exception:  # it may be in a file of the user's, in which anything can be wrong
+        known = stream if stream in known_streams() else RunSpec().stream
+        usual = flat(RunSpec(learner="sgd", stream=known).resolved())
+        return {name: value for name, value in usual.items() if not name.startswith("options.")}

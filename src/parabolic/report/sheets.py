@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,32 @@ from parabolic.pde import bridge, on_simplex
 from parabolic.report.figures import COLOURS, MARKERS, figure
 from parabolic.streams import Normalise, Stream, Task
 
-__all__ = ["draw_sheet"]
+__all__ = ["Strip", "bridges_of", "draw_sheet"]
 
 COLUMNS = 10
 BRIDGES = 2  # two between the same ends, so that chance shows
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Bridges of PCL between an example of the first task and one of the last."""
+
+    paths: Tensor  # [bridges, times, *shape]: images with values from 0 to 1, or points
+    labels: list[list[str]]  # the label at each time of each bridge: shares of classes
+    ends: tuple[str, str]  # the classes between which they lead
+
+
+def bridges_of(stream: Stream, options: Mapping[str, Any], *, batch: int = 32, seed: int = 0) -> Strip:
+    """Draw bridges as PCL would with these options: `sigma_x`, `sigma_y`, `times`, `horizon`, `variant`.
+
+    >>> from parabolic import make_stream
+    >>> usual = {"sigma_x": 0.03, "sigma_y": 0.01, "times": 5, "horizon": 1.0, "variant": "paper"}
+    >>> strip = bridges_of(make_stream("seq-digits"), usual)
+    >>> strip.paths.shape, strip.labels[0][0]
+    (torch.Size([2, 5, 1, 8, 8]), '0 100%')
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return _strip(stream, [_arrivals(task, batch) for task in (stream[0], stream[-1])], options, generator)
 
 
 def draw_sheet(stream: Stream, path: str | Path, options: Mapping[str, Any], *, batch: int = 32, seed: int = 0) -> Path:
@@ -45,13 +68,12 @@ def draw_sheet(stream: Stream, path: str | Path, options: Mapping[str, Any], *, 
         x, y = first[-1]
         changed = _seen(stream, stream.augment(x, generator))
         rows.append((f"task {len(stream)}\nas changed\nfor learning", changed, _names(stream, y)))
-    start, end = _ends(first)
-    paths, labels = _bridges(stream, start, end, options, generator)
-    times = [f"s = {each:g}" for each in torch.linspace(0, 1, paths.shape[1]).tolist()]
-    for number, (points, targets) in enumerate(zip(paths, labels, strict=True)):
-        told = [f"{_mixture(stream, target)}\n{time}" for target, time in zip(targets, times, strict=True)]
-        rows.append((f"bridge {number + 1}\nof PCL", _unprepared(stream, points), told))
-    columns = max(COLUMNS, paths.shape[1])
+    strip = _strip(stream, first, options, generator)
+    times = [f"s = {each:g}" for each in torch.linspace(0, 1, strip.paths.shape[1]).tolist()]
+    for number, (images, labels) in enumerate(zip(strip.paths, strip.labels, strict=True)):
+        told = [f"{label}\n{time}" for label, time in zip(labels, times, strict=True)]
+        rows.append((f"bridge {number + 1}\nof PCL", images, told))
+    columns = max(COLUMNS, strip.paths.shape[1])
     with figure(path, len(rows), columns, 1.05 * columns + 1, 1.35 * len(rows) + 0.6) as (canvas, axes):
         for axis in axes.flat:
             axis.set_axis_off()
@@ -82,6 +104,15 @@ def _arrivals(task: Task, batch: int) -> tuple[Tensor, Tensor]:
         if sum(map(len, y)) >= COLUMNS:
             break
     return torch.cat(x)[:COLUMNS], torch.cat(y)[:COLUMNS]
+
+
+def _strip(stream: Stream, first: list[tuple[Tensor, Tensor]], options: Mapping[str, Any], generator: Any) -> Strip:
+    """Bridges between the ends that the first examples of some tasks give."""
+    start, end = _ends(first)
+    paths, targets = _bridges(stream, start, end, options, generator)
+    labels = [[_mixture(stream, target) for target in each] for each in targets]
+    seen = torch.stack([_unprepared(stream, each) for each in paths]) if len(stream.shape) == 3 else paths
+    return Strip(seen, labels, (_name(stream, start[1]), _name(stream, end[1])))
 
 
 def _ends(first: list[tuple[Tensor, Tensor]]) -> tuple[tuple[Tensor, int], tuple[Tensor, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from parabolic.checks import Description, check_finite, check_number, invalid
 
 __all__ = ["Batches", "Examples", "Stream", "Task"]
 
+LABELS = 2**24  # a network with an output for each label is to fit into memory: larger ones are no class numbers
 PERMUTED = 0x5EED_1ABE  # keeps these draws apart from those of the order
 
 
@@ -235,6 +237,8 @@ class Stream(Sequence[Task]):
         """
         train = _examples("x", "y", x, y)
         held_out = _hold_out(train.y) if test is None else None
+        if test is not None and not (isinstance(test, Sequence) and len(test) == 2):
+            raise invalid("test", type(test), "a pair of examples and labels")
         tested = train if test is None else _examples("test x", "test y", *test)
         if tested.x.shape[1:] != train.x.shape[1:] or tested.x.dtype != train.x.dtype:
             raise invalid("test", tested.x, f"examples like x, {list(train.x.shape[1:])} of {train.x.dtype}")
@@ -310,9 +314,12 @@ def _collect(name: str, dataset: Any) -> tuple[Tensor, Tensor]:
     for i in range(len(dataset)):
         try:
             value, label = dataset[i]
-            label = int(label)
-        except (TypeError, ValueError) as error:
-            raise invalid(f"item {i} of {name}", dataset[i], "a pair of an example and a whole number") from error
+            label = operator.index(label)
+        except (TypeError, ValueError, IndexError, KeyError) as error:
+            got = Description(f"{type(error).__name__}: {error}")
+            raise invalid(f"item {i} of {name}", got, "a pair of an example and a whole number") from error
+        if not 0 <= label < LABELS:
+            raise invalid(f"item {i} of {name}", label, f"a label of at least 0 and below {LABELS}")
         example = _tensor(f"item {i} of {name}", value)
         if hasattr(value, "getbands"):  # an image of Pillow: channels go first
             example = example[None] if example.ndim == 2 else example.permute(2, 0, 1)
@@ -332,19 +339,29 @@ def _examples(x_name: str, y_name: str, x: Any, y: Any) -> Examples:
         raise invalid(x_name, inputs, "at least one example")
     if labels.ndim != 1 or len(labels) != len(inputs) or labels.is_floating_point():
         raise invalid(y_name, labels, f"one whole number for each of the {len(inputs)} examples")
-    if int(labels.min()) < 0:
-        raise invalid(y_name, int(labels.min()), "labels from 0 up")
+    labels = labels.long()
+    low, high = (int(value) for value in labels.aminmax())
+    if low < 0 or high >= LABELS:
+        expected = f"labels from 0 up, below {LABELS}"
+        raise invalid(y_name, low if low < 0 else high, expected, "number the classes 0, 1, 2, …")
     check_finite(x_name, inputs)
-    return Examples(inputs, labels.long())
+    return Examples(inputs, labels)
 
 
 def _tensor(name: str, value: Any) -> Tensor:
     if isinstance(value, Tensor):
-        return value
-    array = np.asarray(value)
-    if array.dtype == object or array.dtype.kind not in "biuf":
+        if value.layout != torch.strided or value.is_complex() or value.is_quantized or value.is_meta:
+            raise invalid(name, value, "a plain tensor of real numbers")
+        return value.detach()
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise invalid(name, type(value), "examples that are all of one shape", str(error)) from error
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
         raise invalid(name, Description(f"an array of type {array.dtype}"), "numbers")
-    return torch.from_numpy(np.require(array, requirements=["C", "W"]))
+    if any(step < 0 for step in array.strides):
+        array = array.copy()  # torch has no steps backwards
+    return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
 
 
 def _hold_out(y: Tensor) -> Tensor:
@@ -371,7 +388,10 @@ def _groups(tasks: int | Sequence[Sequence[int]], known: list[int]) -> list[list
             )
         size = len(known) // tasks
         return [known[start : start + size] for start in range(0, len(known), size)]
-    groups = [[int(label) for label in labels] for labels in tasks]
+    try:
+        groups = [[operator.index(label) for label in labels] for labels in tasks]
+    except TypeError as error:
+        raise invalid("tasks", tasks, "a number of tasks, or the classes of each") from error
     if not groups or any(not labels or not set(labels) <= set(known) for labels in groups):
         raise invalid("tasks", tasks, f"for each task some of the classes {known}")
     return groups

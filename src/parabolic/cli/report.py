@@ -1,0 +1,105 @@
+"""`parabolic report` and `parabolic plot`: results to look at."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from parabolic.checks import Description, check_name, invalid
+from parabolic.cli.common import OnlyLearner, OnlyStream, Runs, Where, read_where
+from parabolic.experiments import Store
+from parabolic.report.curves import STYLES, draw_curves, plot_text
+from parabolic.report.page import TITLE, write_page
+from parabolic.report.scenes import find_scenes
+
+__all__ = ["plot", "report"]
+
+WIDE = 100  # columns, where no terminal says how many there are
+
+
+def report(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
+    runs: Runs = Path("runs"),
+    learner: OnlyLearner = None,
+    stream: OnlyStream = None,
+    where: Where = None,
+    bounds: Annotated[Path, typer.Option(help="The folder of what `parabolic bounds` has measured.")] = Path("bounds"),
+    title: Annotated[str, typer.Option(help="What the page is called.")] = TITLE,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Keep the page current while runs come in, until Ctrl-C.")
+    ] = False,
+    every: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks at the runs.")] = 10.0,
+) -> None:
+    """Write all results as one page that needs no network: which method is best, by how much, and at what cost."""
+    store, wanted = Store(runs), read_where(where, learner, stream)
+
+    def write(refresh: float | None = None) -> Path:
+        return write_page(store, output, title=title, where=wanted, bounds=bounds, refresh=refresh)
+
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    if watch:
+        write(every)
+        console.print(f"{output.resolve()} is kept current; Ctrl-C ends it")
+        with suppress(KeyboardInterrupt):
+            _keep_current(store, lambda: write(every), every)
+    console.print(f"The report: {write().resolve()}")
+
+
+def plot(
+    runs: Annotated[
+        Path, typer.Argument(envvar="PARABOLIC_RUNS", help="The folder of finished runs.", show_default="runs")
+    ] = Path("runs"),
+    learner: OnlyLearner = None,
+    stream: OnlyStream = None,
+    where: Where = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Draw into this file (.png, .svg or .pdf) instead.")
+    ] = None,
+    style: Annotated[str, typer.Option(help=f"Of the file: {' or '.join(STYLES)} (LaTeX sizes, no title).")] = "screen",
+) -> None:
+    """Draw the anytime accuracy of each method: here in the terminal, or into a file."""
+    check_name("--style", style, STYLES)
+    finds = find_scenes(Store(runs), read_where(where, learner, stream))
+    scenes = [scene for scene in finds.scenes if scene.done]
+    if not scenes:
+        got = Description(f"no finished runs{' that fit' if learner or stream or where else ''} in {runs}")
+        raise invalid("runs", got, "at least one", "train some: parabolic compare --learners pcl,er,sgd")
+    console = Console(highlight=False, soft_wrap=True)
+    if output is None:
+        width = console.width if console.is_terminal else WIDE
+        for scene in scenes:
+            console.print(plot_text(scene, width))
+    else:
+        if len(scenes) > 1:
+            got = Description(f"runs of {len(scenes)} kinds: {'; '.join(scene.title for scene in scenes)}")
+            raise invalid("runs", got, "those of one kind in a file", "choose with --stream or --where memory=200")
+        console.print(Text(f"Written: {draw_curves(scenes[0], output, style)}"))
+    for path in finds.damaged:
+        console.print(Text(f"Cannot be read: {path}"))
+
+
+def _keep_current(store: Store, write: Callable[[], object], every: float) -> None:
+    """Write again whenever something has come in, until Ctrl-C."""
+    seen = _state(store)
+    while True:
+        time.sleep(every)
+        now = _state(store)
+        if now != seen:
+            write()
+            seen = now
+
+
+def _state(store: Store) -> dict[Path, int]:
+    """The files of all runs, and when each was written."""
+    found = {}
+    for path in store.root.glob("[!.]*/*.json"):
+        with suppress(FileNotFoundError):  # it has just gone
+            found[path] = path.stat().st_mtime_ns
+    return found

@@ -1,0 +1,117 @@
+"""The books of trackers: TensorBoard, MLflow, Weights & Biases."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from parabolic.plugins import require
+
+__all__ = ["TRACKERS", "Log"]
+
+
+class Log(Protocol):
+    """One run in the books of one tracker. All it does may fail, or take long: it is called aside of the training."""
+
+    def write(self, figures: Mapping[str, float], axis: str, at: int, /) -> None:
+        """Write down some figures at a place of an axis, such as after `step` 20 or `task` 3."""
+
+    def close(self, failed: bool, /) -> None:
+        """The run is over."""
+
+
+class _TensorBoard:
+    """Event files, in a folder a run: `tensorboard --logdir FOLDER/tensorboard` shows them."""
+
+    def __init__(self, name: str, settings: Mapping[str, str], folder: Path) -> None:
+        board = require("torch.utils.tensorboard", "tensorboard", "tracker", "TensorBoard")
+        self._writer = board.SummaryWriter(str(_fresh(folder / "tensorboard" / name)))
+        lines = [f"| {key} | {value.replace('|', '&#124;')} |" for key, value in settings.items()]
+        self._writer.add_text("settings", "\n".join(["| setting | value |", "| --- | --- |", *lines]))
+
+    def write(self, figures: Mapping[str, float], _axis: str, at: int) -> None:
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, at)
+
+    def close(self, _failed: bool) -> None:
+        self._writer.close()
+
+
+class _Mlflow:
+    """Runs of an experiment in `FOLDER/mlflow.db`, or wherever MLFLOW_TRACKING_URI says."""
+
+    def __init__(self, name: str, settings: Mapping[str, str], folder: Path) -> None:
+        # Its own defaults would report on us to its makers, and try a server that is down for minutes.
+        for variable, value in (
+            ("MLFLOW_DISABLE_TELEMETRY", "true"),
+            ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2"),
+            ("MLFLOW_HTTP_REQUEST_TIMEOUT", "10"),
+        ):
+            os.environ.setdefault(variable, value)
+        mlflow = require("mlflow", "mlflow", "tracker", "MLflow")
+        self._entities = mlflow.entities
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
+        address, artifacts = os.environ.get("MLFLOW_TRACKING_URI"), None
+        if not address:
+            folder.mkdir(parents=True, exist_ok=True)
+            address, artifacts = f"sqlite:///{folder / 'mlflow.db'}", (folder / "mlflow").as_uri()
+        self._client = mlflow.MlflowClient(address)
+        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", "parabolic")
+        known = self._client.get_experiment_by_name(experiment)
+        number = known.experiment_id if known else self._client.create_experiment(experiment, artifacts)
+        self._run = self._client.create_run(number, run_name=name).info.run_id
+        told = [self._entities.Param(key, value) for key, value in settings.items()]
+        for some in (told[start : start + 100] for start in range(0, len(told), 100)):  # as many as it takes at once
+            self._client.log_batch(self._run, params=some)
+
+    def write(self, figures: Mapping[str, float], _axis: str, at: int) -> None:
+        now = int(time.time() * 1000)
+        told = [self._entities.Metric(name, value, now, at) for name, value in figures.items()]
+        self._client.log_batch(self._run, metrics=told)
+
+    def close(self, failed: bool) -> None:
+        self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
+
+
+class _Wandb:
+    """Runs of a project: in `FOLDER/wandb`, to be sent with `wandb sync`, or at once if WANDB_MODE is online."""
+
+    def __init__(self, name: str, settings: Mapping[str, str], folder: Path) -> None:
+        mode = os.environ.setdefault("WANDB_MODE", "offline")
+        if mode == "offline":
+            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        wandb = require("wandb", "wandb", "tracker", "Weights & Biases")
+        folder.mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "parabolic"), name=name, config=dict(settings), dir=str(folder),
+            reinit="create_new", settings=wandb.Settings(silent=True, console="off"),
+        )  # fmt: skip
+        self._axes: set[str] = set()
+
+    def write(self, figures: Mapping[str, float], axis: str, at: int) -> None:
+        for name in figures.keys() - self._axes:
+            self._run.define_metric(name, step_metric=axis)
+        self._axes.update(figures)
+        self._run.log({axis: at, **figures})
+
+    def close(self, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))
+
+
+TRACKERS: Mapping[str, Callable[[str, Mapping[str, str], Path], Log]] = {
+    "tensorboard": _TensorBoard,
+    "mlflow": _Mlflow,
+    "wandb": _Wandb,
+}
+"""The trackers by name: each is called with a run's name, its settings and a folder, and returns its log."""
+
+
+def _fresh(path: Path) -> Path:
+    """A path that is not there yet: two runs in one folder would be drawn as one."""
+    names = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return next(each for each in itertools.chain([path], names) if not each.exists())

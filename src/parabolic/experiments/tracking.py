@@ -1,0 +1,22 @@
+"""Finished runs told to trackers."""
+
+from __future__ import annotations
+
+from parabolic.engine import Tracker
+from parabolic.engine.trackers import end_figures, task_figures
+from parabolic.experiments.store import Record
+
+__all__ = ["track_record"]
+
+
+def track_record(tracker: Tracker, record: Record) -> None:
+    """Tell of a run that was trained elsewhere: in a worker of a grid, on another machine."""
+    spec = record.spec
+    name = f"{spec['learner']}-{spec['stream']}-seed{spec['seed']}"
+    entry = tracker.open(name, {"key": record.key, **spec, "environment": record.environment})
+    times = list(zip(record.train_seconds, record.test_seconds, strict=True))
+    for task, row in enumerate(record.accuracy):
+        # Where all tasks are learned at once there is one time for all.
+        entry.write(task_figures(row, *times[min(task, len(times) - 1)]), "task", task + 1)
+    entry.write(end_figures(record.metrics), "task", len(record.accuracy))
+    entry.close()

@@ -1,0 +1,313 @@
+"""The pictures of a page, as Plotly's figures: plain dictionaries that a browser draws."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parabolic.report.scenes import Method, Scene
+
+__all__ = ["SHOWN", "anytime_chart", "bounds_charts", "bridge_chart", "forgetting_chart", "heat_map", "tradeoff_chart"]
+
+Figure = dict[str, Any]
+
+SHOWN = 12  # methods in a picture: the best ones
+# Okabe and Ito's colours but for yellow and black, which white and dark pages swallow; in their place a grey.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#8A8A8A")
+DASHES = ("solid", "dash", "dot", "dashdot")  # one for each round through the colours
+MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "triangle-down", "cross", "star")
+
+
+def anytime_chart(scene: Scene) -> Figure:
+    """The mean accuracy over the tasks seen so far, after each task, with a band of one standard deviation."""
+    traces: list[Figure] = []
+    for place, method in enumerate(scene.done[:SHOWN]):
+        mean, sd, n = _over_seeds(method.curves)
+        tasks, look = list(range(1, len(mean) + 1)), _look(place)
+        named = {"name": _short(method.name), "legendgroup": str(place), "x": tasks}
+        if n > 1:
+            traces.append(_band(tasks, mean - sd, mean + sd, look["colour"]) | {"legendgroup": str(place)})
+        traces.append(
+            named
+            | {
+                "type": "scatter",
+                "y": _figures(mean),
+                "customdata": [[each, n] for each in _figures(sd)],
+                "mode": "lines+markers",
+                "line": {"color": look["colour"], "dash": look["dash"], "width": 2.5},
+                "marker": {"symbol": look["marker"], "size": 8},
+                "meta": _keys(method),
+                "hovertemplate": "after task %{x}: %{y:.1f} %" + _spread(n) + "<extra>%{fullData.name}</extra>",
+            }
+        )
+    return {
+        "data": traces,
+        "layout": {
+            "xaxis": _axis("after task", dtick=_tick(len(tasks))),
+            "yaxis": _axis("accuracy so far, %", range=[0, 101]),
+        },
+    }
+
+
+def tradeoff_chart(scene: Scene) -> Figure:
+    """Accuracy at the end against training time; a line joins those that nothing else beats in both."""
+    methods = scene.done[:SHOWN]
+    points = [(method.summary("seconds"), method.summary("acc")) for method in methods]
+    seconds = [time.mean for time, _ in points]
+    front = sorted(
+        (time.mean, acc.mean)
+        for time, acc in points
+        if not any(t.mean <= time.mean and a.mean >= acc.mean and (t, a) != (time, acc) for t, a in points)
+    )
+    traces: list[Figure] = [
+        {
+            "type": "scatter", "mode": "lines", "name": "nothing is both faster and better",
+            "x": _figures([x for x, _ in front], 3), "y": _figures([y for _, y in front]),
+            "line": {"color": "#8A8A8A", "dash": "dot", "width": 1.5}, "hoverinfo": "skip",
+        }
+    ]  # fmt: skip
+    for place, (method, (time, acc)) in enumerate(zip(methods, points, strict=True)):
+        look = _look(place)
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": _short(method.name),
+                "x": _figures([time.mean], 3),
+                "y": _figures([acc.mean]),
+                "error_x": _error([time.sd], 3),
+                "error_y": _error([acc.sd]),
+                "marker": {"symbol": look["marker"], "size": 13, "color": look["colour"]},
+                "meta": _keys(method),
+                "hovertemplate": f"%{{x:.3g}} s, %{{y:.1f}} % (n = {acc.n})<extra>%{{fullData.name}}</extra>",
+            }
+        )
+    wide = min(seconds) > 0 and max(seconds) / min(seconds) > 8
+    return {
+        "data": traces,
+        "layout": {
+            "showlegend": len(methods) <= 6,  # else it would leave no room for the points
+            "xaxis": _axis(f"training time of a run, s{', logarithmic' if wide else ''}")
+            | ({"type": "log", "dtick": "D2"} if wide else {"rangemode": "tozero"}),
+            "yaxis": _axis("accuracy at the end, %", range=[0, 101]),
+        },
+    }
+
+
+def forgetting_chart(scene: Scene) -> Figure:
+    """How many points the earlier tasks have lost since they were known best: a bar a method."""
+    methods = scene.done[:SHOWN]
+    lost = [method.summary("forgetting") for method in methods]
+    names = _distinct([_short(method.name, 22) for method in methods])
+    bars: Figure = {
+        "type": "bar",
+        "orientation": "h",
+        "x": _figures([each.mean for each in lost]),
+        "y": names,
+        "customdata": [[each.n] for each in lost],
+        "error_x": _error([each.sd for each in lost]),
+        "marker": {"color": [_look(place)["colour"] for place in range(len(methods))]},
+        "meta": [_keys(method) for method in methods],
+        "hovertemplate": "%{x:.1f} points (n = %{customdata[0]})<extra>%{y}</extra>",
+        "showlegend": False,
+    }
+    return {
+        "data": [bars],
+        "layout": {
+            "xaxis": _axis("forgetting, points", rangemode="tozero"),
+            "yaxis": {"autorange": "reversed", "automargin": True, "type": "category"},
+        },
+    }
+
+
+def heat_map(method: Method) -> Figure:
+    """The accuracy matrix of a method: a row after each task, a column for each task that was tested."""
+    matrices = method.matrices
+    mean, sd, n = _over_seeds(matrices)
+    tasks = list(range(1, len(mean) + 1))
+    few = len(tasks) <= 10
+    told = [["" if math.isnan(each) else f"{each:.0f}" for each in row] for row in mean]
+    return {
+        "data": [
+            {
+                "type": "heatmap",
+                "z": [_figures(row) for row in mean],
+                "x": tasks,
+                "y": tasks,
+                "zmin": 0,
+                "zmax": 100,
+                "colorscale": "Cividis",
+                "xgap": 1,
+                "ygap": 1,
+                "hoverongaps": False,
+                "customdata": [_figures(row) for row in sd],
+                "text": told,
+                "texttemplate": "%{text}" if few else "",
+                "meta": _keys(method),
+                "colorbar": {"title": {"text": "%"}, "thickness": 12, "len": 0.9},
+                "hovertemplate": "after task %{y}, on task %{x}: %{z:.1f} %"
+                + (f" ± %{{customdata:.1f}} (n = {n})" if n > 1 else " (n = 1)")
+                + "<extra></extra>",
+            }
+        ],
+        "layout": {
+            "xaxis": _axis("accuracy on task", dtick=_tick(len(tasks)), showgrid=False, zeroline=False),
+            "yaxis": _axis("after task", dtick=_tick(len(tasks)), showgrid=False, zeroline=False)
+            | {"autorange": "reversed"},
+        },
+    }
+
+
+# What is drawn of the bounds: the title, the places in `BoundsRow.as_dict` of memory, task and bounds, and their names.
+BOUNDS: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
+    "Proposition 1: the first task": (
+        "forgetting",
+        "first",
+        {"upper bound": "forgetting_bound"},
+    ),
+    "Corollary 1: the last task": (
+        "generalisation",
+        "last",
+        {"upper bound": "generalisation_upper", "lower bound": "generalisation_lower"},
+    ),
+}
+
+
+def bounds_charts(measured: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Figure]:
+    """What the bounds say after each task, and what the loss really is; the mean over the runs measured."""
+    tasks = list(range(1, min(len(rows) for rows in measured) + 1))
+
+    def mean_of(*place: str) -> list[float | None]:
+        looked = [[_at(rows[task - 1], place) for task in tasks] for rows in measured]
+        return _figures(np.mean(looked, 0), 4)
+
+    charts = {}
+    for title, (kind, which, bounds) in BOUNDS.items():
+        realised = "past" if kind == "forgetting" else "future"
+        lines = [
+            ("memory: mean loss", (kind, "memory", "mean"), COLOURS[0], "solid", "square"),
+            (
+                f"{which} task: mean loss, all classes competing",
+                (kind, realised, "mean"),
+                COLOURS[3],
+                "solid",
+                "circle",
+            ),
+            (f"{which} task: among its own classes", (f"{which}_among_own",), COLOURS[2], "dot", "triangle-up"),
+            *[
+                (name, (place,), COLOURS[6], DASHES[1 + i], "line-ew-open")
+                for i, (name, place) in enumerate(bounds.items())
+            ],
+        ]
+        band = _band(tasks, mean_of(kind, "memory", "min"), mean_of(kind, "memory", "max"), COLOURS[4])
+        traces = [band | {"name": "memory: least to largest loss", "showlegend": True}] + [
+            {
+                "type": "scatter", "mode": "lines+markers", "name": name, "x": tasks, "y": mean_of(*place),
+                "line": {"color": colour, "dash": dash, "width": 2.5}, "marker": {"symbol": marker, "size": 8},
+                "hovertemplate": f"after task %{{x}}: %{{y:.3f}} nats (n = {len(measured)})<extra></extra>",
+            }
+            for name, place, colour, dash, marker in lines
+        ]  # fmt: skip
+        charts[title] = {
+            "data": traces,
+            "layout": {
+                "xaxis": _axis("after task", dtick=_tick(len(tasks))),
+                "yaxis": _axis("loss (cross-entropy), nats", rangemode="tozero"),
+            },
+        }
+    return charts
+
+
+def bridge_chart(points: NDArray[np.float64], names: tuple[str, str]) -> Figure:
+    """Bridges `[bridges, times, 2]` between two points of the plane."""
+    traces = [
+        {
+            "type": "scatter", "mode": "lines+markers", "name": f"bridge {number + 1}",
+            "x": _figures(path[:, 0], 3), "y": _figures(path[:, 1], 3),
+            "line": {"color": COLOURS[number], "dash": DASHES[number % 4], "width": 2},
+            "marker": {"symbol": MARKERS[number], "size": 8},
+        }
+        for number, path in enumerate(points)
+    ]  # fmt: skip
+    ends = [points[0, 0], points[0, -1]]
+    traces.append(
+        {
+            "type": "scatter", "mode": "markers", "name": f"from {names[0]} to {names[1]}",
+            "x": _figures([end[0] for end in ends], 3), "y": _figures([end[1] for end in ends], 3),
+            "marker": {"symbol": "star", "size": 15, "color": COLOURS[6]},
+        }
+    )  # fmt: skip
+    return {
+        "data": traces,
+        "layout": {"xaxis": _axis("first coordinate"), "yaxis": _axis("second coordinate")},
+    }
+
+
+def _over_seeds(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
+    """Mean and sample standard deviation over the first dimension, and how many there are."""
+    n = len(values)
+    return values.mean(0), values.std(0, ddof=1) if n > 1 else np.full(values.shape[1:], np.nan), n
+
+
+def _look(place: int) -> dict[str, str]:
+    """Colour, line and marker of the method at a place: they tell it from the others in print too."""
+    return {
+        "colour": COLOURS[place % len(COLOURS)],
+        "dash": DASHES[place // len(COLOURS) % len(DASHES)],
+        "marker": MARKERS[place % len(MARKERS)],
+    }
+
+
+def _band(x: Sequence[int], low: Any, high: Any, colour: str) -> Figure:
+    return {
+        "type": "scatter", "x": [*x, *reversed(x)], "y": _figures([*high, *reversed(list(low))], 4), "fill": "toself",
+        "fillcolor": colour, "opacity": 0.18, "mode": "lines", "line": {"width": 0, "color": colour},
+        "hoverinfo": "skip", "showlegend": False,
+    }  # fmt: skip
+
+
+def _axis(title: str, **others: Any) -> Figure:
+    return {"title": {"text": title}, "automargin": True, **others}
+
+
+def _tick(tasks: int) -> int:
+    return 1 if tasks <= 10 else math.ceil(tasks / 10)
+
+
+def _error(spread: Sequence[float], digits: int = 2) -> Figure:
+    known = not any(map(math.isnan, spread)) or len(spread) > 1
+    return {"array": [each or 0 for each in _figures(spread, digits)], "visible": known, "thickness": 1.3, "width": 4}
+
+
+def _figures(values: Any, digits: int = 2) -> list[float | None]:
+    """Numbers as JSON has them, without digits that nobody sees and with None for NaN."""
+    return [None if value is None or math.isnan(value) else round(float(value), digits) for value in values]
+
+
+def _spread(n: int) -> str:
+    return " ± %{customdata[0]:.1f} (n = %{customdata[1]})" if n > 1 else " (n = 1)"
+
+
+def _keys(method: Method) -> list[str]:
+    return [record.key for record in method.runs.values()]
+
+
+def _short(name: str, most: int = 34) -> str:
+    """A name that a legend has room for, as text: Plotly takes some tags for its own."""
+    name = name if len(name) <= most else name[: most - 1] + "…"
+    return name.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Bars of the same name would fall on one another."""
+    return [f"{name} ({place + 1})" if names.count(name) > 1 else name for place, name in enumerate(names)]
+
+
+def _at(told: Any, place: Sequence[str]) -> float:
+    for name in place:
+        told = told[name]
+    return float(told)

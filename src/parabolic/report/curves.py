@@ -1,0 +1,164 @@
+"""Anytime accuracy as a picture: in a terminal, and as a file for a talk or a paper."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.text import Text
+
+from parabolic.checks import check_name, invalid
+from parabolic.files import disk_errors
+from parabolic.plugins import require
+from parabolic.report.figures import COLOURS, MARKERS, figure
+from parabolic.report.scenes import Method, Scene
+
+__all__ = ["STYLES", "draw_curves", "plot_text"]
+
+STYLES = ("screen", "paper")
+SUFFIXES = (".png", ".svg", ".pdf")
+SIGNS = "●■▲◆▼✚✖★○□△◇"
+INKS = ("blue", "yellow", "green", "red", "cyan", "magenta", "white")
+LINES = ("-", "--", ":", "-.")
+# A column of a LaTeX page, in inches, with letters of the size of its captions.
+PAPER = {
+    "font.family": "serif", "font.serif": ["STIXGeneral"], "mathtext.fontset": "stix", "font.size": 8,
+    "axes.labelsize": 8, "legend.fontsize": 7, "xtick.labelsize": 7, "ytick.labelsize": 7, "axes.linewidth": 0.6,
+    "lines.linewidth": 1.1, "lines.markersize": 3.5, "pdf.fonttype": 42, "svg.fonttype": "none",
+}  # fmt: skip
+COLUMN = (3.25, 2.4)
+
+
+def plot_text(scene: Scene, width: int = 80, height: int = 16) -> Text:
+    """Draw the anytime accuracy of each method of a scene with letters; a legend tells them apart, without colours too.
+
+    Args:
+        scene: what is drawn.
+        width: columns that may be used.
+        height: lines for the curves; axis and legend come below.
+    """
+    methods = scene.done[: len(SIGNS)]
+    drawn = Text(f"{scene.title}: mean accuracy over the tasks so far, %\n", style="bold")
+    if not methods:
+        return drawn.append("no run has been finished here yet\n")
+    tasks = max(method.curves.shape[1] for method in methods)
+    canvas = _Canvas(max(width - 7, 20), max(height, 4))
+    for place, method in reversed(list(enumerate(methods))):  # the best one last, on top of the others
+        mean = method.curves.mean(0)
+        columns = [round(task * (canvas.width - 1) / max(tasks - 1, 1)) for task in range(len(mean))]
+        canvas.line(columns, mean, place, (place + 1) / (len(methods) + 1))
+    lowest, labels = canvas.height - 1, {0: "100", (canvas.height - 1) // 2: " 50"}
+    for row in range(canvas.height):
+        drawn.append(f"{labels.get(row, '  0' if row == lowest else '   ')} {'┤' if row in (*labels, lowest) else '│'}")
+        drawn.append_text(canvas.row(row)).append("\n")
+    drawn.append("    └" + "─" * canvas.width + "\n")
+    drawn.append_text(_task_axis(tasks, canvas.width))
+    for place, method in enumerate(methods):
+        acc = method.summary("acc")
+        spread = f" ± {acc.sd:.1f}" if acc.n > 1 else ""
+        drawn.append(f"{SIGNS[place]} ", style=INKS[place % len(INKS)])
+        drawn.append(f"{method.name}: {acc.mean:.1f}{spread} % at the end (n={acc.n})\n")
+    if len(scene.done) > len(methods):
+        drawn.append(f"and {len(scene.done) - len(methods)} more that do worse\n")
+    return drawn
+
+
+def draw_curves(scene: Scene, path: str | Path, style: str = "screen") -> Path:
+    """Draw the same as PNG, SVG or PDF, as the file's name says, with a band of one standard deviation over the seeds.
+
+    `style="paper"` makes it as wide as a column of a LaTeX page, with small serif letters and no title.
+    """
+    path = Path(path)
+    check_name("style", style, STYLES)
+    if path.suffix.lower() not in SUFFIXES:
+        raise invalid("output", str(path), f"a file that ends in {', '.join(SUFFIXES)}")
+    if not scene.done:
+        raise invalid("runs", scene.title, "a finished run to draw")
+    paper, tasks = style == "paper", 1
+    size = COLUMN if paper else (8.0, 5.0)
+    with (
+        _style(PAPER if paper else {}),
+        disk_errors("output", path, "name another file"),
+        figure(path, 1, 1, *size) as (canvas, ((axis,),)),
+    ):
+        for place, method in enumerate(scene.done[: len(SIGNS)]):
+            tasks = max(tasks, _draw(axis, place, method))
+        axis.set(xlabel="after task", ylabel="mean accuracy so far (%)", ylim=(0, 102))
+        axis.set_xticks(range(1, tasks + 1, math.ceil(tasks / 10)))
+        axis.grid(alpha=0.3, linewidth=0.5)
+        if not paper:
+            axis.set_title(scene.title)
+        canvas.legend(loc="outside lower center", ncols=2 if paper else 3, frameon=False)
+    return path
+
+
+def _draw(axis: Any, place: int, method: Method) -> int:
+    curves = method.curves
+    tasks, mean = np.arange(1, curves.shape[1] + 1), curves.mean(0)
+    colour = COLOURS[place % len(COLOURS)]
+    line, mark = LINES[place // len(COLOURS) % len(LINES)], MARKERS[place % len(MARKERS)]
+    name = method.name.replace("$", r"\$")
+    axis.plot(tasks, mean, color=colour, linestyle=line, marker=mark, label=f"{name} (n={len(curves)})")
+    if len(curves) > 1:
+        spread = curves.std(0, ddof=1)
+        axis.fill_between(tasks, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0)
+    return len(tasks)
+
+
+@contextmanager
+def _style(settings: dict[str, Any]) -> Iterator[None]:
+    matplotlib = require("matplotlib", "plot", "output", "matplotlib")
+    with matplotlib.rc_context(settings):
+        yield
+
+
+def _task_axis(tasks: int, width: int) -> Text:
+    """Numbers below the axis, as many as there is room for, and what they count."""
+    line = [" "] * (width + 6)
+    every = math.ceil(tasks / max(1, width // 5))
+    for task in range(0, tasks, every):
+        number = str(task + 1)
+        start = 5 + round(task * (width - 1) / max(tasks - 1, 1)) - (len(number) - 1)
+        line[start : start + len(number)] = number
+    return Text("".join(line).rstrip() + "  task\n")
+
+
+class _Canvas:
+    """A drawing of dots, two by four in a letter (braille), each letter of one ink; signs stand on top."""
+
+    BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+
+    def __init__(self, width: int, height: int) -> None:
+        self.width, self.height = width, height
+        self.dots = np.zeros((height, width), dtype=np.int64)
+        self.inks = np.zeros((height, width), dtype=np.int64)
+        self.signs = np.full((height, width), "", dtype=object)
+
+    def line(self, columns: Sequence[int], values: NDArray[np.float64], place: int, share: float) -> None:
+        """A curve through values from 0 to 100, with a sign at each and one at some share of the way to the next."""
+        across = np.array(columns) * 2
+        fine = np.arange(across[0], across[-1] + 1)
+        depth = (1 - np.interp(fine, across, values).clip(0, 100) / 100) * (self.height * 4 - 1)
+        heights = depth.round().astype(int).tolist()
+        for x, y, before in zip(fine.tolist(), heights, [heights[0], *heights], strict=False):
+            for each in range(min(before, y), max(before, y) + 1):  # no gaps where it is steep
+                self.dots[each // 4, x // 2] |= self.BITS[each % 4][x % 2]
+                self.inks[each // 4, x // 2] = place
+        between = [round(one + share * (other - one)) for one, other in itertools.pairwise(columns)]
+        for column in (*columns, *between):  # curves that fall on one another there do not between
+            row = heights[2 * column - int(across[0])] // 4
+            self.signs[row, column], self.inks[row, column] = SIGNS[place], place
+
+    def row(self, number: int) -> Text:
+        """A line of it, in colours."""
+        line = Text()
+        for dots, ink, sign in zip(self.dots[number], self.inks[number], self.signs[number], strict=True):
+            letter = sign or (chr(0x2800 + dots) if dots else " ")
+            line.append(letter, style=INKS[ink % len(INKS)] if letter != " " else "")
+        return line

@@ -1,0 +1,81 @@
+"""Bridges of PCL, to look at: images that stand in the page itself, or a picture of points."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parabolic.checks import InputError, invalid
+from parabolic.report.charts import Figure, bridge_chart
+from parabolic.report.scenes import Scene
+from parabolic.report.sheets import bridges_of
+from parabolic.streams import Stream, make_stream
+
+__all__ = ["Bridges", "draw_bridges", "png"]
+
+
+@dataclass(frozen=True)
+class Bridges:
+    """What a page shows of the bridges: images with their labels, or a chart; or why there is nothing to show."""
+
+    settings: Mapping[str, Any]
+    ends: tuple[str, str] = ("", "")
+    images: list[list[tuple[str, str]]] | None = None  # a row a bridge: what <img src> takes, and the label
+    chart: Figure | None = None
+    why_not: str = ""
+
+
+def draw_bridges(scene: Scene) -> Bridges | None:
+    """The bridges between two examples of a scene's stream, with the options of its first PCL; None without one."""
+    ours = (method for method in scene.done if next(iter(method.runs.values())).spec["learner"] == "pcl")
+    record = next((next(iter(method.runs.values())) for method in ours), None)
+    if record is None:
+        return None
+    options = record.spec["options"]
+    try:
+        strip = bridges_of(_stream(record.spec), options, batch=record.spec["batch"])
+    except (InputError, KeyError, TypeError) as error:  # the data may be elsewhere, and the record an old one
+        return Bridges(options, why_not=str(error))
+    if strip.paths.ndim == 3:
+        return Bridges(options, strip.ends, chart=bridge_chart(strip.paths.double().numpy(), strip.ends))
+    images = [
+        [(png(image), label) for image, label in zip(row, labels, strict=True)]
+        for row, labels in zip(strip.paths, strip.labels, strict=True)
+    ]
+    return Bridges(options, strip.ends, images=images)
+
+
+def png(image: Tensor) -> str:
+    """An image `[1 or 3, height, width]` with values from 0 to 1 as a PNG that stands where an address would.
+
+    >>> png(torch.zeros(1, 2, 2))[:30]
+    'data:image/png;base64,iVBORw0K'
+    """
+    channels, height, width = image.shape
+    pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).reshape(height, -1)
+    rows = b"".join(b"\0" + bytes(row.tolist()) for row in pixels)  # each begins with the kind of its filter: none
+    header = struct.pack(">IIBBBBB", width, height, 8, 0 if channels == 1 else 2, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    chunks = (
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in parts
+    )
+    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(chunks)).decode()
+
+
+def _stream(spec: Mapping[str, Any]) -> Stream:
+    if ":" in spec["stream"]:  # making it would run a file of someone's, or download what is not here
+        raise invalid("stream", spec["stream"], "one of `parabolic list`, to draw examples of it")
+    return _made(spec["stream"], spec["seed"], tuple((spec.get("scenario") or {}).items()))
+
+
+@lru_cache(maxsize=1)  # scenes of one stream follow one another
+def _made(name: str, seed: int, scenario: tuple[tuple[str, Any], ...]) -> Stream:
+    return make_stream(name, seed, **dict(scenario))

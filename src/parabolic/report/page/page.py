@@ -1,0 +1,280 @@
+"""From a store to a page of HTML."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from parabolic import __version__
+from parabolic.checks import Description, invalid
+from parabolic.experiments import FailedRun, Record, Store
+from parabolic.files import disk_errors, write_text
+from parabolic.learners import known_learners
+from parabolic.plugins import require
+from parabolic.report import charts
+from parabolic.report.page.bridges import Bridges, draw_bridges
+from parabolic.report.page.tables import TableView, of_paper, of_scene
+from parabolic.report.runs import departures, flat, row_of, settings_of
+from parabolic.report.scenes import Finds, Scene, find_scenes
+from parabolic.report.words import ahead, headline, judgement
+from parabolic.streams import known_streams
+
+__all__ = ["TITLE", "page_of", "write_page"]
+
+TITLE = "Continual learning, compared"
+
+
+def write_page(
+    store: Store,
+    path: str | Path,
+    *,
+    title: str = TITLE,
+    where: Mapping[str, str] | None = None,
+    bounds: str | Path | None = None,
+    refresh: float | None = None,
+) -> Path:
+    """Write the report on a store as one file, whole or not at all; the arguments are those of `page_of`."""
+    text = page_of(store, title=title, where=where, bounds=bounds, refresh=refresh)
+    with disk_errors("output", Path(path), "free some space or name another file"):
+        return write_text(Path(path), text)
+
+
+def page_of(
+    store: Store,
+    *,
+    title: str = TITLE,
+    where: Mapping[str, str] | None = None,
+    bounds: str | Path | None = None,
+    refresh: float | None = None,
+) -> str:
+    """The report on a store, as HTML that needs no other file and asks no network for anything.
+
+    Args:
+        store: the runs.
+        title: what the page is called.
+        where: which runs, as `parabolic runs --where` has it; all by default.
+        bounds: a folder with what `parabolic bounds` has written, shown beside the bounds that are kept with runs.
+        refresh: after how many seconds an open page looks whether there is something new; never by default.
+    """
+    jinja = require("jinja2", "report", "report", "Jinja")
+    plotly = require("plotly.offline", "report", "report", "Plotly")
+    finds = find_scenes(store, where)
+    if refresh is None and not (finds.runs or finds.failed or finds.damaged):
+        chosen = " that fit" if where else ""
+        got = Description(f"no runs{chosen} in {store.root}")
+        raise invalid("runs", got, "at least one", "train some: parabolic compare --learners pcl,er,sgd")
+    book = _Book()
+    scenes = [_scene(book, number, scene) for number, scene in enumerate(finds.scenes)]
+    measured, damaged = _bounds(book, finds, store, Path(bounds) if bounds is not None else None)
+    context = {
+        "title": title,
+        "version": __version__,
+        "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "finds": finds,
+        "scenes": scenes,
+        "first": max(scenes, key=lambda view: int(view.glance["runs"])).id if scenes else "",
+        "paper": of_paper(finds, store),
+        "bounds": measured,
+        "runs": list(_all_runs(finds)),
+        "damaged": {**finds.damaged, **damaged},
+        "data": {**_facts(finds, store), "figures": book.figures, "refresh": refresh},
+        "shown": charts.SHOWN,
+        "nonce": secrets.token_urlsafe(16),
+        "css": jinja.utils.markupsafe.Markup(_asset("page.css")),
+        "scripts": [jinja.utils.markupsafe.Markup(each) for each in (plotly.get_plotlyjs(), _asset("page.js"))],
+    }
+    environment = jinja.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja.StrictUndefined
+    )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "ensure_ascii": False, "separators": (",", ":")}
+    page: str = environment.from_string(_asset("page.html")).render(context)
+    return page
+
+
+@dataclass
+class _Book:
+    """The figures of a page, by the id of the place where each is drawn."""
+
+    figures: dict[str, charts.Figure] = field(default_factory=dict)
+
+    def add(self, figure: charts.Figure) -> str:
+        name = f"figure-{len(self.figures) + 1}"
+        self.figures[name] = figure
+        return name
+
+
+@dataclass(frozen=True)
+class _SceneView:
+    """What the page shows of a scene; charts by the id of their figure."""
+
+    id: str
+    scene: Scene
+    headline: Sequence[str]
+    table: TableView
+    glance: Mapping[str, str]
+    anytime: str = ""
+    tradeoff: str = ""
+    forgetting: str = ""
+    heat_maps: Sequence[tuple[str, str]] = ()
+    bridges: Bridges | None = None
+    bridges_chart: str = ""
+    devices: Sequence[str] = ()
+
+    @property
+    def learners(self) -> dict[str, str]:
+        """What the learners do, in a line each; those of the user's own are the user's to explain."""
+        specs = [
+            run.spec for method in self.scene.methods for kept in (method.runs, method.failed) for run in kept.values()
+        ]
+        names, known = dict.fromkeys(spec["learner"] for spec in specs), known_learners()
+        return {name: (known[name].__doc__ or "").partition("\n")[0] for name in names if name in known}
+
+    @property
+    def about(self) -> str:
+        """What arrives, in a line for someone who has not seen it before."""
+        scene, known = self.scene, known_streams().get(self.scene.stream)
+        kept = f" Methods with a memory keep {scene.memory} examples of it." if scene.memory else ""
+        return f"{known.about.partition(';')[0]}; one task after the other.{kept}" if known else ""
+
+
+def _scene(book: _Book, number: int, scene: Scene) -> _SceneView:
+    name = f"scene-{number + 1}"
+    told = (name, scene, headline(scene), of_scene(scene), _glance(scene))
+    if not scene.done:
+        return _SceneView(*told)
+    bridges = draw_bridges(scene)
+    return _SceneView(
+        *told,
+        anytime=book.add(charts.anytime_chart(scene)),
+        tradeoff=book.add(charts.tradeoff_chart(scene)),
+        forgetting=book.add(charts.forgetting_chart(scene)),
+        heat_maps=[(method.name, book.add(charts.heat_map(method))) for method in scene.done[: charts.SHOWN]],
+        bridges=bridges,
+        bridges_chart=book.add(bridges.chart) if bridges and bridges.chart else "",
+        devices=sorted({_device(run.environment) for method in scene.done for run in method.runs.values()}),
+    )
+
+
+def _glance(scene: Scene) -> dict[str, str]:
+    """A scene in a line of the table of all scenes."""
+    done = scene.done
+    trained, lost = (sum(len(getattr(method, what)) for method in scene.methods) for what in ("runs", "failed"))
+    told = {"best": "–", "acc": "–", "ahead": "–", "judgement": "–", "runs": str(trained), "failed": str(lost)}
+    if done:
+        acc = done[0].summary("acc")
+        spread = f" ± {acc.sd:.1f}" if acc.n > 1 else ""
+        told |= {"best": done[0].name, "acc": f"{acc.mean:.1f}{spread} (n={acc.n})"}
+    if len(done) > 1:
+        gap = ahead(done[0], done[1])
+        by = f"{gap.mean:+.1f} points" if gap else "–"
+        told |= {"ahead": f"{by} to {done[1].name}", "judgement": judgement(gap)}
+    return told
+
+
+def _bounds(
+    book: _Book, finds: Finds, store: Store, folder: Path | None
+) -> tuple[list[tuple[str, int, dict[str, str]]], dict[str, str]]:
+    """The charts of all bounds that were measured, with what they are of and how many runs; and what is damaged."""
+    places = [store.path(key) / "bounds.json" for key in finds.runs]
+    places += sorted(folder.glob("*.json")) if folder is not None and folder.is_dir() else []
+    groups: defaultdict[str, list[Any]] = defaultdict(list)
+    damaged = {}
+    for place in places:
+        try:
+            told = json.loads(place.read_text())
+            charts.bounds_charts([told["rows"]])
+            groups[_titled(told["spec"])].append(told["rows"])
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            damaged[str(place)] = f"it does not tell of bounds ({type(error).__name__}: {error})"
+    made = [
+        (title, len(rows), {name: book.add(figure) for name, figure in charts.bounds_charts(rows).items()})
+        for title, rows in groups.items()
+    ]
+    return made, damaged
+
+
+def _titled(spec: Mapping[str, Any]) -> str:
+    row = flat(spec)
+    memory = f", memory {row['memory']}" if "memory" in row else ""
+    return f"{row['learner']} on {row['stream']}{memory} {settings_of(row)}".strip()
+
+
+def _facts(finds: Finds, store: Store) -> dict[str, Any]:
+    """Where each number comes from: the figures of every run and, shared by many, its settings and surroundings."""
+    specs, surroundings = _Shared(), _Shared()
+    runs = {}
+    every: dict[str, Record | FailedRun] = {**finds.failed, **finds.runs}
+    for key, run in every.items():
+        row = row_of(run)
+        spec = {name: value for name, value in flat(run.spec).items() if name != "seed"}
+        runs[key] = {
+            "seed": row["seed"],
+            "folder": str(store.path(key)),
+            "spec": specs.place({name: str(value) for name, value in spec.items()}),
+            "unusual": sorted(departures(row)),
+        }
+        if key in finds.runs:
+            about = {name.partition(".")[2]: value for name, value in row.items() if name.startswith("environment.")}
+            runs[key] |= {
+                "finished": about.pop("finished", ""),
+                "around": surroundings.place({name: str(value) for name, value in about.items()}),
+                "figures": [round(row[f"metrics.{name}"], 2) for name in ("acc", "aaa", "forgetting")],
+                "seconds": [round(row[name], 2) for name in ("train_seconds", "test_seconds")],
+            }
+        else:
+            runs[key] |= {name: row[name] for name in ("reason", "trace", "failed")}
+    return {"runs": runs, "specs": specs.kept, "surroundings": surroundings.kept}
+
+
+class _Shared:
+    """Things of which each is written down once."""
+
+    def __init__(self) -> None:
+        self.kept: list[dict[str, str]] = []
+        self._places: dict[tuple[tuple[str, str], ...], int] = {}
+
+    def place(self, thing: dict[str, str]) -> int:
+        """Where it is kept."""
+        known = tuple(thing.items())
+        if known not in self._places:
+            self._places[known] = len(self.kept)
+            self.kept.append(thing)
+        return self._places[known]
+
+
+def _all_runs(finds: Finds) -> Iterator[dict[str, Any]]:
+    """A line for every run, the failed ones first."""
+    rows = [*map(row_of, finds.failed.values()), *map(row_of, finds.runs.values())]
+    for row in sorted(rows, key=lambda row: ("reason" not in row, row["stream"], row["learner"], row["seed"])):
+        yield {
+            "key": row["key"],
+            "state": f"failed: {row['reason']}" if "reason" in row else "finished",
+            "named": [
+                row["learner"],
+                row["stream"],
+                row.get("memory", "–"),
+                row["seed"],
+                settings_of(row) or "as usual",
+            ],
+            "figures": [
+                row.get(name) for name in ("metrics.acc", "metrics.aaa", "metrics.forgetting", "train_seconds")
+            ],
+        }
+
+
+def _device(environment: Mapping[str, Any]) -> str:
+    device = environment.get("device", "an unknown device")
+    return str(environment.get("processor", device) if device == "cpu" else device)
+
+
+def _asset(name: str) -> str:
+    return files("parabolic.report.page").joinpath(name).read_text("utf-8")

@@ -1,0 +1,126 @@
+"""Tables of a page: what is in a cell, by what it is sorted, and which runs are behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+
+from parabolic.experiments import RunSpec, Store
+from parabolic.experiments.paper import NAMES, Rows, Selection, bound_specs, find_bounds, paper_tables
+from parabolic.report.formats import Entry, Line, legend, lines
+from parabolic.report.paper import paper_results
+from parabolic.report.scenes import Finds, Scene, results_of
+from parabolic.report.tables import Results
+
+__all__ = ["TableCell", "TableView", "of_paper", "of_scene"]
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """A cell: ours, what was published, and the keys of the runs behind ours."""
+
+    ours: Entry
+    published: Entry | None
+    value: float | None  # to sort by
+    runs: Sequence[str]
+
+
+@dataclass(frozen=True)
+class TableView:
+    """A table as a page shows it."""
+
+    title: str
+    heading: str
+    groups: Sequence[tuple[str, int]]  # headings above several columns
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[TableCell], Sequence[str]]]  # name, cells and the mean rank, where it is told
+    notes: Sequence[str]
+    ranked: bool
+
+
+def of_scene(scene: Scene) -> TableView:
+    """The methods of a scene side by side."""
+    keys = [[[record.key for record in method.runs.values()]] * 4 for method in scene.methods]
+    most = max(len(method.runs) for method in scene.methods)
+    single = ["One seed (n = 1): there is no deviation."] if most == 1 else []
+    return _view(results_of(scene), keys, single)
+
+
+def of_paper(finds: Finds, store: Store) -> list[TableView]:
+    """The paper's tables in which there is something of ours: as they are, then those of `--quick`."""
+    made = []
+    for quick in (False, True):
+        known = {
+            name: [spec for key, spec in specs.items() if key in finds.runs] for name, specs in _specs(quick).items()
+        }
+        found = (store.find(spec) for specs in known.values() for spec in specs)
+        records = {record.key: record for record in found if record is not None}
+        measured = {spec.seed: rows for spec in known["bounds"] if (rows := find_bounds(spec, store))}
+        selection = Selection(
+            tuple(name for name in NAMES if (measured if name == "bounds" else known[name])), quick=quick
+        )
+        made += [
+            _view(results, _paper_keys(results, selection, measured), _units(results))
+            for results in paper_results(selection, records, measured)
+        ]
+    return made
+
+
+@cache  # there are a thousand of them, and a page that is watched is made again and again
+def _specs(quick: bool) -> dict[str, dict[str, RunSpec]]:
+    """The runs of each of the paper's tables, by key."""
+    selection = Selection(quick=quick)
+    return {name: {spec.key: spec for spec in selection.specs(name)} for name in NAMES}
+
+
+def _view(results: Results, keys: Sequence[Sequence[Sequence[str]]], more: Sequence[str] = ()) -> TableView:
+    ours, theirs = list[Line](), dict[int, Line]()
+    for line in lines(results):
+        if line.published:
+            theirs[len(ours) - 1] = line
+        else:
+            ours.append(line)
+    rows = []
+    for i, (line, cells) in enumerate(zip(ours, results.rows.values(), strict=True)):
+        published = theirs.get(i)
+        made = [
+            TableCell(
+                entry,
+                published.entries[j] if published and cell.published else None,
+                cell.ours.mean if cell.ours else None,
+                keys[i][j] if cell.ours else (),
+            )
+            for j, (entry, cell) in enumerate(zip(line.entries, cells, strict=True))
+        ]
+        rows.append((line.name, made, [*line.ranks, *(published.ranks if published else [])]))
+    groups = [(group, len(list(same))) for group, same in groupby(column.group for column in results.columns)]
+    return TableView(
+        results.title,
+        results.heading,
+        groups if any(group for group, _ in groups) else [],
+        [column.title for column in results.columns],
+        rows,
+        [*more, *legend(results)],
+        results.ranked,
+    )
+
+
+def _units(results: Results) -> list[str]:
+    return ["AAA and Acc are in percent."] if any(column.title == "Acc" for column in results.columns) else []
+
+
+def _paper_keys(results: Results, selection: Selection, measured: dict[int, Rows]) -> list[list[list[str]]]:
+    """The runs that each cell is made of."""
+    if results.name.startswith("bounds."):
+        behind = [spec.key for spec in bound_specs(quick=selection.quick) if spec.seed in measured]
+        return [[behind] * len(results.columns)] * len(results.rows)
+    table, keys = paper_tables()[results.name], list[list[list[str]]]()
+    for row in results.rows:
+        behind_row = []
+        for setting in table.settings:
+            behind = [spec.key for spec in setting.specs(row, selection.seeds, quick=selection.quick)]
+            behind_row += [behind] * len(table.metrics)
+        keys.append(behind_row)
+    return keys

@@ -1,0 +1,160 @@
+"""Runs by what they have in common: a scene is what can be compared, with methods in it, each with a run a seed."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parabolic.experiments import FailedRun, Record, Store
+from parabolic.report.comparison import by_seed
+from parabolic.report.runs import Row, departures, row_of, select
+from parabolic.report.tables import Cell, Column, Results
+from parabolic.statistics import Summary
+
+__all__ = ["Finds", "Method", "Scene", "find_scenes", "results_of"]
+
+COLUMNS = {
+    "acc": Column("Acc, %"),
+    "aaa": Column("AAA, %"),
+    "forgetting": Column("forgetting, points", better="lower"),
+    "seconds": Column("training, s", better="lower"),
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A learner with its settings: the runs that are finished and those that failed, by seed."""
+
+    name: str
+    runs: Mapping[int, Record] = field(default_factory=dict)
+    failed: Mapping[int, FailedRun] = field(default_factory=dict)
+
+    def figures(self, metric: str) -> dict[int, float]:
+        """A metric, or the training `seconds`, by seed."""
+        return by_seed(list(self.runs.values()), metric)
+
+    def summary(self, metric: str) -> Summary:
+        """The same in short."""
+        return Summary.of(list(self.figures(metric).values()))
+
+    @property
+    def curves(self) -> NDArray[np.float64]:
+        """The mean accuracy over the tasks seen so far, after each task: a row a seed."""
+        return np.array([[fmean(row) for row in record.accuracy] for record in self._alike])
+
+    @property
+    def matrices(self) -> NDArray[np.float64]:
+        """The accuracy matrices, one a seed, NaN above the diagonal."""
+        return np.stack([record.matrix for record in self._alike])
+
+    @property
+    def _alike(self) -> list[Record]:
+        """The runs with the most tasks: a stream of the user's own may have as many as it likes with each seed."""
+        tasks = max(len(record.accuracy) for record in self.runs.values())
+        return [record for record in self.runs.values() if len(record.accuracy) == tasks]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What methods are compared on: a stream, a size of memory, and whatever else is not as usual."""
+
+    title: str
+    stream: str
+    methods: Sequence[Method]  # the most accurate first; those without a finished run last
+    memory: int | None = None
+
+    @property
+    def done(self) -> list[Method]:
+        """The methods of which there is something to see."""
+        return [method for method in self.methods if method.runs]
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds that at least half of the methods were tried with: what a method lacks of them is missing."""
+        tried = Counter(seed for method in self.methods for seed in (*method.runs, *method.failed))
+        return sorted(seed for seed, times in tried.items() if 2 * times >= len(self.methods))
+
+    def missing(self, method: Method) -> list[int]:
+        """The seeds with which a method was not tried, as far as the folder tells."""
+        return [seed for seed in self.seeds if seed not in method.runs and seed not in method.failed]
+
+
+@dataclass(frozen=True)
+class Finds:
+    """What a store holds, in order: scenes, and what could not be read."""
+
+    scenes: Sequence[Scene]
+    runs: Mapping[str, Record]  # by key
+    failed: Mapping[str, FailedRun]
+    damaged: Mapping[str, str]  # the reason, by file
+
+    @property
+    def finished(self) -> str:
+        """When the last run was finished."""
+        return max((str(record.environment.get("finished", "")) for record in self.runs.values()), default="")
+
+
+def find_scenes(store: Store, where: Mapping[str, str] | None = None) -> Finds:
+    """The runs of a store (those that `where` chooses, as `parabolic runs --where` does) in their scenes."""
+    runs = {record.key: record for record in store}
+    failed = {each.key: each for each in store.failures()}
+    rows = select([*map(row_of, runs.values()), *map(row_of, failed.values())], where or {})
+    chosen = {row["key"] for row in rows}
+    runs, failed = _only(runs, chosen), _only(failed, chosen)
+    damaged = {str(path): reason for path, reason in store.unreadable().items()}
+    return Finds(_scenes(rows, runs, failed), runs, failed, damaged)
+
+
+def results_of(scene: Scene) -> Results:
+    """The methods of a scene against metrics."""
+    wanted = max([len(scene.seeds), *[len(method.runs) for method in scene.methods]])
+    rows = {method.name: [Cell(method.figures(name), wanted=wanted) for name in COLUMNS] for method in scene.methods}
+    return Results("scene", scene.title, list(COLUMNS.values()), rows, heading="method")
+
+
+def _scenes(rows: Iterable[Row], runs: Mapping[str, Record], failed: Mapping[str, FailedRun]) -> list[Scene]:
+    """Rows by stream and unusual settings, then by memory. A learner without one is there with every size."""
+    places: defaultdict[tuple[str, str], dict[int | None, list[Row]]] = defaultdict(dict)
+    for row in rows:
+        unusual = {name: value for name, value in departures(row).items() if not name.startswith("options.")}
+        places[row["stream"], _settings(unusual)].setdefault(row.get("memory"), []).append(row)
+    scenes = []
+    for (stream, others), sizes in sorted(places.items()):
+        without = sizes.pop(None, [])
+        for memory, mine in sorted(sizes.items()) or [(None, [])]:
+            told = [stream, f"memory {memory}" if memory is not None else "", others]
+            title = ", ".join(each for each in told if each)
+            scenes.append(Scene(title, stream, _methods([*mine, *without], runs, failed), memory))
+    return scenes
+
+
+def _methods(rows: Sequence[Row], runs: Mapping[str, Record], failed: Mapping[str, FailedRun]) -> list[Method]:
+    called: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        own = {name: value for name, value in departures(row).items() if name.startswith("options.")}
+        called[row["learner"], _settings(own)].append(row)
+    short = Counter((learner.rpartition(":")[2], settings) for learner, settings in called)
+    methods = []
+    for (learner, settings), mine in called.items():
+        name = learner.rpartition(":")[2]  # of path/to/file.py:Mine
+        name = name if short[name, settings] == 1 else learner
+        methods.append(Method(f"{name} {settings}".strip(), _by_seed(mine, runs), _by_seed(mine, failed)))
+    return sorted(methods, key=lambda method: (not method.runs, -method.summary("acc").mean if method.runs else 0))
+
+
+def _by_seed(rows: Iterable[Row], kept: Mapping[str, Any]) -> dict[int, Any]:
+    return {row["seed"]: kept[row["key"]] for row in sorted(rows, key=lambda row: row["seed"]) if row["key"] in kept}
+
+
+def _settings(unusual: Row) -> str:
+    return " ".join(f"{name.rpartition('.')[2]}={value}" for name, value in unusual.items())
+
+
+def _only(kept: dict[str, Any], keys: set[str]) -> dict[str, Any]:
+    return {key: each for key, each in kept.items() if key in keys}

@@ -1,0 +1,89 @@
+"""What the runs of a scene say, in sentences for someone who has read nothing else."""
+
+from __future__ import annotations
+
+import math
+
+from parabolic.report.scenes import Method, Scene
+from parabolic.report.tables import Cell
+from parabolic.statistics import Difference
+
+__all__ = ["ahead", "headline", "judgement"]
+
+
+def headline(scene: Scene) -> list[str]:
+    """Which method is the most accurate, by how much, whether that may be chance, and what it costs."""
+    done = scene.done
+    if not done:
+        return ["No run has been finished here yet."]
+    best, *others = done
+    tasks, acc = best.curves.shape[1], best.summary("acc")
+    share = f"after {_many(tasks, 'task')} it classifies {acc.mean:.1f} % of all test examples correctly"
+    said = [f"{best.name}{' does best' if others else ''}: {share} ({_seeds(best)})."]
+    if others:
+        said.append(_against(best, others[0]))
+        last = others[-1]
+        lost = [method.summary("forgetting").mean for method in (best, last)]
+        said.append(
+            f"Since it knew the earlier tasks best, {best.name} has lost {lost[0]:.1f} points on them; "
+            f"{last.name}, which does worst of {len(done)}, {lost[1]:.1f}."
+        )
+        said.append(_times(best, others))
+    return said
+
+
+def ahead(one: Method, other: Method) -> Difference | None:
+    """The accuracy of one method against another's, paired over the seeds that both have."""
+    return Cell(one.figures("acc")).against(Cell(other.figures("acc")))
+
+
+def judgement(gap: Difference | None) -> str:
+    """Whether a difference may be chance, in a few words.
+
+    >>> judgement(Difference(mean=4.0, low=1.0, high=7.0, p=0.02))
+    'too much for chance'
+    """
+    if gap is None:
+        return "no seed in common"
+    return {
+        "unknown": "a single seed cannot tell",
+        "no difference": "may be chance",
+        "higher": "too much for chance",
+        "lower": "too much for chance",
+    }[gap.verdict]
+
+
+def _against(best: Method, second: Method) -> str:
+    gap = ahead(best, second)
+    if gap is None:
+        mean = second.summary("acc").mean
+        return f"Next comes {second.name} with {mean:.1f} %, but they have no seed in common to be compared on."
+    common = len(best.runs.keys() & second.runs.keys())
+    told = f"On the same {_many(common, 'seed')} it is {gap.mean:.1f} points ahead of {second.name}"
+    if math.isnan(gap.p):
+        return f"{told}; a single seed cannot tell whether that is chance."
+    told += f" (95 % interval {gap.low:.1f} to {gap.high:.1f}, p {_p(gap.p)})"
+    if gap.verdict == "no difference":
+        return f"{told}: that may be chance, and more seeds would tell."
+    return f"{told}: that is too much for chance, at the 5 % level."
+
+
+def _times(best: Method, others: list[Method]) -> str:
+    seconds = {method.name: method.summary("seconds").mean for method in (best, *others)}
+    mine, fastest = seconds[best.name], min(seconds, key=lambda name: seconds[name])
+    if fastest == best.name:
+        return f"It is also the fastest, with {mine:.3g} s of training a run."
+    return f"A run takes {mine:.3g} s of training; the fastest, {fastest}, takes {seconds[fastest]:.3g} s."
+
+
+def _seeds(method: Method) -> str:
+    n = len(method.runs)
+    return f"the mean of {n} seeds" if n > 1 else "one seed"
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}" + ("s" if number != 1 else "")
+
+
+def _p(value: float) -> str:
+    return f"= {value:.2g}" if value >= 1e-4 else "< 0.0001"

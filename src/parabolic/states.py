@@ -1,0 +1,148 @@
+"""States on disk: nested dicts and lists of numbers and tensors, in one safetensors file that holds no code.
+
+    safetensors header       __metadata__.parabolic: JSON with the digest, the version and the outline of the content
+    safetensors data         the tensors, which the outline names
+
+The digest covers every byte of the file, itself taken as zeros.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from parabolic.checks import Description, InputError, invalid
+
+__all__ = ["Damaged", "pack_state", "read_state", "same_state"]
+
+VERSION = 1  # of the outline; a digest is written and found in the same way in all versions
+BLANK = "0" * 64
+
+
+class Damaged(InputError):
+    """A file that is not, or no longer, a whole state."""
+
+
+def pack_state(content: Mapping[str, Any]) -> bytes:
+    """Nested dicts, lists, tuples, tensors, texts and numbers as they are now, to be written to a file.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "a.safetensors"
+    >>> size = path.write_bytes(pack_state({"steps": 3, "weights": {0: torch.ones(2)}}))
+    >>> read_state(path)
+    {'steps': 3, 'weights': {0: tensor([1., 1.])}}
+    """
+    tensors: dict[str, Tensor] = {}
+    told = {"sha256": BLANK, "version": VERSION, "content": _outline(content, "", tensors)}
+    data = safetensors.torch.save(tensors, {"parabolic": json.dumps(told)})
+    return data.replace(_seal(BLANK), _seal(sha256(data).hexdigest()), 1)
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """What `pack_state` packed; a file that is damaged, another's or of a later version is refused."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise invalid("path", str(path), "a file that can be read", error.strerror or str(error)) from error
+    try:
+        told = _checked(data)
+        if told["version"] > VERSION:
+            got = Description(f"{path}, of version {told['version']}")
+            raise invalid("path", got, f"a file of version {VERSION} or earlier", "install a newer parabolic-cl")
+        content = _build(told["content"], safetensors.torch.load(data))
+        if not isinstance(content, dict):
+            raise ValueError("it has no content")
+    except InputError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, safetensors.SafetensorError) as error:
+        expected = "a whole file that parabolic wrote"
+        remedy = f"it is another's, cut off or damaged ({error}): use a copy, or an earlier one"
+        raise Damaged(str(invalid("path", str(path), expected, remedy))) from error
+    return content
+
+
+def same_state(one: Any, other: Any) -> bool:
+    """Whether two states are the same to the bit.
+
+    >>> same_state({"a": [torch.ones(2)]}, {"a": [torch.ones(2)]}), same_state(torch.ones(2), torch.ones(2).double())
+    (True, False)
+    """
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and _bytes(one) == _bytes(other)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(same_state(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(same_state, one, other))
+    return type(one) is type(other) and bool(one == other)
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _seal(digest: str) -> bytes:
+    """The digest as the header has it: JSON in a text of JSON. No text of the content can look like it."""
+    return json.dumps(json.dumps({"sha256": digest})[:-1])[1:-1].encode()
+
+
+def _checked(data: bytes) -> dict[str, Any]:
+    """What the header says, once the digest agrees."""
+    start = 8 + int.from_bytes(data[:8], "little")
+    told: dict[str, Any] = json.loads(json.loads(data[8:start])["__metadata__"]["parabolic"])
+    digest = sha256(data[:start].replace(_seal(told["sha256"]), _seal(BLANK), 1))
+    digest.update(memoryview(data)[start:])
+    if digest.hexdigest() != told["sha256"]:
+        raise ValueError("its digest differs")
+    return told
+
+
+def _outline(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
+    """A value as JSON in which every object is a tag; tensors are put aside under the names of their places."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Tensor):
+        while place in tensors:
+            place += "'"  # keys with dots in them may lead to one name
+        tensors[place] = value.detach().to("cpu", copy=True).contiguous()  # a copy: two tensors may share memory
+        return {"tensor": place}
+    if isinstance(value, list | tuple):
+        parts = [_outline(each, _within(place, i), tensors) for i, each in enumerate(value)]
+        return {"tuple": parts} if isinstance(value, tuple) else parts
+    if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
+        pairs = [[key, _outline(each, _within(place, key), tensors)] for key, each in value.items()]
+        versions = getattr(value, "_metadata", None)  # of the modules of a model, by which they read their own state
+        return {"dict": pairs} | ({"versions": _outline(versions, place, tensors)} if versions else {})
+    raise invalid(place, type(value), "dicts, lists, tensors, texts and numbers", "nothing else can be written down")
+
+
+def _within(place: str, key: str | int) -> str:
+    return f"{place}.{key}" if place else str(key)
+
+
+def _build(node: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(node, list):
+        return [_build(each, tensors) for each in node]
+    if not isinstance(node, dict):
+        return node
+    if "tensor" in node:
+        return tensors[node["tensor"]]
+    if "tuple" in node:
+        return tuple(_build(each, tensors) for each in node["tuple"])
+    if "versions" not in node:
+        return {key: _build(each, tensors) for key, each in node["dict"]}
+    made = _StateDict((key, _build(each, tensors)) for key, each in node["dict"])
+    made._metadata = _build(node["versions"], tensors)
+    return made
+
+
+class _StateDict(dict[str, Any]):
+    """The state of a model with the versions of its modules, where torch looks for them."""
+
+    _metadata: dict[str, Any]

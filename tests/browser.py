@@ -1,0 +1,145 @@
+"""A headless Chromium for tests, driven by its own DevTools protocol through two pipes: nothing else is needed."""
+
+import base64
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from select import select
+
+
+def chromium():
+    """The browser that is installed, if there is one."""
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+class Browser:
+    """A page in a browser of its own; all that it asks for and all that it complains of is noted."""
+
+    def __init__(self):
+        self.folder = tempfile.mkdtemp()
+        reads, theirs_w = os.pipe()
+        theirs_r, self.writes = os.pipe()
+        self.reads = reads
+        high = [fcntl.fcntl(each, fcntl.F_DUPFD, 20) for each in (theirs_r, theirs_w)]
+        self.process = subprocess.Popen(
+            [
+                chromium(), "--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu",
+                "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars", f"--user-data-dir={self.folder}",
+                "--disable-component-update", "--disable-background-networking", "--disable-sync", "about:blank",
+            ],
+            preexec_fn=lambda: (os.dup2(high[0], 3), os.dup2(high[1], 4)),
+            pass_fds=(3, 4), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        for each in (theirs_r, theirs_w, *high):
+            os.close(each)
+        self.buffer, self.number, self.events = b"", 0, []
+        self.session = None
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        os.close(self.reads)
+        os.close(self.writes)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def call(self, method, **params):
+        """Call a method of the protocol and wait for its result; what happens meanwhile is kept in `events`."""
+        self.number += 1
+        message = {"id": self.number, "method": method, "params": params}
+        if self.session:
+            message["sessionId"] = self.session
+        os.write(self.writes, json.dumps(message).encode() + b"\0")
+        while True:
+            told = self._next(60)
+            if told.get("id") == self.number:
+                assert "error" not in told, told["error"]
+                return told["result"]
+            self.events.append(told)
+
+    def open(self, path, width=1440, height=1000, scheme="light"):
+        """Load a file, and wait until it is there."""
+        self.resize(width, height)
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.events.clear()
+        self.call("Page.navigate", url=Path(path).resolve().as_uri())
+        self.until("document.readyState === 'complete' && location.protocol === 'file:'")
+
+    def resize(self, width, height):
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+
+    def do(self, script):
+        """The value of an expression of JavaScript in the page."""
+        told = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in told, told["exceptionDetails"]
+        return told["result"].get("value")
+
+    def until(self, script, seconds=60):
+        """Wait until an expression holds."""
+        end = time.monotonic() + seconds
+        while not self.do(script):
+            assert time.monotonic() < end, script
+            time.sleep(0.05)
+
+    def draw_all(self):
+        """Let the page draw every chart that is not hidden, as scrolling through it would."""
+        self.resize(self.do("innerWidth"), self.do("document.documentElement.scrollHeight") + 100)
+        shown = "[...document.querySelectorAll('.chart')].filter(each => each.offsetParent)"
+        self.until(f"{shown}.every(each => each.querySelector('.main-svg'))")
+
+    def picture(self, path):
+        """Write the whole page as PNG."""
+        height = self.do("document.documentElement.scrollHeight")
+        clip = {"x": 0, "y": 0, "width": self.do("innerWidth"), "height": height, "scale": 1}
+        told = self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
+        Path(path).write_bytes(base64.b64decode(told["data"]))
+
+    @property
+    def complaints(self):
+        """Errors and warnings of the console, and exceptions."""
+        found = []
+        for event in self.events:
+            told = event.get("params", {})
+            if event.get("method") == "Runtime.exceptionThrown":
+                found.append(told["exceptionDetails"]["text"] + str(told["exceptionDetails"].get("exception", {})))
+            elif event.get("method") == "Log.entryAdded":
+                found.append(told["entry"]["text"])
+            elif event.get("method") == "Runtime.consoleAPICalled":
+                found.append(str([each.get("value") for each in told["args"]]))
+        return found
+
+    @property
+    def requests(self):
+        """The addresses that the page asked for, but for those that stand in it."""
+        asked = [
+            each["params"]["request"]["url"]
+            for each in self.events
+            if each.get("method") == "Network.requestWillBeSent"
+        ]
+        return [url for url in asked if not url.startswith(("data:", "blob:"))]
+
+    def _next(self, seconds):
+        end = time.monotonic() + seconds
+        while b"\0" not in self.buffer:
+            assert select([self.reads], [], [], max(0, end - time.monotonic()))[0], "the browser does not answer"
+            part = os.read(self.reads, 1 << 20)
+            assert part, "the browser has ended"
+            self.buffer += part
+        message, _, self.buffer = self.buffer.partition(b"\0")
+        return json.loads(message)

@@ -1,0 +1,81 @@
+"""Stores with made-up runs: what a report shows of them is known beforehand."""
+
+import json
+import random
+
+from parabolic import RunSpec, metrics
+from parabolic.experiments import Record
+from parabolic.experiments.paper import Selection
+
+EVIL = "<script>alert(1)</script>"
+AROUND = {
+    "parabolic": "0.1.0", "python": "3.11.7", "torch": "2.13.0", "platform": "Linux", "processor": "A Processor",
+    "cores": 2, "device": "cpu", "command": "parabolic compare --stream 'a & b'",
+    "finished": "2026-01-02T03:04:05+00:00",
+}  # fmt: skip
+
+
+def record(spec, skill=80.0, tasks=5, seconds=1.0):
+    """A run of so much skill: it knows each task best when it comes, and loses some of it later."""
+    chance = random.Random(f"{spec.key}")
+    accuracy = [
+        [min(100.0, max(0.0, skill + 15 - (100 - skill) * 0.25 * (i - j) + chance.gauss(0, 1))) for j in range(i + 1)]
+        for i in range(tasks)
+    ]
+    matrix = [row + [float("nan")] * (tasks - len(row)) for row in accuracy]
+    took = [seconds / tasks * chance.uniform(0.9, 1.1)] * tasks
+    return Record(spec.key, spec.resolved(), metrics.summary(matrix), accuracy, took, [0.1] * tasks, 100, AROUND)
+
+
+def named(store, key, learner=None, stream=None):
+    """Give a run of the store a name that only a file can have: of a learner or a stream that is not here."""
+    path = store.path(key) / "run.json"
+    told = json.loads(path.read_text())
+    told["spec"] |= {name: value for name, value in (("learner", learner), ("stream", stream)) if value}
+    path.write_text(json.dumps(told))
+
+
+def few(store, seeds=3):
+    """Three methods on the digits, a few seeds each."""
+    for seed in range(seeds):
+        for learner, skill, seconds in (("er", 84, 1.0), ("pcl", 81, 3.0), ("sgd", 20, 0.6)):
+            store.save(record(RunSpec(learner, seed=seed), skill, seconds=seconds))
+
+
+def many(store, runs=500):
+    """So many runs of the paper's quick tables: of them 13 failed, five are missing, and two are damaged."""
+    specs = list({spec.key: spec for spec in Selection(quick=True).runs}.values())[: runs + 5]
+    for place, spec in enumerate(specs):
+        if place % 100 == 50:
+            continue
+        if place % 41 == 7:
+            store.save_failure(spec, "the loss became nan in task 2, by step 60: lower lr (now 0.1)")
+        else:
+            skill = 20 + len(spec.learner) * 13 % 65
+            store.save(record(spec, skill, spec.scenario.get("tasks", 5), 0.5 + len(spec.learner) ** 2 / 3))
+    for name, text in (("damaged", "{"), ("strange", '{"key": 1}')):
+        (store.root / name).mkdir()
+        (store.root / name / "run.json").write_text(text)
+
+
+def measured(task):
+    """A row of bounds, as `BoundsRow.as_dict` has it, after a task."""
+    memory = {"min": 0.0, "mean": 0.1 + 0.02 * task, "max": 1.5 + 0.1 * task}
+    loss = {"min": 0.0, "mean": 0.4 + 0.1 * task, "max": 3.0}
+    return {
+        "task": task,
+        "forgetting": {"memory": memory, "past": loss},
+        "generalisation": {"memory": memory, "future": loss},
+        "first_among_own": 0.2,
+        "last_among_own": 0.7,
+        "forgetting_bound": 2.0 + 0.1 * task,
+        "generalisation_lower": 0.0,
+        "generalisation_upper": 4.0 + 0.1 * task,
+        "violations": [],
+    }
+
+
+def with_bounds(store, spec):
+    """Keep bounds beside a run."""
+    told = {"spec": spec.resolved(), "rows": [measured(task) for task in range(5)]}
+    (store.path(spec.key) / "bounds.json").write_text(json.dumps(told))

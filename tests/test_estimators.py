@@ -1,0 +1,247 @@
+"""The estimators keep scikit-learn's promises, and go on learning when new classes come."""
+
+import copy
+import functools
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_digits, make_regression
+from sklearn.metrics import log_loss
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from test_learners import frozen, same
+from torch import nn
+
+from parabolic import MLP, PCL, InputError, Numbers, ParabolicClassifier, ParabolicRegressor
+from parabolic.engine import Diverged
+from parabolic.learners import Scale, find_learner, known_learners
+
+
+@parametrize_with_checks([ParabolicClassifier(random_state=0), ParabolicRegressor(random_state=0)])
+@pytest.mark.filterwarnings("default")
+def test_the_checks_of_scikit_learn(estimator, check):
+    """All of them, without exception; the one on other array libraries skips itself unless SCIPY_ARRAY_API is set."""
+    check(estimator)
+
+
+def digits():
+    """The digits in five tasks of two, and all that is held out."""
+    x, y = load_digits(return_X_y=True)
+    held = np.arange(len(y)) % 5 == 4
+    tasks = [~held & np.isin(y, [first, first + 1]) for first in (8, 0, 2, 6, 4)]  # not in the order of their names
+    return [(x[rows], y[rows]) for rows in tasks], (x[held], y[held])
+
+
+@pytest.mark.parametrize("name", sorted(known_learners()))
+def test_new_classes_may_come_with_any_call(name):
+    tasks, (x, y) = digits()
+    model = ParabolicClassifier(name, batch_size=10, random_state=0, average=0.9)
+    for i, task in enumerate(tasks):
+        model.partial_fit(*task)
+        assert model.classes_.tolist() == sorted({int(label) for _, labels in tasks[: i + 1] for label in labels})
+        assert model.score(*task) > 0.3  # what came last is known, whatever the method does for the past
+    chances = model.predict_proba(x)
+    assert chances.shape == (len(x), 10)
+    np.testing.assert_allclose(chances.sum(1), 1)
+    assert (model.classes_[chances.argmax(1)] == model.predict(x)).all()
+    if name in ("pcl", "er", "cbrs", "mixup", "obc", "vrmcl", "gem"):
+        assert model.score(x, y) > 0.75
+        assert log_loss(y, chances) < 1.5
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", functools.partial(torch.optim.SGD, momentum=0.9), "Adam"])
+@pytest.mark.parametrize("name", sorted(known_learners()))
+def test_a_head_that_grows_leaves_old_outputs_alone(name, optimizer):
+    """Scores of old classes, averages and the optimiser's state are what they were, and the next step is taken."""
+    torch.manual_seed(0)
+    learner = find_learner(name)(MLP((3,), 2, hidden=(8,)), average=0.9, optimizer=optimizer, lr=0.01)
+    batch, task = (torch.randn(40, 3), torch.arange(40) % 2), 0 if learner.needs_tasks else None
+    learner.start_task([batch])
+    for _ in range(3):
+        learner.observe(*batch, task)
+    learner.end_task([batch])
+    before, kept = learner.scores(batch[0]), copy.deepcopy(learner.state_dict())
+    learner.grow(5)
+    np.testing.assert_array_equal(learner.scores(batch[0])[:, :2], before)
+    after = learner.state_dict()
+    assert after["optimizer"]["state"].keys() == kept["optimizer"]["state"].keys()
+    for weight, old in kept["optimizer"]["state"].items():
+        for key, value in old.items():
+            new = after["optimizer"]["state"][weight][key]
+            rows = new[: len(value)] if new.ndim else new
+            assert torch.equal(rows, value)
+            assert not new.ndim or not new[len(value) :].any()
+    more = (torch.randn(40, 3), torch.arange(40) % 5)
+    learner.start_task([more])
+    for _ in range(3):
+        learner.observe(*more, task)
+    learner.end_task([more])
+    assert learner.scores(batch[0]).shape == (40, 5)
+    assert learner.predict(batch[0]).max() < 5
+    # What it became can be carried on by another that had five classes from the start.
+    other = find_learner(name)(MLP((3,), 5, hidden=(8,)), average=0.9, optimizer=optimizer, lr=0.01)
+    other.load_state_dict(copy.deepcopy(learner.state_dict()))
+    assert torch.equal(other.observe(*more, task), learner.observe(*more, task))
+
+
+def test_a_network_that_grew_step_by_step_learns_as_one_that_had_all_outputs():
+    """Against an oracle: plain SGD with momentum, whose new rows begin where the grown ones did, with no momentum."""
+    torch.manual_seed(0)
+    ours = nn.Linear(3, 2).double()
+    learner = find_learner("sgd")(ours, lr=0.1, optimizer=functools.partial(torch.optim.SGD, momentum=0.5))
+    x, y = torch.randn(10, 3, dtype=torch.float64), torch.arange(10) % 2
+    learner.observe(x, y)
+    learner.grow(3)
+    weight, bias = ours.weight.detach().clone(), ours.bias.detach().clone()
+    momentum = [learner.optim.state[each]["momentum_buffer"].clone() for each in (ours.weight, ours.bias)]
+    learner.observe(x, torch.arange(10) % 3)
+    chances = (x @ weight.T + bias).softmax(1)
+    slope = (chances - torch.eye(3, dtype=torch.float64)[torch.arange(10) % 3]) / 10
+    for value, old, gradient, new in (
+        (weight, momentum[0], slope.T @ x, ours.weight), (bias, momentum[1], slope.sum(0), ours.bias)
+    ):  # fmt: skip
+        assert torch.allclose(new, value - 0.1 * (0.5 * old + gradient), atol=1e-12)
+
+
+def test_classes_may_be_announced():
+    model = ParabolicClassifier(random_state=0)
+    model.partial_fit([[0.0], [1.0]] * 20, ["a", "b"] * 20, classes=["c", "b", "a"])
+    assert model.classes_.tolist() == ["a", "b", "c"]
+    assert model.learner_.classes == 3
+    model.partial_fit([[5.0]] * 300, ["aa"] * 300)
+    assert model.classes_.tolist() == ["a", "aa", "b", "c"]
+    assert model.predict([[5.0]]) == ["aa"]
+
+
+def test_labels_of_another_kind_are_refused_and_nothing_changes():
+    model = ParabolicClassifier(random_state=0).fit([[0.0], [1.0]] * 20, ["a", "b"] * 20)
+    before = frozen(model.learner_.state_dict())
+    with pytest.raises(InputError, match="^y: got a number for a label, expected a word"):
+        model.partial_fit([[0.0]], [3])
+    with pytest.raises(ValueError, match="Unknown label type"):
+        model.partial_fit([[0.0]], [3.5])
+    assert same(before, model.learner_.state_dict())
+    assert model.classes_.tolist() == ["a", "b"]
+
+
+@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
+def test_a_pickle_goes_on_in_another_process_as_if_nothing_had_happened(make, tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 3)), np.arange(60) % 3
+    model = make(random_state=0, average=0.9).partial_fit(x, y)
+    (tmp_path / "model.pickle").write_bytes(pickle.dumps(model))
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    code = (
+        "import pickle, numpy as np; data = np.load('data.npz')\n"
+        "model = pickle.load(open('model.pickle', 'rb')).partial_fit(data['x'] + 1, data['y'] + 1)\n"
+        "np.save('found.npy', getattr(model, 'predict_proba', model.predict)(data['x']))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+    model.partial_fit(x + 1, y + 1)
+    np.testing.assert_array_equal(np.load(tmp_path / "found.npy"), getattr(model, "predict_proba", model.predict)(x))
+
+
+def test_one_seed_one_outcome_and_a_clone_starts_afresh():
+    x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
+    one = ParabolicClassifier(random_state=3).fit(x, y)
+    np.testing.assert_array_equal(one.predict_proba(x), clone(one).fit(x, y).predict_proba(x))
+    np.testing.assert_array_equal(one.predict_proba(x), one.fit(x, y).predict_proba(x))
+    other = clone(one).set_params(random_state=4).fit(x, y)
+    assert not np.array_equal(one.predict_proba(x), other.predict_proba(x))
+    assert one.get_params()["learner"] == "pcl"
+
+
+def test_pipelines_grids_and_frames():
+    x, y = load_digits(return_X_y=True)
+    frame = pd.DataFrame(x[:300], columns=[f"pixel {i}" for i in range(64)])
+    search = GridSearchCV(
+        make_pipeline(StandardScaler(), ParabolicClassifier(epochs=3, random_state=0)),
+        {"parabolicclassifier__learner": ["er", "sgd"], "parabolicclassifier__options": [{"clip_norm": 1.0}, None]},
+        cv=2,
+    ).fit(frame, y[:300])
+    assert search.best_score_ > 0.6
+    model = ParabolicClassifier("er", epochs=2, random_state=0).fit(frame, y[:300])
+    assert model.feature_names_in_[1] == "pixel 1"
+    with pytest.raises(ValueError, match="feature names should match"):
+        model.partial_fit(frame.rename(columns={"pixel 1": "another"}), y[:300])
+
+
+def test_regression_of_one_number_and_of_several_in_the_units_of_the_targets():
+    x, y = make_regression(300, 4, n_targets=3, noise=1.0, random_state=0)
+    y = 1e4 + 50 * y
+    for loss in ("mse", "huber", Numbers(lambda scores, target: (scores - target).abs())):
+        assert cross_val_score(ParabolicRegressor(loss=loss, random_state=0), x, y, cv=2).min() > 0.9
+    one = ParabolicRegressor("er", random_state=0).fit(x, y[:, 0])
+    assert one.predict(x).shape == (300,)
+    assert one.score(x, y[:, 0]) > 0.9
+    with pytest.raises(InputError, match="^y: got .*, expected 1 numbers an example"):
+        one.partial_fit(x, y)
+
+
+def test_networks_of_ones_own():
+    x, y = load_digits(return_X_y=True)
+    images = x.reshape(-1, 1, 8, 8)[:400]
+    network = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 2))  # it will grow
+    before = copy.deepcopy(network.state_dict())
+    model = ParabolicClassifier("er", model=network, epochs=5, random_state=0).fit(images, y[:400])
+    assert model.score(images, y[:400]) > 0.9
+    assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
+    made = ParabolicClassifier(model=functools.partial(MLP, hidden=(30,)), epochs=5, random_state=0)
+    made.fit(images, y[:400])
+    assert made.learner_.model[1].out_features == 30
+    assert made.score(images, y[:400]) > 0.7
+    with pytest.raises(InputError, match="^X: got .*, expected examples of shape"):
+        model.partial_fit(images.reshape(-1, 1, 4, 16), y[:400])
+
+
+def test_words_as_whole_numbers():
+    rng = np.random.default_rng(0)
+    ids = np.concatenate([rng.integers(0, 10, (100, 5)), rng.integers(10, 20, (100, 5))])
+    y = np.repeat([0, 1], 100)
+    options = {"embed": nn.Embedding(20, 4)}
+    model = ParabolicClassifier(model=lambda shape, outputs: MLP((20,), outputs, hidden=(16,)), scale=False,
+                                options=options, random_state=0)  # fmt: skip
+    assert model.fit(ids, y).score(ids, y) > 0.85
+    before = frozen(model.learner_.state_dict())
+    with pytest.raises(InputError, match="^x: got .*, expected examples that the model accepts"):
+        model.partial_fit(ids + 5, y)
+    assert same(before, model.learner_.state_dict())
+
+
+def test_scale_is_that_of_everything_seen():
+    rng = np.random.default_rng(0)
+    parts = [rng.normal(size, size, (10 * size, 3)) for size in (1, 5, 2)]
+    scale, theirs = Scale(), StandardScaler()
+    for part in parts:
+        part[:, 2] = 7.0
+        scale.update(torch.from_numpy(part))
+        theirs.partial_fit(part)
+    whole = np.concatenate(parts)
+    np.testing.assert_allclose(scale(torch.from_numpy(whole)), StandardScaler().fit_transform(whole), atol=1e-12)
+    np.testing.assert_allclose(scale(torch.from_numpy(whole)), theirs.transform(whole), atol=1e-12)
+    np.testing.assert_allclose(scale.undo(scale(torch.from_numpy(whole))), whole, atol=1e-12)
+
+
+def test_what_cannot_be_is_refused_when_it_is_fitted():
+    x, y = [[0.0], [1.0]] * 20, [0, 1] * 20
+    with pytest.raises(InputError, match="did you mean 'pcl'"):
+        ParabolicClassifier("pcll").fit(x, y)
+    with pytest.raises(InputError, match="^options: got 'sigmax', .*did you mean 'sigma_x'"):
+        ParabolicClassifier(options={"sigmax": 1}).fit(x, y)
+    with pytest.raises(InputError, match="^batch_size"):
+        ParabolicClassifier(batch_size=0).fit(x, y)
+    with pytest.raises(InputError, match="^criterion: .*lwf tells classes apart"):
+        ParabolicRegressor("lwf").fit(x, y)
+    with pytest.raises(InputError, match="^model"):
+        ParabolicClassifier(model=lambda shape, outputs: "network").fit(x, y)
+    with pytest.raises(Diverged, match="lower lr"):
+        ParabolicRegressor(lr=1e6, random_state=0).fit(x, y)
+    assert isinstance(ParabolicClassifier(PCL, random_state=0).fit(x, y).learner_, PCL)

@@ -1,0 +1,364 @@
+"""Journals: whatever ends the process, the next start goes on as if it had not ended."""
+
+import errno
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from parabolic import ER, PCL, InputError, Journal, Learner, LwF
+from parabolic.states import same_state
+
+LENGTH = 30
+
+
+def batch(number):
+    """The batch of that number: a stream that can begin anywhere."""
+    g = torch.Generator().manual_seed(number)
+    y = torch.randint(4, (8,), generator=g)
+    return torch.randn(8, 3, generator=g) + y[:, None], y
+
+
+def make(cls=PCL, seed=0, **options):
+    """A learner with much that must not be lost: a memory, an average, moments, and dropout that draws elsewhere."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 4))
+    settings = {"memory": 40, "replay": 8} if cls is not LwF else {}
+    return cls(model, optimizer="Adam", lr=0.01, average=0.9, **settings | options)
+
+
+def frozen(learner):
+    return {name: torch.utils._pytree.tree_map(clone, value) for name, value in learner.state_dict().items()}
+
+
+def clone(value):
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def trajectory(length=LENGTH):
+    """The states of a learner that nothing disturbs, before each batch and at the end."""
+    learner = make()
+    states = [frozen(learner)]
+    for number in range(length):
+        learner.observe(*batch(number))
+        states.append(frozen(learner))
+    return states
+
+
+def go_on(folder, length=LENGTH, **options):
+    with Journal(folder, make(), **options) as journal:
+        for number in range(journal.batches, length):
+            journal.observe(*batch(number))
+    return journal
+
+
+def files(folder):
+    return sorted(path.name for path in Path(folder).glob("0*"))
+
+
+# -- kills -------------------------------------------------------------------------------------------------
+
+KILLS = 100
+
+
+def main(folder):
+    """A process that forks writers and kills them: importing torch a hundred times would take minutes."""
+    oracle, moments = trajectory(), random.Random(7)
+    told = {"kills": 0, "in a write": 0, "starts": [], "ends": 0}
+    warnings.simplefilter("error")  # no kill leaves a file that would have to be passed over
+    while told["kills"] < KILLS:
+        place = Path(folder) / str(told["ends"])
+        ready, writer = fork(place)
+        os.read(ready, 1)
+        time.sleep(moments.uniform(0, 0.05))
+        os.kill(writer, signal.SIGKILL)
+        killed = os.WIFSIGNALED(os.waitpid(writer, 0)[1])
+        os.close(ready)
+        told["kills"] += killed
+        told["in a write"] += killed and any(place.glob(".0*"))
+        learner = make(seed=99)  # which knows nothing of the weights
+        journal = Journal(place, learner)
+        assert same_state(learner.state_dict(), oracle[journal.batches])
+        told["starts"].append(journal.batches)
+        journal.close()
+        if not killed:  # it came to its end before the signal
+            assert journal.batches == LENGTH
+            told["ends"] += 1
+    assert same_state(go_on(place).learner.state_dict(), oracle[LENGTH])
+    print(json.dumps(told))
+
+
+def fork(place):
+    """A process that goes on with the stream, and a pipe that tells when it has begun."""
+    ready, tell = os.pipe()
+    writer = os.fork()
+    if writer:
+        os.close(tell)
+        return ready, writer
+    with Journal(place, make(), every=1, keep=2) as journal:
+        os.write(tell, b".")
+        for number in range(journal.batches, LENGTH):
+            journal.observe(*batch(number))
+    os._exit(0)
+
+
+def test_a_hundred_kills_at_random_moments_change_nothing(tmp_path):
+    code = f"import test_journal; test_journal.main({str(tmp_path)!r})"
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["kills"] == KILLS
+    assert told["in a write"] > 0
+    assert len(set(told["starts"])) > 5  # they came at many moments
+
+
+def start(folder):
+    """Another process that has the folder; it says so, and waits."""
+    code = f"from test_journal import *; j = Journal({str(folder)!r}, make()); print('mine', flush=True); input()"
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert process.stdout.readline() == "mine\n"
+    return process
+
+
+def test_one_process_at_a_time_and_a_killed_one_lets_go(tmp_path):
+    with start(tmp_path) as other:
+        with pytest.raises(InputError, match="journal: got .* which another process writes to.*end the other first"):
+            Journal(tmp_path, make())
+        other.kill()
+    Journal(tmp_path, make()).close()
+
+
+# -- disks -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def crowded():
+    """A limit of the operating system on the size of files: a write breaks off in its middle."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(size):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+
+    yield limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_stops_learning_and_loses_nothing(tmp_path, crowded):
+    go_on(tmp_path, length=10, every=5)
+    crowded(1000)
+    with pytest.raises(InputError, match="journal: got File too large .* what it has is safe"):
+        go_on(tmp_path, every=5)
+    crowded(resource.RLIM_INFINITY)
+    assert files(tmp_path) == [f"{count:012d}.safetensors" for count in (0, 5, 10)]
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".0")] == []
+    journal = Journal(tmp_path, make())
+    assert journal.batches == 10
+    journal.close()
+    assert same_state(go_on(tmp_path).learner.state_dict(), trajectory()[LENGTH])
+
+
+def test_a_full_disk_need_not_stop_learning(tmp_path, crowded):
+    with Journal(tmp_path, make(), every=5, on_error="warn") as journal:
+        for number in range(LENGTH):
+            crowded(1000 if 12 <= number < 22 else resource.RLIM_INFINITY)
+            if number in (14, 19):
+                told = rf"batch {number + 1} was not written down \(File too large\); learning goes on"
+                with pytest.warns(RuntimeWarning, match=told):
+                    journal.observe(*batch(number))
+            else:
+                journal.observe(*batch(number))
+    assert files(tmp_path) == [f"{count:012d}.safetensors" for count in (10, 25, 30)]
+    assert same_state(journal.learner.state_dict(), trajectory()[LENGTH])
+
+
+SMALL = """
+import sys
+from test_journal import *
+from parabolic.checks import InputError
+place = Path(sys.argv[1])
+(place / "ballast").write_bytes(bytes(40_000))
+try:
+    go_on(place, every=5, keep=9)
+except InputError as error:
+    print(error)
+kept = files(place)
+(place / "ballast").unlink()
+journal = Journal(place, make())
+print(kept[-1], journal.batches)
+journal.close()
+assert same_state(go_on(place, every=100, keep=1).learner.state_dict(), trajectory()[LENGTH])
+"""
+
+
+def test_a_small_disk_that_fills_up(tmp_path):
+    """A real one: a file system of some kilobytes, where the system lets us mount one for ourselves."""
+    mount = f"mount -t tmpfs -o size=100k tmpfs {tmp_path}"
+    alone = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    if shutil.which("unshare") is None or subprocess.run([*alone, mount], capture_output=True).returncode:
+        pytest.skip("needs a system that lets a user mount a tmpfs in a namespace of his own")
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    command = f"{mount} && exec {sys.executable} -c '{SMALL}' {tmp_path}"
+    done = subprocess.run([*alone, command], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    error, place = done.stdout.splitlines()
+    assert "journal: got No space left on device" in error
+    last, batches = place.split()
+    assert last == f"{int(batches):012d}.safetensors"
+    assert 0 < int(batches) < LENGTH
+
+
+# -- damage ------------------------------------------------------------------------------------------------
+
+
+def spoil(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_damaged_file_is_passed_over_by_name(tmp_path):
+    go_on(tmp_path, length=15, every=5)
+    for name in files(tmp_path)[-2:]:
+        spoil(tmp_path / name)
+    with pytest.warns(RuntimeWarning) as told:
+        journal = go_on(tmp_path, every=5, keep=1)
+    for warning, name in zip(told, ("000000000015", "000000000010"), strict=True):
+        assert f"passed over, to go on from batch 5: path: got '{tmp_path}/{name}.safetensors'" in str(warning.message)
+    assert same_state(journal.learner.state_dict(), trajectory()[LENGTH])
+    assert files(tmp_path) == ["000000000010.damaged", "000000000015.damaged", "000000000030.safetensors"]
+
+
+def test_a_journal_of_damaged_files_alone_does_not_begin_anew(tmp_path):
+    go_on(tmp_path, length=1)
+    before = files(tmp_path)
+    for name in before:
+        spoil(tmp_path / name)
+    with pytest.raises(InputError, match="only damaged files, the last .*000000000001.safetensors"):
+        Journal(tmp_path, make())
+    assert files(tmp_path) == before
+
+
+def test_a_file_of_another_making_is_refused_and_not_passed_over(tmp_path):
+    go_on(tmp_path, length=3)
+    for learner, told in [
+        (make(times=7), "times: got 7, expected 5, as it was saved"),
+        (make(prepare=torch.neg), "prepare: got one of your own, expected None, as it was saved"),
+        (make(ER), "learner: got 'parabolic.learners.er:ER', expected parabolic.learners.pcl:PCL"),
+        (PCL(nn.Linear(3, 4), memory=40, replay=8, optimizer="Adam", lr=0.01, average=0.9), "of the model: got"),
+        (go_on(tmp_path, length=4).learner, "learner: got one that has learned 4 batches, expected a new one"),
+    ]:
+        before = frozen(learner)
+        with pytest.raises(InputError, match=told):
+            Journal(tmp_path, learner)
+        assert same_state(learner.state_dict(), before)
+    make().save(tmp_path / "000000000009.safetensors")
+    with pytest.raises(InputError, match="expected a file of a learner and journal and draws"):
+        Journal(tmp_path, make())
+
+
+# -- the ways to use it ------------------------------------------------------------------------------------
+
+
+def test_the_last_files_stay(tmp_path):
+    go_on(tmp_path, length=23, every=5, keep=2)
+    assert files(tmp_path) == ["000000000020.safetensors", "000000000023.safetensors"]
+    loaded = Learner.load(tmp_path / "000000000020.safetensors", model=make().model)  # each is a learner's file too
+    assert same_state(loaded.state_dict(), trajectory(20)[20])
+
+
+def test_an_error_in_the_loop_writes_nothing(tmp_path):
+    """The learner may have been in the middle of a step."""
+
+    def interrupted():
+        with Journal(tmp_path, make()) as journal:
+            journal.observe(*batch(0))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert files(tmp_path) == ["000000000000.safetensors"]
+
+
+def test_a_batch_that_is_refused_does_not_count(tmp_path):
+    with Journal(tmp_path, make()) as journal:
+        with pytest.raises(InputError):
+            journal.observe(torch.full((8, 3), torch.nan), torch.zeros(8, dtype=torch.long))
+        assert journal.batches == 0
+
+
+def test_notes_are_kept(tmp_path):
+    """A schedule, for example, which is the user's own."""
+    rates = []
+    for _ in range(3):
+        with Journal(tmp_path, make()) as journal:
+            schedule = torch.optim.lr_scheduler.StepLR(journal.learner.optim, step_size=4, gamma=0.5)
+            schedule.load_state_dict(journal.notes.get("schedule", schedule.state_dict()))
+            for number in range(journal.batches, journal.batches + 3):
+                journal.observe(*batch(number))
+                schedule.step()
+                rates.append(journal.learner.optim.param_groups[0]["lr"])
+            journal.notes["schedule"] = schedule.state_dict()
+    assert rates == [0.01] * 3 + [0.005] * 4 + [0.0025] * 2
+
+
+TASKS = [[batch(number) for number in range(first, first + 5)] for first in (0, 5, 10)]
+
+
+def go_through(journal, stop=None):
+    """Learn tasks; `stop` ends it before so many calls, as a kill would: nothing is written any more."""
+    calls = iter(range(stop if stop is not None else 1000))
+    for number in range(journal.tasks, len(TASKS)):
+        if next(calls, None) is None:
+            return
+        journal.start_task(TASKS[number])
+        for x, y in TASKS[number][journal.task_batches :]:
+            if next(calls, None) is None:
+                return
+            journal.observe(x, y, number)
+        if next(calls, None) is None:
+            return
+        journal.end_task(TASKS[number])
+
+
+@pytest.mark.parametrize("stop", range(1, 15))
+def test_tasks_start_and_end_once(tmp_path, stop):
+    """LwF warms up its last layer at a task's start, and must not do so twice."""
+    undisturbed = Journal(tmp_path / "a", make(LwF))
+    go_through(undisturbed)
+    for turn in range(20):
+        journal = Journal(tmp_path / "b", make(LwF, seed=0), every=2)
+        go_through(journal, stop=stop + turn)
+        journal.close()
+    assert journal.tasks == 3
+    assert same_state(journal.learner.state_dict(), undisturbed.learner.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [({"every": 0}, "every"), ({"keep": 0}, "keep"), ({"on_error": "panic"}, "on_error: .* stop, warn")],
+)
+def test_options_are_checked(tmp_path, options, told):
+    with pytest.raises(InputError, match=told):
+        Journal(tmp_path / "new", make(), **options)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=f"journal: got {os.strerror(errno.EEXIST)}|{os.strerror(errno.ENOTDIR)}"):
+        Journal(tmp_path / "file" / "journal", make())

@@ -1,0 +1,364 @@
+"""The report: one page that says what is known of the runs, whatever became of them; and curves as text and files."""
+
+import base64
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from html import unescape
+from pathlib import Path
+from statistics import mean, stdev
+
+import numpy as np
+import pytest
+import torch
+from grids import until
+from made_up import AROUND, EVIL, few, many, measured, named, record, with_bounds
+from PIL import Image
+from scipy import stats
+
+from parabolic import InputError, RunSpec, Store
+from parabolic.experiments.paper import Selection
+from parabolic.report.curves import SIGNS, plot_text
+from parabolic.report.page import page_of, write_page
+from parabolic.report.page.bridges import png
+from parabolic.report.scenes import find_scenes
+from parabolic.report.words import headline
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "runs")
+
+
+def data_of(page):
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def text_of(page):
+    """What a person can read, without styles and scripts."""
+    page = re.sub(r"<(style|script)\b.*?</\1>", "", page, flags=re.DOTALL)
+    return " ".join(unescape(re.sub(r"<[^>]*>", "", page)).split())
+
+
+def acc(store, learner):
+    return [
+        each.metrics["acc"]
+        for each in sorted(store, key=lambda each: each.spec["seed"])
+        if each.spec["learner"] == learner
+    ]
+
+
+def test_the_page_says_first_who_wins_by_how_much_and_whether_that_may_be_chance(store):
+    few(store, seeds=4)
+    er, pcl = acc(store, "er"), acc(store, "pcl")
+    test = stats.ttest_rel(er, pcl)
+    interval = test.confidence_interval(0.95)
+    assert test.pvalue < 0.05
+    said = text_of(page_of(store))
+    assert f"er does best: after 5 tasks it classifies {mean(er):.1f} % of all test examples correctly" in said
+    ahead = mean(er) - mean(pcl)
+    assert (
+        f"On the same 4 seeds it is {ahead:.1f} points ahead of pcl (95 % interval {interval.low:.1f} to "
+        f"{interval.high:.1f}, p = {test.pvalue:.2g}): that is too much for chance, at the 5 % level." in said
+    )
+    assert said.index("er does best") < said.index("All figures")
+    assert f"{mean(er):.1f} ± {stdev(er):.1f}" in said
+
+
+def test_a_difference_that_may_be_chance_is_said_to_be(store):
+    for seed, (one, other) in enumerate(((80, 70), (80, 86))):
+        store.save(record(RunSpec("er", seed=seed), one))
+        store.save(record(RunSpec("pcl", seed=seed), other))
+    [scene] = find_scenes(store).scenes
+    assert "that may be chance, and more seeds would tell" in " ".join(headline(scene))
+    [alone] = find_scenes(store, {"seed": "0"}).scenes
+    assert "a single seed cannot tell whether that is chance" in " ".join(headline(alone))
+    store.path(RunSpec("er", seed=0).key).joinpath("run.json").unlink()
+    store.path(RunSpec("pcl", seed=1).key).joinpath("run.json").unlink()
+    [apart] = find_scenes(store).scenes
+    assert "no seed in common" in " ".join(headline(apart))
+
+
+def test_learners_without_a_memory_are_compared_with_every_size_of_it(store):
+    for memory in (50, 100):
+        store.save(record(RunSpec("er", memory=memory), 80))
+    store.save(record(RunSpec("sgd"), 20))
+    store.save(record(RunSpec("sgd", scenario={"tasks": 2}), 20, tasks=2))
+    found = {scene.title: [method.name for method in scene.methods] for scene in find_scenes(store).scenes}
+    assert found == {
+        "seq-digits, memory 50": ["er", "sgd"],
+        "seq-digits, memory 100": ["er", "sgd"],
+        "seq-digits, tasks=2": ["sgd"],
+    }
+
+
+def test_failed_and_missing_runs_are_told(store):
+    few(store)
+    store.path(RunSpec("pcl", seed=1).key).joinpath("run.json").unlink()
+    store.save_failure(RunSpec("pcl", seed=2), "never shown, for it is finished")
+    store.save_failure(RunSpec("gem", seed=0), "the loss became nan", "Traceback ...")
+    page = page_of(store)
+    said = text_of(page)
+    assert "8 finished runs, 1 failed" in said
+    assert "pcl: Not run with seed 1, as others were." in said
+    assert "gem: failed with seed 0 (the loss became nan). Not run with seed 1, 2, as others were." in said
+    assert "(n=2)" in said
+    assert "never shown" not in said
+    assert data_of(page)["runs"][RunSpec("gem").key]["trace"] == "Traceback ..."
+
+
+def test_every_number_leads_to_its_runs_their_command_versions_and_settings(store):
+    few(store)
+    page = page_of(store)
+    data = data_of(page)
+    cells = re.findall(r'data-runs="([^"]+)"><b>([\d.]+)</b>', page)
+    assert len(cells) == 3 * 4
+    for keys, figure in cells[::4]:  # the first of each row is Acc
+        runs = [data["runs"][key] for key in keys.split()]
+        assert len(runs) == 3
+        assert float(figure) == pytest.approx(mean(run["figures"][0] for run in runs), abs=0.06)
+        for key, run in zip(keys.split(), runs, strict=True):
+            assert data["surroundings"][run["around"]] == {
+                name: str(value) for name, value in AROUND.items() if name != "finished"
+            }
+            spec = data["specs"][run["spec"]] | {"seed": run["seed"]}
+            assert spec["options.lr"] == str(RunSpec(spec["learner"]).resolved()["options"]["lr"])
+            assert run["folder"] == str(store.path(key))
+
+
+def test_names_of_the_user_are_shown_as_text_wherever_they_stand(store):
+    few(store, 1)
+    for seed in range(2):
+        spec = RunSpec("er", seed=seed, memory=77)
+        store.save(record(spec))
+        named(store, spec.key, learner=f"x.py:{EVIL}", stream=EVIL)
+    store.save_failure(RunSpec("gem"), f"it said {EVIL}", EVIL)
+    (store.root / EVIL.replace("/", "")).mkdir()
+    (store.root / EVIL.replace("/", "") / "run.json").write_text("{")
+    page = page_of(store, title=EVIL)
+    assert "<script>alert" not in page
+    assert page.count("</script>") == 3  # of the data, of Plotly and of our own
+    assert text_of(page).count(EVIL) > 5
+
+
+def test_the_page_needs_no_other_file_and_no_network(store):
+    few(store)
+    page = re.sub(r"<script nonce=.*?</script>", "", page_of(store), flags=re.DOTALL)
+    assert not re.search(r'(src|href|action)="(?!#|data:)', page)
+    assert "url(" not in page
+    assert "@import" not in page
+    assert "default-src 'none'" in page
+
+
+def test_ours_stands_beside_what_the_paper_has(store):
+    for spec in Selection(("main",), ("pcl", "er"), seeds=2, quick=True).specs("main"):
+        store.save(record(spec, 70, spec.scenario.get("tasks", 5)))
+    page = page_of(store)
+    page = page[page.index("Three streams, memory 1000") :]
+    row = re.search(r'<th scope="row" data-value="PCL">.*?</tr>', page, re.DOTALL)[0]
+    first = re.search(r"<td.*?</td>", row, re.DOTALL)[0]
+    keys = re.search(r'data-runs="([^"]+)"', first)[1].split()
+    specs = {spec.key: spec for spec in Selection(("main",), quick=True).runs}
+    ours = [store.find(specs[key]).metrics["aaa"] for key in keys if store.find(specs[key])]
+    assert len(ours) == 2
+    assert f"{mean(ours):.2f} ± {stdev(ours):.1f}" in text_of(first)
+    assert "paper 64.55 ± 1.9" in text_of(first)
+    assert "none yet" in page  # of the methods that were not run
+    assert "the paper's figures are of other data" in text_of(page)
+
+
+def test_bounds_are_drawn_from_beside_the_runs_and_from_their_own_folder(store, tmp_path):
+    few(store, 2)
+    for seed in range(2):
+        with_bounds(store, RunSpec("pcl", seed=seed))
+    elsewhere = tmp_path / "bounds"
+    elsewhere.mkdir()
+    told = {"spec": RunSpec("er", stream="seq-blobs").resolved(), "rows": [measured(task) for task in range(3)]}
+    (elsewhere / "a.json").write_text(json.dumps(told))
+    (elsewhere / "b.json").write_text('{"rows": [{}]}')
+    page = page_of(store, bounds=elsewhere)
+    said = text_of(page)
+    assert "pcl on seq-digits, memory 200 The loss on memory" in said
+    assert "Mean of 2 runs (n = 2)." in said
+    assert "er on seq-blobs" in said
+    assert "b.json: it does not tell of bounds" in said
+    curves = [
+        trace["y"]
+        for figure in data_of(page)["figures"].values()
+        for trace in figure["data"]
+        if trace.get("name") == "first task: mean loss, all classes competing"
+    ]
+    assert curves == [[0.4, 0.5, 0.6, 0.7, 0.8], [0.4, 0.5, 0.6]]
+
+
+def test_bridges_are_images_of_what_the_stream_holds(store):
+    few(store, 1)
+    page = page_of(store)
+    images = re.findall(r'<img src="(data:image/png;base64,[^"]+)" alt="([^"]+)"', page)
+    assert len(images) == 10
+    assert images[0][1].endswith("100%")
+    assert images[0][0] == images[5][0] != images[1][0]  # both start at the same example and part on the way
+
+
+def test_an_image_in_the_page_is_the_image(tmp_path):
+    image = torch.rand(3, 5, 7)
+    path = tmp_path / "a.png"
+    path.write_bytes(base64.b64decode(png(image).partition(",")[2]))
+    with Image.open(path) as picture:
+        found = torch.from_numpy(np.array(picture))
+    assert (found == (image * 255).round().permute(1, 2, 0)).all()
+
+
+DAMAGED = {
+    "not JSON": "{",
+    "no run": '{"key": 1}',
+    "a figure that is none": {"metrics": {"acc": "high", "aaa": 1, "forgetting": 1}},
+    "metrics that are a list": {"metrics": [1]},
+    "an accuracy that is NaN": {"accuracy": [[float("nan")]]},
+    "no accuracies": {"accuracy": []},
+    "times that are words": {"train_seconds": ["long"]},
+    "a seed that is none": {"spec": {"learner": "er", "stream": "a", "seed": "x"}},
+    "surroundings that are none": {"environment": None},
+}
+
+
+@pytest.mark.parametrize("how", DAMAGED)
+def test_a_damaged_run_is_named_and_stops_nothing(parabolic, how):
+    store, spec = Store("runs"), RunSpec("er")
+    store.save(record(spec))
+    damage = DAMAGED[how]
+    path = store.path(spec.key) / "run.json"
+    path.write_text(damage if isinstance(damage, str) else json.dumps(json.loads(path.read_text()) | damage))
+    code, out, _ = parabolic("report")
+    assert code == 0
+    assert "report.html" in out
+    said = text_of(Path("report.html").read_text())
+    assert "1 unreadable" in said
+    assert f"{path}: " in said
+    store.save(record(RunSpec("sgd"), 20))
+    assert parabolic("report")[0] == 0
+    assert "sgd: after 5 tasks it classifies" in text_of(Path("report.html").read_text())
+    code, out, _ = parabolic("plot")
+    assert code == 0
+    assert f"Cannot be read: {path}" in out
+    assert parabolic("runs")[0] == 0
+
+
+def test_with_no_runs_there_is_a_message_and_with_one_a_page(parabolic):
+    for command in ("report", "plot"):
+        code, out, err = parabolic(command)
+        assert (code, out) == (2, "")
+        assert err == (
+            f"error: runs: got no {'finished ' * (command == 'plot')}runs in runs, expected at least one; "
+            "train some: parabolic compare --learners pcl,er,sgd\n"
+        )
+    assert not Path("report.html").exists()
+    store = Store("runs")
+    store.save(record(RunSpec("er"), 80))
+    code, out, _ = parabolic("report", "-o", "a/page.html")
+    assert code == 0
+    assert str(Path("a/page.html").resolve()) in out.replace("\n", "")
+    said = text_of(Path("a/page.html").read_text())
+    assert "er: after 5 tasks it classifies" in said
+    assert "One seed (n = 1)" in said
+    code, _, err = parabolic("report", "--where", "learner=pcl")
+    assert code == 2
+    assert "no runs that fit" in err
+
+
+def test_runs_of_several_streams_are_not_mixed(parabolic):
+    store = Store("runs")
+    few(store, 2)
+    for seed in range(2):
+        store.save(record(RunSpec("er", "seq-blobs", seed=seed), 90, tasks=3))
+    assert parabolic("report")[0] == 0
+    said = text_of(Path("report.html").read_text())
+    assert "after 3 tasks it classifies" in said
+    assert "after 5 tasks it classifies" in said
+    code, _, err = parabolic("plot", "-o", "a.png")
+    assert code == 2
+    assert "runs of 2 kinds" in err
+    assert "--stream" in err
+    assert parabolic("plot", "--stream", "seq-blobs", "-o", "a.png")[0] == 0
+    assert parabolic("report", "--stream", "seq-blobs")[0] == 0
+    assert "seq-digits" not in text_of(Path("report.html").read_text())
+
+
+def test_the_page_of_five_hundred_runs_is_small_and_soon_made(store, tmp_path):
+    many(store)
+    began = time.process_time()  # of this process: that others keep the machine busy does not count
+    path = write_page(store, tmp_path / "page.html")
+    assert time.process_time() - began < 20
+    assert path.stat().st_size < 8e6
+    assert "487 finished runs, 13 failed, 2 unreadable" in text_of(path.read_text())
+
+
+def test_curves_in_a_terminal(store):
+    few(store)
+    [scene] = find_scenes(store).scenes
+    drawn = plot_text(scene, width=60, height=21).plain.splitlines()
+    assert drawn[0].startswith("seq-digits, memory 200")
+    rows = drawn[1:22]
+    assert [row[:5] for row in (rows[0], rows[10], rows[20])] == ["100 ┤", " 50 ┤", "  0 ┤"]
+    assert all(len(row) <= 60 for row in rows)
+    for place, method in enumerate(scene.methods):
+        end = method.curves.mean(0)[-1]
+        (line,) = [number for number, row in enumerate(rows) if row.rstrip().endswith(SIGNS[place])]
+        assert line + 0.5 == pytest.approx((1 - end / 100) * 21, abs=0.6)
+        assert drawn[24 + place].startswith(f"{SIGNS[place]} {method.name}: {method.summary('acc').mean:.1f} ± ")
+    assert drawn[23].split() == ["1", "2", "3", "4", "5", "task"]
+
+
+def test_curves_for_a_paper(parabolic):
+    few(Store("runs"))
+    for suffix in ("png", "svg", "pdf"):
+        assert parabolic("plot", "runs", "-o", f"a.{suffix}", "--style", "paper")[0] == 0
+    assert Path("a.pdf").read_bytes().startswith(b"%PDF")
+    with Image.open("a.png") as picture:
+        assert picture.size[0] == pytest.approx(3.25 * 150, abs=1)
+    svg = Path("a.svg").read_text()
+    assert 'width="234pt"' in svg  # a column of 3.25 inches
+    assert "er (n=3)" in svg
+    assert "seq-digits" not in svg
+    assert parabolic("plot", "-o", "b.svg")[0] == 0
+    assert "seq-digits" in Path("b.svg").read_text()
+    code, _, err = parabolic("plot", "-o", "a.gif")
+    assert code == 2
+    assert ".svg" in err
+    assert parabolic("plot", "--style", "papper")[2].endswith("did you mean 'paper'?\n")
+
+
+def test_a_watched_page_is_current_and_whole_at_any_moment(tmp_path):
+    store, path = Store(tmp_path / "runs"), tmp_path / "report.html"
+    command = [sys.executable, "-m", "parabolic", "report", "--watch", "--every", "0.2"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert until(path.exists)
+        assert "There are no runs in this folder yet" in path.read_text()
+        store.save(record(RunSpec("er", seed=0), 80))
+        cut = []
+
+        def says(words):
+            text = path.read_text()
+            cut.append(not text.endswith("</html>"))
+            return words in text_of(text)
+
+        assert until(lambda: says("1 finished run"))
+        store.save_failure(RunSpec("sgd"), "no luck")
+        assert until(lambda: says("1 failed"))
+        assert data_of(path.read_text())["refresh"] == 0.2
+        process.send_signal(signal.SIGINT)
+        out = process.communicate(timeout=60)[0]
+    assert process.returncode == 0
+    assert f"The report: {path}" in out
+    assert not any(cut)
+    assert data_of(path.read_text())["refresh"] is None
+
+
+def test_a_page_that_cannot_be_written_is_an_error_with_a_remedy(store, tmp_path):
+    few(store, 1)
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="name another file"):
+        write_page(store, tmp_path / "file" / "page.html")

@@ -1,0 +1,271 @@
+"""Runs that are stopped in the middle: they go on, and end with the figures of one that was not."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from grids import fragile, kill, results, until
+
+from parabolic import MLP, Callback, InputError, Learner, RunSpec, Store, Stream, run, train
+from parabolic.engine import Checkpoints, Fleet, train_fleet
+from parabolic.experiments import execute, run_grid
+from parabolic.experiments.resume import Keeping
+from parabolic.experiments.run import _abreast
+from parabolic.learners import find_learner, known_learners
+from parabolic.learners.saving import read_learner
+from parabolic.states import read_state, same_state
+from parabolic.streams.stream import Batches, Examples
+
+ALWAYS = 1e-9  # seconds: after every step
+
+
+class Stop(Callback):
+    """Ends a run as Ctrl-C would, in the middle of a step or after a task."""
+
+    def __init__(self, step=None, task=None):
+        self.step, self.task = step, task
+
+    def on_step(self, state):
+        if state.step == self.step:
+            raise KeyboardInterrupt
+
+    def on_task(self, state):
+        if state.task == self.task:
+            raise KeyboardInterrupt
+
+
+def spec_of(learner, **settings):
+    """Three tasks of eight steps."""
+    return RunSpec(learner, stream="seq-blobs", batch=50, backbone="mlp", **settings)
+
+
+def stop_at(stop, spec, store, checkpoint=ALWAYS):
+    """Train a run until it is stopped."""
+    with pytest.raises(KeyboardInterrupt):
+        run(spec, store, device="cpu", checkpoint=checkpoint, callbacks=[stop])
+
+
+def told(record):
+    """All that a record says of the outcome."""
+    return record.spec, record.metrics, record.accuracy, record.steps
+
+
+@pytest.mark.parametrize("name", sorted(known_learners()))
+def test_a_run_stopped_anywhere_ends_as_one_that_was_not(tmp_path, name):
+    spec, store = spec_of(name, options={"average": 0.9, "optimizer": "Adam", "lr": 0.01}), Store(tmp_path)
+    all_at_once = find_learner(name).sees_all
+    stops = [Stop(2), Stop(9), Stop(10), Stop(16), *([] if all_at_once else [Stop(task=1)]), Stop(24), Stop(task=2)]
+    for stop in stops:
+        stop_at(stop, spec, store)
+    record, reused = run(spec, store, device="cpu", checkpoint=ALWAYS)
+    assert not reused
+    assert told(record) == told(execute(spec, device="cpu"))
+    assert record.environment["resumed"] == len(stops)
+    assert len(record.train_seconds) == len(record.test_seconds) == (1 if all_at_once else 3)
+    assert [path.name for path in store.path(spec.key).iterdir()] == ["run.json"]
+
+
+def test_a_checkpoint_says_where_it_is_and_is_a_learner_too(tmp_path):
+    spec, store = spec_of("er"), Store(tmp_path)
+    stop_at(Stop(12), spec, store)
+    saved = read_state(store.checkpoint(spec.key))
+    assert (saved["progress"]["step"], len(saved["progress"]["train_seconds"])) == (11, 1)
+    assert saved["run"]["spec"] == spec.resolved()
+    assert Learner.load(store.checkpoint(spec.key)).steps == 11
+    assert list(store) == []  # it is no finished run
+    assert store.unreadable() == {}
+
+
+@pytest.mark.parametrize("permuted", [0.0, 0.5])
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_batches_after_some_are_the_last_of_all(permuted, epochs):
+    data = Examples(torch.arange(46), torch.arange(46) % 5)
+    batches = Batches(data, torch.arange(1, 46), 7, epochs, (3, 1), permuted)
+    every = list(batches)
+    for count in range(len(every) + 1):
+        left = batches.after(count)
+        assert len(left) == len(every) - count
+        assert same_state(list(left), every[count:])
+    assert same_state(list(batches.after(2).after(3)), every[5:])
+    with pytest.raises(InputError, match="count"):
+        batches.after(len(every) + 1)
+
+
+def test_earlier_batches_are_not_gathered():
+    class Counted(Examples):
+        taken = 0
+
+        def take(self, rows, label_rows=None):
+            Counted.taken += 1
+            return super().take(rows, label_rows)
+
+    batches = Batches(Counted(torch.arange(40), torch.arange(40)), torch.arange(40), 4, 1, (0,))
+    assert len(list(batches.after(7))) == 3 == Counted.taken
+
+
+# -- kills -------------------------------------------------------------------------------------------------
+
+
+def test_a_command_killed_again_and_again(tmp_path):
+    arguments = ["run", "--learner", "er", "--seed", "2", "--device", "cpu", "--runs", "runs", "--checkpoint", "0.001"]
+    spec, store, moments = RunSpec("er", seed=2), Store(tmp_path / "runs"), random.Random(3)
+    path, environment = store.checkpoint(spec.key), os.environ | {"OMP_NUM_THREADS": "1"}
+
+    def step():
+        return read_state(path)["progress"]["step"] if path.exists() else 0
+
+    places = [0]
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-m", "parabolic", *arguments], cwd=tmp_path, env=environment)
+        assert until(lambda: step() > places[-1] + 3)
+        time.sleep(moments.uniform(0, 0.1))
+        kill(process.pid)
+        assert process.wait() == -9
+        places.append(step())
+        assert places[-1] > places[-2] + 3  # it went on, and did not begin anew
+    assert places[-1] < 146
+    done = subprocess.run(
+        [sys.executable, "-m", "parabolic", *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    record = store.find(spec)
+    assert told(record) == told(execute(spec, device="cpu"))
+    assert record.environment["resumed"] == 3
+    assert not path.exists()
+
+
+def test_a_grid_goes_on_with_a_run_whose_worker_was_killed(tmp_path):
+    spec = fragile(tmp_path, "killed_once")  # at step 40 of 146
+    outcome = run_grid([spec], Store(tmp_path / "a"), workers=1, device="cpu", checkpoint=ALWAYS)
+    (record,) = outcome.records.values()
+    assert record.environment["resumed"] == 1
+    plain = run_grid([replace(spec, options={})], Store(tmp_path / "b"), workers=0, device="cpu", checkpoint=0)
+    assert told(record)[1:] == told(*plain.records.values())[1:]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["er", "pcl", "lwf"])
+def test_a_run_on_a_gpu_goes_on_too(tmp_path, name):
+    spec, store = spec_of(name), Store(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run(spec, store, device="cuda", checkpoint=ALWAYS, callbacks=[Stop(12)])
+    record, _ = run(spec, store, device="cuda", checkpoint=ALWAYS)
+    assert record.environment["resumed"] == 1
+    assert told(record) == told(execute(spec, device="cuda"))
+
+
+# -- what a checkpoint does not serve ----------------------------------------------------------------------
+
+
+def test_a_damaged_checkpoint_is_named_and_the_run_begins_anew(tmp_path):
+    spec, store = spec_of("er"), Store(tmp_path)
+    stop_at(Stop(12), spec, store)
+    path = store.checkpoint(spec.key)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.warns(RuntimeWarning, match=f"starts at the beginning: path: got '{path}'"):
+        record, _ = run(spec, store, device="cpu")
+    assert (record.environment["resumed"], told(record)) == (0, told(execute(spec, device="cpu")))
+
+
+MINE = """
+from parabolic import ER
+
+class Mine(ER):
+    def loss(self, batch, recalled):
+        return {factor} * super().loss(batch, recalled)
+"""
+
+
+def test_a_learner_that_was_changed_begins_anew(tmp_path):
+    """What it came to by other code is another run's."""
+    (tmp_path / "mine.py").write_text(MINE.format(factor=1))
+    spec, store = spec_of(f"{tmp_path}/mine.py:Mine"), Store(tmp_path / "runs")
+    stop_at(Stop(12), spec, store)
+    keeping = Keeping(store)
+    assert keeping.place(spec) == (1, 11)
+    (tmp_path / "mine.py").write_text(MINE.format(factor=2))
+    assert keeping.place(spec) == (0, 0)
+
+
+def test_a_run_that_is_asked_for_again_begins_anew(tmp_path):
+    spec, store = spec_of("er"), Store(tmp_path)
+    stop_at(Stop(12), spec, store)
+    record, _ = run(spec, store, device="cpu", again=True)
+    assert record.environment["resumed"] == 0
+    stop_at(Stop(12), spec, Store(tmp_path / "other"))
+    outcome = run_grid([spec], Store(tmp_path / "other"), workers=0, device="cpu", again=True)
+    assert outcome.records[spec.key].environment["resumed"] == 0
+
+
+def test_a_run_that_diverged_is_not_resumed(tmp_path):
+    spec, store = spec_of("sgd", options={"lr": 1e30}), Store(tmp_path)
+    with pytest.raises(RuntimeError, match="lower lr"):
+        run(spec, store, device="cpu", checkpoint=ALWAYS)
+    assert not store.checkpoint(spec.key).exists()
+
+
+def test_checkpoints_can_be_left_out(tmp_path):
+    spec, store = spec_of("er"), Store(tmp_path)
+    stop_at(Stop(12), spec, store, checkpoint=0)
+    assert list(tmp_path.rglob("*")) == []
+    with pytest.raises(InputError, match="checkpoint: got -1, expected a number of at least 0; 0 writes nothing down"):
+        run(spec, store, device="cpu", checkpoint=-1)
+
+
+def test_a_full_disk_costs_checkpoints_and_not_the_run(tmp_path, monkeypatch):
+    spec, store = spec_of("er"), Store(tmp_path)
+
+    def full(path, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("parabolic.engine.checkpoints.write_bytes", full)
+    with pytest.warns(RuntimeWarning, match="no checkpoint was written .No space left on device"):
+        record, _ = run(spec, store, device="cpu", checkpoint=ALWAYS)
+    assert told(record) == told(execute(spec, device="cpu"))
+
+
+# -- side by side ------------------------------------------------------------------------------------------
+
+
+def make(name, seed):
+    torch.manual_seed(seed)
+    return find_learner(name)(MLP((2,), 4, hidden=(8,)), seed=seed, classes=4)
+
+
+def stream(seed):
+    y = torch.arange(160) % 4
+    x = torch.randn(160, 2, generator=torch.Generator().manual_seed(seed)) + y[:, None]
+    return Stream.from_arrays(x, y, tasks=2, seed=seed)
+
+
+@pytest.mark.parametrize("name", ["pcl", "lwf", "gem"])
+def test_learners_side_by_side_go_on_together(tmp_path, name):
+    paths, seeds = [tmp_path / "0", tmp_path / "1"], (0, 1)
+    checkpoints = Checkpoints(paths, ALWAYS, [{}, {}])
+    with pytest.raises(KeyboardInterrupt):
+        train_fleet(
+            Fleet([make(name, seed) for seed in seeds]), [stream(seed) for seed in seeds], batch=8,
+            callbacks=[Stop(11)], checkpoints=checkpoints,
+        )  # fmt: skip
+    learners = [make(name, seed) for seed in seeds]
+    progress = [Checkpoints.resume(*each) for each in zip(learners, map(read_learner, paths), strict=True)]
+    assert [each.place for each in progress] == [(1, 10)] * 2
+    states = train_fleet(Fleet(learners), [stream(seed) for seed in seeds], batch=8, progress=progress)
+    for seed, state in zip(seeds, states, strict=True):
+        alone = train(make(name, seed), stream(seed), batch=8)
+        assert same_state(state.learner.state_dict(), alone.learner.state_dict())
+        assert (state.matrix[1] == alone.matrix[1]).all()
+
+
+def test_runs_that_stand_at_different_places_do_not_go_side_by_side(tmp_path):
+    specs, store = [spec_of("er", seed=seed) for seed in range(4)], Store(tmp_path)
+    for spec in (specs[0], specs[2]):
+        stop_at(Stop(12), spec, store)
+    assert list(_abreast(specs, 3, Keeping(store))) == [[specs[0], specs[2]], [specs[1], specs[3]]]
+    assert list(_abreast(specs, 3, None)) == [specs[:3], specs[3:]]
+    assert results(tmp_path) == {}

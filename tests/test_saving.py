@@ -1,0 +1,484 @@
+"""Learners on disk: what is loaded goes on to the bit, and what is not whole is refused; no file runs code."""
+
+import functools
+import hashlib
+import json
+import os
+import pickle
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from parabolic import ER, MLP, PCL, SGD, ConvNet, InputError, Learner, LwF, Memory, ReplayLearner
+from parabolic.learners import find_learner, known_learners
+from parabolic.learners.criterion import CrossEntropy, Huber
+from parabolic.memory import ClassBalanced
+from parabolic.states import pack_state, read_state, same_state
+from parabolic.streams import CropFlip, Normalise
+
+ALL = sorted(known_learners())
+TASK, LENGTH = 4, 12  # batches of a task, and of the stream
+
+
+def net(seed=0):
+    """A small convolutional network with batch norm, of the package's own: a file can tell how to build it."""
+    torch.manual_seed(seed)
+    return ConvNet((1, 4, 4), 4, width=4)
+
+
+def batches(seed=1):
+    g = torch.Generator().manual_seed(seed)
+    return [
+        (torch.randint(256, (6, 1, 4, 4), generator=g, dtype=torch.uint8), torch.randint(4, (6,), generator=g))
+        for _ in range(LENGTH)
+    ]
+
+
+def make(name, **options):
+    cls = find_learner(name)
+    if issubclass(cls, ReplayLearner):
+        options = {"memory": 20, "replay": 5} | options
+    return cls(net(), prepare=Normalise((0.5,), (0.3,)), augment=CropFlip(1), **options)
+
+
+def learn(learner, begin, end):
+    """Learn some batches of the stream, with the work at the start and the end of tasks."""
+    data = batches()
+    for i in range(begin, end):
+        task = data[i - i % TASK : i - i % TASK + TASK]
+        if i % TASK == 0:
+            learner.start_task(task)
+        learner.observe(*data[i], i // TASK)
+        if i % TASK == TASK - 1:
+            learner.end_task(task)
+
+
+@pytest.fixture(scope="module")
+def elsewhere():
+    """Another process: loads a learner from one file, goes on with the stream, and saves it to another."""
+    code = (
+        "import sys; from test_saving import *\n"
+        "for line in sys.stdin:\n"
+        "    begin, one, other = line.split()\n"
+        "    learner = Learner.load(one); learn(learner, int(begin), LENGTH); learner.save(other)\n"
+        "    print('done', flush=True)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+
+    def go_on(begin, one, other):
+        process.stdin.write(f"{begin} {one} {other}\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "done\n"
+
+    yield go_on
+    process.stdin.close()
+    assert process.wait() == 0
+    process.stdout.close()
+
+
+@functools.cache
+def whole(name, average, optimizer):
+    """The state at the end of the stream of one that never stopped."""
+    learner = make(name, average=average, optimizer=optimizer, lr=0.01)
+    learn(learner, 0, LENGTH)
+    return learner
+
+
+@pytest.mark.parametrize("name", ALL)
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cut=st.integers(0, LENGTH), average=st.sampled_from([None, 0.9]), optimizer=st.sampled_from(["SGD", "Adam"]))
+def test_a_learner_goes_on_in_another_process_as_if_it_had_never_stopped(
+    elsewhere, tmp_path, name, cut, average, optimizer
+):
+    learner = make(name, average=average, optimizer=optimizer, lr=0.01)
+    learn(learner, 0, cut)
+    learner.save(tmp_path / "one")
+    elsewhere(cut, tmp_path / "one", tmp_path / "other")
+    there, here = Learner.load(tmp_path / "other"), whole(name, average, optimizer)
+    assert type(there) is type(here)
+    assert repr(there) == repr(here)
+    assert same_state(there.state_dict(), here.state_dict())
+    probe = batches(seed=9)[0][0]
+    assert torch.equal(there.scores(probe), here.scores(probe))
+
+
+def test_what_a_file_says(tmp_path):
+    """Any reader of safetensors can look into it."""
+    learner = PCL(MLP((3,), 4, hidden=(5,)), memory=20, replay=5, sigma_x=0.1, seed=3)
+    learner.save(tmp_path / "a.safetensors")
+    with safetensors.safe_open(tmp_path / "a.safetensors", "pt") as file:
+        told = json.loads(file.metadata()["parabolic"])
+        assert torch.equal(file.get_tensor("state.model.1.weight"), learner.model[1].weight)
+    assert told["version"] == 1
+    loaded = Learner.load(tmp_path / "a.safetensors")
+    assert (loaded.sigma_x, loaded.seed, loaded.past.capacity) == (0.1, 3, 20)
+    assert loaded.model.arguments == {"shape": (3,), "classes": 4, "hidden": (5,)}
+
+
+def test_a_memory_of_another_kind_comes_back_as_it_was(tmp_path):
+    ER(net(), memory=ClassBalanced(40)).save(tmp_path / "a")
+    assert isinstance(Learner.load(tmp_path / "a").past, ClassBalanced)
+
+
+def test_loading_leaves_the_random_numbers_of_the_process_alone(tmp_path):
+    make("er").save(tmp_path / "a")
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    Learner.load(tmp_path / "a")
+    assert torch.equal(torch.rand(3), expected)
+
+
+class Doubled(ER):
+    """A learner of a user's own."""
+
+
+def test_what_a_file_cannot_hold_is_given_again(tmp_path):
+    def half(x):
+        return x.float() / 2
+
+    def own_net():
+        return nn.Sequential(nn.Flatten(), nn.Linear(16, 4))
+
+    factory = functools.partial(torch.optim.SGD, momentum=0.9)
+    learner = Doubled(own_net(), prepare=half, optimizer=factory, replay=5)
+    learn(learner, 0, 5)
+    learner.save(tmp_path / "a")
+    with pytest.raises(InputError, match="load: got no optimizer, prepare, .* pass optimizer=, prepare= as it was"):
+        Learner.load(tmp_path / "a", model=own_net())
+    with pytest.raises(InputError, match="model: got None, .* pass model="):
+        Learner.load(tmp_path / "a", prepare=half, optimizer=factory)
+    with pytest.raises(InputError, match="load: got lr, expected only what the file cannot hold"):
+        Learner.load(tmp_path / "a", model=own_net(), prepare=half, optimizer=factory, lr=1.0)
+    with pytest.raises(InputError, match="expected a SGD that is known here; call Learner.load"):
+        SGD.load(tmp_path / "a", model=own_net(), prepare=half, optimizer=factory)
+    for cls in (Learner, ER, Doubled):
+        loaded = cls.load(tmp_path / "a", model=own_net(), prepare=half, optimizer=factory)
+        assert type(loaded) is Doubled
+        assert same_state(loaded.state_dict(), learner.state_dict())
+
+
+def test_a_class_of_a_script_is_found_by_its_name(tmp_path, monkeypatch):
+    """It was saved by a program, and is loaded by one that imports it."""
+    with monkeypatch.context() as program:
+        program.setattr(Doubled, "__module__", "__main__")
+        Doubled(net()).save(tmp_path / "a")
+    with pytest.raises(
+        InputError, match="'__main__:Doubled', expected a Learner that is known here; import the module"
+    ):
+        Learner.load(tmp_path / "a")
+    assert type(Doubled.load(tmp_path / "a")) is Doubled
+
+
+def test_what_is_minimised_is_part_of_a_learner(tmp_path):
+    ER(MLP((3,), 2), criterion=Huber(delta=0.5)).save(tmp_path / "numbers")
+    assert Learner.load(tmp_path / "numbers").criterion.delta == 0.5
+    learner = ER(MLP((3,), 2), criterion=CrossEntropy(weights=[1.0, 5.0]))
+    learner.grow(3)
+    learner.save(tmp_path / "classes")
+    assert Learner.load(tmp_path / "classes").criterion.weights == [1.0, 5.0, 1.0]
+
+
+def test_what_comes_before_the_model_is_given_again(tmp_path):
+    def words():
+        return nn.Embedding(10, 4)
+
+    data = torch.randint(10, (6, 3)), torch.arange(6) % 2
+    learner = PCL(MLP((3, 4), 2, hidden=(5,)), embed=words(), replay=4)
+    learner.observe(*data)
+    learner.save(tmp_path / "a")
+    with pytest.raises(InputError, match="pass embed="):
+        Learner.load(tmp_path / "a")
+    loaded = Learner.load(tmp_path / "a", embed=words())
+    assert torch.equal(loaded.observe(*data), learner.observe(*data))
+    assert same_state(loaded.state_dict(), learner.state_dict())
+
+
+def test_a_drift_is_given_again(tmp_path):
+    PCL(net(), drift=torch.neg).save(tmp_path / "a")
+    with pytest.raises(InputError, match="pass drift="):
+        Learner.load(tmp_path / "a")
+    assert Learner.load(tmp_path / "a", drift=torch.neg).drift is torch.neg
+
+
+def test_a_head_that_has_grown_comes_back_as_large(tmp_path):
+    learner = make("er", average=0.9)
+    learn(learner, 0, 3)
+    learner.grow(7)
+    learn(learner, 3, 4)
+    learner.save(tmp_path / "a")
+    for model in (None, net()):  # made anew, or as it was before
+        loaded = Learner.load(tmp_path / "a", model=model)
+        assert loaded.scores(batches()[0][0]).shape == (6, 7)
+        assert same_state(loaded.state_dict(), learner.state_dict())
+
+
+def test_a_model_that_does_not_fit_is_refused_and_stays_as_it_was(tmp_path):
+    learner = ER(nn.Linear(4, 3), memory=10, replay=5)
+    learner.save(tmp_path / "a")
+    for other, told in [
+        (nn.Linear(5, 3), "weight of the model: got \\(\\(3, 5\\)"),
+        (nn.Linear(4, 3).double(), "bias of the model: .* expected .*float32"),
+        (nn.Linear(4, 3, bias=False), "bias of the model: got nothing"),
+        (nn.Sequential(nn.Linear(4, 3)), "0.bias of the model: .* expected nothing"),
+    ]:
+        before = pickle.dumps(other.state_dict())
+        with pytest.raises(InputError, match=told):
+            Learner.load(tmp_path / "a", model=other)
+        assert pickle.dumps(other.state_dict()) == before
+
+
+def test_a_state_that_breaks_off_leaves_the_learner_as_it_was(tmp_path):
+    """It is whole by its digest, but a part of it is not what the learner needs."""
+    learner = LwF(net())
+    content = read_state(learner.save(tmp_path / "a"))
+    content["state"]["old"] = torch.zeros(9, dtype=torch.bool)
+    (tmp_path / "a").write_bytes(pack_state(content))
+    model = net(seed=7)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(InputError, match="expected the state of a LwF like this"):
+        Learner.load(tmp_path / "a", model=model)
+    assert same_state(before, dict(model.state_dict()))
+
+
+# -- damage ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory):
+    """A small file of a learner that has learned."""
+    path = tmp_path_factory.mktemp("sample") / "a.safetensors"
+    learner = SGD(MLP((3,), 2, hidden=(2,)))
+    learner.observe(torch.ones(2, 3), torch.tensor([0, 1]))
+    learner.save(path)
+    return path.read_bytes()
+
+
+def test_a_flipped_bit_anywhere_is_refused(tmp_path, sample):
+    path = tmp_path / "a"
+    for place in range(len(sample)):
+        flipped = bytearray(sample)
+        flipped[place] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        with pytest.raises(InputError, match="damaged"):
+            Learner.load(path)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_other_bytes_are_refused(tmp_path, sample, data):
+    """Cut off, lengthened, pieced together anew, or nothing like it."""
+    cut = st.integers(0, len(sample))
+    changed = data.draw(
+        st.one_of(
+            cut.map(lambda end: sample[:end]),
+            st.binary(min_size=1, max_size=50).map(lambda more: sample + more),
+            st.tuples(cut, cut, st.binary(max_size=20)).map(lambda at: sample[: at[0]] + at[2] + sample[at[1] :]),
+            st.binary(max_size=300),
+            st.binary(max_size=300).map(lambda junk: len(junk).to_bytes(8, "little") + junk),
+        )
+    )
+    if changed == sample:
+        return
+    (tmp_path / "a").write_bytes(changed)
+    with pytest.raises(InputError, match="path: got .*a'"):
+        Learner.load(tmp_path / "a")
+
+
+def seal(told, tensors):
+    """A file as it is documented to be, written here by other means."""
+    told = told | {"sha256": "0" * 64}
+    data = safetensors.torch.save(tensors, {"parabolic": json.dumps(told)})
+    return data.replace(b"0" * 64, hashlib.sha256(data).hexdigest().encode(), 1)
+
+
+def opened(data):
+    """What a file says, and its tensors."""
+    size = int.from_bytes(data[:8], "little")
+    told = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["parabolic"])
+    return told, safetensors.torch.load(data)
+
+
+def test_the_file_is_as_documented(tmp_path, sample):
+    told, tensors = opened(sample)
+    (tmp_path / "a").write_bytes(seal(told, tensors))
+    assert Learner.load(tmp_path / "a").steps == 1
+
+
+def test_a_file_of_a_later_version_is_refused(tmp_path, sample):
+    told, tensors = opened(sample)
+    (tmp_path / "a").write_bytes(seal(told | {"version": 2}, tensors))
+    with pytest.raises(InputError, match="of version 2, expected a file of version 1 or earlier; install a newer"):
+        Learner.load(tmp_path / "a")
+
+
+def test_files_of_others_are_refused(tmp_path):
+    safetensors.torch.save_file({"weight": torch.ones(3)}, tmp_path / "foreign")
+    torch.save({"weight": torch.ones(3)}, tmp_path / "zip")
+    (tmp_path / "empty").touch()
+    (tmp_path / "text").write_text("hello")
+    for name in ("foreign", "zip", "empty", "text"):
+        with pytest.raises(InputError, match=f"{name}', expected a whole file that parabolic wrote"):
+            Learner.load(tmp_path / name)
+    (tmp_path / "something").write_bytes(pack_state({"a": 1}))
+    with pytest.raises(InputError, match="expected a file of a learner"):
+        Learner.load(tmp_path / "something")
+    for place in (tmp_path / "missing", tmp_path):
+        with pytest.raises(InputError, match="expected a file that can be read"):
+            Learner.load(place)
+
+
+class Trap:
+    """What a pickle would run."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_loading_unpickles_nothing(tmp_path, sample, monkeypatch):
+    (tmp_path / "pickle").write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
+    torch.save(Trap(tmp_path / "sprung"), tmp_path / "torch")
+    (tmp_path / "good").write_bytes(sample)
+
+    def forbidden(*args, **named):
+        raise AssertionError("a pickle was read")
+
+    for module, name in ((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (torch, "load")):
+        monkeypatch.setattr(module, name, forbidden)
+    assert Learner.load(tmp_path / "good").steps == 1
+    for name in ("pickle", "torch"):
+        with pytest.raises(InputError):
+            Learner.load(tmp_path / name)
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("learner", "trap:Trap"),
+        ("made", {"dict": [["prepare", {"tuple": ["trap:Trap", {"dict": []}]}]]}),
+        ("made", {"dict": [["prepare", {"tuple": ["parabolic.trap:Trap", {"dict": []}]}]]}),
+        ("backbone", {"tuple": ["trap:Trap", {"dict": []}]}),
+    ],
+)
+def test_a_forged_file_imports_nothing(tmp_path, sample, monkeypatch, place, value):
+    """Whoever writes a file can give it a right digest; it still cannot name code to be run."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "trap.py").write_text("from pathlib import Path\nPath(__file__).with_name('sprung').touch()\n")
+    told, tensors = opened(sample)
+    content = dict(told["content"]["dict"])
+    content[place] = value
+    told["content"]["dict"] = [list(pair) for pair in content.items()]
+    (tmp_path / "a").write_bytes(seal(told, tensors))
+    with pytest.raises(InputError, match="trap:Trap"):
+        Learner.load(tmp_path / "a")
+    assert not (tmp_path / "sprung").exists()
+
+
+# -- writing -----------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_written_down_is_refused_and_named(tmp_path):
+    class Odd(SGD):
+        def state_dict(self):
+            return super().state_dict() | {"odd": [object()]}
+
+    with pytest.raises(InputError, match=r"state.odd.0: got <class 'object'>"):
+        Odd(net()).save(tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_save_that_fails_leaves_the_file_that_was_there(tmp_path, monkeypatch):
+    learner = make("er")
+    learner.save(tmp_path / "a")
+    before = (tmp_path / "a").read_bytes()
+
+    def full(self, data):
+        with open(self, "wb") as file:
+            file.write(data[:100])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    learn(learner, 0, 1)
+    with pytest.raises(InputError, match="No space left on device .* what was there is as it was"):
+        learner.save(tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_file_counts_as_written_when_it_is_on_disk(tmp_path, monkeypatch):
+    """First what it holds, then its name: a power failure at any moment leaves the old file or the new."""
+    done = []
+
+    def sync(opened, sync=os.fsync):
+        done.append("folder" if stat.S_ISDIR(os.fstat(opened).st_mode) else "file")
+        sync(opened)
+
+    def replace(*paths, replace=os.replace):
+        done.append("name")
+        replace(*paths)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "replace", replace)
+    make("er").save(tmp_path / "a")
+    assert done == ["file", "name", "folder"]
+
+
+def test_a_batch_unlike_the_first_is_refused_after_a_load_too(tmp_path):
+    learner = make("sgd")
+    learn(learner, 0, 1)
+    learner.save(tmp_path / "a")
+    loaded = Learner.load(tmp_path / "a")
+    with pytest.raises(InputError, match="examples as in the first batch"):
+        loaded.observe(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1]))
+
+
+def test_a_generator_of_another_kind_of_device_is_seeded_by_the_state():
+    """As from a GPU, whose generators have 16 bytes: the draws differ, but are the same at every load."""
+    learner = make("er")
+    learn(learner, 0, 2)
+    state = learner.state_dict() | {"generator": torch.arange(16, dtype=torch.uint8)}
+    draws = []
+    for change in (0, 0, 1):
+        other = make("er")
+        other.load_state_dict(state | {"generator": state["generator"] + change})
+        assert same_state(other.state_dict()["memory"], state["memory"])
+        draws.append(torch.rand(3, generator=other.generator))
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(("saved", "loaded"), [("cpu", "cuda"), ("cuda", "cpu"), ("cuda", "cuda")])
+def test_a_learner_changes_devices(tmp_path, name, saved, loaded):
+    learner = make(name, optimizer="Adam", lr=0.01)
+    learner.save(tmp_path / "new")
+    learner = Learner.load(tmp_path / "new", device=saved)
+    learn(learner, 0, 5)
+    learner.save(tmp_path / "a")
+    other = Learner.load(tmp_path / "a", device=loaded)
+    assert other.device.type == loaded
+    assert same_state(dict(learner.model.state_dict()), dict(other.model.state_dict()))
+    if isinstance(learner, ReplayLearner):
+        assert isinstance(other.past, Memory)
+        assert same_state(learner.past.state_dict(), other.past.state_dict())
+    learn(other, 5, LENGTH)
+    if saved == loaded:
+        learn(learner, 5, LENGTH)
+        assert same_state(learner.state_dict(), other.state_dict())

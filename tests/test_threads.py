@@ -1,0 +1,134 @@
+"""Threads that predict while another learns see the model before or after a step, never in between."""
+
+import copy
+import pickle
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from parabolic import ER, PCL, ParabolicClassifier
+from parabolic.learners import find_learner
+
+STEPS, READERS = 150, 3
+
+
+def net():
+    """One that answers differently in its training mode, and takes long enough to be caught in the middle."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 64), nn.ReLU(),
+                         nn.Linear(64, 4)).double()  # fmt: skip
+
+
+def batches():
+    g = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(8, 8, generator=g, dtype=torch.float64), torch.randint(4, (8,), generator=g)) for _ in range(STEPS)
+    ]
+
+
+def while_learning(learn, read):
+    """What several threads read while one learns; an error in any of them is raised here."""
+    found, errors, done = [], [], threading.Event()
+
+    def reader():
+        try:
+            while not done.is_set():
+                found.append(read())
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=reader) for _ in range(READERS)]
+    for thread in threads:
+        thread.start()
+    try:
+        learn()
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert not errors, errors
+    return found
+
+
+def farthest(found, alone):
+    """How far what was found is, at most, from what there was at some moment."""
+    alone = torch.stack(alone)
+    return max((alone - each).abs().amax((1, 2)).min().item() for each in found)
+
+
+@pytest.mark.parametrize("average", [None, 0.9])
+@pytest.mark.parametrize("kind", [ER, PCL])
+def test_scores_are_those_before_or_after_a_step(kind, average):
+    torch.manual_seed(0)
+    probe, data = torch.randn(16, 8, dtype=torch.float64), batches()
+    learner = kind(net(), memory=40, average=average)
+
+    torch.manual_seed(5)  # dropout draws from torch's own generator
+    alone, twin = [], copy.deepcopy(learner)
+    alone.append(twin.scores(probe))
+    for x, y in data:
+        twin.observe(x, y)
+        alone.append(twin.scores(probe))
+    torch.manual_seed(5)
+    found = while_learning(lambda: [learner.observe(x, y) for x, y in data], lambda: learner.scores(probe))
+
+    assert torch.allclose(learner.scores(probe), alone[-1])  # nor did reading disturb the learning
+    assert len(found) > READERS
+    assert farthest(found, alone) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["ewc", "lwf"])
+def test_work_between_tasks_is_not_seen_half_done(name):
+    """These leave the training mode, or change weights, when a task starts or ends."""
+    torch.manual_seed(0)
+    probe = torch.randn(16, 8, dtype=torch.float64)
+    data = [(x, y % 2 + 2 * (i % 2)) for i, (x, y) in enumerate(batches())]
+    tasks = [data[i : i + 4 : 2] for start in range(0, 120, 4) for i in (start, start + 1)]
+
+    def go_through(learner, look=lambda: None):
+        torch.manual_seed(5)
+        for number, task in enumerate(tasks):
+            learner.start_task(task * 10)
+            look()
+            for x, y in task:
+                learner.observe(x, y, number)
+                look()
+            learner.end_task(task * 10)
+
+    twin, learner = (find_learner(name)(net()) for _ in range(2))
+    alone = [twin.scores(probe)]
+    go_through(twin, lambda: alone.append(twin.scores(probe)))
+    found = while_learning(lambda: go_through(learner), lambda: learner.scores(probe))
+    assert farthest(found, alone) < 1e-9
+
+
+def test_an_estimator_that_gets_new_classes_meanwhile():
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(6, 4)) * 4
+    model = ParabolicClassifier("er", random_state=0).partial_fit(centres[:1], ["class 0"])
+    probe = rng.normal(size=(5, 4))
+
+    def learn():
+        for label in range(1, 6):
+            for _ in range(10):
+                model.partial_fit(centres[[label]] + rng.normal(size=(32, 4)), [f"class {label}"] * 32)
+
+    found = while_learning(learn, lambda: (model.predict(probe), model.predict_proba(probe)))
+    widths = [chances.shape[1] for _, chances in found]
+    assert all(np.isfinite(chances).all() and np.allclose(chances.sum(1), 1) for _, chances in found)
+    assert set(widths) > {min(widths)}  # they were caught at it
+    assert {label for labels, _ in found for label in labels} <= {f"class {i}" for i in range(6)}
+
+
+def test_a_copy_and_a_pickle_have_a_lock_of_their_own():
+    learner = ER(net(), memory=40)
+    for other in (copy.deepcopy(learner), pickle.loads(pickle.dumps(learner))):
+        assert other.lock is not learner.lock
+        with learner.lock:
+            thread = threading.Thread(target=other.predict, args=(torch.zeros(2, 8, dtype=torch.float64),))
+            thread.start()
+            thread.join(60)
+            assert not thread.is_alive()

@@ -1,0 +1,279 @@
+"""Trackers: what was written is read back with their own clients, and none of them ever stands in a run's way."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from grids import until
+
+from parabolic import ER, MLP, InputError, RunSpec, make_stream, train
+from parabolic.engine import Diverged, Tracker, trackers
+from parabolic.experiments import execute, track_record
+from parabolic.options import options_of
+
+# MLflow's own code calls what SQLAlchemy deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
+
+KINDS = ("tensorboard", "mlflow", "wandb")
+EXPECTED = {
+    "accuracy/so_far",
+    "metrics/acc",
+    "metrics/aaa",
+    "metrics/forgetting",
+    "seconds/training",
+    "seconds/testing",
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch, tmp_path):
+    """Without the variables of whoever runs the tests; those that a tracker sets are unset afterwards."""
+    for name in [name for name in os.environ if name.startswith(("MLFLOW_", "WANDB_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
+    before = set(os.environ)
+    yield
+    for name in set(os.environ) - before:
+        del os.environ[name]
+
+
+def learner_and_stream():
+    stream = make_stream("seq-blobs")
+    return ER(MLP(stream.shape, stream.classes), memory=40, lr=0.05, seed=3), stream
+
+
+def read_tensorboard(folder):
+    """The runs with their figures, each as (at, value) pairs, and their settings."""
+    pytest.importorskip("tensorboard", reason="needs the extra `tensorboard`")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = {}
+    for run in sorted((folder / "tensorboard").iterdir()):
+        events = EventAccumulator(str(run), size_guidance={"tensors": 0, "scalars": 0}).Reload()
+        tags = events.Tags()
+        figures = {tag: [(each.step, each.value) for each in events.Scalars(tag)] for tag in tags["scalars"]}
+        text = events.Tensors("settings/text_summary")[0].tensor_proto.string_val[0].decode()
+        rows = [line.strip("| ").split(" | ") for line in text.splitlines()[2:]]
+        found[run.name] = figures, dict(rows)
+    return found
+
+
+def read_mlflow(folder, experiment="parabolic"):
+    mlflow = pytest.importorskip("mlflow", reason="needs the extra `mlflow`")
+    client = mlflow.MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    found = {}
+    for run in client.search_runs([client.get_experiment_by_name(experiment).experiment_id]):
+        history = {
+            name: [(each.step, each.value) for each in client.get_metric_history(run.info.run_id, name)]
+            for name in run.data.metrics
+        }
+        found[run.info.run_name] = history, run.data.params | {"status": run.info.status}
+    return found
+
+
+def read_wandb(folder):
+    pytest.importorskip("wandb", reason="needs the extra `wandb`")
+    found = {}
+
+    def ended():  # a process of its own writes the files, and may still be at it
+        found.clear()
+        found.update(offline_runs(folder))
+        return found and all("exit" in settings for _, settings in found.values())
+
+    until(ended)
+    return found
+
+
+def offline_runs(folder):
+    """Their messages are Weights & Biases' own, in the frames of LevelDB's log."""
+    from wandb.proto import wandb_internal_pb2
+
+    found = {}
+    for path in sorted((folder / "wandb").glob("offline-run-*/run-*.wandb")):
+        name, settings, figures = "", {}, {}
+        for frame in frames(path.read_bytes()):
+            message = wandb_internal_pb2.Record.FromString(frame)
+            if message.HasField("run"):
+                name = message.run.display_name
+                settings |= {each.key: json.loads(each.value_json) for each in message.run.config.update}
+            elif message.HasField("history"):
+                told = {
+                    each.key or ".".join(each.nested_key): json.loads(each.value_json) for each in message.history.item
+                }
+                axis = "step" if "step" in told else "task"
+                for figure, value in told.items():
+                    if figure != axis and not figure.startswith("_"):
+                        figures.setdefault(figure, []).append((told[axis], value))
+            elif message.HasField("exit"):
+                settings["exit"] = message.exit.exit_code
+        found[name or path.name] = figures, settings
+    return found
+
+
+def frames(log, block=1 << 15):
+    place, parts = 7, b""
+    while place + 7 <= len(log):
+        if block - place % block < 7:
+            place += block - place % block
+            continue
+        _, size, kind = struct.unpack_from("<IHB", log, place)
+        parts += log[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            yield parts
+            parts = b""
+
+
+READ = {"tensorboard": read_tensorboard, "mlflow": read_mlflow, "wandb": read_wandb}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_training_tells_can_be_read_back(tmp_path, kind):
+    learner, stream = learner_and_stream()
+    losses = []
+
+    class Listener(Tracker):
+        def on_step(self, state):
+            super().on_step(state)
+            if state.step % 20 == 0:
+                losses.append((state.step, state.loss.item()))
+
+    with Listener(kind, tmp_path) as tracker:
+        state = train(learner, stream, batch=10, callbacks=[tracker])
+    [(name, (figures, settings))] = READ[kind](tmp_path).items()
+    assert name == "er-seq-blobs-seed3"
+    assert EXPECTED | {"loss"} <= set(figures)
+    assert figures["loss"][: len(losses)] == [(step, pytest.approx(loss)) for step, loss in losses]
+    for task in range(3):
+        expected = [(row + 1, pytest.approx(state.matrix[row, task])) for row in range(task, 3)]
+        assert figures[f"accuracy/task_{task + 1}"] == expected
+    assert figures["metrics/acc"] == [(3, pytest.approx(state.matrix[2].mean()))]
+    assert [value for _, value in figures["seconds/training"]] == pytest.approx(state.train_seconds)
+    assert settings["learner"] == "er"
+    for option in options_of(ER):
+        assert settings[f"options.{option}"] == str(getattr(learner, option))
+    assert settings.get("status", "FINISHED") == "FINISHED"
+    assert settings.get("exit", 0) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_finished_run_can_be_told_and_one_that_diverges_is_closed_as_failed(tmp_path, kind):
+    record = execute(RunSpec("sgd", stream="seq-blobs", seed=1))
+    with Tracker(kind, tmp_path) as tracker:
+        track_record(tracker, record)
+        with pytest.raises(Diverged):
+            execute(RunSpec("sgd", stream="seq-blobs", seed=2, options={"lr": 1e30}), callbacks=[tracker])
+    told = READ[kind](tmp_path)
+    figures, settings = told["sgd-seq-blobs-seed1"]
+    assert figures["accuracy/so_far"][-1] == (3, pytest.approx(record.metrics["acc"]))
+    assert settings["key"] == record.key
+    assert settings["environment.torch"] == record.environment["torch"]
+    if kind != "tensorboard":  # which does not know of it
+        assert told["sgd-seq-blobs-seed2"][1].get("status", "FAILED") == "FAILED"
+        assert told["sgd-seq-blobs-seed2"][1].get("exit", 1) == 1
+
+
+def test_two_runs_of_one_name_are_kept_apart(tmp_path):
+    record = execute(RunSpec("sgd", stream="seq-blobs"))
+    with Tracker("tensorboard", tmp_path) as tracker:
+        for _ in range(2):
+            track_record(tracker, record)
+    assert list(read_tensorboard(tmp_path)) == ["sgd-seq-blobs-seed0", "sgd-seq-blobs-seed0-2"]
+
+
+def test_mlflow_is_told_where_to_write_by_its_own_variables(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
+    with Tracker("mlflow", tmp_path / "unused") as tracker:
+        track_record(tracker, execute(RunSpec("sgd", stream="seq-blobs")))
+    assert list(read_mlflow(tmp_path, "mine")) == ["sgd-seq-blobs-seed0"]
+    assert not (tmp_path / "unused").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tracker_that_is_not_installed_is_reported_once_and_the_run_goes_on(tmp_path, monkeypatch, kind):
+    for module in ("torch.utils.tensorboard", "mlflow", "wandb"):
+        monkeypatch.setitem(sys.modules, module, None)  # as if it were not there
+    said = []
+    with Tracker(kind, tmp_path, warn=said.append) as tracker:
+        for _ in range(2):
+            state = train(*learner_and_stream(), batch=10, callbacks=[tracker])
+    assert state.accuracy > 50
+    [words] = said
+    assert words.startswith(f"tracker {kind}: InputError: ")
+    assert f"pip install 'parabolic-cl[{kind}]'; the run goes on without it" in words
+    with pytest.warns(RuntimeWarning, match="goes on without it"):
+        train(*learner_and_stream(), batch=10, callbacks=[Tracker(kind, tmp_path)])
+
+
+def test_a_server_that_is_down_stops_nothing(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow", reason="needs the extra `mlflow`")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    said = []
+    with Tracker("mlflow,tensorboard", tmp_path, warn=said.append) as tracker:
+        state = train(*learner_and_stream(), batch=10, callbacks=[tracker])
+    assert state.step == state.total_steps
+    assert len(said) == 1
+    assert said[0].startswith("tracker mlflow: ")
+    assert "loss" in read_tensorboard(tmp_path)["er-seq-blobs-seed3"][0]  # the other one was not in its way
+
+
+def test_a_tracker_that_hangs_is_given_up(tmp_path, monkeypatch):
+    never = threading.Event()
+    monkeypatch.setattr(trackers, "PATIENCE", 0.3)
+    monkeypatch.setitem(trackers.TRACKERS, "stuck", lambda *_: never.wait())
+    said = []
+    with Tracker("stuck", tmp_path, warn=said.append) as tracker:
+        for _ in range(2):
+            train(*learner_and_stream(), batch=10, callbacks=[tracker])
+    never.set()
+    assert said == ["tracker stuck: TimeoutError: no answer within 0.3 s; the run goes on without it"]
+
+
+def test_a_disk_that_cannot_be_written_to_stops_nothing(tmp_path):
+    (tmp_path / "file").touch()
+    said = []
+    with Tracker(KINDS, tmp_path / "file", warn=said.append) as tracker:
+        state = train(*learner_and_stream(), batch=10, callbacks=[tracker])
+    assert state.step == state.total_steps
+    assert sorted(words.split(":")[0] for words in said)[-2:] == ["tracker tensorboard", "tracker wandb"]
+
+
+def test_the_commands_tell_trackers_and_say_what_is_wrong_with_one(parabolic, tmp_path, monkeypatch):
+    settings = ("--stream", "seq-blobs", "--track", "tensorboard,mlflow")
+    assert parabolic("run", "--learner", "er", *settings)[0] == 0
+    code, _, err = parabolic("compare", "--learners", "er,sgd", "--seeds", "1", "--workers", "0", *settings)
+    assert (code, err) == (0, "")
+    names = ["er-seq-blobs-seed0", "sgd-seq-blobs-seed0"]  # er was there already, and is told of once
+    assert list(read_tensorboard(tmp_path / "tracked")) == names
+    told = read_mlflow(tmp_path / "tracked")
+    assert sorted(told) == names
+    assert told["er-seq-blobs-seed0"][1]["key"] == RunSpec("er", "seq-blobs").key
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    code, out, err = parabolic("run", "--stream", "seq-blobs", "--again", "--track", "wandb")
+    assert code == 0
+    assert "kept in" in out
+    assert err.startswith("tracker wandb: ")
+    assert err.count("\n") == 1
+    code, _, err = parabolic("run", "--track", "tensorbord")
+    assert code == 2
+    assert "did you mean 'tensorboard'?" in err
+
+
+def test_the_package_needs_none_of_the_extras():
+    absent = ["plotly", "mlflow", "wandb", "tensorboard", "matplotlib"]
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent})); import parabolic.cli, parabolic.report.page"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_unknown_tracker_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(InputError, match="did you mean 'mlflow'"):
+        Tracker(["mlfow"], tmp_path / "a")
+    assert not Path(tmp_path / "a").exists()
