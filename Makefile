@@ -19,7 +19,7 @@ demo: setup
 	$(BIN)/parabolic report
 
 test: setup
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 lint: setup
 	$(BIN)/ruff check .
@@ -34,6 +34,7 @@ format: setup
 bench: setup
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/drift.py
 	$(BIN)/python benchmarks/feynman_kac.py  # benchmarks/data.py needs real data: see docs/data.md
 
 clean:

@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import signal
 import sys
 
 import pytest
@@ -11,6 +12,11 @@ from parabolic.cli import main
 # Examples are drawn anew on a developer's machine and repeat exactly in CI; a failing one is printed either way.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+
+
+# A shell lets what it starts in the background ignore Ctrl-C: programs that tests interrupt must not inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):

@@ -47,6 +47,25 @@ def test_the_code_of_durability(tmp_path, monkeypatch):
     ]
 
 
+def run_blocks(page):
+    names = {"__name__": "pasted"}
+    for code in blocks(page):
+        exec(compile(code, page, "exec"), names)
+    return names
+
+
+def test_the_code_of_the_guide_to_own_data():
+    names = run_blocks("docs/guides/own-data.md")
+    assert names["accuracy"]["SGD"] < 35 < 40 < min(names["accuracy"]["PCL"], names["accuracy"]["ER"])
+
+
+def test_the_code_of_the_guide_to_regression(capsys):
+    run_blocks("docs/guides/regression.md")
+    said = re.findall(r"(\w+): (\S+) on the first half", capsys.readouterr().out)
+    error = {name: float(value) for name, value in said}
+    assert max(error["pcl"], error["er"]) < 0.15 < 0.5 < error["sgd"]
+
+
 @pytest.mark.parametrize("page", [path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]])
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text()):

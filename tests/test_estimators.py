@@ -132,21 +132,17 @@ def test_labels_of_another_kind_are_refused_and_nothing_changes():
     assert model.classes_.tolist() == ["a", "b"]
 
 
-@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
-def test_a_pickle_goes_on_in_another_process_as_if_nothing_had_happened(make, tmp_path):
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(60, 3)), np.arange(60) % 3
-    model = make(random_state=0, average=0.9).partial_fit(x, y)
-    (tmp_path / "model.pickle").write_bytes(pickle.dumps(model))
-    np.savez(tmp_path / "data.npz", x=x, y=y)
+def test_a_pickle_goes_on_in_another_process_as_if_nothing_had_happened(tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
+    models = [make(random_state=0, average=0.9).partial_fit(x, y) for make in (ParabolicClassifier, ParabolicRegressor)]
+    (tmp_path / "models.pickle").write_bytes(pickle.dumps((models, x, y)))
     code = (
-        "import pickle, numpy as np; data = np.load('data.npz')\n"
-        "model = pickle.load(open('model.pickle', 'rb')).partial_fit(data['x'] + 1, data['y'] + 1)\n"
-        "np.save('found.npy', getattr(model, 'predict_proba', model.predict)(data['x']))"
+        "import pickle; models, x, y = pickle.load(open('models.pickle', 'rb'))\n"
+        "pickle.dump([model.partial_fit(x + 1, y + 1).predict(x) for model in models], open('found.pickle', 'wb'))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
-    model.partial_fit(x + 1, y + 1)
-    np.testing.assert_array_equal(np.load(tmp_path / "found.npy"), getattr(model, "predict_proba", model.predict)(x))
+    for model, found in zip(models, pickle.loads((tmp_path / "found.pickle").read_bytes()), strict=True):
+        np.testing.assert_array_equal(model.partial_fit(x + 1, y + 1).predict(x), found)
 
 
 def test_one_seed_one_outcome_and_a_clone_starts_afresh():
@@ -245,3 +241,15 @@ def test_what_cannot_be_is_refused_when_it_is_fitted():
     with pytest.raises(Diverged, match="lower lr"):
         ParabolicRegressor(lr=1e6, random_state=0).fit(x, y)
     assert isinstance(ParabolicClassifier(PCL, random_state=0).fit(x, y).learner_, PCL)
+
+
+def test_numbers_too_large_for_the_network_are_refused_and_change_nothing():
+    """A float32 network cannot hold them, though scikit-learn finds them finite."""
+    x, y = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2
+    model = ParabolicRegressor(model=MLP((3,), 1), random_state=0).partial_fit(x, y)
+    before, told = frozen(model.learner_.state_dict()), model.predict(x)
+    for bad in ((x * 1e60, y), (x, y * 1e60)):
+        with pytest.raises(InputError, match="values that are NaN or infinite"):
+            model.partial_fit(*bad)
+    assert same(before, model.learner_.state_dict())
+    np.testing.assert_array_equal(model.predict(x), told)

@@ -248,7 +248,7 @@ def test_a_journal_of_damaged_files_alone_does_not_begin_anew(tmp_path):
     before = files(tmp_path)
     for name in before:
         spoil(tmp_path / name)
-    with pytest.raises(InputError, match="only damaged files, the last .*000000000001.safetensors"):
+    with pytest.raises(InputError, match="only damaged files, the last "):
         Journal(tmp_path, make())
     assert files(tmp_path) == before
 

@@ -201,8 +201,8 @@ def test_a_page_that_is_watched_shows_what_comes_in_where_the_reader_is(browser,
     threading.Timer(0.2, lambda: (store.save(record(RunSpec("si"), 30)), write_page(store, path, refresh=0.5))).start()
     browser.until("document.querySelector('header')?.textContent.includes('11 finished runs')")
     browser.until("scrollY === 700")
-    assert browser.do("document.querySelector('#scene-1').hidden") is False
-    assert browser.do("document.querySelector('#scene-2').hidden") is True
+    browser.until("document.querySelector('#scene-1')?.hidden === false")
+    browser.until("document.querySelector('#scene-2')?.hidden === true")
     assert browser.complaints == []
     browser.do("tell([Object.keys(data.runs)[0]]); window.mark = 1")  # someone reads: it is left alone
     Path(path).unlink()

@@ -235,6 +235,36 @@ def test_the_loss_profile_of_numbers_has_the_target_on_the_way_between_two():
     assert torch.allclose(LearnerLoss(learner)(points), expected)
 
 
+def test_criteria_are_saved_and_loaded(tmp_path):
+    x = torch.randn(8, 4)
+    for criterion, y in (
+        ("mse", x[:, :2]),
+        (Huber(delta=2.0), x[:, :2]),
+        (CrossEntropy(weights=[1, 2]), torch.arange(8) % 2),
+    ):
+        learner = PCL(MLP((4,), 2), memory=40, criterion=criterion)
+        learner.observe(x, y)
+        again = PCL.load(learner.save(tmp_path / "learner"))
+        assert repr(again.criterion) == repr(learner.criterion)
+        assert torch.equal(again.observe(x, y), learner.observe(x, y))
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+@pytest.mark.parametrize("criterion", ["mse", "huber", CrossEntropy(weights=[1, 2])])
+def test_a_step_on_a_gpu_waits_for_nothing(criterion):
+    learner = PCL(net().cuda(), criterion=criterion, clip_norm=0.1, memory=40)
+    for x, y in numbers(4):
+        y = y[:, 0].gt(0).long() if learner.error.of_classes else y
+        learner.observe(x, y)  # the first steps set things up
+        x, y = x.cuda(), y.cuda()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            learner.step(x, y)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
 # -- what is forgotten -------------------------------------------------------------------------------------------------
 
 

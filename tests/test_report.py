@@ -362,3 +362,13 @@ def test_a_page_that_cannot_be_written_is_an_error_with_a_remedy(store, tmp_path
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="name another file"):
         write_page(store, tmp_path / "file" / "page.html")
+
+
+def test_the_code_of_the_page_on_reports(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard", reason="needs the extra `tensorboard`")
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parent.parent / "docs" / "report.md").read_text()
+    for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(code, "report.md", "exec"), {})
+    assert "My runs" in text_of(Path("report.html").read_text())
+    assert list(Path("tracked/tensorboard").iterdir())

@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from torch import Tensor, nn
 
 from parabolic.backbones import MLP
-from parabolic.checks import Description, check_name, check_number, invalid
+from parabolic.checks import Description, check_finite, check_name, check_number, invalid
 from parabolic.engine import Diverged
 from parabolic.experiments.run import find_device
 from parabolic.learners import MSE, Criterion, Huber, Learner, Numbers, ReplayLearner, Scale, find_learner
@@ -53,7 +53,9 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _tensor(self, X: NDArray[Any], learner: Learner) -> Tensor:
         x = torch.from_numpy(np.array(X, order="C")).to(learner.device)
-        return x.to(learner.dtype) if self.scale or x.is_floating_point() else x
+        x = x.to(learner.dtype) if self.scale or x.is_floating_point() else x
+        check_finite("X", x)  # it may have been, in a wider type
+        return x
 
     def _make(self, X: NDArray[Any], outputs: int, criterion: str | Criterion, **usual: Any) -> Learner:
         """A learner that has seen nothing; `usual` are options that it has, if it knows them, unless told otherwise."""
@@ -65,13 +67,15 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         fields = {each.name for each in dataclasses.fields(kind)} - {"model"}
         for name in options:
             check_name("options", name, fields)
+        place = find_device(str(self.device))
+        options = {name: each.to(place) if isinstance(each, nn.Module) else each for name, each in options.items()}
         given: dict[str, Any] = {name: value for name, value in usual.items() if name in fields}
         given |= {"lr": self.lr, "average": self.average}
         if issubclass(kind, ReplayLearner):
             given["memory"] = self.memory
         given = {name: value for name, value in given.items() if value is not None}
         given |= {"criterion": criterion, "prepare": Scale() if self.scale else None, "seed": seed}
-        return kind(self._network(X.shape[1:], outputs, seed).to(find_device(str(self.device))), **(given | options))
+        return kind(self._network(X.shape[1:], outputs, seed).to(place), **(given | options))
 
     def _network(self, shape: Sequence[int], outputs: int, seed: int) -> nn.Module:
         if isinstance(self.model, nn.Module):
@@ -91,7 +95,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         task = None
         if learner.needs_tasks:
             self._tasks = 0 if epochs else getattr(self, "_tasks", -1) + 1
-            task, batches = self._tasks, [(x[part], y[part]) for part in rows]
+            task, batches = self._tasks, list(zip(x.split(self.batch_size), y.split(self.batch_size), strict=True))
             learner.start_task(batches)
         loss = x.new_zeros(())
         for part in rows:
@@ -105,8 +109,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         """Refuse what the learner would refuse, before anything changes."""
         if x.shape[1:] != self._shape:
             raise invalid("X", x, f"examples of shape {list(self._shape)}, as before")
-        if not x.is_floating_point():
-            self.learner_.predict(x[:SHEET])
+        for part in () if x.is_floating_point() else x.split(SHEET):
+            self.learner_.predict(part)  # of ids only the network knows which there are
 
     def _scores(self, x: Tensor) -> Tensor:
         return torch.cat([self.learner_.scores(part) for part in x.split(SHEET)])
@@ -347,7 +351,9 @@ def _mlp(shape: Sequence[int], outputs: int) -> nn.Module:
 
 
 def _target(y: NDArray[Any], learner: Learner) -> Tensor:
-    return torch.from_numpy(np.asarray(y, dtype=np.float64)).reshape(len(y), -1).to(learner.device, learner.dtype)
+    target = torch.from_numpy(np.array(y, dtype=np.float64)).reshape(len(y), -1).to(learner.device, learner.dtype)
+    check_finite("y", target)
+    return target
 
 
 def _numbered(y: NDArray[Any], labels: NDArray[Any], outputs: NDArray[np.int64]) -> Tensor:

@@ -43,8 +43,9 @@ class AnchoredLearner(Learner):
         """Measure distances from the weights as they are now."""
         self.anchor.copy_(flatten(self.weights).detach())
 
-    def _follow(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
-        super()._follow(moved)
+    def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        """Let anchor and importance follow; new weights have mattered to nothing yet."""
+        super().on_growth(moved)
         before, self.weights = self.weights, trainable(self.model)
         self.anchor = refit(self.anchor, before, self.weights)
         self.importance = refit(self.importance, before, map(torch.zeros_like, self.weights))

@@ -72,8 +72,9 @@ class CLSER(ReplayLearner):
         """The average that was asked for, else the stable one."""
         return super().predicting_weights() or self.stable.weights
 
-    def _follow(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
-        super()._follow(moved)
+    def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        """Let both averages follow."""
+        super().on_growth(moved)
         for average in (self.stable, self.plastic):
             average.follow(self.model)
 

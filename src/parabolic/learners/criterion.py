@@ -70,9 +70,9 @@ class Classes(Criterion):
 
     `loss` takes either, whole numbers `[n]` or weights of the classes `[n, classes]`, as torch's cross-entropy does.
 
-    >>> focal = lambda scores, target: (1 - (-F.cross_entropy(scores, target, reduction="none")).exp()).square()
-    >>> Classes(focal)(torch.zeros(2, 4), torch.tensor([0, 1]))
-    tensor(0.5625)
+    >>> missed = lambda scores, target: 1 - (-F.cross_entropy(scores, target, reduction="none")).exp()
+    >>> Classes(missed)(torch.zeros(2, 4), torch.tensor([0, 1]))
+    tensor(0.7500)
     """
 
     loss: Loss

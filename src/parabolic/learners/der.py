@@ -44,10 +44,11 @@ class DER(ReplayLearner):
             return loss
         return loss + self.alpha * mse_loss(self.model(recalled["x"]), recalled["logits"])
 
-    def _follow(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
-        super()._follow(moved)
+    def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        """Let the stored logits follow: of a class that was not known then, they are 0."""
+        super().on_growth(moved)
         _, head = last_linear(self.model)
-        self.past.widen("logits", head.out_features)  # of a class that was not known then: 0
+        self.past.widen("logits", head.out_features)
 
 
 class DERpp(DER):

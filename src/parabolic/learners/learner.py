@@ -208,12 +208,12 @@ class Learner:
             _, head = last_linear(self.model)
             check_head(head, self.classes)
             if classes > head.out_features:
-                self._follow(widen(head, classes, self.generator))
+                self.on_growth(widen(head, classes, self.generator))
                 self.criterion = self.error.widened(classes)
             self.classes = max(classes, self.classes or 0)
 
-    def _follow(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
-        """Let all that goes with the weights follow those that moved to where there are more rows."""
+    def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        """Let all that goes with single weights follow those that moved to where there are more rows."""
         follow(self.optim, moved)
         if self.averaged is not None:
             self.averaged.follow(self.model)
@@ -301,7 +301,8 @@ class Learner:
         """
         from parabolic.learners.saving import save
 
-        return save(self, path)
+        with self.lock:
+            return save(self, path)
 
     @classmethod
     def load(

@@ -105,8 +105,9 @@ class LwF(Learner):
                     for weight, slope in zip(weights, torch.autograd.grad(loss, weights), strict=True):
                         weight.sub_(slope, alpha=self.lr)
 
-    def _follow(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
-        super()._follow(moved)
+    def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        """Let the old model follow, and the notes on which classes are old."""
+        super().on_growth(moved)
         _, head = last_linear(self.teacher)
         more = self.head.out_features - head.out_features
         widen(head, self.head.out_features, self.generator)

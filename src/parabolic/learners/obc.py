@@ -70,8 +70,9 @@ class OBC(ReplayLearner):
             self.error(self.head(seen), drawn["y"]).backward()
         self.apply_gradients()
 
-    def _follow(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
-        super()._follow(moved)
+    def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        """Let the surrogate follow."""
+        super().on_growth(moved)
         follow(self.optim, widen(self.surrogate, self.head.out_features, self.generator))
 
     def state_dict(self) -> dict[str, Any]:

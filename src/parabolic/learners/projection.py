@@ -46,8 +46,9 @@ class ProjectedLearner(ReplayLearner):
         """The gradient to descend in place of `vector`."""
         raise NotImplementedError
 
-    def _follow(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
-        super()._follow(moved)
+    def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        """Go on with the weights as they are now."""
+        super().on_growth(moved)
         self.weights = trainable(self.model)
 
     def _past_gradient(self, x: Tensor, y: Tensor) -> Tensor:

@@ -61,9 +61,10 @@ class SI(AnchoredLearner):
         self.path.zero_()
         self.drop_anchor()
 
-    def _follow(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
+    def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        """Let the path integral follow too."""
         before = self.weights
-        super()._follow(moved)
+        super().on_growth(moved)
         self.path = refit(self.path, before, map(torch.zeros_like, self.weights))
 
     def state_dict(self) -> dict[str, Any]:

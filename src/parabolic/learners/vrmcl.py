@@ -137,9 +137,10 @@ class VRMCL(ReplayLearner):
             weight.grad = part
         self.apply_gradients()
 
-    def _follow(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
+    def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        """Let the vectors of all weights follow, and the notes on which classes were seen."""
         before = {name: self._named(getattr(self, name).detach()) for name in self._vectors}
-        super()._follow(moved)
+        super().on_growth(moved)
         self.weights = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
         for name, rest in zip(self._vectors, (None, self.rate, 0.0), strict=True):  # new weights have been as they are
             parts = [

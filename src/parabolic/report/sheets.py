@@ -38,7 +38,7 @@ def bridges_of(stream: Stream, options: Mapping[str, Any], *, batch: int = 32, s
     >>> usual = {"sigma_x": 0.03, "sigma_y": 0.01, "times": 5, "horizon": 1.0, "variant": "paper"}
     >>> strip = bridges_of(make_stream("seq-digits"), usual)
     >>> strip.paths.shape, strip.labels[0][0]
-    (torch.Size([2, 5, 1, 8, 8]), '0 100%')
+    (torch.Size([2, 5, 1, 8, 8]), '1 100%')
     """
     generator = torch.Generator().manual_seed(seed)
     return _strip(stream, [_arrivals(task, batch) for task in (stream[0], stream[-1])], options, generator)

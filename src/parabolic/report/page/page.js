@@ -143,8 +143,8 @@ function tell(keys) {
   const unusual = new Set(runs.flatMap(([, run]) => run.unusual));
   body.replaceChildren();
   if (done.length) body.append(tableOf(
-    ["seed", "Acc, %", "AAA, %", "forgetting, points", "training, s", "testing, s", "finished", "folder"],
-    done.map(([, run]) => [run.seed, ...run.figures, ...run.seconds, run.finished, make("code", run.folder)].map(each => each instanceof Node ? each : String(each))),
+    ["seed", "Acc, %", "AAA, %", "forgetting, points", "training, s", "testing, s", "finished, UTC", "folder"],
+    done.map(([, run]) => [run.seed, ...run.figures, ...run.seconds, run.finished.slice(0, 16).replace("T", " "), make("code", run.folder)].map(each => each instanceof Node ? each : String(each))),
   ));
   for (const [, run] of lost) body.append(make("h3", `Seed ${run.seed} failed`), make("p", run.reason), make("p", `${run.failed}, `, make("code", run.folder)), ...(run.trace ? [make("pre", run.trace)] : []));
   const commands = [...new Set(around.map(each => each.command))].filter(Boolean);
