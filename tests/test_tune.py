@@ -311,6 +311,21 @@ def test_a_damaged_storage_is_told_in_a_line(tmp_path, when):
     assert len(tune(Search(BLOBS), Store(tmp_path), trials=3, device="cpu").trials) == 3
 
 
+def test_a_process_killed_before_it_could_sign_its_trial_leaves_it_to_the_next(tmp_path):
+    code = (
+        "import os, optuna\n"
+        "optuna.Trial.set_user_attr = lambda *_: os.kill(os.getpid(), 9)\n"
+        "from test_tune import BLOBS, Search, Store, tune\n"
+        f"tune(Search(BLOBS), Store({str(tmp_path / 'runs')!r}), trials=2, device='cpu')\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, check=False, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    resumed = tune(Search(BLOBS), Store(tmp_path / "runs"), trials=2, device="cpu")
+    undisturbed = tune(Search(BLOBS), Store(tmp_path / "others"), trials=2, device="cpu")
+    assert len(resumed.trials) == 2
+    assert resumed.trials == undisturbed.trials
+
+
 def test_killed_or_stopped_at_any_moment_a_study_ends_like_an_undisturbed_one(tmp_path):
     command = [sys.executable, "-m", "parabolic", "tune", "--learner", "er", "--stream", "seq-blobs",
                "--trials", "6", "--seeds", "2", "--device", "cpu"]  # fmt: skip

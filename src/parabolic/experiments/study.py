@@ -35,6 +35,7 @@ __all__ = ["Pruner", "Study", "open_study"]
 
 PULSE = 10.0  # seconds between two signs of life
 SILENCE = 60.0  # after so many without one, a process is taken to be gone
+WORKER = "worker"  # under which a process puts its name to a trial and, from the start, to the study
 
 
 @contextmanager
@@ -66,6 +67,7 @@ class Study:
                 pruner=optuna.pruners.MedianPruner() if search.prune else optuna.pruners.NopPruner(),
             )  # fmt: skip
             self._check_definition(name)
+            self.study.set_user_attr(f"{WORKER} {_here()}", time.time())
         finally:
             guard.release()
 
@@ -92,7 +94,7 @@ class Study:
     def ask(self, count: int, total: int) -> list[optuna.Trial]:
         """Take up to `count` trials to work on, as long as the study has fewer than `total`."""
         for each in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            if _abandoned(each):
+            if self._abandoned(each):
                 self._retry(each.number, each.params)
         taken: list[optuna.Trial] = []
         while len(taken) < count and _places(self.study) < total:
@@ -100,7 +102,7 @@ class Study:
             if _places(self.study, before=trial.number) >= total:  # another process took the last place meanwhile
                 self.study.tell(trial, state=TrialState.FAIL)
                 break
-            trial.set_user_attr("worker", f"{platform.node()}:{os.getpid()}")
+            trial.set_user_attr(WORKER, _here())
             taken.append(trial)
         return taken
 
@@ -133,6 +135,19 @@ class Study:
         finally:
             done.set()
             thread.join()
+
+    def _abandoned(self, trial: FrozenTrial) -> bool:
+        """Whether the process that worked on a trial is gone: dead, if it was here, or silent for long."""
+        if WORKER in trial.user_attrs:
+            suspects = [trial.user_attrs[WORKER]]
+        else:  # killed before it could put its name to the trial: it was one of those that have worked on the study
+            known = (name.partition(" ") for name in self.study.user_attrs)
+            suspects = [worker for kind, _, worker in known if kind == WORKER and worker != _here()]
+        if suspects and all(_dead(each) for each in suspects):
+            return True
+        assert trial.datetime_start is not None
+        heard: float = trial.user_attrs.get("pulse", trial.datetime_start.timestamp())
+        return time.time() - heard > SILENCE
 
     def _retry(self, number: int, values: Mapping[str, Any]) -> None:
         """Mark a trial as failed and have its values tried again, unless it is finished or someone was faster."""
@@ -210,19 +225,22 @@ def _places(study: optuna.Study, before: int | None = None) -> int:
     )
 
 
-def _abandoned(trial: FrozenTrial) -> bool:
-    """Whether the process that worked on a trial is gone: dead, if it was here, or silent for long."""
-    host, _, pid = trial.user_attrs.get("worker", "").rpartition(":")
-    if host == platform.node() and os.name == "posix":
-        try:
-            os.kill(int(pid), 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:  # it lives, under another user
-            pass
-    assert trial.datetime_start is not None
-    heard: float = trial.user_attrs.get("pulse", trial.datetime_start.timestamp())
-    return time.time() - heard > SILENCE
+def _here() -> str:
+    return f"{platform.node()}:{os.getpid()}"
+
+
+def _dead(worker: str) -> bool:
+    """Whether a process was on this machine and is gone."""
+    host, _, pid = worker.rpartition(":")
+    if host != platform.node() or os.name != "posix":
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # it lives, under another user
+        pass
+    return False
 
 
 def _distribution(values: Range | Choices) -> BaseDistribution:
