@@ -92,10 +92,17 @@ def tradeoff_chart(scene: Scene) -> Figure:
         "layout": {
             "showlegend": len(methods) <= 6,  # else it would leave no room for the points
             "xaxis": _axis(f"training time of a run, s{', logarithmic' if wide else ''}")
-            | ({"type": "log", "dtick": "D2"} if wide else {"rangemode": "tozero"}),
+            | ({"type": "log", **_ticks(seconds)} if wide else {"rangemode": "tozero"}),
             "yaxis": _axis("accuracy at the end, %", range=[0, 101]),
         },
     }
+
+
+def _ticks(values: Sequence[float]) -> dict[str, Any]:
+    """1, 2 and 5 of every power of ten, written out: Plotly would write 0.5 as a small 5."""
+    powers = range(math.floor(math.log10(min(values))) - 1, math.ceil(math.log10(max(values))) + 2)
+    marks = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
+    return {"tickvals": marks, "ticktext": [f"{mark:g}" for mark in marks]}
 
 
 def forgetting_chart(scene: Scene) -> Figure:
