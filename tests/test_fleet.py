@@ -96,6 +96,22 @@ def test_counters_are_those_of_the_learner_and_its_memory():
     assert (learner.steps, learner.past.offered) == (0, 0)
 
 
+def test_a_replayed_step_carries_the_counters_on(monkeypatch):
+    """What a replay does on the device is stood in for: here only the host's side is looked at."""
+    learner = make("er", 0)
+    berth, x, y = Berth(learner), torch.randn(8, 2), torch.arange(8) % 4
+    for _ in range(4):
+        learner.step(x, y)
+    berth.graphs.why_not = ""
+    captured = []
+    monkeypatch.setattr(berth.graphs, "due", lambda key: not captured)
+    monkeypatch.setattr(berth.graphs, "run", lambda key, work: (captured[0], True) if captured else (work(), False))
+    captured.append(berth.step(x, y))
+    for _ in range(3):
+        berth.step(x, y)
+    assert (learner.steps, learner.past.offered) == (8, 64)
+
+
 def test_a_phase_tells_steps_of_different_shape_apart():
     """While memory has less than a replay batch, every step is code of its own."""
     learner, phases = make("er", 0), []

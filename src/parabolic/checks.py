@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["InputError", "check_finite", "check_name", "check_number", "invalid"]
+__all__ = ["InputError", "check_finite", "check_name", "check_number", "first_line", "invalid"]
 
 
 class InputError(ValueError):
@@ -47,6 +47,15 @@ def _brief(got: object) -> str:
 
 class Description(str):
     """Words that describe what came, shown as they are rather than quoted."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in short: its first line, or its kind where it says nothing.
+
+    >>> first_line(RuntimeError("out of memory\\nin a long story"))
+    'out of memory'
+    """
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def check_number(

@@ -32,19 +32,35 @@ SHEET = 4096  # examples that are predicted together
 class _Estimator(BaseEstimator):  # type: ignore[misc]
     """What both share: how data become tensors, and how a learner is made and goes through them."""
 
-    learner: str | type[Learner]
-    model: nn.Module | Factory | None
-    options: Mapping[str, Any] | None
-    memory: int
-    batch_size: int
-    epochs: int
-    lr: float | None
-    average: float | None
-    scale: bool
-    device: str | torch.device
-    random_state: Any
     learner_: Learner
     _shape: torch.Size
+
+    def __init__(
+        self,
+        learner: str | type[Learner] = "pcl",
+        *,
+        model: nn.Module | Factory | None = None,
+        options: Mapping[str, Any] | None = None,
+        memory: int = 200,
+        batch_size: int = 32,
+        epochs: int = 20,
+        lr: float | None = None,
+        average: float | None = None,
+        scale: bool = True,
+        device: str | torch.device = "cpu",
+        random_state: Any = None,
+    ) -> None:
+        self.learner = learner
+        self.model = model
+        self.options = options
+        self.memory = memory
+        self.batch_size = batch_size
+        self.epochs = epochs
+        self.lr = lr
+        self.average = average
+        self.scale = scale
+        self.device = device
+        self.random_state = random_state
 
     def _examples(self, X: Any) -> Tensor:
         """What is to be predicted, as the learner takes it."""
@@ -153,33 +169,6 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     classes_: NDArray[Any]
     _outputs: NDArray[np.int64]  # of each of them, which output of the network is its score
 
-    def __init__(
-        self,
-        learner: str | type[Learner] = "pcl",
-        *,
-        model: nn.Module | Factory | None = None,
-        options: Mapping[str, Any] | None = None,
-        memory: int = 200,
-        batch_size: int = 32,
-        epochs: int = 20,
-        lr: float | None = None,
-        average: float | None = None,
-        scale: bool = True,
-        device: str | torch.device = "cpu",
-        random_state: Any = None,
-    ) -> None:
-        self.learner = learner
-        self.model = model
-        self.options = options
-        self.memory = memory
-        self.batch_size = batch_size
-        self.epochs = epochs
-        self.lr = lr
-        self.average = average
-        self.scale = scale
-        self.device = device
-        self.random_state = random_state
-
     def fit(self, X: Any, y: Any) -> Self:
         """Learn from examples and their labels, and forget all that was learned before."""
         return self._begin(X, y, None, self.epochs)
@@ -272,18 +261,11 @@ class ParabolicRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         device: str | torch.device = "cpu",
         random_state: Any = None,
     ) -> None:
-        self.learner = learner
+        super().__init__(
+            learner, model=model, options=options, memory=memory, batch_size=batch_size, epochs=epochs, lr=lr,
+            average=average, scale=scale, device=device, random_state=random_state,
+        )  # fmt: skip
         self.loss = loss
-        self.model = model
-        self.options = options
-        self.memory = memory
-        self.batch_size = batch_size
-        self.epochs = epochs
-        self.lr = lr
-        self.average = average
-        self.scale = scale
-        self.device = device
-        self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> Self:
         """Learn from examples and their targets, and forget all that was learned before."""

@@ -8,8 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import joblib
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -21,6 +19,7 @@ from parabolic.cli.tables import Format, Intervals, Output, show
 from parabolic.cli.tracking import Track
 from parabolic.engine import ProgressBar
 from parabolic.experiments import Record, Store
+from parabolic.experiments.grid import worker_devices
 from parabolic.experiments.paper import NAMES, SEEDS, Estimates, Plan, Rows, Selection, measure_bounds
 from parabolic.experiments.run import environment, find_device
 from parabolic.report import FORMATS
@@ -81,11 +80,9 @@ def paper(
 
 def _like_here(store: Store, device: str, workers: int | None) -> tuple[Iterator[Record], int]:
     """The runs that were trained on such a device, and how many would be trained at once."""
-    place = find_device(device)
-    here = environment(place)["device"]
-    every = joblib.cpu_count() if place.type == "cpu" else torch.cuda.device_count()
+    here = environment(find_device(device))["device"]
     alike = (record for record in store if record.environment.get("device") == here)
-    return alike, every if workers is None else max(workers, 1)
+    return alike, 1 if workers == 0 else len(worker_devices(device, workers))
 
 
 def _tell_plans(plans: dict[str, Plan], at_once: int, format: str) -> None:

@@ -65,13 +65,12 @@ def tune_one(
     """Find values that suit a learner, on training examples that are held out, and keep the best as a preset."""
     spec = RunSpec.from_settings(learner, read_settings(settings), stream=stream, memory=memory)
     search = Search(spec, read_settings(space, "--space", "lr=0.01:0.3:log"), metric, seeds, validation, seed, prune)
-    with ProgressBar(runs=trials) as bar:
+    with ProgressBar(many=trials) as bar:
         bar.title = f"{learner} on {stream}"
 
         def watch(done: list[Trial]) -> None:
-            if bar.all is not None:
-                best = max(trial.score or 0.0 for trial in done)
-                bar.progress.update(bar.all, description="trials", completed=len(done), note=f"best {best:.1f} %")
+            best = max((trial.score or 0.0 for trial in done), default=0.0)
+            bar.count("trials", len(done), f"best {best:.1f} %")
 
         try:
             tuned = tune(

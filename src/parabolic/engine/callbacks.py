@@ -9,13 +9,13 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from parabolic.learners import Learner
 from parabolic.streams import Stream
 
-__all__ = ["Callback", "ProgressBar", "State"]
+__all__ = ["Bar", "Callback", "ProgressBar", "State"]
 
 
 @dataclass
@@ -59,28 +59,21 @@ class Callback:
         """After the last task."""
 
 
-class ProgressBar(Callback):
-    """A bar with task, steps, loss, accuracy so far and time left; silent where the output is not a terminal.
+class Bar:
+    """Bars of progress, each with a note, within a `with`; silent where the output is not a terminal."""
 
-    As a context manager it lives through several runs; `runs` is how many there are to be.
-    """
-
-    def __init__(self, console: Console | None = None, *, runs: int = 1, every: int = 20) -> None:
+    def __init__(self, console: Console | None, time_left: ProgressColumn) -> None:
         self.console = console or Console(stderr=True)
-        self.every = every
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[note]}"),
-            TimeRemainingColumn(),
+            time_left,
             console=self.console,
             disable=not self.console.is_terminal,
             transient=True,
         )
-        self.all = self.progress.add_task("runs", total=runs, note="") if runs > 1 else None
-        self.one = self.progress.add_task("run", total=None, note="")
-        self.title = ""
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -91,10 +84,25 @@ class ProgressBar(Callback):
     ) -> None:
         self.progress.stop()
 
-    def finish_run(self) -> None:
-        """Count one run as done, whether it was trained now or found finished."""
+
+class ProgressBar(Bar, Callback):
+    """A bar with task, steps, loss, accuracy so far and time left.
+
+    It lives through several runs; where these are steps of something larger, `many` is of how many, and `count` tells
+    how far that is.
+    """
+
+    def __init__(self, console: Console | None = None, *, many: int = 1, every: int = 20) -> None:
+        super().__init__(console, TimeRemainingColumn())
+        self.every = every
+        self.all = self.progress.add_task("", total=many, note="") if many > 1 else None
+        self.one = self.progress.add_task("run", total=None, note="")
+        self.title = ""
+
+    def count(self, what: str, done: int, note: str = "") -> None:
+        """Say how many of the larger steps are done."""
         if self.all is not None:
-            self.progress.advance(self.all)
+            self.progress.update(self.all, description=what, completed=done, note=note)
 
     def on_start(self, state: State) -> None:
         """Start the bar of a run."""

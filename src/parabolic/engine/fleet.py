@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parabolic.checks import invalid
+from parabolic.checks import first_line, invalid
 from parabolic.engine.graphs import Graphs
 from parabolic.learners import Learner
 from parabolic.streams import Stream
@@ -33,7 +33,8 @@ class Berth:
         self.graphs = Graphs(self.device, learner.generator, learner.waits and f"{learner.name}: {learner.waits}")
         self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._places: dict[Hashable, list[Tensor | None]] = {}  # where graphs find their inputs, by kind and shape
-        self._counted: dict[Hashable, dict[str, int]] = {}  # what a replayed step adds to the host's counters
+        # What a replayed step adds to which of the host's counters.
+        self._counted: dict[Hashable, list[tuple[Any, str, int]]] = {}
 
     @property
     def manner(self) -> str:
@@ -60,8 +61,8 @@ class Berth:
             return self._capture(key, work)
         loss, replayed = graphs.run(key, work)
         if replayed:
-            now = counters(learner)
-            set_counters(learner, {name: now[name] + more for name, more in self._counted[key].items()})
+            for holder, name, more in self._counted[key]:
+                setattr(holder, name, getattr(holder, name) + more)
         made: Tensor = loss
         return made
 
@@ -73,14 +74,13 @@ class Berth:
         right = torch.zeros(len(stream) + 1, dtype=torch.long, device=self.device)
         sizes = torch.tensor([len(task.test_rows) for task in tasks])
         numbers = torch.repeat_interleave(sizes).to(rows.device)
-        seen = torch.zeros(stream.classes, dtype=torch.bool)
+        seen = torch.zeros(stream.classes, dtype=torch.bool, device=self.device)
         seen[stream.seen(row)] = True
         for some, number in zip(rows.split(size), numbers.split(size), strict=True):
             x, y = tasks[0].test.take(some)
-            given = (x, y, number, seen, right)
             if self.graphs.why_not:
-                x, y, number, mask, right = (each.to(self.device) for each in given)
-                _mark(self.learner, x, y, number, mask, right)
+                x, y, number = (each.to(self.device) for each in (x, y, number))
+                _mark(self.learner, x, y, number, seen, right)
                 continue
             if len(some) < size:  # one graph is to do for all
                 x, y = (torch.cat([each, each[:1].expand(size - len(some), *each.shape[1:])]) for each in (x, y))
@@ -113,14 +113,19 @@ class Berth:
                 # Nothing has happened on the device: set the counters back, and do without graphs from here on.
                 set_counters(self.learner, before)
                 torch.cuda.synchronize(self.device)
-                why_not = (str(error).splitlines() or [type(error).__name__])[0]
+                why_not = first_line(error)
         if why_not:
             self.graphs.why_not = f"{self.learner.name}: its step cannot be captured ({why_not})"
             warnings.warn(self.graphs.why_not, RuntimeWarning, stacklevel=3)
             loss = work()
         else:
-            after = counters(self.learner)
-            self._counted[key] = {name: value - before[name] for name, value in after.items() if value != before[name]}
+            holders = _holders(self.learner)
+            self._counted[key] = [
+                (holders[part], own, value - before[name])
+                for name, value in counters(self.learner).items()
+                for part, _, own in [name.rpartition(".")]
+                if value != before[name]
+            ]
         made: Tensor = loss
         return made
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from parabolic.checks import InputError, invalid
+from parabolic.checks import InputError, first_line, invalid
 from parabolic.engine.callbacks import Callback, State
 from parabolic.engine.checkpoints import Checkpoints, Progress
 from parabolic.engine.feed import at_hand, feed
@@ -255,13 +255,11 @@ def _naming(states: list[State]) -> Iterator[None]:
         yield
     except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
         who = f"{_who(states[0])}" + (f" and {len(states) - 1} beside it" if len(states) > 1 else "")
-        said = (str(error).splitlines() or [type(error).__name__])[0]
         remedy = "train fewer runs at once, or smaller batches" if isinstance(error, torch.OutOfMemoryError) else (
             "start again: what was finished before is kept"
         )  # fmt: skip
-        raise DeviceFailed(
-            f"{who}: the device failed in task {states[0].task + 1}, after step {states[0].step}: {said} ({remedy})"
-        ) from error
+        where = f"task {states[0].task + 1}, after step {states[0].step}"
+        raise DeviceFailed(f"{who}: the device failed in {where}: {first_line(error)} ({remedy})") from error
 
 
 def _who(state: State) -> str:

@@ -18,7 +18,7 @@ from parabolic.experiments.spec import RunSpec
 from parabolic.experiments.store import Record, Store
 from parabolic.experiments.work import Job, News
 
-__all__ = ["ENGINES", "Event", "Failure", "Outcome", "run_grid"]
+__all__ = ["ENGINES", "Event", "Failure", "Outcome", "run_grid", "worker_devices"]
 
 ENGINES = ("local", "ray")
 POLL = 0.5  # seconds until a run that another grid is at is looked at again
@@ -117,13 +117,20 @@ def _crew(engine: str, workers: int | None, address: str | None, device: str, gp
         from parabolic.experiments.cluster import Cluster
 
         return Cluster(address, workers, device, gpus)
+    return Here(str(find_device(device))) if workers == 0 else Processes(worker_devices(device, workers))
+
+
+def worker_devices(device: str, workers: int | None = None) -> list[str]:
+    """The device of each worker process on this machine: one process for each core or GPU, unless told how many.
+
+    >>> worker_devices("cpu", 2)
+    ['cpu', 'cpu']
+    """
     place = find_device(device)
-    if workers == 0:
-        return Here(str(place))
     if place.type == "cpu":
-        return Processes(["cpu"] * (workers or joblib.cpu_count()))
+        return ["cpu"] * (workers or joblib.cpu_count())
     every = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if place.index is None else [str(place)]
-    return Processes([every[number % len(every)] for number in range(workers or len(every))])
+    return [every[number % len(every)] for number in range(workers or len(every))]
 
 
 class _Grid:
