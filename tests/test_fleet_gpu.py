@@ -17,7 +17,7 @@ from parabolic.streams import CropFlip
 
 pytestmark = pytest.mark.gpu
 
-BATCH, CLASSES = 12, 6
+BATCH, CLASSES = 32, 6  # some operations wait for the device only where there is much to do: so, the usual size
 # Of a task: eight whole batches and a short one.
 TASK = 8 * BATCH + 5
 
@@ -27,7 +27,7 @@ class Residual(nn.Sequential):
 
     def __init__(self):
         super().__init__(
-            Stem(3, 8, 3, padding=1, bias=False), Norm(8), Block(8, 16, stride=2), Block(16, 16, stride=1),
+            Stem(3, 8, 3, padding=1), Norm(8), Block(8, 16, stride=2), Block(16, 16, stride=1),
             nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, CLASSES),
         )  # fmt: skip
 
@@ -38,7 +38,7 @@ def make(name, seed, model="convnet", precision="fp32", **options):
     net = computing_in(net.cuda(), precision, channels_last=model == "residual")
     cls = find_learner(name)
     if issubclass(cls, ReplayLearner):
-        options = {"memory": 40, "replay": 16} | options
+        options = {"memory": 70, "replay": 32} | options
     return cls(net, seed=seed, augment=CropFlip(1), classes=CLASSES, **options)
 
 
@@ -113,6 +113,15 @@ def test_captured_steps_are_the_eager_ones_in_any_precision(name, precision):
     same(eager.learners[0], fleet.learners[0])
 
 
+@pytest.mark.parametrize(("name", "more"), [("er", {}), ("pcl", {"average": 0.9, "advice": 0.3})])
+def test_captured_steps_with_balance_are_the_eager_ones(name, more):
+    with numerics("bf16"):
+        eager, _ = go([make(name, 0, "residual", "bf16", balance=1.0, **more)], captured=False)
+        fleet, _ = go([make(name, 0, "residual", "bf16", balance=1.0, **more)], captured=True)
+    assert fleet.berths[0].manner == "captured"
+    same(eager.learners[0], fleet.learners[0])
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", sorted(known_learners()))
 def test_replicas_of_a_fleet_are_solo_runs(name, precision):
@@ -176,7 +185,7 @@ class Peeking(ER):
 def test_a_step_that_waits_for_the_host_goes_on_eagerly_and_says_why():
     def peeking():
         plain = make("er", 0)
-        return Peeking(plain.model, memory=40, replay=16, augment=CropFlip(1), classes=CLASSES)
+        return Peeking(plain.model, memory=70, replay=32, augment=CropFlip(1), classes=CLASSES)
 
     with numerics("fp32"):
         eager, _ = go([peeking()], captured=False)

@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parabolic.checks import check_name, invalid
+from parabolic.convolution import convolve
 from parabolic.plugins import load_object
 
-__all__ = ["BACKBONES", "MLP", "Block", "ConvNet", "Norm", "ResNet18", "Stem", "make_backbone"]
+__all__ = ["BACKBONES", "MLP", "Block", "ConvNet", "Convolution", "Norm", "ResNet18", "Stem", "make_backbone"]
 
 
 class MLP(nn.Sequential):
@@ -71,7 +72,7 @@ class ResNet18(nn.Module):
     def __init__(self, shape: Sequence[int], classes: int, width: int = 64) -> None:
         super().__init__()
         self.arguments = {"shape": tuple(shape), "classes": classes, "width": width}
-        self.stem = Stem(_channels("resnet18", shape), width, 3, padding=1, bias=False)
+        self.stem = Stem(_channels("resnet18", shape), width, 3, padding=1)
         self.norm = Norm(width)
         blocks, before = [], width
         for stage in range(4):
@@ -92,13 +93,13 @@ class Block(nn.Module):
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
+        self.conv1 = Convolution(before, after, 3, stride, padding=1)
         self.norm1 = Norm(after)
-        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        self.conv2 = Convolution(after, after, 3, padding=1)
         self.norm2 = Norm(after)
         self.shortcut = nn.Sequential()
         if stride != 1 or before != after:
-            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), Norm(after, relu=False))
+            self.shortcut = nn.Sequential(Convolution(before, after, 1, stride), Norm(after, relu=False))
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's feature maps."""
@@ -133,10 +134,28 @@ class Norm(nn.BatchNorm2d):
     def _fused(self, x: Tensor) -> bool:
         """Whether the one operation can do it: by running statistics it has no gradient, and one value no deviation."""
         fits = x.is_cuda and x.is_contiguous(memory_format=torch.channels_last) and x.numel() > x.shape[1]
-        return fits and (self.training or not torch.is_grad_enabled()) and has_triton()
+        return fits and not in_transform() and (self.training or not torch.is_grad_enabled()) and has_triton()
 
 
-class Stem(nn.Conv2d):
+class Convolution(nn.Conv2d):
+    """A convolution without bias; on a GPU, one whose gradient is soon differentiated in its turn."""
+
+    def __init__(self, before: int, after: int, size: int, stride: int = 1, padding: int = 0) -> None:
+        super().__init__(before, after, size, stride, padding, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The feature maps."""
+        return self._of(x, self.weight)
+
+    def _of(self, x: Tensor, weight: Tensor) -> Tensor:
+        stride, padding = cast(tuple[int, int], self.stride), cast(tuple[int, int], self.padding)
+        mixed = torch.is_autocast_enabled("cuda") and weight.dtype == torch.float32
+        if not x.is_cuda or mixed or not torch.is_grad_enabled() or in_transform():
+            return F.conv2d(x, weight, None, stride, padding)
+        return convolve(x.to(weight.dtype), weight, stride, padding)
+
+
+class Stem(Convolution):
     """A convolution of images as they come; on a GPU, fast for multiples of eight channels only, filled up to one."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -145,7 +164,12 @@ class Stem(nn.Conv2d):
         if not more or not x.is_cuda:
             return super().forward(x)
         x, weight = (F.pad(each, (0, 0, 0, 0, 0, more)) for each in (x, self.weight))
-        return F.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation)
+        return self._of(x, weight)
+
+
+def in_transform() -> bool:
+    """Whether a transform of torch.func is at work, which knows nothing of operations of our own."""
+    return bool(torch._C._are_functorch_transforms_active())
 
 
 @functools.cache

@@ -63,7 +63,7 @@ class _Half:
         cast.__enter__()
         self.opened.append((cast, places))
         if places:
-            halves = _ToHalf.apply(*[weight for _, _, weight in places])  # type: ignore[no-untyped-call]
+            halves = _Cast.apply(torch.bfloat16, *[weight for _, _, weight in places])  # type: ignore[no-untyped-call]
             for (weights, name, _), half in zip(places, halves, strict=True):
                 weights[name] = half
 
@@ -75,24 +75,22 @@ class _Half:
         return output.float() if isinstance(output, Tensor) else output  # nothing, where the pass has failed
 
 
-class _ToHalf(torch.autograd.Function):
-    """Several float32 tensors to bfloat16 in one kernel, and their gradients back in one."""
+class _Cast(torch.autograd.Function):
+    """Several tensors to another type in one kernel, and their gradients back in one."""
 
     @staticmethod
-    def forward(_ctx: Any, *weights: Tensor) -> tuple[Tensor, ...]:
-        halves = [torch.empty_like(weight, dtype=torch.bfloat16) for weight in weights]
-        torch._foreach_copy_(halves, list(weights))
-        return tuple(halves)
+    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.back = tensors[0].dtype
+        ctx.set_materialize_grads(False)
+        made = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+        torch._foreach_copy_(made, list(tensors))
+        return tuple(made)
 
     @staticmethod
-    def backward(_ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # to be differentiated again
-            return tuple(None if each is None else each.float() for each in slopes)
+    def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
         given = [each for each in slopes if each is not None]
-        wide = [torch.empty_like(each, dtype=torch.float32) for each in given]
-        torch._foreach_copy_(wide, given)
-        left = iter(wide)
-        return tuple(None if each is None else next(left) for each in slopes)
+        back = iter(_Cast.apply(ctx.back, *given) if given else ())  # type: ignore[no-untyped-call]
+        return None, *[None if each is None else next(back) for each in slopes]
 
 
 @contextmanager

@@ -42,7 +42,7 @@ class MixupER(ReplayLearner):
     def _mixup(self, recalled: Batch, arriving: Tensor) -> Tensor:
         """The mean loss of a random matching of the recalled examples that may be mixed; 0 where there are none."""
         x, y = recalled["x"], recalled["y"]
-        old = ~torch.isin(y, arriving) if self.exclude else torch.ones_like(y, dtype=torch.bool)
+        old = (y[:, None] != arriving).all(1) if self.exclude else torch.ones_like(y, dtype=torch.bool)
         # Those to mix come first, once in their order and once shuffled: so the shape does not depend on their number.
         one = (~old).int().argsort(stable=True)
         order = torch.rand(len(y), generator=self.generator, dtype=torch.float64, device=y.device)

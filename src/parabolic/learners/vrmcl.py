@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
@@ -12,8 +12,8 @@ from torch.nn.functional import pad
 from parabolic.checks import Description, invalid
 from parabolic.learners.boundary import checked
 from parabolic.learners.functional import only, scores_by
-from parabolic.learners.gradients import flatten
 from parabolic.learners.head import last_linear, overlaid
+from parabolic.learners.layout import Layout
 from parabolic.learners.learner import Batches, ReplayLearner, join
 from parabolic.memory import Batch
 from parabolic.options import option
@@ -60,9 +60,8 @@ class VRMCL(ReplayLearner):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.weights = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
-        # Vectors of all weights have them as they lie in memory, so that to cut one into weights moves no number.
-        self._channels_last = [weight.ndim > 2 and not weight.is_contiguous() for weight in self.weights.values()]
-        self.previous = self._flat(self.weights.values()).detach().requires_grad_()
+        self._layout = Layout(self.weights.values())  # of vectors of all weights
+        self.previous = self._layout.join(self.weights.values()).detach().requires_grad_()
         self.rates = torch.full_like(self.previous, self.rate).requires_grad_()
         self.velocity = torch.zeros_like(self.previous)
         self.tasks = 0  # how many have started
@@ -90,7 +89,7 @@ class VRMCL(ReplayLearner):
             classes.index_fill_(0, batch["y"], True)  # should start_task not have told of one
         with torch.no_grad():
             self.model(join(batch, recalled)[0])  # for batch-norm statistics, which follow the model's own weights
-        now = self.ahead(self._flat(self.weights.values()), self.rates, batch, recalled)
+        now = self.ahead(self._layout.join(self.weights.values()), self.rates, batch, recalled)
         if self.steps == 0:
             return now
         before = self.ahead(self.previous, self.rates.detach(), batch, recalled)
@@ -125,15 +124,16 @@ class VRMCL(ReplayLearner):
         *own, of_rates, before = torch.autograd.grad(
             loss, [*weights, self.rates, self.previous], materialize_grads=True
         )
+        now = self._layout.join(own)
         now, of_rates, before = (
-            each * (self.clip / (each.norm() + 1e-6)).clamp(max=1) for each in (self._flat(own), of_rates, before)
+            each * (self.clip / (each.norm() + 1e-6)).clamp(max=1) for each in (now, of_rates, before)
         )
         with torch.no_grad():
             self.velocity.sub_(before).mul_(self.momentum).add_(now)
             self.rates.sub_(self.rate_lr * of_rates)
-            self.previous.copy_(self._flat(weights))
+            self.previous.copy_(self._layout.join(weights))
         # A copy, as an optimiser may change a gradient in place.
-        for weight, part in zip(weights, self._named(self.velocity.clone()).values(), strict=True):
+        for weight, part in zip(weights, self._layout.views(self.velocity.clone()), strict=True):
             weight.grad = part
         self.apply_gradients()
 
@@ -142,12 +142,13 @@ class VRMCL(ReplayLearner):
         before = {name: self._named(getattr(self, name).detach()) for name in self._vectors}
         super().on_growth(moved)
         self.weights = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
+        self._layout = Layout(self.weights.values())
         for name, rest in zip(self._vectors, (None, self.rate, 0.0), strict=True):  # new weights have been as they are
             parts = [
                 overlaid(part, weight.detach() if rest is None else torch.full_like(weight, rest))
                 for part, weight in zip(before[name].values(), self.weights.values(), strict=True)
             ]
-            setattr(self, name, self._flat(parts).requires_grad_(name != "velocity"))
+            setattr(self, name, self._layout.join(parts).requires_grad_(name != "velocity"))
         more = last_linear(self.model)[1].out_features - len(self.seen)
         for each in ("current", "seen"):
             setattr(self, each, pad(getattr(self, each), (0, max(more, 0))))
@@ -161,7 +162,7 @@ class VRMCL(ReplayLearner):
         """Go on from the state of another learner of the same kind, model and memory size."""
         super().load_state_dict(state)
         for name in self._vectors:
-            for weight, part in self._named(getattr(self, name).detach()).items():
+            for weight, part in zip(self.weights, self._layout.views(getattr(self, name).detach()), strict=True):
                 part.copy_(state[name][weight])
         if len(state["seen"]) > len(self.seen):
             self._reserve(len(state["seen"]))
@@ -176,15 +177,6 @@ class VRMCL(ReplayLearner):
     def _scores(self, weights: Tensor, x: Tensor) -> Tensor:
         return scores_by(self._named(weights), self.model, x)
 
-    def _flat(self, tensors: Iterable[Tensor]) -> Tensor:
-        """Tensors in the shapes of the weights as one vector."""
-        each = zip(tensors, self._channels_last, strict=True)
-        return flatten(tensor.movedim(1, -1) if last else tensor for tensor, last in each)
-
     def _named(self, vector: Tensor) -> dict[str, Tensor]:
-        """The parts of such a vector, in the names and shapes of the weights."""
-        named = {}
-        parts = vector.split([weight.numel() for weight in self.weights.values()])
-        for (name, weight), part, last in zip(self.weights.items(), parts, self._channels_last, strict=True):
-            named[name] = part.view_as(weight.movedim(1, -1)).movedim(-1, 1) if last else part.view_as(weight)
-        return named
+        """The parts of such a vector, by the names of the weights."""
+        return dict(zip(self.weights, self._layout.cut(vector), strict=True))
