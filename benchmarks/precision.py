@@ -1,7 +1,7 @@
 """What bfloat16 costs in accuracy: PCL and ER on Seq-CIFAR-100 in three precisions, ten seeds each.
 
-    python benchmarks/precision.py                        # needs a GPU and `parabolic data prepare cifar100`
-    python benchmarks/precision.py --runs FOLDER --seconds 500
+    python benchmarks/precision.py                 # the table of the runs that are on record: no GPU needed
+    python benchmarks/precision.py --no-records    # train them, on a GPU, after `parabolic data prepare cifar100`
 
 Runs are kept in a store, so that the experiment can be cut into portions: a later call trains what is missing. Every
 precision is compared with float32 by Welch's test.
@@ -12,15 +12,17 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from parabolic.experiments import Record, RunSpec, Store, execute_fleet
+from parabolic.experiments.records import BackedStore, Records
 from parabolic.experiments.run import Yard
 from parabolic.statistics import Summary, welch
 
-LEARNERS = {"pcl": {"variant": "reference"}, "er": {"lr": 0.05}}
+LEARNERS: dict[str, dict[str, Any]] = {"pcl": {}, "er": {"lr": 0.05}}
 PRECISIONS = ("bf16", "tf32", "fp32")  # the fastest first
 FLEET = 5
 
@@ -34,11 +36,13 @@ def specs(learner: str, precision: str, seeds: int) -> list[RunSpec]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=Path, default=Path("results/precision"), help="where runs are kept")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where runs are kept")
+    parser.add_argument("--no-records", action="store_true", help="train all that is not in there")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no fleet after so long")
     asked = parser.parse_args()
-    store, yard, started = Store(asked.runs), Yard(), time.perf_counter()
+    store = Store(asked.runs) if asked.no_records else BackedStore(asked.runs, Records.ours())
+    yard, started = Yard(), time.perf_counter()
     for precision in PRECISIONS:
         for learner in LEARNERS:
             missing = [spec for spec in specs(learner, precision, asked.seeds) if store.find(spec) is None]

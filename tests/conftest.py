@@ -36,6 +36,12 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def _no_records(monkeypatch, tmp_path_factory):
+    """What tests find must not depend on the records that the project has by now."""
+    monkeypatch.setenv("PARABOLIC_RECORDS", str(tmp_path_factory.getbasetemp() / "no records"))
+
+
 @pytest.fixture
 def parabolic(monkeypatch, capsys, tmp_path):
     """Call the command in an empty folder; returns exit code, output and errors."""

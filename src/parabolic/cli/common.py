@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from parabolic.checks import invalid
+from parabolic.experiments import RunSpec
+from parabolic.options import options_of
 
 __all__ = [
     "Again",
@@ -25,6 +28,7 @@ __all__ = [
     "Where",
     "read_settings",
     "read_where",
+    "settings_of_each",
 ]
 
 Set = Annotated[
@@ -76,3 +80,23 @@ def read_where(where: list[str] | None, learner: str | None, stream: str | None)
     """Which runs are wanted, by the values of their settings."""
     named = {name: value for name, value in (("learner", learner), ("stream", stream)) if value is not None}
     return read_settings(where, "--where", "lr=0.05") | named
+
+
+def settings_of_each(learners: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """The settings of each of several rows, given the learner of each: `name=value` goes to those whose learner has it,
+    `row.name=value` to that one.
+
+    What none of them has goes to all, to be refused with the nearest name.
+    """
+    fields = options_of(RunSpec).keys()
+    known = {row: RunSpec.learner_options(learner).keys() | fields for row, learner in learners.items()}
+    given: dict[str, dict[str, str]] = {row: {} for row in learners}
+    for key, text in settings.items():
+        named, _, own = key.rpartition(".")
+        if named in learners:
+            given[named][own] = text
+            continue
+        having = [row for row in learners if key in known[row]]
+        for row in having or learners:
+            given[row].setdefault(key, text)
+    return given

@@ -12,8 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from parabolic.checks import Description, invalid
 from parabolic.cli.common import Json, OnlyLearner, OnlyStream, Runs, Where, read_where
-from parabolic.experiments import Store
+from parabolic.experiments import Store, write_records
+from parabolic.experiments.paper import is_stand_in
 from parabolic.files import disk_errors
 from parabolic.report.runs import Row, row_of, select, settings_of, write_csv, write_parquet
 
@@ -29,6 +31,9 @@ def list_runs(
     failed: Annotated[bool, typer.Option("--failed", help="Those that failed when they were last tried.")] = False,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all columns as CSV.")] = None,
     parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all columns as Parquet.")] = None,
+    records: Annotated[
+        Path | None, typer.Option(metavar="FILE.jsonl", help="Merge them into a file of records, to be kept for good.")
+    ] = None,
     runs: Runs = Path("runs"),
     as_json: Json = False,
 ) -> None:
@@ -41,24 +46,51 @@ def list_runs(
         if path is not None:
             with disk_errors("file", path, "free some space or name another file"):
                 write(rows, path)
+    written = {} if records is None else _keep(store, rows, records, failed)
     unreadable = {str(path): reason for path, reason in store.unreadable().items()}
     if as_json:
-        print(json.dumps({"runs": rows, "failed": len(lost), "unreadable": unreadable}, indent=1))
+        more = {"records": written} if records is not None else {}
+        print(json.dumps({"runs": rows, "failed": len(lost), "unreadable": unreadable, **more}, indent=1))
         return
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = WIDE
-    if csv is None and parquet is None:
+    if csv is None and parquet is None and records is None:
         show = _show_failed if failed else _show
         show(rows, console)
     console.print(Text(f"{len(rows)} {'failed ' if failed else ''}runs in {runs}"))
     for path in (csv, parquet):
         if path is not None:
             console.print(Text(f"Written: {path}"))
+    if records is not None:
+        left_out = [f"{written[what]} {what} left out" for what in ("stand-ins", "trials") if written[what]]
+        told = ", ".join([f"{written['written']} runs written", f"{written['there']} there now", *left_out])
+        console.print(Text(f"Records: {records} ({told})"))
     if lost and not failed:
         console.print(f"{len(lost)} more failed when they were last tried: parabolic runs --failed")
     for name, reason in unreadable.items():
         console.print(Text(f"Cannot be read: {name} ({reason})"))
+
+
+def _keep(store: Store, rows: list[Row], path: Path, failed: bool) -> dict[str, int]:
+    """Merge runs into a file of records. What no result rests on is left out: stand-ins, and trials of a search."""
+    if failed:
+        raise invalid("--records", Description("runs that failed"), "finished runs", "leave --failed out")
+    if path.suffix != ".jsonl":
+        raise invalid("--records", str(path), "a file called NAME.jsonl", "only such files are read as records")
+    chosen = {row["key"] for row in rows}
+    runs = [record for record in store if record.key in chosen]
+    quick = [record for record in runs if is_stand_in(record.spec)]
+    tried = [record for record in runs if record.spec.get("scenario", {}).get("validation")]
+    left_out = {record.key for record in (*quick, *tried)}
+    kept = [record for record in runs if record.key not in left_out]
+    if not kept:
+        got = Description(
+            f"{len(runs)} runs, of which {len(quick)} are stand-ins of `paper --quick`, {len(tried)} trials"
+        )
+        raise invalid("--records", got, "at least one that counts as a result", "train it, or choose others")
+    there = write_records(kept, path)
+    return {"written": len(kept), "there": there, "stand-ins": len(quick), "trials": len(tried)}
 
 
 def _show(rows: list[Row], console: Console) -> None:

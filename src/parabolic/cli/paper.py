@@ -18,9 +18,21 @@ from parabolic.cli.grids import Address, Engine, Fleet, Gpus, Workers, close_gri
 from parabolic.cli.tables import Format, Intervals, Output, show
 from parabolic.cli.tracking import Track
 from parabolic.engine import ProgressBar
-from parabolic.experiments import Record, Store
+from parabolic.experiments import BackedStore, Outcome, Record, Records, Store, is_record
 from parabolic.experiments.grid import worker_devices
-from parabolic.experiments.paper import NAMES, SEEDS, Estimates, Plan, Rows, Selection, measure_bounds
+from parabolic.experiments.paper import (
+    NAMES,
+    PLUS,
+    SEEDS,
+    Estimates,
+    Missing,
+    Plan,
+    Selection,
+    Tuning,
+    find_bounds,
+    lacking_data,
+    measure_bounds,
+)
 from parabolic.experiments.run import environment, find_device
 from parabolic.report import FORMATS
 from parabolic.report.paper import paper_results
@@ -37,6 +49,14 @@ def paper(
     quick: Annotated[
         bool, typer.Option("--quick", help="The same tables on the embedded digits: in minutes, nothing to download.")
     ] = False,
+    tuned: Annotated[
+        bool,
+        typer.Option("--tuned", help="With the values of presets: LEARNER-STREAM, and pcl-plus in a row of its own."),
+    ] = False,
+    show_only: Annotated[bool, typer.Option("--show", help="Train nothing: print what there is.")] = False,
+    records: Annotated[
+        bool, typer.Option("--records/--no-records", help="Whether runs that come with the package count as done.")
+    ] = True,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Train nothing: tell how many runs are left, and for how long.")
     ] = False,
@@ -52,30 +72,73 @@ def paper(
     gpus: Gpus = 1.0,
     track: Track = None,
 ) -> None:
-    """Run what is missing of the paper's tables, and print ours beside what was published."""
+    """Run what is missing of the paper's tables, and print ours beside what was published.
+
+    What is neither in the folder of runs nor among the records that come with the package is trained, if its data are
+    here.
+    """
     check_name("table", table, (*NAMES, "all"))
     check_name("--format", format, FORMATS)
     names = None if learners is None else tuple(name.strip() for name in learners.split(","))
-    selection, store = Selection(NAMES if table == "all" else (table,), names, seeds, quick), Store(runs)
+    selection = Selection(NAMES if table == "all" else (table,), names, seeds, quick, tuned)
+    store = BackedStore(runs, Records.ours() if records else Records())
     if dry_run:
-        records, at_once = _like_here(store, device, workers) if engine == "local" else (iter(store), workers or 1)
-        _tell_plans(selection.plans(store, Estimates(records)), at_once, format)
+        alike, at_once = _like_here(store, device, workers) if engine == "local" else (iter(store), workers or 1)
+        _tell_plans(selection.plans(store, Estimates(alike)), at_once, format)
         return
-    outcome = train_all(
-        selection.runs, store, track,
-        engine=engine, workers=workers, address=address, fleet=fleet, gpus=gpus, device=device,
-    )  # fmt: skip
-    measured: dict[int, Rows] = {}
-    if selection.bounds and not outcome.interrupted:
-        with ProgressBar() as bar:
-            bar.title = "bounds"
-            measured, failures = measure_bounds(selection.bounds, store, device=device, callbacks=[bar])
-        outcome.failures.extend(failures)
-    results = paper_results(selection, outcome.records, measured)
-    show(results, format, intervals=intervals, output=output)
-    if format == "terminal" and output is None:
-        print(f"{len(outcome.records)} runs, {outcome.reused} of them already there ({runs})")
+    there = {spec.key: run for spec in selection.runs if (run := store.find(spec)) is not None}
+    bounds = {spec.seed: rows for spec in selection.bounds if (rows := find_bounds(spec, store)) is not None}
+    missing, outcome = Missing.of(selection, there, bounds), Outcome()
+    if not show_only:
+        mine, missing = missing.parted(cluster=engine == "ray")
+        outcome = train_all(
+            mine.runs, Store(runs), track,
+            engine=engine, workers=workers, address=address, fleet=fleet, gpus=gpus, device=device,
+        )  # fmt: skip
+        if mine.bounds and not outcome.interrupted:
+            with ProgressBar() as bar:
+                bar.title = "bounds"
+                measured, failures = measure_bounds(mine.bounds, store, device=device, callbacks=[bar])
+            bounds |= measured
+            outcome.failures.extend(failures)
+    found = there | outcome.records
+    show(paper_results(selection, found, bounds), format, intervals=intervals, output=output)
+    aloud = format == "terminal" and output is None
+    if aloud:
+        kept = sum(is_record(each) for each in found.values())
+        told = f"{len(found)} runs, {len(there) - kept + outcome.reused} of them already there ({runs})"
+        print(f"{told}, {kept} records" if kept else told)
+    console = Console(stderr=not aloud, soft_wrap=True, highlight=False, markup=False)
+    again = "the same command" + (" without --show" if show_only else "")
+    for line in (*_in_words(missing, selection, again), *_without_presets(selection)):
+        console.print(line)
+    for place, reason in store.records.unreadable().items():
+        console.print(f"Cannot be read: {place} ({reason})")
     close_grid(outcome, store)
+
+
+def _in_words(missing: Missing, selection: Selection, again: str) -> list[str]:
+    """What is missing, place by place, and the commands that would finish it."""
+    gaps = missing.gaps(selection)
+    if not gaps:
+        return []
+    data = dict.fromkeys(name for gap in gaps if (name := lacking_data(gap.stream)) is not None)
+    steps = [*(f"parabolic data prepare {name}" for name in data), again]
+    count = sum(sum(gap.rows.values()) for gap in gaps)
+    return [f"{count} runs are missing. To train them: {', then '.join(steps)}.", *(f"    {gap}" for gap in gaps)]
+
+
+def _without_presets(selection: Selection) -> list[str]:
+    """The rows that nobody has tuned, and the commands that would."""
+    if not selection.tuned:
+        return []
+    tuning, said = Tuning.of(selection), list[str]()
+    if tuning.missing:
+        said.append("Rows without a preset stay empty. To make them:")
+        said += [f"    {command}" for command in tuning.commands]
+    if None in tuning.plus.values():
+        said.append(f"{PLUS} stays empty where there is no preset pcl-plus, nor pcl-plus-STREAM.")
+    return said
 
 
 def _like_here(store: Store, device: str, workers: int | None) -> tuple[Iterator[Record], int]:

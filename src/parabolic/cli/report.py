@@ -14,7 +14,7 @@ from rich.text import Text
 
 from parabolic.checks import Description, check_name, invalid
 from parabolic.cli.common import OnlyLearner, OnlyStream, Runs, Where, read_where
-from parabolic.experiments import Store
+from parabolic.experiments import BackedStore, Records, Store
 from parabolic.report.curves import STYLES, draw_curves, plot_text
 from parabolic.report.page import TITLE, write_page
 from parabolic.report.scenes import find_scenes
@@ -31,6 +31,10 @@ def report(
     stream: OnlyStream = None,
     where: Where = None,
     bounds: Annotated[Path, typer.Option(help="The folder of what `parabolic bounds` has measured.")] = Path("bounds"),
+    records: Annotated[
+        bool,
+        typer.Option("--records", help="Show the runs that come with the package too, or are in PARABOLIC_RECORDS."),
+    ] = False,
     title: Annotated[str, typer.Option(help="What the page is called.")] = TITLE,
     watch: Annotated[
         bool, typer.Option("--watch", help="Keep the page current while runs come in, until Ctrl-C.")
@@ -38,17 +42,19 @@ def report(
     every: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks at the runs.")] = 10.0,
 ) -> None:
     """Write all results as one page that needs no network: which method is best, by how much, and at what cost."""
-    store, wanted = Store(runs), read_where(where, learner, stream)
+    store = BackedStore(runs, Records.ours() if records else Records())
+    wanted = read_where(where, learner, stream)
 
     def write(refresh: float | None = None) -> Path:
         return write_page(store, output, title=title, where=wanted, bounds=bounds, refresh=refresh)
 
     console = Console(soft_wrap=True, highlight=False, markup=False)
     if watch:
+        seen = _state(store)  # before the page is written: what comes in meanwhile is then seen to be new
         write(every)
         console.print(f"{output.resolve()} is kept current; Ctrl-C ends it")
         with suppress(KeyboardInterrupt):
-            _keep_current(store, lambda: write(every), every)
+            _keep_current(store, seen, lambda: write(every), every)
     console.print(f"The report: {write().resolve()}")
 
 
@@ -85,9 +91,8 @@ def plot(
         console.print(Text(f"Cannot be read: {path}"))
 
 
-def _keep_current(store: Store, write: Callable[[], object], every: float) -> None:
-    """Write again whenever something has come in, until Ctrl-C."""
-    seen = _state(store)
+def _keep_current(store: Store, seen: dict[Path, int], write: Callable[[], object], every: float) -> None:
+    """Write again whenever something has come in since what was seen, until Ctrl-C."""
     while True:
         time.sleep(every)
         now = _state(store)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,12 +14,23 @@ from rich.table import Table
 
 from parabolic.backbones import BACKBONES
 from parabolic.checks import Description, check_name, invalid
-from parabolic.cli.common import Again, Device, Json, PresetMemory, PresetStream, Runs, Seed, Set, read_settings
+from parabolic.cli.common import (
+    Again,
+    Device,
+    Json,
+    PresetMemory,
+    PresetStream,
+    Runs,
+    Seed,
+    Set,
+    read_settings,
+    settings_of_each,
+)
 from parabolic.cli.grids import Address, Engine, Fleet, Gpus, Workers, close_grid, train_all
 from parabolic.cli.tables import Format, Intervals, Output, show
 from parabolic.cli.tracking import Track, tracking
-from parabolic.engine import ProgressBar
-from parabolic.experiments import Preset, RunSpec, Store, load_preset, run
+from parabolic.engine import Callback, Monitor, ProgressBar
+from parabolic.experiments import Preset, Store, load_preset, run
 from parabolic.learners import Learner, known_learners
 from parabolic.options import options_of
 from parabolic.report import FORMATS, comparison, in_words
@@ -70,6 +81,7 @@ def run_one(
         float,
         typer.Option(metavar="SECONDS", help="How often to write down how far it is, to go on after a kill; 0: never."),
     ] = 60.0,
+    monitor: Annotated[bool, typer.Option(help="Write down what `parabolic watch` shows.")] = True,
     track: Track = None,
     as_json: Json = False,
 ) -> None:
@@ -80,9 +92,16 @@ def run_one(
     given = {name: value for name, value in (("stream", stream), ("memory", memory)) if value is not None}
     spec = chosen.spec(read_settings(settings), seed=seed, **given)
     store = Store(runs)
-    with ProgressBar() as bar, tracking(track, {"key": spec.key, **spec.resolved()}) as tracker:
+    with ExitStack() as stack:
+        bar = stack.enter_context(ProgressBar())
         bar.title = chosen.name
-        watchers = [bar] if tracker is None else [bar, tracker]
+        tracker = stack.enter_context(tracking(track, {"key": spec.key, **spec.resolved()}))
+        watchers: list[Callback] = [bar]
+        if monitor:  # before the tracker, whose entry is closed when it is told of the end
+            looks = Monitor(every=20, share=0.005, file=store.monitor(spec.key), tracker=tracker)
+            watchers.append(stack.enter_context(looks))
+        if tracker is not None:
+            watchers.append(tracker)
         record, reused = run(spec, store, again=again, device=device, checkpoint=checkpoint, callbacks=watchers)
     if as_json:
         print(json.dumps({**dataclasses.asdict(record), "reused": reused}, indent=1))
@@ -136,7 +155,7 @@ def compare(
     rows |= {each.name: each for each in chosen}
     if not rows:
         raise invalid("--learners", learners, "at least one name", "for example --learners pcl,er,sgd")
-    given = _by_learner(rows, read_settings(settings))
+    given = settings_of_each({name: row.learner for name, row in rows.items()}, read_settings(settings))
     stream = _meant_for("stream", chosen, "seq-digits") if stream is None else stream
     memory = _meant_for("memory", chosen, 200) if memory is None else memory
     specs = {
@@ -189,24 +208,3 @@ def _meant_for(what: str, presets: list[Preset], otherwise: Any) -> Any:
         got = Description(f"presets for {' and '.join(map(str, sorted(meant)))}")
         raise invalid(f"--{what}", got, "one for all", f"give --{what}")
     return meant.pop() if meant else otherwise
-
-
-def _by_learner(rows: Mapping[str, Preset], settings: dict[str, str]) -> dict[str, dict[str, str]]:
-    """The settings of each row: `name=value` goes to those whose learner has it, `row.name=value` to that one.
-
-    What none of them has goes to all, to be refused with the nearest name.
-    """
-    names = list(rows)
-    known = {
-        name: RunSpec.learner_options(row.learner).keys() | options_of(RunSpec).keys() for name, row in rows.items()
-    }
-    given: dict[str, dict[str, str]] = {name: {} for name in names}
-    for key, text in settings.items():
-        learner, _, own = key.rpartition(".")
-        if learner in names:
-            given[learner][own] = text
-            continue
-        having = [name for name in names if key in known[name]]
-        for name in having or names:
-            given[name].setdefault(key, text)
-    return given

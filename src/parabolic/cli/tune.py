@@ -13,10 +13,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from parabolic.checks import InputError
-from parabolic.cli.common import Device, Json, Memory, Runs, Set, Stream, read_settings
+from parabolic.checks import InputError, first_line, invalid
+from parabolic.cli.common import Device, Json, Memory, Runs, Set, Stream, read_settings, settings_of_each
 from parabolic.engine import ProgressBar
 from parabolic.experiments import RunSpec, Search, Store, Trial, Tuned, known_presets, load_preset, save_preset, tune
+from parabolic.learners import known_learners
 from parabolic.options import options_of, write_option
 
 __all__ = ["list_presets", "tune_one"]
@@ -26,7 +27,14 @@ ABOUT = {name: each.about[0].upper() + each.about[1:] + "." for name, each in op
 
 
 def tune_one(
-    learner: Annotated[str, typer.Option(help="The method: a name of `parabolic list`, or module:Class.")] = "pcl",
+    learner: Annotated[
+        str | None,
+        typer.Option(help="The method: a name of `parabolic list`, or module:Class.", show_default="pcl"),
+    ] = None,
+    learners: Annotated[
+        str | None,
+        typer.Option(help="Several, one after another, with as many trials each: names with commas, or all."),
+    ] = None,
     stream: Stream = "seq-digits",
     memory: Memory = 200,
     trials: Annotated[int, typer.Option(min=1, help="How many there are to be, those of earlier calls included.")] = 30,
@@ -63,37 +71,85 @@ def tune_one(
     as_json: Json = False,
 ) -> None:
     """Find values that suit a learner, on training examples that are held out, and keep the best as a preset."""
-    spec = RunSpec.from_settings(learner, read_settings(settings), stream=stream, memory=memory)
-    search = Search(spec, read_settings(space, "--space", "lr=0.01:0.3:log"), metric, seeds, validation, seed, prune)
+    names = _chosen(learner, learners)
+    if name is not None and len(names) > 1:
+        raise invalid("--name", name, "none for several learners", "each preset is called LEARNER-STREAM")
+    own = {each: each for each in names}
+    fixed = settings_of_each(own, read_settings(settings))
+    spaces = settings_of_each(own, read_settings(space, "--space", "lr=0.01:0.3:log"))
+    searches = [  # all of them first: what cannot be used is refused before anything is trained
+        Search(
+            RunSpec.from_settings(each, fixed[each], stream=stream, memory=memory),
+            spaces[each], metric, seeds, validation, seed, prune,
+        )
+        for each in names
+    ]  # fmt: skip
+    told, failed = [], []
+    for search in searches:
+        try:
+            tuned = _tune(
+                search, Store(runs), trials=trials, name=name, storage=storage, parallel=parallel, workers=workers,
+                device=device,
+            )  # fmt: skip
+            path = save_preset(tuned.preset(), output)
+        except KeyboardInterrupt:
+            print("stopped: what is done is kept, and the same command goes on", file=sys.stderr)
+            raise typer.Exit(130) from None
+        except Exception as error:
+            if len(names) == 1:
+                raise
+            failed.append(search.spec.learner)  # the others need not wait for it
+            print(f"error: {search.spec.learner}: {first_line(error)}", file=sys.stderr)
+            continue
+        found = {"preset": str(path), "running": tuned.running, "best": dataclasses.asdict(tuned.best)}
+        told.append({**found, "trials": [dataclasses.asdict(trial) for trial in tuned.trials]})
+        if not as_json:
+            _show(tuned, path, path if output else tuned.name)
+    if as_json:
+        print(json.dumps(told if learners else told[0], indent=1))
+    if failed:
+        print(f"failed: {', '.join(failed)}; the same command tries them again", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _chosen(learner: str | None, learners: str | None) -> list[str]:
+    """The learners to be tuned; `all` are those that learn task by task."""
+    if learners is None:
+        return [learner or "pcl"]
+    if learner is not None:
+        raise invalid("--learner", learner, "none beside --learners", "leave one of them out")
+    if learners == "all":
+        return sorted(name for name, each in known_learners().items() if not each.sees_all)
+    names = list(dict.fromkeys(name.strip() for name in learners.split(",") if name.strip()))
+    if not names:
+        raise invalid("--learners", learners, "at least one name, or all", "for example --learners pcl,er")
+    return names
+
+
+def _tune(search: Search, store: Store, *, trials: int, **options: Any) -> Tuned:
+    """Tune with a bar; the options are those of `tune`."""
     with ProgressBar(many=trials) as bar:
-        bar.title = f"{learner} on {stream}"
+        bar.title = f"{search.spec.learner} on {search.spec.stream}"
 
         def watch(done: list[Trial]) -> None:
             best = max((trial.score or 0.0 for trial in done), default=0.0)
             bar.count("trials", len(done), f"best {best:.1f} %")
 
-        try:
-            tuned = tune(
-                search, Store(runs), trials=trials, name=name, storage=storage,
-                parallel=parallel, workers=workers, device=device, callbacks=[bar], watch=watch,
-            )  # fmt: skip
-        except KeyboardInterrupt:
-            print("stopped: what is done is kept, and the same command goes on", file=sys.stderr)
-            raise typer.Exit(130) from None
-    path = save_preset(tuned.preset(), output)
-    if as_json:
-        told = {"preset": str(path), "running": tuned.running, "best": dataclasses.asdict(tuned.best)}
-        print(json.dumps({**told, "trials": [dataclasses.asdict(trial) for trial in tuned.trials]}, indent=1))
-        return
-    console = Console()
-    console.print(f"{learner} on {stream}: the best of {len(tuned.trials)} trials")
+        return tune(search, store, trials=trials, callbacks=[bar], watch=watch, **options)
+
+
+def _show(tuned: Tuned, path: Path, called: Path | str) -> None:
+    console, search = Console(), tuned.search
+    console.print(f"{search.spec.learner} on {search.spec.stream}: the best of {len(tuned.trials)} trials")
     console.print(_table(tuned))
-    console.print(f"Judged on {validation:.0%} of the training examples, held out; seeds a trial: {seeds}.")
+    console.print(
+        f"Judged on {search.validation:.0%} of the training examples, held out; seeds a trial: {search.seeds}."
+    )
     if search.defaults.keys() == search.ranges.keys():
         console.print(f"With the learner's own values: {tuned.trials[0].score or 0:.1f} %.")
     if tuned.running:
         console.print(f"{tuned.running} more are being tried by other processes.")
-    console.print(f"Kept in {path}; to use it: parabolic run --preset {path if output else tuned.name}")
+    console.print(f"Kept in {path}; to use it: parabolic run --preset {called}")
 
 
 def list_presets(as_json: Json = False) -> None:

@@ -3,6 +3,7 @@
 from parabolic.experiments.bar import GridBar
 from parabolic.experiments.grid import Event, Failure, Outcome, run_grid
 from parabolic.experiments.presets import Preset, known_presets, load_preset, save_preset
+from parabolic.experiments.records import BackedStore, Records, is_record, write_records
 from parabolic.experiments.run import build, execute, execute_fleet, run
 from parabolic.experiments.search import Search, Trial
 from parabolic.experiments.spec import RunSpec
@@ -11,6 +12,7 @@ from parabolic.experiments.tracking import track_record
 from parabolic.experiments.tune import Tuned, tune
 
 __all__ = [
+    "BackedStore",
     "Event",
     "FailedRun",
     "Failure",
@@ -18,6 +20,7 @@ __all__ = [
     "Outcome",
     "Preset",
     "Record",
+    "Records",
     "RunSpec",
     "Search",
     "Store",
@@ -26,6 +29,7 @@ __all__ = [
     "build",
     "execute",
     "execute_fleet",
+    "is_record",
     "known_presets",
     "load_preset",
     "run",
@@ -33,4 +37,5 @@ __all__ = [
     "save_preset",
     "track_record",
     "tune",
+    "write_records",
 ]

@@ -3,6 +3,7 @@
     <root>/<key>/run.json       a finished run
     <root>/<key>/failed.json    why it failed when it was last tried, if it has not finished since
     <root>/<key>/checkpoint.safetensors    where it stands, while it is trained or after it was stopped
+    <root>/<key>/monitor.jsonl  what a monitor saw of it, for `parabolic watch`
     <root>/.claims/<key>        locked by the process that sees to the run
 
 Folders of several machines are merged by copying them into one.
@@ -26,9 +27,10 @@ from numpy.typing import NDArray
 from parabolic.experiments.spec import RunSpec
 from parabolic.files import disk_errors, sweep, write_text
 
-__all__ = ["FailedRun", "Record", "Store"]
+__all__ = ["FailedRun", "Record", "Store", "agree", "checked"]
 
 FILE, FAILED, CLAIMS, CHECKPOINT = "run.json", "failed.json", ".claims", "checkpoint.safetensors"
+MONITOR = "monitor.jsonl"
 
 Kept = TypeVar("Kept", bound="Record | FailedRun")
 
@@ -88,13 +90,21 @@ class Store:
         """The file that says where the run with this key stands, if it was begun and is not finished."""
         return self.path(key) / CHECKPOINT
 
+    def monitor(self, key: str) -> Path:
+        """The file that a monitor of the run with this key writes to."""
+        return self.path(key) / MONITOR
+
+    def begun(self, prefix: str = "") -> list[str]:
+        """The keys, with this beginning, of all runs that were begun: finished, failed, stopped or on their way."""
+        return [folder.name for folder in self._folders() if folder.name.startswith(prefix)]
+
     def find(self, spec: RunSpec) -> Record | None:
         """The finished run of this spec, if there is one.
 
         A record made when a default had another value has the same key but is another run: it does not count.
         """
         record = _read(Record, self.path(spec.key) / FILE)
-        return record if record is not None and _agree(record.spec, spec.resolved()) else None
+        return record if record is not None and agree(record.spec, spec.resolved()) else None
 
     def __iter__(self) -> Iterator[Record]:
         """All finished runs; what cannot be read as one is passed over (`unreadable` names it)."""
@@ -163,7 +173,11 @@ class Store:
 
 
 def _load(kind: type[Kept], path: Path) -> Kept:
-    kept = kind(**json.loads(path.read_text()))
+    return checked(kind(**json.loads(path.read_text())))
+
+
+def checked(kept: Kept) -> Kept:
+    """A run as it was read; a ValueError, or another, where no run has written such a thing."""
     named = {"learner": str, "stream": str, "seed": int}
     if not all(isinstance(kept.spec.get(name), each) for name, each in named.items()):
         raise ValueError("its spec is none of a run")
@@ -191,12 +205,16 @@ def _read(kind: type[Kept], path: Path) -> Kept | None:
         return None
 
 
-def _agree(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether two resolved specs say the same wherever both say something."""
+def agree(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether two resolved specs say the same wherever both say something.
+
+    >>> agree({"seed": 0, "options": {"lr": 0.1}}, {"seed": 0, "options": {"lr": 0.1, "added": None}})
+    True
+    """
     for name in stored.keys() & wanted.keys():
         one, other = stored[name], wanted[name]
         if isinstance(one, Mapping) and isinstance(other, Mapping):
-            if not _agree(one, other):
+            if not agree(one, other):
                 return False
         elif one != other:
             return False

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from parabolic.experiments import Record
-from parabolic.experiments.paper import Rows, Selection, bound_tables, paper_tables
+from parabolic.experiments import Record, is_record
+from parabolic.experiments.paper import PLUS, Rows, Selection, Tuning, bound_tables, paper_tables
 from parabolic.report.comparison import by_seed
 from parabolic.report.tables import Cell, Column, Results
 from parabolic.statistics import Summary
 
-__all__ = ["paper_results"]
+__all__ = ["hardware", "paper_results"]
 
 COLUMNS = {
     "aaa": Column("AAA", digits=2),
@@ -38,23 +38,54 @@ def paper_results(
 
 
 def _of_runs(selection: Selection, name: str, records: Mapping[str, Record]) -> Results:
-    table, rows, used = paper_tables()[name], dict[str, list[Cell]](), list[Record]()
+    table, rows, used = paper_tables()[name], dict[str, list[Cell]](), dict[str, Record]()
     columns = [replace(COLUMNS[metric], group=setting.title) for setting in table.settings for metric in table.metrics]
-    for row in table.of(selection.learners):
-        cells, published = [], iter(table.rows[row])
+    for row in selection.rows(name):
+        cells, published = list[Cell](), iter(table.rows.get(row, ()))
         for setting in table.settings:
-            specs = setting.specs(row, selection.seeds, quick=selection.quick)
-            found = [records[spec.key] for spec in specs if spec.key in records]
-            cells += [Cell(by_seed(found, each), selection.seeds, next(published).value) for each in table.metrics]
-            used += found
+            found = [records[spec.key] for spec in selection.cell(row, setting) if spec.key in records]
+            for metric in table.metrics:
+                figure = next(published, None)  # of a row of our own nothing was published
+                cells.append(Cell(by_seed(found, metric), selection.seeds, figure.value if figure else None))
+            used |= {record.key: record for record in found}
         rows[row] = cells
     notes = [table.note] if table.note else []
     if "seconds" in table.metrics and used:
-        notes.append(f"Ours are of {' and '.join(sorted({_hardware(record) for record in used}))}.")
+        notes.append(f"Ours are of {_several({hardware(record) for record in used.values()})}.")
     notes += [QUICK] if selection.quick else []
+    notes += _of_tuning(Tuning.of(selection, [name])) if selection.tuned else []
+    notes += _of_records(f"{name} --tuned" if selection.tuned else name, used.values())
+    title = f"{table.title}, tuned" if selection.tuned else table.title
     why = OTHER_DATA if selection.quick else ""
     ranked = len(columns) > 1
-    return Results(name, table.title, columns, rows, notes, "method", table.underlines, ranked, why)
+    return Results(name, title, columns, rows, notes, "method", table.underlines, ranked, why)
+
+
+def _of_tuning(tuning: Tuning) -> list[str]:
+    """How the values of a tuned table were found, and whether alike for all."""
+    said = []
+    if tuning.effort is not None:
+        how = f"Tuned: of each method the best of {tuning.effort} on held-out training examples of its stream"
+        said.append(f"{how} (presets LEARNER-STREAM); the paper's figures are of published values.")
+    if tuning.unlike:
+        told = ", ".join(f"{name} ({effort})" for name, effort in sorted(tuning.unlike.items()))
+        said.append(f"Not as much was tried for each: {told}.")
+    plus = {preset.name: preset.about for preset in tuning.plus.values() if preset is not None}
+    said += [f"{PLUS} is the preset {name}: {about or 'nothing is said of it'}." for name, about in plus.items()]
+    return said
+
+
+def _of_records(table: str, used: Iterable[Record]) -> list[str]:
+    """How many of the runs are records, of which hardware and when, and how to train them oneself."""
+    runs = list(used)
+    kept = [record for record in runs if is_record(record)]
+    if not kept:
+        return []
+    days = sorted({str(record.environment.get("finished", "undated"))[:10] for record in kept})
+    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    where = _several({hardware(record) for record in kept})
+    told = f"{len(kept)} of {len(runs)} runs are records, which come with the package ({where}, {when})."
+    return [f"{told} To train them yourself: parabolic paper {table} --no-records."]
 
 
 # The statement behind each table, and its lines: their places in `BoundsRow.as_dict`, and what was published of them.
@@ -101,7 +132,8 @@ def _of_bounds(selection: Selection, measured: Mapping[int, Rows]) -> list[Resul
         notes = [f"The loss on the task, all classes competing, breaks the bound in {broken} of {len(looks)} cases."]
         notes += [QUICK] if selection.quick else []
         why = OTHER_DATA if selection.quick else "the paper gives no deviations"
-        made.append(Results(f"bounds.{name}", table.title, columns, rows, notes, "loss", incomparable=why))
+        title = f"{table.title}, tuned" if selection.tuned else table.title
+        made.append(Results(f"bounds.{name}", title, columns, rows, notes, "loss", incomparable=why))
     return made
 
 
@@ -112,6 +144,12 @@ def _at(told: Any, place: str) -> float:
     return float(told)
 
 
-def _hardware(record: Record) -> str:
+def hardware(record: Record) -> str:
+    """What a run was trained on."""
     environment = record.environment
-    return str(environment["processor"] if environment["device"] == "cpu" else environment["device"])
+    device = environment.get("device", "an unknown device")
+    return str(environment.get("processor", device) if device == "cpu" else device)
+
+
+def _several(things: Iterable[str]) -> str:
+    return " and ".join(sorted(things))

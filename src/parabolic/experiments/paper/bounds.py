@@ -42,9 +42,9 @@ def bound_tables() -> dict[str, BoundTable]:
     return {name: BoundTable(**parts) for name, parts in published()["bounds"].items()}
 
 
-def bound_specs(seeds: int = SEEDS, *, quick: bool = False) -> list[RunSpec]:
+def bound_specs(seeds: int = SEEDS, *, quick: bool = False, tuned: bool = False) -> list[RunSpec]:
     """The runs behind both tables: PCL on Seq-CIFAR10, which are runs of the main table too."""
-    return paper_tables()["main"].settings[0].specs("PCL", seeds, quick=quick)
+    return paper_tables()["main"].settings[0].specs("PCL", seeds, quick=quick, tuned=tuned)
 
 
 def find_bounds(spec: RunSpec, store: Store) -> Rows | None:

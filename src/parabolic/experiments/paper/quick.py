@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from parabolic.experiments.spec import RunSpec
 
-__all__ = ["stand_in"]
+__all__ = ["STREAM", "is_stand_in", "stand_in"]
 
+STREAM, BACKBONE = "seq-digits", "mlp"  # of all stand-ins, and of hardly anything else
 # Three different streams of the digits for the paper's three, which have ever more classes and tasks.
 STREAMS: dict[str, dict[str, Any]] = {
     "seq-cifar10": {},
@@ -32,5 +34,10 @@ def stand_in(spec: RunSpec) -> RunSpec:
     if sizes := scenario.pop("class_sizes", None):  # paper-normal, paper-reversed or paper-random
         scenario |= {"imbalance": 2.0, "imbalance_order": sizes.removeprefix("paper-")}
     return dataclasses.replace(
-        spec, stream="seq-digits", backbone="mlp", memory=spec.memory // SHRINK, options=options, scenario=scenario
+        spec, stream=STREAM, backbone=BACKBONE, memory=spec.memory // SHRINK, options=options, scenario=scenario
     )
+
+
+def is_stand_in(resolved: Mapping[str, Any]) -> bool:
+    """Whether a run, by its resolved spec, is such a stand-in or like one: nothing that a result should rest on."""
+    return (resolved["stream"], resolved.get("backbone")) == (STREAM, BACKBONE)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from parabolic.checks import check_name, check_number
 from parabolic.experiments.paper.bounds import bound_specs, find_bounds
 from parabolic.experiments.paper.plan import Estimates, Plan, plan
-from parabolic.experiments.paper.tables import METHODS, SEEDS, paper_tables
+from parabolic.experiments.paper.tables import METHODS, SEEDS, Setting, paper_tables
 from parabolic.experiments.spec import RunSpec
 from parabolic.experiments.store import Store
 
@@ -22,7 +23,8 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Selection:
-    """Some of the paper's tables: for which learners, with how many seeds, and whether on the embedded digits.
+    """Some of the paper's tables: for which learners, with how many seeds, whether on the embedded digits, and whether
+    with the values of presets in place of published ones.
 
     >>> Selection(("main", "ablation"), learners=("er",), seeds=2).tables
     ['main']
@@ -32,24 +34,25 @@ class Selection:
     learners: tuple[str, ...] | None = None
     seeds: int = SEEDS
     quick: bool = False
+    tuned: bool = False
 
     def __post_init__(self) -> None:
         for name in self.names:
             check_name("table", name, NAMES)
         check_number("seeds", self.seeds, whole=True, at_least=1)
-        there = {learner for name in self.names for learner in _learners(name)}
+        there = {learner for name in self.names for learner in self._learners(name)}
         for learner in self.learners or ():
             check_name("learners", learner, there)
 
     @property
     def tables(self) -> list[str]:
         """The names of the tables in which there is something of the learners."""
-        return [name for name in self.names if self.learners is None or _learners(name) & {*self.learners}]
+        return [name for name in self.names if self.learners is None or self._learners(name) & {*self.learners}]
 
     @property
     def runs(self) -> list[RunSpec]:
         """The runs of all tables but those of bounds."""
-        return [spec for name in self.tables if name != "bounds" for spec in self.specs(name)]
+        return [spec for _, spec in self.by_row()]
 
     @property
     def bounds(self) -> list[RunSpec]:
@@ -59,8 +62,23 @@ class Selection:
     def specs(self, name: str) -> list[RunSpec]:
         """The runs of a table."""
         if name == "bounds":
-            return bound_specs(self.seeds, quick=self.quick)
-        return paper_tables()[name].specs(self.learners, self.seeds, quick=self.quick)
+            return bound_specs(self.seeds, quick=self.quick, tuned=self.tuned)
+        return paper_tables()[name].specs(self.learners, self.seeds, quick=self.quick, tuned=self.tuned)
+
+    def rows(self, name: str) -> list[str]:
+        """The rows of a table (of bounds: those of the runs behind it)."""
+        return ["PCL"] if name == "bounds" else paper_tables()[name].of(self.learners, tuned=self.tuned)
+
+    def cell(self, row: str, setting: Setting) -> list[RunSpec]:
+        """The runs of a row in a setting."""
+        return setting.specs(row, self.seeds, quick=self.quick, tuned=self.tuned)
+
+    def by_row(self) -> Iterator[tuple[str, RunSpec]]:
+        """The runs of all tables but those of bounds, each with the row that it is of; tables share some."""
+        for name in self.tables:
+            for row in self.rows(name) if name != "bounds" else []:
+                for setting in paper_tables()[name].settings:
+                    yield from ((row, spec) for spec in self.cell(row, setting))
 
     def plans(self, store: Store, estimates: Estimates) -> dict[str, Plan]:
         """What is left to do for each table and, last, for `all`, where what several tables share is done once."""
@@ -71,6 +89,7 @@ class Selection:
             together += plans["bounds"]
         return plans | {"all": together}
 
-
-def _learners(name: str) -> set[str]:
-    return {"pcl"} if name == "bounds" else {METHODS[row].learner for row in paper_tables()[name].rows}
+    def _learners(self, name: str) -> set[str]:
+        """By which names the rows of a table can be asked for."""
+        rows = ["PCL"] if name == "bounds" else paper_tables()[name].of(None, tuned=self.tuned)
+        return {called for row in rows for called in (METHODS[row].learner, METHODS[row].preset) if called}

@@ -5,28 +5,56 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from parabolic.experiments.paper.quick import stand_in
+from parabolic.checks import invalid
+from parabolic.experiments.paper.quick import STREAM, stand_in
+from parabolic.experiments.presets import Preset, known_presets, load_preset
 from parabolic.experiments.spec import RunSpec
 from parabolic.learners.pcl import ABLATIONS
+from parabolic.options import write_option
 from parabolic.statistics import Summary
 
-__all__ = ["METHODS", "SEEDS", "Figure", "Method", "PaperTable", "Setting", "paper_tables"]
+__all__ = ["METHODS", "PLUS", "SEEDS", "Figure", "Method", "PaperTable", "Setting", "paper_tables"]
 
 SEEDS = 5  # "All experiments are repeated over 5 trials."
+PLUS = "PCL+"  # the row that tuned tables have besides the paper's
 
 
 @dataclass(frozen=True)
 class Method:
-    """A row: the learner, the options in which it departs from its own, and those that depend on the stream."""
+    """A row: the learner, the options in which it departs from its own, and those that depend on the stream.
+
+    A row that is tuned has the values of a preset instead: LEARNER-STREAM or, where `preset` gives it a name of its
+    own, NAME-STREAM or NAME.
+    """
 
     learner: str
     options: Mapping[str, Any] = field(default_factory=dict)
     on: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    preset: str = ""
+
+    def tuned(self, stream: str) -> Preset | None:
+        """The preset for a stream, if there is one.
+
+        >>> METHODS["ER"].tuned("seq-digits").name
+        'er-seq-digits'
+        """
+        known = known_presets()
+        name = next((name for name in (self.preset_name(stream), self.preset) if name in known), None)
+        if name is None:
+            return None
+        found = load_preset(name)
+        if found.learner != self.learner and not self.preset:
+            raise invalid(f"preset {name!r}", found.learner, f"the learner {self.learner}", "give it another name")
+        return found
+
+    def preset_name(self, stream: str) -> str:
+        """What its preset for a stream is called."""
+        return f"{self.preset or self.learner}-{stream}"
 
 
 # The published figures come from published code: where a learner can follow it, it does.
@@ -47,8 +75,9 @@ METHODS = {
     "CBRS": Method("cbrs"),
     "VRMCL": Method("vrmcl", REFERENCE),
     "PCL": Method("pcl", REFERENCE),
+    PLUS: Method("pcl", preset="pcl-plus"),
 } | {row: Method("pcl", {**REFERENCE, **options}) for row, options in ABLATIONS.items()}
-"""The rows of the paper's tables, by the paper's names."""
+"""The rows of the paper's tables, by the paper's names, and our own."""
 
 
 @dataclass(frozen=True)
@@ -60,19 +89,35 @@ class Setting:
     memory: int = 1000
     scenario: Mapping[str, Any] = field(default_factory=dict)
 
-    def specs(self, row: str, seeds: int = SEEDS, *, quick: bool = False) -> list[RunSpec]:
+    def specs(self, row: str, seeds: int = SEEDS, *, quick: bool = False, tuned: bool = False) -> list[RunSpec]:
         """The runs of a row, one a seed; `quick`: their stand-ins on the embedded digits.
+
+        With `tuned` a row has the values of its preset for the stream, and no runs where there is no preset.
 
         >>> [spec.seed for spec in Setting("memory 200", memory=200).specs("ER", seeds=3)]
         [0, 1, 2]
         """
+        spec = self._tuned(row, STREAM if quick else self.stream) if tuned else self._published(row)
+        if spec is None:
+            return []
+        first = stand_in(spec) if quick else spec
+        return [replace(first, seed=seed) for seed in range(seeds)]
+
+    def _published(self, row: str) -> RunSpec:
         method = METHODS[row]
         options = {**method.options, **method.on.get(self.stream, {})}
-        specs = [
-            RunSpec(method.learner, self.stream, self.memory, seed, options=options, scenario=self.scenario)
-            for seed in range(seeds)
-        ]
-        return [stand_in(spec) for spec in specs] if quick else specs
+        return RunSpec(method.learner, self.stream, self.memory, options=options, scenario=self.scenario)
+
+    def _tuned(self, row: str, stream: str) -> RunSpec | None:
+        preset = METHODS[row].tuned(stream)
+        if preset is None:
+            return None
+        settings = dict(ABLATIONS.get(row, {}))  # an ablation is one of the tuned method
+        if preset.settings.get("replay", 0) > self.memory:  # it was made for a larger one
+            settings["replay"] = self.memory
+        texts = {name: write_option(value) for name, value in settings.items()}
+        spec = preset.spec(texts, stream=self.stream, memory=self.memory)
+        return replace(spec, scenario={**spec.scenario, **self.scenario})
 
 
 @dataclass(frozen=True)
@@ -101,14 +146,17 @@ class PaperTable:
     underlines: bool = True  # the second best of each column
     note: str = ""
 
-    def of(self, learners: Sequence[str] | None) -> list[str]:
-        """The rows of some learners, or all."""
-        return [row for row in self.rows if learners is None or METHODS[row].learner in learners]
+    def of(self, learners: Sequence[str] | None, *, tuned: bool = False) -> list[str]:
+        """The rows of some learners, or all; where they are tuned there is one more."""
+        rows = [*self.rows, *([PLUS] if tuned else [])]
+        return [row for row in rows if learners is None or {METHODS[row].learner, METHODS[row].preset} & {*learners}]
 
-    def specs(self, learners: Sequence[str] | None = None, seeds: int = SEEDS, *, quick: bool = False) -> list[RunSpec]:
+    def specs(
+        self, learners: Sequence[str] | None = None, seeds: int = SEEDS, *, quick: bool = False, tuned: bool = False
+    ) -> list[RunSpec]:
         """The runs of all cells, which may share some."""
-        rows = self.of(learners)
-        return [spec for row in rows for setting in self.settings for spec in setting.specs(row, seeds, quick=quick)]
+        cells = [(row, setting) for row in self.of(learners, tuned=tuned) for setting in self.settings]
+        return [spec for row, setting in cells for spec in setting.specs(row, seeds, quick=quick, tuned=tuned)]
 
 
 @cache

@@ -14,13 +14,15 @@ from typing import Any
 
 from parabolic import __version__
 from parabolic.checks import Description, invalid
-from parabolic.experiments import FailedRun, Record, Store
+from parabolic.experiments import FailedRun, Record, Store, is_record
+from parabolic.experiments.records import FROM
 from parabolic.files import disk_errors, write_text
 from parabolic.learners import known_learners
 from parabolic.plugins import require
 from parabolic.report import charts
 from parabolic.report.page.bridges import Bridges, draw_bridges
 from parabolic.report.page.tables import TableView, of_paper, of_scene
+from parabolic.report.paper import hardware
 from parabolic.report.runs import departures, flat, row_of, settings_of
 from parabolic.report.scenes import Finds, Scene, find_scenes
 from parabolic.report.words import ahead, headline, judgement
@@ -158,7 +160,7 @@ def _scene(book: _Book, number: int, scene: Scene) -> _SceneView:
         heat_maps=[(method.name, book.add(charts.heat_map(method))) for method in scene.done[: charts.SHOWN]],
         bridges=bridges,
         bridges_chart=book.add(bridges.chart) if bridges and bridges.chart else "",
-        devices=sorted({_device(run.environment) for method in scene.done for run in method.runs.values()}),
+        devices=sorted({hardware(run) for method in scene.done for run in method.runs.values()}),
     )
 
 
@@ -218,7 +220,7 @@ def _facts(finds: Finds, store: Store) -> dict[str, Any]:
         spec = {name: value for name, value in flat(run.spec).items() if name != "seed"}
         runs[key] = {
             "seed": row["seed"],
-            "folder": str(store.path(key)),
+            "folder": _place(run, store),
             "spec": specs.place({name: str(value) for name, value in spec.items()}),
             "unusual": sorted(departures(row)),
         }
@@ -233,6 +235,12 @@ def _facts(finds: Finds, store: Store) -> dict[str, Any]:
         else:
             runs[key] |= {name: row[name] for name in ("reason", "trace", "failed")}
     return {"runs": runs, "specs": specs.kept, "surroundings": surroundings.kept}
+
+
+def _place(run: Record | FailedRun, store: Store) -> str:
+    return (
+        f"records: {run.environment[FROM]}" if isinstance(run, Record) and is_record(run) else str(store.path(run.key))
+    )
 
 
 class _Shared:
@@ -269,11 +277,6 @@ def _all_runs(finds: Finds) -> Iterator[dict[str, Any]]:
                 row.get(name) for name in ("metrics.acc", "metrics.aaa", "metrics.forgetting", "train_seconds")
             ],
         }
-
-
-def _device(environment: Mapping[str, Any]) -> str:
-    device = environment.get("device", "an unknown device")
-    return str(environment.get("processor", device) if device == "cpu" else device)
 
 
 def _asset(name: str) -> str:

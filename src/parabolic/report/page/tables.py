@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import groupby
+from itertools import groupby, product
+from pathlib import Path
 
-from parabolic.experiments import RunSpec, Store
-from parabolic.experiments.paper import NAMES, Rows, Selection, bound_specs, find_bounds, paper_tables
+from parabolic.checks import InputError
+from parabolic.experiments import RunSpec, Store, known_presets
+from parabolic.experiments.paper import NAMES, Rows, Selection, find_bounds, paper_tables
 from parabolic.report.formats import Entry, Line, legend, lines
 from parabolic.report.paper import paper_results
 from parabolic.report.scenes import Finds, Scene, results_of
@@ -49,17 +51,19 @@ def of_scene(scene: Scene) -> TableView:
 
 
 def of_paper(finds: Finds, store: Store) -> list[TableView]:
-    """The paper's tables in which there is something of ours: as they are, then those of `--quick`."""
-    made = []
-    for quick in (False, True):
-        known = {
-            name: [spec for key, spec in specs.items() if key in finds.runs] for name, specs in _specs(quick).items()
-        }
+    """The paper's tables in which there is something of ours: as they are, tuned, and those of `--quick` likewise."""
+    made, presets = [], tuple((path, path.stat().st_mtime_ns) for path in known_presets().values())
+    for quick, tuned in product((False, True), repeat=2):
+        try:
+            wanted = _specs(quick, presets if tuned else None)
+        except InputError:  # a preset of the user's is damaged: that is no reason to have no page
+            continue
+        known = {name: [spec for key, spec in specs.items() if key in finds.runs] for name, specs in wanted.items()}
         found = (store.find(spec) for specs in known.values() for spec in specs)
         records = {record.key: record for record in found if record is not None}
         measured = {spec.seed: rows for spec in known["bounds"] if (rows := find_bounds(spec, store))}
         selection = Selection(
-            tuple(name for name in NAMES if (measured if name == "bounds" else known[name])), quick=quick
+            tuple(name for name in NAMES if (measured if name == "bounds" else known[name])), quick=quick, tuned=tuned
         )
         made += [
             _view(results, _paper_keys(results, selection, measured), _units(results))
@@ -69,9 +73,9 @@ def of_paper(finds: Finds, store: Store) -> list[TableView]:
 
 
 @cache  # there are a thousand of them, and a page that is watched is made again and again
-def _specs(quick: bool) -> dict[str, dict[str, RunSpec]]:
-    """The runs of each of the paper's tables, by key."""
-    selection = Selection(quick=quick)
+def _specs(quick: bool, presets: tuple[tuple[Path, int], ...] | None) -> dict[str, dict[str, RunSpec]]:
+    """The runs of each of the paper's tables, by key; tuned, where there are presets as they are now."""
+    selection = Selection(quick=quick, tuned=presets is not None)
     return {name: {spec.key: spec for spec in selection.specs(name)} for name in NAMES}
 
 
@@ -114,13 +118,13 @@ def _units(results: Results) -> list[str]:
 def _paper_keys(results: Results, selection: Selection, measured: dict[int, Rows]) -> list[list[list[str]]]:
     """The runs that each cell is made of."""
     if results.name.startswith("bounds."):
-        behind = [spec.key for spec in bound_specs(quick=selection.quick) if spec.seed in measured]
+        behind = [spec.key for spec in selection.bounds if spec.seed in measured]
         return [[behind] * len(results.columns)] * len(results.rows)
     table, keys = paper_tables()[results.name], list[list[list[str]]]()
     for row in results.rows:
         behind_row = []
         for setting in table.settings:
-            behind = [spec.key for spec in setting.specs(row, selection.seeds, quick=selection.quick)]
+            behind = [spec.key for spec in selection.cell(row, setting)]
             behind_row += [behind] * len(table.metrics)
         keys.append(behind_row)
     return keys

@@ -1,0 +1,98 @@
+"""What tuned tables rest on: presets, whether as much was tried for each, and how to get those that are missing."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from parabolic.experiments.paper.quick import SHRINK, STREAM
+from parabolic.experiments.paper.selection import Selection
+from parabolic.experiments.paper.tables import METHODS, PLUS, Setting, paper_tables
+from parabolic.experiments.presets import Preset
+
+__all__ = ["Effort", "Tuning"]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What was spent on a preset: trials, and the seeds that each was run with.
+
+    >>> str(Effort(20, 3)), str(Effort(30, 1)), str(Effort(0, 0))
+    ('20 trials of 3 seeds', '30 trials', 'no trials')
+    """
+
+    trials: int
+    seeds: int
+
+    def __str__(self) -> str:
+        return f"{self.trials or 'no'} trials" + (f" of {self.seeds} seeds" if self.seeds > 1 else "")
+
+    @classmethod
+    def of(cls, preset: Preset) -> Effort:
+        """What the preset's record of its study says; one that was written by hand took no trials."""
+        trials = preset.study.get("trials", [])
+        return cls(len(trials), preset.study.get("seeds", 1)) if isinstance(trials, list) and trials else cls(0, 0)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The presets behind some tables.
+
+    >>> tuning = Tuning.of(Selection(("main",), learners=("er",), quick=True, tuned=True))
+    >>> list(tuning.presets), tuning.missing
+    (['er-seq-digits'], {})
+    """
+
+    presets: Mapping[str, Preset]  # of rows that are tuned alike, by name
+    plus: Mapping[str, Preset | None]  # of the row PCL+, by stream; empty where it is not asked for
+    missing: Mapping[str, Sequence[str]]  # learners without a preset, by stream
+    quick: bool = False
+
+    @classmethod
+    def of(cls, selection: Selection, tables: Sequence[str] | None = None) -> Tuning:
+        """The presets of some of the tables that are selected, or of all."""
+        presets, plus, missing = dict[str, Preset](), dict[str, Preset | None](), defaultdict[str, list[str]](list)
+        for row, stream in _rows(selection, selection.tables if tables is None else tables):
+            method, found = METHODS[row], METHODS[row].tuned(stream)
+            if row == PLUS:
+                plus[stream] = found
+            elif found is not None:
+                presets[found.name] = found
+            elif method.learner not in missing[stream]:
+                missing[stream].append(method.learner)
+        return cls(presets, plus, {stream: names for stream, names in missing.items() if names}, selection.quick)
+
+    @property
+    def effort(self) -> Effort | None:
+        """What most of the presets took."""
+        spent = Counter(Effort.of(preset) for preset in self.presets.values())
+        return spent.most_common(1)[0][0] if spent else None
+
+    @property
+    def unlike(self) -> dict[str, Effort]:
+        """The presets that took more or less than most, by name."""
+        spent = {name: Effort.of(preset) for name, preset in self.presets.items()}
+        return {name: each for name, each in spent.items() if each != self.effort}
+
+    @property
+    def commands(self) -> list[str]:
+        """What would make the presets that are missing, in the way in which most of the others were made."""
+        memory = Setting("").memory // (SHRINK if self.quick else 1)
+        like = next((each.study for each in self.presets.values() if Effort.of(each) == self.effort), {})
+        told = {"trials": len(like.get("trials", ())), **{name: like.get(name) for name in ("seeds", "validation")}}
+        alike = "".join(f" --{name} {value}" for name, value in told.items() if value)
+        return [
+            f"parabolic tune --learners {','.join(learners)} --stream {stream} --memory {memory}{alike}"
+            for stream, learners in self.missing.items()
+        ]
+
+
+def _rows(selection: Selection, tables: Sequence[str]) -> dict[tuple[str, str], None]:
+    """The rows of the tables, each with the streams whose presets it takes."""
+    found = dict[tuple[str, str], None]()
+    for name in tables:
+        settings = paper_tables()["main"].settings[:1] if name == "bounds" else paper_tables()[name].settings
+        for row in selection.rows(name):
+            found |= {(row, STREAM if selection.quick else setting.stream): None for setting in settings}
+    return found

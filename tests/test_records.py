@@ -1,0 +1,322 @@
+"""Records: finished runs that come with the package, found like those of a store, and told apart from them."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from recorded import made_up
+
+from parabolic import InputError, RunSpec, Store, metrics, run
+from parabolic.experiments import BackedStore, Records, is_record, write_records
+from parabolic.experiments.paper import Estimates, Selection, paper_tables
+from parabolic.experiments.records import records_place
+
+ROOT = Path(__file__).parent.parent
+
+
+def fill(store, selection, **given):
+    for spec in selection.runs:
+        store.save(made_up(spec, **given))
+    return selection
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder in place of the records that come with the package; and no data to train on."""
+    monkeypatch.setenv("PARABOLIC_RECORDS", str(tmp_path / "records"))
+    monkeypatch.setenv("PARABOLIC_DATA", str(tmp_path / "no data"))
+    return tmp_path / "records"
+
+
+# -- a store as records --------------------------------------------------------------------------------------------
+
+
+def test_a_store_and_its_records_make_the_same_tables(parabolic, tmp_path, folder):
+    fill(Store(tmp_path / "runs"), Selection(("main", "runtime"), learners=("pcl", "vrmcl", "sgd"), seeds=3))
+    common = ("--seeds", "3", "--format", "markdown")
+    asked = {"main": (*common, "--learners", "pcl,vrmcl,sgd"), "runtime": common}
+    before = {name: parabolic("paper", name, *asked[name]) for name in asked}
+    code, out, err = parabolic("runs", "--records", "records/all.jsonl")
+    assert (code, err) == (0, "")
+    assert "Records: records/all.jsonl (27 runs written, 27 there now)" in out
+    for name, (code, table, _) in before.items():
+        known = 27 if name == "main" else 6
+        note = f" {known} of {known} runs are records, which come with the package (A fast GPU, 2026-11-15). "
+        note += f"To train them yourself: parabolic paper {name} --no-records."
+        after = parabolic("paper", name, *asked[name], "--runs", "empty")
+        assert (code, after[0], after[2]) == (0, 0, "")
+        assert after[1].replace(note, "") == table
+        assert after[1] != table
+    assert not (tmp_path / "empty").exists()  # nothing was trained, nothing was written
+
+
+def test_figures_and_settings_are_kept_and_what_says_nothing_elsewhere_is_not(tmp_path):
+    spec = RunSpec("er", stream="seq-tinyimagenet", memory=1000, seed=3)
+    whole = made_up(spec)
+    whole = replace(whole, accuracy=[[value + 1 / 7 for value in row] for row in whole.accuracy])
+    whole = replace(whole, metrics=metrics.summary(whole.matrix), train_seconds=[2.123456] * 20)
+    write_records([whole], tmp_path / "a.jsonl")
+    (kept,) = Records(tmp_path)
+    assert (kept.key, kept.spec, kept.steps) == (whole.key, spec.resolved(), 7)
+    assert kept.metrics == pytest.approx(whole.metrics, abs=0.001)
+    assert kept.train_seconds == pytest.approx(whole.train_seconds, abs=0.001)
+    assert kept.environment == {
+        "parabolic": "0.1.0", "torch": "2.13.0", "python": "3.11.7", "device": "A fast GPU", "fleet": 5,
+        "command": "parabolic paper main --runs runs", "finished": "2026-11-15T10:00:00+00:00", "record": "a.jsonl",
+    }  # fmt: skip
+    assert len((tmp_path / "a.jsonl").read_text()) < 4000  # 20 tasks: 210 accuracies and 40 times
+    write_records([replace(whole, environment={**whole.environment, "device": "cpu"})], tmp_path / "b.jsonl")
+    assert next(iter(Records(tmp_path / "b.jsonl"))).environment["processor"] == "a processor"
+
+
+def test_a_real_run_is_found_again_by_its_spec_alone(tmp_path):
+    spec = RunSpec("er", stream="seq-blobs", seed=1)
+    trained, _ = run(spec, Store(tmp_path / "runs"), device="cpu")
+    write_records([trained], tmp_path / "a.jsonl")
+    records = Records(tmp_path / "a.jsonl")
+    found = records.find(spec)
+    assert found.metrics == pytest.approx(trained.metrics, abs=0.001)
+    assert is_record(found)
+    assert not is_record(trained)
+    for other in (replace(spec, seed=0), replace(spec, memory=50), replace(spec, options={"lr": 0.2})):
+        assert records.find(other) is None
+
+
+def test_a_run_under_other_defaults_is_another_run(tmp_path):
+    spec = RunSpec("er", stream="seq-cifar100", memory=1000)
+    then = made_up(spec)
+    for changed in ({"precision": "fp64"}, {"options": {**then.spec["options"], "lr": 0.25}}):
+        write_records([replace(then, spec={**then.spec, **changed})], tmp_path / "a.jsonl")
+        records = Records(tmp_path / "a.jsonl")
+        assert spec.key in records
+        assert records.find(spec) is None
+    # An option that came later, with a default that changes nothing, does not matter.
+    options = {name: value for name, value in then.spec["options"].items() if name != "clip_norm"}
+    write_records([replace(then, spec={**then.spec, "options": options})], tmp_path / "a.jsonl")
+    assert Records(tmp_path / "a.jsonl").find(spec) is not None
+
+
+def test_files_merge_by_key_and_the_newer_run_stays(tmp_path):
+    specs = [RunSpec("er", stream="seq-cifar10", seed=seed) for seed in range(3)]
+    first, second = [made_up(specs[seed], finished="2026-01-02") for seed in (2, 0)]
+    path = tmp_path / "some" / "a.jsonl"
+    assert write_records([first, second], path) == 2
+    older, newer, other = (
+        made_up(specs[index], seed=1, finished=day) for index, day in ((2, "2026-01-01"), (0, "2026-01-03"), (1, ""))
+    )
+    assert write_records([older, newer, other], path) == 3
+    assert [json.loads(line)["key"] for line in path.read_text().splitlines()] == sorted(spec.key for spec in specs)
+    records = Records(path)
+    assert [records.find(spec).accuracy for spec in specs] == [newer.accuracy, other.accuracy, first.accuracy]
+    text = path.read_text()
+    write_records(records, path)
+    assert path.read_text() == text  # what is written again is the same, byte for byte
+    write_records([older], tmp_path / "some" / "b.jsonl")
+    assert Records(tmp_path / "some").find(specs[2]).accuracy == first.accuracy
+
+
+DAMAGE = {
+    "not JSON": "<<<<<<< ours",
+    "a number": "7",
+    "an empty object": "{}",
+    "another key": '{"key": "a", "what": 1}',
+}
+
+
+def test_damaged_and_foreign_lines_are_named_and_passed_over(parabolic, folder):
+    good = made_up(RunSpec("sgd", stream="seq-cifar10"))
+    write_records([good], folder / "a.jsonl")
+    (line,) = (folder / "a.jsonl").read_text().splitlines()
+    told = json.loads(line)
+    changes = [
+        {"spec": {}}, {"spec": None}, {"accuracy": []}, {"accuracy": [[1.0], [2.0]]}, {"accuracy": [["a"]]},
+        {"accuracy": [[float("nan")]]}, {"train_seconds": None}, {"train_seconds": ["a"]}, {"environment": []},
+        {"key": 3},
+    ]  # fmt: skip
+    damaged = [*DAMAGE.values(), *(json.dumps({**told, **change}) for change in changes), line[: len(line) // 2]]
+    (folder / "a.jsonl").write_text("\n".join([*damaged, "", line, ""]))
+    (folder / "b.jsonl").write_bytes(b"\xff\xfe")
+    (folder / "README.md").write_text("no records")
+    records = Records(folder)
+    assert [record.key for record in records] == [good.key]
+    named = [f"{folder / 'a.jsonl'}:{number}" for number in range(1, len(damaged) + 1)] + [str(folder / "b.jsonl")]
+    assert sorted(map(str, records.unreadable())) == sorted(named)
+    code, out, err = parabolic("paper", "main", "--learners", "sgd", "--seeds", "1", "--show")
+    assert (code, err) == (0, "")
+    assert "1 of 1 runs are records" in out
+    assert f"\nCannot be read: {named[0]} (" in out
+    # And nothing that cannot be read is written over.
+    text = (folder / "a.jsonl").read_text()
+    with pytest.raises(InputError, match="--records: got .*a.jsonl:1 .*, expected a file of records; mend or remove"):
+        write_records([good], folder / "a.jsonl")
+    assert (folder / "a.jsonl").read_text() == text
+
+
+def test_failed_runs_stand_ins_and_trials_are_no_records(parabolic, tmp_path):
+    store = Store(tmp_path / "runs")
+    real = RunSpec("sgd", stream="seq-cifar10")
+    fill(store, Selection(("small_buffers",), learners=("sgd",), seeds=1, quick=True))
+    store.save(made_up(replace(real, scenario={"validation": 0.1})))
+    store.save_failure(real, "no luck")
+    code, _, err = parabolic("runs", "--records", "a.jsonl")
+    assert code == 2
+    assert "got 2 runs, of which 1 are stand-ins of `paper --quick`, 1 trials" in err
+    assert re.search("got runs that failed", parabolic("runs", "--failed", "--records", "a.jsonl")[2])
+    assert re.search("expected a file called NAME.jsonl", parabolic("runs", "--records", "a.csv")[2])
+    assert not list(tmp_path.glob("a.*"))
+    store.save(made_up(real))
+    store.save(made_up(RunSpec("er", stream="seq-cifar10")))
+    told = json.loads(parabolic("runs", "--learner", "sgd", "--records", "a.jsonl", "--json")[1])
+    assert told["records"] == {"written": 1, "there": 1, "stand-ins": 1, "trials": 1}
+    assert [record.key for record in Records(tmp_path / "a.jsonl")] == [real.key]
+
+
+# -- the paper's tables --------------------------------------------------------------------------------------------
+
+
+def test_tables_are_printed_without_data_and_say_what_is_missing(parabolic, tmp_path, folder):
+    selection = Selection(("main",), learners=("pcl", "sgd"), seeds=2)
+    known = [spec for spec in selection.runs if spec.stream != "seq-tinyimagenet"]
+    write_records([made_up(spec) for spec in known[1:]], folder / "main.jsonl")
+    Store(tmp_path / "runs").save(made_up(known[0], seed=1))
+    asked = ("paper", "main", "--learners", "pcl,sgd", "--seeds", "2")
+    code, out, err = parabolic(*asked)
+    assert (code, err) == (0, "")
+    assert "7 of 8 runs are records, which come with the package (A fast GPU, 2026-11-15)." in out
+    assert "8 runs, 1 of them already there (runs), 7 records\n" in out
+    missing = "    seq-tinyimagenet, memory 1000: SGD 2, PCL 2\n"
+    assert out.endswith(
+        "4 runs are missing. To train them: parabolic data prepare tinyimagenet, then the same command.\n" + missing
+    )
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [known[0].key]  # no failures, no claims
+    shown = parabolic(*asked, "--show")
+    assert shown[0] == 0
+    assert shown[1] == out.replace("then the same command.", "then the same command without --show.")
+    told = json.loads(parabolic(*asked, "--show", "--format", "json")[1])
+    sgd = told[0]["rows"][0]["cells"]
+    assert [cell["ours"] and cell["ours"]["n"] for cell in sgd] == [2, 2, 2, 2, None, None]
+    mine, theirs = Store(tmp_path / "runs").find(known[0]), Records(folder).find(known[1])
+    assert sgd[0]["by_seed"] == {"0": mine.metrics["aaa"], "1": theirs.metrics["aaa"]}  # the store comes first
+
+
+def test_without_records_they_do_not_count(parabolic, folder):
+    selection = Selection(("small_buffers",), learners=("sgd",), seeds=2)
+    write_records([made_up(spec) for spec in selection.runs], folder / "a.jsonl")
+    asked = ("paper", "small_buffers", "--learners", "sgd", "--seeds", "2")
+    plan = json.loads(parabolic(*asked, "--dry-run", "--format", "json")[1])["all"]
+    assert (plan["runs"], plan["done"]) == (2, 2)
+    plan = json.loads(parabolic(*asked, "--dry-run", "--no-records", "--format", "json")[1])["all"]
+    assert (plan["runs"], plan["done"], plan["unknown"]) == (2, 0, 2)
+    code, out, _ = parabolic(*asked, "--no-records")
+    assert code == 0
+    assert "2 runs are missing" in out
+    assert "records" not in out
+
+
+def test_estimates_use_the_seconds_of_records_from_the_same_device(parabolic, folder):
+    first, second = Selection(("small_buffers",), learners=("sgd",), seeds=2).runs[:2]
+    asked = ("paper", "small_buffers", "--learners", "sgd", "--seeds", "2", "--device", "cpu", "--workers", "0")
+    for device, known in (("cpu", True), ("A fast GPU", False)):
+        record = made_up(first, finished="2026-11-16" if known else "2026-11-17", device=device)
+        write_records([record], folder / "a.jsonl")
+        plan = json.loads(parabolic(*asked, "--dry-run", "--format", "json")[1])["all"]
+        assert (plan["runs"], plan["done"], plan["unknown"]) == (2, 1, 0 if known else 1)
+        expected = Estimates(Records(folder)).seconds(second) if known else 0
+        assert plan["seconds"] == pytest.approx(expected)
+
+
+def test_bounds_that_cannot_be_measured_here_are_gaps(parabolic, folder):
+    code, out, err = parabolic("paper", "bounds", "--seeds", "2")
+    assert (code, err) == (0, "")
+    assert "seq-cifar10, memory 1000: bounds of PCL 2" in out
+    assert "parabolic data prepare cifar10, then the same command." in out
+
+
+def test_with_show_nothing_is_trained_even_where_it_could_be(parabolic, tmp_path):
+    code, out, err = parabolic("paper", "small_buffers", "--learners", "sgd", "--quick", "--show")
+    assert (code, err) == (0, "")
+    assert out.count("– (n=0)") == 6
+    assert "5 runs are missing. To train them: the same command without --show.\n    seq-digits, memory 10" in out
+    assert not (tmp_path / "runs").exists()
+
+
+# -- a store with records behind it, and the page ------------------------------------------------------------------
+
+
+def test_what_is_not_in_the_store_is_looked_for_in_the_records(tmp_path):
+    specs = [RunSpec("er", stream="seq-cifar10", seed=seed) for seed in range(3)]
+    write_records([made_up(spec) for spec in specs[:2]], tmp_path / "a.jsonl")
+    both = BackedStore(tmp_path / "runs", Records(tmp_path / "a.jsonl"))
+    both.save(made_up(specs[0], seed=1))
+    both.save_failure(specs[1], "no luck here")
+    both.save_failure(specs[2], "no luck anywhere")
+    assert [is_record(each) for each in map(both.find, specs[:2])] == [False, True]
+    assert both.find(specs[2]) is None
+    assert sorted(record.key for record in both) == sorted(spec.key for spec in specs[:2])
+    assert [failed.key for failed in both.failures()] == [specs[2].key]
+    assert [record.key for record in Store(tmp_path / "runs")] == [specs[0].key]
+
+
+def test_the_page_shows_records_if_asked(parabolic, tmp_path, folder):
+    specs = Selection(("main",), learners=("pcl", "er"), seeds=2).runs
+    write_records([made_up(spec) for spec in specs], folder / "main.jsonl")
+    code, _, err = parabolic("report")
+    assert code == 2
+    assert "no runs in runs" in err
+    code, _, err = parabolic("report", "--records")
+    assert (code, err) == (0, "")
+    page = (tmp_path / "report.html").read_text()
+    assert "Three streams, memory 1000" in page
+    assert "12 of 12 runs are records" in page
+    assert page.count('"folder":"records: main.jsonl"') == 12
+
+
+# -- where they are ------------------------------------------------------------------------------------------------
+
+
+def test_a_checkout_has_them_under_results(monkeypatch):
+    monkeypatch.delenv("PARABOLIC_RECORDS")
+    assert records_place() == ROOT / "results" / "records"
+    records = Records.ours()
+    assert records.unreadable() == {}  # all that is committed can be read
+    for record in records:
+        assert not re.search(r"(^|\s)/", record.environment["command"])  # no paths of a machine
+
+
+def test_a_wheel_has_them_inside(tmp_path):
+    """Build it, unpack it, and ask the package that was in it."""
+    included = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert included["force-include"] == {"results/records": "parabolic/records"}
+    pytest.importorskip("hatchling", reason="needs hatchling, to build a wheel")
+    code = "import sys; from hatchling.build import build_wheel; print(build_wheel(sys.argv[1]))"
+    built = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    with zipfile.ZipFile(tmp_path / built.stdout.split()[-1]) as wheel:
+        wheel.extractall(tmp_path / "installed")
+    inside = tmp_path / "installed" / "parabolic" / "records"
+    assert {path.name for path in inside.iterdir()} == {path.name for path in (ROOT / "results" / "records").iterdir()}
+    code = "import parabolic; from parabolic.experiments.records import records_place; print(records_place())"
+    environment = {name: value for name, value in os.environ.items() if name != "PARABOLIC_RECORDS"}
+    told = subprocess.run(
+        [sys.executable, "-c", code], env={**environment, "PYTHONPATH": str(tmp_path / "installed")},
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert told.stdout.strip() == str(inside)
+
+
+def test_every_table_of_the_paper_can_be_made_of_records(tmp_path, folder):
+    """The size of all of them, which are to be committed."""
+    specs = {spec.key: spec for spec in Selection(seeds=1).runs}
+    write_records(map(made_up, specs.values()), folder / "all.jsonl")
+    records = Records(folder)
+    assert all(records.find(spec) is not None for name in paper_tables() for spec in Selection((name,), seeds=1).runs)
+    lines = (folder / "all.jsonl").read_text().splitlines()
+    assert sum(map(len, lines)) / len(lines) < 2000
