@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from parabolic.learners.learner import ReplayLearner, join
+from parabolic.learners.balance import BalancedLearner
+from parabolic.learners.learner import join
 from parabolic.memory import Batch
 
 __all__ = ["ER"]
 
 
-class ER(ReplayLearner):
+class ER(BalancedLearner):
     """Experience replay: learn the new batch and a recalled one together.
 
     >>> import torch
@@ -27,4 +28,6 @@ class ER(ReplayLearner):
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
         """The loss of the new batch and the recalled one, in one forward pass."""
         x, y = join(batch, recalled)
-        return self.error(self.model(x), y)
+        scores = self.model(x)
+        self.count(y, scores.shape[-1])
+        return self.error(self.tilted(scores), y)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from parabolic.checks import invalid
-from parabolic.learners.learner import ReplayLearner, join
+from parabolic.learners.balance import BalancedLearner
+from parabolic.learners.learner import join
 from parabolic.learners.pairing import PAIRINGS
 from parabolic.memory import Batch, half_by_loss
 from parabolic.options import option
@@ -28,7 +29,7 @@ ABLATIONS: dict[str, dict[str, object]] = {
 """The options behind each row of the paper's ablation tables."""
 
 
-class PCL(ReplayLearner):
+class PCL(BalancedLearner):
     """Minimise the loss along Brownian bridges between new and recalled examples (the paper's Algorithm 1).
 
     The expected loss of the paths solves a parabolic PDE whose boundary is the memory (Feynman–Kac), so that what
@@ -70,6 +71,9 @@ class PCL(ReplayLearner):
     tempering: bool = option(False, "noise by the norm of the loss's gradient, linear between the two ends")
     offers: str = option("all", "what is offered to memory: all of a batch or the half of it with the highest, lowest "
                          "or middle loss", among=("all", "highest", "lowest", "middle"))  # fmt: skip
+    advice: float = option(
+        0.0, "share of what the averaged weights answer in the targets along a path", at_least=0, below=1
+    )
     drift_weight: float = option(0.0, "weight of the drift term of the reference variant, by ∇ℓ", at_least=0)
     drift: Callable[[Tensor], Tensor] | None = None
 
@@ -77,6 +81,8 @@ class PCL(ReplayLearner):
         super().__post_init__()
         if self.tempering and self.sigma_x == 0:
             raise invalid("sigma_x", self.sigma_x, "a number above 0", "tempering scales sigma_y by sigma_y / sigma_x")
+        if self.advice and self.average is None:
+            raise invalid("advice", self.advice, "0 without an average to ask", "set average=0.99, say")
         if self.drift is not None and not callable(self.drift):
             raise invalid("drift", self.drift, "a function from points to velocities")
         if self.drift_weight and self.variant != "reference":
@@ -94,10 +100,14 @@ class PCL(ReplayLearner):
         used = path[:, :, : len(self.weights)]
         if self.drift_weight:
             used.requires_grad_()
-        scores = self.body(used.flatten(0, 2))
+        points = used.flatten(0, 2)
+        scores = self.body(points)
+        self.count(y, scores.shape[-1])
         label = self.error.points(y, scores.shape[-1], x.dtype)
-        target = self.error.fold(self._bridge(label, label[ends], sigma_y))[:, :, : len(self.weights)]
-        along = self.error.at_points(scores, target.flatten(0, 2)).view(used.shape[:3])
+        target = self.error.fold(self._bridge(label, label[ends], sigma_y))[:, :, : len(self.weights)].flatten(0, 2)
+        if self.advice:
+            target = target.lerp(self.error.belief(self.tilted(self._asked(points))), self.advice)
+        along = self.error.at_points(self.tilted(scores), target).view(used.shape[:3])
         batch["loss"] = along[: len(batch["x"]), 0, 0].detach()  # of the new examples: a path starts at its example
         integral = (along * self.weights).sum(-1)
         if self.drift is not None:
@@ -112,6 +122,18 @@ class PCL(ReplayLearner):
             rows = half_by_loss(batch["loss"], self.offers)
             raw, batch = ({name: value[rows] for name, value in each.items()} for each in (raw, batch))
         super().remember(raw, batch)
+
+    @torch.no_grad()
+    def _asked(self, points: Tensor) -> Tensor:
+        """What the averaged weights answer at points of a path."""
+        assert self.averaged is not None
+        inner = "" if self.embed is None else "body."
+        named = self.averaged.weights.items()
+        weights = {name.removeprefix(inner): value for name, value in named if name.startswith(inner)}
+        self.body.eval()
+        scores: Tensor = torch.func.functional_call(self.body, weights, (points,))
+        self.body.train()
+        return scores
 
     def _bridge(self, start: Tensor, end: Tensor, sigma: float | Tensor) -> Tensor:
         return bridge(

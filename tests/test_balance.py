@@ -1,0 +1,145 @@
+"""Balance of classes in the loss, and advice of the averaged weights."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from parabolic import ER, MLP, PCL, InputError, Learner
+
+KINDS = [ER, PCL]
+
+
+def rare(steps, g, n=20):
+    """Batches whose labels can only be guessed: nine in ten are of class 0."""
+    for _ in range(steps):
+        yield torch.ones(n, 1, dtype=torch.float64), (torch.rand(n, generator=g) > 0.9).long()
+
+
+def bias_only(outputs=2):
+    model = nn.Linear(1, outputs).double()
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    return model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("balance", "odds"), [(0.0, math.log(9)), (0.5, math.log(9) / 2), (1.0, 0.0)])
+def test_how_often_a_class_comes_up_is_learned_as_far_as_it_is_not_made_up_for(kind, balance, odds):
+    # The minimiser is known: the scores in the loss have the true odds, and the network what is left of them.
+    options = {"sigma_y": 0.0, "integral": "euler", "times": 2} if kind is PCL else {}
+    learner = kind(bias_only(), memory=400, lr=0.05, average=0.999, balance=balance, classes=2, **options)
+    for x, y in rare(2500, torch.Generator().manual_seed(0)):
+        learner.step(x, y)
+    first, second = learner.scores(torch.ones(1, 1, dtype=torch.float64))[0].tolist()
+    assert first - second == pytest.approx(odds, abs=0.2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shares_are_those_of_what_was_learned_lately(kind):
+    learner = kind(MLP((4,), 3, hidden=(8,)), memory=40, balance=1.0, replay=6)
+    seen, g = [], torch.Generator().manual_seed(0)
+    count = learner.count
+    learner.count = lambda y, outputs: (seen.append(y.clone()), count(y, outputs))
+    for _ in range(30):
+        learner.observe(torch.randn(5, 4, generator=g), torch.randint(3, (5,), generator=g))
+    assert [len(y) for y in seen[:3]] == [5, 10, 11]  # the new ones, and as many recalled as there were
+    weights = [0.95 ** (len(seen) - 1 - step) for step in range(len(seen))]
+    parts = [weight * torch.bincount(y, minlength=3) / len(y) for weight, y in zip(weights, seen, strict=True)]
+    expected = sum(parts) / sum(weights)
+    assert torch.allclose(learner.shares / learner.shares.sum(), expected, atol=1e-6)
+    scores = torch.randn(2, 3, generator=g)
+    assert torch.allclose(learner.tilted(scores), scores + (expected + 0.01 / 3).log(), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_balance_nothing_is_kept_of_it(kind):
+    learner = kind(MLP((4,), 3), memory=40)
+    learner.observe(torch.randn(5, 4), torch.arange(5) % 3)
+    scores = torch.randn(2, 3)
+    assert learner.tilted(scores) is scores
+    assert "shares" not in learner.state_dict()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_balance_goes_on_where_it_was(kind, tmp_path):
+    def batches(first, last):
+        for step in range(first, last):
+            g = torch.Generator().manual_seed(step)
+            yield torch.randn(5, 4, generator=g), torch.randint(min(2 + step // 5, 4), (5,), generator=g)
+
+    learner = kind(MLP((4,), 2), memory=40, balance=1.0, average=0.9)
+    learner.grow(3)
+    for x, y in batches(0, 8):
+        learner.observe(x, y)
+    other = Learner.load(learner.save(tmp_path / "a"))
+    for each in (learner, other):
+        each.grow(4)
+        for x, y in batches(8, 20):
+            each.observe(x, y)
+        assert len(each.shares) == 4
+    assert torch.equal(learner.shares, other.shares)
+    for one, two in zip(learner.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_a_used_learner_takes_over_the_state_of_a_fresh_one():
+    used, fresh = (ER(MLP((4,), 3), memory=40, balance=1.0, classes=3) for _ in range(2))
+    used.observe(torch.randn(5, 4), torch.arange(5) % 3)
+    place = used.shares.data_ptr()
+    used.load_state_dict(fresh.state_dict())
+    assert used.shares.data_ptr() == place
+    assert not used.shares.any()
+
+
+def test_balance_is_for_classes():
+    with pytest.raises(InputError, match=r"balance: got 1\.0, expected 0 where targets are numbers"):
+        ER(nn.Linear(4, 1), memory=40, balance=1.0, criterion="mse")
+
+
+# -- advice ------------------------------------------------------------------------------------------------
+
+
+def test_advice_needs_an_average():
+    with pytest.raises(InputError, match=r"advice: got 0\.5, expected 0 without an average to ask; set average=0\.99"):
+        PCL(nn.Linear(4, 3), memory=40, advice=0.5)
+
+
+@pytest.mark.parametrize("balance", [0.0, 1.0])
+def test_targets_are_mixed_with_what_the_average_answers(balance):
+    """The loss of a step is the one computed by hand from the path, its labels and the averaged model's answers."""
+    learner = PCL(MLP((4,), 3), memory=40, advice=0.3, average=0.9, balance=balance, lr=0.05)
+    g = torch.Generator().manual_seed(0)
+    for _ in range(6):
+        learner.observe(torch.randn(5, 4, generator=g), torch.randint(3, (5,), generator=g))
+    asked, body, given = [], learner._asked, []
+    learner._asked = lambda points: asked.append((points, body(points))) or asked[-1][1]
+    at_points = learner.error.at_points
+    learner.error.at_points = lambda scores, target: given.append(target) or at_points(scores, target)
+    plain = learner.error.fold
+    labels = []
+    learner.error.fold = lambda path: labels.append(plain(path)) or labels[-1]
+    weights = {name: value.clone() for name, value in learner.averaged.weights.items()}
+    network = {name: value.detach().clone() for name, value in learner.model.named_parameters()}
+    loss = learner.observe(torch.randn(5, 4, generator=g), torch.randint(3, (5,), generator=g))
+    ((points, said),) = asked
+    assert torch.equal(said, torch.func.functional_call(learner.model, weights, (points,)))
+    tilt = learner.tilted(torch.zeros(1, 3))
+    path = labels[0][:, :, :-1].flatten(0, 2)  # Euler's sum has no last point
+    expected = 0.7 * path + 0.3 * (said + tilt).softmax(-1)
+    assert torch.allclose(given[0], expected, atol=1e-6)
+    scores = torch.func.functional_call(learner.model, network, (points,)) + tilt
+    assert loss.item() == pytest.approx(cross_entropy(scores, expected).item(), rel=1e-5)
+    assert learner.model.training
+
+
+def test_advice_runs_in_embedding_space_and_for_numbers():
+    words = PCL(
+        nn.Sequential(nn.Flatten(), nn.Linear(6, 3)), embed=nn.Embedding(9, 2), memory=40, advice=0.5, average=0.9
+    )
+    numbers = PCL(MLP((4,), 2), memory=40, advice=0.5, average=0.9, criterion="mse")
+    for _ in range(4):
+        assert words.observe(torch.randint(9, (5, 3)), torch.arange(5) % 3).isfinite()
+        assert numbers.observe(torch.randn(5, 4), torch.randn(5, 2)).isfinite()
