@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from avalanches import need_avalanche
 
 from parabolic import MLP, make_stream, train
 
@@ -47,10 +48,11 @@ def test_the_code_of_durability(tmp_path, monkeypatch):
     ]
 
 
-def run_blocks(page):
+def run_blocks(page, without=None):
     names = {"__name__": "pasted"}
     for code in blocks(page):
-        exec(compile(code, page, "exec"), names)
+        if without is None or without not in code:
+            exec(compile(code, page, "exec"), names)
     return names
 
 
@@ -70,3 +72,50 @@ def test_the_code_of_the_guide_to_regression(capsys):
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text()):
         assert (ROOT / page).parent.joinpath(target).exists(), target
+
+
+def test_the_code_of_the_guide_to_monitoring(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = run_blocks("docs/guides/monitoring.md")
+    said = re.findall(
+        r"^step ([\d,]+): loss .*; memory 200 of 200, ([23]) classes of", capsys.readouterr().out, re.MULTILINE
+    )
+    assert [(step, int(classes)) for step, classes in said[4:6]] == [("500", 2), ("600", 3)]
+    assert names["seen"][-1].bound is not None
+    assert len(Path("monitor.jsonl").read_text().splitlines()) == 13  # it began, looked at ten and all, and ended
+
+
+def test_the_code_of_the_guide_to_choosing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = run_blocks("docs/guides/choosing.md")
+    assert len(names["outcome"].records) == 4
+    assert not names["outcome"].failures
+
+
+def test_the_code_of_the_guide_to_moving(capsys):
+    names = run_blocks("docs/guides/moving.md", without="avalanche")
+    assert int(capsys.readouterr().out.split(" %")[0]) > 80
+    assert names["state"].accuracy > 60
+    assert names["data"].digest() == names["same"].digest()
+
+
+def test_the_code_of_the_guide_to_moving_that_needs_avalanche():
+    need_avalanche()  # skips, and says so, where it is not installed
+    names = run_blocks("docs/guides/moving.md")
+    assert names["found"]["Top1_Acc_Stream/eval_phase/test_stream"] > 0.6
+
+
+def test_the_code_of_the_guide_to_promises():
+    names = run_blocks("docs/guides/promises.md")
+    torch.testing.assert_close(names["u"].mean, 1 + (1 - names["start"][:, 0] ** 2), atol=0.1, rtol=0)
+    assert names["kept"].holds
+    assert names["kept"].covered > 0.8
+    assert names["ahead"].holds
+    assert all(each.holds for each in names["three"].values())
+    assert names["three"]["forgetful"].bound > 2 * names["kept"].bound > 2 * names["three"]["untrained"].bound
+    assert names["found"].holds
+    assert names["soon"] > names["peaked"].stated
+    assert names["late"] < 0
+    assert names["share"][2] > 0.8
+    assert names["share"][64] == 0
+    assert not names["unseen"].holds
