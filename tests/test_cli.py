@@ -119,7 +119,8 @@ def test_a_diverging_run_is_an_error_and_not_a_result(parabolic, tmp_path):
     code, _, err = parabolic("run", "--learner", "sgd", "--set", "lr=1e30")
     assert code == 1
     assert "lower lr" in err
-    assert list(tmp_path.iterdir()) == []
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {".monitor.jsonl.lock", "monitor.jsonl"}
+    assert "failed: sgd on seq-digits, seed 0: the loss became nan" in " ".join(parabolic("watch")[1].split())
 
 
 def test_the_installed_command_works():

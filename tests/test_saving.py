@@ -121,7 +121,7 @@ def test_what_a_file_says(tmp_path):
     with safetensors.safe_open(tmp_path / "a.safetensors", "pt") as file:
         told = json.loads(file.metadata()["parabolic"])
         assert torch.equal(file.get_tensor("state.model.1.weight"), learner.model[1].weight)
-    assert told["version"] == 1
+    assert told["version"] == 2
     loaded = Learner.load(tmp_path / "a.safetensors")
     assert (loaded.sigma_x, loaded.seed, loaded.past.capacity) == (0.1, 3, 20)
     assert loaded.model.arguments == {"shape": (3,), "classes": 4, "hidden": (5,)}
@@ -319,8 +319,8 @@ def test_the_file_is_as_documented(tmp_path, sample):
 
 def test_a_file_of_a_later_version_is_refused(tmp_path, sample):
     told, tensors = opened(sample)
-    (tmp_path / "a").write_bytes(seal(told | {"version": 2}, tensors))
-    with pytest.raises(InputError, match="of version 2, expected a file of version 1 or earlier; install a newer"):
+    (tmp_path / "a").write_bytes(seal(told | {"version": 3}, tensors))
+    with pytest.raises(InputError, match="of version 3, expected a file of version 2 or earlier; install a newer"):
         Learner.load(tmp_path / "a")
 
 

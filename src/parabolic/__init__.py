@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from parabolic.backbones import MLP, ConvNet, ResNet18, make_backbone
 from parabolic.checks import InputError
-from parabolic.engine import Callback, Journal, train
+from parabolic.engine import Callback, Journal, Monitor, train
 from parabolic.experiments import RunSpec, Store, run
 from parabolic.learners import (
     AGEM,
@@ -68,6 +68,7 @@ __all__ = [
     "LwF",
     "Memory",
     "MixupER",
+    "Monitor",
     "Numbers",
     "ParabolicClassifier",
     "ParabolicRegressor",

@@ -16,6 +16,8 @@ __all__ = ["Batch", "ClassBalanced", "EqualShares", "Memory", "distinct", "equal
 Batch = dict[str, Tensor]
 """Named tensors of one length: "x" the examples, "y" the labels, and whatever else a method keeps."""
 
+ARRIVAL = "arrival number"  # what a state calls it; one of version 1 has none
+
 
 class Memory:
     """A uniform sample of everything that was offered (Vitter's algorithm R), held as named tensors.
@@ -39,6 +41,7 @@ class Memory:
         self.offered = 0  # known to the host: it decides how many slots are filled
         self._clock: Tensor | None = None  # the same number on the device: it enters the arithmetic
         self._slots: Batch = {}  # one row more than the capacity: what is not kept is written to the last
+        self._arrival = torch.zeros(0, dtype=torch.long)  # of each slot's example, how many were offered before it
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.capacity})"
@@ -55,6 +58,14 @@ class Memory:
         """The names of the fields that are kept."""
         return tuple(self._slots)
 
+    @property
+    def ages(self) -> Tensor:
+        """How many examples were offered after each of those that are kept.
+
+        One that came with a state of version 1, which tells no ages, counts as older than any can be: `offered`.
+        """
+        return self.offered - 1 - self._arrival[: len(self)]
+
     def offer(self, batch: Mapping[str, Tensor], *, generator: Generator | None = None) -> None:
         """Offer examples, in order: the outcome is the one of offering them one by one."""
         size = self._check(batch)
@@ -65,6 +76,8 @@ class Memory:
         last = order.index_select(0, torch.searchsorted(slots, slots, right=True) - 1)
         for name, value in batch.items():
             self._slots[name].index_copy_(0, slots, value.index_select(0, last))
+        assert self._clock is not None
+        self._arrival.index_copy_(0, slots, last.add_(self._clock - size))
         self.offered += size
 
     def _place(self, batch: Mapping[str, Tensor], generator: Generator | None) -> Tensor:
@@ -102,7 +115,8 @@ class Memory:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next offer and draw depend on, by name."""
-        return {"offered": self.offered, **{name: self[name] for name in self._slots}}
+        told = {ARRIVAL: self._arrival[: len(self)]} if self._slots else {}
+        return {"offered": self.offered, **told, **{name: self[name] for name in self._slots}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the state of another memory, in place where the slots are allocated already."""
@@ -115,8 +129,12 @@ class Memory:
                 f"{filled}, for a capacity of {self.capacity} and {state['offered']} offered",
                 "load it into a memory of the capacity it was saved with",
             )
+        arrival = fields.pop(ARRIVAL, None)
         if fields:
             self._allocate(fields)
+            self._arrival.fill_(-1)
+        if arrival is not None:
+            self._arrival[:filled].copy_(arrival)
         for name, value in fields.items():
             self._slots[name][:filled].copy_(value)
         self.offered = int(state["offered"])
@@ -146,6 +164,7 @@ class Memory:
             return
         self._slots = {name: value.new_zeros(self.capacity + 1, *value.shape[1:]) for name, value in batch.items()}
         device = next(iter(batch.values())).device
+        self._arrival = torch.full((self.capacity + 1,), -1, device=device)
         self._clock = torch.full((), self.offered, dtype=torch.long, device=device)
 
 

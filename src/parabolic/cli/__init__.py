@@ -9,7 +9,7 @@ import typer
 
 from parabolic import __version__
 from parabolic.checks import InputError
-from parabolic.cli import data, kept, paper, report, runs, theory, tune
+from parabolic.cli import data, kept, paper, report, runs, theory, tune, watch
 from parabolic.engine import Diverged
 
 __all__ = ["app", "main"]
@@ -20,6 +20,7 @@ app = typer.Typer(
 )  # fmt: skip
 app.command("list")(runs.list_all)
 app.command("run")(runs.run_one)
+app.command("watch")(watch.watch)
 app.command("compare")(runs.compare)
 app.command("runs")(kept.list_runs)
 app.command("tune")(tune.tune_one)

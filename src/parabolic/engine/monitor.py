@@ -1,132 +1,282 @@
-"""Callbacks that put the theory beside the practice after each task."""
+"""A monitor: looks at a learner while it learns, in the engine's loop or in anyone's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Generator, Tensor
 
-from parabolic.checks import invalid
+from parabolic.checks import InputError, check_number, first_line, invalid
 from parabolic.engine.callbacks import Callback, State
-from parabolic.pde import ForgettingBound, GeneralisationBound, MemoryDomain
-from parabolic.profile import (
-    LearnerLoss,
-    Profile,
-    bounds_of,
-    examples_loss,
-    loss_profile,
-    with_memory,
-)
-from parabolic.streams import Task
+from parabolic.engine.looks import TENTHS, Lines, Look
+from parabolic.learners import Learner, ReplayLearner
+from parabolic.memory import Memory
+from parabolic.profile import examples_loss, forgetting_of
 
-__all__ = ["BoundsMonitor", "BoundsRow", "ProfileRecorder"]
+__all__ = ["Monitor"]
+
+FIRST_GUESS = 0.1  # seconds that a bound may take, before one has been computed
 
 
-@dataclass(frozen=True)
-class BoundsRow:
-    """What the bounds say after a task, and what the loss on the first and on the last task really is."""
+class Book(Protocol):
+    """Where figures are written down: a `Tracker`, or an entry that it opened."""
 
-    task: int  # counted from 0
-    forgetting: ForgettingBound  # Proposition 1; realised: all classes competing, on the first task's test examples
-    generalisation: GeneralisationBound  # Corollary 1, one task ahead; realised: on the last task's test examples
-    first_among_own: float  # the mean loss on the first task with only its own classes competing
-    last_among_own: float  # and on the last task
-
-    @property
-    def violations(self) -> list[str]:
-        """The statements that the realised loss breaks."""
-        return [
-            name
-            for name, bound in (("Proposition 1", self.forgetting), ("Corollary 1", self.generalisation))
-            if bound.holds is False
-        ]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The row as plain JSON values."""
-        forgetting, generalisation = self.forgetting, self.generalisation
-        return {
-            **asdict(self),
-            "forgetting_bound": forgetting.bound,
-            "forgetting_bound_stated": forgetting.stated,
-            "generalisation_lower": generalisation.lower,
-            "generalisation_upper": generalisation.upper,
-            "violations": self.violations,
-        }
+    def write(self, figures: Mapping[str, float], axis: str, at: int, /) -> None:
+        """Write down some figures at a place of an axis."""
 
 
-class BoundsMonitor(Callback):
-    """After each task, records the bounds beside the realised losses, and flags where a bound is broken.
+class Monitor(Callback):
+    """Looks at a learner every so many steps, and tells what it sees: to you, to a file, to trackers.
 
-    >>> from parabolic import ER, MLP, make_stream, train
-    >>> stream, monitor = make_stream("seq-blobs"), BoundsMonitor(samples=32)
-    >>> _ = train(ER(MLP((2,), 6)), stream, batch=50, callbacks=[monitor])
-    >>> len(monitor.rows), monitor.rows[0].forgetting.holds
-    (3, True)
+    It is a callback of `train`; in a loop of your own, call it after each step. What is learned is the same with it and
+    without, to the bit. Between looks it adds up the loss and does not wait for the device.
+
+    Two things that it looks at ask the model, and may take long: the loss on memory (with its drift), and the bound.
+    Neither gets more than half of `share` of the time; what would not fit is left to a later look. When the stream
+    ends, as `train` or the end of a `with` tells, there is a last look at everything.
+
+    Args:
+        every: steps from one look to the next.
+        tell: called with each `Look`; `print` or a logger's `info` will do. By default, where nothing else is asked
+            for, looks are printed to standard error.
+        file: where looks are written, a line of JSON each; `parabolic watch FILE` shows them. What is there stays, and
+            where the learner goes on from an earlier step, what it did after that no longer counts.
+        tracker: a `Tracker`, or one of its entries, to write the figures to.
+        share: the largest share of the time that is spent on asking the model; 1 for everything at every look.
+        sample: how many examples of memory the loss is taken on.
+        follow: the drift is that of the loss on a sample of memory, which is taken anew after so many looks.
+        bound: how many points of edge and inside of the memory's hull are looked at for the bound; 0 for no bound.
+        eps: squared radius of the balls round the memory, for the bound.
+        seed: decides these points.
+
+    >>> import torch
+    >>> from parabolic import ER
+    >>> learner, seen = ER(torch.nn.Linear(4, 3), memory=50), []
+    >>> with Monitor(every=10, tell=seen.append) as monitor:
+    ...     for _ in range(25):
+    ...         loss = learner.observe(torch.randn(6, 4), torch.arange(6) % 3)
+    ...         monitor(learner, loss)
+    >>> [look.step for look in seen], sum(seen[-1].classes.values())
+    ([10, 20, 25], 50)
     """
 
     def __init__(
-        self, *, eps: float = 0.01, samples: int = 256, seed: int = 0, warn: Callable[[str], None] | None = None
-    ):
-        self.eps, self.samples, self.seed, self.warn = eps, samples, seed, warn
-        self.rows: list[BoundsRow] = []
+        self,
+        every: int = 100,
+        *,
+        tell: Callable[[Look], object] | None = None,
+        file: str | Path | None = None,
+        tracker: Book | None = None,
+        share: float = 0.01,
+        sample: int = 256,
+        follow: int = 10,
+        bound: int = 256,
+        eps: float = 0.01,
+        seed: int = 0,
+    ) -> None:
+        for name, value in (("every", every), ("sample", sample), ("follow", follow)):
+            check_number(name, value, whole=True, at_least=1)
+        check_number("share", share, at_least=0, at_most=1)
+        check_number("bound", bound, whole=True, at_least=0)
+        check_number("eps", eps, above=0)
+        self.every, self.share, self.sample, self.follow = every, share, sample, follow
+        self.bound, self.eps, self.seed = bound, eps, seed
+        self.tell, self.file, self.tracker = tell, None if file is None else Path(file), tracker
+        if tell is None and file is None and tracker is None:
+            self.tell = partial(print, file=sys.stderr)
+        self.last: Look | None = None
+        self._learner: Learner | None = None  # whom it looks at, while a stream goes on
+        self._accuracy: float | None = None
+        self._total: Tensor | float = 0.0  # of the losses since the last look
+        self._count = 0
+
+    # -- a loop of one's own -------------------------------------------------------------------------------
+
+    def __call__(self, learner: Learner, loss: Tensor | float | None = None) -> None:
+        """To be called after a step, with the loss that it returned; looks if it is time."""
+        self._at(learner, max(learner.steps - 1, 0))
+        if loss is not None:
+            self._total = self._total + (loss.detach() if isinstance(loss, Tensor) and loss.requires_grad else loss)
+            self._count += 1
+        if learner.steps - self._from >= self.every:
+            self._look(learner)
+
+    def look(self, learner: Learner) -> Look:
+        """Look at everything now, whatever it takes."""
+        self._at(learner, learner.steps)
+        return self._look(learner, everything=True)
+
+    def close(self, how: str = "finished", why: str = "") -> None:
+        """The stream is over; the next call begins anew."""
+        if self._learner is None:
+            return
+        if self._lines is not None:
+            self._lines.write("ended", {"step": self._learner.steps, "time": time.time(), "how": how, "why": why})
+            self._lines.close()
+        self._learner = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._finish()
+        elif isinstance(error, KeyboardInterrupt):
+            self.close("stopped")
+        else:
+            self.close("failed", first_line(error))
+
+    # -- the engine's loop ---------------------------------------------------------------------------------
 
     def on_start(self, state: State) -> None:
-        """Refuse a learner without a memory, and forget an earlier run."""
-        with_memory(state.learner)
-        self.rows = []
-
-    def on_task(self, state: State) -> None:
-        """Compute a row, and flag a violation."""
-        learner, first, last = state.learner, state.stream[0], state.stream[-1]
-        draws = Generator(learner.device).manual_seed(self.seed)
-        before, ahead = bounds_of(
-            learner, _test(first), _test(last), eps=self.eps, samples=self.samples, generator=draws
-        )
-        row = BoundsRow(
-            state.task,
-            before,
-            ahead,
-            float(examples_loss(learner, *_test(first), classes=list(first.classes)).mean()),
-            float(examples_loss(learner, *_test(last), classes=list(last.classes)).mean()),
-        )
-        self.rows.append(row)
-        if self.warn is not None:
-            for name in row.violations:
-                self.warn(f"after task {state.task + 1} the realised loss breaks the bound of {name}")
-
-
-class ProfileRecorder(Callback):
-    """After each task of a stream of points in the plane, solves for u on a grid over the hull of the memory."""
-
-    def __init__(
-        self, *, grid: int = 48, eps: float = 0.01, t: float = 1.0, sigma: float = 0.05, paths: int = 100, seed: int = 0
-    ):
-        self.grid, self.eps, self.t, self.sigma, self.paths, self.seed = grid, eps, t, sigma, paths, seed
-        self.profiles: list[Profile] = []
-
-    def on_start(self, state: State) -> None:
-        """Refuse what cannot be drawn, and lay out the grid over all that will come."""
-        if state.stream.shape != (2,):
-            raise invalid("stream", state.stream.name, "points in the plane, [2]", "use seq-blobs, or your own stream")
-        with_memory(state.learner)
-        points = state.learner.inputs(state.stream[0].train.x)
-        low, high = points.amin(0).tolist(), points.amax(0).tolist()
-        sides = [torch.linspace(a, b, self.grid, device=points.device) for a, b in zip(low, high, strict=True)]
-        self.points = torch.cartesian_prod(*sides)
-        self.profiles = []
-
-    def on_task(self, state: State) -> None:
-        """Solve for u where the grid lies within the hull."""
+        """Begin to look at a run."""
         learner = state.learner
-        domain = MemoryDomain(LearnerLoss(learner).points, self.eps)
-        inside = self.points[domain.inside(self.points)]
-        generator = Generator(learner.device).manual_seed(self.seed)
-        settings: dict[str, Any] = {"t": self.t, "sigma": self.sigma, "eps": self.eps, "paths": self.paths}
-        self.profiles.append(loss_profile(learner, inside, generator=generator, **settings))
+        self._accuracy = state.accuracy
+        self._begin(learner, learner.steps, state.stream.name, learner.steps + state.total_steps - state.step)
+
+    def on_step(self, state: State) -> None:
+        """Look, if it is time."""
+        self(state.learner, state.loss)
+
+    def on_task(self, state: State) -> None:
+        """Take note of the accuracy."""
+        self._accuracy = state.accuracy
+
+    def on_end(self, state: State) -> None:  # noqa: ARG002
+        """Look at everything a last time."""
+        self._finish()
+
+    # -- what there is to see ------------------------------------------------------------------------------
+
+    def _at(self, learner: Learner, step: int) -> None:
+        """Begin to look at a learner that has learned nothing since `step`, unless it is being looked at."""
+        if self._learner is None:
+            self._begin(learner, step)
+        elif learner is not self._learner:
+            remedy = "make a monitor for each learner, or close this one first"
+            raise invalid("learner", type(learner).__name__, "the one that this monitor began with", remedy)
+
+    def _begin(self, learner: Learner, step: int, stream: str = "", until: int | None = None) -> None:
+        self.close("stopped")  # a run that came to no end
+        self._learner, self._from, self.last = learner, step, None
+        self._total, self._count = 0.0, 0
+        self._asked = 0  # how often the model was asked
+        self._followed: _Followed | None = None
+        self._asking, self._bounding = _Purse(self.share / 2), _Purse(self.share / 2, FIRST_GUESS)
+        self._lines = None if self.file is None else Lines(self.file)
+        if self._lines is not None:
+            told = {"learner": learner.name or type(learner).__name__, "stream": stream, "until": until}
+            self._lines.write("began", {"step": step, "time": time.time(), **told})
+
+    def _finish(self) -> None:
+        if self._learner is not None:
+            self._look(self._learner, everything=True)
+            self.close()
+
+    def _look(self, learner: Learner, everything: bool = False) -> Look:
+        found: dict[str, Any] = {"accuracy": self._accuracy}
+        if self._count:
+            found["loss"] = float(self._total) / self._count
+        elif self.last is not None and self.last.step == learner.steps:
+            found["loss"] = self.last.loss
+        if isinstance(learner, ReplayLearner) and len(learner.past):
+            with learner.lock:
+                found |= _composition(learner.past, learner.error.of_classes)
+            labelled = {"x", "y"} <= set(learner.past.fields)  # a method may keep something else
+            if labelled and (everything or self._asking.allows()):
+                with self._asking.paying():
+                    found |= self._ask(learner)
+            if labelled and self.bound and (everything or self._bounding.allows()):
+                with self._bounding.paying():
+                    found |= self._forgetting(learner)
+        look = Look(learner.steps, time.time(), **found)
+        self._from, self._total, self._count, self.last = learner.steps, 0.0, 0, look
+        self._say(look)
+        return look
+
+    def _say(self, look: Look) -> None:
+        if self.tell is not None:
+            self.tell(look)
+        if self._lines is not None:
+            self._lines.write("look", look.as_dict())
+        if self.tracker is not None:
+            self.tracker.write(look.figures(), "step", look.step)
+
+    def _ask(self, learner: ReplayLearner) -> dict[str, Any]:
+        """The loss on memory; and of the examples that are followed, what it is now against what it was."""
+        with learner.lock:
+            kept, size = len(learner.past), min(self.sample, len(learner.past))
+            rows = torch.arange(size, device=learner.device) * kept // size  # spread evenly: nothing is drawn
+            x, y = (learner.past[name][rows] for name in ("x", "y"))
+        now = float(examples_loss(learner, x, y).mean())
+        found: dict[str, Any] = {"memory_loss": now}
+        if self._followed is not None:
+            old = self._followed
+            found |= {"drift": float(examples_loss(learner, old.x, old.y).mean()) - old.loss, "since": old.step}
+        if self._asked % self.follow == 0:
+            self._followed = _Followed(x, y, now, learner.steps)
+        self._asked += 1
+        return found
+
+    def _forgetting(self, learner: ReplayLearner) -> dict[str, Any]:
+        """The bound of Proposition 1, or why there is none: of what is only watched, nothing may stop."""
+        draws = Generator(learner.device).manual_seed(self.seed)
+        try:
+            return {"bound": forgetting_of(learner, eps=self.eps, samples=self.bound, generator=draws).bound}
+        except (InputError, RuntimeError) as error:
+            return {"note": f"no bound: {first_line(error)}"}
 
 
-def _test(task: Task) -> tuple[Tensor, Tensor]:
-    return task.test.take(task.test_rows)
+@dataclass(frozen=True)
+class _Followed:
+    """Examples that were in memory at some step, and the mean loss on them then."""
+
+    x: Tensor
+    y: Tensor
+    loss: float
+    step: int
+
+
+class _Purse:
+    """Time to spend on something: a share of the time since the beginning."""
+
+    def __init__(self, share: float, guess: float = 0.0) -> None:
+        self.share, self.cost, self.spent = share, guess, 0.0  # cost: what it took last
+        self.began = time.perf_counter()
+
+    def allows(self) -> bool:
+        if self.share >= 0.5:  # all of the time
+            return True
+        return self.spent + self.cost <= self.share * (time.perf_counter() - self.began)
+
+    @contextmanager
+    def paying(self) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.cost = time.perf_counter() - started
+        self.spent += self.cost
+
+
+def _composition(memory: Memory, of_classes: bool) -> dict[str, Any]:
+    """What a memory holds, by class and by age."""
+    found: dict[str, Any] = {"kept": len(memory), "capacity": memory.capacity, "offered": memory.offered}
+    if of_classes and "y" in memory.fields:
+        labels, counts = (each.tolist() for each in memory["y"].unique(return_counts=True))
+        found["classes"] = dict(zip(labels, counts, strict=True))
+    ages = memory.ages
+    ages = ages[ages < memory.offered]  # of the others it is not known
+    if len(ages):
+        tenth = (memory.offered - 1 - ages) * TENTHS // memory.offered  # in which it arrived
+        found |= {"tenths": tenth.bincount(minlength=TENTHS).tolist(), "age": float(ages.double().mean())}
+    return found

@@ -76,6 +76,11 @@ class Tracker(Callback):
         """Begin to write about a run."""
         return Entry(self._desks, re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-"), _flat(settings))
 
+    def write(self, figures: Mapping[str, float], axis: str, at: int) -> None:
+        """Write down more figures of the run that this callback watches, such as a `Monitor` has."""
+        for entry in self._entries.values():
+            entry.write(figures, axis, at)
+
     def finish(self) -> None:
         """Wait, for a while, until all is written."""
         for desk in self._desks:

@@ -1,0 +1,79 @@
+"""`parabolic watch`: what a monitor sees, as it sees it."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from parabolic.checks import Description, invalid
+from parabolic.cli.common import Runs
+from parabolic.engine import Tail
+from parabolic.experiments import Store
+from parabolic.experiments.store import FILE, MONITOR
+from parabolic.report.live import View
+
+__all__ = ["watch"]
+
+PAUSE = 0.25  # seconds between two looks at the file
+
+
+def watch(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            help="A run by its key or the beginning of it, or the file of a monitor, or the folder that it is in.",
+            show_default="the run that was written about last",
+        ),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print what there is now, and end.")] = False,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Watch a run, or a stream of your own with a monitor, until it ends (or Ctrl-C)."""
+    path = _find(run, Store(runs))
+    console, view = Console(highlight=False), View(Tail(path), path.parent.name)
+    if view.tail.strange:
+        raise invalid("RUN", str(path), "the file of a monitor", "it is something else")
+    if once or not console.is_terminal:
+        console.print(view)
+        return
+    with suppress(KeyboardInterrupt), Live(view, console=console, auto_refresh=False) as live:
+        while view.poll():
+            live.refresh()
+            time.sleep(PAUSE)
+        live.refresh()
+
+
+def _find(run: str | None, store: Store) -> Path:
+    """The file to read."""
+    if run is None:
+        files = [file for key in store.begun() if (file := store.monitor(key)).exists()]
+        if not files:
+            raise invalid("RUN", None, "a key or a file", f"no run in {store.root} has a monitor")
+        return max(files, key=lambda file: file.stat().st_mtime)
+    path, keys = Path(run), store.begun(run)
+    if path.is_file():
+        return path
+    if run in keys or len(keys) == 1:
+        return _of(store.path(run if run in keys else keys[0]), run)
+    if keys:
+        remedy = f"say more of it: {', '.join(key[: len(run) + 4] for key in keys[:4])}"
+        raise invalid("RUN", run, f"the beginning of one key, not of {len(keys)}", remedy)
+    if path.is_dir():
+        return _of(path, run)
+    expected = f"the key of a run in {store.root}, or the file of a monitor, or its folder"
+    raise invalid("RUN", run, expected, "`parabolic runs` lists what is finished")
+
+
+def _of(folder: Path, run: str) -> Path:
+    """The file of a folder. Where something was begun and is not finished, a monitor may yet come to it."""
+    file = folder / MONITOR
+    if not file.exists() and ((folder / FILE).exists() or not any(folder.glob("*.safetensors"))):
+        got = Description(f"{run}, where there is no {MONITOR}")
+        raise invalid("RUN", got, "a run or a stream with a monitor", "`parabolic run` has one; grids do without")
+    return file

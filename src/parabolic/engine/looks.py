@@ -1,0 +1,253 @@
+"""What a monitor sees, and the file it writes it to: a line of JSON each, which others read as it grows.
+
+    {"began": {"step": 0, "time": …, "learner": "er", "stream": "seq-digits", "until": 146}}
+    {"look": {"step": 20, "time": …, "loss": 1.93, …}}
+    {"ended": {"step": 146, "time": …, "how": "finished", "why": ""}}
+
+Lines are only ever added. A process that goes on after another was killed says from which step, and what was said of
+later steps no longer counts. While one writes it holds a lock, which the operating system lets go of however it ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from filelock import FileLock, Timeout
+
+from parabolic.checks import first_line
+
+__all__ = ["TENTHS", "Lines", "Look", "Tail"]
+
+TENTHS = 10  # parts of the stream that ages are told by
+FEW = 20  # classes that trackers are told of one by one
+MANY = 10_000  # looks that a reader keeps; of more, every other one of the older ones is left out
+PATIENCE = 1.0  # seconds to wait for the lock: one who only asks whether somebody writes holds it for a moment
+
+
+@dataclass(frozen=True)
+class Look:
+    """A learner at one moment. What cannot be said of it, or was not looked for this time, is None."""
+
+    step: int  # steps that the learner has done
+    time: float  # in seconds since 1970
+    loss: float | None = None  # the mean over the steps since the last look
+    kept: int | None = None  # examples in memory
+    capacity: int | None = None
+    offered: int | None = None  # examples that the memory was ever offered
+    classes: Mapping[int, int] | None = None  # how many examples of each class are in memory
+    tenths: list[int] | None = None  # how many came in the first, second … last tenth of all that was offered
+    age: float | None = None  # the mean over memory, in examples that were offered since
+    memory_loss: float | None = None  # the mean over (a sample of) memory
+    drift: float | None = None  # by how much the loss on some examples, which were in memory at `since`, has risen
+    since: int | None = None  # step
+    bound: float | None = None  # of Proposition 1, on the expected loss on the past
+    accuracy: float | None = None  # in percent, over the tasks so far, where they were tested
+    note: str = ""  # why there is no bound
+
+    def __str__(self) -> str:
+        """All of it in a line.
+
+        >>> print(Look(1200, 0.0, loss=0.31, kept=2, capacity=9, offered=2, classes={0: 1, 4: 1}, age=0.5))
+        step 1,200: loss 0.31; memory 2 of 9, 2 classes of 1 each, mean age 0
+        """
+        said = [] if self.loss is None else [f"loss {self.loss:.3g}"]
+        if self.kept is not None:
+            said.append(", ".join([f"memory {self.kept:,} of {self.capacity:,}", *self._composition()]))
+        if self.memory_loss is not None:
+            said.append(f"loss on memory {self.memory_loss:.3g}")
+        if self.drift is not None:
+            said[-1] += f", drift {self.drift:+.2g} since step {self.since:,}"
+        if self.bound is not None:
+            said.append(f"bound {self.bound:.3g}")
+        if self.accuracy is not None:
+            said.append(f"accuracy {self.accuracy:.1f} %")
+        return f"step {self.step:,}: " + "; ".join(said)
+
+    def _composition(self) -> Iterator[str]:
+        if self.classes:
+            least, most = min(self.classes.values()), max(self.classes.values())
+            yield f"{len(self.classes)} classes of {least if least == most else f'{least} to {most}'} each"
+        if self.age is not None:
+            yield f"mean age {self.age:,.0f}"
+
+    def figures(self) -> dict[str, float]:
+        """The numbers among it, named as trackers name theirs."""
+        told = ("loss", "memory_loss", "drift", "bound", "age", "kept")
+        named = {f"monitor/{name}": getattr(self, name) for name in told}
+        if self.classes and len(self.classes) <= FEW:
+            named |= {f"memory_by_class/{label}": count for label, count in self.classes.items()}
+        named |= {f"memory_by_tenth/{i}": count for i, count in enumerate(self.tenths or [], 1)}
+        return {name: value for name, value in named.items() if value is not None}
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain JSON, without what is None. A loss that is no longer finite is a text: JSON knows no such number."""
+        told = {name: value for name, value in vars(self).items() if value not in (None, "")}
+        return {
+            name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in told.items()
+        }
+
+    @classmethod
+    def from_dict(cls, told: Mapping[str, Any]) -> Look:
+        """The look that `as_dict` told of; what a later version says more is left out.
+
+        >>> look = Look.from_dict({"step": 3, "time": 1.0, "loss": "nan", "classes": {"0": 2}, "news": 5})
+        >>> look.loss, look.classes
+        (nan, {0: 2})
+        """
+        fields = {field.name for field in dataclasses.fields(cls)}
+        own = {name: value for name, value in told.items() if name in fields}
+        own |= {name: kind(own[name]) for name, kind in KINDS.items() if name in own}
+        if "classes" in own:
+            own["classes"] = {int(label): int(count) for label, count in own["classes"].items()}
+        if "tenths" in own:
+            own["tenths"] = list(map(int, own["tenths"]))
+        return cls(**own)
+
+
+KINDS = {
+    field.name: kind
+    for field in dataclasses.fields(Look)
+    for kind in (int, float, str)
+    if str(field.type).removesuffix(" | None") == kind.__name__
+}
+
+
+class Lines:
+    """Adds lines to a file. Where it cannot, it says so once and lets the others go on."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = _lock(path)
+        self._file: IO[bytes] | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(timeout=PATIENCE)
+            self._file = path.open("ab+", buffering=0)
+            self._end_line(self._file)
+        except Timeout:
+            self._give_up("another process writes to it")
+        except (OSError, NotImplementedError) as error:  # no room or no right to, or a disk that knows no locks
+            self._give_up(first_line(error))
+
+    def write(self, kind: str, told: Mapping[str, Any]) -> None:
+        """Add a line, for all to read at once."""
+        if self._file is None:
+            return
+        try:
+            line = json.dumps({kind: told}).encode() + b"\n"
+            if self._file.write(line) < len(line):
+                self._give_up("no room")
+        except OSError as error:
+            self._give_up(first_line(error))
+
+    def close(self) -> None:
+        """Let another process write."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self._lock.release()
+
+    @staticmethod
+    def _end_line(file: IO[bytes]) -> None:
+        """One that was killed may have left half a line behind."""
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+
+    def _give_up(self, why: str) -> None:
+        self.close()
+        warnings.warn(f"{self.path}: nothing more is written to it ({why})", RuntimeWarning, stacklevel=2)
+
+
+class Tail:
+    """Reads such a file as it grows; `poll` takes in what is new.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "a.jsonl"
+    >>> _ = path.write_text('{"look": {"step": 5, "time": 1, "loss": 0.5}}\\n{"look": {"st')
+    >>> tail = Tail(path)
+    >>> tail.poll(), [look.loss for look in tail.looks]
+    (True, [0.5])
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._anew()
+
+    def _anew(self) -> None:
+        self.began: dict[str, Any] = {}
+        self.looks: list[Look] = []
+        self.ended: dict[str, Any] = {}
+        self.strange = False  # whether there are lines, and none of them is a monitor's
+        self._inode, self._offset = 0, 0
+
+    @property
+    def written(self) -> bool:
+        """Whether a process is writing to it."""
+        lock = _lock(self.path)
+        if not Path(lock.lock_file).exists():
+            return False
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            return True
+        except OSError:  # it is another's, who is not known to be gone
+            return True
+        lock.release()
+        return False
+
+    def poll(self) -> bool:
+        """Take in the whole lines that were added; whether there were any. A file that is another now is read anew."""
+        try:
+            with self.path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                if found.st_ino != self._inode or found.st_size < self._offset:
+                    self._anew()
+                    self._inode = found.st_ino
+                file.seek(self._offset)
+                added, newline, _ = file.read().rpartition(b"\n")
+        except FileNotFoundError:
+            return False
+        self._offset += len(added + newline)
+        for line in added.splitlines():
+            self._take(line)
+        self.strange = self._offset > 0 and not (self.began or self.looks)
+        return bool(newline)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            ((kind, told),) = json.loads(line).items()
+            step = int(told["step"])
+            look = Look.from_dict(told) if kind == "look" else None
+            if kind == "began":
+                told = {**told, "time": float(told["time"]), "until": told["until"] and int(told["until"])}
+        except (ValueError, TypeError, LookupError, AttributeError):  # half a line, or not ours
+            return
+        if kind == "began":
+            self.began, self.ended = told, {}
+            self._forget_after(step)
+        elif kind == "ended":
+            self.ended = told
+        elif look is not None:
+            self._forget_after(step - 1)
+            self.looks.append(look)
+            if len(self.looks) > MANY:
+                del self.looks[: MANY // 2 : 2]
+
+    def _forget_after(self, step: int) -> None:
+        while self.looks and self.looks[-1].step > step:
+            self.looks.pop()
+
+
+def _lock(path: Path) -> FileLock:
+    return FileLock(path.with_name(f".{path.name}.lock"), thread_local=False)

@@ -1,0 +1,132 @@
+"""Callbacks that put the theory beside the practice after each task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from parabolic.checks import invalid
+from parabolic.engine.callbacks import Callback, State
+from parabolic.pde import ForgettingBound, GeneralisationBound, MemoryDomain
+from parabolic.profile import (
+    LearnerLoss,
+    Profile,
+    bounds_of,
+    examples_loss,
+    loss_profile,
+    with_memory,
+)
+from parabolic.streams import Task
+
+__all__ = ["BoundsMonitor", "BoundsRow", "ProfileRecorder"]
+
+
+@dataclass(frozen=True)
+class BoundsRow:
+    """What the bounds say after a task, and what the loss on the first and on the last task really is."""
+
+    task: int  # counted from 0
+    forgetting: ForgettingBound  # Proposition 1; realised: all classes competing, on the first task's test examples
+    generalisation: GeneralisationBound  # Corollary 1, one task ahead; realised: on the last task's test examples
+    first_among_own: float  # the mean loss on the first task with only its own classes competing
+    last_among_own: float  # and on the last task
+
+    @property
+    def violations(self) -> list[str]:
+        """The statements that the realised loss breaks."""
+        return [
+            name
+            for name, bound in (("Proposition 1", self.forgetting), ("Corollary 1", self.generalisation))
+            if bound.holds is False
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The row as plain JSON values."""
+        forgetting, generalisation = self.forgetting, self.generalisation
+        return {
+            **asdict(self),
+            "forgetting_bound": forgetting.bound,
+            "forgetting_bound_stated": forgetting.stated,
+            "generalisation_lower": generalisation.lower,
+            "generalisation_upper": generalisation.upper,
+            "violations": self.violations,
+        }
+
+
+class BoundsMonitor(Callback):
+    """After each task, records the bounds beside the realised losses, and flags where a bound is broken.
+
+    >>> from parabolic import ER, MLP, make_stream, train
+    >>> stream, monitor = make_stream("seq-blobs"), BoundsMonitor(samples=32)
+    >>> _ = train(ER(MLP((2,), 6)), stream, batch=50, callbacks=[monitor])
+    >>> len(monitor.rows), monitor.rows[0].forgetting.holds
+    (3, True)
+    """
+
+    def __init__(
+        self, *, eps: float = 0.01, samples: int = 256, seed: int = 0, warn: Callable[[str], None] | None = None
+    ):
+        self.eps, self.samples, self.seed, self.warn = eps, samples, seed, warn
+        self.rows: list[BoundsRow] = []
+
+    def on_start(self, state: State) -> None:
+        """Refuse a learner without a memory, and forget an earlier run."""
+        with_memory(state.learner)
+        self.rows = []
+
+    def on_task(self, state: State) -> None:
+        """Compute a row, and flag a violation."""
+        learner, first, last = state.learner, state.stream[0], state.stream[-1]
+        draws = Generator(learner.device).manual_seed(self.seed)
+        before, ahead = bounds_of(
+            learner, _test(first), _test(last), eps=self.eps, samples=self.samples, generator=draws
+        )
+        row = BoundsRow(
+            state.task,
+            before,
+            ahead,
+            float(examples_loss(learner, *_test(first), classes=list(first.classes)).mean()),
+            float(examples_loss(learner, *_test(last), classes=list(last.classes)).mean()),
+        )
+        self.rows.append(row)
+        if self.warn is not None:
+            for name in row.violations:
+                self.warn(f"after task {state.task + 1} the realised loss breaks the bound of {name}")
+
+
+class ProfileRecorder(Callback):
+    """After each task of a stream of points in the plane, solves for u on a grid over the hull of the memory."""
+
+    def __init__(
+        self, *, grid: int = 48, eps: float = 0.01, t: float = 1.0, sigma: float = 0.05, paths: int = 100, seed: int = 0
+    ):
+        self.grid, self.eps, self.t, self.sigma, self.paths, self.seed = grid, eps, t, sigma, paths, seed
+        self.profiles: list[Profile] = []
+
+    def on_start(self, state: State) -> None:
+        """Refuse what cannot be drawn, and lay out the grid over all that will come."""
+        if state.stream.shape != (2,):
+            raise invalid("stream", state.stream.name, "points in the plane, [2]", "use seq-blobs, or your own stream")
+        with_memory(state.learner)
+        points = state.learner.inputs(state.stream[0].train.x)
+        low, high = points.amin(0).tolist(), points.amax(0).tolist()
+        sides = [torch.linspace(a, b, self.grid, device=points.device) for a, b in zip(low, high, strict=True)]
+        self.points = torch.cartesian_prod(*sides)
+        self.profiles = []
+
+    def on_task(self, state: State) -> None:
+        """Solve for u where the grid lies within the hull."""
+        learner = state.learner
+        domain = MemoryDomain(LearnerLoss(learner).points, self.eps)
+        inside = self.points[domain.inside(self.points)]
+        generator = Generator(learner.device).manual_seed(self.seed)
+        settings: dict[str, Any] = {"t": self.t, "sigma": self.sigma, "eps": self.eps, "paths": self.paths}
+        self.profiles.append(loss_profile(learner, inside, generator=generator, **settings))
+
+
+def _test(task: Task) -> tuple[Tensor, Tensor]:
+    return task.test.take(task.test_rows)

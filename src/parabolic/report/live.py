@@ -1,0 +1,161 @@
+"""What a monitor saw, drawn in a terminal of any width."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from itertools import pairwise
+
+from rich.columns import Columns
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from parabolic.engine import Look, Tail
+
+__all__ = ["View", "bar", "sparkline"]
+
+BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", "_.-=+*#@"  # the second where a terminal has no such letters
+ROWS = 12  # classes that have a bar each; more are drawn as one line
+WIDE = 72  # columns from which bars stand side by side
+
+
+def sparkline(values: Sequence[float | None], width: int, blocks: str = BLOCKS) -> str:
+    """A curve of at most `width` letters, of several values in one place their mean; an x where that is no number.
+
+    >>> sparkline([0, 1, None, 2, 3, math.nan], 10)
+    '▁▃ ▆█x'
+    >>> sparkline(range(100), 5)
+    '▁▃▅▆█'
+    """
+    places = min(width, len(values))
+    cuts = [i * len(values) // places for i in range(places + 1)]
+    parts = [[value for value in values[a:b] if value is not None] for a, b in pairwise(cuts)]
+    means = [math.fsum(part) / len(part) if all(map(math.isfinite, part)) else math.nan for part in parts if part]
+    known = [mean for mean in means if math.isfinite(mean)]
+    low, high = (min(known), max(known)) if known else (0.0, 0.0)
+    height = (len(blocks) - 1) / ((high - low) or math.inf)
+    drawn = iter("x" if math.isnan(mean) else blocks[round(height * (mean - low))] for mean in means)
+    return "".join(next(drawn) if part else " " for part in parts)
+
+
+def bar(count: int, most: int, width: int, block: str = "█") -> str:
+    """A bar that is `width` long for the largest count, and shows at least something for one.
+
+    >>> bar(3, 6, 8)
+    '████'
+    """
+    return block * (max(1, round(width * count / most)) if count else 0)
+
+
+class View:
+    """All that is known of a stream that is watched: how far it is, its curves, and what memory is made of."""
+
+    def __init__(self, tail: Tail, name: str = "") -> None:
+        self.tail, self.name = tail, name
+        self.poll()
+
+    def poll(self) -> bool:
+        """Take in what is new; whether more is to come. What has not begun is waited for."""
+        self.running = self.tail.written  # asked first: what is written until then is then read
+        self.tail.poll()
+        return not self.tail.began or (self.running and not self.tail.ended)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        """Everything, as wide as there is room."""
+        blocks = BLOCKS if options.encoding.lower().startswith("utf") else PLAIN
+        yield Text(self._where(), style="bold")
+        looks = self.tail.looks
+        if not looks:
+            yield Text("nothing was looked at yet")
+            return
+        yield _curves(looks, options.max_width, blocks)
+        last = looks[-1]
+        if last.note:
+            yield Text(last.note, style="dim")
+        if last.kept is not None:
+            yield Text(
+                f"memory: {last.kept:,} of {last.capacity:,} kept, out of {last.offered:,} examples", style="bold"
+            )
+            yield _bars(last, options.max_width, blocks)
+
+    def _where(self) -> str:
+        """How far it is, and how it goes."""
+        began, ended, looks = self.tail.began, self.tail.ended, self.tail.looks
+        step, until = looks[-1].step if looks else int(began.get("step", 0)), began.get("until")
+        title = " on ".join(str(began[each]) for each in ("learner", "stream") if began.get(each))
+        parts = [title or self.name, f"step {step:,}" + (f" of {until:,}" if until else "")]
+        here = [look for look in looks if look.time >= began.get("time", 0)]  # by the process that writes now
+        if self.running and not ended and len(here) > 1:
+            rate = (here[-1].step - here[0].step) / max(here[-1].time - here[0].time, 1e-9)
+            parts.append(f"{rate:.3g} steps/s")
+            if until and rate:
+                parts.append(f"{timedelta(seconds=round((until - step) / rate))} left")
+        return ", ".join([*parts, self._state()])
+
+    def _state(self) -> str:
+        ended = self.tail.ended
+        if ended:
+            return f"{ended.get('how', 'ended')}" + (f": {ended['why']}" if ended.get("why") else "")
+        if not self.tail.began:
+            return "not begun"
+        return "running" if self.running else "stopped: its process is gone"
+
+
+def _curves(looks: Sequence[Look], width: int, blocks: str) -> RenderableType:
+    """A line for each figure: its name, what it is now, and how it came there."""
+    since = next((f" since step {look.since:,}" for look in reversed(looks) if look.since is not None), "")
+    named = {
+        "loss": ("loss", "{:.4g}"),
+        "memory_loss": ("loss on memory", "{:.4g}"),
+        "drift": (f"drift{since}", "{:+.2g}"),
+        "bound": ("bound (Prop. 1)", "{:.4g}"),
+        "accuracy": ("accuracy so far, %", "{:.1f}"),
+    }
+    rows: list[tuple[str, str, list[float | None]]] = []
+    for field, (title, form) in named.items():
+        values = [getattr(look, field) for look in looks]
+        known = [value for value in values if value is not None]
+        if known:
+            rows.append((title, form.format(known[-1]), values))
+    if not rows:
+        return Text("no loss was told")
+    room = max(4, width - 4 - max(len(title) for title, _, _ in rows) - max(len(now) for _, now, _ in rows))
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for justify in ("left", "right", "left"):
+        table.add_column(justify=justify, overflow="fold")
+    for title, now, values in rows:
+        table.add_row(title, now, sparkline(values, min(room, 60), blocks))
+    return table
+
+
+def _bars(look: Look, width: int, blocks: str) -> RenderableType:
+    side = width // 2 - 2 if width >= WIDE else width
+    parts = []
+    if look.classes:
+        parts.append(_by_class(look.classes, side, blocks))
+    if look.tenths:
+        names = ["oldest tenth", *[""] * (len(look.tenths) - 2), "newest tenth"]
+        parts.append(_chart("by age", names, look.tenths, side, blocks))
+    return Columns(parts, padding=(0, 4)) if width >= WIDE else Group(*parts)
+
+
+def _by_class(classes: Mapping[int, int], width: int, blocks: str) -> RenderableType:
+    if len(classes) <= ROWS:
+        return _chart("by class", [str(label) for label in classes], list(classes.values()), width, blocks)
+    least, most = min(classes.values()), max(classes.values())
+    counts = f"{least}" if least == most else f"{least} to {most}"
+    return Text(
+        f"by class: {len(classes)} classes, {counts} of each\n{sparkline(list(classes.values()), width, blocks)}"
+    )
+
+
+def _chart(title: str, names: Sequence[str], counts: Sequence[int], width: int, blocks: str) -> RenderableType:
+    most, wide = max(counts), max(map(len, names))
+    room = max(4, min(30, width - wide - len(str(most)) - 3))
+    lines = [
+        f"{name:>{wide}} {bar(count, most, room, blocks[-1])} {count}"
+        for name, count in zip(names, counts, strict=True)
+    ]
+    return Text("\n".join([title, *lines]), no_wrap=True, overflow="crop")

@@ -1,0 +1,392 @@
+"""The monitor: what it says is so, and what is learned does not depend on it."""
+
+import json
+import logging
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from slow import reservoir
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+from parabolic import (
+    ER,
+    MLP,
+    PCL,
+    SGD,
+    InputError,
+    Journal,
+    Learner,
+    Memory,
+    Monitor,
+    ParabolicClassifier,
+    make_stream,
+    train,
+)
+from parabolic.engine import BoundsMonitor, Callback, Fleet, Look, Tail, Tracker, train_fleet
+from parabolic.engine.looks import Lines
+from parabolic.learners import find_learner, known_learners
+from parabolic.memory import ClassBalanced, EqualShares
+from parabolic.states import same_state
+
+OLD = Path(__file__).parent / "data" / "er-of-version-1.safetensors"
+
+
+def numbered(steps, size=6, classes=3):
+    """A stream whose examples carry the number of their arrival."""
+    for step in range(steps):
+        number = torch.arange(step * size, (step + 1) * size)
+        yield torch.stack([number.float(), number.float() % 5], 1), number % classes
+
+
+def watched(learner, stream, **settings):
+    """What a monitor sees of a learner in a loop of one's own."""
+    seen = []
+    with Monitor(tell=seen.append, **{"share": 1, "bound": 16} | settings) as monitor:
+        for x, y in stream:
+            monitor(learner, learner.observe(x, y))
+    return seen
+
+
+# -- ages --------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=200)
+@given(st.integers(1, 30), st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(0, 2**32))
+def test_ages_are_those_of_examples_offered_one_by_one(capacity, sizes, seed):
+    memory, kept, seen = Memory(capacity), [], 0
+    mine, same = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed)
+    for size in sizes:
+        memory.offer({"x": torch.randn(size, 2)}, generator=mine)
+        seen = reservoir(kept, seen, capacity, range(seen, seen + size), same)
+    assert memory.ages.tolist() == [seen - 1 - number for number in kept]
+
+
+@pytest.mark.parametrize("kind", [Memory, ClassBalanced, EqualShares])
+@pytest.mark.parametrize("cut", [2, 9, 25])
+def test_ages_go_with_their_examples_through_a_state(kind, cut):
+    memory = kind(20)
+    for number, (x, y) in enumerate(numbered(30)):
+        if number == cut:
+            saved, memory = memory.state_dict(), kind(20)
+            memory.load_state_dict(saved)
+        memory.offer({"x": x, "y": y, "task": y // 2}, generator=torch.Generator().manual_seed(number))
+        assert memory.ages.tolist() == (memory.offered - 1 - memory["x"][:, 0].long()).tolist()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["er", "cbrs"])
+def test_ages_are_right_where_steps_are_captured(name):
+    learner = find_learner(name)(MLP((2,), 3).cuda(), memory=50)
+    (berth,) = Fleet([learner]).berths
+    for x, y in numbered(40):
+        berth.step(x.cuda(), y.cuda())
+    past = learner.past
+    assert past.ages.tolist() == (past.offered - 1 - past["x"][:, 0].long()).tolist()
+
+
+def test_a_file_from_before_ages_were_known_is_loaded(tmp_path):
+    learner = Learner.load(OLD, model=nn.Linear(2, 2))
+    assert (learner.steps, learner.past.offered) == (5, 15)
+    assert learner.past.ages.tolist() == [15] * 8  # older than all there was: not known
+    look = Monitor(tell=str, bound=0).look(learner)
+    assert (look.kept, look.tenths, look.age, sum(look.classes.values())) == (8, None, None, 8)
+    for x, y in numbered(40, classes=2):
+        learner.observe(x, y)
+    known = learner.past.ages < learner.past.offered
+    assert 0 < known.sum() <= 8
+    assert sum(Monitor(tell=str, bound=0).look(learner).tenths) == known.sum()
+    again = Learner.load(learner.save(tmp_path / "a"), model=nn.Linear(2, 2))
+    assert again.past.ages.tolist() == learner.past.ages.tolist()
+
+
+# -- what a look says --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["er", "cbrs", "obc"])
+def test_composition_by_class_and_age(name):
+    learner = find_learner(name)(MLP((2,), 3), memory=40, replay=8, lr=1e-4)
+    seen = []
+    with Monitor(every=7, tell=seen.append, bound=0) as monitor:
+        for x, y in numbered(50):
+            monitor(learner, learner.observe(x, y))
+            if monitor.last is None or monitor.last.step != learner.steps:
+                continue
+            look, past = monitor.last, learner.past
+            assert (look.kept, look.capacity, look.offered) == (len(past), 40, past.offered)
+            assert look.classes == Counter(past["y"].tolist())
+            if name != "obc":  # which offers half of what arrives
+                arrived = past["x"][:, 0].long().tolist()
+                assert look.tenths == [Counter(n * 10 // past.offered for n in arrived)[i] for i in range(10)]
+                assert math.isclose(look.age, past.offered - 1 - sum(arrived) / len(arrived))
+            assert sum(look.tenths) == len(past)
+    assert [look.step for look in seen] == [7, 14, 21, 28, 35, 42, 49, 50]
+
+
+def test_the_loss_is_the_mean_since_the_last_look():
+    learner, losses, seen = ER(MLP((2,), 3), lr=1e-3), [], []
+    with Monitor(every=4, tell=seen.append) as monitor:
+        for x, y in numbered(12):
+            losses.append(learner.observe(x, y))
+            monitor(learner, losses[-1])
+    assert [look.step for look in seen] == [4, 8, 12, 12]  # the last of them at everything
+    for look, part in zip(seen, [losses[:4], losses[4:8], losses[8:], losses[8:]], strict=True):
+        assert look.loss == pytest.approx(torch.stack(part).mean().item())
+
+
+def test_drift_is_of_the_same_examples_at_two_moments():
+    """Samples are taken at the first look and at every second one after it."""
+    learner, held, seen = ER(MLP((2,), 3), memory=30, replay=8, lr=1e-3), {}, []
+
+    def mean_loss(x, y):
+        return float(cross_entropy(learner.scores(x), y))
+
+    def tell(look):
+        seen.append((look, held.get(look.since) and mean_loss(*held[look.since][:2]) - held[look.since][2]))
+        x, y = learner.past["x"].clone(), learner.past["y"].clone()
+        held[look.step] = (x, y, mean_loss(x, y))
+        assert look.memory_loss == pytest.approx(held[look.step][2], rel=1e-4)
+
+    monitor = Monitor(every=5, tell=tell, share=1, follow=2, bound=0)
+    for x, y in numbered(30):
+        monitor(learner, learner.observe(x, y))
+    assert [look.since for look, _ in seen] == [None, 5, 5, 15, 15, 25]
+    assert seen[0][0].drift is None
+    for look, expected in seen[1:]:
+        assert look.drift == pytest.approx(expected, rel=1e-3, abs=1e-4)
+        assert look.drift != 0
+
+
+def test_the_bound_is_that_of_the_bounds_monitor():
+    stream, seen, bounds = make_stream("seq-blobs"), [], BoundsMonitor(samples=32, seed=3)
+    torch.manual_seed(0)
+    monitor = Monitor(every=1000, tell=seen.append, bound=32, seed=3)
+    state = train(PCL(MLP((2,), 6)), stream, batch=50, callbacks=[bounds, monitor])
+    (look,) = seen
+    assert look.bound == bounds.rows[-1].forgetting.bound
+    assert (look.step, look.accuracy) == (state.total_steps, state.accuracy)
+
+
+def test_a_learner_without_a_memory():
+    seen = watched(SGD(MLP((2,), 3), lr=1e-3), numbered(10), every=5)
+    assert [look.as_dict().keys() for look in seen] == [{"step", "time", "loss"}] * 3
+    assert str(seen[0]) == f"step 5: loss {seen[0].loss:.3g}"
+
+
+def test_numbers_have_no_classes():
+    learner = ER(MLP((2,), 1), criterion="mse", lr=1e-4)
+    look = watched(learner, ((x / 100, x[:, :1]) for x, _ in numbered(20)))[-1]
+    assert look.classes is None
+    assert sum(look.tenths) == look.kept == 120
+    assert look.memory_loss == pytest.approx(
+        float(mse_loss(learner.scores(learner.past["x"]), learner.past["y"])), rel=1e-3
+    )
+    assert look.bound > look.memory_loss
+
+
+def test_many_classes_are_summed_up():
+    learner = ER(MLP((2,), 100), lr=1e-4, memory=200)
+    look = watched(learner, numbered(100, classes=100))[-1]
+    assert sum(look.classes.values()) == 200
+    least, most = min(look.classes.values()), max(look.classes.values())
+    assert f"{len(look.classes)} classes of {least} to {most} each" in str(look)
+    assert len(str(look)) < 200
+    assert not any("by_class" in name for name in look.figures())
+
+
+def test_where_there_is_no_bound_the_rest_is_said():
+    words = nn.Embedding(30, 4)
+    learner = ER(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), embed=words, memory=20, replay=5)
+    look = watched(learner, ((torch.randint(30, (6, 3)), y) for _, y in numbered(10)))[-1]
+    assert look.bound is None
+    assert "no bound: learner: got one with embed=" in look.note
+    assert look.memory_loss is not None
+
+
+def test_a_learner_that_diverged_is_still_looked_at():
+    learner = ER(MLP((2,), 3), lr=1e18)
+    look = watched(learner, numbered(20))[-1]
+    assert math.isnan(look.loss)
+    again = Look.from_dict(json.loads(json.dumps(look.as_dict(), allow_nan=False)))
+    assert math.isnan(again.loss)
+    assert (again.classes, again.tenths, again.step) == (look.classes, look.tenths, look.step)
+
+
+# -- what it must not do -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(known_learners()))
+def test_nothing_that_is_learned_depends_on_it(name):
+    def trained(callbacks):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 6))
+        learner = find_learner(name)(model, average=0.9)
+        state = train(learner, make_stream("seq-blobs"), batch=50, callbacks=callbacks)
+        return learner.state_dict(), torch.get_rng_state(), torch.from_numpy(state.matrix)
+
+    assert same_state(trained([Monitor(every=5, tell=str, share=1, bound=8)]), trained([]))
+
+
+def test_between_looks_the_device_is_not_waited_for():
+    learner, seen = ER(MLP((2,), 3), lr=1e-3), []
+    monitor = Monitor(every=10, tell=seen.append)
+    for x, y in numbered(9):
+        learner.observe(x, y)
+        monitor(learner, torch.zeros((), device="meta"))  # whose value nobody can read
+    learner.observe(x, y)
+    with pytest.raises(RuntimeError, match="meta"):
+        monitor(learner, torch.zeros((), device="meta"))
+
+
+def test_without_time_to_spend_the_model_is_asked_at_the_first_and_the_last_look():
+    seen = watched(ER(MLP((2,), 3), lr=1e-3), numbered(25), every=5, share=0)
+    assert [look.memory_loss is not None for look in seen] == [True, False, False, False, False, True]
+    assert [look.bound is not None for look in seen] == [False] * 5 + [True]
+    assert all(look.classes for look in seen)
+
+
+def test_a_monitor_is_for_one_learner():
+    one, other = (ER(MLP((2,), 3), lr=1e-3) for _ in range(2))
+    monitor = Monitor(tell=str)
+    monitor(one, 0.5)
+    for use in (monitor, monitor.look):
+        with pytest.raises(InputError, match="make a monitor for each learner"):
+            use(other)
+    monitor.close()
+    monitor(other, 0.5)
+    streams = [make_stream("seq-blobs", seed) for seed in (0, 1)]
+    with pytest.raises(InputError, match="make a monitor for each learner"):
+        train_fleet(Fleet([ER(MLP((2,), 6)), ER(MLP((2,), 6))]), streams, callbacks=[Monitor(tell=str)])
+
+
+@pytest.mark.parametrize("wrong", [{"every": 0}, {"share": 2}, {"sample": 0}, {"follow": 1.5}, {"bound": -1}])
+def test_wrong_arguments(wrong):
+    with pytest.raises(InputError, match=f"^{next(iter(wrong))}: got"):
+        Monitor(**wrong)
+
+
+# -- whom it tells -----------------------------------------------------------------------------------------
+
+
+def test_it_prints_or_logs(capsys, caplog):
+    learner = ER(MLP((2,), 3), lr=1e-3)
+    for monitor in (Monitor(), Monitor(tell=logging.getLogger("mine").info)):
+        with caplog.at_level("INFO"):
+            look = monitor.look(learner)
+    assert capsys.readouterr().err == caplog.messages[0] + "\n" == f"{look}\n"
+
+
+def test_estimators_are_looked_at_too():
+    model, seen = ParabolicClassifier(learner="er"), []
+    monitor = Monitor(every=1, tell=seen.append, share=1)
+    for x, y in numbered(3, size=40):
+        model.partial_fit(x.numpy(), y.numpy(), classes=[0, 1, 2])
+        monitor(model.learner_)
+    assert [look.offered for look in seen] == [40, 80, 120]
+    assert seen[-1].loss is None
+    assert seen[-1].drift is not None
+
+
+class Stop(Callback):
+    def on_step(self, state):
+        if state.step == 10:
+            raise ValueError("no more\nof it")
+
+
+def test_the_file_says_how_it_ended(tmp_path):
+    stream, file = make_stream("seq-blobs"), tmp_path / "new" / "looks.jsonl"
+
+    def ended(callbacks=()):
+        with Monitor(every=4, file=file) as monitor:
+            train(ER(MLP((2,), 6)), stream, batch=50, callbacks=[monitor, *callbacks])
+
+    with pytest.raises(ValueError, match="no more"):
+        ended([Stop()])
+    tail = Tail(file)
+    assert tail.poll()
+    assert (tail.ended["how"], tail.ended["why"], tail.ended["step"]) == ("failed", "no more", 10)
+    assert [look.step for look in tail.looks] == [4, 8]
+    ended()
+    assert tail.poll()
+    assert (tail.began["learner"], tail.began["stream"], tail.began["until"]) == ("er", "seq-blobs", 24)
+    assert [look.step for look in tail.looks] == [4, 8, 12, 16, 20, 24]
+    assert tail.ended["how"] == "finished"
+    assert not tail.poll()
+    assert not tail.written
+
+
+def test_a_journalled_stream_that_is_started_again(tmp_path):
+    """Killed after batch 17, it goes on from batch 10; looks at 12 and 16 are taken back until they come again."""
+    file = tmp_path / "monitor.jsonl"
+
+    def begin():
+        return Journal(tmp_path, ER(MLP((2,), 3), lr=1e-3), every=10), Monitor(every=4, file=file, bound=0)
+
+    stream = list(numbered(30))
+    journal, monitor = begin()
+    for x, y in stream[:17]:
+        monitor(journal.learner, journal.observe(x, y))
+    journal.close()
+    monitor._lines.close()  # as the operating system does
+    with file.open("a") as half:
+        half.write('{"look": {"step": 1')
+    tail = Tail(file)
+    tail.poll()
+    assert ([look.step for look in tail.looks], tail.written) == ([4, 8, 12, 16], False)
+    journal, monitor = begin()
+    monitor(journal.learner, journal.observe(*stream[10]))
+    tail.poll()
+    assert ([look.step for look in tail.looks], tail.written, tail.began["step"]) == ([4, 8], True, 10)
+    with journal, monitor:
+        for x, y in stream[11:]:
+            monitor(journal.learner, journal.observe(x, y))
+    tail.poll()
+    assert [look.step for look in tail.looks] == [4, 8, 14, 18, 22, 26, 30]
+    assert all(isinstance(look.loss, float) for look in tail.looks)
+
+
+def test_a_file_that_is_replaced_or_something_else(tmp_path):
+    file = tmp_path / "a.jsonl"
+    tail = Tail(file)
+    assert not tail.poll()
+    file.write_text('{"look": {"step": 3, "time": 1}}\n{"look": [3]}\n7\n{"look": {"step": 4, "time": "never"}}\n')
+    assert tail.poll()
+    assert ([look.step for look in tail.looks], tail.strange) == ([3], False)
+    (tmp_path / "b").write_text('{"look": {"step": 9, "time": 1}}\n' * 9)
+    (tmp_path / "b").replace(file)
+    assert tail.poll()
+    assert [look.step for look in tail.looks] == [9]
+    file.write_text("a letter\n")
+    assert tail.poll()
+    assert (tail.looks, tail.strange) == ([], True)
+
+
+def test_a_file_that_cannot_be_written_costs_the_file_and_not_the_stream(tmp_path):
+    (tmp_path / "full").symlink_to("/dev/full")
+    learner = ER(MLP((2,), 3), lr=1e-3)
+    with pytest.warns(RuntimeWarning, match="nothing more is written to it .*No space") as caught:
+        watched(learner, numbered(10), every=2, file=tmp_path / "full")
+    assert len(caught) == 1
+    taken = Lines(tmp_path / "taken")
+    with pytest.warns(RuntimeWarning, match="another process writes to it"):
+        watched(learner, numbered(3), file=tmp_path / "taken")
+    taken.close()
+    assert (tmp_path / "taken").read_bytes() == b""
+
+
+def test_trackers_are_told(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with Tracker("tensorboard", tmp_path) as tracker:
+        monitor = Monitor(every=8, tracker=tracker, share=1, bound=8)
+        train(ER(MLP((2,), 6)), make_stream("seq-blobs"), batch=50, callbacks=[monitor, tracker])
+    (folder,) = (tmp_path / "tensorboard").iterdir()
+    told = EventAccumulator(str(folder)).Reload()
+    assert [event.step for event in told.Scalars("monitor/loss")] == [8, 16, 24, 24]
+    assert told.Scalars("monitor/bound")[-1].value == pytest.approx(monitor.last.bound)
+    assert told.Scalars("memory_by_class/5")[-1].value == monitor.last.classes[5]

@@ -1,0 +1,175 @@
+"""`parabolic watch`: real runs, watched from another process, alive and killed."""
+
+import math
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from grids import kill, until
+from rich.console import Console
+
+from parabolic import RunSpec, Store
+from parabolic.engine import Look, Tail
+from parabolic.engine.looks import Lines
+from parabolic.report.live import View
+
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "90", "LINES": "50", "TERM": "xterm"}
+
+
+def start(folder, *arguments, **settings):
+    return subprocess.Popen([sys.executable, "-m", "parabolic", *arguments], cwd=folder, env=ENVIRONMENT, **settings)
+
+
+class Terminal:
+    """`parabolic watch` in a terminal of its own; all that it ever showed is in `text`."""
+
+    def __init__(self, folder, *arguments):
+        own, its = pty.openpty()
+        self.process = start(folder, "watch", *arguments, stdout=its, stdin=its, stderr=its)
+        os.close(its)
+        self.own, self.text = own, ""
+
+    def read(self):
+        try:
+            self.text += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", os.read(self.own, 65536).decode(errors="replace"))
+        except OSError:  # the other end is closed
+            return False
+        return True
+
+    def shows(self, pattern):
+        while not re.search(pattern, self.text):
+            assert self.read(), self.text
+        return True
+
+    def end(self):
+        while self.read():
+            pass
+        os.close(self.own)
+        return self.process.wait()
+
+
+def looks_of(file):
+    tail = Tail(file)
+    tail.poll()
+    return tail
+
+
+def test_a_run_is_watched_until_it_is_killed_and_again_until_it_ends(tmp_path):
+    """Each time the run is held by its first look, so that the watcher has the time to come."""
+    spec = RunSpec.from_settings("er", {"epochs": "4"})
+    store = Store(tmp_path / "runs")
+    file, arguments = store.monitor(spec.key), ["--device", "cpu", "--checkpoint", "0.1"]
+
+    def run_and_watch():
+        known = len(looks_of(file).looks)
+        run = start(tmp_path, "run", "--learner", "er", "--set", "epochs=4", *arguments, stdout=subprocess.DEVNULL)
+        assert until(lambda: len(looks_of(file).looks) > known + 2 and store.checkpoint(spec.key).exists())
+        os.kill(run.pid, signal.SIGSTOP)
+        terminal = Terminal(tmp_path, spec.key[:6])
+        terminal.shows(r"er on seq-digits, step [\d,]+ of 584, .*running")
+        terminal.shows(r"(?s)memory: 200 of 200 kept.*by class.*by age.*newest tenth")
+        return run, terminal
+
+    run, terminal = run_and_watch()
+    kill(run.pid)
+    assert run.wait() == -9
+    assert terminal.end() == 0
+    assert "stopped: its process is gone" in terminal.text
+
+    run, terminal = run_and_watch()
+    os.kill(run.pid, signal.SIGCONT)
+    assert terminal.end() == 0
+    assert "step 584 of 584, finished" in terminal.text
+    assert "bound (Prop. 1)" in terminal.text
+    assert run.wait() == 0
+    tail = looks_of(file)
+    assert tail.began["step"] > 0  # it went on in the middle
+    steps = [look.step for look in tail.looks]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 584
+
+
+def test_ctrl_c_ends_the_watching_and_not_the_run(tmp_path):
+    lines = Lines(tmp_path / "monitor.jsonl")
+    lines.write("began", {"step": 0, "time": 0.0, "learner": "er", "stream": "", "until": None})
+    terminal = Terminal(tmp_path, str(tmp_path))
+    terminal.shows("nothing was looked at yet")
+    lines.write("look", {"step": 40, "time": 1.0, "loss": 0.25})
+    terminal.shows(r"step 40, running\s+loss +0.25")
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.end() == 0
+    assert "Traceback" not in terminal.text
+    lines.close()
+
+
+def test_a_stream_that_was_begun_is_waited_for(tmp_path):
+    (tmp_path / "000000000000.safetensors").write_bytes(b"")  # a journal's
+    terminal = Terminal(tmp_path, ".")
+    terminal.shows("not begun")
+    lines = Lines(tmp_path / "monitor.jsonl")
+    lines.write("began", {"step": 0, "time": 0.0, "learner": "er", "stream": "", "until": None})
+    terminal.shows("running")
+    lines.write("ended", {"step": 3, "time": 1.0, "how": "failed", "why": "a reason"})
+    lines.close()
+    assert terminal.end() == 0
+    assert "failed: a reason" in terminal.text
+
+
+def test_without_a_terminal_it_prints_what_there_is(parabolic, tmp_path):
+    code, out, err = parabolic("watch")
+    assert (code, out) == (2, "")
+    assert "no run in runs has a monitor" in err
+    run = ["run", "--learner", "er", "--set", "backbone=mlp"]
+    assert parabolic(*run, "--no-monitor")[0] == 0
+    (key,) = Store("runs").begun()
+    code, _, err = parabolic("watch", key)
+    assert code == 2
+    assert "where there is no monitor.jsonl" in err
+    assert parabolic(*run, "--again")[0] == 0
+    for chosen in ([], [key], [key[:5]], [f"runs/{key}"], [f"runs/{key}/monitor.jsonl"], ["--once"]):
+        code, out, err = parabolic("watch", *chosen)
+        assert (code, err) == (0, "")
+        assert "er on seq-digits, step 146 of 146, finished" in out
+        assert "accuracy so far, %" in out
+        assert "\x1b" not in out
+
+
+def test_what_is_no_run_is_told_in_a_line(parabolic, tmp_path):
+    (tmp_path / "letter").write_text("dear reader\n")
+    for key in ("ab01", "ab02"):
+        (tmp_path / "runs" / key).mkdir(parents=True)
+    for run, said in (
+        ("nope", "RUN: got 'nope', expected the key of a run in runs, or the file of a monitor, or its folder"),
+        ("ab", "the beginning of one key, not of 2; say more of it: ab01, ab02"),
+        ("letter", "expected the file of a monitor; it is something else"),
+    ):
+        code, out, err = parabolic("watch", run)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert said in err
+
+
+@pytest.mark.parametrize("width", [20, 71, 72, 200])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+@pytest.mark.parametrize("classes", [0, 12, 100])
+def test_it_fits_into_any_terminal(tmp_path, width, encoding, classes):
+    lines = Lines(tmp_path / "a.jsonl")
+    lines.write("began", {"step": 0, "time": 0.0, "learner": "er", "stream": "seq-digits", "until": 10**6})
+    by_class = {label: label + 1 for label in range(classes)} or None
+    for step in range(1, 301):
+        look = Look(
+            step, float(step), loss=math.nan if step == 7 else 1 / step, kept=200, capacity=200, offered=10**9,
+            classes=by_class, tenths=[0, *range(9)], memory_loss=0.5, drift=-0.1, since=1, bound=1e30,
+        )  # fmt: skip
+        lines.write("look", look.as_dict())
+    with (tmp_path / "out").open("w", encoding=encoding) as out:
+        Console(file=out, width=width).print(View(Tail(tmp_path / "a.jsonl")))
+    lines.close()
+    shown = (tmp_path / "out").read_text(encoding=encoding)
+    assert max(len(line) for line in shown.splitlines()) <= width
+    assert "running" in shown
+    assert ("100 classes" in " ".join(shown.split())) == (classes == 100)
+    assert len(shown.splitlines()) < 60
