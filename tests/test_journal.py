@@ -77,11 +77,14 @@ def main(folder):
     oracle, moments = trajectory(), random.Random(7)
     told = {"kills": 0, "in a write": 0, "starts": [], "ends": 0}
     warnings.simplefilter("error")  # no kill leaves a file that would have to be passed over
+    started = time.perf_counter()
+    go_on(Path(folder) / "undisturbed", length=20, every=1, keep=2)
+    window = (time.perf_counter() - started) / 2  # some ten batches, however busy the machine is
     while told["kills"] < KILLS:
         place = Path(folder) / str(told["ends"])
         ready, writer = fork(place)
         os.read(ready, 1)
-        time.sleep(moments.uniform(0, 0.05))
+        time.sleep(moments.uniform(0, window))
         os.kill(writer, signal.SIGKILL)
         killed = os.WIFSIGNALED(os.waitpid(writer, 0)[1])
         os.close(ready)

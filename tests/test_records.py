@@ -45,9 +45,9 @@ def test_a_store_and_its_records_make_the_same_tables(parabolic, tmp_path, folde
     before = {name: parabolic("paper", name, *asked[name]) for name in asked}
     code, out, err = parabolic("runs", "--records", "records/all.jsonl")
     assert (code, err) == (0, "")
-    assert "Records: records/all.jsonl (27 runs written, 27 there now)" in out
+    assert "Records: records/all.jsonl (36 runs written, 36 there now)" in out
     for name, (code, table, _) in before.items():
-        known = 27 if name == "main" else 6
+        known = 36 if name == "main" else 6
         note = f" {known} of {known} runs are records, which come with the package (A fast GPU, 2026-11-15). "
         note += f"To train them yourself: parabolic paper {name} --no-records."
         after = parabolic("paper", name, *asked[name], "--runs", "empty")
@@ -189,11 +189,11 @@ def test_tables_are_printed_without_data_and_say_what_is_missing(parabolic, tmp_
     asked = ("paper", "main", "--learners", "pcl,sgd", "--seeds", "2")
     code, out, err = parabolic(*asked)
     assert (code, err) == (0, "")
-    assert "7 of 8 runs are records, which come with the package (A fast GPU, 2026-11-15)." in out
-    assert "8 runs, 1 of them already there (runs), 7 records\n" in out
-    missing = "    seq-tinyimagenet, memory 1000: SGD 2, PCL 2\n"
+    assert "11 of 12 runs are records, which come with the package (A fast GPU, 2026-11-15)." in out
+    assert "12 runs, 1 of them already there (runs), 11 records\n" in out
+    missing = "    seq-tinyimagenet, memory 1000: SGD 2, PCL 2, PCL (text) 2\n"
     assert out.endswith(
-        "4 runs are missing. To train them: parabolic data prepare tinyimagenet, then the same command.\n" + missing
+        "6 runs are missing. To train them: parabolic data prepare tinyimagenet, then the same command.\n" + missing
     )
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [known[0].key]  # no failures, no claims
     shown = parabolic(*asked, "--show")
@@ -274,8 +274,8 @@ def test_the_page_shows_records_if_asked(parabolic, tmp_path, folder):
     assert (code, err) == (0, "")
     page = (tmp_path / "report.html").read_text()
     assert "Three streams, memory 1000" in page
-    assert "12 of 12 runs are records" in page
-    assert page.count('"folder":"records: main.jsonl"') == 12
+    assert "18 of 18 runs are records" in page
+    assert page.count('"folder":"records: main.jsonl"') == 18
 
 
 # -- where they are ------------------------------------------------------------------------------------------------

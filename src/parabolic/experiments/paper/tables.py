@@ -75,6 +75,7 @@ METHODS = {
     "CBRS": Method("cbrs"),
     "VRMCL": Method("vrmcl", REFERENCE),
     "PCL": Method("pcl", REFERENCE),
+    "PCL (text)": Method("pcl"),
     PLUS: Method("pcl", preset="pcl-plus"),
 } | {row: Method("pcl", {**REFERENCE, **options}) for row, options in ABLATIONS.items()}
 """The rows of the paper's tables, by the paper's names, and our own."""
@@ -136,7 +137,7 @@ class PaperTable:
     >>> table.rows["PCL"][1]
     Figure(value=Summary(mean=54.98, sd=4.1, n=5), mark='best')
     >>> len(table.specs(learners=["pcl", "er"], seeds=1))
-    6
+    9
     """
 
     title: str
@@ -145,10 +146,11 @@ class PaperTable:
     metrics: Sequence[str] = ("aaa", "acc")
     underlines: bool = True  # the second best of each column
     note: str = ""
+    also: Sequence[str] = ()  # rows that the paper does not have: of ours alone, and not tuned
 
     def of(self, learners: Sequence[str] | None, *, tuned: bool = False) -> list[str]:
-        """The rows of some learners, or all; where they are tuned there is one more."""
-        rows = [*self.rows, *([PLUS] if tuned else [])]
+        """The rows of some learners, or all, and ours among them."""
+        rows = [*self.rows, *([PLUS] if tuned else self.also)]
         return [row for row in rows if learners is None or {METHODS[row].learner, METHODS[row].preset} & {*learners}]
 
     def specs(
