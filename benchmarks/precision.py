@@ -4,13 +4,14 @@
     python benchmarks/precision.py --no-records    # train them, on a GPU, after `parabolic data prepare cifar100`
 
 Runs are kept in a store, so that the experiment can be cut into portions: a later call trains what is missing. Every
-precision is compared with float32 by Welch's test.
+precision is compared with float32 by Welch's test; all of them together with the paper's figures, and with each other.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from parabolic.experiments import Record, RunSpec, Store, execute_fleet
+from parabolic.experiments.paper import paper_tables
 from parabolic.experiments.records import BackedStore, Records
 from parabolic.experiments.run import Yard
 from parabolic.statistics import Summary, welch
@@ -54,7 +56,10 @@ def main() -> None:
                         store.save(result)
                     else:
                         print(result)
-    Console(width=120).print(table(store, asked.seeds))
+    console = Console(width=120)
+    console.print(table(store, asked.seeds))
+    for line in differences(store, asked.seeds):
+        console.print(line)
 
 
 def table(store: Store, seeds: int) -> Table:
@@ -81,6 +86,25 @@ def table(store: Store, seeds: int) -> Table:
             seconds = sum(sum(record.train_seconds) for record in records) / len(records)
             shown.add_row(learner, precision, str(len(records)), *cells, *verdicts, f"{seconds:.1f}")
     return shown
+
+
+def differences(store: Store, seeds: int) -> Iterator[str]:
+    """The learners, over all precisions, against what was published and against each other."""
+    ours = {
+        (learner, metric): Summary.of([record.metrics[metric] for record in found])
+        for learner in LEARNERS
+        for metric in ("aaa", "acc", "forgetting")
+        if len(found := [r for p in PRECISIONS for spec in specs(learner, p, seeds) if (r := store.find(spec))]) > 1
+    }
+    published = {learner: paper_tables()["main"].rows[learner.upper()][2:4] for learner in LEARNERS}  # Seq-CIFAR-100
+    for (learner, metric), mine in ours.items():
+        yield f"{learner} {metric}: {mine.mean:.2f} ± {mine.sd:.2f}, n = {mine.n}"
+        others = {"er": ours["er", metric]} if learner == "pcl" and ("er", metric) in ours else {}
+        if metric != "forgetting":
+            others["the paper's"] = published[learner][metric == "acc"].value
+        for name, other in others.items():
+            differs = welch(mine, other)
+            yield f"    less {name}: {differs.mean:+.2f} [{differs.low:+.2f}, {differs.high:+.2f}] p={differs.p:.2g}"
 
 
 if __name__ == "__main__":
