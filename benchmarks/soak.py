@@ -51,6 +51,8 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=20_000, help="batches between two readings")
     parser.add_argument("--out", type=Path, default=Path("results/soak.json"))
     args = parser.parse_args()
+    if not 2 <= args.window <= args.batches:
+        parser.error("--window: at least two batches, and no more than there are (--batches)")
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     torch.manual_seed(0)

@@ -135,6 +135,24 @@ def test_targets_are_mixed_with_what_the_average_answers(balance):
     assert learner.model.training
 
 
+def test_a_network_that_was_interrupted_while_it_advised_learns_on_as_before():
+    class Once(nn.Linear):
+        def forward(self, x):
+            if not self.training and self.stopped:
+                self.stopped = False
+                raise KeyboardInterrupt
+            return super().forward(x)
+
+    body = Once(2, 3)
+    body.stopped = False
+    learner = PCL(body, embed=nn.Linear(4, 2), memory=40, advice=0.5, average=0.9)
+    learner.observe(torch.randn(5, 4), torch.arange(5) % 3)
+    body.stopped = True
+    with pytest.raises(KeyboardInterrupt):
+        learner.observe(torch.randn(5, 4), torch.arange(5) % 3)
+    assert body.training
+
+
 def test_advice_runs_in_embedding_space_and_for_numbers():
     words = PCL(
         nn.Sequential(nn.Flatten(), nn.Linear(6, 3)), embed=nn.Embedding(9, 2), memory=40, advice=0.5, average=0.9

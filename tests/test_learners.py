@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from parabolic import ER, MLP, PCL, SGD, InputError, Learner, Memory, ReplayLearner
 from parabolic.learners import find_learner, known_learners
+from parabolic.learners.balance import BalancedLearner
 from parabolic.memory import distinct
 
 ALL = sorted(known_learners())
@@ -113,6 +114,17 @@ def test_a_restored_learner_goes_on_bit_for_bit(name, average):
         assert torch.equal(observe(one, data, i), observe(other, data, i))
     assert same(one.state_dict(), other.state_dict())
     assert torch.equal(one.scores(data[0][0]), other.scores(data[0][0]))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_learner_that_is_given_its_own_state_stays_as_it_is(name):
+    balance = {"balance": 1.0} if issubclass(find_learner(name), BalancedLearner) else {}
+    learner, data = make(name, average=0.9, **balance), batches(10)
+    for i in range(10):
+        observe(learner, data, i)
+    before = frozen(learner.state_dict())
+    learner.load_state_dict(learner.state_dict())
+    assert same(before, learner.state_dict())
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -237,6 +249,11 @@ def test_numpy_lists_and_other_whole_types_are_welcome():
     learner.observe(np.zeros((2, 3), dtype=np.float32), [0, 1])
     learner.observe(torch.zeros(2, 3), torch.tensor([0, 1], dtype=torch.uint8))
     assert learner.past.offered == 4
+
+
+def test_more_classes_than_scores_are_refused():
+    with pytest.raises(InputError, match=r"classes: got 9, expected at most 4, as many as the model scores"):
+        ER(net(), classes=9, balance=1.0).observe(*batches(1)[0])
 
 
 def test_what_is_not_a_model_is_refused():

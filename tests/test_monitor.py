@@ -1,5 +1,6 @@
 """The monitor: what it says is so, and what is learned does not depend on it."""
 
+import copy
 import json
 import logging
 import math
@@ -139,6 +140,21 @@ def test_the_loss_is_the_mean_since_the_last_look():
         assert look.loss == pytest.approx(torch.stack(part).mean().item())
 
 
+def test_losses_in_half_precision_are_added_up_in_full():
+    learner = ER(MLP((2,), 3), lr=1e-3)
+    monitor = Monitor(every=1000, tell=str, bound=0)
+    for _ in range(400):
+        monitor(learner, torch.tensor([0.25], dtype=torch.bfloat16))
+    assert monitor.look(learner).loss == 0.25
+
+
+def test_an_accuracy_is_of_the_stream_that_was_tested():
+    monitor = Monitor(every=1000, tell=str, bound=0)
+    train(ER(MLP((2,), 6)), make_stream("seq-blobs"), batch=50, callbacks=[monitor])
+    assert monitor.last.accuracy is not None
+    assert monitor.look(ER(MLP((2,), 3))).accuracy is None
+
+
 def test_drift_is_of_the_same_examples_at_two_moments():
     """Samples are taken at the first look and at every second one after it."""
     learner, held, seen = ER(MLP((2,), 3), memory=30, replay=8, lr=1e-3), {}, []
@@ -232,6 +248,34 @@ def test_nothing_that_is_learned_depends_on_it(name):
     assert same_state(trained([Monitor(every=5, tell=str, share=1, bound=8)]), trained([]))
 
 
+def test_a_model_that_cannot_be_asked_costs_the_answer_and_not_the_stream():
+    class Small(nn.Linear):
+        def forward(self, x):
+            if len(x) > 60:
+                raise self.error
+            return super().forward(x)
+
+    model = Small(2, 3)
+    for model.error in (torch.OutOfMemoryError("out of memory"), ValueError("too many"), MemoryError()):
+        learner = ER(model, memory=100, lr=1e-4)
+        looks = watched(learner, numbered(30), every=10)
+        why = str(model.error) or "MemoryError"
+        assert [look.memory_loss is None for look in looks] == [False, True, True, True]  # at 60 examples, and at 100
+        assert looks[-1].note == f"no loss on memory: {why}; no bound: {why}"
+        assert (looks[-1].kept, learner.steps, model.training) == (100, 30, True)
+
+
+def test_a_learner_that_is_put_back_is_looked_at_from_there():
+    learner, seen = ER(MLP((2,), 3), lr=1e-3), []
+    monitor = Monitor(every=5, tell=seen.append, bound=0)
+    early = copy.deepcopy(learner.state_dict())
+    for _ in range(2):
+        for x, y in numbered(11):
+            monitor(learner, learner.observe(x, y))
+        learner.load_state_dict(early)
+    assert [look.step for look in seen] == [5, 10, 1, 6, 11]
+
+
 def test_between_looks_the_device_is_not_waited_for():
     learner, seen = ER(MLP((2,), 3), lr=1e-3), []
     monitor = Monitor(every=10, tell=seen.append)
@@ -264,10 +308,23 @@ def test_a_monitor_is_for_one_learner():
         train_fleet(Fleet([ER(MLP((2,), 6)), ER(MLP((2,), 6))]), streams, callbacks=[Monitor(tell=str)])
 
 
-@pytest.mark.parametrize("wrong", [{"every": 0}, {"share": 2}, {"sample": 0}, {"follow": 1.5}, {"bound": -1}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"every": 0}, {"share": 2}, {"sample": 0}, {"follow": 1.5}, {"bound": -1}, {"seed": 1.5}, {"tell": "print"},
+     {"file": ""}, {"tracker": "tensorboard"}],
+)  # fmt: skip
 def test_wrong_arguments(wrong):
     with pytest.raises(InputError, match=f"^{next(iter(wrong))}: got"):
         Monitor(**wrong)
+
+
+def test_what_is_no_learner_and_no_loss():
+    learner, monitor = ER(MLP((2,), 3)), Monitor(tell=str)
+    for use in (monitor, monitor.look):
+        with pytest.raises(InputError, match=r"^learner: got .*MLP.*, expected a learner; pass an estimator's"):
+            use(learner.model)
+    with pytest.raises(InputError, match=r"^loss: got a tensor of shape \[2\] .*, expected one number"):
+        monitor(learner, torch.zeros(2))
 
 
 # -- whom it tells -----------------------------------------------------------------------------------------
@@ -320,6 +377,20 @@ def test_the_file_says_how_it_ended(tmp_path):
     assert not tail.written
 
 
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
+def test_one_who_stops_it_has_not_failed(tmp_path, end):
+    def stream():
+        with Monitor(file=tmp_path / "a") as monitor:
+            monitor(ER(MLP((2,), 3)), 0.5)
+            raise end
+
+    with pytest.raises(end):
+        stream()
+    tail = Tail(tmp_path / "a")
+    tail.poll()
+    assert (tail.ended["how"], tail.ended["why"]) == ("stopped", "")
+
+
 def test_a_journalled_stream_that_is_started_again(tmp_path):
     """Killed after batch 17, it goes on from batch 10; looks at 12 and 16 are taken back until they come again."""
     file = tmp_path / "monitor.jsonl"
@@ -354,7 +425,9 @@ def test_a_file_that_is_replaced_or_something_else(tmp_path):
     file = tmp_path / "a.jsonl"
     tail = Tail(file)
     assert not tail.poll()
-    file.write_text('{"look": {"step": 3, "time": 1}}\n{"look": [3]}\n7\n{"look": {"step": 4, "time": "never"}}\n')
+    strange = ["[3]", '{"step": 4, "time": "never"}', '{"step": Infinity, "time": 1}', "[" * 200_000,
+               '{"step": 4, "time": 1, "kept": 3}', '{"step": 4, "time": 1, "tenths": [3]}']  # fmt: skip
+    file.write_text('{"look": {"step": 3, "time": 1}}\n7\n' + "".join(f'{{"look": {each}}}\n' for each in strange))
     assert tail.poll()
     assert ([look.step for look in tail.looks], tail.strange) == ([3], False)
     (tmp_path / "b").write_text('{"look": {"step": 9, "time": 1}}\n' * 9)
@@ -373,7 +446,7 @@ def test_a_file_that_cannot_be_written_costs_the_file_and_not_the_stream(tmp_pat
         watched(learner, numbered(10), every=2, file=tmp_path / "full")
     assert len(caught) == 1
     taken = Lines(tmp_path / "taken")
-    with pytest.warns(RuntimeWarning, match="another process writes to it"):
+    with pytest.warns(RuntimeWarning, match="another monitor writes to it"):
         watched(learner, numbered(3), file=tmp_path / "taken")
     taken.close()
     assert (tmp_path / "taken").read_bytes() == b""

@@ -11,6 +11,7 @@ from torch import nn
 
 from parabolic import ER, PCL, ParabolicClassifier
 from parabolic.learners import find_learner
+from parabolic.profile import LearnerLoss
 
 STEPS, READERS = 150, 3
 
@@ -132,3 +133,23 @@ def test_a_copy_and_a_pickle_have_a_lock_of_their_own():
             thread.start()
             thread.join(60)
             assert not thread.is_alive()
+
+
+def test_points_and_labels_of_a_bound_are_those_of_one_moment():
+    """While the points are read, another thread fills the memory with another class, if it can."""
+    learner = ER(nn.Linear(1, 3), memory=4, replay=1, lr=1e-9)
+    learner.observe(torch.zeros(4, 1), torch.zeros(4, dtype=torch.long))
+    other = threading.Thread(target=learner.step, args=(torch.ones(4000, 1), torch.ones(4000, dtype=torch.long)))
+
+    def prepare(x):
+        x = x.clone()
+        if other.ident is None:
+            other.start()
+            other.join(0.5)
+        return x
+
+    learner.prepare = prepare
+    loss = LearnerLoss(learner)
+    other.join()
+    assert learner.past["y"].tolist() == [1] * 4
+    assert loss.points.flatten().tolist() == loss.labels.tolist()

@@ -15,7 +15,7 @@ from rich.console import Console
 from parabolic import RunSpec, Store
 from parabolic.engine import Look, Tail
 from parabolic.engine.looks import Lines
-from parabolic.report.live import View
+from parabolic.report.live import View, sparkline
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "90", "LINES": "50", "TERM": "xterm"}
 
@@ -116,7 +116,7 @@ def test_a_stream_that_was_begun_is_waited_for(tmp_path):
     lines.write("ended", {"step": 3, "time": 1.0, "how": "failed", "why": "a reason"})
     lines.close()
     assert terminal.end() == 0
-    assert "failed: a reason" in terminal.text
+    assert "step 3, failed: a reason" in terminal.text
 
 
 def test_without_a_terminal_it_prints_what_there_is(parabolic, tmp_path):
@@ -140,16 +140,32 @@ def test_without_a_terminal_it_prints_what_there_is(parabolic, tmp_path):
 
 def test_what_is_no_run_is_told_in_a_line(parabolic, tmp_path):
     (tmp_path / "letter").write_text("dear reader\n")
+    (tmp_path / "folder" / "monitor.jsonl").mkdir(parents=True)
     for key in ("ab01", "ab02"):
         (tmp_path / "runs" / key).mkdir(parents=True)
     for run, said in (
         ("nope", "RUN: got 'nope', expected the key of a run in runs, or the file of a monitor, or its folder"),
         ("ab", "the beginning of one key, not of 2; say more of it: ab01, ab02"),
         ("letter", "expected the file of a monitor; it is something else"),
+        ("folder", "expected a run, a file or a folder that can be read; Is a directory"),
+        ("a" * 300, "expected a run, a file or a folder that can be read; File name too long"),
     ):
         code, out, err = parabolic("watch", run)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert said in err
+
+
+def test_no_rate_is_told_where_the_clock_was_put_back(tmp_path):
+    lines = Lines(tmp_path / "a.jsonl")
+    lines.write("began", {"step": 0, "time": 0.0, "learner": "", "stream": "", "until": 10})
+    for step in (1, 2):
+        lines.write("look", Look(step, 9.0 - step, loss=0.5).as_dict())
+    assert View(Tail(tmp_path / "a.jsonl"), "mine")._where() == "mine, step 2 of 10, running"
+    lines.close()
+
+
+def test_a_mean_that_is_too_large_to_be_drawn():
+    assert sparkline([1e308, 1e308, 0.5, 0.5], 2) == "x▁"
 
 
 @pytest.mark.parametrize("width", [20, 71, 72, 200])

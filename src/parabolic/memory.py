@@ -132,9 +132,7 @@ class Memory:
         arrival = fields.pop(ARRIVAL, None)
         if fields:
             self._allocate(fields)
-            self._arrival.fill_(-1)
-        if arrival is not None:
-            self._arrival[:filled].copy_(arrival)
+            self._arrival[:filled] = -1 if arrival is None else arrival
         for name, value in fields.items():
             self._slots[name][:filled].copy_(value)
         self.offered = int(state["offered"])
@@ -255,7 +253,8 @@ class ClassBalanced(Memory):
         if len(state[own[0]]):
             self._reserve(len(state[own[0]]), state[own[0]].device)
         for name, mine in zip(own, (self._seen, self._full), strict=True):
-            mine.zero_()[: len(state[name])].copy_(state[name])
+            mine[: len(state[name])].copy_(state[name])
+            mine[len(state[name]) :].zero_()
 
 
 class EqualShares(Memory):

@@ -52,8 +52,8 @@ class LearnerLoss:
             remedy = "make `embed` a part of `prepare`, or of the model"
             raise invalid("learner", Description("one with embed="), "a learner whose inputs are points", remedy)
         self.learner, self.chunk = learner, chunk
-        self.points = learner.inputs(learner.past["x"]).clone()  # the memory as it is now: it moves on
-        self.labels = learner.past["y"].clone()
+        with learner.lock:  # the memory as it is now: it moves on
+            self.points, self.labels = learner.inputs(learner.past["x"]).clone(), learner.past["y"].clone()
 
     def __call__(self, x: Tensor) -> Tensor:
         """The losses `[n]` of points `[n, *shape]`."""

@@ -35,8 +35,12 @@ def watch(
     runs: Runs = Path("runs"),
 ) -> None:
     """Watch a run, or a stream of your own with a monitor, until it ends (or Ctrl-C)."""
-    path = _find(run, Store(runs))
-    console, view = Console(highlight=False), View(Tail(path), path.parent.name)
+    try:
+        path = _find(run, Store(runs))
+        view = View(Tail(path), str(path))
+    except OSError as error:
+        raise invalid("RUN", run, "a run, a file or a folder that can be read", error.strerror or str(error)) from error
+    console = Console(highlight=False)
     if view.tail.strange:
         raise invalid("RUN", str(path), "the file of a monitor", "it is something else")
     if once or not console.is_terminal:

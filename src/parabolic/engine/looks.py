@@ -29,6 +29,7 @@ __all__ = ["TENTHS", "Lines", "Look", "Tail"]
 TENTHS = 10  # parts of the stream that ages are told by
 FEW = 20  # classes that trackers are told of one by one
 MANY = 10_000  # looks that a reader keeps; of more, every other one of the older ones is left out
+TOGETHER = ({"kept", "capacity", "offered"}, {"drift", "since"})  # what is told with each other or not at all
 PATIENCE = 1.0  # seconds to wait for the lock: one who only asks whether somebody writes holds it for a moment
 
 
@@ -50,7 +51,7 @@ class Look:
     since: int | None = None  # step
     bound: float | None = None  # of Proposition 1, on the expected loss on the past
     accuracy: float | None = None  # in percent, over the tasks so far, where they were tested
-    note: str = ""  # why there is no bound
+    note: str = ""  # why there is no loss on memory, or no bound
 
     def __str__(self) -> str:
         """All of it in a line.
@@ -110,6 +111,9 @@ class Look:
             own["classes"] = {int(label): int(count) for label, count in own["classes"].items()}
         if "tenths" in own:
             own["tenths"] = list(map(int, own["tenths"]))
+        whole = len(own.get("tenths", range(TENTHS))) == TENTHS
+        if not whole or any(0 < len(each & own.keys()) < len(each) for each in TOGETHER):
+            raise ValueError("a part is missing")
         return cls(**own)
 
 
@@ -134,7 +138,7 @@ class Lines:
             self._file = path.open("ab+", buffering=0)
             self._end_line(self._file)
         except Timeout:
-            self._give_up("another process writes to it")
+            self._give_up("another monitor writes to it")
         except (OSError, NotImplementedError) as error:  # no room or no right to, or a disk that knows no locks
             self._give_up(first_line(error))
 
@@ -227,11 +231,12 @@ class Tail:
     def _take(self, line: bytes) -> None:
         try:
             ((kind, told),) = json.loads(line).items()
-            step = int(told["step"])
+            told = {**told, "step": (step := int(told["step"]))}
             look = Look.from_dict(told) if kind == "look" else None
             if kind == "began":
                 told = {**told, "time": float(told["time"]), "until": told["until"] and int(told["until"])}
-        except (ValueError, TypeError, LookupError, AttributeError):  # half a line, or not ours
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
+            # half a line, or not ours
             return
         if kind == "began":
             self.began, self.ended = told, {}

@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Generator, Tensor
 
-from parabolic.checks import InputError, check_number, first_line, invalid
+from parabolic.checks import check_number, first_line, invalid
 from parabolic.engine.callbacks import Callback, State
 from parabolic.engine.looks import TENTHS, Lines, Look
 from parabolic.learners import Learner, ReplayLearner
@@ -86,8 +86,15 @@ class Monitor(Callback):
         for name, value in (("every", every), ("sample", sample), ("follow", follow)):
             check_number(name, value, whole=True, at_least=1)
         check_number("share", share, at_least=0, at_most=1)
-        check_number("bound", bound, whole=True, at_least=0)
+        for name, value in (("bound", bound), ("seed", seed)):
+            check_number(name, value, whole=True, at_least=0)
         check_number("eps", eps, above=0)
+        if tell is not None and not callable(tell):
+            raise invalid("tell", tell, "a function of a look", "print, say")
+        if file is not None and not Path(file).name:
+            raise invalid("file", file, "the name of a file", "monitor.jsonl, say")
+        if tracker is not None and not hasattr(tracker, "write"):
+            raise invalid("tracker", tracker, "a Tracker, or an entry that one opened", 'Tracker("tensorboard"), say')
         self.every, self.share, self.sample, self.follow = every, share, sample, follow
         self.bound, self.eps, self.seed = bound, eps, seed
         self.tell, self.file, self.tracker = tell, None if file is None else Path(file), tracker
@@ -103,16 +110,20 @@ class Monitor(Callback):
 
     def __call__(self, learner: Learner, loss: Tensor | float | None = None) -> None:
         """To be called after a step, with the loss that it returned; looks if it is time."""
-        self._at(learner, max(learner.steps - 1, 0))
+        self._at(learner, done=1)
+        if isinstance(loss, Tensor):
+            if loss.numel() != 1:
+                raise invalid("loss", loss, "one number", "pass what `observe` returned")
+            loss = loss.detach().double().reshape(())  # a sum of many in half precision would stand still
         if loss is not None:
-            self._total = self._total + (loss.detach() if isinstance(loss, Tensor) and loss.requires_grad else loss)
+            self._total = self._total + loss
             self._count += 1
-        if learner.steps - self._from >= self.every:
+        if not 0 <= learner.steps - self._from < self.every:  # below 0: it was put back to an earlier state
             self._look(learner)
 
     def look(self, learner: Learner) -> Look:
         """Look at everything now, whatever it takes."""
-        self._at(learner, learner.steps)
+        self._at(learner)
         return self._look(learner, everything=True)
 
     def close(self, how: str = "finished", why: str = "") -> None:
@@ -132,18 +143,18 @@ class Monitor(Callback):
     ) -> None:
         if error is None:
             self._finish()
-        elif isinstance(error, KeyboardInterrupt):
-            self.close("stopped")
-        else:
+        elif isinstance(error, Exception):
             self.close("failed", first_line(error))
+        else:  # Ctrl-C, sys.exit()
+            self.close("stopped")
 
     # -- the engine's loop ---------------------------------------------------------------------------------
 
     def on_start(self, state: State) -> None:
         """Begin to look at a run."""
         learner = state.learner
-        self._accuracy = state.accuracy
         self._begin(learner, learner.steps, state.stream.name, learner.steps + state.total_steps - state.step)
+        self._accuracy = state.accuracy
 
     def on_step(self, state: State) -> None:
         """Look, if it is time."""
@@ -159,17 +170,19 @@ class Monitor(Callback):
 
     # -- what there is to see ------------------------------------------------------------------------------
 
-    def _at(self, learner: Learner, step: int) -> None:
-        """Begin to look at a learner that has learned nothing since `step`, unless it is being looked at."""
+    def _at(self, learner: Learner, done: int = 0) -> None:
+        """Begin to look at a learner, from before the steps that were just done, unless it is being looked at."""
+        if not isinstance(learner, Learner):
+            raise invalid("learner", type(learner), "a learner", "pass an estimator's learner_, a journal's learner")
         if self._learner is None:
-            self._begin(learner, step)
+            self._begin(learner, max(learner.steps - done, 0))
         elif learner is not self._learner:
             remedy = "make a monitor for each learner, or close this one first"
             raise invalid("learner", type(learner).__name__, "the one that this monitor began with", remedy)
 
     def _begin(self, learner: Learner, step: int, stream: str = "", until: int | None = None) -> None:
         self.close("stopped")  # a run that came to no end
-        self._learner, self._from, self.last = learner, step, None
+        self._learner, self._from, self.last, self._accuracy = learner, step, None, None
         self._total, self._count = 0.0, 0
         self._asked = 0  # how often the model was asked
         self._followed: _Followed | None = None
@@ -193,13 +206,8 @@ class Monitor(Callback):
         if isinstance(learner, ReplayLearner) and len(learner.past):
             with learner.lock:
                 found |= _composition(learner.past, learner.error.of_classes)
-            labelled = {"x", "y"} <= set(learner.past.fields)  # a method may keep something else
-            if labelled and (everything or self._asking.allows()):
-                with self._asking.paying():
-                    found |= self._ask(learner)
-            if labelled and self.bound and (everything or self._bounding.allows()):
-                with self._bounding.paying():
-                    found |= self._forgetting(learner)
+            if {"x", "y"} <= set(learner.past.fields):  # a method may keep something else
+                found |= self._asked_for(learner, everything)
         look = Look(learner.steps, time.time(), **found)
         self._from, self._total, self._count, self.last = learner.steps, 0.0, 0, look
         self._say(look)
@@ -212,6 +220,20 @@ class Monitor(Callback):
             self._lines.write("look", look.as_dict())
         if self.tracker is not None:
             self.tracker.write(look.figures(), "step", look.step)
+
+    def _asked_for(self, learner: ReplayLearner, everything: bool) -> dict[str, Any]:
+        """What the model has to be asked for, as far as there is time, and why there is none of it where it fails."""
+        found: dict[str, Any] = {}
+        notes = []
+        asked = [("loss on memory", self._asking, self._ask), ("bound", self._bounding, self._forgetting)]
+        for what, purse, ask in asked if self.bound else asked[:1]:
+            if everything or purse.allows():
+                with purse.paying():
+                    try:
+                        found |= ask(learner)
+                    except Exception as error:  # no memory, say: of what is only watched, nothing may stop
+                        notes.append(f"no {what}: {first_line(error)}")
+        return found | {"note": "; ".join(notes)}
 
     def _ask(self, learner: ReplayLearner) -> dict[str, Any]:
         """The loss on memory; and of the examples that are followed, what it is now against what it was."""
@@ -230,12 +252,9 @@ class Monitor(Callback):
         return found
 
     def _forgetting(self, learner: ReplayLearner) -> dict[str, Any]:
-        """The bound of Proposition 1, or why there is none: of what is only watched, nothing may stop."""
+        """The bound of Proposition 1."""
         draws = Generator(learner.device).manual_seed(self.seed)
-        try:
-            return {"bound": forgetting_of(learner, eps=self.eps, samples=self.bound, generator=draws).bound}
-        except (InputError, RuntimeError) as error:
-            return {"note": f"no bound: {first_line(error)}"}
+        return {"bound": forgetting_of(learner, eps=self.eps, samples=self.bound, generator=draws).bound}
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,10 @@ class BalancedLearner(ReplayLearner):
         """Go on from the state of another learner of the same kind, model and memory size."""
         super().load_state_dict(state)
         if self.balance:
-            self._reserve(len(state["shares"]))
-            self.shares.zero_()[: len(state["shares"])].copy_(state["shares"])
+            known = len(state["shares"])
+            self._reserve(known)
+            self.shares[:known].copy_(state["shares"])
+            self.shares[known:].zero_()
 
     def _reserve(self, outputs: int) -> None:
         if outputs > len(self.shares):

@@ -387,6 +387,9 @@ class Learner:
         if self.classes is None:
             assert scores is not None
             self.classes = scores.shape[1]
+        elif scores is not None and scores.shape[1] < self.classes:
+            remedy = "give the model more outputs, or let the learner `grow`"
+            raise invalid("classes", self.classes, f"at most {scores.shape[1]}, as many as the model scores", remedy)
         y = self.error.check(y, len(x), self.classes, self.dtype)
         if self._example is None and scores is not None:
             self.error(scores, y[: len(scores)])  # a loss that the user brings may have something to say

@@ -131,8 +131,10 @@ class PCL(BalancedLearner):
         named = self.averaged.weights.items()
         weights = {name.removeprefix(inner): value for name, value in named if name.startswith(inner)}
         self.body.eval()
-        scores: Tensor = torch.func.functional_call(self.body, weights, (points,))
-        self.body.train()
+        try:
+            scores: Tensor = torch.func.functional_call(self.body, weights, (points,))
+        finally:
+            self.body.train()
         return scores
 
     def _bridge(self, start: Tensor, end: Tensor, sigma: float | Tensor) -> Tensor:

@@ -167,7 +167,8 @@ class VRMCL(ReplayLearner):
         if len(state["seen"]) > len(self.seen):
             self._reserve(len(state["seen"]))
         for name in ("current", "seen"):
-            getattr(self, name).zero_()[: len(state[name])].copy_(state[name])
+            getattr(self, name)[: len(state[name])].copy_(state[name])
+            getattr(self, name)[len(state[name]) :].zero_()
         self.tasks = int(state["tasks"])
 
     def _reserve(self, classes: int) -> None:

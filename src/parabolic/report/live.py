@@ -32,11 +32,11 @@ def sparkline(values: Sequence[float | None], width: int, blocks: str = BLOCKS) 
     places = min(width, len(values))
     cuts = [i * len(values) // places for i in range(places + 1)]
     parts = [[value for value in values[a:b] if value is not None] for a, b in pairwise(cuts)]
-    means = [math.fsum(part) / len(part) if all(map(math.isfinite, part)) else math.nan for part in parts if part]
+    means = [sum(part) / len(part) for part in parts if part]
     known = [mean for mean in means if math.isfinite(mean)]
     low, high = (min(known), max(known)) if known else (0.0, 0.0)
-    height = (len(blocks) - 1) / ((high - low) or math.inf)
-    drawn = iter("x" if math.isnan(mean) else blocks[round(height * (mean - low))] for mean in means)
+    top, whole = len(blocks) - 1, (high - low) or 1.0
+    drawn = iter(blocks[round(top * ((mean - low) / whole))] if math.isfinite(mean) else "x" for mean in means)
     return "".join(next(drawn) if part else " " for part in parts)
 
 
@@ -83,12 +83,14 @@ class View:
     def _where(self) -> str:
         """How far it is, and how it goes."""
         began, ended, looks = self.tail.began, self.tail.ended, self.tail.looks
-        step, until = looks[-1].step if looks else int(began.get("step", 0)), began.get("until")
+        step, until = looks[-1].step if looks else began.get("step", 0), began.get("until")
+        step = ended.get("step", step)
         title = " on ".join(str(began[each]) for each in ("learner", "stream") if began.get(each))
         parts = [title or self.name, f"step {step:,}" + (f" of {until:,}" if until else "")]
         here = [look for look in looks if look.time >= began.get("time", 0)]  # by the process that writes now
-        if self.running and not ended and len(here) > 1:
-            rate = (here[-1].step - here[0].step) / max(here[-1].time - here[0].time, 1e-9)
+        took = here[-1].time - here[0].time if here else 0.0
+        if self.running and not ended and took > 0:  # it is not where there is one look, or the clock was put back
+            rate = (here[-1].step - here[0].step) / took
             parts.append(f"{rate:.3g} steps/s")
             if until and rate:
                 parts.append(f"{timedelta(seconds=round((until - step) / rate))} left")
