@@ -138,6 +138,8 @@ def main():
     parser.add_argument("--runs", default="runs")
     parser.add_argument("--picture")
     given = parser.parse_args()
+    if given.only and given.picture:
+        parser.error("--picture shows several sweeps: leave --only out")
     torch.set_num_threads(1)
     store, found = Store(given.runs), {}
     for sweep in [given.only] if given.only else SWEEPS:

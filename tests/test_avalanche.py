@@ -67,6 +67,21 @@ def network():
     return nn.Sequential(nn.Linear(64, 20), nn.BatchNorm1d(20), nn.ReLU(), nn.Linear(20, 10))
 
 
+class Own(known_learners()["er"]):
+    """A learner of one's own."""
+
+    name = "own"
+
+
+class AnotherER(known_learners()["er"]):
+    """Another, whose strategy is called as the package's."""
+
+    name = "another"
+
+
+AnotherER.__name__ = "ER"
+
+
 def strategy(name="pcl", model=None, **given):
     return strategy_of(name)(
         model=network() if model is None else model,
@@ -293,6 +308,16 @@ def test_a_copy_goes_on_by_itself(benchmark, copied):
     assert again.optimizer is again.learner.optim is not made.optimizer
 
 
+def test_a_strategy_of_a_learner_of_one_s_own_can_be_pickled(benchmark):
+    """Its class is in no module; and that of a second learner whose class is called ER is not the first one's."""
+    for kind in (Own, AnotherER):
+        made = strategy(kind)
+        made.train(benchmark.train_stream[0])
+        again = pickle.loads(pickle.dumps(made))
+        assert type(again) is strategy_of(kind)
+        assert same(again.learner.state_dict(), made.learner.state_dict())
+
+
 # -- what is given -------------------------------------------------------------------------------------------
 
 
@@ -335,6 +360,8 @@ def test_the_optimiser_begins_anew_on_demand_only(benchmark):
         ({"model": nn.Sequential(nn.Linear(64, 8), IncrementalClassifier(8))}, "model: got IncrementalClassifier in 1"),
         ({"criterion": nn.CrossEntropyLoss(label_smoothing=0.1)}, "criterion: got .*with no setting but weight"),
         ({"optimizer": momentum(network().parameters()), "lr": 0.1}, "lr: got 0.1, expected none beside an optimizer"),
+        ({"model": 3}, "model: got 3, expected a torch.nn.Module"),
+        ({"optimizer": "SGD"}, "optimizer: got 'SGD', expected one of torch, over the model's weights, or None"),
         ({"memory": -1}, "memory: got -1, expected a whole number of at least 1"),
     ],
 )  # fmt: skip
@@ -348,6 +375,8 @@ def test_unknown_options_and_joint_training_are_refused():
         strategy(sigmax=1)
     with pytest.raises(InputError, match="learner: got 'joint', expected a learner of streams"):
         strategy_of("joint")
+    with pytest.raises(InputError, match="learner: got <class 'int'>, expected a subclass of parabolic.Learner"):
+        strategy_of(int)
 
 
 def test_a_model_that_was_exchanged_is_refused(benchmark):

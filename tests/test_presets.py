@@ -61,6 +61,9 @@ def test_what_is_given_comes_before_the_preset():
     assert preset.spec() == RunSpec(learner="er", stream="seq-blobs", memory=300, batch=5, options={"lr": 0.3})
     other = preset.spec({"lr": "0.5", "replay": "8"}, stream="seq-digits", memory=50)
     assert other == RunSpec(learner="er", memory=50, batch=5, options={"lr": 0.5, "replay": 8})
+    save_preset(Preset("two", "er", settings={"memory": 300, "seed": 7, "batch": 5}))  # a run's fields, as for --set
+    assert load_preset("two").spec() == RunSpec(learner="er", memory=300, seed=7, batch=5)
+    assert load_preset("two").spec(memory=50, seed=1) == RunSpec(learner="er", memory=50, seed=1, batch=5)
 
 
 def test_ours_can_be_used_and_the_user_comes_first(tmp_path, monkeypatch):
@@ -119,6 +122,7 @@ def test_a_damaged_preset_says_what_is_wrong_with_it(parabolic, tmp_path, text, 
             "--learner: got 'er', expected pcl, as in preset 'pcl-plus'",
         ),
         (("run", "--preset", "pcl-plus", "--set", "lrr=1"), "--set: got 'lrr'.* did you mean 'lr'"),
+        (("run", "--set", "learner=er"), "--set: got 'learner', expected one of"),
         (("run", "--preset", "typo"), "preset 'typo': --set: got 'lrr'.* did you mean 'lr'"),
         (("compare", "--preset", "here", "--preset", "there"), "--stream: got presets for seq-blobs and seq-digits"),
     ],

@@ -138,7 +138,8 @@ def test_damaged_and_foreign_lines_are_named_and_passed_over(parabolic, folder):
     changes = [
         {"spec": {}}, {"spec": None}, {"accuracy": []}, {"accuracy": [[1.0], [2.0]]}, {"accuracy": [["a"]]},
         {"accuracy": [[float("nan")]]}, {"train_seconds": None}, {"train_seconds": ["a"]}, {"environment": []},
-        {"key": 3},
+        {"key": 3}, {"accuracy": [[1.0, 2.0], [3.0, 4.0]]}, {"spec": {**told["spec"], "epochs": 0}},
+        {"spec": {**told["spec"], "backbone": None}}, {"spec": {**told["spec"], "scenario": 3}},
     ]  # fmt: skip
     damaged = [*DAMAGE.values(), *(json.dumps({**told, **change}) for change in changes), line[: len(line) // 2]]
     (folder / "a.jsonl").write_text("\n".join([*damaged, "", line, ""]))
@@ -157,6 +158,47 @@ def test_damaged_and_foreign_lines_are_named_and_passed_over(parabolic, folder):
     with pytest.raises(InputError, match="--records: got .*a.jsonl:1 .*, expected a file of records; mend or remove"):
         write_records([good], folder / "a.jsonl")
     assert (folder / "a.jsonl").read_text() == text
+
+
+MERGE = """
+import sys
+from pathlib import Path
+from recorded import made_up
+from parabolic import RunSpec
+from parabolic.experiments import write_records
+mine = [made_up(RunSpec(sys.argv[1], stream="seq-cifar10", seed=seed)) for seed in range(20)]
+print("ready", flush=True)
+sys.stdin.readline()
+for run in mine:
+    write_records([run], Path(sys.argv[2]))
+"""
+
+
+def test_processes_that_merge_into_one_file_lose_nothing(tmp_path):
+    path = tmp_path / "a.jsonl"
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", MERGE, learner, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        )
+        for learner in ("er", "sgd")
+    ]  # fmt: skip
+    assert [each.stdout.readline() for each in both] == ["ready\n"] * 2
+    for each in both:  # now that both are there
+        each.stdin.write("go\n")
+        each.stdin.flush()
+    assert [each.communicate()[0] for each in both] == [""] * 2
+    assert sorted((run.spec["learner"], run.spec["seed"]) for run in Records(path)) == [
+        (learner, seed) for learner in ("er", "sgd") for seed in range(20)
+    ]
+
+
+def test_a_file_may_have_any_name_where_it_is_named(tmp_path):
+    spec = RunSpec("er", stream="seq-cifar10")
+    write_records([made_up(spec)], tmp_path / "a.jsonl")
+    (tmp_path / "a.jsonl").rename(tmp_path / "of mine")
+    assert Records(tmp_path / "of mine").find(spec) is not None
+    assert list(Records(tmp_path)) == []
 
 
 def test_failed_runs_stand_ins_and_trials_are_no_records(parabolic, tmp_path):
@@ -276,6 +318,14 @@ def test_the_page_shows_records_if_asked(parabolic, tmp_path, folder):
     assert "Three streams, memory 1000" in page
     assert "18 of 18 runs are records" in page
     assert page.count('"folder":"records: main.jsonl"') == 18
+
+
+def test_a_preset_that_leads_nowhere_is_no_reason_to_have_no_page(parabolic, tmp_path, folder):
+    write_records([made_up(RunSpec("er", stream="seq-cifar10", memory=1000))], folder / "main.jsonl")
+    (tmp_path / "presets").mkdir()
+    (tmp_path / "presets" / "er-seq-cifar10.toml").symlink_to("nowhere.toml")
+    assert parabolic("report", "--records")[::2] == (0, "")
+    assert "Three streams, memory 1000" in (tmp_path / "report.html").read_text()
 
 
 # -- where they are ------------------------------------------------------------------------------------------------

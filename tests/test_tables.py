@@ -55,7 +55,7 @@ def test_the_papers_figures_give_the_papers_marks(name):
     table = paper_tables()[name]
     of_published = {
         (row, column): judged.published_mark
-        for row, cells in zip(table.rows, published.judged, strict=True)
+        for row, cells in zip(published.rows, published.judged, strict=True)
         for column, judged in enumerate(cells)
         if judged.published_mark
     }
@@ -181,6 +181,7 @@ def test_latex_can_be_set():
     assert r"A \& B" in text
     assert r"50\%\_\{x\}" in text
     assert "A title with 100 \\%." in text
+    assert "paper main -{}-no-records." in render([replace(table(), notes=["paper main --no-records."])], "latex")
     assert [each for each in bare if ord(each) > 127] == []
     outside = re.sub(r"\$.*?\$", "", bare)
     assert "_" not in outside
@@ -212,7 +213,7 @@ def test_json_says_all_and_is_json():
 
 def record(seed, acc, forgetting=1.0, seconds=2.0):
     metrics = {"acc": acc, "aaa": acc, "forgetting": forgetting, "backward_transfer": 0.0}
-    return Record(str(seed), {"seed": seed}, metrics, [[acc]] * 5, [seconds], [0.1], 1, {})
+    return Record(str(seed), {"seed": seed}, metrics, [[acc] * task for task in range(1, 6)], [seconds], [0.1], 1, {})
 
 
 def test_a_comparison_in_a_table_and_in_words():

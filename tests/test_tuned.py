@@ -133,10 +133,56 @@ def test_rows_without_a_preset_stay_empty_and_the_commands_that_would_fill_them_
     assert f"{PLUS} stays empty where there is no preset pcl-plus, nor pcl-plus-STREAM." in out
     plan = parabolic("paper", "main", "--tuned", "--learners", "er,pcl,gem", "--dry-run", "--format", "json")[1]
     assert json.loads(plan)["all"]["runs"] == 10
+    planned = parabolic("paper", "main", "--tuned", "--learners", "er,pcl,gem", "--dry-run")[1]
+    assert re.findall(r"^    (parabolic tune .*)$", planned, re.MULTILINE) == commands
     save_preset(Preset("er-seq-cifar10", "sgd"))
     code, out, err = parabolic("paper", "main", "--tuned", "--show")
     assert (code, out) == (2, "")
     assert "preset 'er-seq-cifar10': got 'sgd', expected the learner er" in err
+
+
+def by_hand(folder, name, text):
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.toml").write_text(text)
+
+
+def test_the_column_says_on_what_a_row_is_run_and_not_the_preset(folder):
+    settings = 'memory = 64\nseed = 7\nstream = "seq-blobs"\nvalidation = 0.1\ncorruption = "uniform"\nreplay = "48"'
+    by_hand(folder, "er-seq-cifar100", f'learner = "er"\n[settings]\nlr = "0.2"\n{settings}\nbatch = 16')
+    for name in ("main", "corrupt", "small_buffers"):
+        for setting in paper_tables()[name].settings:
+            for seed, spec in enumerate(setting.specs("ER", 2, tuned=True)):
+                assert (spec.stream, spec.memory, spec.seed) == (setting.stream, setting.memory, seed)
+                assert spec.scenario == dict(setting.scenario)
+                assert (spec.batch, spec.options) == (16, {"lr": 0.2, "replay": min(48, setting.memory)})
+
+
+def test_a_stand_in_recalls_as_many_as_its_preset_says_and_as_its_memory_holds(folder):
+    small = paper_tables()["small_buffers"]  # of 50, 100 and 150, and a fifth of it
+    for said, recalled in (("", [10, 10, 10]), ("replay = 5", [5, 5, 5]), ("replay = 24", [10, 20, 24])):
+        by_hand(folder, "obc-seq-digits", f'learner = "obc"\n[settings]\nlr = 0.1\n{said}')
+        specs = [setting.specs("ER-OBC", 1, quick=True, tuned=True)[0] for setting in small.settings]
+        assert [spec.options["replay"] for spec in specs] == recalled
+
+
+@pytest.mark.parametrize("study", ["", "trials = 30", "trials = 'many'\nseeds = [1]", "seeds = '3'"])
+def test_presets_that_were_written_by_hand_took_no_trials_whatever_they_say(parabolic, folder, study):
+    by_hand(folder, "er-seq-cifar10", f'learner = "er"\n[settings]\nlr = 0.1\n[study]\n{study}')
+    code, out, err = parabolic("paper", "main", "--tuned", "--learners", "er", "--seeds", "1", "--show")
+    assert (code, err) == (0, "")
+    assert "The presets say of no trials" in out
+    assert "held-out" not in out
+    assert "    parabolic tune --learners er --stream seq-cifar100 --memory 1000\n" in out
+    study = "trials = [1, 2]\nseeds = '3'"  # what is no number of seeds is not told
+    by_hand(folder, "er-seq-cifar10", f'learner = "er"\n[settings]\nlr = 0.1\n[study]\n{study}')
+    assert "the best of 2 trials on held-out" in parabolic("paper", "main", "--tuned", "--learners", "er", "--show")[1]
+
+
+def test_rows_that_are_not_in_a_table_are_not_explained_below_it(parabolic):
+    told = "“PCL (text)” is the paper's Algorithm 1"
+    assert told in parabolic("paper", "main", "--learners", "pcl", "--show")[1]
+    for others in (("--tuned", "--learners", "pcl"), ("--learners", "er")):
+        assert told not in parabolic("paper", "main", *others, "--show")[1]
 
 
 def test_tuned_runs_are_found_among_records_until_they_are_tuned_anew(parabolic, tuned, tmp_path, monkeypatch):

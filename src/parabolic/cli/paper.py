@@ -85,6 +85,7 @@ def paper(
     if dry_run:
         alike, at_once = _like_here(store, device, workers) if engine == "local" else (iter(store), workers or 1)
         _tell_plans(selection.plans(store, Estimates(alike)), at_once, format)
+        _tell(_without_presets(selection), aloud=format != "json")
         return
     there = {spec.key: run for spec in selection.runs if (run := store.find(spec)) is not None}
     bounds = {spec.seed: rows for spec in selection.bounds if (rows := find_bounds(spec, store)) is not None}
@@ -108,13 +109,17 @@ def paper(
         kept = sum(is_record(each) for each in found.values())
         told = f"{len(found)} runs, {len(there) - kept + outcome.reused} of them already there ({runs})"
         print(f"{told}, {kept} records" if kept else told)
-    console = Console(stderr=not aloud, soft_wrap=True, highlight=False, markup=False)
     again = "the same command" + (" without --show" if show_only else "")
-    for line in (*_in_words(missing, selection, again), *_without_presets(selection)):
-        console.print(line)
-    for place, reason in store.records.unreadable().items():
-        console.print(f"Cannot be read: {place} ({reason})")
+    unreadable = [f"Cannot be read: {place} ({reason})" for place, reason in store.records.unreadable().items()]
+    _tell([*_in_words(missing, selection, again), *_without_presets(selection), *unreadable], aloud=aloud)
     close_grid(outcome, store)
+
+
+def _tell(lines: list[str], *, aloud: bool) -> None:
+    """Print lines below a table, or where they do not get into what another program reads."""
+    console = Console(stderr=not aloud, soft_wrap=True, highlight=False, markup=False)
+    for line in lines:
+        console.print(line)
 
 
 def _in_words(missing: Missing, selection: Selection, again: str) -> list[str]:

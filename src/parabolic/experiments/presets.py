@@ -73,7 +73,8 @@ class Preset:
                 RunSpec.from_settings(self.learner, own, **meant)
             except InputError as error:
                 raise InputError(f"preset {self.name!r}: {error}") from error
-        return RunSpec.from_settings(self.learner, {**own, **(settings or {})}, **(meant | given))
+        kept = {name: text for name, text in own.items() if name not in given}
+        return RunSpec.from_settings(self.learner, {**kept, **(settings or {})}, **(meant | given))
 
 
 def known_presets() -> dict[str, Path]:

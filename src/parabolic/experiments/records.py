@@ -18,6 +18,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from parabolic import metrics
 from parabolic.checks import Description, invalid
 from parabolic.experiments.spec import RunSpec
@@ -89,7 +91,10 @@ class Records:
         return runs, damaged
 
     def _files(self) -> list[Path]:
-        each = (sorted(place.glob("*.jsonl")) if place.suffix != ".jsonl" else [place] for place in self.places)
+        each = (
+            [place] if place.suffix == ".jsonl" or place.is_file() else sorted(place.glob("*.jsonl"))
+            for place in self.places
+        )
         return [path for files in each for path in files]
 
 
@@ -136,21 +141,31 @@ def is_record(run: Record) -> bool:
 def write_records(runs: Iterable[Record], path: Path) -> int:
     """Merge runs into a file of records, whole or not at all; of the same run the newer stays. Returns how many it has.
 
-    A file with a line that cannot be read is left as it is: what the line was to tell would be lost.
+    Processes that merge into one file wait for each other. A file with a line that cannot be read is left as it is:
+    what the line was to tell would be lost.
     """
+    with disk_errors("--records", path.parent, "free some space or name another file"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_name(f".{path.name}.lock")):
+            merged = {record.key: record for record in _undamaged(path)}
+            for record in runs:
+                if _newer(record, merged.get(record.key)):
+                    merged[record.key] = record
+            lines = [
+                json.dumps(_short(merged[key]), ensure_ascii=False, separators=(",", ":")) for key in sorted(merged)
+            ]
+            write_text(path, "".join(f"{line}\n" for line in lines))
+    return len(lines)
+
+
+def _undamaged(path: Path) -> Records:
+    """What a file has, if it is there; one with a line that cannot be read is refused."""
     there = Records(path) if path.exists() else Records()
     if damaged := there.unreadable():
         place, reason = next(iter(damaged.items()))
         got = Description(f"{place} ({reason})")
         raise invalid("--records", got, "a file of records", "mend or remove the line, or name another file")
-    merged = {record.key: record for record in there}
-    for record in runs:
-        if _newer(record, merged.get(record.key)):
-            merged[record.key] = record
-    lines = [json.dumps(_short(merged[key]), ensure_ascii=False, separators=(",", ":")) for key in sorted(merged)]
-    with disk_errors("--records", path.parent, "free some space or name another file"):
-        write_text(path, "".join(f"{line}\n" for line in lines))
-    return len(lines)
+    return there
 
 
 def _newer(one: Record, other: Record | None) -> bool:
@@ -168,7 +183,7 @@ def _short(record: Record) -> dict[str, Any]:
     if around.get("device") != "cpu":
         around.pop("processor", None)  # it is not what trained
     if "command" in around:  # where folders lie on one machine says nothing on another
-        around["command"] = re.sub(r"(?<![\w.~:/])/(?:[^\s/=]+/)*", "", around["command"])
+        around["command"] = re.sub(r"(?<![\w.~:/])/(?:[^\s/=]+/)*", "", str(around["command"]))
     return {**told, "environment": around}
 
 

@@ -77,6 +77,7 @@ class RunSpec:
         RunSpec(learner='er', ..., batch=16, ..., options={'lr': 0.05}, scenario={'corruption': 'uniform'})
         """
         fields, options, scenario = options_of(cls), cls.learner_options(learner), options_of(Scenario)
+        del fields["learner"]  # it decides what the settings are
         values = {name: parse_option(scenario | options | fields, name, text) for name, text in settings.items()}
         given |= {name: value for name, value in values.items() if name in fields}
         given["options"] = {name: value for name, value in values.items() if name in options}

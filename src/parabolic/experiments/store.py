@@ -188,10 +188,15 @@ def checked(kept: Kept) -> Kept:
 
 def _check(record: Record) -> None:
     """Refuse what no run has written: files are edited by hand, and disks fail."""
-    parts = (record.metrics, record.environment)
+    spec = {"options": {}, "scenario": {}, **record.spec}  # there were none at first
+    if not (isinstance(spec.get("backbone"), str) and isinstance(spec.get("epochs"), int) and spec["epochs"] > 0):
+        raise ValueError("its spec is none of a run that was trained")
+    parts = (record.metrics, record.environment, spec["options"], spec["scenario"])
     rows = [record.train_seconds, record.test_seconds, *record.accuracy]
     if not (record.accuracy and all(record.accuracy) and all(isinstance(each, Mapping) for each in parts)):
         raise ValueError("its parts are not those of a run")
+    if [len(row) for row in record.accuracy] != list(range(1, len(record.accuracy) + 1)):
+        raise ValueError("it has not an accuracy for each task that was seen")
     numbers = [*record.metrics.values(), *(value for row in rows for value in row)]
     told = {"acc", "aaa", "forgetting"} <= set(record.metrics)
     if not (told and all(isinstance(each, int | float) and math.isfinite(each) for each in numbers)):

@@ -152,6 +152,16 @@ class Strategy(SupervisedTemplate):  # type: ignore[misc]
         """The loss of these scores."""
         return self.learner.error(self.mb_output, self.mb_y)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """How it is pickled: by its learner, where the class was made here and no module has it under its name."""
+        how, arguments, *state = super().__reduce_ex__(protocol)
+        return (_blank, (self.kind,), *state) if type(self) is _made.get(self.kind) else (how, arguments, *state)
+
+
+def _blank(kind: type[Learner]) -> Strategy:
+    """The strategy of a learner, to be filled from a pickle."""
+    return object.__new__(strategy_of(kind))
+
 
 def _constructor(kind: type[Learner]) -> Callable[..., None]:
     """A constructor with the learner's options among its arguments: Avalanche refuses what it cannot read there."""
@@ -183,6 +193,8 @@ def strategy_of(learner: str | type[Learner]) -> type[Strategy]:
     Those of this package can be imported too: `from parabolic.integrations.avalanche import ER, DERpp`.
     """
     kind = find_learner(learner) if isinstance(learner, str) else learner
+    if not (isinstance(kind, type) and issubclass(kind, Learner)):
+        raise invalid("learner", kind, "a subclass of parabolic.Learner, or the name of one")
     if kind.sees_all:
         raise invalid("learner", kind.name, "a learner of streams", "Avalanche has JointTraining for this")
     if kind not in _made:
@@ -190,7 +202,7 @@ def strategy_of(learner: str | type[Learner]) -> type[Strategy]:
     return _made[kind]
 
 
-_made: dict[type[Learner], type[Strategy]] = {PCL.kind: PCL}  # one class for each learner, for a pickle to find
+_made: dict[type[Learner], type[Strategy]] = {PCL.kind: PCL}  # one class for each learner
 
 
 def __getattr__(name: str) -> Any:
@@ -214,6 +226,8 @@ class _Batches:
 
 def _check_model(model: nn.Module) -> None:
     """Refuse a network that Avalanche would change between experiences, or that must be told the task."""
+    if not isinstance(model, nn.Module):
+        raise invalid("model", model, "a torch.nn.Module")
     for name, module in model.named_modules():
         if isinstance(module, DynamicModule):
             got = Description(f"{type(module).__name__} in {name or 'its place'}")
@@ -221,8 +235,11 @@ def _check_model(model: nn.Module) -> None:
             raise invalid("model", got, "a network that stays as it is", remedy)
 
 
-def _adopted(optimizer: torch.optim.Optimizer, options: Mapping[str, Any]) -> dict[str, Any]:
+def _adopted(optimizer: object, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options by which a learner takes an optimiser that is there already."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        remedy = "for example torch.optim.SGD(model.parameters(), lr=0.1)"
+        raise invalid("optimizer", optimizer, "one of torch, over the model's weights, or None", remedy)
     if "lr" in options:
         raise invalid("lr", options["lr"], "none beside an optimizer", "the optimizer has its own")
     return {"optimizer": partial(_adopt, optimizer), "lr": float(optimizer.param_groups[0]["lr"])}

@@ -199,4 +199,5 @@ LATEX = {
 
 
 def _latex(text: str) -> str:
-    return "".join(LATEX.get(letter, letter) for letter in text)
+    parts = ("".join(LATEX.get(letter, letter) for letter in part) for part in text.split("--"))
+    return "-{}-".join(parts)  # of an option such as --show: it would be set as one dash

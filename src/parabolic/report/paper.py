@@ -49,7 +49,7 @@ def _of_runs(selection: Selection, name: str, records: Mapping[str, Record]) -> 
                 cells.append(Cell(by_seed(found, metric), selection.seeds, figure.value if figure else None))
             used |= {record.key: record for record in found}
         rows[row] = cells
-    notes = [table.note] if table.note else []
+    notes = [note for note in (table.note, *(table.also.get(row) for row in rows)) if note]
     if "seconds" in table.metrics and used:
         notes.append(f"Ours are of {_several({hardware(record) for record in used.values()})}.")
     notes += [QUICK] if selection.quick else []
@@ -64,14 +64,18 @@ def _of_runs(selection: Selection, name: str, records: Mapping[str, Record]) -> 
 def _of_tuning(tuning: Tuning) -> list[str]:
     """How the values of a tuned table were found, and whether alike for all."""
     said = []
-    if tuning.effort is not None:
+    if tuning.effort is not None and tuning.effort.trials:
         how = f"Tuned: of each method the best of {tuning.effort} on held-out training examples of its stream"
         said.append(f"{how} (presets LEARNER-STREAM); the paper's figures are of published values.")
+    elif tuning.effort is not None:
+        said.append("The presets say of no trials; the paper's figures are of published values.")
     if tuning.unlike:
         told = ", ".join(f"{name} ({effort})" for name, effort in sorted(tuning.unlike.items()))
         said.append(f"Not as much was tried for each: {told}.")
     plus = {preset.name: preset.about for preset in tuning.plus.values() if preset is not None}
-    said += [f"{PLUS} is the preset {name}: {about or 'nothing is said of it'}." for name, about in plus.items()]
+    said += [
+        f"{PLUS} is the preset {name}: {about.rstrip('.') or 'nothing is said of it'}." for name, about in plus.items()
+    ]
     return said
 
 
@@ -131,6 +135,7 @@ def _of_bounds(selection: Selection, measured: Mapping[int, Rows]) -> list[Resul
         broken = sum(statement in row["violations"] for row in looks)
         notes = [f"The loss on the task, all classes competing, breaks the bound in {broken} of {len(looks)} cases."]
         notes += [QUICK] if selection.quick else []
+        notes += _of_tuning(Tuning.of(selection, ["bounds"])) if selection.tuned else []
         why = OTHER_DATA if selection.quick else "the paper gives no deviations"
         title = f"{table.title}, tuned" if selection.tuned else table.title
         made.append(Results(f"bounds.{name}", title, columns, rows, notes, "loss", incomparable=why))

@@ -27,14 +27,14 @@ def stand_in(spec: RunSpec) -> RunSpec:
     >>> stand_in(RunSpec(learner="er", stream="seq-cifar100", memory=600))  # doctest: +ELLIPSIS
     RunSpec(learner='er', stream='seq-digits', memory=120, ..., scenario={'tasks': 2})
     """
-    options, scenario = dict(spec.options), {**spec.scenario, **STREAMS[spec.stream]}
+    options, scenario, memory = dict(spec.options), {**spec.scenario, **STREAMS[spec.stream]}, spec.memory // SHRINK
     recalled = RunSpec.learner_options(spec.learner).get("replay")
     if recalled is not None and recalled.default:  # GEM's is 0, for all that is kept
-        options["replay"] = BATCH
+        options["replay"] = min(options.get("replay", BATCH), memory)  # a preset may say how many
     if sizes := scenario.pop("class_sizes", None):  # paper-normal, paper-reversed or paper-random
         scenario |= {"imbalance": 2.0, "imbalance_order": sizes.removeprefix("paper-")}
     return dataclasses.replace(
-        spec, stream=STREAM, backbone=BACKBONE, memory=spec.memory // SHRINK, options=options, scenario=scenario
+        spec, stream=STREAM, backbone=BACKBONE, memory=memory, options=options, scenario=scenario
     )
 
 

@@ -15,7 +15,6 @@ from parabolic.experiments.paper.quick import STREAM, stand_in
 from parabolic.experiments.presets import Preset, known_presets, load_preset
 from parabolic.experiments.spec import RunSpec
 from parabolic.learners.pcl import ABLATIONS
-from parabolic.options import write_option
 from parabolic.statistics import Summary
 
 __all__ = ["METHODS", "PLUS", "SEEDS", "Figure", "Method", "PaperTable", "Setting", "paper_tables"]
@@ -113,12 +112,12 @@ class Setting:
         preset = METHODS[row].tuned(stream)
         if preset is None:
             return None
-        settings = dict(ABLATIONS.get(row, {}))  # an ablation is one of the tuned method
-        if preset.settings.get("replay", 0) > self.memory:  # it was made for a larger one
-            settings["replay"] = self.memory
-        texts = {name: write_option(value) for name, value in settings.items()}
-        spec = preset.spec(texts, stream=self.stream, memory=self.memory)
-        return replace(spec, scenario={**spec.scenario, **self.scenario})
+        spec = preset.spec(stream=self.stream)
+        options = {**spec.options, **ABLATIONS.get(row, {})}  # an ablation is one of the tuned method
+        if options.get("replay", 0) > self.memory:  # it was made for a larger one
+            options["replay"] = self.memory
+        # On what a row is run its column says, whatever the preset was made for.
+        return replace(spec, memory=self.memory, options=options, scenario=self.scenario)
 
 
 @dataclass(frozen=True)
@@ -146,7 +145,7 @@ class PaperTable:
     metrics: Sequence[str] = ("aaa", "acc")
     underlines: bool = True  # the second best of each column
     note: str = ""
-    also: Sequence[str] = ()  # rows that the paper does not have: of ours alone, and not tuned
+    also: Mapping[str, str] = field(default_factory=dict)  # rows of ours alone, and not tuned; and what each is
 
     def of(self, learners: Sequence[str] | None, *, tuned: bool = False) -> list[str]:
         """The rows of some learners, or all, and ours among them."""

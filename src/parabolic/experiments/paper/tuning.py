@@ -31,8 +31,10 @@ class Effort:
     @classmethod
     def of(cls, preset: Preset) -> Effort:
         """What the preset's record of its study says; one that was written by hand took no trials."""
-        trials = preset.study.get("trials", [])
-        return cls(len(trials), preset.study.get("seeds", 1)) if isinstance(trials, list) and trials else cls(0, 0)
+        trials, seeds = (preset.study.get(name) for name in ("trials", "seeds"))
+        if not (isinstance(trials, list) and trials):
+            return cls(0, 0)
+        return cls(len(trials), seeds if isinstance(seeds, int) else 1)
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ class Tuning:
         """What would make the presets that are missing, in the way in which most of the others were made."""
         memory = Setting("").memory // (SHRINK if self.quick else 1)
         like = next((each.study for each in self.presets.values() if Effort.of(each) == self.effort), {})
-        told = {"trials": len(like.get("trials", ())), **{name: like.get(name) for name in ("seeds", "validation")}}
+        spent = self.effort or Effort(0, 0)
+        told = {"trials": spent.trials, "seeds": spent.seeds, "validation": like.get("validation")}
         alike = "".join(f" --{name} {value}" for name, value in told.items() if value)
         return [
             f"parabolic tune --learners {','.join(learners)} --stream {stream} --memory {memory}{alike}"

@@ -52,7 +52,7 @@ def of_scene(scene: Scene) -> TableView:
 
 def of_paper(finds: Finds, store: Store) -> list[TableView]:
     """The paper's tables in which there is something of ours: as they are, tuned, and those of `--quick` likewise."""
-    made, presets = [], tuple((path, path.stat().st_mtime_ns) for path in known_presets().values())
+    made, presets = [], tuple((path, path.stat().st_mtime_ns) for path in known_presets().values() if path.exists())
     for quick, tuned in product((False, True), repeat=2):
         try:
             wanted = _specs(quick, presets if tuned else None)
