@@ -17,6 +17,10 @@ def chromium():
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
+class Reloaded(Exception):
+    """The page that was asked is no longer there: it has loaded again."""
+
+
 class Browser:
     """A page in a browser of its own; all that it asks for and all that it complains of is noted."""
 
@@ -67,6 +71,8 @@ class Browser:
         while True:
             told = self._next(60)
             if told.get("id") == self.number:
+                if "context" in told.get("error", {}).get("message", "") or "navigated" in str(told.get("error")):
+                    raise Reloaded(told["error"])
                 assert "error" not in told, told["error"]
                 return told["result"]
             self.events.append(told)
@@ -93,9 +99,15 @@ class Browser:
     def until(self, script, seconds=60):
         """Wait until an expression holds."""
         end = time.monotonic() + seconds
-        while not self.do(script):
+        while not self._holds(script):
             assert time.monotonic() < end, script
             time.sleep(0.05)
+
+    def _holds(self, script):
+        try:
+            return self.do(script)
+        except Reloaded:
+            return False
 
     def draw_all(self):
         """Let the page draw every chart that is not hidden, as scrolling through it would."""
