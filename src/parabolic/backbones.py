@@ -17,7 +17,18 @@ from parabolic.checks import check_name, invalid
 from parabolic.convolution import convolve
 from parabolic.plugins import load_object
 
-__all__ = ["BACKBONES", "MLP", "Block", "ConvNet", "Convolution", "Norm", "ResNet18", "Stem", "make_backbone"]
+__all__ = [
+    "BACKBONES",
+    "MLP",
+    "Block",
+    "ConvNet",
+    "Convolution",
+    "Norm",
+    "ResNet18",
+    "Stem",
+    "in_transform",
+    "make_backbone",
+]
 
 
 class MLP(nn.Sequential):

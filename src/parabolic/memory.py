@@ -10,6 +10,7 @@ from torch import Generator, Tensor
 from torch.nn.functional import pad
 
 from parabolic.checks import Description, check_number, invalid
+from parabolic.states import refill
 
 __all__ = ["Batch", "ClassBalanced", "EqualShares", "Memory", "distinct", "equal_shares", "half_by_loss"]
 
@@ -253,8 +254,7 @@ class ClassBalanced(Memory):
         if len(state[own[0]]):
             self._reserve(len(state[own[0]]), state[own[0]].device)
         for name, mine in zip(own, (self._seen, self._full), strict=True):
-            mine[: len(state[name])].copy_(state[name])
-            mine[len(state[name]) :].zero_()
+            refill(mine, state[name])
 
 
 class EqualShares(Memory):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from parabolic.checks import Description, InputError, invalid
 
-__all__ = ["Damaged", "pack_state", "read_state", "same_state"]
+__all__ = ["Damaged", "pack_state", "read_state", "refill", "same_state"]
 
 VERSION = 2  # since memories know when examples arrived; a digest is written and found in the same way in all versions
 BLANK = "0" * 64
@@ -81,6 +81,18 @@ def same_state(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(same_state, one, other))
     return type(one) is type(other) and bool(one == other)
+
+
+def refill(target: Tensor, values: Tensor) -> None:
+    """Make `values` the beginning of a tensor, and the rest of it zeros, in place; it may be its own values.
+
+    >>> seen = torch.tensor([5, 5, 5])
+    >>> refill(seen, torch.tensor([1, 2]))
+    >>> seen
+    tensor([1, 2, 0])
+    """
+    target[: len(values)].copy_(values)
+    target[len(values) :].zero_()
 
 
 def _bytes(tensor: Tensor) -> bytes:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from parabolic.backbones import in_transform
 from parabolic.checks import check_name
 
 __all__ = ["PRECISIONS", "computing_in", "numerics"]
@@ -57,7 +58,7 @@ class _Half:
             for name, weight in module._parameters.items()
             if weight is not None and weight.dtype == torch.float32
         ]
-        if torch._C._are_functorch_transforms_active():
+        if in_transform():
             places = []  # there autocast does it
         cast = torch.autocast("cuda", torch.bfloat16)
         cast.__enter__()

@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 from parabolic.checks import invalid
 from parabolic.learners.learner import ReplayLearner
 from parabolic.options import option
+from parabolic.states import refill
 
 __all__ = ["BalancedLearner"]
 
@@ -61,10 +62,8 @@ class BalancedLearner(ReplayLearner):
         """Go on from the state of another learner of the same kind, model and memory size."""
         super().load_state_dict(state)
         if self.balance:
-            known = len(state["shares"])
-            self._reserve(known)
-            self.shares[:known].copy_(state["shares"])
-            self.shares[known:].zero_()
+            self._reserve(len(state["shares"]))
+            refill(self.shares, state["shares"])
 
     def _reserve(self, outputs: int) -> None:
         if outputs > len(self.shares):

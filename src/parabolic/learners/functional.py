@@ -7,7 +7,24 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-__all__ = ["only", "scores_by"]
+__all__ = ["answers_by", "only", "scores_by"]
+
+
+@torch.no_grad()
+def answers_by(weights: Mapping[str, Tensor], model: nn.Module, x: Tensor) -> Tensor:
+    """What the model predicts by other weights and buffers, those that are not named being its own.
+
+    >>> model = nn.Sequential(nn.Dropout(), nn.Linear(1, 1))
+    >>> answers_by({"1.weight": torch.ones(1, 1), "1.bias": torch.zeros(1)}, model, torch.ones(1, 1)), model.training
+    (tensor([[1.]]), True)
+    """
+    training = model.training
+    model.eval()
+    try:
+        scores: Tensor = torch.func.functional_call(model, dict(weights), (x,))
+    finally:
+        model.train(training)
+    return scores
 
 
 def scores_by(weights: Mapping[str, Tensor], model: nn.Module, x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Generator, Tensor, nn
 from parabolic.checks import Description, InputError, check_finite, check_name, check_number, invalid
 from parabolic.learners.average import WeightAverage
 from parabolic.learners.criterion import Criterion, find_criterion
+from parabolic.learners.functional import answers_by
 from parabolic.learners.head import check_head, follow, last_linear, widen
 from parabolic.memory import Batch, Memory
 from parabolic.options import check_options, option, options_of
@@ -228,17 +229,10 @@ class Learner:
         """Raw examples as inputs of the model, as for prediction."""
         return self._inputs(x, augment=False)
 
-    @torch.no_grad()
     def scores_at(self, inputs: Tensor) -> Tensor:
         """The scores of every class for inputs of the model, by the averaged weights where there are any."""
         with self.lock:
-            training = self.model.training
-            self.model.eval()
-            try:
-                scores: Tensor = torch.func.functional_call(self.model, self.predicting_weights(), (inputs,))
-            finally:
-                self.model.train(training)
-        return scores
+            return answers_by(self.predicting_weights(), self.model, inputs)
 
     def predicting_weights(self) -> dict[str, Tensor]:
         """The weights and buffers that predict in place of the model's own, by name."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from parabolic.checks import invalid
 from parabolic.learners.balance import BalancedLearner
+from parabolic.learners.functional import answers_by
 from parabolic.learners.learner import join
 from parabolic.learners.pairing import PAIRINGS
 from parabolic.memory import Batch, half_by_loss
@@ -123,19 +124,13 @@ class PCL(BalancedLearner):
             raw, batch = ({name: value[rows] for name, value in each.items()} for each in (raw, batch))
         super().remember(raw, batch)
 
-    @torch.no_grad()
     def _asked(self, points: Tensor) -> Tensor:
         """What the averaged weights answer at points of a path."""
         assert self.averaged is not None
         inner = "" if self.embed is None else "body."
         named = self.averaged.weights.items()
         weights = {name.removeprefix(inner): value for name, value in named if name.startswith(inner)}
-        self.body.eval()
-        try:
-            scores: Tensor = torch.func.functional_call(self.body, weights, (points,))
-        finally:
-            self.body.train()
-        return scores
+        return answers_by(weights, self.body, points)
 
     def _bridge(self, start: Tensor, end: Tensor, sigma: float | Tensor) -> Tensor:
         return bridge(

@@ -17,6 +17,7 @@ from parabolic.learners.layout import Layout
 from parabolic.learners.learner import Batches, ReplayLearner, join
 from parabolic.memory import Batch
 from parabolic.options import option
+from parabolic.states import refill
 
 __all__ = ["VRMCL"]
 
@@ -167,8 +168,7 @@ class VRMCL(ReplayLearner):
         if len(state["seen"]) > len(self.seen):
             self._reserve(len(state["seen"]))
         for name in ("current", "seen"):
-            getattr(self, name)[: len(state[name])].copy_(state[name])
-            getattr(self, name)[len(state[name]) :].zero_()
+            refill(getattr(self, name), state[name])
         self.tasks = int(state["tasks"])
 
     def _reserve(self, classes: int) -> None:
