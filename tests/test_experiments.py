@@ -4,12 +4,17 @@ import dataclasses
 import errno
 import json
 import os
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import parabolic
 from parabolic import InputError, RunSpec, Store, run
 from parabolic.experiments import Record, execute
+from parabolic.experiments.run import environment
 from parabolic.learners import ER
 
 SPEC = RunSpec(learner="sgd", options={"lr": 0.05})
@@ -151,3 +156,17 @@ def test_settings_are_texts_of_any_field_or_option():
 def test_records_are_plain_json(tmp_path):
     record = execute(SPEC, device="cpu")
     assert Record(**json.loads(json.dumps(dataclasses.asdict(record)))) == record
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        ("/usr/local/bin/parabolic", "parabolic run --seed 1"),
+        (str(Path(parabolic.__file__).with_name("__main__.py")), "parabolic run --seed 1"),  # python -m parabolic
+        ("mine.py", "mine.py run --seed 1"),
+        ("mine/__main__.py", "mine/__main__.py run --seed 1"),
+    ],
+)
+def test_a_record_tells_the_command_as_anyone_would_type_it(program, told, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [program, "run", "--seed", "1"])
+    assert environment(torch.device("cpu"))["command"] == told

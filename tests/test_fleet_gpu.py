@@ -155,7 +155,15 @@ def test_a_fleet_that_starts_again_is_a_new_one(name):
         same(one, other)
 
 
-@pytest.mark.parametrize("optimizer", ["Adam", "AdamW", "RMSprop", "Adagrad"])
+@pytest.mark.parametrize("name", sorted(known_learners()))
+def test_captured_steps_that_are_repeated_are_the_eager_ones(name):
+    with numerics("bf16"):
+        eager, _ = go([make(name, 0, "residual", "bf16", repeats=2)], captured=False)
+        fleet, _ = go([make(name, 0, "residual", "bf16", repeats=2)], captured=True)
+    same(eager.learners[0], fleet.learners[0])
+
+
+@pytest.mark.parametrize("optimizer", ["SGD(momentum=0.5)", "Adam", "AdamW(weight_decay=0.1)", "RMSprop", "Adagrad"])
 def test_other_optimisers(optimizer):
     """Captured where they can be; else the step goes on eagerly, with a warning, as if nothing had been tried."""
     with numerics("fp32"):

@@ -100,6 +100,66 @@ def test_er_learns_the_batch_and_the_recalled_together():
         assert torch.allclose(a, b, atol=1e-12)
 
 
+@pytest.mark.parametrize("cls", [SGD, ER, PCL])
+def test_repeats_are_steps_on_one_batch_which_is_kept_once(cls):
+    class Unhurried(cls):
+        """Repeats by hand: only the last step of a batch is remembered."""
+
+        kept = True
+
+        def remember(self, raw, batch):
+            if self.kept:
+                super().remember(raw, batch)
+
+        def slowly(self, x, y, times):
+            for i in range(times):
+                self.kept = i == times - 1
+                loss = self.step(x, y)
+            return loss
+
+    memory = {} if cls is SGD else {"memory": 20, "replay": 5}
+    ours, theirs = (kind(net(), lr=0.05, average=0.9, **memory) for kind in (cls, Unhurried))
+    ours.repeats = 3
+    for x, y in batches(5):
+        assert torch.equal(ours.step(x, y), theirs.slowly(x, y, 3))
+    assert ours.steps == 5
+    assert same({**frozen(ours.state_dict()), "steps": 15}, frozen(theirs.state_dict()))
+
+
+def test_an_optimiser_is_named_with_its_arguments():
+    ours, theirs = net(), net()
+    learner = SGD(ours, lr=0.05, optimizer="SGD(momentum=0.9, weight_decay=1e-3, nesterov=True)")
+    other = SGD(
+        theirs, lr=0.05, optimizer=functools.partial(torch.optim.SGD, momentum=0.9, weight_decay=1e-3, nesterov=True)
+    )
+    for x, y in batches(5):
+        learner.observe(x, y)
+        other.observe(x, y)
+    assert same(frozen(learner.state_dict()), frozen(other.state_dict()))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("SDG", "expected one of .*: did you mean SGD|SGD"),
+        ("SGD(0.9)", "expected a class of torch.optim, its arguments by name"),
+        ("SGD(momentum=)", "plain values for its arguments"),
+        ("SGD(momentum=1 + x)", "plain values for its arguments"),
+        ("SGD(**{'momentum': 0.9})", "its arguments by name"),
+        ("SGD(momentum=0.9).step()", "its arguments by name"),
+        ("", "a class of torch.optim and plain values"),
+        ("Optimizer", "optimizer"),
+        ("SGD(lr=0.5)", "no lr among the arguments"),
+        ("SGD(moment=0.9)", "expected arguments that torch.optim.SGD takes.*moment"),
+        ("SGD(momentum=-1)", "expected arguments that torch.optim.SGD takes.*momentum"),
+        ("__import__('os').getcwd()", "its arguments by name"),
+    ],
+)
+def test_an_optimiser_that_cannot_be_made_is_refused(text, message):
+    with pytest.raises(InputError, match=message):
+        SGD(net(), optimizer=text)
+
+
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("average", [None, 0.9])
 def test_a_restored_learner_goes_on_bit_for_bit(name, average):

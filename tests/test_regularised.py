@@ -12,6 +12,7 @@ from torch.nn.functional import conv2d, cross_entropy, pad
 
 from parabolic import MLP, InputError, Stream, train
 from parabolic.backbones import ConvNet, ResNet18
+from parabolic.engine import computing_in, numerics
 from parabolic.learners import find_learner, fisher
 from parabolic.learners.ewc import EWC
 from parabolic.learners.fisher import squared_gradients
@@ -558,3 +559,20 @@ def test_a_step_on_a_gpu_waits_for_nothing_and_agrees_with_the_cpu(cls):
             learner.end_task(batches)
     for a, b in zip(models[0].state_dict().values(), models[1].state_dict().values(), strict=True):
         assert torch.allclose(a, b.cpu(), atol=1e-8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_squared_gradients_on_a_gpu_take_one_pass_and_agree_with_the_cpu(precision):
+    torch.manual_seed(0)
+    model = ResNet18((3, 8, 8), 4, width=8)
+    model(torch.randn(50, 3, 8, 8))
+    x, y, seen = torch.randn(20, 3, 8, 8), torch.randint(4, (20,)), []
+    expected = squared_gradients(model.eval(), x, y)
+    there = computing_in(model.cuda(), precision, channels_last=True)
+    there.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+    with numerics(precision):
+        ours = squared_gradients(there, x.cuda(), y.cuda())
+    assert seen == [20]  # and not example by example, as where our operations on a GPU would not be known
+    for a, b in zip(expected, ours, strict=True):
+        assert (a - b.cpu()).norm() < (1e-3 if precision == "fp32" else 0.1) * a.norm()

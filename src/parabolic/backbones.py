@@ -6,7 +6,9 @@ import functools
 import importlib.util
 import itertools
 import math
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -26,8 +28,9 @@ __all__ = [
     "Norm",
     "ResNet18",
     "Stem",
-    "in_transform",
+    "in_plain",
     "make_backbone",
+    "plainly",
 ]
 
 
@@ -145,7 +148,7 @@ class Norm(nn.BatchNorm2d):
     def _fused(self, x: Tensor) -> bool:
         """Whether the one operation can do it: by running statistics it has no gradient, and one value no deviation."""
         fits = x.is_cuda and x.is_contiguous(memory_format=torch.channels_last) and x.numel() > x.shape[1]
-        return fits and not in_transform() and (self.training or not torch.is_grad_enabled()) and has_triton()
+        return fits and not in_plain() and (self.training or not torch.is_grad_enabled()) and has_triton()
 
 
 class Convolution(nn.Conv2d):
@@ -161,7 +164,7 @@ class Convolution(nn.Conv2d):
     def _of(self, x: Tensor, weight: Tensor) -> Tensor:
         stride, padding = cast(tuple[int, int], self.stride), cast(tuple[int, int], self.padding)
         mixed = torch.is_autocast_enabled("cuda") and weight.dtype == torch.float32
-        if not x.is_cuda or mixed or not torch.is_grad_enabled() or in_transform():
+        if not x.is_cuda or mixed or not torch.is_grad_enabled() or in_plain():
             return F.conv2d(x, weight, None, stride, padding)
         return convolve(x.to(weight.dtype), weight, stride, padding)
 
@@ -178,9 +181,29 @@ class Stem(Convolution):
         return self._of(x, weight)
 
 
-def in_transform() -> bool:
-    """Whether a transform of torch.func is at work, which knows nothing of operations of our own."""
-    return bool(torch._C._are_functorch_transforms_active())
+class _Wish(threading.local):
+    plain = False
+
+
+_wish = _Wish()
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """For a while, and in this thread, let our networks consist of torch's own operations on their own weights.
+
+    It is for who looks at single operations, such as the gradients of single examples.
+    """
+    before, _wish.plain = _wish.plain, True
+    try:
+        yield
+    finally:
+        _wish.plain = before
+
+
+def in_plain() -> bool:
+    """Whether operations of our own are out of place: `plainly`, or in a transform of torch.func, which knows none."""
+    return _wish.plain or bool(torch._C._are_functorch_transforms_active())
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parabolic.backbones import in_transform
+from parabolic.backbones import in_plain
 from parabolic.checks import check_name
 
 __all__ = ["PRECISIONS", "computing_in", "numerics"]
@@ -58,7 +58,7 @@ class _Half:
             for name, weight in module._parameters.items()
             if weight is not None and weight.dtype == torch.float32
         ]
-        if in_transform():
+        if in_plain():
             places = []  # there autocast does it
         cast = torch.autocast("cuda", torch.bfloat16)
         cast.__enter__()

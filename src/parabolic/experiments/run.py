@@ -206,9 +206,15 @@ def environment(device: torch.device) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "command": shlex.join(["parabolic" if Path(sys.argv[0]).stem == "parabolic" else sys.argv[0], *sys.argv[1:]]),
+        "command": _command(),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _command() -> str:
+    """What was typed; the same for `parabolic` and `python -m parabolic`."""
+    program, ours = Path(sys.argv[0]), Path(__file__).parents[1] / "__main__.py"
+    return shlex.join(["parabolic" if program.stem == "parabolic" or program == ours else sys.argv[0], *sys.argv[1:]])
 
 
 def find_device(name: str) -> torch.device:

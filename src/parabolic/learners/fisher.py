@@ -14,6 +14,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, grad, vmap
 from torch.overrides import TorchFunctionMode
 
+from parabolic.backbones import plainly
 from parabolic.learners.gradients import trainable
 
 __all__ = ["squared_gradients"]
@@ -40,7 +41,7 @@ def squared_gradients(
             [1.2500, 4.0000]])]
     """
     weights = trainable(model)
-    with torch.enable_grad(), _Watch(weights, len(x)) as watch:
+    with torch.enable_grad(), plainly(), _Watch(weights, len(x)) as watch:
         scores = model(x)
     if watch.lost or len(watch.uses) < len(weights):
         return _one_by_one(model, x, y, loss)

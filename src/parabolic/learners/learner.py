@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
-from parabolic.checks import Description, InputError, check_finite, check_name, check_number, invalid
+from parabolic.checks import Description, InputError, check_finite, check_number, invalid
 from parabolic.learners.average import WeightAverage
 from parabolic.learners.criterion import Criterion, find_criterion
 from parabolic.learners.functional import answers_by
 from parabolic.learners.head import check_head, follow, last_linear, widen
+from parabolic.learners.optimizers import make_optimizer
 from parabolic.memory import Batch, Memory
 from parabolic.options import check_options, option, options_of
 
@@ -62,13 +63,16 @@ class Learner:
     model: nn.Module = dataclasses.field(kw_only=False)
     lr: float = option(0.1, "learning rate", above=0, tune="0.001:1:log")
     optimizer: str | Callable[..., torch.optim.Optimizer] = option(
-        "SGD", "a class of torch.optim, by name, or any factory called as factory(parameters, lr=lr)"
+        "SGD", "a class of torch.optim: SGD, SGD(momentum=0.9), or any factory called as factory(parameters, lr=lr)"
     )
     average: float | None = option(
         None,
         "decay of a moving average of the weights, kept for prediction (none: no average)",
         at_least=0,
         below=1,
+    )
+    repeats: int = option(
+        1, "how many steps are made on each batch, with draws of their own: what is recalled, crops, paths", at_least=1
     )
     clip_norm: float | None = option(None, "the largest norm of a gradient that is descended (none: no limit)", above=0)
     criterion: str | Criterion = "cross-entropy"
@@ -134,10 +138,11 @@ class Learner:
         with self.lock:
             if not self.model.training:
                 self.model.train()
-            recalled = self.recall()
-            batch = raw | {"x": self._inputs(x)}
-            loss = self.loss(batch, recalled)
-            self.descend(loss)
+            for _ in range(self.repeats):
+                recalled = self.recall()
+                batch = raw | {"x": self._inputs(x)}
+                loss = self.loss(batch, recalled)
+                self.descend(loss)
             self.remember(raw, batch)
             self.steps += 1
         return loss.detach()
@@ -361,9 +366,7 @@ class Learner:
     def _make_optimizer(self, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
         if not isinstance(self.optimizer, str):
             return self.optimizer(weights, lr=self.lr)
-        known = {name for name, value in vars(torch.optim).items() if isinstance(value, type)} - {"Optimizer"}
-        check_name("optimizer", self.optimizer, known)
-        made: torch.optim.Optimizer = getattr(torch.optim, self.optimizer)(weights, lr=self.lr)
+        made = make_optimizer(self.optimizer, weights, self.lr)
         for group in made.param_groups:
             if self.device.type == "cuda" and "capturable" in group:
                 group["capturable"] = True  # it then counts its steps on the device

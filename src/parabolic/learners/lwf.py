@@ -16,6 +16,7 @@ from parabolic.learners.functional import only
 from parabolic.learners.gradients import trainable
 from parabolic.learners.head import check_head, features, last_linear, widen
 from parabolic.learners.learner import Batches, Learner
+from parabolic.learners.optimizers import parse_optimizer
 from parabolic.memory import Batch
 from parabolic.options import option
 
@@ -48,7 +49,7 @@ class LwF(Learner):
     alpha: float = option(3.0, "weight of answering about old classes as before", at_least=0, tune="0.1:10:log")
     temperature: float = option(2.0, "how much the answers are softened (1: not at all)", above=0)
     warmup: int = option(1, "passes over a task's batches that warm up its new classes", at_least=0)
-    weight_decay: float = option(5e-4, "weight decay of an optimizer given by name", at_least=0)
+    weight_decay: float = option(5e-4, "weight decay of an optimizer that is named without its own", at_least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -115,7 +116,7 @@ class LwF(Learner):
 
     def _make_optimizer(self, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
         made = super()._make_optimizer(weights)
-        if isinstance(self.optimizer, str):  # one that the user made has the user's own
+        if isinstance(self.optimizer, str) and "weight_decay" not in parse_optimizer(self.optimizer)[1]:
             for group in made.param_groups:
                 group["weight_decay"] = self.weight_decay
         return made

@@ -1,0 +1,91 @@
+"""What each part of the preset pcl-plus adds: the whole, and the whole less one part, five seeds each.
+
+    python benchmarks/plus.py                    # the table of the runs that are on record: no GPU needed
+    python benchmarks/plus.py --train            # and train what is missing, after `parabolic data prepare cifar100`
+    python benchmarks/plus.py --stream seq-cifar10
+
+Each row is compared with the whole by Welch's test.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from parabolic.experiments import Record, RunSpec, run_grid
+from parabolic.experiments.presets import load_preset
+from parabolic.experiments.records import BackedStore, Records
+from parabolic.statistics import Summary, welch
+
+PARTS: dict[str, dict[str, Any]] = {
+    "pcl-plus": {},
+    "no balance of classes": {"balance": 0.0},
+    "no average of weights": {"average": None},
+    "no momentum": {"optimizer": "SGD"},
+    "no momentum, twice the learning rate": {"optimizer": "SGD", "lr": 0.1},
+    "one step a batch": {"repeats": 1},
+    "replay of 32": {"replay": 32},
+    "bridges of five points": {"times": 5},
+    "details as in the published code": {"variant": "reference"},
+    "targets half advised by the average": {"advice": 0.5},
+}
+BRIDGES = "no bridges (ER)"
+
+
+def rows(stream: str, memory: int, seeds: int) -> dict[str, list[RunSpec]]:
+    """The runs of each row, one a seed."""
+    whole = load_preset("pcl-plus").spec(stream=stream, memory=memory)
+    shared = {name: value for name, value in whole.options.items() if name in RunSpec.learner_options("er")}
+    first = {row: replace(whole, options={**whole.options, **options}) for row, options in PARTS.items()}
+    first[BRIDGES] = replace(whole, learner="er", options=shared)
+    return {row: [replace(spec, seed=seed) for seed in range(seeds)] for row, spec in first.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--stream", default="seq-cifar100")
+    parser.add_argument("--memory", type=int, default=1000)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--rows", help="some of them only: numbers, with commas between them")
+    parser.add_argument("--train", action="store_true", help="train what is missing")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where runs are kept")
+    asked = parser.parse_args()
+    table = rows(asked.stream, asked.memory, asked.seeds)
+    if asked.rows:
+        names = list(table)
+        table = {names[int(number)]: table[names[int(number)]] for number in asked.rows.split(",")}
+    store = BackedStore(asked.runs, Records.ours())
+    if asked.train:
+        for specs in table.values():  # by themselves, for the sake of their seconds
+            for failure in run_grid(specs, store, workers=0).failures:
+                print(failure.spec, failure.reason)
+    found = {row: [record for spec in specs if (record := store.find(spec))] for row, specs in table.items()}
+    Console(width=120).print(shown(found, f"{asked.stream}, memory {asked.memory}"))
+
+
+def shown(found: dict[str, list[Record]], title: str) -> Table:
+    table = Table("", "n", "AAA %", "less pcl-plus", "Acc %", "less pcl-plus", "forgetting", "s a run", title=title)
+    whole = next(iter(found.values()))
+    for row, records in found.items():
+        if len(records) < 2:
+            table.add_row(row, str(len(records)))
+            continue
+        cells = []
+        for metric in ("aaa", "acc"):
+            ours, best = (Summary.of([record.metrics[metric] for record in each]) for each in (records, whole))
+            gap = welch(ours, best)
+            cells += [f"{ours.mean:.1f} ± {ours.sd:.1f}"]
+            cells += ["" if records is whole else f"{gap.mean:+.1f} [{gap.low:+.1f}, {gap.high:+.1f}]"]
+        forgetting = Summary.of([record.metrics["forgetting"] for record in records])
+        seconds = sum(sum(record.train_seconds) for record in records) / len(records)
+        table.add_row(row, str(len(records)), *cells, f"{forgetting.mean:.1f}", f"{seconds:.1f}")
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Optimisers by a text, as options, presets and command lines can hold it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from parabolic.checks import check_name, invalid
+
+__all__ = ["make_optimizer", "parse_optimizer"]
+
+
+def make_optimizer(text: str, weights: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    """The optimiser that a text like `SGD` or `SGD(momentum=0.9)` names, over some weights.
+
+    >>> weights = list(nn.Linear(2, 2).parameters())
+    >>> make_optimizer("SGD(momentum=0.9, nesterov=True)", weights, lr=0.1).param_groups[0]["momentum"]
+    0.9
+    """
+    name, arguments = parse_optimizer(text)
+    try:
+        made: torch.optim.Optimizer = getattr(torch.optim, name)(weights, lr=lr, **arguments)
+    except (TypeError, ValueError) as error:
+        raise invalid("optimizer", text, f"arguments that torch.optim.{name} takes", f"it says: {error}") from error
+    return made
+
+
+def parse_optimizer(text: str) -> tuple[str, dict[str, Any]]:
+    """The class of torch.optim that a text names, and the arguments that it gives. Nothing of the text is run.
+
+    >>> parse_optimizer("AdamW(betas=(0.9, 0.99))")
+    ('AdamW', {'betas': (0.9, 0.99)})
+    """
+    remedy = "as in SGD or SGD(momentum=0.9)"
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+        given = node.keywords if isinstance(node, ast.Call) and not node.args else []
+        named = node.func if isinstance(node, ast.Call) and not node.args else node
+        arguments = {each.arg: ast.literal_eval(each.value) for each in given if each.arg is not None}
+    except (SyntaxError, ValueError) as error:
+        raise invalid("optimizer", text, "a class of torch.optim and plain values for its arguments", remedy) from error
+    if not isinstance(named, ast.Name) or len(arguments) < len(given):
+        raise invalid("optimizer", text, "a class of torch.optim, its arguments by name", remedy)
+    known = {name for name, value in vars(torch.optim).items() if isinstance(value, type)} - {"Optimizer"}
+    check_name("optimizer", named.id, known, remedy)
+    if "lr" in arguments:
+        raise invalid("optimizer", text, "no lr among the arguments", "it is an option of its own: lr")
+    return named.id, arguments
