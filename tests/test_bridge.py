@@ -38,6 +38,17 @@ def test_both_ends_are_hit_to_the_bit(shape, n, times, bridges, variant, dtype, 
     assert torch.equal(path[:, :, -1], b[:, None].expand(n, bridges, *shape))
 
 
+@pytest.mark.parametrize("variant", ["paper", "reference"])
+def test_common_noise_moves_all_coordinates_alike_and_has_the_law_of_one(variant):
+    a, b = torch.randn(2, 4, 3, 2, generator=generator(), dtype=torch.float64)
+    path = bridge(a, b, 0.5, 6, 2, variant=variant, common=True, generator=generator(1))
+    noise = path - bridge(a, b, 0.0, 6, 2)
+    one = bridge(torch.zeros(4, 1, dtype=a.dtype), torch.zeros(4, 1, dtype=a.dtype), 0.5, 6, 2, variant=variant,
+                 generator=generator(1))  # fmt: skip
+    assert torch.allclose(noise, one[..., None].expand_as(noise), atol=1e-14)
+    assert noise[:, :, 1:-1].abs().min() > 0
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("sigma", "horizon", "times"), [(1.0, 1.0, 5), (0.3, 1.0, 8), (2.0, 2.5, 6)])

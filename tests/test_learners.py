@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from parabolic import ER, MLP, PCL, SGD, InputError, Learner, Memory, ReplayLearner
 from parabolic.learners import find_learner, known_learners
+from parabolic.learners.average import WeightAverage
 from parabolic.learners.balance import BalancedLearner
 from parabolic.memory import distinct
 
@@ -231,6 +232,24 @@ def test_the_average_is_a_running_mean_that_only_prediction_uses(name):
     probe = torch.randn(9, 3)
     assert torch.allclose(averaged.scores(probe), model(probe), atol=1e-5)
     assert not torch.allclose(averaged.scores(probe), plain.scores(probe), atol=1e-3)
+
+
+@pytest.mark.parametrize("part", [1.0, 0.25, 0.1])
+@pytest.mark.parametrize(("decay", "steps"), [(0.9999, 600), (0.9, 600)])
+def test_an_average_lags_behind_by_the_part_it_spans(part, decay, steps):
+    """Behind weights that grow by one a step: by t / (1 + 1 / part), up to decay / (1 − decay)."""
+    model = nn.Linear(1, 1, bias=False).double()
+    average = WeightAverage(model, decay, part)
+    for t in range(steps + 1):
+        nn.init.constant_(model.weight, t)
+        average.update(model)
+    lag = steps - average.weights["weight"].item()
+    assert lag == pytest.approx(min(steps / (1 + 1 / part), decay / (1 - decay)), rel=0.02)
+
+
+def test_a_part_of_no_average_is_refused():
+    with pytest.raises(InputError, match="average_part: got 0.1, expected 1 without an average"):
+        SGD(net(), average_part=0.1)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,11 @@ __all__ = ["WeightAverage"]
 
 
 class WeightAverage:
-    """Averages of a model's weights and floating buffers, with decay min(1 − 1/(t + 1), `decay`) at update t = 0, 1, …
+    """Averages of a model's weights and floating buffers, that move by 1 / (1 + `part` · t) at update t = 0, 1, …
 
-    So it is the plain mean of the first 1 / (1 − decay) models and forgets exponentially from there on.
+    So it spans that part of the models so far, all alike with part 1, until it moves by 1 − `decay` at every update and
+    spans the last 1 / (1 − decay) of them. A small part serves streams of any length: what was in the beginning, when a
+    model knew nothing, is soon forgotten.
 
     >>> model = nn.Linear(1, 1, bias=False)
     >>> average = WeightAverage(model, decay=0.9)
@@ -26,16 +28,16 @@ class WeightAverage:
     3.0
     """
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
-        self.decay = decay
+    def __init__(self, model: nn.Module, decay: float, part: float = 1.0) -> None:
+        self.decay, self.part = decay, part
         self.weights = {name: value.detach().clone() for name, value in _averaged(model).items()}
-        # float64, as a share of 1 / (t + 1) must be exact for weights of any type.
+        # float64, as a share of 1 / (1 + part · t) must be exact for weights of any type.
         self.updates = torch.zeros((), dtype=torch.float64, device=next(iter(self.weights.values())).device)
 
     @torch.no_grad()
     def update(self, model: nn.Module, moves: Tensor | None = None) -> None:
         """Move towards the model as it is now; `moves`, a truth value on the device, may say not to (t goes on)."""
-        share = torch.clamp_min(1 / (self.updates + 1), 1 - self.decay)
+        share = torch.clamp_min(1 / (1 + self.part * self.updates), 1 - self.decay)
         if moves is not None:
             share = share * moves
         ours, theirs = list(self.weights.values()), list(_averaged(model).values())

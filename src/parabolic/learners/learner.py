@@ -71,6 +71,10 @@ class Learner:
         at_least=0,
         below=1,
     )
+    average_part: float = option(
+        1.0, "the part of all steps so far that the average spans while it is short of 1 / (1 − average) steps",
+        above=0, at_most=1,
+    )  # fmt: skip
     repeats: int = option(
         1, "how many steps are made on each batch, with draws of their own: what is recalled, crops, paths", at_least=1
     )
@@ -109,7 +113,9 @@ class Learner:
             raise invalid("criterion", self.criterion, "a loss of classes", remedy)
         self.generator = Generator(self.device).manual_seed(self.seed)
         self.optim = self._make_optimizer(weights)
-        self.averaged = None if self.average is None else WeightAverage(self.model, self.average)
+        if self.average_part != 1 and self.average is None:
+            raise invalid("average_part", self.average_part, "1 without an average", "set average=0.99, say")
+        self.averaged = None if self.average is None else WeightAverage(self.model, self.average, self.average_part)
         self.steps = 0
         self._example: tuple[torch.Size, torch.dtype] | None = None
 

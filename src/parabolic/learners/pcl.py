@@ -105,7 +105,9 @@ class PCL(BalancedLearner):
         scores = self.body(points)
         self.count(y, scores.shape[-1])
         label = self.error.points(y, scores.shape[-1], x.dtype)
-        target = self.error.fold(self._bridge(label, label[ends], sigma_y))[:, :, : len(self.weights)].flatten(0, 2)
+        # The published code draws one number for all classes.
+        labels = self._bridge(label, label[ends], sigma_y, common=self.variant == "reference")
+        target = self.error.fold(labels)[:, :, : len(self.weights)].flatten(0, 2)
         if self.advice:
             target = target.lerp(self.error.belief(self.tilted(self._asked(points))), self.advice)
         along = self.error.at_points(self.tilted(scores), target).view(used.shape[:3])
@@ -132,10 +134,10 @@ class PCL(BalancedLearner):
         weights = {name.removeprefix(inner): value for name, value in named if name.startswith(inner)}
         return answers_by(weights, self.body, points)
 
-    def _bridge(self, start: Tensor, end: Tensor, sigma: float | Tensor) -> Tensor:
+    def _bridge(self, start: Tensor, end: Tensor, sigma: float | Tensor, *, common: bool = False) -> Tensor:
         return bridge(
             start, end, sigma, self.times, self.bridges, horizon=self.horizon, variant=self.variant,
-            shared=self.shared, generator=self.generator,
+            shared=self.shared, common=common, generator=self.generator,
         )  # fmt: skip
 
     def _sigmas(self, x: Tensor, y: Tensor, ends: Tensor) -> tuple[float | Tensor, float | Tensor]:

@@ -24,6 +24,7 @@ def bridge(
     horizon: float = 1.0,
     variant: str = "paper",
     shared: bool = False,
+    common: bool = False,
     generator: Generator | None = None,
 ) -> Tensor:
     """Sample Brownian bridges from each row of `start` to the same row of `end`.
@@ -39,6 +40,7 @@ def bridge(
         variant: "paper" for Gaussian noise. "reference" for the noise of the code published with the paper:
             each increment is also multiplied by an Exp(1) draw, and the first interval carries two increments.
         shared: whether all pairs follow one noise path, each between its own ends.
+        common: whether all coordinates of a point move by one and the same noise.
         generator: where the random numbers come from, on the device of `start`; torch's own by default.
 
     Returns:
@@ -62,7 +64,7 @@ def bridge(
     # Everything below works on flat points: [n, bridges, times, d].
     first, last = start.reshape(n, 1, 1, -1), end.reshape(n, 1, 1, -1)
     drawn = intervals if variant == "paper" else times
-    shape = (1 if shared else n, bridges, drawn, first.shape[-1])
+    shape = (1 if shared else n, bridges, drawn, 1 if common else first.shape[-1])
     noise = torch.randn(shape, generator=generator, dtype=start.dtype, device=start.device)
     if variant == "paper":
         walk = (noise * scale[:, :, :-1]).cumsum(2)
