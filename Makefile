@@ -1,4 +1,4 @@
-# make demo   compare PCL, ER and SGD on the embedded data, and write the report
+# make demo   compare PCL, its preset PCL+, ER and SGD on the embedded data, and write the report
 # make test   run all tests
 PYTHON ?= python3
 BIN := .venv/bin
@@ -15,7 +15,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 demo: setup
-	$(BIN)/parabolic compare --learners pcl,er,sgd --stream seq-digits --seeds 5
+	$(BIN)/parabolic compare --learners pcl,er,sgd --preset pcl-plus-seq-digits --seeds 5
 	$(BIN)/parabolic report
 
 test: setup

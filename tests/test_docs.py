@@ -1,15 +1,27 @@
 """The code in the pages works as pasted."""
 
+import importlib.util
 import re
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
 from avalanches import need_avalanche
 
 from parabolic import MLP, make_stream, train
+from parabolic.experiments.paper import METHODS, PLUS, SEEDS, paper_tables
+from parabolic.experiments.records import Records
+from parabolic.statistics import Summary
 
 ROOT = Path(__file__).parent.parent
+
+
+def load_module(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def blocks(page):
@@ -119,3 +131,40 @@ def test_the_code_of_the_guide_to_promises():
     assert names["share"][2] > 0.8
     assert names["share"][64] == 0
     assert not names["unseen"].holds
+
+
+def test_the_figures_of_the_results_are_those_of_the_records():
+    """Each row of the table, ours and the paper's, worked out again."""
+    table, records = paper_tables()["main"], Records(ROOT / "results" / "records")
+    lines = re.findall(r"^\| (?!Seq)([^|]+?) \|(.*)\|$", (ROOT / "docs/results.md").read_text(), re.MULTILINE)
+    told = {row: [cell.strip() for cell in cells.split("|")] for row, cells in lines if row in METHODS}
+    assert {"SGD", "ER", "PCL", "PCL (text)", PLUS} <= told.keys()
+    for row, cells in told.items():
+        expected, seconds = [], []
+        for place, setting in enumerate(table.settings[:2]):
+            runs = [run for spec in setting.specs(row, tuned=row == PLUS) if (run := records.find(spec))]
+            for number, metric in enumerate(table.metrics):
+                ours = Summary.of([run.metrics[metric] for run in runs]) if runs else None
+                few = f" (n = {len(runs)})" if 0 < len(runs) < SEEDS else ""
+                expected.append(f"{ours.mean:.1f} ± {ours.sd:.1f}{few}" if ours else "")
+                theirs = table.rows[row][2 * place + number].value if row in table.rows else None
+                expected.append(f"{theirs.mean:.1f} ± {theirs.sd:.1f}" if theirs else "")
+            seconds += [fmean(sum(run.train_seconds) for run in runs)] if runs else []
+        assert cells == [*expected, f"{seconds[-1]:.1f}"], row
+
+
+def test_the_figures_of_pcl_plus_are_those_of_the_records():
+    benchmark = load_module(ROOT / "benchmarks" / "plus.py")
+    records = Records(ROOT / "results" / "records")
+    page = (ROOT / "docs/pcl-plus.md").read_text()
+    for row, specs in benchmark.rows("seq-cifar100", 1000, SEEDS).items():
+        runs = [run for spec in specs if (run := records.find(spec))]
+        if not runs:
+            assert f"| {row} |" not in page
+            continue
+        aaa, acc, forgetting = (Summary.of([run.metrics[m] for run in runs]) for m in ("aaa", "acc", "forgetting"))
+        seconds = fmean(sum(run.train_seconds) for run in runs)
+        cells = [f"{each.mean:.1f} ± {each.sd:.1f}" for each in (aaa, acc)]
+        (line,) = re.findall(rf"^\| {re.escape(row)} \|.*", page, re.MULTILINE)
+        found = [cell.strip() for cell in line.split("|")[2:-1]]
+        assert [found[0], found[2], found[4], found[5]] == [*cells, f"{forgetting.mean:.1f}", f"{seconds:.1f}"]

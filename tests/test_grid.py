@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from grids import SPECS, alive, children, fragile, kill, results, until
@@ -19,6 +20,7 @@ from rich.text import Text
 
 from parabolic import InputError, RunSpec, Store
 from parabolic.experiments import Event, GridBar, execute, run_grid
+from parabolic.experiments import grid as grid_module
 from parabolic.experiments.crews import Processes
 from parabolic.learners import find_learner
 
@@ -161,6 +163,27 @@ def test_a_run_that_another_grid_gave_up_is_taken_over(tmp_path):
     assert (outcome.trained, outcome.reused) == (2, 0)
 
 
+def test_when_the_time_is_up_nothing_more_is_begun_and_the_next_call_goes_on(tmp_path, undisturbed, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(grid_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def watch(event):
+        clock[0] += 25 * (event.what == "trained")
+
+    first = run_grid(SPECS, Store(tmp_path), workers=0, device="cpu", minutes=1, watch=watch)
+    assert (first.trained, first.put_off, first.failures, first.interrupted) == (3, 9, [], False)  # at 0, 25 and 50 s
+    rest = run_grid(SPECS, Store(tmp_path), workers=0, device="cpu", minutes=60)
+    assert (rest.reused, rest.trained, rest.put_off) == (3, 9, 0)
+    assert results(tmp_path) == undisturbed
+
+
+def test_the_command_says_what_it_has_put_off(tmp_path):
+    out, err = (process := grid(tmp_path, "--workers", "0", "--minutes", "1e-9")).communicate(timeout=60)
+    assert process.returncode == 0
+    assert json.loads(out)["runs"] == []
+    assert "The time is up. Runs that were put off: 12. The same command goes on from there." in err
+
+
 def test_again_trains_what_is_there(tmp_path):
     store = Store(tmp_path)
     for again, expected in ((False, (1, 0)), (False, (0, 1)), (True, (1, 0))):
@@ -254,6 +277,7 @@ def test_a_file_in_place_of_the_folder_is_told_before_anything_is_trained(tmp_pa
         ({"fleet": 0}, "fleet: got 0"),
         ({"gpus": 0}, "gpus: got 0"),
         ({"retries": -1}, "retries: got -1"),
+        ({"minutes": 0}, "minutes: got 0"),
         ({"device": "abacus"}, "device: got 'abacus'"),
     ],
 )

@@ -12,7 +12,7 @@ from rich.console import Console
 from parabolic.cli.tracking import tracking
 from parabolic.experiments import Event, GridBar, Outcome, RunSpec, Store, run_grid, track_record
 
-__all__ = ["Address", "Engine", "Fleet", "Gpus", "Workers", "close_grid", "train_all"]
+__all__ = ["Address", "Engine", "Fleet", "Gpus", "Minutes", "Workers", "close_grid", "train_all"]
 
 SHOWN = 5  # runs that failed for the same reason
 
@@ -26,6 +26,11 @@ Workers = Annotated[
 Address = Annotated[str | None, typer.Option(help="The Ray cluster: auto on one of its nodes, or HOST:PORT.")]
 Fleet = Annotated[int, typer.Option(help="How many runs, of one shape, a GPU trains side by side.")]
 Gpus = Annotated[float, typer.Option(help="The share of a GPU for each task on a cluster.")]
+
+Minutes = Annotated[
+    float | None,
+    typer.Option(help="Begin no run after so long; the same command goes on from there.", show_default="all of them"),
+]
 
 
 def train_all(specs: Sequence[RunSpec], store: Store, track: str | None = None, **options: Any) -> Outcome:
@@ -56,6 +61,10 @@ def close_grid(outcome: Outcome, store: Store) -> None:
         console.print(f"    {reason}")
     if outcome.failures:
         console.print(f"Runs that failed: {len(outcome.failures)}. The same command tries them again.")
+    if outcome.put_off:
+        console.print(
+            f"The time is up. Runs that were put off: {outcome.put_off}. The same command goes on from there."
+        )
     if outcome.interrupted:
         console.print(f"Stopped. Runs that are done: {len(outcome.records)}. The same command goes on from there.")
     if outcome.interrupted or outcome.failures:

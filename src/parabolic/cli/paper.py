@@ -14,7 +14,7 @@ from rich.table import Table
 
 from parabolic.checks import check_name
 from parabolic.cli.common import Device, Runs
-from parabolic.cli.grids import Address, Engine, Fleet, Gpus, Workers, close_grid, train_all
+from parabolic.cli.grids import Address, Engine, Fleet, Gpus, Minutes, Workers, close_grid, train_all
 from parabolic.cli.tables import Format, Intervals, Output, show
 from parabolic.cli.tracking import Track
 from parabolic.engine import ProgressBar
@@ -70,6 +70,7 @@ def paper(
     address: Address = None,
     fleet: Fleet = 5,
     gpus: Gpus = 1.0,
+    minutes: Minutes = None,
     track: Track = None,
 ) -> None:
     """Run what is missing of the paper's tables, and print ours beside what was published.
@@ -95,8 +96,9 @@ def paper(
         outcome = train_all(
             mine.runs, Store(runs), track,
             engine=engine, workers=workers, address=address, fleet=fleet, gpus=gpus, device=device,
+            minutes=minutes,
         )  # fmt: skip
-        if mine.bounds and not outcome.interrupted:
+        if mine.bounds and not (outcome.interrupted or outcome.put_off):
             with ProgressBar() as bar:
                 bar.title = "bounds"
                 measured, failures = measure_bounds(mine.bounds, store, device=device, callbacks=[bar])

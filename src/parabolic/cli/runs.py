@@ -26,7 +26,7 @@ from parabolic.cli.common import (
     read_settings,
     settings_of_each,
 )
-from parabolic.cli.grids import Address, Engine, Fleet, Gpus, Workers, close_grid, train_all
+from parabolic.cli.grids import Address, Engine, Fleet, Gpus, Minutes, Workers, close_grid, train_all
 from parabolic.cli.tables import Format, Intervals, Output, show
 from parabolic.cli.tracking import Track, tracking
 from parabolic.engine import Callback, Monitor, ProgressBar
@@ -140,6 +140,7 @@ def compare(
     address: Address = None,
     fleet: Fleet = 5,
     gpus: Gpus = 1.0,
+    minutes: Minutes = None,
     track: Track = None,
     format: Format = "terminal",
     intervals: Intervals = False,
@@ -165,7 +166,7 @@ def compare(
     store, wanted = Store(runs), [spec for row in specs.values() for spec in row]
     outcome = train_all(
         wanted, store, track, engine=engine, workers=workers, address=address, device=device, fleet=fleet, gpus=gpus,
-        again=again,
+        minutes=minutes, again=again,
     )  # fmt: skip
     records = {
         name: [outcome.records[spec.key] for spec in row if spec.key in outcome.records] for name, row in specs.items()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +42,7 @@ class Outcome:
     reused: int = 0  # were in the store already, or came from another grid meanwhile
     trained: int = 0
     failures: list[Failure] = field(default_factory=list)
+    put_off: int = 0  # were not begun, as the time was up
     interrupted: bool = False  # by Ctrl-C; the same call goes on where it stopped
 
 
@@ -66,6 +69,7 @@ def run_grid(
     retries: int = 1,
     again: bool = False,
     checkpoint: float = 60.0,
+    minutes: float | None = None,
     watch: Callable[[Event], object] | None = None,
 ) -> Outcome:
     """Bring runs into the store: those that are not there, or all if asked `again`, are trained in parallel.
@@ -78,7 +82,8 @@ def run_grid(
     A run is kept as soon as it ends. One that fails is noted in the store and tried again by the next call; one whose
     worker dies or has no memory left is tried `retries` times more at once, alone. Where several grids work on one
     store, each run is trained by one of them. Ctrl-C, or killing the process in any way, loses only what was being
-    trained since it was last written down, every `checkpoint` seconds (0: never; not on a cluster).
+    trained since it was last written down, every `checkpoint` seconds (0: never; not on a cluster). After so many
+    `minutes` no run is begun any more, and those that were come to their end.
 
     >>> import tempfile
     >>> specs = [RunSpec("sgd", seed=seed, backbone="mlp") for seed in range(2)]
@@ -95,10 +100,13 @@ def run_grid(
     check_number("fleet", fleet, whole=True, at_least=1)
     check_number("retries", retries, whole=True, at_least=0)
     check_number("gpus", gpus, above=0)
+    if minutes is not None:
+        check_number("minutes", minutes, above=0)
+    until = math.inf if minutes is None else time.monotonic() + 60 * minutes
 
     wanted = {spec.key: spec for spec in specs}
     keeping = Keeping.of(store, checkpoint)
-    grid = _Grid(store, list(wanted.values()), again=again, retries=retries, keeping=keeping, watch=watch)
+    grid = _Grid(store, list(wanted.values()), again=again, retries=retries, keeping=keeping, until=until, watch=watch)
     if grid.missing:
         crew = _crew(engine, workers, address, device, gpus)
         try:
@@ -144,9 +152,11 @@ class _Grid:
         again: bool,
         retries: int,
         keeping: Keeping | None,
+        until: float,
         watch: Callable[[Event], object] | None,
     ) -> None:
         self.store, self.again, self.retries, self.keeping, self.watch = store, again, retries, keeping, watch
+        self.until = until  # by the monotonic clock: no run is begun later
         self.outcome = Outcome()
         self.left = len(specs)
         self.missing = [spec for spec in specs if not self._reuse(spec)]
@@ -162,6 +172,9 @@ class _Grid:
         """Have the crew train what is missing."""
         self.waiting.extend(_groups(self.missing, fleet))
         while True:
+            if time.monotonic() >= self.until:
+                self.outcome.put_off += sum(map(len, self.waiting))
+                self.waiting.clear()
             self._start(crew)
             if not (self.waiting or self.running):
                 return
