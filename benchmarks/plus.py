@@ -32,7 +32,6 @@ PARTS: dict[str, dict[str, Any]] = {
     "replay of 32": {"replay": 32},
     "bridges of five points": {"times": 5},
     "details as in the published code": {"variant": "reference"},
-    "targets half advised by the average": {"advice": 0.5},
 }
 BRIDGES = "no bridges (ER)"
 

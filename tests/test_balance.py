@@ -1,11 +1,10 @@
-"""Balance of classes in the loss, and advice of the averaged weights."""
+"""Balance of classes in the loss."""
 
 import math
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from parabolic import ER, MLP, PCL, InputError, Learner
 
@@ -97,67 +96,3 @@ def test_a_used_learner_takes_over_the_state_of_a_fresh_one():
 def test_balance_is_for_classes():
     with pytest.raises(InputError, match=r"balance: got 1\.0, expected 0 where targets are numbers"):
         ER(nn.Linear(4, 1), memory=40, balance=1.0, criterion="mse")
-
-
-# -- advice ------------------------------------------------------------------------------------------------
-
-
-def test_advice_needs_an_average():
-    with pytest.raises(InputError, match=r"advice: got 0\.5, expected 0 without an average to ask; set average=0\.99"):
-        PCL(nn.Linear(4, 3), memory=40, advice=0.5)
-
-
-@pytest.mark.parametrize("balance", [0.0, 1.0])
-def test_targets_are_mixed_with_what_the_average_answers(balance):
-    """The loss of a step is the one computed by hand from the path, its labels and the averaged model's answers."""
-    learner = PCL(MLP((4,), 3), memory=40, advice=0.3, average=0.9, balance=balance, lr=0.05)
-    g = torch.Generator().manual_seed(0)
-    for _ in range(6):
-        learner.observe(torch.randn(5, 4, generator=g), torch.randint(3, (5,), generator=g))
-    asked, body, given = [], learner._asked, []
-    learner._asked = lambda points: asked.append((points, body(points))) or asked[-1][1]
-    at_points = learner.error.at_points
-    learner.error.at_points = lambda scores, target: given.append(target) or at_points(scores, target)
-    plain = learner.error.fold
-    labels = []
-    learner.error.fold = lambda path: labels.append(plain(path)) or labels[-1]
-    weights = {name: value.clone() for name, value in learner.averaged.weights.items()}
-    network = {name: value.detach().clone() for name, value in learner.model.named_parameters()}
-    loss = learner.observe(torch.randn(5, 4, generator=g), torch.randint(3, (5,), generator=g))
-    ((points, said),) = asked
-    assert torch.equal(said, torch.func.functional_call(learner.model, weights, (points,)))
-    tilt = learner.tilted(torch.zeros(1, 3))
-    path = labels[0][:, :, :-1].flatten(0, 2)  # Euler's sum has no last point
-    expected = 0.7 * path + 0.3 * (said + tilt).softmax(-1)
-    assert torch.allclose(given[0], expected, atol=1e-6)
-    scores = torch.func.functional_call(learner.model, network, (points,)) + tilt
-    assert loss.item() == pytest.approx(cross_entropy(scores, expected).item(), rel=1e-5)
-    assert learner.model.training
-
-
-def test_a_network_that_was_interrupted_while_it_advised_learns_on_as_before():
-    class Once(nn.Linear):
-        def forward(self, x):
-            if not self.training and self.stopped:
-                self.stopped = False
-                raise KeyboardInterrupt
-            return super().forward(x)
-
-    body = Once(2, 3)
-    body.stopped = False
-    learner = PCL(body, embed=nn.Linear(4, 2), memory=40, advice=0.5, average=0.9)
-    learner.observe(torch.randn(5, 4), torch.arange(5) % 3)
-    body.stopped = True
-    with pytest.raises(KeyboardInterrupt):
-        learner.observe(torch.randn(5, 4), torch.arange(5) % 3)
-    assert body.training
-
-
-def test_advice_runs_in_embedding_space_and_for_numbers():
-    words = PCL(
-        nn.Sequential(nn.Flatten(), nn.Linear(6, 3)), embed=nn.Embedding(9, 2), memory=40, advice=0.5, average=0.9
-    )
-    numbers = PCL(MLP((4,), 2), memory=40, advice=0.5, average=0.9, criterion="mse")
-    for _ in range(4):
-        assert words.observe(torch.randint(9, (5, 3)), torch.arange(5) % 3).isfinite()
-        assert numbers.observe(torch.randn(5, 4), torch.randn(5, 2)).isfinite()

@@ -113,7 +113,7 @@ def test_captured_steps_are_the_eager_ones_in_any_precision(name, precision):
     same(eager.learners[0], fleet.learners[0])
 
 
-@pytest.mark.parametrize(("name", "more"), [("er", {}), ("pcl", {"average": 0.9, "advice": 0.3})])
+@pytest.mark.parametrize(("name", "more"), [("er", {}), ("pcl", {"average": 0.9, "average_part": 0.1})])
 def test_captured_steps_with_balance_are_the_eager_ones(name, more):
     with numerics("bf16"):
         eager, _ = go([make(name, 0, "residual", "bf16", balance=1.0, **more)], captured=False)

@@ -381,3 +381,20 @@ def test_a_memory_of_ones_own():
 def test_repr_tells_the_options():
     assert "sigma_x=0.03" in repr(PCL(MLP((3,), 4)))
     assert isinstance(PCL(MLP((3,), 4)), Learner)
+
+
+def test_a_network_that_was_interrupted_while_it_predicted_learns_on_as_before():
+    class Once(nn.Linear):
+        stopped = False
+
+        def forward(self, x):
+            if self.stopped:
+                raise KeyboardInterrupt
+            return super().forward(x)
+
+    learner = SGD(Once(3, 4), average=0.9)
+    learner.observe(*batches(1)[0])
+    learner.model.stopped = True
+    with pytest.raises(KeyboardInterrupt):
+        learner.predict(torch.randn(2, 3))
+    assert learner.model.training

@@ -48,10 +48,6 @@ class Criterion(ABC):
         """Points that noise has moved, brought back to where targets can be."""
 
     @abstractmethod
-    def belief(self, scores: Tensor) -> Tensor:
-        """What scores say, as points."""
-
-    @abstractmethod
     def answer(self, scores: Tensor) -> Tensor:
         """What scores say, as labels."""
 
@@ -97,10 +93,6 @@ class Classes(Criterion):
     def fold(self, path: Tensor) -> Tensor:
         """Points folded onto the simplex."""
         return on_simplex(path)
-
-    def belief(self, scores: Tensor) -> Tensor:
-        """The probability of each class."""
-        return scores.softmax(-1)
 
     def answer(self, scores: Tensor) -> Tensor:
         """The class of the highest score."""
@@ -197,10 +189,6 @@ class Numbers(Criterion):
     def fold(self, path: Tensor) -> Tensor:
         """The points as they are: any number is a target."""
         return path
-
-    def belief(self, scores: Tensor) -> Tensor:
-        """The scores as they are."""
-        return scores
 
     def answer(self, scores: Tensor) -> Tensor:
         """The scores, in the units of the targets."""

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from parabolic.checks import invalid
 from parabolic.learners.balance import BalancedLearner
-from parabolic.learners.functional import answers_by
 from parabolic.learners.learner import join
 from parabolic.learners.pairing import PAIRINGS
 from parabolic.memory import Batch, half_by_loss
@@ -72,9 +71,6 @@ class PCL(BalancedLearner):
     tempering: bool = option(False, "noise by the norm of the loss's gradient, linear between the two ends")
     offers: str = option("all", "what is offered to memory: all of a batch or the half of it with the highest, lowest "
                          "or middle loss", among=("all", "highest", "lowest", "middle"))  # fmt: skip
-    advice: float = option(
-        0.0, "share of what the averaged weights answer in the targets along a path", at_least=0, below=1
-    )
     drift_weight: float = option(0.0, "weight of the drift term of the reference variant, by ∇ℓ", at_least=0)
     drift: Callable[[Tensor], Tensor] | None = None
 
@@ -82,8 +78,6 @@ class PCL(BalancedLearner):
         super().__post_init__()
         if self.tempering and self.sigma_x == 0:
             raise invalid("sigma_x", self.sigma_x, "a number above 0", "tempering scales sigma_y by sigma_y / sigma_x")
-        if self.advice and self.average is None:
-            raise invalid("advice", self.advice, "0 without an average to ask", "set average=0.99, say")
         if self.drift is not None and not callable(self.drift):
             raise invalid("drift", self.drift, "a function from points to velocities")
         if self.drift_weight and self.variant != "reference":
@@ -101,15 +95,12 @@ class PCL(BalancedLearner):
         used = path[:, :, : len(self.weights)]
         if self.drift_weight:
             used.requires_grad_()
-        points = used.flatten(0, 2)
-        scores = self.body(points)
+        scores = self.body(used.flatten(0, 2))
         self.count(y, scores.shape[-1])
         label = self.error.points(y, scores.shape[-1], x.dtype)
         # The published code draws one number for all classes.
         labels = self._bridge(label, label[ends], sigma_y, common=self.variant == "reference")
         target = self.error.fold(labels)[:, :, : len(self.weights)].flatten(0, 2)
-        if self.advice:
-            target = target.lerp(self.error.belief(self.tilted(self._asked(points))), self.advice)
         along = self.error.at_points(self.tilted(scores), target).view(used.shape[:3])
         batch["loss"] = along[: len(batch["x"]), 0, 0].detach()  # of the new examples: a path starts at its example
         integral = (along * self.weights).sum(-1)
@@ -125,14 +116,6 @@ class PCL(BalancedLearner):
             rows = half_by_loss(batch["loss"], self.offers)
             raw, batch = ({name: value[rows] for name, value in each.items()} for each in (raw, batch))
         super().remember(raw, batch)
-
-    def _asked(self, points: Tensor) -> Tensor:
-        """What the averaged weights answer at points of a path."""
-        assert self.averaged is not None
-        inner = "" if self.embed is None else "body."
-        named = self.averaged.weights.items()
-        weights = {name.removeprefix(inner): value for name, value in named if name.startswith(inner)}
-        return answers_by(weights, self.body, points)
 
     def _bridge(self, start: Tensor, end: Tensor, sigma: float | Tensor, *, common: bool = False) -> Tensor:
         return bridge(
