@@ -1,4 +1,4 @@
-"""How memory size, noise, learning rate, averaging, balance, replay and time points decide the accuracy on seq-digits.
+"""How memory size, noise, learning rate, averaging, repeats and the like decide the accuracy on seq-digits.
 
 python benchmarks/choosing.py [--seeds 10] [--only memory] [--runs runs] [--picture docs/guides/choosing.png]
 """
@@ -17,6 +17,10 @@ from parabolic.statistics import Summary, paired
 NONE = "none"
 ER, PCL = {"learner": "er", "lr": 0.1}, {"learner": "pcl", "lr": 0.2}  # at a learning rate that suits each
 BOTH = {"er": ER, "pcl": PCL}
+PLUS = {
+    "optimizer": "SGD(momentum=0.5)", "average": 0.995, "average_part": 0.1, "repeats": 2, "replay": 64, "balance": 1
+}  # fmt: skip
+WHOLE = {"er": PLUS | {"learner": "er", "lr": 0.2}, "pcl": PLUS | {"learner": "pcl", "lr": 0.2, "times": 3}}
 SWEEPS = {  # of each: what is varied, over which values, and the rows
     "memory": ("memory", (50, 100, 200, 500, 1000), BOTH),
     "lr": ("lr", (0.02, 0.05, 0.1, 0.2, 0.4, 0.8), BOTH),
@@ -30,6 +34,12 @@ SWEEPS = {  # of each: what is varied, over which values, and the rows
             f"{name}, lr {lr}": each | {"lr": lr} for name, each in BOTH.items() for lr in (0.1, 0.4)
         } | {"er, 5 passes": ER | {"epochs": 5}},
     ),
+    "part": (
+        "average_part",
+        (1, 0.3, 0.1, 0.03),
+        {f"{name}, lr 0.4, average 0.99": each | {"lr": 0.4, "average": 0.99} for name, each in BOTH.items()},
+    ),
+    "repeats": ("repeats", (1, 2, 3), BOTH),
     "balance": (
         "balance",
         (0, 0.5, 1),
@@ -38,6 +48,11 @@ SWEEPS = {  # of each: what is varied, over which values, and the rows
     ),
     "labels": (
         "corruption_rate", (0, 0.1, 0.3), {name: each | {"corruption": "uniform"} for name, each in BOTH.items()}
+    ),
+    "whole-lr": ("lr", (0.05, 0.1, 0.2, 0.4), WHOLE),
+    "whole-memory": ("memory", (50, 100, 200, 500), {name: each | {"replay": 50} for name, each in WHOLE.items()}),
+    "whole-labels": (
+        "corruption_rate", (0, 0.1, 0.3), {name: each | {"corruption": "uniform"} for name, each in WHOLE.items()}
     ),
 }  # fmt: skip
 
