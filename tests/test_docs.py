@@ -68,6 +68,11 @@ def run_blocks(page, without=None):
     return names
 
 
+def test_the_code_of_pcl_plus():
+    learner = run_blocks("docs/pcl-plus.md")["learner"]
+    assert (learner.name, learner.repeats, learner.past.capacity) == ("pcl", 2, 1000)
+
+
 def test_the_code_of_the_guide_to_own_data():
     names = run_blocks("docs/guides/own-data.md")
     assert names["accuracy"]["SGD"] < 35 < 40 < min(names["accuracy"]["PCL"], names["accuracy"]["ER"])

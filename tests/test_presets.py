@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parabolic import InputError, RunSpec
+from parabolic import MLP, InputError, ReplayLearner, RunSpec
 from parabolic.experiments import Preset, known_presets, load_preset, save_preset
 from parabolic.experiments.presets import OURS
 
@@ -154,3 +154,21 @@ def test_the_command_line_uses_presets(parabolic):
     told = parabolic("presets")[1]
     assert "bold" in told
     assert "lr=0.3" in told
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in OURS.glob("*.toml")))
+def test_every_preset_makes_a_learner_with_the_values_of_its_run(name):
+    preset = load_preset(str(OURS / f"{name}.toml"))
+    learner, spec = preset.make(MLP((4,), 3)), preset.spec()
+    made = {option: getattr(learner, option) for option in RunSpec.learner_options(preset.learner)}
+    assert made == spec.resolved()["options"]
+    if isinstance(learner, ReplayLearner):
+        assert learner.past.capacity == spec.memory
+
+
+def test_options_that_are_given_come_before_those_of_a_preset_and_fields_of_a_run_are_no_options():
+    preset = Preset("mine", "er", memory=500, settings={"lr": 0.05, "batch": 16, "average": "none", "replay": 8})
+    learner = preset.make(MLP((4,), 3), lr=0.2, seed=3)
+    assert (learner.lr, learner.seed, learner.replay, learner.average, learner.past.capacity) == (0.2, 3, 8, None, 500)
+    with pytest.raises(InputError, match="replay: got 8, expected at most memory=5"):
+        preset.make(MLP((4,), 3), memory=5)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from parabolic.backbones import MLP, ConvNet, ResNet18, make_backbone
 from parabolic.checks import InputError
 from parabolic.engine import Callback, Journal, Monitor, train
-from parabolic.experiments import RunSpec, Store, run
+from parabolic.experiments import RunSpec, Store, load_preset, run
 from parabolic.learners import (
     AGEM,
     CBRS,
@@ -78,6 +78,7 @@ __all__ = [
     "Store",
     "Stream",
     "bridge",
+    "load_preset",
     "make_backbone",
     "make_stream",
     "on_simplex",

@@ -25,10 +25,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from parabolic.checks import Description, InputError, check_name, invalid
 from parabolic.experiments.spec import RunSpec
 from parabolic.files import disk_errors, write_text
-from parabolic.options import write_option
+from parabolic.learners import Learner, find_learner
+from parabolic.options import options_of, parse_option, write_option
 
 __all__ = ["OURS", "Preset", "check_preset_name", "known_presets", "load_preset", "preset_folder", "save_preset"]
 
@@ -75,6 +78,18 @@ class Preset:
                 raise InputError(f"preset {self.name!r}: {error}") from error
         kept = {name: text for name, text in own.items() if name not in given}
         return RunSpec.from_settings(self.learner, {**kept, **(settings or {})}, **(meant | given))
+
+    def make(self, model: nn.Module, **given: Any) -> Learner:
+        """A learner of your own model with its values; options that are given come before them.
+
+        >>> learner = load_preset("pcl-plus").make(nn.Linear(4, 3), memory=100)
+        >>> learner.repeats, learner.past.capacity
+        (2, 100)
+        """
+        method = find_learner(self.learner)
+        known, own = options_of(method), {"memory": self.memory, **self.settings}
+        texts = {name: write_option(value) for name, value in own.items() if name in known and value is not None}
+        return method(model, **{name: parse_option(known, name, text) for name, text in texts.items()} | given)
 
 
 def known_presets() -> dict[str, Path]:
