@@ -56,8 +56,10 @@ def main() -> None:
     asked = parser.parse_args()
     table = rows(asked.stream, asked.memory, asked.seeds)
     if asked.rows:
-        names = list(table)
-        table = {names[int(number)]: table[names[int(number)]] for number in asked.rows.split(",")}
+        chosen = asked.rows.split(",")
+        if not all(number.isdecimal() and int(number) < len(table) for number in chosen):
+            parser.error(f"--rows: got {asked.rows}, expected numbers from 0 to {len(table) - 1}")
+        table = {name: specs for number, (name, specs) in enumerate(table.items()) if str(number) in chosen}
     store = BackedStore(asked.runs, Records.ours())
     if asked.train:
         for specs in table.values():  # by themselves, for the sake of their seconds

@@ -27,6 +27,9 @@ from parabolic import __version__
         (["compare", "--learners", ","], "--learners", "pcl,er,sgd"),
         (["compare", "--learners", "pcl,nope"], "learner", "parabolic list"),
         (["compare", "--set", "sigmax=1"], "sigmax", "did you mean 'sigma_x'?"),
+        (["compare", "--set", "optimizer=SDG"], "optimizer", "did you mean 'SGD'?"),
+        (["run", "--seed", str(2**70)], "seed", "below"),
+        (["list", "pcll"], "learner", "did you mean 'pcl'?"),
     ],
 )
 def test_what_cannot_be_used_is_told_in_a_line_or_two(parabolic, tmp_path, arguments, names, remedy):
@@ -113,6 +116,19 @@ def test_list_names_what_there_is(parabolic):
         "default": 0.03,
         "about": "noise of the bridges between examples",
     }
+
+
+def test_list_tells_what_the_options_of_one_learner_do(parabolic, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, _ = parabolic("list", "pcl")
+    assert code == 0
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
+    assert ["sigma_x", "0.03", "a number ≥ 0", "noise of the bridges between examples"] in rows
+    assert ["average", "none", "a number ≥ 0, < 1, or none"] in [row[:3] for row in rows]
+    assert ["variant", "paper", "paper, reference"] in [row[:3] for row in rows]
+    assert ["epochs", "1", "a whole number ≥ 1", "passes over each task"] in rows
+    assert "Parabolic continual learning" in out
+    assert json.loads(parabolic("list", "pcl", "--json")[1])["needs"] == ["memory"]
 
 
 def test_a_diverging_run_is_an_error_and_not_a_result(parabolic, tmp_path):

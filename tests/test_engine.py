@@ -140,10 +140,23 @@ def test_a_loss_that_explodes_is_an_error_that_says_where():
 
 
 def test_a_model_that_does_not_fit_is_refused_before_the_first_step():
-    with pytest.raises(InputError, match="model"):
+    with pytest.raises(InputError, match="expected examples that the model accepts"):
         train(SGD(MLP((5,), 6)), blobs())
     with pytest.raises(InputError, match="6 classes"):
         train(SGD(MLP((2,), 4)), blobs())
+
+
+@pytest.mark.parametrize("callbacks", [Watch(), [Watch], [print], None])
+def test_what_cannot_be_told_anything_is_no_callback(callbacks):
+    with pytest.raises(InputError, match="^callbacks: got .*, expected a list of Callbacks"):
+        train(SGD(MLP((2,), 6)), blobs(), callbacks=callbacks)
+
+
+def test_learner_and_stream_are_not_mixed_up():
+    with pytest.raises(InputError, match="^learner: got .*Stream'>, expected a Learner; as in train"):
+        train(blobs(), SGD(MLP((2,), 6)))
+    with pytest.raises(InputError, match="^stream: got .*list'>, expected a Stream"):
+        train(SGD(MLP((2,), 6)), [])
 
 
 def bar_output(terminal):

@@ -226,6 +226,18 @@ def test_scale_is_that_of_everything_seen():
     np.testing.assert_allclose(scale.undo(scale(torch.from_numpy(whole))), whole, atol=1e-12)
 
 
+def test_grids_may_be_of_numpy():
+    x, y = [[0.0], [1.0]] * 20, [0, 1] * 20
+    asked = {
+        "memory": np.array([32, 40]),
+        "batch_size": np.arange(5, 7),
+        "lr": np.float32([0.1]),
+        "epochs": np.arange(1, 2),
+    }
+    found = GridSearchCV(ParabolicClassifier("er", random_state=0), asked, cv=2, error_score="raise").fit(x, y)
+    assert found.best_estimator_.learner_.past.capacity in (32, 40)
+
+
 def test_what_cannot_be_is_refused_when_it_is_fitted():
     x, y = [[0.0], [1.0]] * 20, [0, 1] * 20
     with pytest.raises(InputError, match="did you mean 'pcl'"):
@@ -234,6 +246,12 @@ def test_what_cannot_be_is_refused_when_it_is_fitted():
         ParabolicClassifier(options={"sigmax": 1}).fit(x, y)
     with pytest.raises(InputError, match="^batch_size"):
         ParabolicClassifier(batch_size=0).fit(x, y)
+    with pytest.raises(InputError, match="^learner: got 3, expected a method's name, or its class"):
+        ParabolicClassifier(3).fit(x, y)
+    with pytest.raises(InputError, match=r"^options: got \['lr'\], expected values by their names"):
+        ParabolicClassifier(options=["lr"]).fit(x, y)
+    with pytest.raises(InputError, match=r"^model: got 'mlp', .* called as model\(shape, outputs\)"):
+        ParabolicClassifier(model="mlp").fit(x, y)
     with pytest.raises(InputError, match="^criterion: .*lwf tells classes apart"):
         ParabolicRegressor("lwf").fit(x, y)
     with pytest.raises(InputError, match="^model"):

@@ -124,6 +124,10 @@ def test_a_damaged_record_does_not_count_as_finished(tmp_path, damage):
         ({"epochs": 1.5}, "epochs: got 1.5"),
         ({"options": {"lrr": 1}}, "option of pcl: got 'lrr', .* did you mean 'lr'"),
         ({"options": {"lr": -1}}, "lr: got -1"),
+        ({"options": ["lr"]}, r"options: got \['lr'\], expected values by their names"),
+        ({"options": {"optimizer": "SDG"}}, "optimizer: got 'SDG', .* did you mean 'SGD'"),
+        ({"options": {"optimizer": "SGD(0.9)"}}, "optimizer: got .*, expected .*, its arguments by name"),
+        ({"seed": 2**70}, "seed: got .*, expected a whole number of at least 0 and below"),
         ({"options": {"optimizer": ER}}, "optimizer: got .*, expected a value that can be written down"),
         ({"learner": "torch.nn:Linear"}, "expected a subclass of parabolic.Learner"),
         ({"learner": "no.such:Thing"}, "learner: got 'no.such:Thing'"),
@@ -133,6 +137,19 @@ def test_a_damaged_record_does_not_count_as_finished(tmp_path, damage):
 def test_a_bad_spec_is_refused_at_once(arguments, message):
     with pytest.raises(InputError, match=message):
         RunSpec(**arguments)
+
+
+def test_numbers_of_numpy_make_the_same_run():
+    options, scenario = {"lr": 0.25, "replay": 8}, {"corruption": "uniform", "corruption_rate": 0.5}
+    plain = RunSpec("er", memory=50, seed=3, options=options, scenario=scenario)
+    spec = RunSpec(
+        "er",
+        memory=np.int64(50),
+        seed=np.uint8(3),
+        options={"lr": np.float32(0.25), "replay": np.int64(8)},
+        scenario=scenario | {"corruption_rate": np.float64(0.5)},
+    )
+    assert (spec.key, spec) == (plain.key, plain)
 
 
 def test_settings_are_texts_of_any_field_or_option():

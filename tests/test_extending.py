@@ -8,6 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
 import parabolic
 from parabolic.learners import find_learner, known_learners
 
@@ -120,3 +123,31 @@ def test_streams_and_networks_of_ones_own(tmp_path):
     record = json.loads(out)
     assert len(record["accuracy"]) == 2
     assert record["spec"]["backbone"] == "mine.py:network"
+
+
+def test_a_file_that_is_named_like_a_module_is_pointed_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine_alone.py").write_text(NEW)
+    with pytest.raises(parabolic.InputError, match=r"so mine_alone\.py:WeightedER may be meant"):
+        find_learner("mine_alone:WeightedER")
+
+
+def test_a_network_is_made_by_a_function_of_shape_and_classes():
+    with pytest.raises(parabolic.InputError, match=r"^backbone: .* called as backbone\(shape, classes\)"):
+        parabolic.make_backbone("math:sqrt", (4,), 3)
+    with pytest.raises(parabolic.InputError, match="^classes: got 'three', expected a whole number"):
+        parabolic.make_backbone("mlp", (4,), "three")
+
+
+def test_a_learner_without_a_loss_says_so():
+    class Empty(parabolic.Learner):
+        """Nothing yet."""
+
+    with pytest.raises(NotImplementedError, match=r"Empty states no loss\(batch, recalled\)"):
+        Empty(torch.nn.Linear(2, 2)).observe(torch.zeros(1, 2), [0])
+
+
+def test_what_few_need_is_not_imported_by_all():
+    code = "import sys, parabolic.cli; print([name for name in ('scipy.spatial', 'sklearn') if name in sys.modules])"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"

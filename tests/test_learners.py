@@ -4,6 +4,7 @@ import copy
 import functools
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -150,6 +151,8 @@ def test_an_optimiser_is_named_with_its_arguments():
         ("SGD(momentum=0.9).step()", "its arguments by name"),
         ("", "a class of torch.optim and plain values"),
         ("Optimizer", "optimizer"),
+        ("LBFGS", "expected one of"),  # it would ask for a closure
+        ("SparseAdam", "expected one of"),
         ("SGD(lr=0.5)", "no lr among the arguments"),
         ("SGD(moment=0.9)", "expected arguments that torch.optim.SGD takes.*moment"),
         ("SGD(momentum=-1)", "expected arguments that torch.optim.SGD takes.*momentum"),
@@ -159,6 +162,53 @@ def test_an_optimiser_is_named_with_its_arguments():
 def test_an_optimiser_that_cannot_be_made_is_refused(text, message):
     with pytest.raises(InputError, match=message):
         SGD(net(), optimizer=text)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (None, "got None, expected a class of torch.optim.*factory"),
+        (torch.optim.SGD(net().parameters(), lr=0.1), "got SGD .*, expected a class of torch.optim.*factory"),
+        (torch.optim.LBFGS, "LBFGS.*, expected a factory of an optimiser .* without a closure"),
+        (lambda parameters, lr: None, "NoneType.*, expected a factory"),
+        (lambda parameters: None, r"expected a function that is called as optimizer\(parameters, lr=lr\)"),
+    ],
+)
+def test_what_makes_no_optimiser_is_refused(optimizer, message):
+    with pytest.raises(InputError, match=f"^optimizer: .*{message}"):
+        SGD(net(), optimizer=optimizer)
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    asked = {"lr": 0.5, "memory": 20, "replay": 5, "seed": 3, "classes": 4}
+    kinds = {"lr": np.float32, "memory": np.int64, "replay": np.uint8, "seed": np.int32, "classes": np.int16}
+    plain, learner = ER(net(), **asked), ER(net(), **{name: kinds[name](value) for name, value in asked.items()})
+    assert repr(learner) == repr(plain)
+    for x, y in batches(3):
+        learner.observe(x, y, np.int64(0))
+        plain.observe(x, y, 0)
+    learner.grow(np.int64(6))
+    plain.grow(6)
+    assert same(frozen(plain.state_dict()), frozen(learner.state_dict()))
+    again = Learner.load(learner.save(tmp_path / "er.safetensors"), model=net())
+    assert same(frozen(plain.state_dict()), frozen(again.state_dict()))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"lr": 10**400}, "^lr: got 1000.*, expected a number above 0"),
+        ({"lr": np.float32("nan")}, "^lr: got nan, expected a number above 0"),
+        ({"repeats": np.float64(2)}, "^repeats: got 2.0, expected a whole number"),
+        ({"repeats": np.bool_(1)}, "^repeats: got "),
+        ({"seed": 2**70}, "^seed: got .*, expected a whole number of at least 0 and below"),
+        ({"prepare": 3}, r"^prepare: got 3, expected a function that is called as prepare\(x\)"),
+        ({"augment": lambda x: x}, r"^augment: .* called as augment\(x, generator\)"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(option, message):
+    with pytest.raises(InputError, match=message):
+        SGD(net(), **option)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -328,6 +378,47 @@ def test_numpy_lists_and_other_whole_types_are_welcome():
     learner.observe(np.zeros((2, 3), dtype=np.float32), [0, 1])
     learner.observe(torch.zeros(2, 3), torch.tensor([0, 1], dtype=torch.uint8))
     assert learner.past.offered == 4
+
+
+def test_frames_are_taken_by_their_rows_and_not_by_their_index():
+    x, y = batches(1)[0]
+    plain, learner = SGD(net()), SGD(net())
+    rows = [30, 10, 50, 20, 40, 0]
+    plain.observe(x, y)
+    learner.observe(pd.DataFrame(x.numpy(), index=rows), pd.Series(y.numpy(), index=rows))
+    assert same(frozen(plain.state_dict()), frozen(learner.state_dict()))
+    assert torch.equal(learner.predict(pd.DataFrame(x.numpy(), index=rows)), plain.predict(x))
+
+
+def test_scores_are_checked_as_predictions_are():
+    learner, (x, y) = SGD(net()), batches(1)[0]
+    learner.observe(x, y)
+    assert torch.equal(learner.scores(x.numpy()), learner.scores(x))
+    for asked in (learner.scores, learner.predict):
+        with pytest.raises(InputError, match="x: got .*, expected examples as in the first batch"):
+            asked(x[:, :2])
+    with pytest.raises(InputError, match=r"x: got 1 values that are NaN or infinite, the first at \[0, 1\]"):
+        learner.predict([[0.0, float("nan"), 0.0]])
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("dtype", [np.float64, np.float16])
+def test_floats_of_another_type_are_learned_as_those_of_the_model(name, dtype):
+    one, other = make(name), make(name)
+    for i, (x, y) in enumerate(data := [(x.numpy().astype(dtype), y) for x, y in batches(8)]):
+        as_they_are = [(torch.from_numpy(x), y) for x, y in data]
+        converted = [(x.float(), y) for x, y in as_they_are]
+        assert torch.equal(observe(one, as_they_are, i), observe(other, converted, i))
+        assert torch.equal(one.predict(x), other.predict(torch.from_numpy(x).float()))
+
+
+def test_a_device_that_ran_out_of_memory_is_no_matter_of_the_input():
+    class Full(nn.Linear):
+        def forward(self, x):
+            raise torch.OutOfMemoryError("no memory left")
+
+    with pytest.raises(torch.OutOfMemoryError, match="no memory left"):
+        SGD(Full(3, 4)).predict(torch.zeros(2, 3))
 
 
 def test_more_classes_than_scores_are_refused():

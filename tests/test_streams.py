@@ -110,6 +110,7 @@ X, Y = np.zeros((20, 3), dtype=np.float32), np.arange(20) % 4
         ({"tasks": 0}, "tasks"),
         ({"test": (np.zeros((4, 5), dtype=np.float32), np.arange(4))}, "test"),
         ({"test": (X[:2], np.array([0, 1]))}, "tasks"),
+        ({"x": X[:8], "y": Y[:8]}, "tasks"),
     ],
 )
 def test_bad_arrays_are_named(arguments, named):
@@ -117,6 +118,29 @@ def test_bad_arrays_are_named(arguments, named):
         Stream.from_arrays(**({"x": X, "y": Y, "tasks": 2} | arguments))
 
 
-def test_unknown_streams_suggest_the_nearest():
-    with pytest.raises(InputError, match="did you mean 'seq-digits'"):
-        make_stream("seq-digit")
+def test_words_and_too_few_examples_are_told_what_to_do():
+    with pytest.raises(InputError, match=r"^y: got an array of type <U1, .*; number words by np.unique"):
+        Stream.from_arrays(X, list("abcd") * 5, tasks=2)
+    with pytest.raises(InputError, match="^tasks: got .* expected classes with test examples; every fifth"):
+        Stream.from_arrays(X[:8], Y[:8], tasks=2)
+
+
+def test_numbers_of_numpy_cut_a_stream_as_pythons_do():
+    plain, stream = (Stream.from_arrays(np.arange(20), Y, tasks=tasks) for tasks in (2, np.int64(2)))
+    ours, theirs = stream[1].batches(np.int64(3), np.int64(2)), plain[1].batches(3, 2)
+    assert [x.tolist() for x, _ in ours] == [x.tolist() for x, _ in theirs]
+    assert make_stream("seq-blobs", seed=np.int64(3)).digest() == make_stream("seq-blobs", seed=3).digest()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("seq-digit",), "did you mean 'seq-digits'"),
+        ((None,), "^stream: got None, expected a name"),
+        (("seq-blobs", "first"), "^seed: got 'first', expected a whole number"),
+        (("platform:node",), r"^stream: got .*, expected a function that is called as stream\(seed\)"),
+    ],
+)
+def test_streams_that_cannot_be_made_are_named(arguments, message):
+    with pytest.raises(InputError, match=message):
+        make_stream(*arguments)

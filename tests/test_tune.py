@@ -234,6 +234,13 @@ def test_a_study_goes_on_only_as_it_began(tmp_path, other, differs):
         tune(other, Store(tmp_path), trials=1, name="one", device="cpu")
 
 
+def test_a_study_whose_settings_were_refused_begins_anew_once_they_are_mended(tmp_path):
+    refused = RunSpec("er", stream="seq-blobs", options={"average_part": 0.1})
+    with pytest.raises(InputError, match="average_part: got 0.1, expected 1 without an average"):
+        tune(Search(refused), Store(tmp_path), trials=1, name="one", device="cpu")
+    assert len(tune(Search(BLOBS), Store(tmp_path), trials=1, name="one", device="cpu").trials) == 1
+
+
 @pytest.mark.parametrize("storage", ["sqlite:///{}/a.db", "journal:{}/a.log"])
 def test_a_study_can_be_kept_anywhere(tmp_path, storage):
     where = storage.format(tmp_path)

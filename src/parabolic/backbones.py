@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parabolic.checks import check_name, invalid
+from parabolic.checks import check_call, check_name, check_number, invalid
 from parabolic.convolution import convolve
 from parabolic.plugins import load_object
 
@@ -227,8 +227,10 @@ def make_backbone(name: str, shape: Sequence[int], classes: int, seed: int = 0) 
     >>> len(make_backbone("mlp", (1, 8, 8), 10))
     6
     """
+    check_number("classes", classes, whole=True, at_least=1)
     if ":" in name:
         factory = load_object("backbone", name)
+        check_call("backbone", factory, "shape", "classes")
     else:
         check_name("backbone", name, BACKBONES, "or give module:factory")
         factory = BACKBONES[name]

@@ -6,14 +6,16 @@ Every refusal reads the same way: the argument's name, what came, what was expec
 from __future__ import annotations
 
 import difflib
-import math
+import inspect
+import sys
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["InputError", "check_finite", "check_name", "check_number", "first_line", "invalid"]
+__all__ = ["InputError", "check_call", "check_finite", "check_name", "check_number", "first_line", "invalid", "plain"]
 
 
 class InputError(ValueError):
@@ -41,7 +43,7 @@ def _brief(got: object) -> str:
     """One short line for any value: tensors by their shape and type, never by their contents."""
     if isinstance(got, Tensor):
         return f"a tensor of shape {list(got.shape)} and type {str(got.dtype).removeprefix('torch.')}"
-    text = got if isinstance(got, Description) else repr(got)
+    text = got if isinstance(got, Description) else " ".join(line.strip() for line in repr(got).splitlines())
     return text if len(text) <= 120 else text[:117] + "..."
 
 
@@ -69,8 +71,11 @@ def check_number(
     at_most: float | None = None,
     remedy: str = "",
 ) -> None:
-    """Refuse `value` unless it is a finite number (a `whole` one, if asked) within the limits given."""
-    kind = int if whole else (int, float)
+    """Refuse `value` unless it is a finite number (a `whole` one, if asked) within the limits given.
+
+    Numbers of NumPy, such as come from `np.arange` and grids of scikit-learn, are numbers too: see `plain`.
+    """
+    value, kind = plain(value), int if whole else (int, float)
     limits = [
         f"{word} {limit:g}"
         for word, limit in (
@@ -84,7 +89,7 @@ def check_number(
     fits = (
         isinstance(value, kind)
         and not isinstance(value, bool)
-        and math.isfinite(value)
+        and abs(value) <= sys.float_info.max  # also of whole numbers that no float holds
         and (above is None or value > above)
         and (at_least is None or value >= at_least)
         and (below is None or value < below)
@@ -93,6 +98,33 @@ def check_number(
     if not fits:
         noun = "a whole number" if whole else "a number"
         raise invalid(name, value, " ".join([noun, " and ".join(limits)]).strip(), remedy)
+
+
+def plain(value: Any) -> Any:
+    """A number of NumPy as Python's own, which files and keys of runs are made of; all else as it is.
+
+    >>> plain(np.int64(3)), plain("er")
+    (3, 'er')
+    """
+    return value.item() if isinstance(value, np.number) else value
+
+
+def check_call(name: str, function: Any, *given: str, **named: object) -> None:
+    """Refuse what cannot be called with so many arguments, and with those of these names.
+
+    >>> check_call("prepare", abs, "x")
+    >>> check_call("prepare", 3, "x")
+    Traceback (most recent call last):
+        ...
+    parabolic.checks.InputError: prepare: got 3, expected a function that is called as prepare(x)
+    """
+    try:
+        inspect.signature(function).bind(*given, **named)
+    except ValueError:  # some of C's do not tell
+        return
+    except TypeError as error:
+        call = ", ".join([*given, *(f"{key}={key}" for key in named)])
+        raise invalid(name, function, f"a function that is called as {name}({call})") from error
 
 
 def check_name(name: str, value: object, known: Iterable[str], remedy: str = "") -> None:

@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from torch import Tensor, nn
 
 from parabolic.backbones import MLP
-from parabolic.checks import Description, check_finite, check_name, check_number, invalid
+from parabolic.checks import Description, check_call, check_finite, check_name, check_number, invalid
 from parabolic.engine import Diverged
 from parabolic.experiments.run import find_device
 from parabolic.learners import MSE, Criterion, Huber, Learner, Numbers, ReplayLearner, Scale, find_learner
@@ -79,6 +79,10 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             check_number(name, getattr(self, name), whole=True, at_least=1)
         seed = int(check_random_state(self.random_state).randint(2**31))
         kind = find_learner(self.learner) if isinstance(self.learner, str) else self.learner
+        if not (isinstance(kind, type) and issubclass(kind, Learner)):
+            raise invalid("learner", kind, "a method's name, or its class", "`parabolic list` shows the names")
+        if not isinstance(self.options, Mapping | None):
+            raise invalid("options", self.options, "values by their names", "as in {'sigma_x': 0.1}")
         options = copy.deepcopy(dict(self.options or {}))  # whatever it holds is the user's own
         fields = {each.name for each in dataclasses.fields(kind)} - {"model"}
         for name in options:
@@ -96,22 +100,24 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
     def _network(self, shape: Sequence[int], outputs: int, seed: int) -> nn.Module:
         if isinstance(self.model, nn.Module):
             return copy.deepcopy(self.model)
+        factory = _mlp if self.model is None else self.model
+        check_call("model", factory, "shape", "outputs")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            made = (self.model or _mlp)(shape, outputs)
+            made = factory(shape, outputs)
         if not isinstance(made, nn.Module):
             raise invalid("model", type(made), "a torch.nn.Module, or a function (shape, outputs) that returns one")
         return made
 
     def _learn(self, learner: Learner, x: Tensor, y: Tensor, epochs: int | None = None) -> None:
         """Go through examples once, in their order; or several times, shuffled anew each time."""
-        y, rng = y.to(x.device), np.random.default_rng(learner.seed)
+        y, rng, size = y.to(x.device), np.random.default_rng(learner.seed), int(self.batch_size)
         orders = [torch.from_numpy(rng.permutation(len(x))) for _ in range(epochs or 0)] or [torch.arange(len(x))]
-        rows = [part.to(x.device) for order in orders for part in order.split(self.batch_size)]
+        rows = [part.to(x.device) for order in orders for part in order.split(size)]
         task = None
         if learner.needs_tasks:
             self._tasks = 0 if epochs else getattr(self, "_tasks", -1) + 1
-            task, batches = self._tasks, list(zip(x.split(self.batch_size), y.split(self.batch_size), strict=True))
+            task, batches = self._tasks, list(zip(x.split(size), y.split(size), strict=True))
             learner.start_task(batches)
         loss = x.new_zeros(())
         for part in rows:

@@ -38,7 +38,7 @@ class Memory:
 
     def __init__(self, capacity: int) -> None:
         check_number("memory", capacity, whole=True, at_least=1, remedy="give the number of examples to keep")
-        self.capacity = capacity
+        self.capacity = int(capacity)
         self.offered = 0  # known to the host: it decides how many slots are filled
         self._clock: Tensor | None = None  # the same number on the device: it enters the arithmetic
         self._slots: Batch = {}  # one row more than the capacity: what is not kept is written to the last

@@ -14,13 +14,16 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from parabolic.checks import check_name, check_number, invalid
+from parabolic.checks import check_name, check_number, invalid, plain
 
 __all__ = ["Option", "check_options", "option", "options_of", "parse_option", "write_option"]
 
+SIGNS = {"above": ">", "at_least": "≥", "below": "<", "at_most": "≤"}
+
 
 def option(default: Any, about: str, *, tune: str | None = None, **limits: Any) -> Any:
-    """A dataclass field with a line of help and limits: above, at_least, below, at_most, among.
+    """A dataclass field with a line of help and limits: above, at_least, below, at_most, among; or `reads`, a function
+    that refuses texts which it cannot read.
 
     `tune` says where good values may lie, as `parabolic tune --space` takes it: "0.01:1", "0.01:1:log" or "a,b,c".
 
@@ -51,6 +54,26 @@ class Option:
         """Whether None is allowed."""
         return type(None) in _members(self.type)
 
+    @property
+    def allowed(self) -> str:
+        """The values that it takes, in short.
+
+        >>> Option("average", float | None, None, "decay", {"at_least": 0, "below": 1}).allowed
+        'a number ≥ 0, < 1, or none'
+        """
+        kinds = _members(self.type)
+        if bool in kinds:
+            said = "true, false"
+        elif among := self.limits.get("among"):
+            said = ", ".join(among)
+        elif int in kinds or float in kinds:
+            noun = "a number" if float in kinds else "a whole number"
+            bounds = [f"{sign} {self.limits[key]:g}" for key, sign in SIGNS.items() if self.limits.get(key) is not None]
+            said = f"{noun} {', '.join(bounds)}".strip()
+        else:
+            said = "a text"
+        return f"{said}, or none" if self.optional else said
+
     def check(self, value: Any) -> None:
         """Refuse a value of the wrong type or out of the limits, naming the option."""
         if value is None and self.optional:
@@ -59,6 +82,8 @@ class Option:
         if isinstance(value, str) and str in kinds:
             if among := self.limits.get("among"):
                 check_name(self.name, value, among)
+            if reads := self.limits.get("reads"):
+                reads(value)
             return
         if bool in kinds:
             if not isinstance(value, bool):
@@ -70,7 +95,7 @@ class Option:
                 check_number(self.name, value, whole=float not in kinds, **self.limits)
             return
         if str in kinds and not callable(value):
-            raise invalid(self.name, value, "a name")
+            raise invalid(self.name, value, "a name" if len(kinds) == 1 else self.about)
 
     def parse(self, text: str) -> Any:
         """The value that `text` from a command line stands for, checked."""
@@ -102,9 +127,11 @@ def _options_of(cls: type) -> dict[str, Option]:
 
 
 def check_options(instance: Any) -> None:
-    """Check every option of a dataclass instance against its limits."""
+    """Check every option of a dataclass instance against its limits; numbers of NumPy become Python's own."""
     for name, stated in options_of(type(instance)).items():
-        stated.check(getattr(instance, name))
+        value = getattr(instance, name)
+        stated.check(value)
+        object.__setattr__(instance, name, plain(value))  # a frozen one too
 
 
 def parse_option(known: Mapping[str, Option], name: str, text: str) -> Any:

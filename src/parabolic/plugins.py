@@ -39,7 +39,9 @@ def load_object(argument: str, path: str) -> Any:
     try:
         module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except (ImportError, FileNotFoundError, ValueError) as error:
-        raise invalid(argument, path, "module:name or file.py:name that can be imported", str(error)) from error
+        file = Path(*place.split(".")).with_suffix(".py")
+        here = f": there is a file, so {file}:{name} may be meant" if file.is_file() else ""
+        raise invalid(argument, path, "module:name or file.py:name that can be imported", f"{error}{here}") from error
     if not hasattr(module, name):
         public = sorted(key for key in vars(module) if not key.startswith("_"))
         raise invalid(argument, path, f"a name that {place} defines", Description(f"it has {', '.join(public)}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from parabolic.backbones import BACKBONES
 from parabolic.checks import Description, check_name, invalid
@@ -30,17 +32,28 @@ from parabolic.cli.grids import Address, Engine, Fleet, Gpus, Minutes, Workers, 
 from parabolic.cli.tables import Format, Intervals, Output, show
 from parabolic.cli.tracking import Track, tracking
 from parabolic.engine import Callback, Monitor, ProgressBar
-from parabolic.experiments import Preset, Store, load_preset, run
-from parabolic.learners import Learner, known_learners
-from parabolic.options import options_of
+from parabolic.experiments import Preset, RunSpec, Store, load_preset, run
+from parabolic.learners import Learner, find_learner, known_learners
+from parabolic.options import options_of, write_option
 from parabolic.report import FORMATS, comparison, in_words
 from parabolic.streams import known_streams
 
 __all__ = ["compare", "list_all", "run_one"]
 
+OF_A_RUN = ("backbone", "batch", "epochs", "precision", "channels_last")
+"""Fields of a run that `--set` alone sets."""
 
-def list_all(as_json: Json = False) -> None:
+
+def list_all(
+    learner: Annotated[
+        str | None, typer.Argument(help="One of them, or module:Class: what each of its options does.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Show the learners with their options, the streams and the networks."""
+    if learner is not None:
+        _list_one(learner, as_json)
+        return
     learners = {name: _facts(each) for name, each in sorted(known_learners().items())}
     if as_json:
         streams = {name: entry.about for name, entry in known_streams().items()}
@@ -57,7 +70,23 @@ def list_all(as_json: Json = False) -> None:
         table.add_row(name, entry.about, entry.backbone, str(entry.batch))
     console.print(table)
     console.print(f"Networks: {', '.join(sorted(BACKBONES))}, or module:factory of your own.")
-    console.print("What an option does: parabolic list --json")
+    console.print("What an option does: parabolic list LEARNER, or parabolic list --json")
+
+
+def _list_one(name: str, as_json: bool) -> None:
+    kind = find_learner(name)
+    if as_json:
+        print(json.dumps(_facts(kind), indent=1))
+        return
+    console, fields = Console(), options_of(RunSpec)
+    console.print(Text(f"{name}: {inspect.getdoc(kind) or ''}".partition("\n\n")[0]), Text(kind.reference), sep="\n")
+    groups = {"Its options": options_of(kind), "Of every run": {key: fields[key] for key in fields if key in OF_A_RUN}}
+    for title, options in groups.items():
+        table = Table("--set", "default", "values", "what it is", title=title, title_justify="left")
+        for key, stated in options.items():
+            table.add_row(key, write_option(stated.default), stated.allowed, Text(stated.about))
+        console.print(table)
+    console.print("What may happen to a stream: parabolic data list")
 
 
 def run_one(

@@ -13,7 +13,7 @@ from rich.table import Table
 from parabolic.cli.common import Device, Json, Memory, Seed, Set, Stream, read_settings
 from parabolic.engine import BoundsMonitor, BoundsRow, Callback, ProfileRecorder, ProgressBar, State, train
 from parabolic.experiments import RunSpec, build
-from parabolic.files import write_text
+from parabolic.files import disk_errors, write_text
 from parabolic.pde import Range
 from parabolic.report.figures import draw_bounds, draw_profiles
 
@@ -45,8 +45,10 @@ def bounds(
     state = _train(spec, device, monitor)
     told = {"spec": spec.resolved(), "eps": eps, "samples": samples, "rows": [row.as_dict() for row in monitor.rows]}
     name = f"{_file_name(stream)}-{_file_name(learner)}-{seed}"
-    written = write_text(out / f"{name}.json", json.dumps(told, indent=1))
-    picture = draw_bounds(monitor.rows, out / f"{name}.png", title=f"{learner} on {stream}: the loss and its bounds")
+    with disk_errors("--out", out, "name another folder"):
+        written = write_text(out / f"{name}.json", json.dumps(told, indent=1))
+        title = f"{learner} on {stream}: the loss and its bounds"
+        picture = draw_bounds(monitor.rows, out / f"{name}.png", title=title)
     if as_json:
         print(json.dumps(told, indent=1))
         return
@@ -87,11 +89,12 @@ def profile(
     ]
     told = {"spec": spec.resolved(), "eps": eps, "time": time, "sigma": sigma, "paths": paths, "rows": rows}
     name = f"{_file_name(stream)}-{_file_name(learner)}-{seed}"
-    written = write_text(out / f"{name}.json", json.dumps(told, indent=1))
     title = (
         f"What {learner} expects to lose on {stream}: u(x, t) with σ = {sigma:g}, ε = {eps:g}, {paths} paths a point"
     )
-    picture = draw_profiles(recorder.profiles, out / f"{name}.png", title=title)
+    with disk_errors("--out", out, "name another folder"):
+        written = write_text(out / f"{name}.json", json.dumps(told, indent=1))
+        picture = draw_profiles(recorder.profiles, out / f"{name}.png", title=title)
     if as_json:
         print(json.dumps(told, indent=1))
         return

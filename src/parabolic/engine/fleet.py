@@ -232,5 +232,5 @@ def _rates(learner: Learner) -> Hashable:
 
 
 def _mark(learner: Learner, x: Tensor, y: Tensor, task: Tensor, seen: Tensor, right: Tensor) -> None:
-    scores = learner.scores(x)[:, : len(seen)].masked_fill(~seen, -torch.inf)
+    scores = learner.scores_at(learner.inputs(x))[:, : len(seen)].masked_fill(~seen, -torch.inf)
     right.index_add_(0, task, (scores.argmax(-1) == y).long())

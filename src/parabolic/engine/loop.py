@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from parabolic.checks import InputError, first_line, invalid
+from parabolic.checks import first_line, invalid
 from parabolic.engine.callbacks import Callback, State
 from parabolic.engine.checkpoints import Checkpoints, Progress
 from parabolic.engine.feed import at_hand, feed
@@ -51,6 +51,9 @@ def train(
     >>> state.matrix.shape, state.step
     ((5, 5), 146)
     """
+    for name, value, kind in (("learner", learner, Learner), ("stream", stream, Stream)):
+        if not isinstance(value, kind):
+            raise invalid(name, type(value), f"a {kind.__name__}", "as in train(learner, stream, batch=32)")
     (state,) = train_fleet(Fleet([learner]), [stream], batch=batch, epochs=epochs, callbacks=callbacks)
     if state.error is not None:
         raise state.error
@@ -84,8 +87,11 @@ def train_fleet(
     ]
     for state, each in zip(states, progress, strict=bool(progress)):
         each.apply(state)
+    watchers = list(callbacks) if isinstance(callbacks, Iterable) else None
+    if watchers is None or not all(isinstance(each, Callback) for each in watchers):
+        raise invalid("callbacks", callbacks, "a list of Callbacks", "as in callbacks=[Monitor()]")
     with _threads_for(fleet.learners[0]), _naming(states):
-        _go_through(fleet, plans, states, list(callbacks), checkpoints)
+        _go_through(fleet, plans, states, watchers, checkpoints)
     return states
 
 
@@ -221,13 +227,8 @@ def _check_fit(learner: Learner, stream: Stream) -> None:
     if not learner.error.of_classes:
         remedy = "let it `observe` your batches in a loop of your own"
         raise invalid("criterion", learner.criterion, f"a loss of classes, as the labels of {stream.name} are", remedy)
-    try:
-        scores = learner.scores(stream[0].train.x[:1].to(learner.device))
-    except (InputError, torch.OutOfMemoryError):
-        raise
-    except RuntimeError as error:
-        raise invalid("model", type(learner.model), f"a module for {list(stream.shape)}", str(error)) from error
-    if scores.ndim != 2 or scores.shape[1] < stream.classes:
+    scores = learner.scores(stream[0].train.x[:1])
+    if scores.shape[1] < stream.classes:
         raise invalid("model", scores, f"a score for each of the {stream.classes} classes of {stream.name}")
 
 

@@ -123,6 +123,8 @@ class ProfileRecorder(Callback):
         learner = state.learner
         domain = MemoryDomain(LearnerLoss(learner).points, self.eps)
         inside = self.points[domain.inside(self.points)]
+        if not len(inside):
+            raise invalid("grid", self.grid, "a grid with a point in the hull of the memory", "take a finer one")
         generator = Generator(learner.device).manual_seed(self.seed)
         settings: dict[str, Any] = {"t": self.t, "sigma": self.sigma, "eps": self.eps, "paths": self.paths}
         self.profiles.append(loss_profile(learner, inside, generator=generator, **settings))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from parabolic.checks import check_name, check_number, invalid
+from parabolic.checks import check_name, check_number, invalid, plain
 from parabolic.engine import PRECISIONS
 from parabolic.learners import find_learner
 from parabolic.options import Option, check_options, option, options_of, parse_option
@@ -33,7 +33,7 @@ class RunSpec:
     learner: str = option("pcl", "the method, by name or as module:Class")
     stream: str = option("seq-digits", "what arrives, by name or as module:function")
     memory: int = option(200, "how many examples a learner that has a memory keeps", at_least=1)
-    seed: int = option(0, "decides the initial weights, the order of arrival and every draw", at_least=0)
+    seed: int = option(0, "decides the initial weights, the order of arrival and every draw", at_least=0, below=2**63)
     backbone: str | None = option(None, "the network, by name or as module:factory (none: the stream's own)")
     batch: int | None = option(None, "how many examples arrive at a step (none: the stream's own)", at_least=1)
     epochs: int = option(1, "passes over each task", at_least=1)
@@ -50,6 +50,11 @@ class RunSpec:
 
     def __post_init__(self) -> None:
         check_options(self)
+        for group in ("options", "scenario"):
+            given = getattr(self, group)
+            if not isinstance(given, Mapping):
+                raise invalid(group, given, "values by their names", "as in {'lr': 0.05}")
+            object.__setattr__(self, group, {name: plain(value) for name, value in given.items()})
         known = self.learner_options(self.learner)
         for name, value in self.options.items():
             check_name(f"option of {self.learner}", name, known)

@@ -61,15 +61,21 @@ class Study:
             guard.acquire()
         try:
             self.storage = _open(storage)
-            self.study = optuna.create_study(
-                study_name=name, storage=self.storage, direction="maximize", load_if_exists=True,
-                sampler=Sampler(search),
-                pruner=optuna.pruners.MedianPruner() if search.prune else optuna.pruners.NopPruner(),
-            )  # fmt: skip
+            self.study = self._found_or_made(name)
+            if self._differs() and not self._begun():  # its settings were refused, say, and are mended now
+                optuna.delete_study(study_name=name, storage=self.storage)
+                self.study = self._found_or_made(name)
             self._check_definition(name)
             self.study.set_user_attr(f"{WORKER} {_here()}", time.time())
         finally:
             guard.release()
+
+    def _found_or_made(self, name: str) -> optuna.Study:
+        return optuna.create_study(
+            study_name=name, storage=self.storage, direction="maximize", load_if_exists=True,
+            sampler=Sampler(self.search),
+            pruner=optuna.pruners.MedianPruner() if self.search.prune else optuna.pruners.NopPruner(),
+        )  # fmt: skip
 
     def close(self) -> None:
         """Let go of the storage."""
@@ -138,16 +144,22 @@ class Study:
 
     def _abandoned(self, trial: FrozenTrial) -> bool:
         """Whether the process that worked on a trial is gone: dead, if it was here, or silent for long."""
-        if WORKER in trial.user_attrs:
-            suspects = [trial.user_attrs[WORKER]]
-        else:  # killed before it could put its name to the trial: it was one of those that have worked on the study
-            known = (name.partition(" ") for name in self.study.user_attrs)
-            suspects = [worker for kind, _, worker in known if kind == WORKER and worker != _here()]
+        # Killed before it could put its name to the trial, it was one of those that have worked on the study.
+        suspects = [trial.user_attrs[WORKER]] if WORKER in trial.user_attrs else self._others()
         if suspects and all(_dead(each) for each in suspects):
             return True
         assert trial.datetime_start is not None
         heard: float = trial.user_attrs.get("pulse", trial.datetime_start.timestamp())
         return time.time() - heard > SILENCE
+
+    def _others(self) -> list[str]:
+        """The other processes that have worked on the study."""
+        known = (name.partition(" ") for name in self.study.user_attrs)
+        return [worker for kind, _, worker in known if kind == WORKER and worker != _here()]
+
+    def _begun(self) -> bool:
+        """Whether a trial of the study counts, or someone may be about to make one."""
+        return _places(self.study) > 0 or not all(_dead(each) for each in self._others())
 
     def _retry(self, number: int, values: Mapping[str, Any]) -> None:
         """Mark a trial as failed and have its values tried again, unless it is finished or someone was faster."""
@@ -157,17 +169,18 @@ class Study:
 
     def _check_definition(self, name: str) -> None:
         """A study goes on only as it began."""
-        wanted, stored = self.search.definition(), self.study.user_attrs.get("definition")
-        if stored is None:
-            self.study.set_user_attr("definition", wanted)
-            return
-        now, then = _flat(wanted), _flat(stored)
-        # What only one of them says was added to the package later, and its default changes nothing.
-        differs = [each for each in now if each in then and now[each] != then[each]]
-        if differs:
-            got = Description(f"{name!r} with " + ", ".join(f"{each}={now[each]}" for each in differs))
-            began = "it to go on as it began, with " + ", ".join(f"{each}={then[each]}" for each in differs)
+        if "definition" not in self.study.user_attrs:
+            self.study.set_user_attr("definition", self.search.definition())
+        if differs := self._differs():
+            got = Description(f"{name!r} with " + ", ".join(f"{each}={now}" for each, (now, _) in differs.items()))
+            began = "it to go on as it began, with " + ", ".join(f"{each}={was}" for each, (_, was) in differs.items())
             raise invalid("study", got, began, "give another --name, or what was given at first")
+
+    def _differs(self) -> dict[str, tuple[Any, Any]]:
+        """What is other than when the study began, by name: as it is now, and as it was."""
+        now, then = _flat(self.search.definition()), _flat(self.study.user_attrs.get("definition", {}))
+        # What only one of them says was added to the package later, and its default changes nothing.
+        return {each: (now[each], then[each]) for each in now if each in then and now[each] != then[each]}
 
 
 class Pruner(Callback):

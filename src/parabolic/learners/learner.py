@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
-from parabolic.checks import Description, InputError, check_finite, check_number, invalid
+from parabolic.checks import Description, InputError, check_call, check_finite, check_number, invalid, plain
 from parabolic.learners.average import WeightAverage
 from parabolic.learners.criterion import Criterion, find_criterion
 from parabolic.learners.functional import answers_by
 from parabolic.learners.head import check_head, follow, last_linear, widen
-from parabolic.learners.optimizers import make_optimizer
+from parabolic.learners.optimizers import make_optimizer, parse_optimizer
 from parabolic.memory import Batch, Memory
 from parabolic.options import check_options, option, options_of
 
@@ -44,7 +44,8 @@ class Learner:
         embed: a module that comes before the model and is trained with it, where inputs are no points that a path
             could run between, such as ids of words: bridges run through what it gives.
         prepare: turns raw examples into the model's input, for learning and for prediction alike. By default
-            bytes become floats in [0, 1] (with `embed`, ids) and all else is left alone.
+            bytes become floats in [0, 1] (with `embed`, ids), floats those of the model's type, and all else is left
+            alone.
         augment: a random change of raw examples before `prepare`, for learning only: `augment(x, generator)`.
         classes: how many scores count. By default it is asked of the model, at the first batch.
         seed: the seed of `generator`, from which all randomness of the learner comes.
@@ -63,8 +64,9 @@ class Learner:
     model: nn.Module = dataclasses.field(kw_only=False)
     lr: float = option(0.1, "learning rate", above=0, tune="0.001:1:log")
     optimizer: str | Callable[..., torch.optim.Optimizer] = option(
-        "SGD", "a class of torch.optim: SGD, SGD(momentum=0.9), or any factory called as factory(parameters, lr=lr)"
-    )
+        "SGD", "a class of torch.optim: SGD, SGD(momentum=0.9), or any factory called as factory(parameters, lr=lr)",
+        reads=parse_optimizer,
+    )  # fmt: skip
     average: float | None = option(
         None,
         "decay of a moving average of the weights, kept for prediction (none: no average)",
@@ -103,9 +105,14 @@ class Learner:
         if not weights:
             raise invalid("model", self.model, "a module with trainable parameters")
         check_options(self)
-        check_number("seed", self.seed, whole=True, at_least=0)
+        check_number("seed", self.seed, whole=True, at_least=0, below=2**63)
         if self.classes is not None:
             check_number("classes", self.classes, whole=True, at_least=1)
+        self.seed, self.classes = plain(self.seed), plain(self.classes)
+        if self.prepare is not None:
+            check_call("prepare", self.prepare, "x")
+        if self.augment is not None:
+            check_call("augment", self.augment, "x", "generator")
         self.device, self.dtype = weights[0].device, weights[0].dtype
         self.criterion = find_criterion(self.criterion).to(self.device)
         if self.needs_classes and not self.error.of_classes:
@@ -173,7 +180,7 @@ class Learner:
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
         """The method: the number to descend, from the new batch and the recalled one."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} states no loss(batch, recalled)")
 
     def descend(self, loss: Tensor) -> None:
         """One step of the optimiser down the gradient of the loss."""
@@ -214,6 +221,7 @@ class Learner:
         >>> loss = learner.observe(torch.randn(6, 4), torch.arange(6) % 3)
         """
         check_number("classes", classes, whole=True, at_least=1)
+        classes = int(classes)
         if not self.error.of_classes:
             raise invalid("criterion", self.criterion, "a loss of classes", "among numbers there are no more classes")
         with self.lock:
@@ -234,7 +242,9 @@ class Learner:
 
     def scores(self, x: Tensor) -> Tensor:
         """The scores (logits) of every class for raw examples."""
-        return self.scores_at(self.inputs(x))
+        x = _as_tensor("x", x, self.device)
+        self._check_kind(x)
+        return self._try(x)
 
     def inputs(self, x: Tensor) -> Tensor:
         """Raw examples as inputs of the model, as for prediction."""
@@ -252,9 +262,9 @@ class Learner:
     def predict(self, x: Tensor) -> Tensor:
         """The class of each raw example; where targets are numbers, these, `[n, outputs]`."""
         x = _as_tensor("x", x, self.device)
-        self._check_kind(x)
+        check_finite("x", x)
         with self.lock:
-            return self.error.answer(self._try(x))
+            return self.error.answer(self.scores(x))
 
     # -- state ---------------------------------------------------------------------------------------------
 
@@ -366,14 +376,12 @@ class Learner:
         if self.prepare is not None:
             return self.prepare(x)
         if x.dtype != torch.uint8:
-            return x
+            return x.to(self.dtype) if x.is_floating_point() else x  # NumPy's numbers are float64, and few models are
         return x.float() / 255 if self.embed is None else x.long()
 
     def _make_optimizer(self, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
-        if not isinstance(self.optimizer, str):
-            return self.optimizer(weights, lr=self.lr)
         made = make_optimizer(self.optimizer, weights, self.lr)
-        for group in made.param_groups:
+        for group in made.param_groups if isinstance(self.optimizer, str) else ():
             if self.device.type == "cuda" and "capturable" in group:
                 group["capturable"] = True  # it then counts its steps on the device
         return made
@@ -408,8 +416,8 @@ class Learner:
     def _try(self, x: Tensor) -> Tensor:
         """The scores of raw examples, or an error that says why the model does not take them."""
         try:
-            scores = self.scores(x)
-        except InputError:
+            scores = self.scores_at(self.inputs(x))
+        except (InputError, torch.OutOfMemoryError, torch.AcceleratorError):
             raise
         except Exception as error:
             raise invalid("x", x, "examples that the model accepts", f"the model says: {error}") from error
@@ -478,9 +486,11 @@ def join(batch: Batch, recalled: Batch | None) -> tuple[Tensor, Tensor]:
 
 
 def _as_tensor(name: str, value: Any, device: torch.device) -> Tensor:
-    if isinstance(value, np.ndarray) and not value.flags.writeable:
-        value = value.copy()  # torch would warn, though nothing here writes to it
     try:
+        if hasattr(value, "__array__") and not isinstance(value, Tensor):  # a frame of pandas, say
+            value = np.asarray(value)
+            if not value.flags.writeable:
+                value = value.copy()  # torch would warn, though nothing here writes to it
         tensor = torch.as_tensor(value, device=device).detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise invalid(name, type(value), "a tensor, or what torch.as_tensor makes one of", str(error)) from error

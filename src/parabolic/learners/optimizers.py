@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from parabolic.checks import check_name, invalid
+from parabolic.checks import check_call, check_name, invalid
 
 __all__ = ["make_optimizer", "parse_optimizer"]
 
+UNFIT = (torch.optim.LBFGS, torch.optim.SparseAdam)
+"""Optimisers that ask for the loss several times a step, or for sparse gradients: here they get neither."""
 
-def make_optimizer(text: str, weights: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    """The optimiser that a text like `SGD` or `SGD(momentum=0.9)` names, over some weights.
+
+def make_optimizer(
+    named: str | Callable[..., torch.optim.Optimizer], weights: Sequence[nn.Parameter], lr: float
+) -> torch.optim.Optimizer:
+    """The optimiser that a text like `SGD` or `SGD(momentum=0.9)` names, or that a factory makes, over some weights.
 
     >>> weights = list(nn.Linear(2, 2).parameters())
     >>> make_optimizer("SGD(momentum=0.9, nesterov=True)", weights, lr=0.1).param_groups[0]["momentum"]
     0.9
     """
-    name, arguments = parse_optimizer(text)
+    if not isinstance(named, str):
+        return _made_by(named, weights, lr)
+    name, arguments = parse_optimizer(named)
     try:
         made: torch.optim.Optimizer = getattr(torch.optim, name)(weights, lr=lr, **arguments)
     except (TypeError, ValueError) as error:
-        raise invalid("optimizer", text, f"arguments that torch.optim.{name} takes", f"it says: {error}") from error
+        raise invalid("optimizer", named, f"arguments that torch.optim.{name} takes", f"it says: {error}") from error
     return made
 
 
@@ -45,8 +52,20 @@ def parse_optimizer(text: str) -> tuple[str, dict[str, Any]]:
         raise invalid("optimizer", text, "a class of torch.optim and plain values for its arguments", remedy) from error
     if not isinstance(named, ast.Name) or len(arguments) < len(given):
         raise invalid("optimizer", text, "a class of torch.optim, its arguments by name", remedy)
-    known = {name for name, value in vars(torch.optim).items() if isinstance(value, type)} - {"Optimizer"}
+    unfit = {torch.optim.Optimizer, *UNFIT}
+    known = {name for name, value in vars(torch.optim).items() if isinstance(value, type) and value not in unfit}
     check_name("optimizer", named.id, known, remedy)
     if "lr" in arguments:
         raise invalid("optimizer", text, "no lr among the arguments", "it is an option of its own: lr")
     return named.id, arguments
+
+
+def _made_by(
+    factory: Callable[..., torch.optim.Optimizer], weights: Sequence[nn.Parameter], lr: float
+) -> torch.optim.Optimizer:
+    check_call("optimizer", factory, "parameters", lr=lr)
+    made = factory(weights, lr=lr)
+    if not isinstance(made, torch.optim.Optimizer) or isinstance(made, UNFIT):
+        expected = "a factory of an optimiser that steps by dense gradients, without a closure"
+        raise invalid("optimizer", type(made), expected, "torch.optim.SGD is one")
+    return made

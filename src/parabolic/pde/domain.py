@@ -8,7 +8,6 @@ from math import sqrt
 from typing import Protocol, runtime_checkable
 
 import torch
-from scipy.spatial import ConvexHull, QhullError
 from torch import Generator, Tensor
 
 from parabolic.checks import check_finite, check_number, invalid
@@ -275,6 +274,8 @@ class _Facets:
             sign = points.new_tensor([[-1.0], [1.0]])
             corners = points[ends]
             return cls(sign, -(sign * corners)[:, 0], ends[:, None], points) if corners[0] < corners[1] else None
+        from scipy.spatial import ConvexHull, QhullError  # slow to import, and few need it
+
         try:
             hull = ConvexHull(points.double().cpu().numpy())
         except QhullError:

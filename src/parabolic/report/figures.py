@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.spatial import ConvexHull
 
 from parabolic.engine import BoundsRow
 from parabolic.files import written_whole
@@ -99,6 +98,7 @@ def _draw_memory(axis: Any, profile: Profile) -> None:
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Circle
     from matplotlib.patheffects import Normal, Stroke
+    from scipy.spatial import ConvexHull
 
     points, labels = profile.domain.points.cpu().numpy(), profile.labels.cpu().numpy()
     balls = [Circle(point, profile.domain.balls.radius) for point in points]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from parabolic.checks import check_name, invalid
+from parabolic.checks import check_call, check_name, check_number, invalid
 from parabolic.plugins import load_object
 from parabolic.streams.benchmarks import BENCHMARKS, prepared_stream
 from parabolic.streams.cache import Cache
@@ -65,10 +65,14 @@ def find_stream(name: str) -> Entry:
     """The stream called `name`: a built-in one, `hf:NAME` of the Hugging Face hub, `seq-NAME` of data prepared as NAME,
     or the one that `module:function` or `file.py:function` builds from a seed.
     """
+    if not isinstance(name, str):
+        raise invalid("stream", name, "a name", "a Stream that is made already needs no finding")
     if name.startswith("hf:"):
         return Entry(partial(prepared_stream, name), "a data set of the Hugging Face hub", **IMAGES)
     if ":" in name:
-        return Entry(load_object("stream", name), f"built by {name}")
+        build = load_object("stream", name)
+        check_call("stream", build, "seed")
+        return Entry(build, f"built by {name}")
     known = known_streams()
     if name not in known:
         known |= prepared_streams()
@@ -84,8 +88,9 @@ def make_stream(name: str, seed: int = 0, **scenario: Any) -> Stream:
     >>> len(make_stream("seq-digits", tasks=2, class_order="shuffled"))
     2
     """
+    check_number("seed", seed, whole=True, at_least=0, below=2**63)
     applied = Scenario.of(scenario)
-    stream = find_stream(name).build(seed)
+    stream = find_stream(name).build(int(seed))
     if not isinstance(stream, Stream):
         raise invalid("stream", type(stream), f"{name} to return a parabolic.Stream")
-    return applied.apply(stream, seed)
+    return applied.apply(stream, int(seed))

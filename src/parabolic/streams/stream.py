@@ -125,7 +125,7 @@ class Task:
         """The task's training batches, shuffled anew in every epoch."""
         check_number("batch", size, whole=True, at_least=1)
         check_number("epochs", epochs, whole=True, at_least=1)
-        return Batches(self.train, self.train_rows, size, epochs, (self.seed, self.index), self.permuted)
+        return Batches(self.train, self.train_rows, int(size), int(epochs), (self.seed, self.index), self.permuted)
 
     def test_batches(self, size: int = 512) -> Iterator[tuple[Tensor, Tensor]]:
         """The task's test examples, in their own order."""
@@ -252,7 +252,8 @@ class Stream(Sequence[Task]):
                 rows.append((mine if in_part is None else mine & in_part).nonzero().flatten())
                 if not len(rows[-1]):
                     kind = "training" if part is train and len(rows) == 1 else "test"
-                    raise invalid("tasks", labels, f"classes with {kind} examples")
+                    remedy = "" if held_out is None else "every fifth of a class is held out: bring more, or test"
+                    raise invalid("tasks", labels, f"classes with {kind} examples", remedy)
             made.append(Task(index, tuple(labels), train, tested, rows[0], rows[1], seed))
         classes = max(known) + 1
         return cls(name, tuple(made), classes, tuple(train.x.shape[1:]), **settings)
@@ -358,7 +359,8 @@ def _tensor(name: str, value: Any) -> Tensor:
     except ValueError as error:
         raise invalid(name, type(value), "examples that are all of one shape", str(error)) from error
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-        raise invalid(name, Description(f"an array of type {array.dtype}"), "numbers")
+        remedy = "number words by np.unique(words, return_inverse=True)[1]" if array.dtype.kind in "OSU" else ""
+        raise invalid(name, Description(f"an array of type {array.dtype}"), "numbers", remedy)
     if any(step < 0 for step in array.strides):
         array = array.copy()  # torch has no steps backwards
     return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
@@ -377,7 +379,7 @@ def _not(mask: Tensor | None) -> Tensor | None:
 
 
 def _groups(tasks: int | Sequence[Sequence[int]], known: list[int]) -> list[list[int]]:
-    if isinstance(tasks, int):
+    if isinstance(tasks, int | np.integer):
         check_number("tasks", tasks, whole=True, at_least=1)
         if len(known) % tasks:
             raise invalid(
