@@ -203,7 +203,8 @@ def examples_loss(learner: Learner, x: Tensor, y: Tensor, classes: list[int] | N
     """The loss of raw examples by their own labels; among `classes` only, where they are given."""
     parts = []
     for start in range(0, len(x), 512):
-        scores, label = learner.scores(x[start : start + 512]), y[start : start + 512]
+        some, label = x[start : start + 512], y[start : start + 512]
+        scores = learner.scores_at(learner.inputs(some))
         if classes is None:
             parts.append(learner.error(scores, label, "none"))
         else:
