@@ -251,3 +251,12 @@ def test_compare_prints_in_every_format(parabolic, tmp_path):
     assert json.loads((tmp_path / "a.json").read_text())[0]["rows"][0]["cells"][0]["by_seed"] == {"0": 80.0, "1": 81.0}
     code, _, err = parabolic(*call, "--format", "html")
     assert (code, err[:27]) == (2, "error: --format: got 'html'")
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [({0: 0.0003}, "3.0e-04"), ({0: 0.0003, 1: 0.00034}, "3.2e-04"), ({0: 0.7, 1: -0.64}, "0.0"), ({0: 0.0}, "0.0")],
+)
+def test_a_small_mean_is_told_by_its_power_of_ten_unless_its_spread_is_larger(values, told):
+    table = render([Results("one", "One", [Column("bound")], {"er": [Cell(values)]})], "markdown")
+    assert re.search(rf"^\| er \|[^|]*{re.escape(told)}\b", table, re.MULTILINE), table

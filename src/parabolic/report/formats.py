@@ -171,10 +171,13 @@ def _plain_text(results: Results, *, intervals: bool = False) -> str:
 
 
 def _told(column: Column, figure: Summary | None, intervals: bool) -> tuple[str, str]:
-    """A mean and its spread; a single value has none. A mean that would look like zero is told by its power of ten."""
+    """A mean and its spread; a single value has none.
+
+    A mean that would look like zero, and is not by its spread, is told by its power of ten.
+    """
     if figure is None:
         return GAP, ""
-    tiny = 0 < abs(figure.mean) < 0.5 * 10**-column.digits
+    tiny = 0 < abs(figure.mean) < 0.5 * 10**-column.digits and not figure.sd > abs(figure.mean)
     spread = _number(figure.half_width if intervals else figure.sd, column.spread_digits)
     return f"{figure.mean:.1e}" if tiny else _number(figure.mean, column.digits), "" if spread == GAP else spread
 
