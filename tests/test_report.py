@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from statistics import mean, stdev
@@ -19,7 +20,7 @@ from made_up import AROUND, EVIL, few, many, measured, named, record, with_bound
 from PIL import Image
 from scipy import stats
 
-from parabolic import InputError, RunSpec, Store
+from parabolic import InputError, RunSpec, Store, load_preset
 from parabolic.experiments.paper import Selection
 from parabolic.report.curves import SIGNS, plot_text
 from parabolic.report.page import page_of, write_page
@@ -93,6 +94,28 @@ def test_learners_without_a_memory_are_compared_with_every_size_of_it(store):
         "seq-digits, memory 100": ["er", "sgd"],
         "seq-digits, tasks=2": ["sgd"],
     }
+
+
+def test_runs_of_a_preset_are_called_by_it_where_that_is_shorter(store, tmp_path, monkeypatch):
+    monkeypatch.setenv("PARABOLIC_PRESETS", str(tmp_path))
+    (tmp_path / "mine.toml").write_text('learner = "er"\n[settings]\nlr = 0.05\nreplay = 8\naverage = 0.9\n')
+    (tmp_path / "broken.toml").write_text("learner = ")
+    (tmp_path / "unknown.toml").write_text('learner = "er"\n[settings]\nreply = 8\n')
+    plus = load_preset("pcl-plus").spec(stream="seq-digits", memory=200)
+    mine = load_preset("mine").spec()
+    for spec in (
+        plus,
+        replace(plus, options={**plus.options, "repeats": 1}),
+        replace(plus, options={"lr": 0.05}),
+        mine,
+        replace(mine, options={**mine.options, "replay": 9}),
+        replace(mine, options={"lr": 0.05}),
+    ):
+        store.save(record(spec))
+    [scene] = find_scenes(store).scenes
+    assert {method.name for method in scene.methods} == {
+        "pcl-plus", "pcl-plus repeats=1", "pcl lr=0.05", "mine", "mine replay=9", "er lr=0.05"
+    }  # fmt: skip
 
 
 def test_failed_and_missing_runs_are_told(store):

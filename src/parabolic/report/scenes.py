@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parabolic.experiments import FailedRun, Record, Store
+from parabolic.experiments import FailedRun, Record, Store, known_presets, load_preset
 from parabolic.report.comparison import by_seed
 from parabolic.report.runs import Row, departures, row_of, select
 from parabolic.report.tables import Cell, Column, Results
@@ -124,21 +125,25 @@ def _scenes(rows: Iterable[Row], runs: Mapping[str, Record], failed: Mapping[str
     for row in rows:
         unusual = {name: value for name, value in departures(row).items() if not name.startswith("options.")}
         places[row["stream"], _settings(unusual)].setdefault(row.get("memory"), []).append(row)
-    scenes = []
+    scenes, presets = [], _presets()
     for (stream, others), sizes in sorted(places.items()):
         without = sizes.pop(None, [])
         for memory, mine in sorted(sizes.items()) or [(None, [])]:
             told = [stream, f"memory {memory}" if memory is not None else "", others]
             title = ", ".join(each for each in told if each)
-            scenes.append(Scene(title, stream, _methods([*mine, *without], runs, failed), memory))
+            scenes.append(Scene(title, stream, _methods([*mine, *without], runs, failed, presets), memory))
     return scenes
 
 
-def _methods(rows: Sequence[Row], runs: Mapping[str, Record], failed: Mapping[str, FailedRun]) -> list[Method]:
+def _methods(
+    rows: Sequence[Row],
+    runs: Mapping[str, Record],
+    failed: Mapping[str, FailedRun],
+    presets: Mapping[str, Mapping[str, Row]],
+) -> list[Method]:
     called: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
-        own = {name: value for name, value in departures(row).items() if name.startswith("options.")}
-        called[row["learner"], _settings(own)].append(row)
+        called[_called(row, presets.get(row["learner"], {}))].append(row)
     short = Counter((learner.rpartition(":")[2], settings) for learner, settings in called)
     methods = []
     for (learner, settings), mine in called.items():
@@ -146,6 +151,28 @@ def _methods(rows: Sequence[Row], runs: Mapping[str, Record], failed: Mapping[st
         name = name if short[name, settings] == 1 else learner
         methods.append(Method(f"{name} {settings}".strip(), _by_seed(mine, runs), _by_seed(mine, failed)))
     return sorted(methods, key=lambda method: (not method.runs, -method.summary("acc").mean if method.runs else 0))
+
+
+def _called(row: Row, presets: Mapping[str, Row]) -> tuple[str, str]:
+    """A learner or one of its presets, and in which options a run departs from it: whichever is shorter to say."""
+    own = {name: value for name, value in departures(row).items() if name.startswith("options.")}
+    said = [(row["learner"], own)]
+    for preset, usual in presets.items():
+        differs = (name for name in row if name.startswith("options.") and row[name] != usual.get(name))
+        said.append((preset, {name: row[name] for name in differs}))
+    name, others = min(said, key=lambda each: len(each[1]) + (each[0] != row["learner"]))
+    return name, _settings(others)
+
+
+def _presets() -> dict[str, dict[str, Row]]:
+    """The options of every preset that can be used, by learner and name."""
+    found = defaultdict[str, dict[str, Row]](dict)
+    for name in known_presets():
+        with suppress(Exception):  # it may be a file of the user's, in which anything can be wrong
+            preset = load_preset(name)
+            options = preset.spec().resolved()["options"]
+            found[preset.learner][name] = {f"options.{option}": value for option, value in options.items()}
+    return found
 
 
 def _by_seed(rows: Iterable[Row], kept: Mapping[str, Any]) -> dict[int, Any]:
