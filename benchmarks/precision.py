@@ -10,7 +10,6 @@ precision is compared with float32 by Welch's test; all of them together with th
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from parabolic.experiments import Record, RunSpec, Store, execute_fleet
+from parabolic.experiments import RunSpec, Store, run_grid
 from parabolic.experiments.paper import paper_tables
 from parabolic.experiments.records import BackedStore, Records
-from parabolic.experiments.run import Yard
 from parabolic.statistics import Summary, welch
 
 LEARNERS: dict[str, dict[str, Any]] = {"pcl": {}, "er": {"lr": 0.05}}
 PRECISIONS = ("bf16", "tf32", "fp32")  # the fastest first
-FLEET = 5
 
 
 def specs(learner: str, precision: str, seeds: int) -> list[RunSpec]:
@@ -41,21 +38,13 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where runs are kept")
     parser.add_argument("--no-records", action="store_true", help="train all that is not in there")
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no fleet after so long")
+    parser.add_argument("--seconds", type=float, help="begin no fleet after so long")
     asked = parser.parse_args()
     store = Store(asked.runs) if asked.no_records else BackedStore(asked.runs, Records.ours())
-    yard, started = Yard(), time.perf_counter()
-    for precision in PRECISIONS:
-        for learner in LEARNERS:
-            missing = [spec for spec in specs(learner, precision, asked.seeds) if store.find(spec) is None]
-            for first in range(0, len(missing), FLEET):
-                if time.perf_counter() - started > asked.seconds:
-                    break
-                for _, result in execute_fleet(missing[first : first + FLEET], yard=yard):
-                    if isinstance(result, Record):
-                        store.save(result)
-                    else:
-                        print(result)
+    minutes = None if asked.seconds is None else asked.seconds / 60
+    each = [specs(learner, precision, asked.seeds) for precision in PRECISIONS for learner in LEARNERS]
+    for failure in run_grid([spec for row in each for spec in row], store, workers=0, minutes=minutes).failures:
+        print(failure.reason)
     console = Console(width=120)
     console.print(table(store, asked.seeds))
     for line in differences(store, asked.seeds):

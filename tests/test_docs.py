@@ -1,7 +1,7 @@
 """The code in the pages works as pasted."""
 
-import importlib.util
 import re
+import runpy
 from pathlib import Path
 from statistics import fmean
 
@@ -15,13 +15,6 @@ from parabolic.experiments.records import Records
 from parabolic.statistics import Summary
 
 ROOT = Path(__file__).parent.parent
-
-
-def load_module(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def blocks(page):
@@ -159,10 +152,10 @@ def test_the_figures_of_the_results_are_those_of_the_records():
 
 
 def test_the_figures_of_pcl_plus_are_those_of_the_records():
-    benchmark = load_module(ROOT / "benchmarks" / "plus.py")
+    rows = runpy.run_path(str(ROOT / "benchmarks" / "plus.py"))["rows"]
     records = Records(ROOT / "results" / "records")
     page = (ROOT / "docs/pcl-plus.md").read_text()
-    for row, specs in benchmark.rows("seq-cifar100", 1000, SEEDS).items():
+    for row, specs in rows("seq-cifar100", 1000, SEEDS).items():
         runs = [run for spec in specs if (run := records.find(spec))]
         if not runs:
             assert f"| {row} |" not in page
