@@ -124,24 +124,26 @@ def test_si_follows_what_the_optimizer_did_not_what_it_was_told():
     assert torch.allclose(learner.path, torch.cat([o.flatten() for o in expected]), atol=1e-12)
 
 
-def slow_fisher(model, batches):
-    """The mean of squared gradients of −log p(label), one example at a time."""
+def slow_fisher(model, batches, variant="paper"):
+    """The mean of squared gradients of −log p(label), one example at a time; in public code each counts by p(label)."""
     model = copy.deepcopy(model).eval()
     total, count = [torch.zeros_like(w) for w in model.parameters()], 0
     for x, y in batches:
         for example, label in zip(x, y.tolist(), strict=True):
             surprise = -model(example[None]).log_softmax(-1)[0, label]
             gradients = torch.autograd.grad(surprise, list(model.parameters()))
-            total, count = [t + g**2 for t, g in zip(total, gradients, strict=True)], count + 1
+            share = surprise.neg().exp().item() if variant == "reference" else 1.0
+            total, count = [t + share * g**2 for t, g in zip(total, gradients, strict=True)], count + 1
     return [t / count for t in total]
 
 
+@pytest.mark.parametrize("variant", ["paper", "reference"])
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("gamma", [1.0, 0.6, 0.0])
-def test_ewc_is_the_published_step(norm, gamma):
+def test_ewc_is_the_published_step(norm, gamma, variant):
     lr, strength = 0.1, 4.0
     ours, theirs = net(norm), net(norm)
-    learner = EWC(ours, lr=lr, strength=strength, decay=gamma)
+    learner = EWC(ours, lr=lr, strength=strength, decay=gamma, variant=variant)
     learn(learner, tasks(norm))
 
     anchor, fisher = copies(theirs), [torch.zeros_like(w) for w in theirs.parameters()]
@@ -150,7 +152,7 @@ def test_ewc_is_the_published_step(norm, gamma):
             gradients = torch.autograd.grad(cross_entropy(theirs(x), y), list(theirs.parameters()))
             pulls = [2 * strength * f * (w - a) for f, w, a in zip(fisher, copies(theirs), anchor, strict=True)]
             move(theirs, [g + p for g, p in zip(gradients, pulls, strict=True)], lr)
-        fisher = [gamma * f + new for f, new in zip(fisher, slow_fisher(theirs, batches), strict=True)]
+        fisher = [gamma * f + new for f, new in zip(fisher, slow_fisher(theirs, batches, variant), strict=True)]
         anchor = copies(theirs)
     assert_same(ours, theirs)
     assert torch.allclose(learner.importance, torch.cat([f.flatten() for f in fisher]), atol=1e-10)
@@ -158,7 +160,8 @@ def test_ewc_is_the_published_step(norm, gamma):
 
 @pytest.mark.parametrize("chunk", [1, 3, 4, 100])
 @pytest.mark.parametrize("sizes", [(5, 4, 1), (10,), (1,) * 10])
-def test_ewcs_fisher_information_is_the_loop_over_examples(chunk, sizes):
+@pytest.mark.parametrize("variant", ["paper", "reference"])
+def test_ewcs_fisher_information_is_the_loop_over_examples(chunk, sizes, variant):
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(3 * 16, CLASSES)
@@ -166,9 +169,9 @@ def test_ewcs_fisher_information_is_the_loop_over_examples(chunk, sizes):
     model(torch.randn(20, 1, 6, 6, dtype=torch.float64))  # statistics that are not those of an example
     x, y = torch.randn(10, 1, 6, 6, dtype=torch.float64), torch.randint(CLASSES, (10,))
     batches = list(zip(x.split(sizes), y.split(sizes), strict=True))
-    learner = EWC(model, chunk=chunk, augment=lambda x, generator: x + 1e6)
+    learner = EWC(model, chunk=chunk, variant=variant, augment=lambda x, generator: x + 1e6)
     before = copy.deepcopy(model.state_dict())
-    expected = torch.cat([f.flatten() for f in slow_fisher(model, batches)])
+    expected = torch.cat([f.flatten() for f in slow_fisher(model, batches, variant)])
     assert torch.allclose(learner.fisher(batches), expected, atol=1e-12)
     assert model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

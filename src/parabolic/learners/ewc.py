@@ -20,7 +20,8 @@ class EWC(AnchoredLearner):
     """Online elastic weight consolidation: a weight is held as hard as past labels' probabilities depended on it.
 
     The penalty is `strength` · Σ F (θ − θ*)². At a task's end F ← `decay` · F + the task's empirical Fisher
-    information: the mean over its examples of the squared gradient of −log p(label) or, of numbers, of the loss.
+    information: the mean over its examples of the squared gradient of −log p(label) or, of numbers, of the loss. An
+    example that the model gets wrong counts much in it; where that makes training diverge, `variant="reference"` helps.
 
     >>> learner = EWC(torch.nn.Linear(4, 3))
     >>> task = [(torch.randn(8, 4), torch.arange(8) % 3) for _ in range(5)]
@@ -44,6 +45,12 @@ class EWC(AnchoredLearner):
     )
     chunk: int = option(
         256, "how many examples go through the model at once to measure the Fisher information", at_least=1
+    )
+    variant: str = option(
+        "paper",
+        "paper: the empirical Fisher information; reference (public code): there each example counts as much as its "
+        "label is probable, which is that label's part in the model's own Fisher information",
+        among=("paper", "reference"),
     )
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
@@ -69,8 +76,15 @@ class EWC(AnchoredLearner):
         try:
             for x, y, _ in checked(self, batches, self.chunk):
                 for some, labels in zip(x.split(self.chunk), y.split(self.chunk), strict=True):
-                    total += flatten(squared_gradients(self.model, self.inputs(some), labels, self.error))
+                    total += flatten(squared_gradients(self.model, self.inputs(some), labels, self._surprise))
                     count += len(labels)
         finally:
             self.model.train(training)
         return total / max(count, 1)
+
+    def _surprise(self, scores: Tensor, y: Tensor, reduction: str) -> Tensor:
+        """The loss, times what makes the square of its gradient count as the variant says."""
+        if self.variant == "paper" or not self.error.of_classes:
+            return self.error(scores, y, reduction)
+        probable = scores.detach().softmax(-1).gather(-1, y[:, None])[:, 0]
+        return (probable.sqrt() * self.error(scores, y, "none")).sum()

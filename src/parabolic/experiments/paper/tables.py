@@ -66,7 +66,7 @@ METHODS = {
     "GEM": Method("gem"),
     "DER": Method("der"),
     "DER++": Method("derpp"),
-    "On-EWC": Method("ewc", on={"seq-tinyimagenet": {"strength": 25.0}}),
+    "On-EWC": Method("ewc", REFERENCE, on={"seq-tinyimagenet": {"strength": 25.0}}),
     "LWF": Method("lwf", on={"seq-tinyimagenet": {"alpha": 1.0}}),
     "ER-OBC": Method("obc"),
     "CLSER": Method("clser"),
