@@ -12,8 +12,9 @@ from torch.autograd.function import once_differentiable
 
 __all__ = ["norm_add_relu"]
 
-ROWS, COLUMNS = 128, 32  # of the tile that a program works on at a time
-WARPS = 8  # of a program
+COLUMNS = 32  # of the tile that a program works on at a time
+LARGE, SMALL = (128, 8), (64, 4)  # rows of the tile and warps of a program, for many numbers and for few
+FEW = 2**22  # numbers: with more, a GPU that has nothing else to do is faster by large tiles
 PARTS = 128  # how many programs share the sum of a channel, at most
 PROGRAMS = 264  # how many programs a kernel has, about: two for each multiprocessor of an H200
 AHEAD = 4  # tiles whose loads are under way at once in a sum
@@ -160,13 +161,14 @@ class _Work:
 
     def __init__(self, x: Tensor) -> None:
         rows, channels = self.size = x.numel() // x.shape[1], x.shape[1]
+        tall, warps = SMALL if x.numel() <= FEW else LARGE
         blocks = triton.cdiv(channels, COLUMNS)
         programs = max(1, PROGRAMS // blocks)
-        self.share = triton.cdiv(triton.cdiv(rows, min(programs, PARTS)), ROWS) * ROWS  # rows that a program sums up
+        self.share = triton.cdiv(triton.cdiv(rows, min(programs, PARTS)), tall) * tall  # rows that a program sums up
         self.parts = triton.cdiv(rows, self.share)
         self.shares = (self.parts, blocks)
-        self.grid = (min(programs, triton.cdiv(rows, ROWS)), blocks)
-        self.tile = {"ROWS": ROWS, "COLUMNS": COLUMNS, "num_warps": WARPS}
+        self.grid = (min(programs, triton.cdiv(rows, tall)), blocks)
+        self.tile = {"ROWS": tall, "COLUMNS": COLUMNS, "num_warps": warps}
         self.like = x
 
     def room(self, sums: int) -> Tensor:
