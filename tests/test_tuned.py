@@ -119,12 +119,13 @@ def test_a_tuned_table_says_how_it_was_tuned_and_by_how_many_trials(parabolic, t
 
 def test_rows_without_a_preset_stay_empty_and_the_commands_that_would_fill_them_are_told(parabolic, folder, tmp_path):
     for learner in ("er", "pcl"):
-        save_preset(found(learner, "seq-cifar10", trials=7, seeds=2))
+        own = {} if learner == "er" else {"balance": 0.5}  # what only one has is not for the others
+        save_preset(found(learner, "seq-cifar10", trials=7, seeds=2, average=0.99, **own))
     code, out, err = parabolic("paper", "main", "--tuned", "--learners", "er,pcl,gem", "--seeds", "2", "--show")
     assert (code, err) == (0, "")
     assert "4 runs are missing" in out  # of which presets say what they are
     commands = re.findall(r"^    (parabolic tune .*)$", out, re.MULTILINE)
-    alike = "--memory 1000 --trials 7 --seeds 2 --validation 0.1"
+    alike = "--memory 1000 --trials 7 --seeds 2 --validation 0.1 --space lr=0.001:1:log --set average=0.99"
     assert commands == [
         f"parabolic tune --learners er,gem,pcl --stream seq-cifar100 {alike}",
         f"parabolic tune --learners er,gem,pcl --stream seq-tinyimagenet {alike}",
@@ -173,7 +174,7 @@ def test_presets_that_were_written_by_hand_took_no_trials_whatever_they_say(para
     assert "The presets say of no trials" in out
     assert "held-out" not in out
     assert "    parabolic tune --learners er --stream seq-cifar100 --memory 1000\n" in out
-    study = "trials = [1, 2]\nseeds = '3'"  # what is no number of seeds is not told
+    study = "trials = [1, 2]\nseeds = '3'\nspace = 'wide'"  # what is no number of seeds is not told, and no space
     by_hand(folder, "er-seq-cifar10", f'learner = "er"\n[settings]\nlr = 0.1\n[study]\n{study}')
     assert "the best of 2 trials on held-out" in parabolic("paper", "main", "--tuned", "--learners", "er", "--show")[1]
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from parabolic.experiments.paper.quick import SHRINK, STREAM
 from parabolic.experiments.paper.selection import Selection
 from parabolic.experiments.paper.tables import METHODS, PLUS, Setting, paper_tables
 from parabolic.experiments.presets import Preset
+from parabolic.options import write_option
 
 __all__ = ["Effort", "Tuning"]
 
@@ -81,10 +83,13 @@ class Tuning:
     def commands(self) -> list[str]:
         """What would make the presets that are missing, in the way in which most of the others were made."""
         memory = Setting("").memory // (SHRINK if self.quick else 1)
-        like = next((each.study for each in self.presets.values() if Effort.of(each) == self.effort), {})
         spent = self.effort or Effort(0, 0)
-        told = {"trials": spent.trials, "seeds": spent.seeds, "validation": like.get("validation")}
+        like = [each for each in self.presets.values() if spent.trials and Effort.of(each) == spent]
+        share = _shared([each.study for each in like]).get("validation")
+        told = {"trials": spent.trials, "seeds": spent.seeds, "validation": share}
         alike = "".join(f" --{name} {value}" for name, value in told.items() if value)
+        for option, tables in (("space", [_space(each) for each in like]), ("set", [_fixed(each) for each in like])):
+            alike += "".join(f" --{option} {name}={write_option(value)}" for name, value in _shared(tables).items())
         return [
             f"parabolic tune --learners {','.join(learners)} --stream {stream} --memory {memory}{alike}"
             for stream, learners in self.missing.items()
@@ -99,3 +104,20 @@ def _rows(selection: Selection, tables: Sequence[str]) -> dict[tuple[str, str], 
         for row in selection.rows(name):
             found |= {(row, STREAM if selection.quick else setting.stream): None for setting in settings}
     return found
+
+
+def _space(preset: Preset) -> Mapping[str, Any]:
+    """Where the preset's values were looked for."""
+    space = preset.study.get("space")
+    return space if isinstance(space, Mapping) else {}
+
+
+def _fixed(preset: Preset) -> Mapping[str, Any]:
+    """What was set beforehand."""
+    return {name: value for name, value in preset.settings.items() if name not in _space(preset)}
+
+
+def _shared(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all tables say alike."""
+    first, *rest = tables or [{}]
+    return {name: value for name, value in first.items() if all(each.get(name) == value for each in rest)}
