@@ -25,7 +25,7 @@ from parabolic.statistics import Summary, welch
 PARTS: dict[str, dict[str, Any]] = {
     "pcl-plus": {},
     "no balance of classes": {"balance": 0.0},
-    "no average of weights": {"average": None},
+    "no average of weights": {"average": None, "average_part": 1.0},
     "no momentum": {"optimizer": "SGD"},
     "no momentum, twice the learning rate": {"optimizer": "SGD", "lr": 0.1},
     "one step a batch": {"repeats": 1},
