@@ -156,6 +156,8 @@ def test_an_optimiser_is_named_with_its_arguments():
         ("SGD(lr=0.5)", "no lr among the arguments"),
         ("SGD(moment=0.9)", "expected arguments that torch.optim.SGD takes.*moment"),
         ("SGD(momentum=-1)", "expected arguments that torch.optim.SGD takes.*momentum"),
+        ("Adam(fused=True, foreach=True)", "expected arguments that torch.optim.Adam takes.*`fused` and `foreach`"),
+        ("Adam(betas=(0.9,))", "expected arguments that torch.optim.Adam takes"),
         ("__import__('os').getcwd()", "its arguments by name"),
     ],
 )
@@ -322,6 +324,19 @@ def test_frozen_parameters_stay():
     assert torch.equal(model[0].weight, before)
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_modules_that_are_frozen_in_their_evaluation_mode_stay_in_it(name):
+    model = net()
+    model[1].eval()
+    statistics = model[1].running_mean.clone()
+    learner, data = make(name, model, average=0.9), batches(8)
+    for i in range(8):
+        observe(learner, data, i)
+        learner.predict(data[i][0])
+        assert [module.training for module in model] == [True, False, True, True]
+    assert torch.equal(model[1].running_mean, statistics)
+
+
 BAD = {
     "label out of range": (torch.zeros(2, 3), torch.tensor([0, 4]), "y: got 4, expected labels from 0 to 3"),
     "negative label": (torch.zeros(2, 3), torch.tensor([0, -1]), "y: got -1, expected labels from 0 to 3"),
@@ -397,8 +412,8 @@ def test_scores_are_checked_as_predictions_are():
     for asked in (learner.scores, learner.predict):
         with pytest.raises(InputError, match="x: got .*, expected examples as in the first batch"):
             asked(x[:, :2])
-    with pytest.raises(InputError, match=r"x: got 1 values that are NaN or infinite, the first at \[0, 1\]"):
-        learner.predict([[0.0, float("nan"), 0.0]])
+        with pytest.raises(InputError, match=r"x: got 1 values that are NaN or infinite, the first at \[0, 1\]"):
+            asked([[0.0, float("nan"), 0.0]])
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -424,6 +439,27 @@ def test_a_device_that_ran_out_of_memory_is_no_matter_of_the_input():
 def test_more_classes_than_scores_are_refused():
     with pytest.raises(InputError, match=r"classes: got 9, expected at most 4, as many as the model scores"):
         ER(net(), classes=9, balance=1.0).observe(*batches(1)[0])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_fewer_classes_than_scores_are_welcome_and_may_become_more(name):
+    learner, data = make(name, classes=2), [(x, y % 2) for x, y in batches(8)]
+    for i in range(8):
+        observe(learner, data, i)
+    with pytest.raises(InputError, match=r"y: got 2, expected labels from 0 to 1; there are 2 classes: .* `grow`"):
+        learner.observe(torch.zeros(2, 3), [0, 2], 1)
+    learner.grow(3)
+    assert torch.isfinite(learner.observe(torch.zeros(2, 3), [0, 2], 1))
+    assert learner.scores(torch.zeros(2, 3)).shape == (2, 4)
+
+
+def test_to_grow_is_never_to_shrink():
+    learner = ER(net())
+    learner.grow(2)
+    learner.observe(torch.zeros(2, 3), [0, 3])
+    few = ER(net(), classes=3)
+    few.grow(2)
+    assert few.classes == 3
 
 
 def test_what_is_not_a_model_is_refused():

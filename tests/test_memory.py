@@ -129,6 +129,24 @@ def test_state_goes_on_where_it_was():
 
 
 @pytest.mark.parametrize(
+    ("field", "named"),
+    [
+        ({"x": torch.zeros(3, 1)}, "x"),
+        ({"x": torch.zeros(3, 4, dtype=torch.float64)}, "x"),
+        ({"x": torch.zeros(3, 4), "logits": torch.zeros(3, 2)}, "batch"),
+        ({}, "batch"),
+    ],
+)
+def test_a_state_of_another_kind_of_example_is_refused_and_changes_nothing(field, named):
+    memory = Memory(5)
+    memory.offer({"x": torch.ones(2, 4), "y": torch.ones(2)})
+    with pytest.raises(InputError, match=f"^{named}: got "):
+        memory.load_state_dict({"offered": 3, "y": torch.zeros(3), **field})
+    assert memory.offered == 2
+    assert torch.equal(memory["x"], torch.ones(2, 4))
+
+
+@pytest.mark.parametrize(
     ("batch", "named"),
     [
         ({}, "batch"),

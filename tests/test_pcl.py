@@ -260,6 +260,12 @@ def test_the_drift_of_the_published_code():
     assert learner.observe(x, y).item() == pytest.approx((total - 0.3 * term).mean().item(), abs=1e-12)
 
 
+@pytest.mark.parametrize(("name", "value"), [("drift", torch.neg), ("integral", "mean"), ("integral", "euler")])
+def test_the_drift_of_the_published_code_goes_with_no_other_drift_or_integral(name, value):
+    with pytest.raises(InputError, match=f"^{name}: got .*, expected none with drift_weight"):
+        PCL(net(), variant="reference", drift_weight=0.3, **{name: value})
+
+
 def test_every_row_of_the_papers_ablations_learns():
     for options in ABLATIONS.values():
         learner = PCL(net(norm=True), memory=12, replay=5, **options)

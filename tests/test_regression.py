@@ -71,8 +71,34 @@ def test_class_weights_are_torchs_own_and_grow_with_the_head():
     learner.grow(3)
     assert learner.criterion.weights == [1.0, 5.0, 1.0]
     learner.observe(x, torch.arange(8) % 3)
-    with pytest.raises(InputError, match="^weights: got 3 weights, expected one for each of 2"):
+    with pytest.raises(InputError, match="^weights: got 3 weights, expected one for each of 2 classes"):
         ER(net(), criterion=CrossEntropy(weights=[1, 2, 3])).observe(x, y)
+
+
+def test_outputs_beyond_the_classes_have_a_weight_of_one():
+    x, y, all_five = torch.randn(8, 3, dtype=torch.float64), torch.arange(8) % 2, torch.tensor([1.0, 5, 1, 1, 1])
+    few = {"classes": 2, "criterion": CrossEntropy(weights=[1.0, 5.0])}
+    learner = SGD(net(5), **few)
+    assert learner.observe(x, y) == cross_entropy(net(5)(x), y, all_five.double())
+    learner.grow(3)
+    assert learner.criterion.weights == [1.0, 5.0, 1.0]
+    learner.observe(x, torch.arange(8) % 3)
+    whole = PCL(net(5), criterion=CrossEntropy(weights=all_five.tolist()))
+    assert PCL(net(5), **few).observe(x, y) == whole.observe(x, y)
+
+
+def test_the_loss_of_any_criterion_is_one_number_an_example():
+    scores, y, number = torch.randn(4, 2), torch.tensor([0, 1, 1, 0]), torch.randn(4, 2)
+    for criterion in (CrossEntropy(), CrossEntropy(weights=[1.0, 3.0])):
+        assert torch.equal(criterion.loss(scores, y), criterion(scores, y, "none"))
+        assert copy.deepcopy(criterion).loss(scores, y).shape == (4,)
+    for criterion in (MSE(), Huber()):
+        assert torch.equal(criterion.loss(scores, number).mean(1), criterion(scores, number, "none"))
+
+
+def test_as_many_numbers_are_learned_as_the_model_has_outputs():
+    with pytest.raises(InputError, match="^classes: got 1, expected 2, as many as the model has outputs"):
+        SGD(net(), criterion="mse", classes=1).observe(torch.zeros(4, 3), torch.zeros(4))
 
 
 def test_pcl_of_numbers_follows_plain_bridges():

@@ -18,6 +18,7 @@ from parabolic.learners.ewc import EWC
 from parabolic.learners.fisher import squared_gradients
 from parabolic.learners.lwf import LwF
 from parabolic.learners.si import SI
+from parabolic.states import same_state
 
 CLASSES = 6
 
@@ -510,6 +511,16 @@ def test_a_bad_batch_of_a_task_is_refused_for_what_it_is(name, moment, bad, mess
     good = (torch.zeros(5, 3), torch.arange(5))
     with pytest.raises(InputError, match=f"^{message}"):
         getattr(learner, f"{moment}_task")([good, good, bad, good])
+
+
+@pytest.mark.parametrize("name", ["lwf", "vrmcl"])
+def test_a_start_without_batches_is_refused_and_changes_nothing(name):
+    learner, stream = find_learner(name)(net()), tasks()
+    learn(learner, stream[:1])
+    before = copy.deepcopy(learner.state_dict())
+    with pytest.raises(InputError, match=f"^start_task: got no batches, expected .*; {name} looks at them"):
+        learner.start_task([])
+    assert same_state(learner.state_dict(), before)
 
 
 @pytest.mark.parametrize(("name", "moment"), [("lwf", "start"), ("vrmcl", "start"), ("ewc", "end"), ("agem", "end")])

@@ -1,5 +1,6 @@
 """Learners on disk: what is loaded goes on to the bit, and what is not whole is refused; no file runs code."""
 
+import copy
 import functools
 import hashlib
 import json
@@ -8,6 +9,7 @@ import pickle
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -19,8 +21,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from parabolic import ER, MLP, PCL, SGD, ConvNet, InputError, Learner, LwF, Memory, ReplayLearner
-from parabolic.learners import find_learner, known_learners
+from parabolic.files import write_bytes
+from parabolic.learners import find_learner, known_learners, saving
 from parabolic.learners.criterion import CrossEntropy, Huber
+from parabolic.learners.saving import describe, restore
 from parabolic.memory import ClassBalanced
 from parabolic.states import pack_state, read_state, same_state
 from parabolic.streams import CropFlip, Normalise
@@ -253,6 +257,19 @@ def test_a_state_that_breaks_off_leaves_the_learner_as_it_was(tmp_path):
     assert same_state(before, dict(model.state_dict()))
 
 
+@pytest.mark.parametrize(("name", "part"), [("er", "memory"), ("lwf", "old"), ("obc", "surrogate"), ("si", "path")])
+def test_a_state_of_more_classes_that_breaks_off_leaves_all_as_it_was(tmp_path, name, part):
+    learner, larger = make(name, average=0.9), make(name, average=0.9)
+    larger.grow(7)
+    learn(larger, 0, 2)
+    content = read_state(larger.save(tmp_path / "a"))
+    content["state"][part] = {}
+    before = copy.deepcopy(describe(learner))
+    with pytest.raises(InputError, match="^state: got .*, expected the state of a "):
+        restore(learner, content)
+    assert same_state(describe(learner), before)
+
+
 # -- damage ------------------------------------------------------------------------------------------------
 
 
@@ -421,6 +438,22 @@ def test_a_save_that_fails_leaves_the_file_that_was_there(tmp_path, monkeypatch)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
+def test_others_predict_while_a_file_is_written(tmp_path, monkeypatch):
+    learner = make("er")
+    learn(learner, 0, 1)
+    asked = threading.Thread(target=learner.predict, args=(batches()[0][0],))
+
+    def write(path, data):
+        asked.start()
+        asked.join(60)
+        assert not asked.is_alive()
+        return write_bytes(path, data)
+
+    monkeypatch.setattr(saving, "write_bytes", write)
+    learner.save(tmp_path / "a")
+    assert same_state(Learner.load(tmp_path / "a").state_dict(), learner.state_dict())
+
+
 def test_a_file_counts_as_written_when_it_is_on_disk(tmp_path, monkeypatch):
     """First what it holds, then its name: a power failure at any moment leaves the old file or the new."""
     done = []
@@ -437,6 +470,40 @@ def test_a_file_counts_as_written_when_it_is_on_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", replace)
     make("er").save(tmp_path / "a")
     assert done == ["file", "name", "folder"]
+
+
+def test_what_is_no_file_is_refused_and_left_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    learner = make("sgd")
+    os.mkfifo("pipe")
+    os.symlink("pipe", "link")
+    os.symlink("loop", "loop")
+    Path("folder").mkdir()
+    before = sorted(tmp_path.iterdir())
+    for name, told in [
+        ("pipe", r"a pipe \(pipe\)"), ("link", r"a pipe \(link\)"), ("folder", r"a folder \(folder\)"),
+        (".", r"a folder \(.\)"), ("", r"a folder \(.\)"), ("/", r"a folder \(/\)"),
+    ]:  # fmt: skip
+        with pytest.raises(InputError, match=f"path: got {told}, expected a file, or a name that is free; name"):
+            learner.save(name)
+    with pytest.raises(InputError, match="path: got Too many levels of symbolic links"):
+        learner.save("loop")
+    assert sorted(tmp_path.iterdir()) == before
+    assert stat.S_ISFIFO(os.lstat("pipe").st_mode)
+
+
+def test_a_link_is_followed(tmp_path):
+    """To a file or to where one will be, by another link too; what is written aside is beside the file."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to(tmp_path / "disk" / "new" / "file")
+    for seed in (0, 1):
+        learner = make("sgd", seed=seed)
+        assert learner.save(tmp_path / "a") == tmp_path / "a"
+        assert Learner.load(tmp_path / "disk" / "new" / "file").seed == seed
+    assert [path.name for path in (tmp_path / "disk" / "new").iterdir()] == ["file"]
+    assert (tmp_path / "a").is_symlink()
+    assert (tmp_path / "b").is_symlink()
 
 
 def test_a_batch_unlike_the_first_is_refused_after_a_load_too(tmp_path):

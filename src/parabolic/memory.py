@@ -133,6 +133,7 @@ class Memory:
         arrival = fields.pop(ARRIVAL, None)
         if fields:
             self._allocate(fields)
+            self._check_kind(fields)  # a copy would stretch rows of one number, and cut off what a type cannot hold
             self._arrival[:filled] = -1 if arrival is None else arrival
         for name, value in fields.items():
             self._slots[name][:filled].copy_(value)
@@ -149,6 +150,10 @@ class Memory:
             )
         if not self._slots:
             self._allocate(batch)
+        self._check_kind(batch)
+        return size
+
+    def _check_kind(self, batch: Mapping[str, Tensor]) -> None:
         if self._slots.keys() != batch.keys():
             raise invalid("batch", sorted(batch), f"the fields that this memory keeps, {sorted(self._slots)}")
         for name, value in batch.items():
@@ -156,7 +161,6 @@ class Memory:
             if value.shape[1:] != slots.shape[1:] or value.dtype != slots.dtype:
                 like = f"examples of shape {list(slots.shape[1:])} and type {str(slots.dtype).removeprefix('torch.')}"
                 raise invalid(name, value, like, "one memory holds one kind of example")
-        return size
 
     def _allocate(self, batch: Mapping[str, Tensor]) -> None:
         if self._slots:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from parabolic.checks import Description, invalid
 from parabolic.learners.learner import Batches, Learner
 
-__all__ = ["checked"]
+__all__ = ["check_started", "checked", "labels_of"]
 
 
 def checked(learner: Learner, batches: Batches, size: int = 2048) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
@@ -32,6 +33,21 @@ def checked(learner: Learner, batches: Batches, size: int = 2048) -> Iterator[tu
         held.append(batch)
     if held:
         yield _together(learner, held)
+
+
+def labels_of(learner: Learner, batches: Batches) -> Tensor:
+    """All labels of a task that starts, checked for a learner that must know of them."""
+    labels = [y for _, y, _ in checked(learner, batches)]
+    if not labels:
+        remedy = f"{learner.name} looks at them for the classes to come"
+        raise invalid("start_task", Description("no batches"), "the batches of the task", remedy)
+    return torch.cat(labels)
+
+
+def check_started(tasks: int) -> None:
+    """Refuse a batch where no task has started yet."""
+    if not tasks:
+        raise invalid("start_task", Description("a batch before any task"), "a call before the task's first batch")
 
 
 def _together(learner: Learner, held: list[tuple[Any, Any]]) -> tuple[Tensor, Tensor, list[int]]:

@@ -6,10 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from parabolic.checks import Description, check_finite, check_name, check_number, invalid
@@ -107,14 +109,14 @@ class Classes(Criterion):
         if low < 0 or high >= outputs:
             raise invalid(
                 "y", low if low < 0 else high, f"labels from 0 to {outputs - 1}",
-                f"the model has {outputs} outputs: number the labels from 0, or give it more by `grow`",
+                f"there are {outputs} classes: number the labels from 0, or make room for more by `grow`",
             )  # fmt: skip
         return y
 
 
 @dataclass(eq=False)
 class CrossEntropy(Classes):
-    """Cross-entropy of classes; `weights`, one a class, say how much each counts (classes that come later: 1).
+    """Cross-entropy of classes; `weights`, one a class, say how much each counts (any further output: 1).
 
     As in torch, a mean over labels is weighted by them, and one along bridges, where labels are mixed, is plain.
 
@@ -122,17 +124,24 @@ class CrossEntropy(Classes):
     tensor([0.6931, 2.0794])
     """
 
-    loss: Loss = field(init=False, default=F.cross_entropy, repr=False)
-    weights: Sequence[float] | None = None
+    loss: Loss = field(init=False, repr=False)
+    weights: Sequence[float] | Tensor | NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.weights, Tensor | np.ndarray):
+            if self.weights.ndim != 1:
+                raise invalid("weights", Description(f"shape {[*self.weights.shape]}"), "one number for each class")
+            self.weights = self.weights.tolist()
         for weight in () if self.weights is None else self.weights:
             check_number("weights", weight, at_least=0)
         self._weights = None if self.weights is None else torch.tensor([*self.weights], dtype=torch.float64)
+        self.loss = self.at_points  # which takes labels too
 
     def __call__(self, scores: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
         """The cross-entropy of scores by classes, or by weights of the classes."""
         weights = None if self._weights is None else self._weights.to(scores)
+        if weights is not None and len(weights) < scores.shape[-1]:  # a model may have more outputs than classes
+            weights = F.pad(weights, (0, scores.shape[-1] - len(weights)), value=1.0)
         return F.cross_entropy(scores, y, weights, reduction=reduction)
 
     def at_points(self, scores: Tensor, points: Tensor) -> Tensor:
@@ -140,9 +149,9 @@ class CrossEntropy(Classes):
         return self(scores, points, reduction="none")
 
     def check(self, y: Tensor, size: int, outputs: int, dtype: torch.dtype) -> Tensor:
-        """Classes as whole numbers `[n]`, for as many outputs as there are weights."""
+        """Classes as whole numbers `[n]`, of which there are as many as weights."""
         if self.weights is not None and len(self.weights) != outputs:
-            raise invalid("weights", Description(f"{len(self.weights)} weights"), f"one for each of {outputs} outputs")
+            raise invalid("weights", Description(f"{len(self.weights)} weights"), f"one for each of {outputs} classes")
         return super().check(y, size, outputs, dtype)
 
     def to(self, device: torch.device) -> Self:
@@ -200,7 +209,7 @@ class Numbers(Criterion):
         if wide.shape != (size, outputs) or y.is_complex() or y.dtype == torch.bool:
             many = "one number" if outputs == 1 else f"{outputs} numbers"
             raise invalid("y", y, f"{many} for each of the {size} examples of x", f"the model has {outputs} outputs")
-        wide = wide.to(dtype)
+        wide = wide.to(dtype if self.units is None else torch.float64)  # it is rounded once it is scaled
         check_finite("y", wide)
         return wide
 
@@ -213,7 +222,10 @@ class MSE(Numbers):
     tensor(1.5000)
     """
 
-    loss: Loss = field(init=False, default=partial(F.mse_loss, reduction="none"), repr=False)
+    loss: Loss = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.loss = partial(F.mse_loss, reduction="none")
 
 
 @dataclass(eq=False)

@@ -8,6 +8,7 @@ from torch import Tensor
 from parabolic.learners.anchor import AnchoredLearner
 from parabolic.learners.boundary import checked
 from parabolic.learners.fisher import squared_gradients
+from parabolic.learners.functional import predicting
 from parabolic.learners.gradients import flatten
 from parabolic.learners.learner import Batches
 from parabolic.memory import Batch
@@ -71,15 +72,11 @@ class EWC(AnchoredLearner):
         its own, and what is held is the model as it predicts.
         """
         total, count = torch.zeros_like(self.importance), 0
-        training = self.model.training
-        self.model.eval()
-        try:
+        with predicting(self.model):
             for x, y, _ in checked(self, batches, self.chunk):
                 for some, labels in zip(x.split(self.chunk), y.split(self.chunk), strict=True):
                     total += flatten(squared_gradients(self.model, self.inputs(some), labels, self._surprise))
                     count += len(labels)
-        finally:
-            self.model.train(training)
         return total / max(count, 1)
 
     def _surprise(self, scores: Tensor, y: Tensor, reduction: str) -> Tensor:

@@ -15,7 +15,7 @@ from torch.func import functional_call, grad, vmap
 from torch.overrides import TorchFunctionMode
 
 from parabolic.backbones import plainly
-from parabolic.learners.gradients import trainable
+from parabolic.learners.gradients import named_trainable, trainable
 
 __all__ = ["squared_gradients"]
 
@@ -56,7 +56,7 @@ def squared_gradients(
 
 def _one_by_one(model: nn.Module, x: Tensor, y: Tensor, loss: Callable[..., Tensor]) -> list[Tensor]:
     """The same for any model: the gradients of single examples themselves."""
-    weights = {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
+    weights = {name: weight.detach() for name, weight in named_trainable(model).items()}
 
     def error(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return loss(functional_call(model, weights, (x[None],)), y[None], reduction="sum")

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
-__all__ = ["answers_by", "only", "scores_by"]
+__all__ = ["answers_by", "only", "predicting", "scores_by"]
+
+
+@contextmanager
+def predicting(model: nn.Module) -> Iterator[None]:
+    """A model in its evaluation mode; afterwards each of its modules is in the mode that it was in, frozen ones too.
+
+    >>> model = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(1).eval())
+    >>> with predicting(model):
+    ...     print(any(module.training for module in model.modules()))
+    False
+    >>> [module.training for module in model.modules()]
+    [True, True, False]
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:  # a module comes before its parts, which follow it: few are left to be set
+            if module.training != training:
+                module.train(training)
 
 
 @torch.no_grad()
@@ -18,12 +41,8 @@ def answers_by(weights: Mapping[str, Tensor], model: nn.Module, x: Tensor) -> Te
     >>> answers_by({"1.weight": torch.ones(1, 1), "1.bias": torch.zeros(1)}, model, torch.ones(1, 1)), model.training
     (tensor([[1.]]), True)
     """
-    training = model.training
-    model.eval()
-    try:
+    with predicting(model):
         scores: Tensor = torch.func.functional_call(model, dict(weights), (x,))
-    finally:
-        model.train(training)
     return scores
 
 
@@ -49,10 +68,12 @@ def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def only(classes: Tensor, scores: Tensor) -> Tensor:
-    """The scores with those of all other classes so low that they have no probability.
+    """The scores with those of all other classes so low that they have no probability; `classes` may end before them.
 
     >>> only(torch.tensor([True, False, True]), torch.zeros(1, 3)).softmax(-1)
     tensor([[0.5000, 0.0000, 0.5000]])
     """
+    if len(classes) < scores.shape[-1]:
+        classes = pad(classes, (0, scores.shape[-1] - len(classes)))
     # Not −∞: 0 · log 0 is to be 0 in a cross-entropy.
     return scores.masked_fill(~classes, torch.finfo(scores.dtype).min / 2)

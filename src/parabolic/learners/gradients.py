@@ -9,12 +9,17 @@ from torch import Tensor, nn
 
 from parabolic.learners.head import overlaid
 
-__all__ = ["flatten", "gradient", "refit", "set_gradient", "trainable"]
+__all__ = ["flatten", "gradient", "named_trainable", "refit", "set_gradient", "trainable"]
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
     """The weights that learning changes, in the order of the model."""
-    return [weight for weight in model.parameters() if weight.requires_grad]
+    return list(named_trainable(model).values())
+
+
+def named_trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The same weights by their names in the model."""
+    return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
 
 def flatten(tensors: Iterable[Tensor]) -> Tensor:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Generator, Tensor, nn
 
 from parabolic.checks import Description, invalid
+from parabolic.learners.functional import predicting
 
-__all__ = ["check_head", "features", "follow", "last_linear", "overlaid", "widen"]
+__all__ = ["check_alone", "check_head", "features", "follow", "last_linear", "overlaid", "widen", "wider"]
 
 
 def last_linear(model: nn.Module) -> tuple[str, nn.Linear]:
@@ -37,12 +38,10 @@ def features(model: nn.Module, head: nn.Linear, x: Tensor) -> Tensor:
     """
     seen: list[tuple[Tensor, Tensor]] = []
     hook = head.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
-    training = model.training
-    model.eval()
     try:
-        scores = model(x)
+        with predicting(model):
+            scores = model(x)
     finally:
-        model.train(training)
         hook.remove()
     check_head(head, scores.shape[-1], given=bool(seen) and seen[-1][1].shape == scores.shape)
     return seen[-1][0].to(head.weight.dtype)  # a model may compute in less than its weights have
@@ -52,7 +51,39 @@ def check_head(head: nn.Linear, classes: int | None, given: bool = True) -> None
     """Refuse a last linear layer that does not give the scores of the classes."""
     if not given or (classes is not None and head.out_features < classes):
         got = Description(f"{classes} scores that are not the output of its last linear layer, {head}")
-        raise invalid("model", got, "a model whose last torch.nn.Linear gives the scores")
+        raise invalid("model", got, "a model whose last torch.nn.Linear gives the scores", "define it after the others")
+
+
+def check_alone(model: nn.Module, head: nn.Linear) -> None:
+    """Refuse a last linear layer that cannot have more rows by itself: its weights are computed, or another's too.
+
+    >>> model = nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 3))
+    >>> model[1].weight = model[0].weight
+    >>> check_alone(model, model[1])  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    parabolic.checks.InputError: model: got a last linear layer that shares weights with 0, expected its own; ...
+    """
+    own, remedy = dict(head.named_parameters()), "give it all outputs from the start"
+    if made := sorted(own.keys() - {"weight", "bias"}):
+        got = Description(f"a last linear layer with {', '.join(made)}")
+        raise invalid("model", got, "no parameters but weight and bias", remedy)
+    for name, module in model.named_modules():
+        if module is not head and _ids(own.values()) & _ids(module.parameters(recurse=False)):
+            got = Description(f"a last linear layer that shares weights with {name}")
+            raise invalid("model", got, "its own", remedy)
+
+
+def wider(model: nn.Module, head: nn.Linear, outputs: int) -> dict[str, Tensor]:
+    """Weights, by their names in the model, by which its last layer has more outputs: all zeros, for a look at shapes.
+
+    >>> model = nn.Linear(4, 2)
+    >>> [(name, list(weight.shape)) for name, weight in wider(model, model, 3).items()]
+    [('weight', [3, 4]), ('bias', [3])]
+    """
+    own = _ids(head.parameters())
+    rows = {name: weight for name, weight in model.named_parameters() if id(weight) in own}
+    return {name: weight.new_zeros(outputs, *weight.shape[1:]) for name, weight in rows.items()}
 
 
 @torch.no_grad()
@@ -76,6 +107,8 @@ def widen(layer: nn.Linear, outputs: int, generator: Generator) -> dict[nn.Param
 def follow(optimizer: torch.optim.Optimizer, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
     """Let an optimiser go on with weights that have moved: what it keeps of each row stays, and is 0 for new rows.
 
+    Where it keeps something else of a weight, such as sums over rows and columns, it begins anew with that weight.
+
     >>> layer = nn.Linear(4, 2)
     >>> optimizer = torch.optim.Adam(layer.parameters())
     >>> follow(optimizer, widen(layer, 3, torch.Generator()))
@@ -83,13 +116,14 @@ def follow(optimizer: torch.optim.Optimizer, moved: Mapping[nn.Parameter, nn.Par
     True
     """
     for group in optimizer.param_groups:
+        first = {"step_size": float(group.get("lr", 0.0))}  # Rprop's, which changes by factors: from 0 it hardly would
+        for old in moved.keys() & set(group["params"]):
+            new, kept = moved[old], optimizer.state.pop(old, {})
+            rows = {name: value for name, value in kept.items() if _like(value, old)}
+            if kept and all(name in rows or _single(value) for name, value in kept.items()):
+                more = {name: value.new_full(new.shape, first.get(name, 0.0)) for name, value in rows.items()}
+                optimizer.state[new] = kept | {name: overlaid(rows[name], more[name]) for name in rows}
         group["params"] = [moved.get(weight, weight) for weight in group["params"]]
-    for old, new in moved.items():
-        if old in optimizer.state:
-            optimizer.state[new] = {
-                name: overlaid(value, torch.zeros_like(new)) if _like(value, old) else value
-                for name, value in optimizer.state.pop(old).items()
-            }
 
 
 def overlaid(old: Tensor, new: Tensor) -> Tensor:
@@ -104,3 +138,11 @@ def overlaid(old: Tensor, new: Tensor) -> Tensor:
 
 def _like(value: object, weight: Tensor) -> bool:
     return isinstance(value, Tensor) and value.shape == weight.shape
+
+
+def _single(value: object) -> bool:
+    return value is None or isinstance(value, int | float) or (isinstance(value, Tensor) and value.ndim == 0)
+
+
+def _ids(weights: Iterable[nn.Parameter]) -> set[int]:
+    return set(map(id, weights))

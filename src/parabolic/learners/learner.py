@@ -18,7 +18,8 @@ from parabolic.checks import Description, InputError, check_call, check_finite, 
 from parabolic.learners.average import WeightAverage
 from parabolic.learners.criterion import Criterion, find_criterion
 from parabolic.learners.functional import answers_by
-from parabolic.learners.head import check_head, follow, last_linear, widen
+from parabolic.learners.gradients import trainable
+from parabolic.learners.head import check_alone, check_head, follow, last_linear, widen, wider
 from parabolic.learners.optimizers import make_optimizer, parse_optimizer
 from parabolic.memory import Batch, Memory
 from parabolic.options import check_options, option, options_of
@@ -45,7 +46,7 @@ class Learner:
             could run between, such as ids of words: bridges run through what it gives.
         prepare: turns raw examples into the model's input, for learning and for prediction alike. By default
             bytes become floats in [0, 1] (with `embed`, ids), floats those of the model's type, and all else is left
-            alone.
+            alone. If it has a `state_dict`, as `Scale` and modules have, that is part of the learner's.
         augment: a random change of raw examples before `prepare`, for learning only: `augment(x, generator)`.
         classes: how many scores count. By default it is asked of the model, at the first batch.
         seed: the seed of `generator`, from which all randomness of the learner comes.
@@ -101,7 +102,7 @@ class Learner:
             if not isinstance(self.embed, nn.Module):
                 raise invalid("embed", type(self.embed), "a torch.nn.Module")
             self.model = nn.Sequential(OrderedDict(embed=self.embed, body=self.body))
-        weights = [weight for weight in self.model.parameters() if weight.requires_grad]
+        weights = trainable(self.model)
         if not weights:
             raise invalid("model", self.model, "a module with trainable parameters")
         check_options(self)
@@ -140,7 +141,13 @@ class Learner:
         if task is not None:
             check_number("task", task, whole=True, at_least=0, below=2**31)
         with self.lock:
-            return self.step(*self._checked(x, y), task)
+            try:
+                return self.step(*self._checked(x, y), task)
+            except ValueError as error:  # only the step knows with how many others an example meets batch norm
+                if "more than 1 value per channel" not in str(error):
+                    raise
+                remedy = "hold it back until there is a second one"
+                raise invalid("x", x, "at least two examples, as batch norm needs here", remedy) from error
 
     def step(self, x: Tensor, y: Tensor, task: int | Tensor | None = None) -> Tensor:
         """Learn from a batch that is known to be sound and on the learner's device."""
@@ -227,10 +234,12 @@ class Learner:
         with self.lock:
             _, head = last_linear(self.model)
             check_head(head, self.classes)
+            known = self.classes or head.out_features
             if classes > head.out_features:
+                self._check_growth(head, classes)
                 self.on_growth(widen(head, classes, self.generator))
-                self.criterion = self.error.widened(classes)
-            self.classes = max(classes, self.classes or 0)
+            if classes > known:
+                self.criterion, self.classes = self.error.widened(classes), classes
 
     def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
         """Let all that goes with single weights follow those that moved to where there are more rows."""
@@ -243,6 +252,7 @@ class Learner:
     def scores(self, x: Tensor) -> Tensor:
         """The scores (logits) of every class for raw examples."""
         x = _as_tensor("x", x, self.device)
+        check_finite("x", x)
         self._check_kind(x)
         return self._try(x)
 
@@ -261,8 +271,6 @@ class Learner:
 
     def predict(self, x: Tensor) -> Tensor:
         """The class of each raw example; where targets are numbers, these, `[n, outputs]`."""
-        x = _as_tensor("x", x, self.device)
-        check_finite("x", x)
         with self.lock:
             return self.error.answer(self.scores(x))
 
@@ -278,6 +286,7 @@ class Learner:
         }
         if self.averaged is not None:
             state["average"] = self.averaged.state_dict()
+        state |= {name: part.state_dict() for name, part in self._parts().items()}
         if self._example is not None:  # as a batch of none, which says what examples are like
             shape, dtype = self._example
             state["example"] = torch.empty(0, *shape, dtype=dtype)
@@ -288,7 +297,8 @@ class Learner:
 
         From a GPU to a CPU, or back, all is the same but what will be drawn: their generators have no state in common.
         """
-        if missing := self.state_dict().keys() - state.keys() - {"example"}:
+        optional = {"example", *self._parts()}  # of which a new learner, or a file from before they were kept, has none
+        if missing := self.state_dict().keys() - state.keys() - optional:
             remedy = "load the state of a learner of the same kind"
             raise invalid("state", Description(f"no {', '.join(sorted(missing))}"), "a whole state", remedy)
         with self.lock:
@@ -298,6 +308,9 @@ class Learner:
             self.steps = int(state["steps"])
             if self.averaged is not None:
                 self.averaged.load_state_dict(state["average"])
+            for name, part in self._parts().items():
+                if name in state:
+                    part.load_state_dict(state[name])
         example = state.get("example")
         self._example = None if example is None else (example.shape[1:], example.dtype)
 
@@ -316,8 +329,7 @@ class Learner:
         """
         from parabolic.learners.saving import save
 
-        with self.lock:
-            return save(self, path)
+        return save(self, path)
 
     @classmethod
     def load(
@@ -356,6 +368,11 @@ class Learner:
 
     # -- the small print -----------------------------------------------------------------------------------
 
+    def _parts(self) -> dict[str, Any]:
+        """What it was given and what has a state of its own, by name."""
+        brought = {"prepare": self.prepare, "units": getattr(self.criterion, "units", None)}
+        return {name: part for name, part in brought.items() if hasattr(part, "load_state_dict")}
+
     def _load_optimizer(self, state: Mapping[str, Any]) -> None:
         # Where steps are counted is a matter of the device, not of the state.
         groups = [
@@ -377,7 +394,7 @@ class Learner:
             return self.prepare(x)
         if x.dtype != torch.uint8:
             return x.to(self.dtype) if x.is_floating_point() else x  # NumPy's numbers are float64, and few models are
-        return x.float() / 255 if self.embed is None else x.long()
+        return (x.float() / 255).to(self.dtype) if self.embed is None else x.long()
 
     def _make_optimizer(self, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
         made = make_optimizer(self.optimizer, weights, self.lr)
@@ -398,14 +415,34 @@ class Learner:
         if self.classes is None:
             assert scores is not None
             self.classes = scores.shape[1]
+        elif scores is not None and not self.error.of_classes and scores.shape[1] != self.classes:
+            remedy = "every output is a number to learn"
+            raise invalid("classes", self.classes, f"{scores.shape[1]}, as many as the model has outputs", remedy)
         elif scores is not None and scores.shape[1] < self.classes:
-            remedy = "give the model more outputs, or let the learner `grow`"
+            remedy = "give the model more outputs, or let its last torch.nn.Linear give them and the learner `grow`"
             raise invalid("classes", self.classes, f"at most {scores.shape[1]}, as many as the model scores", remedy)
         y = self.error.check(y, len(x), self.classes, self.dtype)
         if self._example is None and scores is not None:
             self.error(scores, y[: len(scores)])  # a loss that the user brings may have something to say
         self._example = (x.shape[1:], x.dtype)
         return x, y
+
+    def _check_growth(self, head: nn.Linear, classes: int) -> None:
+        """Refuse a last layer that cannot grow alone, or does not give the scores, as an example of zeros tells."""
+        check_alone(self.model, head)
+        if self._example is None:  # then the first batch tells
+            return
+        shape, dtype = self._example
+
+        def outputs(weights: Mapping[str, Tensor]) -> int:
+            try:
+                inputs = self.inputs(torch.zeros(1, *shape, dtype=dtype, device=self.device))
+                return answers_by(weights, self.model, inputs).shape[-1]
+            except Exception:  # whatever the user's own code says of zeros, or of such weights
+                return 0
+
+        if known := outputs({}):
+            check_head(head, known, given=outputs(wider(self.model, head, classes)) >= classes)
 
     def _check_kind(self, x: Tensor) -> None:
         if self._example is not None and self._example != (x.shape[1:], x.dtype):

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
-from parabolic.checks import Description, invalid
-from parabolic.learners.boundary import checked
+from parabolic.learners.boundary import check_started, checked, labels_of
 from parabolic.learners.functional import only
 from parabolic.learners.gradients import trainable
 from parabolic.learners.head import check_head, features, last_linear, widen
@@ -64,10 +63,10 @@ class LwF(Learner):
 
     def start_task(self, batches: Batches) -> None:
         """Warm up the new classes, and keep the model as it is now."""
+        labels = labels_of(self, batches)
+        check_head(self.head, self.classes)
         self.old.copy_(self.seen)
-        for _, labels, _ in checked(self, batches):
-            check_head(self.head, self.classes)
-            self.seen[labels] = True
+        self.seen[labels] = True
         self.tasks += 1
         if self.tasks > 1:
             with self.lock:
@@ -77,8 +76,7 @@ class LwF(Learner):
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
         """The loss over the classes seen, and distillation over the old ones."""
-        if self.tasks == 0:
-            raise invalid("start_task", Description("a batch before any task"), "a call before the task's first batch")
+        check_started(self.tasks)
         scores = self.model(batch["x"])
         loss = self.error(only(self.seen, scores), batch["y"])
         if self.tasks == 1:  # nothing is old

@@ -31,7 +31,9 @@ def make_optimizer(
     name, arguments = parse_optimizer(named)
     try:
         made: torch.optim.Optimizer = getattr(torch.optim, name)(weights, lr=lr, **arguments)
-    except (TypeError, ValueError) as error:
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except Exception as error:  # which kind it is depends on the class
         raise invalid("optimizer", named, f"arguments that torch.optim.{name} takes", f"it says: {error}") from error
     return made
 

@@ -82,6 +82,10 @@ class PCL(BalancedLearner):
             raise invalid("drift", self.drift, "a function from points to velocities")
         if self.drift_weight and self.variant != "reference":
             raise invalid("drift_weight", self.drift_weight, "0 for variant='paper'", "pass drift= instead")
+        if self.drift_weight and self.drift is not None:
+            raise invalid("drift", self.drift, "none with drift_weight, whose drift is ∇ℓ", "choose one of the two")
+        if self.drift_weight and self.integral is not None:
+            raise invalid("integral", self.integral, "none with drift_weight, which sums the loss over all points")
         rule = self.integral or ("euler" if self.variant == "paper" else "mean")
         self.weights = path_weights(rule, self.times).to(self.device, self.dtype)
 
@@ -103,11 +107,11 @@ class PCL(BalancedLearner):
         target = self.error.fold(labels)[:, :, : len(self.weights)].flatten(0, 2)
         along = self.error.at_points(self.tilted(scores), target).view(used.shape[:3])
         batch["loss"] = along[: len(batch["x"]), 0, 0].detach()  # of the new examples: a path starts at its example
+        if self.drift_weight:
+            return reference_drift(along, used, self.drift_weight)
         integral = (along * self.weights).sum(-1)
         if self.drift is not None:
             integral = integral * log_girsanov(path, self.drift, horizon=self.horizon).exp()
-        if self.drift_weight:
-            return reference_drift(along, used, self.drift_weight)
         return integral.mean()
 
     def remember(self, raw: Batch, batch: Batch) -> None:

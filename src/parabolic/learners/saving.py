@@ -50,7 +50,7 @@ def load(
         remedy = f"pass {', '.join(f'{name}=' for name in missing)} as it was: a file holds no code"
         raise invalid("load", Description(f"no {', '.join(missing)}"), f"all that {path} cannot hold", remedy)
     if model is None:
-        model = _rebuild(path, saved["backbone"])
+        model = _rebuild(path, saved["backbone"], saved["state"]["model"])
     if device is not None:
         model = model.to(device)
         given = {name: each.to(device) if isinstance(each, nn.Module) else each for name, each in given.items()}
@@ -81,30 +81,62 @@ def describe(learner: Learner) -> dict[str, Any]:
         "state": learner.state_dict(),
     }  # fmt: skip
     for field in dataclasses.fields(learner):
-        value = getattr(learner, field.name)
-        if field.name == "model" or not field.init:
-            continue
-        if _plain(value):
-            described["fields"][field.name] = value
-        elif (arguments := _arguments(value)) is not None:
-            described["made"][field.name] = (_path(type(value)), arguments)
-        else:
-            described["given"].append(field.name)
+        if field.name != "model" and field.init:
+            _tell(described, field.name, getattr(learner, field.name))
     return described
+
+
+def _tell(described: dict[str, Any], name: str, value: Any) -> None:
+    """Add an option to a description, in the best way that there is."""
+    if _plain(value):
+        described["fields"][name] = value
+    elif (arguments := _arguments(value)) is not None:
+        described["made"][name] = (_path(type(value)), arguments)
+    else:
+        described["given"].append(name)
 
 
 def restore(learner: Learner, saved: Mapping[str, Any]) -> None:
     """Bring a learner into the state of another of its making; one that does not fit is refused, nothing changed."""
-    _check_making(describe(learner), saved)
-    if outputs := _check_model(learner, saved["state"]["model"]):
-        learner.grow(outputs)
-    before = copy.deepcopy(learner.state_dict())
+    classes, ours = saved["fields"].get("classes"), describe(learner)
+    criterion = learner.error if classes is None else learner.error.widened(classes)
+    _tell(ours, "criterion", criterion)
+    _check_making(ours, saved)
+    state = _renamed(saved["state"], ours["state"])
+    outputs = _check_model(learner, state["model"])
+    own = (learner.prepare, learner.augment)  # the user's, which may hold anything; what has a state is copied
+    shared = {id(each): each for each in own if not hasattr(each, "load_state_dict")}
+    rehearsal = copy.deepcopy(learner, shared)
     try:
-        learner.load_state_dict(saved["state"])
+        _take_over(rehearsal, state, outputs)
     except (InputError, RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
-        learner.load_state_dict(before)
-        raise invalid("state", Description(str(error)), f"the state of a {type(learner).__name__} like this") from error
-    learner.classes = saved["fields"].get("classes")
+        told = Description(" ".join(str(error).split()))
+        raise invalid("state", told, f"the state of a {type(learner).__name__} like this") from error
+    _take_over(learner, state, outputs)
+    learner.classes, learner.criterion = classes, criterion
+
+
+def _take_over(learner: Learner, state: Mapping[str, Any], outputs: int) -> None:
+    if outputs:
+        learner.grow(outputs)
+    learner.load_state_dict(state)
+
+
+def _renamed(state: Any, like: Any) -> Any:
+    """A state with its names as in another: what torch.compile wraps has a prefix there, and is the same."""
+    if not (isinstance(state, dict) and isinstance(like, dict)):
+        return state
+    names = {_bare(name): name for name in like}
+    made = copy.copy(state)  # with the versions of a model's modules
+    made.clear()
+    for name, value in state.items():
+        own = names.get(_bare(name), name)
+        made[own] = _renamed(value, like.get(own))
+    return made
+
+
+def _bare(name: Any) -> Any:
+    return name.replace("_orig_mod.", "") if isinstance(name, str) else name
 
 
 def _find(cls: type[Kind], path: str) -> type[Kind]:
@@ -165,6 +197,7 @@ def _make(name: str, path: str, arguments: dict[str, Any]) -> Any:
 
 def _backbone(model: nn.Module) -> tuple[str, dict[str, Any]] | None:
     """The name and the arguments of a network of ours, with the classes that it has by now."""
+    model = getattr(model, "_orig_mod", model)  # compiled or not
     name = next((name for name, made in BACKBONES.items() if made is type(model)), None)
     if name is None:
         return None
@@ -172,14 +205,16 @@ def _backbone(model: nn.Module) -> tuple[str, dict[str, Any]] | None:
     return name, {**arguments, "classes": last_linear(model)[1].out_features}
 
 
-def _rebuild(path: str | Path, backbone: tuple[str, dict[str, Any]] | None) -> nn.Module:
+def _rebuild(path: str | Path, backbone: tuple[str, dict[str, Any]] | None, weights: Mapping[str, Tensor]) -> nn.Module:
     if backbone is None:
         raise invalid("model", None, f"the network that {path} holds the weights of", "pass model=")
     name, arguments = backbone
     check_name("backbone", name, BACKBONES)
     factory: Callable[..., nn.Module] = BACKBONES[name]
     with torch.random.fork_rng(devices=[]):
-        return factory(**arguments)
+        model = factory(**arguments)
+    types = [each.dtype for each in weights.values() if isinstance(each, Tensor) and each.is_floating_point()]
+    return model.to(dtype=types[-1] if types else None)  # the first may be those of `embed`, of another type
 
 
 def _check_making(ours: Mapping[str, Any], saved: Mapping[str, Any]) -> None:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import hardtanh, pad
 
-from parabolic.checks import Description, invalid
-from parabolic.learners.boundary import checked
+from parabolic.learners.boundary import check_started, labels_of
 from parabolic.learners.functional import only, scores_by
-from parabolic.learners.head import last_linear, overlaid
+from parabolic.learners.gradients import named_trainable
+from parabolic.learners.head import overlaid
 from parabolic.learners.layout import Layout
 from parabolic.learners.learner import Batches, ReplayLearner, join
 from parabolic.memory import Batch
@@ -60,13 +60,13 @@ class VRMCL(ReplayLearner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.weights = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
+        self.weights = named_trainable(self.model)
         self._layout = Layout(self.weights.values())  # of vectors of all weights
         self.previous = self._layout.join(self.weights.values()).detach().requires_grad_()
         self.rates = torch.full_like(self.previous, self.rate).requires_grad_()
         self.velocity = torch.zeros_like(self.previous)
         self.tasks = 0  # how many have started
-        self._reserve(self.classes or 0)
+        self.current, self.seen = torch.zeros(2, self.classes or 0, dtype=torch.bool, device=self.device)
 
     def phase(self) -> Hashable:
         """The first step has no previous weights to compare with."""
@@ -74,18 +74,15 @@ class VRMCL(ReplayLearner):
 
     def start_task(self, batches: Batches) -> None:
         """Note which classes the task has: the steps ahead tell only these apart."""
-        labels = torch.cat([y for _, y, _ in checked(self, batches)])
-        assert self.classes is not None  # asked of the model with the first batch
-        if self.classes > len(self.seen):
-            self._reserve(self.classes)
+        labels = labels_of(self, batches)
+        self._reserve(self.classes or 0)  # asked of the model with the first batch
         self.tasks += 1
         self.current.zero_().index_fill_(0, labels, True)
         self.seen |= self.current
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
         """The loss after the steps ahead; its gradient at the previous weights comes along."""
-        if not self.tasks:
-            raise invalid("start_task", Description("a batch before any task"), "a call before the task's first batch")
+        check_started(self.tasks)
         for classes in (self.current, self.seen):
             classes.index_fill_(0, batch["y"], True)  # should start_task not have told of one
         with torch.no_grad():
@@ -141,11 +138,16 @@ class VRMCL(ReplayLearner):
             weight.grad = part
         self.apply_gradients()
 
+    def grow(self, classes: int) -> None:
+        """Make room for the labels below `classes`, also in the notes on which were seen."""
+        super().grow(classes)
+        self._reserve(self.classes or 0)
+
     def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
-        """Let the vectors of all weights follow, and the notes on which classes were seen."""
+        """Let the vectors of all weights follow."""
         before = {name: self._named(getattr(self, name).detach()) for name in self._vectors}
         super().on_growth(moved)
-        self.weights = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
+        self.weights = named_trainable(self.model)
         self._layout = Layout(self.weights.values())
         for name, rest in zip(self._vectors, (None, self.rate, 0.0), strict=True):  # new weights have been as they are
             parts = [
@@ -153,9 +155,6 @@ class VRMCL(ReplayLearner):
                 for part, weight in zip(before[name].values(), self.weights.values(), strict=True)
             ]
             setattr(self, name, self._layout.join(parts).requires_grad_(name != "velocity"))
-        more = last_linear(self.model)[1].out_features - len(self.seen)
-        for each in ("current", "seen"):
-            setattr(self, each, pad(getattr(self, each), (0, max(more, 0))))
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next step depends on: rates, previous weights and momentum, weight by weight, and classes."""
@@ -168,15 +167,16 @@ class VRMCL(ReplayLearner):
         for name in self._vectors:
             for weight, part in zip(self.weights, self._layout.views(getattr(self, name).detach()), strict=True):
                 part.copy_(state[name][weight])
-        if len(state["seen"]) > len(self.seen):
-            self._reserve(len(state["seen"]))
+        self._reserve(len(state["seen"]))
         for name in ("current", "seen"):
             refill(getattr(self, name), state[name])
         self.tasks = int(state["tasks"])
 
     def _reserve(self, classes: int) -> None:
         """Make room to note which classes are the task's, and which were seen."""
-        self.current, self.seen = torch.zeros(2, classes, dtype=torch.bool, device=self.device)
+        if classes > len(self.seen):
+            more = (0, classes - len(self.seen))
+            self.current, self.seen = pad(self.current, more), pad(self.seen, more)
 
     def _scores(self, weights: Tensor, x: Tensor) -> Tensor:
         return scores_by(self._named(weights), self.model, x)
