@@ -9,15 +9,18 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from parabolic import ER, PCL, InputError, Journal, Learner, LwF
+from parabolic.engine import Diverged
 from parabolic.states import same_state
 
 LENGTH = 30
@@ -140,10 +143,54 @@ def start(folder):
 
 def test_one_process_at_a_time_and_a_killed_one_lets_go(tmp_path):
     with start(tmp_path) as other:
-        with pytest.raises(InputError, match="journal: got .* which another process writes to.*end the other first"):
+        with pytest.raises(InputError, match="journal: got one that another journal has open.*close the other first"):
             Journal(tmp_path, make())
         other.kill()
     Journal(tmp_path, make()).close()
+
+
+def test_one_journal_at_a_time_of_one_process_and_any_thread_may_close_it(tmp_path):
+    journal = Journal(tmp_path, make())
+    with pytest.raises(InputError, match="another journal has open, here or in another process"):
+        Journal(tmp_path, make())
+    closing = threading.Thread(target=journal.close)
+    closing.start()
+    closing.join()
+    Journal(tmp_path, make()).close()
+
+
+def test_a_closed_journal_neither_learns_nor_writes(tmp_path):
+    closed = Journal(tmp_path, make(), every=1)
+    closed.close()
+    with Journal(tmp_path, make()) as journal:
+        journal.observe(*batch(0))
+        journal.write()
+        before = {path.name: path.read_bytes() for path in tmp_path.glob("0*")}
+        for call in (
+            lambda: closed.observe(*batch(1)), closed.skip, lambda: closed.start_task([]), lambda: closed.end_task([]),
+            closed.write,
+        ):  # fmt: skip
+            with pytest.raises(InputError, match="journal: got a call after it was closed .* make a Journal of"):
+                call()
+        assert (closed.learner.steps, closed.batches, closed.tasks) == (0, 0, 0)
+        assert {path.name: path.read_bytes() for path in tmp_path.glob("0*")} == before
+
+
+def test_a_journal_may_be_closed_before_its_block_ends(tmp_path):
+    with Journal(tmp_path, make()) as journal:
+        journal.observe(*batch(0))
+        journal.close()
+    assert files(tmp_path) == ["000000000000.safetensors"]
+
+
+def test_a_journal_stays_in_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    with Journal("journal", make()) as journal:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        journal.observe(*batch(0))
+    assert files(tmp_path / "journal") == ["000000000000.safetensors", "000000000001.safetensors"]
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 # -- disks -------------------------------------------------------------------------------------------------
@@ -180,7 +227,7 @@ def test_a_full_disk_need_not_stop_learning(tmp_path, crowded):
         for number in range(LENGTH):
             crowded(1000 if 12 <= number < 22 else resource.RLIM_INFINITY)
             if number in (14, 19):
-                told = rf"batch {number + 1} was not written down \(File too large\); learning goes on"
+                told = f"batch {number + 1} was not written down, and learning goes on: journal: got File too large"
                 with pytest.warns(RuntimeWarning, match=told):
                     journal.observe(*batch(number))
             else:
@@ -223,6 +270,73 @@ def test_a_small_disk_that_fills_up(tmp_path):
     last, batches = place.split()
     assert last == f"{int(batches):012d}.safetensors"
     assert 0 < int(batches) < LENGTH
+
+
+# -- divergence --------------------------------------------------------------------------------------------
+
+
+def diverge(journal, first, last):
+    """Learn some batches, at a rate that no learner stands."""
+    for group in journal.learner.optim.param_groups:
+        group["lr"] = 1e38
+    for number in range(first, last):
+        journal.observe(*batch(number))
+
+
+def test_a_learner_that_diverged_is_not_written_and_the_next_start_goes_on_before_that(tmp_path):
+    go_on(tmp_path, length=10, every=5)
+    before = files(tmp_path)
+    told = r"journal: got weights that are NaN or infinite \(0.weight, after batch 15\).* again from 000000000010.* lr"
+    with pytest.raises(Diverged, match=told), Journal(tmp_path, make(), every=5, keep=1) as journal:
+        diverge(journal, 10, 20)
+    assert files(tmp_path) == before
+    journal = go_on(tmp_path, every=5)
+    assert same_state(journal.learner.state_dict(), trajectory()[LENGTH])
+
+
+def test_a_rate_that_was_lowered_stays_low(tmp_path):
+    """It is part of the state: a learner with another `lr` would be refused."""
+    for rate in (0.01, 0.001, 0.0001):
+        with Journal(tmp_path, make()) as journal:
+            for group in journal.learner.optim.param_groups:
+                assert group["lr"] == pytest.approx(rate)
+                group["lr"] /= 10
+
+
+def test_a_learner_that_diverged_may_learn_on_unwritten(tmp_path):
+    go_on(tmp_path, length=5)
+    with pytest.warns(RuntimeWarning) as told, Journal(tmp_path, make(), every=5, keep=1, on_error="warn") as journal:
+        diverge(journal, 5, 15)
+    assert [str(each.message).split(":")[0] for each in told] == [
+        f"batch {count} was not written down, and learning goes on" for count in (10, 15, 15)
+    ]
+    assert files(tmp_path) == ["000000000000.safetensors", "000000000005.safetensors"]
+
+
+def test_a_learner_that_never_was_finite_begins_no_journal(tmp_path):
+    learner = make()
+    nn.init.constant_(learner.model[0].bias, torch.inf)
+    with pytest.raises(Diverged, match=r"0.bias, after batch 0\), expected finite ones; give the learner others"):
+        Journal(tmp_path, learner)
+    Journal(tmp_path, make()).close()
+
+
+def test_what_is_not_learned_need_not_be_finite(tmp_path):
+    """A mask of attention, for example."""
+    model = nn.Linear(3, 4)
+    model.register_buffer("mask", torch.full((2,), -torch.inf))
+    model.fixed = nn.Parameter(torch.full((2,), -torch.inf), requires_grad=False)
+    with Journal(tmp_path, ER(model)) as journal:
+        journal.observe(*batch(0))
+    assert files(tmp_path)[-1] == "000000000001.safetensors"
+
+
+def test_weights_that_are_large_are_written(tmp_path):
+    """Their sum is no number of their type; they are."""
+    model = nn.Linear(3, 4)
+    nn.init.constant_(model.weight, 3e38)
+    Journal(tmp_path, ER(model)).close()
+    assert files(tmp_path) == ["000000000000.safetensors"]
 
 
 # -- damage ------------------------------------------------------------------------------------------------
@@ -304,6 +418,61 @@ def test_a_batch_that_is_refused_does_not_count(tmp_path):
         assert journal.batches == 0
 
 
+BAD = (4, 7, 13)  # batches that are refused, one of them where a file is due
+
+
+def go_round(folder, length):
+    with Journal(folder, make(), every=5) as journal:
+        for number in range(journal.batches, length):
+            x, y = batch(number)
+            try:
+                journal.observe(x * torch.nan if number in BAD else x, y)
+            except InputError:
+                journal.skip()
+        if length < LENGTH:
+            journal.close()  # nothing more is written, as after a kill
+    return journal
+
+
+def test_a_batch_that_is_skipped_is_not_given_again(tmp_path):
+    alone = make()
+    for number in range(LENGTH):
+        if number not in BAD:
+            alone.observe(*batch(number))
+    for length in (9, 17, LENGTH):
+        journal = go_round(tmp_path, length)
+        assert journal.batches == length
+    assert same_state(journal.learner.state_dict(), alone.state_dict())
+
+
+def test_a_batch_that_was_learned_and_not_written_is_not_skipped(tmp_path, crowded):
+    journal = Journal(tmp_path, make(), every=2)
+    journal.observe(*batch(0))
+    crowded(1000)
+    with pytest.raises(InputError, match="File too large"):
+        journal.observe(*batch(1))
+    with pytest.raises(InputError, match="File too large"):
+        journal.skip()
+    assert journal.batches == 2
+    crowded(resource.RLIM_INFINITY)
+    journal.observe(*batch(2))
+    journal.skip()
+    assert files(tmp_path)[-1] == "000000000004.safetensors"
+    journal.close()
+
+
+def test_notes_may_be_numbers_of_numpy(tmp_path):
+    with Journal(tmp_path, make()) as journal:
+        journal.notes |= {"n": np.int64(3), "by class": {np.int64(1): np.float32(0.5)}}
+    journal = Journal(tmp_path, make())
+    assert journal.notes == {"n": 3, "by class": {1: 0.5}}
+    assert type(journal.notes["n"]) is int
+    journal.notes["seen"] = {(1, 2): 3}
+    with pytest.raises(InputError, match=r"journal.notes.seen: got the key \(1, 2\), expected keys that are texts or"):
+        journal.write()
+    journal.close()
+
+
 def test_notes_are_kept(tmp_path):
     """A schedule, for example, which is the user's own."""
     rates = []
@@ -349,6 +518,31 @@ def test_tasks_start_and_end_once(tmp_path, stop):
         journal.close()
     assert journal.tasks == 3
     assert same_state(journal.learner.state_dict(), undisturbed.learner.state_dict())
+
+
+def test_a_loop_that_asks_whether_a_task_has_started(tmp_path):
+    told = []
+
+    class Told(ER):
+        def start_task(self, batches):
+            told.append(("start", len(batches)))
+
+    def go(stop):
+        with Journal(tmp_path, Told(nn.Linear(3, 4)), every=1) as journal:
+            for number in range(journal.tasks, len(TASKS)):
+                if not journal.in_task:
+                    journal.start_task(TASKS[number])
+                assert journal.in_task
+                for x, y in TASKS[number][journal.task_batches :]:
+                    if journal.batches == stop:
+                        return
+                    journal.observe(x, y)
+                journal.end_task(TASKS[number])
+
+    go(stop=3)
+    assert told == [("start", 5)]
+    go(stop=100)
+    assert told == [("start", 5)] * len(TASKS)
 
 
 @pytest.mark.parametrize(

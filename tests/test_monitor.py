@@ -233,6 +233,15 @@ def test_a_learner_that_diverged_is_still_looked_at():
     assert (again.classes, again.tenths, again.step) == (look.classes, look.tenths, look.step)
 
 
+def test_why_there_is_no_bound_tells_a_model_that_diverged_from_examples_that_are_not_finite():
+    model, seen = ER(MLP((2,), 3), lr=1e18), watched(ER(nn.Linear(2, 3), prepare=torch.log), numbered(1))
+    assert seen[-1].note.startswith("no bound: points: got 3 values that are NaN or infinite")
+    assert seen[-1].note.endswith("clean or drop those examples")
+    note = watched(model, numbered(20))[-1].note
+    assert note.startswith("no bound: loss: got 120 values that are NaN or infinite")
+    assert note.endswith("the points are finite, so it is the model: where it has diverged, lower its lr")
+
+
 # -- what it must not do -----------------------------------------------------------------------------------
 
 

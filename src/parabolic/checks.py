@@ -143,7 +143,7 @@ def check_name(name: str, value: object, known: Iterable[str], remedy: str = "")
     raise invalid(name, value, "one of " + ", ".join(names), hint)
 
 
-def check_finite(name: str, value: Tensor) -> None:
+def check_finite(name: str, value: Tensor, remedy: str = "clean or drop those examples") -> None:
     """Refuse a floating tensor that holds a NaN or an infinity, and say where the first one is."""
     if not value.is_floating_point():
         return
@@ -158,5 +158,5 @@ def check_finite(name: str, value: Tensor) -> None:
             name,
             Description(f"{count} values that are NaN or infinite, the first at {first}"),
             "finite numbers",
-            "clean or drop those examples",
+            remedy,
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,12 +13,23 @@ from secrets import token_hex
 
 from parabolic.checks import Description, invalid
 
-__all__ = ["disk_errors", "sweep", "write_bytes", "write_text", "written_whole"]
+__all__ = ["NoFile", "disk_errors", "sweep", "write_bytes", "write_text", "written_whole"]
+
+KINDS = {
+    stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}  # fmt: skip
+
+
+class NoFile(OSError):
+    """What is there is no regular file: it is left alone, as to replace it would destroy it."""
 
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
     """A path to write to, beside `path`; it takes its place once it is written and on disk, and else is removed.
+
+    A link stays a link: what it leads to is replaced. What is there and is no file is refused.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -25,6 +38,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     >>> [each.name for each in folder.iterdir()]
     ['a.txt']
     """
+    path = _followed(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{token_hex(8)}")
     try:
@@ -36,6 +50,15 @@ def written_whole(path: Path) -> Iterator[Path]:
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
+
+
+def _followed(path: Path) -> Path:
+    """Where links lead to, if a file is there or nothing is."""
+    with suppress(FileNotFoundError, NotADirectoryError):  # the latter is told of when its folder cannot be made
+        kind = stat.S_IFMT(path.stat().st_mode)
+        if kind != stat.S_IFREG:
+            raise NoFile(errno.EEXIST, f"{KINDS.get(kind, 'something else')} ({path})")
+    return Path(os.path.realpath(path))
 
 
 def _sync_folder(folder: Path) -> None:
@@ -83,6 +106,9 @@ def disk_errors(name: str, folder: Path, remedy: str) -> Iterator[None]:
     """
     try:
         yield
+    except NoFile as error:
+        got = Description(error.strerror)
+        raise invalid(name, got, "a file, or a name that is free", "name another file") from error
     except OSError as error:
         got = Description(f"{error.strerror or error} ({folder})")
         raise invalid(name, got, "a folder with room that can be written to", remedy) from error

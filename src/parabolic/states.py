@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from parabolic.checks import Description, InputError, invalid
+from parabolic.checks import Description, InputError, invalid, plain
 
 __all__ = ["Damaged", "pack_state", "read_state", "refill", "same_state"]
 
@@ -117,6 +117,7 @@ def _checked(data: bytes) -> dict[str, Any]:
 
 def _outline(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
     """A value as JSON in which every object is a tag; tensors are put aside under the names of their places."""
+    value = plain(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor):
@@ -127,11 +128,19 @@ def _outline(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, list | tuple):
         parts = [_outline(each, _within(place, i), tensors) for i, each in enumerate(value)]
         return {"tuple": parts} if isinstance(value, tuple) else parts
-    if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
-        pairs = [[key, _outline(each, _within(place, key), tensors)] for key, each in value.items()]
+    if isinstance(value, Mapping):
+        pairs = [[_key(key, place), _outline(each, _within(place, key), tensors)] for key, each in value.items()]
         versions = getattr(value, "_metadata", None)  # of the modules of a model, by which they read their own state
         return {"dict": pairs} | ({"versions": _outline(versions, place, tensors)} if versions else {})
     raise invalid(place, type(value), "dicts, lists, tensors, texts and numbers", "nothing else can be written down")
+
+
+def _key(key: Any, place: str) -> str | int:
+    """A key as JSON has it, in a list."""
+    key = plain(key)
+    if not isinstance(key, str | int):
+        raise invalid(place, Description(f"the key {key!r}"), "keys that are texts or whole numbers", "rename it")
+    return key
 
 
 def _within(place: str, key: str | int) -> str:

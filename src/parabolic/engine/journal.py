@@ -10,8 +10,9 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from parabolic.checks import Description, check_name, check_number, invalid
+from parabolic.checks import Description, InputError, check_name, check_number, invalid
 from parabolic.engine.checkpoints import draws, set_draws
+from parabolic.engine.loop import Diverged
 from parabolic.files import disk_errors, sweep, write_bytes
 from parabolic.learners import Learner
 from parabolic.learners.learner import Batches
@@ -29,16 +30,17 @@ class Journal:
 
     Every `every` batches there is a new file, whole or not at all; the last `keep` stay. So after any end of the
     process (kill -9, a full disk, no power) the same program goes on from the last of them: `batches` says how many
-    batches it has learned, and the next to give it is the one of that number, counted from 0. On one CPU it is then
-    what it would be, had nothing happened. A file that is damaged is passed over with a warning.
+    batches are behind it, and the next to give it is the one of that number, counted from 0. On one CPU it is then
+    what it would be, had nothing happened. A file that is damaged is passed over with a warning, and a learner whose
+    weights are no longer finite is not written down.
 
     Args:
-        folder: where the files are. One process at a time may have it.
+        folder: where the files are. One journal at a time may have it.
         learner: as made at every start, with the same options. What is found in the folder becomes its state.
         every: after how many batches a file is written.
         keep: how many files stay.
-        on_error: what to do where a file cannot be written: "stop", or "warn" and learn on. Either way the files that
-            are there stay, and the next try is `every` batches later.
+        on_error: what to do where a file cannot be written (the disk is full, the weights are not finite): "stop", or
+            "warn" and learn on. Either way the files that are there stay, and the next try is `every` batches later.
 
     `notes` are the caller's own: plain values and tensors that are kept with the learner, such as a schedule's state.
 
@@ -60,14 +62,15 @@ class Journal:
         check_number("every", every, whole=True, at_least=1)
         check_number("keep", keep, whole=True, at_least=1)
         check_name("on_error", on_error, ("stop", "warn"))
-        self.folder, self.learner = Path(folder), learner
+        self.folder, self.learner = Path(folder).absolute(), learner
         self.every, self.keep, self.on_error = every, keep, on_error
-        self.batches = 0  # learned so far
+        self.batches = 0  # learned or skipped so far
         self.tasks = 0  # that are over
-        self.task_batches = 0  # learned so far of the present task
+        self.task_batches = 0  # learned or skipped so far of the present task
         self.in_task = False  # whether a task has started and is not over
         self.notes: dict[str, Any] = {}
         self._started = False  # whether that was so when it was resumed
+        self._unwritten: Exception | None = None  # why the batch that was learned last could not be written down
         self._lock = self._hold()
         try:
             self._resume()
@@ -77,15 +80,25 @@ class Journal:
 
     def observe(self, x: Tensor, y: Tensor, task: int | None = None) -> Tensor:
         """Let the learner learn a batch, and write it down if it is time; returns the loss, still on the device."""
+        self._check_open()
+        self._unwritten = None
         loss = self.learner.observe(x, y, task)
-        self.batches += 1
-        self.task_batches += 1
-        if self.batches % self.every == 0:
-            self.write()
+        self._count()
         return loss
+
+    def skip(self) -> None:
+        """Count a batch that was not learned, such as one that `observe` refused, so that it is not given again.
+
+        Where it was learned and only its file could not be written, the error of that is raised once more.
+        """
+        self._check_open()
+        if self._unwritten is not None:
+            raise self._unwritten
+        self._count()
 
     def start_task(self, batches: Batches) -> None:
         """Tell the learner of a task's start; does nothing where it was told before it was stopped in that task."""
+        self._check_open()
         if not self._started:
             self.learner.start_task(batches)
             self.in_task, self.task_batches = True, 0
@@ -94,28 +107,25 @@ class Journal:
 
     def end_task(self, batches: Batches) -> None:
         """Tell the learner of a task's end."""
+        self._check_open()
         self.learner.end_task(batches)
-        self.tasks, self.task_batches, self.in_task = self.tasks + 1, 0, False
+        self.tasks, self.task_batches, self.in_task, self._started = self.tasks + 1, 0, False, False
         self.write()
 
     def write(self) -> None:
-        """Write the learner down as it is now."""
-        with self.learner.lock:
-            place = {name: getattr(self, name) for name in PLACE}
-            packed = pack_state(describe(self.learner) | {"journal": place, "draws": draws(self.learner)})
+        """Write the learner down as it is now; where that cannot be done, `on_error` says what happens."""
+        self._check_open()
         try:
-            write_bytes(self._path(self.batches), packed)
-            for old in self._files()[self.keep :]:
-                old.unlink()
-        except OSError as error:
+            self._write()
+        except (InputError, Diverged) as error:
             if self.on_error == "stop":
-                with disk_errors("journal", self.folder, "free some space and start again; what it has is safe"):
-                    raise
-            told = f"{self.folder}: batch {self.batches} was not written down ({error.strerror}); learning goes on"
-            warnings.warn(told, RuntimeWarning, stacklevel=3)
+                self._unwritten = error
+                raise
+            told = f"batch {self.batches} was not written down, and learning goes on: {error}"
+            warnings.warn(told, RuntimeWarning, stacklevel=4)
 
     def close(self) -> None:
-        """Let another process have the folder. What was learned since the last file is lost unless it is written."""
+        """Let another journal have the folder. What was learned since the last file is lost unless it is written."""
         self._lock.release()
 
     def __enter__(self) -> Self:
@@ -125,20 +135,53 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if kind is None:  # else the learner may have been stopped in the middle of a step
+            # After an error the learner may be in the middle of a step.
+            if kind is None and self._lock.is_locked:
                 self.write()
         finally:
             self.close()
 
+    def _check_open(self) -> None:
+        if not self._lock.is_locked:
+            got = Description(f"a call after it was closed ({self.folder})")
+            raise invalid("journal", got, "one that is open", "make a Journal of the folder again")
+
+    def _count(self) -> None:
+        self.batches += 1
+        self.task_batches += 1
+        if self.batches % self.every == 0:
+            self.write()
+
+    def _write(self) -> None:
+        with self.learner.lock:
+            self._check_weights()
+            place = {name: getattr(self, name) for name in PLACE}
+            packed = pack_state(describe(self.learner) | {"journal": place, "draws": draws(self.learner)})
+        with disk_errors("journal", self.folder, "free some space; what it has is safe"):
+            write_bytes(self._path(self.batches), packed)
+            for old in self._files()[self.keep :]:
+                old.unlink()
+
+    def _check_weights(self) -> None:
+        """Refuse what cannot be gone on from: files of it would soon have taken the place of all good ones."""
+        for name, weight in self.learner.model.named_parameters():
+            # As a rule the sum tells, without a mask; it may overflow where no weight has.
+            if weight.requires_grad and not bool(weight.sum().isfinite()) and not bool(weight.isfinite().all()):
+                got = f"weights that are NaN or infinite ({name}, after batch {self.batches})"
+                remedy, good = "give the learner others", self._files()
+                if good:
+                    remedy = f"start again from {good[0].name}, and lower lr in journal.learner.optim.param_groups"
+                raise Diverged(f"journal: got {got}, expected finite ones; {remedy}")
+
     def _hold(self) -> FileLock:
-        lock = FileLock(self.folder / LOCK)
+        lock = FileLock(self.folder / LOCK, thread_local=False)  # any thread may close what another opened
         with disk_errors("journal", self.folder, "name a folder that can be written to"):
             self.folder.mkdir(parents=True, exist_ok=True)
             try:
                 lock.acquire(blocking=False)
             except Timeout:
-                got = Description(f"{self.folder}, which another process writes to")
-                raise invalid("journal", got, "a folder of its own for each learner", "end the other first") from None
+                got = Description(f"one that another journal has open, here or in another process ({self.folder})")
+                raise invalid("journal", got, "a folder of its own for each learner", "close the other first") from None
         sweep(self.folder, older=0)
         return lock
 

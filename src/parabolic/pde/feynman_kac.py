@@ -385,7 +385,7 @@ def losses_at(loss: Loss, x: Tensor) -> Tensor:
     value = loss(x)
     if not isinstance(value, Tensor) or value.shape != (len(x),):
         raise invalid("loss", value, f"to return one number a point, a tensor [{len(x)}]", 'use reduction="none"')
-    check_finite("loss", value)
+    check_finite("loss", value, "the points are finite, so it is the model: where it has diverged, lower its lr")
     if (value < 0).any():
         raise invalid("loss", float(value.min()), "no negative loss: the bounds rest on it")
     return value
