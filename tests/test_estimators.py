@@ -261,13 +261,118 @@ def test_what_cannot_be_is_refused_when_it_is_fitted():
     assert isinstance(ParabolicClassifier(PCL, random_state=0).fit(x, y).learner_, PCL)
 
 
-def test_numbers_too_large_for_the_network_are_refused_and_change_nothing():
-    """A float32 network cannot hold them, though scikit-learn finds them finite."""
+@pytest.mark.parametrize("scale", [True, False])
+def test_numbers_too_large_are_refused_and_change_nothing(scale):
+    """For the type of a network or, where they are scaled, for their squares; scikit-learn finds them finite."""
     x, y = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2
-    model = ParabolicRegressor(model=MLP((3,), 1), random_state=0).partial_fit(x, y)
+    model = ParabolicRegressor(model=MLP((3,), 1), scale=scale, random_state=0).partial_fit(x, y)
     before, told = frozen(model.learner_.state_dict()), model.predict(x)
-    for bad in ((x * 1e60, y), (x, y * 1e60)):
-        with pytest.raises(InputError, match="values that are NaN or infinite"):
+    size = 1e200 if scale else 1e60
+    for name, bad in (("X", (x * size, y)), ("y", (x, y * size))):
+        with pytest.raises(InputError, match=f"^{name}: got "):
             model.partial_fit(*bad)
+    with pytest.raises(InputError, match="^X: .*values that are NaN or infinite"):
+        model.predict(x * 1e60)
     assert same(before, model.learner_.state_dict())
     np.testing.assert_array_equal(model.predict(x), told)
+
+
+def test_large_numbers_that_differ_little_are_scaled_before_they_are_rounded():
+    """Seconds of today: in float32 a network would find two minutes of them equal."""
+    rng, y = np.random.default_rng(0), np.arange(400) % 2
+    x = (1.7e9 + 20 * y + rng.normal(size=400))[:, None]
+    network = nn.Sequential(nn.Linear(1, 16), nn.ReLU(), nn.Linear(16, 2))
+    model = ParabolicClassifier(model=network, random_state=0).fit(x[:200], y[:200]).partial_fit(x[200:], y[200:])
+    assert model.score(x, y) == 1
+    assert model.learner_.inputs(model.learner_.past["x"]).dtype == torch.float32
+
+
+def test_large_targets_that_differ_little_are_scaled_before_they_are_rounded():
+    x = np.random.default_rng(0).normal(size=(400, 1))
+    target = 1e8 + x[:, 0]
+    model = ParabolicRegressor(model=nn.Linear(1, 1), lr=0.05, random_state=0).fit(x[:200], target[:200])
+    assert model.partial_fit(x[200:], target[200:]).score(x, target) > 0.99
+
+
+def test_whole_numbers_need_not_be_scaled():
+    x, y = (each[:600] for each in load_digits(return_X_y=True))
+    model = ParabolicClassifier("er", scale=False, lr=0.01, epochs=5, random_state=0)
+    told = model.fit(x, y).predict_proba(x)
+    for whole in (x.astype(np.int64), x.astype(np.uint16), x.astype(int).tolist()):
+        np.testing.assert_array_equal(clone(model).fit(whole, y).predict_proba(whole), told)
+    assert clone(model).set_params(lr=0.1).fit(x > 8, y).score(x > 8, y) > 0.8
+
+
+def test_bytes_that_are_not_scaled_are_numbers_from_0_to_1():
+    x, y = (each[:600] for each in load_digits(return_X_y=True))
+    images = (x * 15.9375).astype(np.uint8)
+    model = ParabolicClassifier("er", scale=False, lr=0.1, epochs=5, random_state=0)
+    told = model.fit((images / np.float32(255)).astype(np.float64), y).predict_proba(images / np.float32(255))
+    np.testing.assert_allclose(clone(model).fit(images, y).predict_proba(images), told, rtol=1e-5)
+    assert model.fit(images, y).learner_.past["x"].dtype == torch.uint8
+
+
+def test_labels_that_floats_do_not_tell_apart():
+    x, y = np.arange(60.0)[:, None], (np.arange(60) % 3).astype(np.uint64)
+    model = ParabolicClassifier(random_state=0)
+    with pytest.raises(InputError, match="^y: got labels of 9007199254740992 or more as floats"):
+        model.partial_fit(x, y + np.uint64(2**63), classes=[1, 2])
+    with pytest.raises(InputError, match="^y: got labels of 9007199254740992 or more as floats"):
+        model.fit(x, [2.0**60, 2**60 + 1] * 30)  # NumPy makes floats of both
+    assert model.fit(x, y + np.uint64(2**63)).classes_.tolist() == [2**63, 2**63 + 1, 2**63 + 2]
+    model.fit(x, y + np.uint64(2**60))
+    with pytest.raises(InputError, match="^y: got labels of 9007199254740992 or more as floats"):
+        model.partial_fit(x, 2**60 + np.arange(60) % 3)
+    assert model.partial_fit(x, y + np.uint64(2**60 + 1)).classes_.tolist() == [2**60 + i for i in range(4)]
+
+
+def test_settings_that_change_after_the_fit():
+    """A learning rate is taken up by the next call; what a learner is made of is not, and that is said."""
+    x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
+    model = ParabolicClassifier("er", options={"clip_norm": 1.0}, lr=0.1, random_state=0).partial_fit(x, y)
+    slow, same_lr = copy.deepcopy(model).set_params(lr=np.float32(1e-9)), copy.deepcopy(model).set_params(lr=0.1)
+    told = model.predict_proba(x)
+    np.testing.assert_allclose(slow.partial_fit(x, y).predict_proba(x), told, atol=1e-6)
+    np.testing.assert_array_equal(same_lr.partial_fit(x, y).predict_proba(x), model.partial_fit(x, y).predict_proba(x))
+    assert model.set_params(lr=None, batch_size=5).partial_fit(x, y).learner_.lr == find_learner("er").lr
+    with pytest.raises(InputError, match="^lr: got -1"):
+        model.set_params(lr=-1).partial_fit(x, y)
+    with pytest.raises(InputError, match="^batch_size: got 0"):
+        model.set_params(lr=None, batch_size=0).partial_fit(x, y)
+    model.set_params(batch_size=5, options={"clip_norm": 1.0}).partial_fit(x, y)
+    changes = {"memory": 50, "options": {"clip_norm": 2.0}, "learner": "pcl", "scale": False, "average": 0.9}
+    for name, value in changes.items():
+        other = copy.deepcopy(model).set_params(**{name: value})
+        before = frozen(other.learner_.state_dict())
+        with pytest.raises(InputError, match=f"^{name}: got .* takes effect at the next fit"):
+            other.partial_fit(x, y)
+        assert same(before, other.learner_.state_dict())
+        other.fit(x, y).partial_fit(x, y)
+
+
+@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
+def test_a_fit_that_fails_leaves_all_as_it_was(make):
+    x, y = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2
+    model = make(random_state=0)
+    with pytest.raises(InputError, match="^options"):
+        model.set_params(options={"unknown": 1}).partial_fit(x, y)
+    assert not hasattr(model, "n_features_in_")
+    frame = pd.DataFrame(x, columns=list("abc"))
+    told = model.set_params(options=None).fit(frame, y).predict(frame)
+    with pytest.raises(InputError, match="^batch_size"):
+        model.set_params(batch_size=0).fit(x[:, :2], y)
+    with pytest.raises(Diverged):
+        model.set_params(batch_size=32, lr=1e300).fit(x[:, :2], y)
+    np.testing.assert_array_equal(model.predict(frame), told)
+
+
+@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
+def test_a_network_that_diverged_tells_nothing(make):
+    x, y = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2
+    model = make(random_state=0).partial_fit(x, y).set_params(lr=1e300)
+    with pytest.raises(Diverged, match="lower lr"):
+        model.partial_fit(x, y)
+    for ask in (model.predict, getattr(model, "predict_proba", model.predict)):
+        with pytest.raises(Diverged, match="the scores are not finite numbers: .*call fit, with a lower lr"):
+            ask(x)
+    assert np.isfinite(model.set_params(lr=0.01).fit(x, y).predict(x)).all()

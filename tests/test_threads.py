@@ -124,6 +124,21 @@ def test_an_estimator_that_gets_new_classes_meanwhile():
     assert {label for labels, _ in found for label in labels} <= {f"class {i}" for i in range(6)}
 
 
+def test_an_estimator_that_is_fitted_anew_meanwhile():
+    """With more classes or fewer: what is told is of the one fit or the other."""
+    rng = np.random.default_rng(0)
+    x, probe, labels = rng.normal(size=(90, 4)), rng.normal(size=(2000, 4)), [np.arange(90) % 2, 5 + np.arange(90) % 9]
+    model = ParabolicClassifier("er", epochs=1, random_state=0).fit(x, labels[0])
+
+    def learn():
+        for i in range(40):
+            model.fit(x, labels[i % 2])
+
+    found = while_learning(learn, lambda: (model.predict(probe), model.predict_proba(probe)))
+    assert {chances.shape[1] for _, chances in found} == {2, 9}
+    assert all(set(told) <= {0, 1} or set(told) <= set(range(5, 14)) for told, _ in found)
+
+
 def test_a_copy_and_a_pickle_have_a_lock_of_their_own():
     learner = ER(net(), memory=40)
     for other in (copy.deepcopy(learner), pickle.loads(pickle.dumps(learner))):

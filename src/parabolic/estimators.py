@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from torch import Tensor, nn
 
 from parabolic.backbones import MLP
-from parabolic.checks import Description, check_call, check_finite, check_name, check_number, invalid
+from parabolic.checks import Description, check_call, check_finite, check_name, check_number, invalid, plain
 from parabolic.engine import Diverged
 from parabolic.experiments.run import find_device
 from parabolic.learners import MSE, Criterion, Huber, Learner, Numbers, ReplayLearner, Scale, find_learner
@@ -27,6 +27,23 @@ __all__ = ["ParabolicClassifier", "ParabolicRegressor"]
 
 Factory = Callable[[Sequence[int], int], nn.Module]
 SHEET = 4096  # examples that are predicted together
+ANEW = ("batch_size", "epochs")  # settings that each call reads
+EXACT = 2**53  # from here on float64 does not tell all whole numbers apart
+
+
+class _Inputs(Scale):
+    """Inputs in units in which they are of size one, rounded to the network's type only then.
+
+    Times in seconds, say: those of a whole minute are one and the same number in float32.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Numbers in these units, as the network takes them."""
+        return super().__call__(x).to(self.dtype)
 
 
 class _Estimator(BaseEstimator):  # type: ignore[misc]
@@ -34,6 +51,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
 
     learner_: Learner
     _shape: torch.Size
+    _made: dict[str, Any]  # the settings that the learner was made with
 
     def __init__(
         self,
@@ -62,21 +80,43 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         self.device = device
         self.random_state = random_state
 
-    def _examples(self, X: Any) -> Tensor:
-        """What is to be predicted, as the learner takes it."""
-        check_is_fitted(self)
-        return self._tensor(validate_data(self, X, reset=False, allow_nd=True), self.learner_)
-
     def _tensor(self, X: NDArray[Any], learner: Learner) -> Tensor:
         x = torch.from_numpy(np.array(X, order="C")).to(learner.device)
-        x = x.to(learner.dtype) if self.scale or x.is_floating_point() else x
+        numbers = x.dtype != torch.uint8 and self.model is None and learner.embed is None  # no bytes, and no ids
+        if isinstance(learner.prepare, Scale):
+            x = x.double()  # it is rounded once it is scaled
+        elif self.scale or x.is_floating_point() or numbers:
+            x = x.to(learner.dtype)
         check_finite("X", x)  # it may have been, in a wider type
         return x
 
+    def _settings(self) -> dict[str, Any]:
+        """All settings but those that each call reads anew."""
+        kept = {name: value for name, value in self.get_params(deep=False).items() if name not in ANEW}
+        return {name: dict(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
+
+    def _check_counts(self) -> None:
+        for name in ANEW:
+            check_number(name, getattr(self, name), whole=True, at_least=1)
+
+    def _follow_settings(self) -> None:
+        """Let the learner go on with the lr that is set now; a change of what it is made of is refused."""
+        self._check_counts()
+        now, learner = self._settings(), self.learner_
+        for name, before in self._made.items():
+            if name != "lr" and not _same(now[name], before):
+                remedy = "a change takes effect at the next fit: call fit, or set it back"
+                raise invalid(name, now[name], "what it was when the learner was made", remedy)
+        if now["lr"] != self._made["lr"]:
+            lr = type(learner).lr if now["lr"] is None else plain(now["lr"])
+            check_number("lr", lr, above=0)
+            learner.lr, self._made = lr, now
+            for group in learner.optim.param_groups:
+                group["lr"] = lr
+
     def _make(self, X: NDArray[Any], outputs: int, criterion: str | Criterion, **usual: Any) -> Learner:
         """A learner that has seen nothing; `usual` are options that it has, if it knows them, unless told otherwise."""
-        for name in ("batch_size", "epochs"):
-            check_number(name, getattr(self, name), whole=True, at_least=1)
+        self._check_counts()
         seed = int(check_random_state(self.random_state).randint(2**31))
         kind = find_learner(self.learner) if isinstance(self.learner, str) else self.learner
         if not (isinstance(kind, type) and issubclass(kind, Learner)):
@@ -94,8 +134,12 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         if issubclass(kind, ReplayLearner):
             given["memory"] = self.memory
         given = {name: value for name, value in given.items() if value is not None}
-        given |= {"criterion": criterion, "prepare": Scale() if self.scale else None, "seed": seed}
-        return kind(self._network(X.shape[1:], outputs, seed).to(place), **(given | options))
+        given |= {"criterion": criterion, "seed": seed}
+        learner = kind(self._network(X.shape[1:], outputs, seed).to(place), **(given | options))
+        if self.scale and "prepare" not in options:
+            learner.prepare = _Inputs(learner.dtype)
+        self._made = self._settings()
+        return learner
 
     def _network(self, shape: Sequence[int], outputs: int, seed: int) -> nn.Module:
         if isinstance(self.model, nn.Module):
@@ -134,15 +178,27 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         for part in () if x.is_floating_point() else x.split(SHEET):
             self.learner_.predict(part)  # of ids only the network knows which there are
 
-    def _scores(self, x: Tensor) -> Tensor:
-        return torch.cat([self.learner_.scores(part) for part in x.split(SHEET)])
+    def _scores(self, X: Any) -> Tensor:
+        """What the network says of examples."""
+        check_is_fitted(self)
+        x = self._tensor(validate_data(self, X, reset=False, allow_nd=True), self.learner_)
+        with self.learner_.lock:  # one network for all of them
+            scores = torch.cat([self.learner_.scores(part) for part in x.split(SHEET)]).double()
+        if not scores.isfinite().all():
+            check_finite("X", self.learner_.inputs(x))  # in the network's type
+            raise Diverged(
+                "the scores are not finite numbers: the network has diverged, or X is far from all that it learned; "
+                f"call fit, with a lower lr (now {self.learner_.lr:g}) or a clip_norm among the options"
+            )
+        return scores
 
 
 class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     """A classifier that keeps learning: new classes may come with any `partial_fit`, and old ones are kept in mind.
 
     `fit` begins anew and goes through the data `epochs` times, shuffled; `partial_fit` goes on with what comes, once,
-    in the order in which it comes. For methods that must know of tasks each call is a task.
+    in the order in which it comes. For methods that must know of tasks each call is a task. A `fit` that fails leaves
+    all as it was.
 
     Args:
         learner: a method by its name, such as "pcl" or "er" (`parabolic list` shows them), or a class.
@@ -155,8 +211,9 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         epochs: how often `fit` goes through the data.
         lr: the learning rate (None: the method's own).
         average: decay of a moving average of the weights, kept for prediction (None: no average).
-        scale: whether inputs are brought to mean 0 and deviation 1, as they are over everything seen so far. Without
-            it whole numbers, such as ids of words, stay whole.
+        scale: whether inputs are brought to mean 0 and deviation 1, as they are over everything seen so far. They are
+            kept in float64, and rounded to the network's type once they are scaled. Without it bytes become numbers
+            from 0 to 1 and, for a `model` of your own or with `embed`, other whole numbers stay whole: ids of words.
         device: where to compute: "cpu", "cuda", or "auto".
         random_state: decides weights, order and draws.
 
@@ -187,41 +244,43 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         x, more = self._tensor(X, self.learner_), _labels(y, classes)
         self._check_like(x)
         labels, outputs = _merged(self.classes_, self._outputs, more)
+        prepare = _measured(self.learner_.prepare, "X", x)
         with self.learner_.lock:  # a prediction meanwhile finds all of it as it was, or all of it done
+            self._follow_settings()
             if len(labels) > len(self.classes_):
                 self.learner_.grow(len(labels))
-                self.classes_, self._outputs = labels, outputs
-            if isinstance(self.learner_.prepare, Scale):
-                self.learner_.prepare.update(x)
+                self.__dict__ = self.__dict__ | {"classes_": labels, "_outputs": outputs}
+            self.learner_.prepare = prepare
         self._learn(self.learner_, x, _numbered(y, labels, outputs))
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The label of each example."""
-        chances, classes = self._chances(self._examples(X))
+        chances, classes = self._chances(X)
         found: NDArray[Any] = classes[chances.argmax(1)]
         return found
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """The probability of each of `classes_`, for each example."""
-        return self._chances(self._examples(X))[0]
+        return self._chances(X)[0]
 
     def _begin(self, X: Any, y: Any, classes: Any, epochs: int | None) -> Self:
-        X, y = validate_data(self, X, y, allow_nd=True)
+        new = copy.copy(self)  # what self becomes in one step, or not at all
+        X, y = validate_data(new, X, y, allow_nd=True)
         labels, outputs = _merged(y[:0], np.arange(0), _labels(y, classes))
-        learner = self._make(X, len(labels), "cross-entropy")
+        learner = new._make(X, len(labels), "cross-entropy")
         learner.grow(len(labels))
-        x = self._tensor(X, learner)
-        if isinstance(learner.prepare, Scale):
-            learner.prepare.update(x)
-        self._learn(learner, x, _numbered(y, labels, outputs), epochs)
-        self.learner_, self.classes_, self._outputs, self._shape = learner, labels, outputs, x.shape[1:]
+        x = new._tensor(X, learner)
+        learner.prepare = _measured(learner.prepare, "X", x)
+        new._learn(learner, x, _numbered(y, labels, outputs), epochs)
+        new.learner_, new.classes_, new._outputs, new._shape = learner, labels, outputs, x.shape[1:]
+        self.__dict__ = new.__dict__
         return self
 
-    def _chances(self, x: Tensor) -> tuple[NDArray[np.float64], NDArray[Any]]:
-        with self.learner_.lock:
-            scores, classes = self._scores(x)[:, torch.from_numpy(self._outputs).to(x.device)], self.classes_
-        return scores.double().softmax(1).cpu().numpy(), classes
+    def _chances(self, X: Any) -> tuple[NDArray[np.float64], NDArray[Any]]:
+        now = copy.copy(self)  # of one moment, whatever is fitted meanwhile
+        scores = now._scores(X).cpu()[:, torch.from_numpy(now._outputs)]
+        return scores.softmax(1).numpy(), now.classes_
 
 
 class ParabolicRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
@@ -287,25 +346,29 @@ class ParabolicRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         if target.shape[1] != self.learner_.classes or y.ndim != 2 - self._single:
             raise invalid("y", target, f"{self.learner_.classes} numbers an example, as before")
         with self.learner_.lock:
+            self._follow_settings()
             self._measure(self.learner_, x, target)
         self._learn(self.learner_, x, target)
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """The number, or numbers, of each example."""
-        x = self._examples(X)
-        with self.learner_.lock:
-            found = self.learner_.error.answer(self._scores(x).double()).cpu().numpy()
-        return found[:, 0] if self._single else found
+        check_is_fitted(self)
+        now = copy.copy(self)  # of one moment, whatever is fitted meanwhile
+        with now.learner_.lock:  # the units are those of the scores
+            found = now.learner_.error.answer(now._scores(X)).cpu().numpy()
+        return found[:, 0] if now._single else found
 
     def _begin(self, X: Any, y: Any, epochs: int | None) -> Self:
-        X, y = validate_data(self, X, y, allow_nd=True, multi_output=True, y_numeric=True)
+        new = copy.copy(self)  # what self becomes in one step, or not at all
+        X, y = validate_data(new, X, y, allow_nd=True, multi_output=True, y_numeric=True)
         # Between examples far apart, targets on a straight line are wrong wherever the function is curved.
-        learner = self._make(X, 1 if y.ndim == 1 else y.shape[1], self._criterion(), endpoints="nearest")
-        x, target = self._tensor(X, learner), _target(y, learner)
-        self._measure(learner, x, target)
-        self._learn(learner, x, target, epochs)
-        self.learner_, self._single, self._shape = learner, y.ndim == 1, x.shape[1:]
+        learner = new._make(X, 1 if y.ndim == 1 else y.shape[1], new._criterion(), endpoints="nearest")
+        x, target = new._tensor(X, learner), _target(y, learner)
+        new._measure(learner, x, target)
+        new._learn(learner, x, target, epochs)
+        new.learner_, new._single, new._shape = learner, y.ndim == 1, x.shape[1:]
+        self.__dict__ = new.__dict__
         return self
 
     def _criterion(self) -> Criterion:
@@ -318,10 +381,10 @@ class ParabolicRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     @staticmethod
     def _measure(learner: Learner, x: Tensor, y: Tensor) -> None:
         """Take inputs and targets into what decides how they are scaled."""
-        if isinstance(learner.prepare, Scale):
-            learner.prepare.update(x)
-        if isinstance(learner.error, Numbers) and learner.error.units is not None:
-            learner.error.units.update(y)
+        error, prepare = learner.error, _measured(learner.prepare, "X", x)
+        if isinstance(error, Numbers):
+            error.units = _measured(error.units, "y", y)
+        learner.prepare = prepare
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -339,9 +402,22 @@ def _mlp(shape: Sequence[int], outputs: int) -> nn.Module:
 
 
 def _target(y: NDArray[Any], learner: Learner) -> Tensor:
-    target = torch.from_numpy(np.array(y, dtype=np.float64)).reshape(len(y), -1).to(learner.device, learner.dtype)
+    target = torch.from_numpy(np.array(y, dtype=np.float64)).reshape(len(y), -1).to(learner.device)
+    if not isinstance(learner.error, Numbers) or learner.error.units is None:  # else it is rounded when it is scaled
+        target = target.to(learner.dtype)
     check_finite("y", target)
     return target
+
+
+def _measured(scale: Any, name: str, x: Tensor) -> Any:
+    """A copy of a scale that has seen these numbers too; what is no scale as it is."""
+    if not isinstance(scale, Scale):
+        return scale
+    scale = copy.copy(scale)
+    scale.update(x)
+    if not scale.squares.isfinite().all():
+        raise invalid(name, x, "numbers whose squares have a sum in float64", "give them in larger units")
+    return scale
 
 
 def _numbered(y: NDArray[Any], labels: NDArray[Any], outputs: NDArray[np.int64]) -> Tensor:
@@ -371,4 +447,16 @@ def _union(one: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
     kinds = ["a word" if each.dtype.kind in "OUS" else "a number" for each in (one, other)]
     if len(one) and kinds[0] != kinds[1]:
         raise invalid("y", Description(f"{kinds[1]} for a label"), f"{kinds[0]}, like the labels before")
-    return np.unique(np.concatenate([one, other]))
+    both = np.unique(np.concatenate([one, other]))
+    if both.dtype.kind == "f" and len(both) and np.abs(both).max() >= EXACT:
+        got = Description(f"labels of {EXACT} or more as floats, or of types that NumPy joins as such")
+        raise invalid("y", got, "labels that stay apart", "give all of them as int64, or as words")
+    return both
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether a setting is as it was: equal, where it is a plain value, or else the same thing."""
+    one, other, kinds = plain(one), plain(other), str | int | float
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+    return one is other or (isinstance(one, kinds) and isinstance(other, kinds) and one == other)
