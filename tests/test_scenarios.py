@@ -123,6 +123,23 @@ def test_a_corrupted_label_is_each_of_the_others_as_often():
     assert chisquare(list(shifts.values())).pvalue > 1e-3
 
 
+@pytest.mark.parametrize("among", ["task", "all"])
+@pytest.mark.parametrize("rate", [0.3, 1.0])
+def test_an_example_of_several_tasks_is_corrupted_once(rate, among):
+    x = np.arange(400)
+    plain = Stream.from_arrays(x, x % 4, test=(x, x % 4), tasks=[[0, 1], [1, 2], [0, 1], [2, 3]])
+    stream = under(plain, corruption="uniform", corruption_rate=rate, corruption_among=among)
+    labels = {}
+    for task, fresh, (x, y) in zip(stream, (200, 100, 0, 100), arrivals(stream), strict=True):
+        came = dict(zip(x.tolist(), y.tolist(), strict=True))
+        new = came.keys() - labels.keys()
+        assert len(new) == fresh
+        assert sum(came[each] != truth(each, 4) for each in new) == round(rate * fresh)
+        assert {came[each] for each in new} <= set(task.classes if among == "task" else range(4))
+        assert came.items() >= {each: labels[each] for each in came.keys() - new}.items()
+        labels |= came
+
+
 def published_shuffle(labels, rng):
     """The published step, on a list: the first half of a batch has its labels permuted within itself."""
     half = len(labels) // 2
@@ -241,6 +258,32 @@ def test_blurred_tasks_trade_examples_and_lose_none(share):
         )
 
 
+def test_a_task_is_dealt_some_of_its_own_back():
+    stream = under(numbers(per_class=2000), blur=0.3)
+    foreign = [
+        float((~torch.isin(y, torch.tensor(task.classes))).float().mean())
+        for task, (_, y) in zip(stream, arrivals(stream), strict=True)
+    ]
+    np.testing.assert_allclose(foreign, 0.24, atol=0.02)  # four fifths of the share: so says the guide
+
+
+def test_every_class_that_a_blur_brought_competes_in_a_test():
+    plain, blurred = numbers(), under(numbers(), blur=0.3)
+    assert [plain.seen(row) for row in range(5)] == [list(range(2 * row + 2)) for row in range(5)]
+    came = [set(y.tolist()) for _, y in arrivals(blurred)]
+    assert [blurred.seen(row) for row in range(5)] == [sorted(set().union(*came[: row + 1])) for row in range(5)]
+    assert blurred.seen(0) == list(range(10))
+    # Without boundaries, but not blurred, nothing else has come.
+    assert [replace(plain, boundaries=False).seen(row) for row in range(5)] == [plain.seen(row) for row in range(5)]
+    # A learner that always says 9 is wrong at once where a 9 has come, and cannot say it where none has.
+    for stream, right in ((plain, 50), (blurred, 0)):
+        model = torch.nn.Linear(1, 10)
+        torch.nn.init.zeros_(model.weight)
+        model.bias.data = torch.arange(10.0)
+        learner = SGD(model, lr=1e-12, prepare=lambda x: 0.0 * x.float()[:, None])
+        assert train(learner, stream).matrix[0, 0] == right
+
+
 def test_rotations_are_those_of_numpy_and_of_one_pixel_at_a_time():
     image = np.arange(35).reshape(5, 7) + 1
     square = np.arange(36).reshape(6, 6) + 1
@@ -321,11 +364,23 @@ def test_a_permutation_keeps_the_pixels_of_points_too():
         ({"domain": "rotation", "blur": 0.1}, "blur: got 0.1, expected 0"),
         ({"tasks": 10, "corruption": "uniform"}, "corruption: got a task of one class"),
         ({"imbalance": 0.5}, "imbalance: got 0.5"),
+        ({"corruption_rate": 0.3}, "corruption_rate: got 0.3, expected 0.5 without a corruption; set corruption=unif"),
+        ({"corruption_among": "all"}, "corruption_among: got 'all', expected task without a uniform one; set corr"),
+        ({"corruption_among": "all", "corruption": "shuffle"}, "corruption_among: got 'all', expected task without"),
+        ({"imbalance_order": "reversed"}, "imbalance_order: got 'reversed', expected normal without an imbalance; set"),
+        ({"imbalance_order": "random", "class_sizes": "paper-random"}, "imbalance_order: got 'random', expected nor"),
+        ({"class_order": "shuffled", "domain": "permutation"}, "class_order: got 'shuffled', expected fixed where the"),
     ],
 )
 def test_what_cannot_be_is_refused(settings, message):
     with pytest.raises(InputError, match=message):
         under(numbers(), **settings)
+
+
+def test_settings_may_be_told_in_full():
+    for settings in ({}, {"corruption": "shuffle"}, {"class_sizes": "paper-random"}, {"domain": "permutation"}):
+        told = {name: each.default for name, each in options_of(Scenario).items()} | settings
+        assert Scenario.of(told) == Scenario.of(settings)
 
 
 def test_tasks_that_share_classes_are_not_cut_anew():

@@ -107,6 +107,7 @@ X, Y = np.zeros((20, 3), dtype=np.float32), np.arange(20) % 4
         ({"y": Y - 1}, "y"),
         ({"tasks": 3}, "tasks"),
         ({"tasks": [[0, 9]]}, "tasks"),
+        ({"tasks": [[0, 0], [1]]}, "tasks"),
         ({"tasks": 0}, "tasks"),
         ({"test": (np.zeros((4, 5), dtype=np.float32), np.arange(4))}, "test"),
         ({"test": (X[:2], np.array([0, 1]))}, "tasks"),

@@ -42,7 +42,7 @@ class CropFlip:
         return padded.permute(0, 2, 3, 1)[image, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
-@dataclass(eq=False)
+@dataclass
 class Normalise:
     """Raw values to floats: divided by `scale`, then by channel less `mean` and over `std`.
 

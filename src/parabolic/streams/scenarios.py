@@ -71,7 +71,7 @@ class Scenario:
         0.0, "share of each class's training examples to test on, in place of the test set", at_least=0, below=1
     )
     blur: float = option(
-        0.0, "share of each task's examples that trade places with other tasks'", at_least=0, at_most=1
+        0.0, "share of each task's examples that are pooled with other tasks' and dealt anew", at_least=0, at_most=1
     )
     domain: str = option(
         "none", "every task has all classes, in a view of its own", among=("none", "rotation", "permutation")
@@ -85,6 +85,16 @@ class Scenario:
                 raise invalid("class_sizes", self.class_sizes, "none, where imbalance is given", "give one of the two")
         if self.domain != "none" and self.blur:
             raise invalid("blur", self.blur, "0, where the domain changes", "a view belongs to one task")
+        # A setting without effect would make a run of its own, with the figures of another.
+        for name, acts, where, remedy in (
+            ("class_order", self.domain == "none", "where the domain changes", "every task has all classes"),
+            ("corruption_rate", self.corruption != "none", "without a corruption", "set corruption=uniform, say"),
+            ("corruption_among", self.corruption == "uniform", "without a uniform one", "set corruption=uniform"),
+            ("imbalance_order", self.imbalance is not None, "without an imbalance", "set imbalance=2, say"),
+        ):
+            value, default = getattr(self, name), options_of(type(self))[name].default
+            if not acts and value != default:
+                raise invalid(name, value, f"{default} {where}", remedy)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Scenario:
@@ -177,7 +187,7 @@ def sizes_by_factor(stream: Stream, factor: float, order: str = "normal", seed: 
 
 
 def resize(stream: Stream, sizes: Sequence[int], seed: int = 0) -> Stream:
-    """Keep so many training examples of each class, counted in the order in which the classes arrive."""
+    """Keep so many training examples of each class, in the order of their arrival; each time, if one comes again."""
     classes = sum(len(task.classes) for task in stream)
     if len(sizes) != classes:
         raise invalid("class_sizes", Description(f"{len(sizes)} sizes"), f"one for each of the {classes} classes")
@@ -194,20 +204,23 @@ def resize(stream: Stream, sizes: Sequence[int], seed: int = 0) -> Stream:
 
 
 def corrupt(stream: Stream, rate: float, among: str = "task", seed: int = 0) -> Stream:
-    """Give a share of each task's training examples a wrong label: another class of the task, or of all."""
+    """Give a share of each task's training examples a wrong label: another class of the task, or of all.
+
+    An example that comes again in a later task keeps the label of its first: the share is of those that are new.
+    """
     check_number("corruption_rate", rate, at_least=0, at_most=1)
     check_name("corruption_among", among, ("task", "all"))
     labels, everything = stream[0].train.y.clone(), stream.seen(len(stream) - 1)
-    rng = _rng(seed, "corruption")
+    rng, new = _rng(seed, "corruption"), torch.ones(len(labels), dtype=torch.bool)
     for task in stream:
         candidates = np.array(sorted(task.classes) if among == "task" else everything)
         if len(candidates) < 2:
             raise invalid(
                 "corruption", Description(f"a task of one class, {task.classes}"), "another class to confuse it with"
             )
-        chosen = task.train_rows[torch.from_numpy(rng.permutation(len(task.train_rows)))][
-            : round(rate * len(task.train_rows))
-        ]
+        rows = task.train_rows[new[task.train_rows]]
+        new[rows] = False
+        chosen = rows[torch.from_numpy(rng.permutation(len(rows)))][: round(rate * len(rows))]
         # A step of 1 to k − 1 round the circle of the k classes ends at any of the others, each as likely.
         steps = rng.integers(1, len(candidates), len(chosen))
         place = np.searchsorted(candidates, labels[chosen].numpy())
@@ -227,7 +240,7 @@ def permute_labels(stream: Stream, share: float) -> Stream:
 
 
 def blur(stream: Stream, share: float, seed: int = 0) -> Stream:
-    """Let a share of each task's training examples trade places with those of other tasks.
+    """Pool a share of each task's training examples and deal every task as many, some of which were its own.
 
     Every example still arrives once and every task is as long as before, but no learner is told where a task starts.
     """

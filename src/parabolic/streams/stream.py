@@ -165,8 +165,12 @@ class Stream(Sequence[Task]):
         return iter(self.tasks)
 
     def seen(self, index: int) -> list[int]:
-        """The classes that have come up to and including the task `index`."""
-        return sorted({label for task in self.tasks[: index + 1] for label in task.classes})
+        """The classes that have come up to and including the task `index`; where boundaries blur, other tasks' too."""
+        tasks = self.tasks[: index + 1]
+        classes = {label for task in tasks for label in task.classes}
+        if not self.boundaries:
+            classes.update(*(task.train.y[task.train_rows % len(task.train.y)].unique().tolist() for task in tasks))
+        return sorted(classes)
 
     def together(self, size: int = 32, epochs: int = 1) -> Batches:
         """The training batches of all tasks at once, shuffled: what a stream never gives."""
@@ -396,4 +400,6 @@ def _groups(tasks: int | Sequence[Sequence[int]], known: list[int]) -> list[list
         raise invalid("tasks", tasks, "a number of tasks, or the classes of each") from error
     if not groups or any(not labels or not set(labels) <= set(known) for labels in groups):
         raise invalid("tasks", tasks, f"for each task some of the classes {known}")
+    if any(len(set(labels)) < len(labels) for labels in groups):
+        raise invalid("tasks", tasks, "a class at most once in a task")
     return groups
