@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -146,8 +147,11 @@ def test_verdicts_say_where_ours_are_higher_lower_or_the_same(parabolic, tmp_pat
     by_row = {row["name"]: {cell["verdict"] for cell in row["cells"]} for row in told[0]["rows"]}
     of_ours = {"PCL (text)": {"unknown"}}  # of which nothing was published
     assert by_row == {"PCL": {"no difference"}, "VRMCL": {"higher"}, "CLSER": {"lower"}} | of_ours
-    ranks = {row["name"]: row["rank"] for row in told[0]["rows"]}
-    assert [ranks[row] for row in ("VRMCL", "PCL", "CLSER")] == pytest.approx([1.0, 2.0, 3.0])
+    ranks = {row["name"]: (row["rank"], row["published_rank"]) for row in told[0]["rows"]}
+    assert {rank for rank, _ in ranks.values()} == {None}  # PCL (text) was not run
+    assert [ranks[row][1] for row in ("VRMCL", "PCL", "CLSER")] == pytest.approx([9 / 6, 11 / 6, 16 / 6])
+    [whole] = json.loads(parabolic("paper", "main", "--learners", "vrmcl,clser", "--format", "json")[1])
+    assert {row["name"]: row["rank"] for row in whole["rows"]} == {"VRMCL": 1.0, "CLSER": 2.0}
 
 
 def test_a_cell_that_lacks_runs_says_how_many_there_are(parabolic, tmp_path, monkeypatch):
@@ -186,6 +190,17 @@ def test_run_times_are_told_with_the_hardware(parabolic, tmp_path):
     assert "| PCL | 165.00 ± 2.00 = |" in out
     assert "NVIDIA RTX 6000" in out
     assert "Ours are of A fast GPU." in out
+
+
+def test_run_times_of_a_fleet_have_no_deviation_and_no_verdict(parabolic, tmp_path):
+    for spec in paper_tables()["runtime"].settings[0].specs("PCL"):
+        run = finished(spec, {}, seconds=7.93)
+        Store(tmp_path / "runs").save(replace(run, environment={**run.environment, "fleet": 5}))
+    code, out, _ = parabolic("paper", "runtime", "--show", "--format", "markdown")
+    assert code == 0
+    assert "| PCL | 7.93 |" in out
+    assert "▲ 0 higher, ▼ 0 lower, = 0 no difference, 2 unknown." in out
+    assert "Runs side by side share one time" in out
 
 
 QUICK = ("--quick", "--learners", "sgd,si", "--workers", "0", "--device", "cpu")

@@ -156,6 +156,14 @@ def test_the_command_line_uses_presets(parabolic):
     assert "lr=0.3" in told
 
 
+def test_the_names_of_presets_are_whole_in_a_narrow_terminal(parabolic, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    save_preset(Preset("er-on-a-stream-of-my-own-100", "er", settings={"average_part": 0.25}))
+    told = parabolic("presets")[1]
+    assert {path.stem for path in OURS.glob("*.toml")} | {"er-on-a-stream-of-my-own-100"} <= {*told.split()}
+    assert "…" not in told
+
+
 @pytest.mark.parametrize("name", sorted(path.stem for path in OURS.glob("*.toml")))
 def test_every_preset_makes_a_learner_with_the_values_of_its_run(name):
     preset = load_preset(str(OURS / f"{name}.toml"))

@@ -59,7 +59,10 @@ def test_the_page_says_first_who_wins_by_how_much_and_whether_that_may_be_chance
     interval = test.confidence_interval(0.95)
     assert test.pvalue < 0.05
     said = text_of(page_of(store))
-    assert f"er does best: after 5 tasks it classifies {mean(er):.1f} % of all test examples correctly" in said
+    assert (
+        f"er does best: after 5 tasks its accuracy is {mean(er):.1f} %, averaged over the tasks, all classes competing "
+        "(the mean of 4 seeds)." in said
+    )
     ahead = mean(er) - mean(pcl)
     assert (
         f"On the same 4 seeds it is {ahead:.1f} points ahead of pcl (95 % interval {interval.low:.1f} to "
@@ -263,7 +266,7 @@ def test_a_damaged_run_is_named_and_stops_nothing(parabolic, how):
     assert f"{path}: " in said
     store.save(record(RunSpec("sgd"), 20))
     assert parabolic("report")[0] == 0
-    assert "sgd: after 5 tasks it classifies" in text_of(Path("report.html").read_text())
+    assert "sgd: after 5 tasks its accuracy is" in text_of(Path("report.html").read_text())
     code, out, _ = parabolic("plot")
     assert code == 0
     assert f"Cannot be read: {path}" in out
@@ -285,7 +288,7 @@ def test_with_no_runs_there_is_a_message_and_with_one_a_page(parabolic):
     assert code == 0
     assert str(Path("a/page.html").resolve()) in out.replace("\n", "")
     said = text_of(Path("a/page.html").read_text())
-    assert "er: after 5 tasks it classifies" in said
+    assert "er: after 5 tasks its accuracy is" in said
     assert "One seed (n = 1)" in said
     code, _, err = parabolic("report", "--where", "learner=pcl")
     assert code == 2
@@ -299,15 +302,33 @@ def test_runs_of_several_streams_are_not_mixed(parabolic):
         store.save(record(RunSpec("er", "seq-blobs", seed=seed), 90, tasks=3))
     assert parabolic("report")[0] == 0
     said = text_of(Path("report.html").read_text())
-    assert "after 3 tasks it classifies" in said
-    assert "after 5 tasks it classifies" in said
+    assert "after 3 tasks its accuracy is" in said
+    assert "after 5 tasks its accuracy is" in said
     code, _, err = parabolic("plot", "-o", "a.png")
     assert code == 2
     assert "runs of 2 kinds" in err
-    assert "--stream" in err
+    assert "; choose by stream (seq-blobs, seq-digits)" in err
     assert parabolic("plot", "--stream", "seq-blobs", "-o", "a.png")[0] == 0
     assert parabolic("report", "--stream", "seq-blobs")[0] == 0
     assert "seq-digits" not in text_of(Path("report.html").read_text())
+
+
+@pytest.mark.parametrize(
+    ("others", "told"),
+    [
+        ([{"scenario": {"tasks": 2}}], "choose by tasks (None, 2), for example --where tasks=2"),
+        ([{"memory": 50, "epochs": 3}], "choose by memory (200, 50) and epochs (1, 3), for example "),
+        ([{"memory": 50}, {"stream": "seq-blobs"}], "choose by stream (seq-blobs, seq-digits) and memory (200, 50), "),
+    ],
+)
+def test_runs_of_several_kinds_are_told_apart_by_what_differs(parabolic, others, told):
+    store = Store("runs")
+    for given in ({}, *others):
+        store.save(record(RunSpec("er", **given), tasks=given.get("scenario", {}).get("tasks", 5)))
+    code, _, err = parabolic("plot", "-o", "a.svg")
+    assert code == 2
+    assert told in err
+    assert parabolic("plot", "-o", "a.svg", *err.split("for example ")[1].split())[0] == 0
 
 
 def test_the_page_of_five_hundred_runs_is_small_and_soon_made(store, tmp_path):

@@ -128,10 +128,36 @@ def test_a_cell_is_judged_against_its_column_and_against_the_paper():
     assert table(incomparable="of other data").verdicts()["unknown"] == 4
 
 
-def test_ranks_are_over_the_columns_and_a_row_with_a_gap_has_none():
-    assert table().ranks()[:2] == [1.0, 2.0]
-    assert math.isnan(table().ranks()[2])
+def test_ranks_are_over_the_columns_and_there_are_none_while_one_figure_is_missing():
+    """Else a row may be the first of those that are whole, and behind another in every column that both have."""
+    whole = replace(table(), rows={name: cells for name, cells in table().rows.items() if name != "gone"})
+    assert whole.ranks() == [1.0, 2.0]
+    assert "rank: the mean over the columns." in render([whole])
+    assert all(map(math.isnan, table().ranks()))
+    assert "rank: the mean over the columns; ours have none while a figure is missing." in render([table()])
     assert not any(line.ranks for line in lines(table(ranked=False)))
+
+
+def test_published_ranks_are_among_the_rows_that_were_published():
+    [main] = paper_results(Selection(("main",), ("pcl", "er")), {})
+    assert list(main.rows) == ["ER", "PCL", "PCL (text)"]
+    assert main.ranks("published")[:2] == [2.0, 1.0]
+    assert math.isnan(main.ranks("published")[2])
+    assert all(map(math.isnan, table().ranks("published")))  # one of three rows is whole
+
+
+def test_shares_of_one_time_are_no_sample():
+    """Five runs side by side have the same seconds: that is no sign that a sixth would."""
+    published, others = Summary(165.0, 2.6, 5), {seed: 9.0 + seed for seed in range(5)}
+    fleet = Cell(dict.fromkeys(range(5), 7.9), 5, published, shared=True)
+    rows = {"pcl": [fleet], "er": [Cell(others, 5)], "sgd": [replace(fleet, by_seed=dict.fromkeys(range(5), 9.5))]}
+    results = Results("t", "t", [Column("seconds", better="lower")], rows)
+    text = render([results], "markdown")
+    assert "| pcl | **7.9** |" in text
+    assert "▲ 0 higher, ▼ 0 lower, = 0 no difference, 2 unknown." in text
+    assert "Runs side by side share one time: their seconds have no deviation and no verdict." in text
+    assert [row[0].behind for row in results.judged] == [None] * 3
+    assert "side by side" not in render([replace(results, rows={"er": rows["er"]})])
 
 
 def test_a_gap_stays_a_gap():
@@ -157,9 +183,9 @@ def test_markdown_is_a_table():
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert {line.count("|") for line in rows} == {5}
     assert rows[0] == "| method | γ = 2 Acc | γ = 2 seconds | rank |"
-    assert rows[2] == "| A & B | **61.00** ± 1.0 ▲ | **2.0** ± 1.0 | 1.0 |"
+    assert rows[2] == "| A & B | **61.00** ± 1.0 ▲ | **2.0** ± 1.0 | – |"
     assert rows[3] == "| paper | <ins>50.00</ins> ± 1.0 | – | – |"
-    assert rows[4] == "| 50%_{x} | <ins>60.83</ins> ± 2.0 †= | <ins>9.2</ins> ± 0.3 | 2.0 |"
+    assert rows[4] == "| 50%_{x} | <ins>60.83</ins> ± 2.0 †= | <ins>9.2</ins> ± 0.3 | – |"
     assert "▲ 1 higher, ▼ 0 lower, = 1 no difference, 2 unknown." in text
     assert text.rstrip().endswith("A note.")
 
@@ -206,7 +232,7 @@ def test_json_says_all_and_is_json():
     assert second["behind"]["p"] == pytest.approx(stats.ttest_rel([59, 63, 60.5], [60, 62, 61]).pvalue)
     expected = stats.ttest_ind_from_stats(61, 1, 3, 50, 1, 5, equal_var=False)
     assert first["difference"]["p"] == pytest.approx(expected.pvalue)
-    assert told["rows"][2]["rank"] is None
+    assert [row["rank"] for row in told["rows"]] == [None] * 3
     with pytest.raises(InputError, match="format: got 'html', expected one of json, latex, markdown, terminal"):
         render([], "html")
 
@@ -229,11 +255,31 @@ def test_a_comparison_in_a_table_and_in_words():
     assert "20.0 (n=1)" in render([results])
     difference = stats.ttest_rel([84, 85.5, 87], [80, 81, 82]).confidence_interval(0.95)
     said = in_words(runs)
-    assert "After 5 tasks, this share of all test examples is classified correctly: er 86 %, pcl 81 %, sgd 20 %" in said
+    assert "After 5 tasks, the mean accuracy over them, all classes competing, is: er 86 %, pcl 81 %, sgd 20 %" in said
     assert f"er is 4.5 points ahead of pcl (95 % interval {difference.low:.1f} to {difference.high:.1f})" in said
     assert "er has lost 4 points on them, sgd 90." in said
-    assert in_words({"er": [], "pcl": runs["pcl"]}).endswith("correctly: pcl 81 %.")
+    assert in_words({"er": [], "pcl": runs["pcl"]}).endswith("competing, is: pcl 81 %.")
     assert in_words({"er": []}) == "There is nothing to compare."
+
+
+def test_words_for_one_point_and_for_none():
+    runs = {"pcl": [record(0, 80.0, forgetting=1.2)], "er": [record(0, 70.0, forgetting=-0.3)]}
+    assert in_words(runs).endswith("pcl has lost 1 point on them, er 0.")
+    assert "| er | <ins>70.0</ins> | <ins>70.0</ins> | **-0.3** |" in render(
+        [comparison(runs, title="t", seeds=1)], "markdown"
+    )
+    nearly = {"er": [record(seed, 70.0, forgetting=each) for seed, each in enumerate((-0.3, 0.28))]}
+    assert " | 0.0 ± 0.4 | " in render([comparison(nearly, title="t", seeds=2)], "markdown")
+
+
+def test_seconds_of_a_fleet_have_no_deviation_in_a_comparison():
+    runs = {
+        name: [replace(record(seed, 80.0 + seed), environment={"fleet": fleet}) for seed in range(2)]
+        for name, fleet in (("er", 1), ("pcl", 2))
+    }
+    rows = {line.name: line.entries for line in lines(comparison(runs, title="t", seeds=2))}
+    assert (rows["er"][3].spread, rows["pcl"][3].spread) == ("0.0", "")
+    assert rows["er"][0].spread == rows["pcl"][0].spread == "0.7"
 
 
 def test_compare_prints_in_every_format(parabolic, tmp_path):

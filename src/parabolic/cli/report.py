@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +18,7 @@ from parabolic.cli.common import OnlyLearner, OnlyStream, Runs, Where, read_wher
 from parabolic.experiments import BackedStore, Records, Store
 from parabolic.report.curves import STYLES, draw_curves, plot_text
 from parabolic.report.page import TITLE, write_page
-from parabolic.report.scenes import find_scenes
+from parabolic.report.scenes import Scene, find_scenes
 
 __all__ = ["plot", "report"]
 
@@ -85,10 +86,23 @@ def plot(
     else:
         if len(scenes) > 1:
             got = Description(f"runs of {len(scenes)} kinds: {'; '.join(scene.title for scene in scenes)}")
-            raise invalid("runs", got, "those of one kind in a file", "choose with --stream or --where memory=200")
+            raise invalid("runs", got, "those of one kind in a file", _choice(scenes))
         console.print(Text(f"Written: {draw_curves(scenes[0], output, style)}"))
     for path in finds.damaged:
         console.print(Text(f"Cannot be read: {path}"))
+
+
+def _choice(scenes: Sequence[Scene]) -> str:
+    """How to choose one of several scenes: by what they differ, and what that would be for the last of them."""
+    names = dict.fromkeys(name for scene in scenes for name in scene.settings)
+    differing = [name for name in names if len({str(scene.settings.get(name)) for scene in scenes}) > 1]
+    told = []
+    for name in differing:
+        values = dict.fromkeys(str(scene.settings[name]) for scene in scenes if name in scene.settings)
+        told.append(f"{name} ({', '.join(values)})")
+    last = scenes[-1].settings
+    example = shlex.join(word for name in differing if name in last for word in ("--where", f"{name}={last[name]}"))
+    return f"choose by {' and '.join(told)}, for example {example}"
 
 
 def _keep_current(store: Store, seen: dict[Path, int], write: Callable[[], object], every: float) -> None:

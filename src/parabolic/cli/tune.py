@@ -163,7 +163,10 @@ def list_presets(as_json: Json = False) -> None:
     if as_json:
         print(json.dumps([{**dataclasses.asdict(preset), "file": str(path)} for preset, path in presets], indent=1))
     else:
-        table = Table("preset", "learner", "made for", "settings", "what it is", title="Presets", title_justify="left")
+        table = Table(title="Presets", title_justify="left")
+        table.add_column("preset", no_wrap=True)  # a name that is cut is no name
+        for head in ("learner", "made for", "settings", "what it is"):
+            table.add_column(head, overflow="fold")
         for preset, _ in presets:
             made_for = preset.stream or "anything"
             made_for += f", memory {preset.memory}" if preset.memory is not None else ""

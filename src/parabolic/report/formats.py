@@ -93,7 +93,10 @@ def legend(results: Results, *, intervals: bool = False) -> list[str]:
     if any(len(cell.by_seed) < cell.wanted for cell in cells):
         said.append("(n): how many seeds there are, where some are missing.")
     if results.ranked:
-        said.append("rank: the mean over the columns.")
+        gaps = any(map(math.isnan, results.ranks()))
+        said.append(f"rank: the mean over the columns{'; ours have none while a figure is missing' * gaps}.")
+    if any(cell.shared for cell in cells):
+        said.append("Runs side by side share one time: their seconds have no deviation and no verdict.")
     if any(each.level for row in results.judged for each in row):
         said.append(f"{LEVEL}: no difference from the best of its column at the 5 % level, paired over the seeds.")
     if any(cell.published for cell in cells):
@@ -183,7 +186,7 @@ def _told(column: Column, figure: Summary | None, intervals: bool) -> tuple[str,
 
 
 def _number(value: float, digits: int) -> str:
-    return GAP if math.isnan(value) else f"{value:.{digits}f}"
+    return GAP if math.isnan(value) else f"{value:z.{digits}f}"
 
 
 def _figure(mean: str, entry: Entry) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from parabolic.experiments import Record, is_record
 from parabolic.experiments.paper import PLUS, Rows, Selection, Tuning, bound_tables, paper_tables
-from parabolic.report.comparison import by_seed
+from parabolic.report.comparison import cell_of
 from parabolic.report.tables import Cell, Column, Results
 from parabolic.statistics import Summary
 
@@ -46,7 +46,7 @@ def _of_runs(selection: Selection, name: str, records: Mapping[str, Record]) -> 
             found = [records[spec.key] for spec in selection.cell(row, setting) if spec.key in records]
             for metric in table.metrics:
                 figure = next(published, None)  # of a row of our own nothing was published
-                cells.append(Cell(by_seed(found, metric), selection.seeds, figure.value if figure else None))
+                cells.append(cell_of(found, metric, selection.seeds, figure.value if figure else None))
             used |= {record.key: record for record in found}
         rows[row] = cells
     notes = [note for note in (table.note, *(table.also.get(row) for row in rows)) if note]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parabolic.experiments import FailedRun, Record, Store, known_presets, load_preset
-from parabolic.report.comparison import by_seed
+from parabolic.report.comparison import cell_of
 from parabolic.report.runs import Row, departures, row_of, select
 from parabolic.report.tables import Cell, Column, Results
 from parabolic.statistics import Summary
@@ -36,13 +37,13 @@ class Method:
     runs: Mapping[int, Record] = field(default_factory=dict)
     failed: Mapping[int, FailedRun] = field(default_factory=dict)
 
-    def figures(self, metric: str) -> dict[int, float]:
+    def cell(self, metric: str, wanted: int = 0) -> Cell:
         """A metric, or the training `seconds`, by seed."""
-        return by_seed(list(self.runs.values()), metric)
+        return cell_of(list(self.runs.values()), metric, wanted)
 
     def summary(self, metric: str) -> Summary:
         """The same in short."""
-        return Summary.of(list(self.figures(metric).values()))
+        return self.cell(metric).ours or Summary(math.nan, math.nan, 0)
 
     @property
     def curves(self) -> NDArray[np.float64]:
@@ -69,6 +70,7 @@ class Scene:
     stream: str
     methods: Sequence[Method]  # the most accurate first; those without a finished run last
     memory: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)  # stream, memory, and what is unusual in any scene
 
     @property
     def done(self) -> list[Method]:
@@ -115,15 +117,17 @@ def find_scenes(store: Store, where: Mapping[str, str] | None = None) -> Finds:
 def results_of(scene: Scene) -> Results:
     """The methods of a scene against metrics."""
     wanted = max([len(scene.seeds), *[len(method.runs) for method in scene.methods]])
-    rows = {method.name: [Cell(method.figures(name), wanted=wanted) for name in COLUMNS] for method in scene.methods}
+    rows = {method.name: [method.cell(name, wanted) for name in COLUMNS] for method in scene.methods}
     return Results("scene", scene.title, list(COLUMNS.values()), rows, heading="method")
 
 
 def _scenes(rows: Iterable[Row], runs: Mapping[str, Record], failed: Mapping[str, FailedRun]) -> list[Scene]:
     """Rows by stream and unusual settings, then by memory. A learner without one is there with every size."""
     places: defaultdict[tuple[str, str], dict[int | None, list[Row]]] = defaultdict(dict)
+    names = dict.fromkeys(("stream", "memory"))
     for row in rows:
         unusual = {name: value for name, value in departures(row).items() if not name.startswith("options.")}
+        names |= dict.fromkeys(unusual)
         places[row["stream"], _settings(unusual)].setdefault(row.get("memory"), []).append(row)
     scenes, presets = [], _presets()
     for (stream, others), sizes in sorted(places.items()):
@@ -131,7 +135,9 @@ def _scenes(rows: Iterable[Row], runs: Mapping[str, Record], failed: Mapping[str
         for memory, mine in sorted(sizes.items()) or [(None, [])]:
             told = [stream, f"memory {memory}" if memory is not None else "", others]
             title = ", ".join(each for each in told if each)
-            scenes.append(Scene(title, stream, _methods([*mine, *without], runs, failed, presets), memory))
+            here = [*mine, *without]
+            settings = {_short(name): here[0][name] for name in names if name in here[0]}
+            scenes.append(Scene(title, stream, _methods(here, runs, failed, presets), memory, settings))
     return scenes
 
 
@@ -180,7 +186,11 @@ def _by_seed(rows: Iterable[Row], kept: Mapping[str, Any]) -> dict[int, Any]:
 
 
 def _settings(unusual: Row) -> str:
-    return " ".join(f"{name.rpartition('.')[2]}={value}" for name, value in unusual.items())
+    return " ".join(f"{_short(name)}={value}" for name, value in unusual.items())
+
+
+def _short(column: str) -> str:
+    return column.rpartition(".")[2]
 
 
 def _only(kept: dict[str, Any], keys: set[str]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -38,11 +38,15 @@ class Cell:
     by_seed: Mapping[int, float] = field(default_factory=dict)
     wanted: int = 0  # how many seeds there should be
     published: Summary | None = None
+    shared: bool = False  # whether they are shares of a time that runs took side by side, and so no sample of it
 
     @property
     def ours(self) -> Summary | None:
         """The figures that are there, in short; nothing is filled in for those that are not."""
-        return Summary.of(list(self.by_seed.values())) if self.by_seed else None
+        if not self.by_seed:
+            return None
+        ours = Summary.of(list(self.by_seed.values()))
+        return replace(ours, sd=math.nan) if self.shared else ours
 
     @property
     def difference(self) -> Difference | None:
@@ -51,6 +55,8 @@ class Cell:
 
     def against(self, other: Cell) -> Difference | None:
         """This cell against another, paired over the seeds that both have."""
+        if self.shared or other.shared:
+            return None
         seeds = sorted(self.by_seed.keys() & other.by_seed.keys())
         return paired(*([cell.by_seed[seed] for seed in seeds] for cell in (self, other))) if seeds else None
 
@@ -93,11 +99,14 @@ class Results:
         return [[column[i] for column in by_column] for i in range(len(self.rows))]
 
     def ranks(self, whose: str = "ours") -> list[float]:
-        """The mean rank of each row, by our figures or the `published` ones; NaN for a row with a gap."""
+        """The mean rank of each row, by our figures or the `published` ones; NaN for all where one has a gap."""
         judging = [(j, column) for j, column in enumerate(self.columns) if column.better != "neither"]
-        if not self.ranked or not judging:
-            return [math.nan] * len(self.rows)
         means = [[_shown(column, getattr(cells[j], whose)) for j, column in judging] for cells in self.rows.values()]
+        gaps = [sum(map(math.isnan, row)) for row in means]
+        # A row of our own, of which nothing was published, takes no part among the published ones.
+        whole = all(gap == 0 or (gap == len(judging) and whose == "published") for gap in gaps)
+        if not (self.ranked and judging and whole):
+            return [math.nan] * len(self.rows)
         return average_ranks(means, [column.better for _, column in judging])
 
     def verdicts(self) -> dict[str, int]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from parabolic.report.comparison import many
 from parabolic.report.scenes import Method, Scene
-from parabolic.report.tables import Cell
 from parabolic.statistics import Difference
 
 __all__ = ["ahead", "headline", "judgement"]
@@ -18,15 +18,17 @@ def headline(scene: Scene) -> list[str]:
         return ["No run has been finished here yet."]
     best, *others = done
     tasks, acc = best.curves.shape[1], best.summary("acc")
-    share = f"after {_many(tasks, 'task')} it classifies {acc.mean:.1f} % of all test examples correctly"
-    said = [f"{best.name}{' does best' if others else ''}: {share} ({_seeds(best)})."]
+    said = [
+        f"{best.name}{' does best' if others else ''}: after {many(tasks, 'task')} its accuracy is {acc.mean:.1f} %, "
+        f"averaged over the tasks, all classes competing ({_seeds(best)})."
+    ]
     if others:
         said.append(_against(best, others[0]))
         last = others[-1]
         lost = [method.summary("forgetting").mean for method in (best, last)]
         said.append(
-            f"Since it knew the earlier tasks best, {best.name} has lost {lost[0]:.1f} points on them; "
-            f"{last.name}, which does worst of {len(done)}, {lost[1]:.1f}."
+            f"Since it knew the earlier tasks best, {best.name} has lost {lost[0]:z.1f} points on them; "
+            f"{last.name}, which does worst of {len(done)}, {lost[1]:z.1f}."
         )
         said.append(_times(best, others))
     return said
@@ -34,7 +36,7 @@ def headline(scene: Scene) -> list[str]:
 
 def ahead(one: Method, other: Method) -> Difference | None:
     """The accuracy of one method against another's, paired over the seeds that both have."""
-    return Cell(one.figures("acc")).against(Cell(other.figures("acc")))
+    return one.cell("acc").against(other.cell("acc"))
 
 
 def judgement(gap: Difference | None) -> str:
@@ -59,10 +61,10 @@ def _against(best: Method, second: Method) -> str:
         mean = second.summary("acc").mean
         return f"Next comes {second.name} with {mean:.1f} %, but they have no seed in common to be compared on."
     common = len(best.runs.keys() & second.runs.keys())
-    told = f"On the same {_many(common, 'seed')} it is {gap.mean:.1f} points ahead of {second.name}"
+    told = f"On the same {many(common, 'seed')} it is {gap.mean:z.1f} points ahead of {second.name}"
     if math.isnan(gap.p):
         return f"{told}; a single seed cannot tell whether that is chance."
-    told += f" (95 % interval {gap.low:.1f} to {gap.high:.1f}, p {_p(gap.p)})"
+    told += f" (95 % interval {gap.low:z.1f} to {gap.high:z.1f}, p {_p(gap.p)})"
     if gap.verdict == "no difference":
         return f"{told}: that may be chance, and more seeds would tell."
     return f"{told}: that is too much for chance, at the 5 % level."
@@ -79,10 +81,6 @@ def _times(best: Method, others: list[Method]) -> str:
 def _seeds(method: Method) -> str:
     n = len(method.runs)
     return f"the mean of {n} seeds" if n > 1 else "one seed"
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number} {what}" + ("s" if number != 1 else "")
 
 
 def _p(value: float) -> str:

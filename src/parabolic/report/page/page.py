@@ -175,7 +175,7 @@ def _glance(scene: Scene) -> dict[str, str]:
         told |= {"best": done[0].name, "acc": f"{acc.mean:.1f}{spread} (n={acc.n})"}
     if len(done) > 1:
         gap = ahead(done[0], done[1])
-        by = f"{gap.mean:+.1f} points" if gap else "–"
+        by = f"{gap.mean:+z.1f} points" if gap else "–"
         told |= {"ahead": f"{by} to {done[1].name}", "judgement": judgement(gap)}
     return told
 
