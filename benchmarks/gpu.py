@@ -54,7 +54,7 @@ ROWS = [
     Row("PCL", "pcl", fleets=(1, 5)),
     Row("PCL, reference", "pcl", REFERENCE),
     Row("PCL, from the host", "pcl", fleets=(1,), tasks=3, streamed=True),
-    Row("ER", "er", fleets=(1, 5)),
+    Row("ER", "er", fleets=(1, 5, 10)),
     Row("ER, from the host", "er", fleets=(1, 5), tasks=5, streamed=True),
     Row("VR-MCL", "vrmcl", REFERENCE, fleets=(1, 5), tasks=1),
 ]

@@ -9,7 +9,7 @@ from rich.console import Console
 from torch import nn
 
 from parabolic import ER, MLP, SGD, Callback, InputError, Learner, RunSpec, Stream, make_stream, train
-from parabolic.engine import Diverged, ProgressBar
+from parabolic.engine import BoundsMonitor, Diverged, ProfileRecorder, ProgressBar, Tracker
 from parabolic.experiments import build, execute
 from parabolic.learners import find_learner
 
@@ -173,3 +173,19 @@ def test_the_bar_shows_tasks_steps_loss_accuracy_and_time_on_a_terminal_alone():
     assert "loss" in shown
     assert "accuracy" in shown
     assert bar_output(terminal=False) == ""
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: ProgressBar(every=0), "every: got 0"),
+        (lambda: Tracker("tensorboard", every=0), "every: got 0"),
+        (lambda: BoundsMonitor(eps=-1), "eps: got -1"),
+        (lambda: BoundsMonitor(samples=0), "samples: got 0"),
+        (lambda: ProfileRecorder(grid=0), "grid: got 0"),
+        (lambda: ProfileRecorder(sigma=0), "sigma: got 0"),
+    ],
+)
+def test_a_watcher_that_could_not_watch_is_refused_before_the_first_step(made, message):
+    with pytest.raises(InputError, match=message):
+        made()

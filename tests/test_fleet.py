@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from parabolic import MLP, InputError, ReplayLearner, Stream, train
-from parabolic.engine import Fleet, computing_in, feed, numerics, train_fleet
+from parabolic.engine import Fleet, computing_in, feed, fleet, numerics, train_fleet
 from parabolic.engine.fleet import Berth, counters, set_counters
 from parabolic.experiments import RunSpec, execute, execute_fleet
 from parabolic.learners import find_learner, known_learners
+from parabolic.streams import CropFlip, Normalise
 
 
 def make(name, seed, **options):
@@ -51,6 +52,25 @@ def test_an_optimiser_with_a_state_does_not_start_again():
     used = Fleet([make("er", 0, optimizer="Adam", lr=0.01)])
     train_fleet(used, [stream(0)], batch=10)
     assert not used.adopt([make("er", 1, optimizer="Adam", lr=0.01)])
+
+
+def test_one_that_prepares_its_examples_otherwise_does_not_start_again():
+    def same(one, other):
+        return Fleet([make("er", 0, **one)]).adopt([make("er", 1, **other)])
+
+    plain, other = (Normalise((mean,), (0.2,)) for mean in (0.5, 0.4))
+    assert same({"prepare": plain}, {"prepare": Normalise((0.5,), (0.2,))})
+    assert not same({"prepare": plain}, {"prepare": other})
+    assert not same({}, {"prepare": plain})
+    assert same({"augment": CropFlip(4)}, {"augment": CropFlip(4)})
+    assert not same({"augment": CropFlip(4)}, {"augment": CropFlip(2)})
+
+
+def test_what_a_captured_step_has_in_it_tells_graphs_apart():
+    learner = make("er", 0, optimizer="Adam", lr=0.01)
+    before = fleet._rates(learner)
+    learner.optim.param_groups[0]["betas"] = (0.5, 0.9)
+    assert fleet._rates(learner) != before
 
 
 def test_accuracy_is_counted_by_task_with_all_classes_seen_competing():

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from grids import SPECS, alive, children, fragile, kill, results, until
 from rich.console import Console
 from rich.text import Text
@@ -22,6 +23,7 @@ from parabolic import InputError, RunSpec, Store
 from parabolic.experiments import Event, GridBar, execute, run_grid
 from parabolic.experiments import grid as grid_module
 from parabolic.experiments.crews import Processes
+from parabolic.experiments.work import Job, work
 from parabolic.learners import find_learner
 
 COMPARE = ["compare", "--learners", "sgd,er", "--seeds", "6", "--set", "backbone=mlp", "--device", "cpu", "--json"]
@@ -285,6 +287,19 @@ def test_what_cannot_be_used_is_refused(tmp_path, arguments, message):
     with pytest.raises(InputError, match=message):
         run_grid(SPECS[:1], Store(tmp_path / "runs"), **arguments)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), torch.AcceleratorError("lost", 0), MemoryError()])
+def test_a_run_whose_machine_failed_is_tried_again(monkeypatch, error):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr("parabolic.learners.er.ER.loss", fail)
+    (news,) = work(Job((RunSpec("er"),)), "cpu")
+    assert news.retry
+    monkeypatch.setattr("parabolic.learners.er.ER.loss", lambda *_: torch.zeros(()) / 0)
+    (news,) = work(Job((RunSpec("er"),)), "cpu")
+    assert not news.retry
 
 
 def test_without_ray_the_error_says_how_to_get_it(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 pytestmark = pytest.mark.gpu
 
 # Shapes: rows and channels that fill tiles, that do not, and more rows than one program takes.
-SHAPES = [(5, 64, 7, 7), (3, 96, 4, 4), (64, 64, 32, 32), (17, 512, 3, 5), (2, 8, 3, 1)]
+SHAPES = [(5, 64, 7, 7), (3, 96, 4, 4), (64, 64, 32, 32), (17, 512, 3, 5), (2, 8, 3, 1), (70, 64, 32, 32)]
 
 
 def tensors(shape, dtype, added):
@@ -26,6 +26,19 @@ def plainly(x, weight, bias, shortcut, running, relu):
 
 def error(ours, exact):
     return ((ours.double() - exact).norm() / exact.norm().clamp(min=1e-30)).item()
+
+
+def test_what_is_no_number_stays_so():
+    from parabolic.kernels import norm_add_relu
+
+    x, weight, bias, _ = tensors((4, 8, 3, 3), torch.float32, False)
+    x = x.detach().clone(memory_format=torch.preserve_format)
+    x[0, 3, 1, 1] = torch.nan
+    running = (torch.zeros(8, device="cuda"), torch.ones(8, device="cuda"))
+    y = norm_add_relu(x, weight, bias, running)
+    assert y[:, 3].isnan().all()
+    assert not y[:, [0, 1, 2, 4, 5, 6, 7]].isnan().any()
+    assert all(each[3].isnan() for each in running)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

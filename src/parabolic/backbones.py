@@ -147,12 +147,13 @@ class Norm(nn.BatchNorm2d):
 
     def _fused(self, x: Tensor) -> bool:
         """Whether the one operation can do it: by running statistics it has no gradient, and one value no deviation."""
-        fits = x.is_cuda and x.is_contiguous(memory_format=torch.channels_last) and x.numel() > x.shape[1]
+        fits = x.is_cuda and x.is_contiguous(memory_format=torch.channels_last) and x.dtype != torch.float64
+        fits = fits and x.shape[1] < x.numel() < 2**31  # it counts places in 32 bits
         return fits and not in_plain() and (self.training or not torch.is_grad_enabled()) and has_triton()
 
 
 class Convolution(nn.Conv2d):
-    """A convolution without bias; on a GPU, one whose gradient is soon differentiated in its turn."""
+    """A convolution without bias; on a GPU, one whose gradient can be differentiated fast in its turn."""
 
     def __init__(self, before: int, after: int, size: int, stride: int = 1, padding: int = 0) -> None:
         super().__init__(before, after, size, stride, padding, bias=False)
@@ -235,7 +236,7 @@ def make_backbone(name: str, shape: Sequence[int], classes: int, seed: int = 0) 
         check_name("backbone", name, BACKBONES, "or give module:factory")
         factory = BACKBONES[name]
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # and not, as by torch.manual_seed, those of GPUs
         model = factory(shape, classes)
     if not isinstance(model, nn.Module):
         raise invalid("backbone", type(model), f"{name} to return a torch.nn.Module")

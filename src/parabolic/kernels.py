@@ -215,7 +215,8 @@ def _normalise(
         squares = _add_up(partial, 1, 2, channels, parts, column, inside, PARTS)
         shift = total / rows
         centre = tl.load(x + column, inside, 0.0).to(tl.float32) + shift
-        variance = tl.maximum(squares / rows - shift * shift, 0.0)
+        variance = squares / rows - shift * shift
+        variance = tl.where(variance < 0, 0.0, variance)
     factor = 1 / tl.sqrt(variance + eps)
     if BATCH:
         tl.debug_barrier()  # all have read what is now overwritten
@@ -236,7 +237,7 @@ def _normalise(
         if ADD:
             value += tl.load(shortcut + at, here, 0.0).to(tl.float32)
         if RELU:
-            value = tl.maximum(value, 0.0)
+            value = tl.where(value < 0, 0.0, value)  # as torch does: what is no number stays so, and is found out
         tl.store(y + at, value.to(y.dtype.element_ty), here)
 
 

@@ -97,11 +97,21 @@ class Option:
         if str in kinds and not callable(value):
             raise invalid(self.name, value, "a name" if len(kinds) == 1 else self.about)
 
+    def taken(self, value: Any) -> Any:
+        """The value as it is kept, checked: a number of NumPy is Python's own, and 1 is 1.0 where any number will do.
+
+        >>> Option("lr", float, 0.1, "learning rate", {"above": 0}).taken(1)
+        1.0
+        """
+        value = plain(value)
+        self.check(value)
+        kinds = _members(self.type)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        return float(value) if whole and float in kinds and int not in kinds else value
+
     def parse(self, text: str) -> Any:
         """The value that `text` from a command line stands for, checked."""
-        value = _parse(self, text)
-        self.check(value)
-        return value
+        return self.taken(_parse(self, text))
 
 
 def options_of(cls: type) -> dict[str, Option]:
@@ -127,11 +137,9 @@ def _options_of(cls: type) -> dict[str, Option]:
 
 
 def check_options(instance: Any) -> None:
-    """Check every option of a dataclass instance against its limits; numbers of NumPy become Python's own."""
+    """Check every option of a dataclass instance against its limits, and keep it as `Option.taken` has it."""
     for name, stated in options_of(type(instance)).items():
-        value = getattr(instance, name)
-        stated.check(value)
-        object.__setattr__(instance, name, plain(value))  # a frozen one too
+        object.__setattr__(instance, name, stated.taken(getattr(instance, name)))  # a frozen one too
 
 
 def parse_option(known: Mapping[str, Option], name: str, text: str) -> Any:

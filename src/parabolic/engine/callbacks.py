@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
+from parabolic.checks import check_number
 from parabolic.learners import Learner
 from parabolic.streams import Stream
 
@@ -93,6 +94,7 @@ class ProgressBar(Bar, Callback):
     """
 
     def __init__(self, console: Console | None = None, *, many: int = 1, every: int = 20) -> None:
+        check_number("every", every, whole=True, at_least=1)
         super().__init__(console, TimeRemainingColumn())
         self.every = every
         self.all = self.progress.add_task("", total=many, note="") if many > 1 else None

@@ -56,7 +56,10 @@ class Berth:
             return learner.step(x, y, task)
         number = None if task is None else torch.full((), task, device=self.device)
         given = self._place("step", x, y, number)
-        work, key = partial(learner.step, *given), ("step", x.shape, x.dtype, learner.phase(), _rates(learner))
+        work, key = (
+            partial(learner.step, *given),
+            ("step", x.shape, x.dtype, learner.phase(), learner.classes, _rates(learner)),
+        )
         if graphs.due(key):
             return self._capture(key, work)
         loss, replayed = graphs.run(key, work)
@@ -93,9 +96,11 @@ class Berth:
     def adopt(self, learner: Learner) -> bool:
         """Start again from the state of another learner of the same making: what is captured serves it too.
 
-        False, and nothing done, where that cannot be: an optimiser with a state of its own starts without one.
+        False, and nothing done, where that cannot be: an optimiser with a state of its own starts without one, and
+        what is captured has the first learner's `prepare` and `augment` in it.
         """
-        if self.learner.optim.state:
+        mine = self.learner
+        if mine.optim.state or (mine.prepare, mine.augment) != (learner.prepare, learner.augment):
             return False
         self.learner.load_state_dict(learner.state_dict())
         self.learner.seed = learner.seed
@@ -227,8 +232,10 @@ def _on_host(learner: Learner) -> str:
 
 def _rates(learner: Learner) -> Hashable:
     """The optimiser's numbers, which a captured step has in it as they were."""
-    groups = learner.optim.param_groups
-    return tuple(tuple(value for value in group.values() if isinstance(value, float | int)) for group in groups)
+    numbers = (float, int, tuple)  # tuples are such as Adam's betas
+    return tuple(
+        tuple(value for value in group.values() if isinstance(value, numbers)) for group in learner.optim.param_groups
+    )
 
 
 def _mark(learner: Learner, x: Tensor, y: Tensor, task: Tensor, seen: Tensor, right: Tensor) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from parabolic.checks import invalid
+from parabolic.checks import check_number, invalid
 from parabolic.engine.callbacks import Callback, State
 from parabolic.pde import ForgettingBound, GeneralisationBound, MemoryDomain
 from parabolic.profile import (
@@ -70,6 +70,8 @@ class BoundsMonitor(Callback):
     def __init__(
         self, *, eps: float = 0.01, samples: int = 256, seed: int = 0, warn: Callable[[str], None] | None = None
     ):
+        check_number("eps", eps, above=0)
+        check_number("samples", samples, whole=True, at_least=1)
         self.eps, self.samples, self.seed, self.warn = eps, samples, seed, warn
         self.rows: list[BoundsRow] = []
 
@@ -104,6 +106,11 @@ class ProfileRecorder(Callback):
     def __init__(
         self, *, grid: int = 48, eps: float = 0.01, t: float = 1.0, sigma: float = 0.05, paths: int = 100, seed: int = 0
     ):
+        for name, whole in (("grid", grid), ("paths", paths)):
+            check_number(name, whole, whole=True, at_least=1)
+        for name, value in (("eps", eps), ("sigma", sigma)):
+            check_number(name, value, above=0)
+        check_number("t", t, at_least=0)
         self.grid, self.eps, self.t, self.sigma, self.paths, self.seed = grid, eps, t, sigma, paths, seed
         self.profiles: list[Profile] = []
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from parabolic import metrics
-from parabolic.checks import check_name
+from parabolic.checks import check_name, check_number, first_line
 from parabolic.engine.callbacks import Callback, State
 from parabolic.engine.logs import TRACKERS, Log
 from parabolic.options import options_of
@@ -57,6 +57,7 @@ class Tracker(Callback):
         for name in names:
             check_name("tracker", name, TRACKERS)
         self.settings, self.every = settings, every
+        check_number("every", every, whole=True, at_least=1)
         warn = warn or (lambda text: warnings.warn(text, RuntimeWarning, stacklevel=4))
         self._desks = [_Desk(name, Path(folder).absolute(), warn) for name in names]
         self._entries: dict[int, Entry] = {}  # of the runs that this callback watches, by their state
@@ -193,7 +194,7 @@ class _Desk:
         """Say what went wrong: here, since a warning in a thread of its own would be nobody's."""
         if self._error is not None and not self._off:
             self._off = True
-            said = (str(self._error).splitlines() or [""])[0]
+            said = first_line(self._error)
             self._warn(f"tracker {self._kind}: {type(self._error).__name__}: {said}; the run goes on without it")
 
     def _work(self) -> None:

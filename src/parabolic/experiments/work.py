@@ -16,7 +16,7 @@ from typing import BinaryIO
 import torch
 
 from parabolic.checks import InputError
-from parabolic.engine import Diverged
+from parabolic.engine import DeviceFailed, Diverged
 from parabolic.experiments.resume import Keeping
 from parabolic.experiments.run import Yard, execute_fleet
 from parabolic.experiments.spec import RunSpec
@@ -111,7 +111,7 @@ def _news(spec: RunSpec, result: Record | Exception) -> News:
         return News(spec.key, reason=str(result))
     trace = "".join(traceback.format_exception(result))
     # A GPU that was told something wrong by one run of a fleet fails the others of its process too.
-    machine = isinstance(result, MemoryError | torch.OutOfMemoryError | torch.AcceleratorError)
+    machine = isinstance(result, MemoryError | DeviceFailed | torch.OutOfMemoryError | torch.AcceleratorError)
     return News(spec.key, reason=f"{type(result).__name__}: {result}", trace=trace, retry=machine)
 
 

@@ -60,5 +60,10 @@ def inner_products(rows: Tensor) -> Tensor:
     """
     whole = rows.shape[1] // PIECE * PIECE
     pieces, rest = rows[:, :whole].unflatten(1, (-1, PIECE)).transpose(0, 1), rows[:, whole:]
-    products: Tensor = (pieces @ pieces.mT).sum(0, dtype=torch.float64) + rest @ rest.mT
+    switches, before = torch.backends.cuda.matmul, torch.backends.cuda.matmul.allow_tf32
+    switches.allow_tf32 = False  # whatever the network computes in
+    try:
+        products: Tensor = (pieces @ pieces.mT).sum(0, dtype=torch.float64) + rest @ rest.mT
+    finally:
+        switches.allow_tf32 = before
     return products
