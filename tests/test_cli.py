@@ -91,6 +91,24 @@ def test_compare_prints_every_learner_and_counts_what_was_there(parabolic):
     assert told["runs"][0]["spec"]["options"]["replay"] == 16  # which SGD does not have
 
 
+def test_a_comparison_says_of_what_it_is(parabolic):
+    asked = ("compare", "--learners", "er,sgd", "--stream", "seq-blobs", "--seeds", "1", "--workers", "0")
+    for settings, title in (
+        ((), "seq-blobs, memory 200"),
+        (("memory=100", "corruption=uniform", "lr=0.01"), "seq-blobs, memory 100, corruption=uniform lr=0.01"),
+        (("er.lr=0.2", "er.memory=50"), "seq-blobs, memory 50, er.lr=0.2"),
+    ):
+        given = [each for setting in settings for each in ("--set", setting)]
+        code, out, err = parabolic(*asked, *given, "--format", "markdown")
+        assert (code, err) == (0, "")
+        assert out.splitlines()[0] == f"**{title}**"
+        assert "already there" not in out  # it is for a paper
+    for name, instead in (("seed=7", "--seeds"), ("stream=seq-digits", "--stream")):
+        code, out, err = parabolic(*asked, "--set", name)
+        assert (code, out) == (2, "")
+        assert f"use {instead}" in err
+
+
 def test_compare_takes_settings_for_one_learner_alone(parabolic):
     settings = ("--set", "lr=0.05", "--set", "er.lr=0.2", "--set", "backbone=mlp", "--workers", "0")
     _, out, _ = parabolic("compare", "--learners", "er,sgd", "--seeds", "1", *settings, "--json")

@@ -14,7 +14,7 @@ import torch
 import parabolic
 from parabolic import InputError, RunSpec, Store, run
 from parabolic.experiments import Record, execute
-from parabolic.experiments.run import environment
+from parabolic.experiments.run import environment, find_device
 from parabolic.learners import ER
 
 SPEC = RunSpec(learner="sgd", options={"lr": 0.05})
@@ -152,6 +152,20 @@ def test_numbers_of_numpy_make_the_same_run():
     assert (spec.key, spec) == (plain.key, plain)
 
 
+def test_a_whole_number_makes_the_same_run_where_any_number_will_do():
+    plain = RunSpec("er", options={"lr": 1.0}, scenario={"corruption": "uniform", "corruption_rate": 1.0})
+    spec = RunSpec("er", options={"lr": 1}, scenario={"corruption": "uniform", "corruption_rate": 1})
+    assert spec.key == plain.key == RunSpec.from_settings("er", {"lr": "1"}, scenario=plain.scenario).key
+    assert type(ER(torch.nn.Linear(2, 2), lr=1).lr) is float
+    assert type(ER(torch.nn.Linear(2, 2), repeats=2).repeats) is int
+
+
+def test_options_that_are_given_come_before_texts():
+    spec = RunSpec.from_settings("er", {"lr": "0.5", "replay": "8"}, options={"lr": 0.25}, scenario={"blur": 0.1})
+    assert spec.options == {"lr": 0.25, "replay": 8}
+    assert spec.scenario == {"blur": 0.1}
+
+
 def test_settings_are_texts_of_any_field_or_option():
     settings = {
         "lr": "0.5",
@@ -168,6 +182,34 @@ def test_settings_are_texts_of_any_field_or_option():
         RunSpec.from_settings("pcl", {"lrr": "1"})
     with pytest.raises(InputError, match="lr: got 'fast', expected a number above 0"):
         RunSpec.from_settings("pcl", {"lr": "fast"})
+
+
+NETWORK = """
+import torch
+def network(shape, classes):
+    return torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(64, 50), torch.nn.ReLU(), torch.nn.Dropout(), torch.nn.Linear(50, classes)
+    )
+"""
+
+
+def test_a_run_of_a_network_that_draws_is_determined_by_its_spec(tmp_path):
+    (tmp_path / "mine.py").write_text(NETWORK)
+    spec = RunSpec("er", seed=1, backbone=f"{tmp_path}/mine.py:network")
+    torch.manual_seed(5)
+    first, state = execute(spec, device="cpu"), torch.get_rng_state()
+    torch.rand(100)
+    second = execute(spec, device="cpu")
+    assert first.accuracy == second.accuracy
+    assert first.accuracy != execute(dataclasses.replace(spec, seed=2), device="cpu").accuracy
+    torch.manual_seed(5)
+    assert torch.equal(state, torch.get_rng_state())  # torch's own generator is as it was
+
+
+@pytest.mark.parametrize("name", ["mps", "meta", "cuda:99", "abacus"])
+def test_a_device_that_cannot_be_used_is_refused(name):
+    with pytest.raises(InputError, match=f"device: got '{name}'"):
+        find_device(name)
 
 
 def test_records_are_plain_json(tmp_path):

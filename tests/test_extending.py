@@ -92,10 +92,46 @@ def test_a_file_anywhere_is_a_learner(tmp_path):
     assert "weighted" not in known_learners()
 
 
+def test_a_run_by_code_that_was_changed_since_is_trained_again(tmp_path):
+    file = tmp_path / "mine.py"
+    asked = ("compare", "--learners", "mine.py:WeightedER,sgd", "--seeds", "1", "--set", "backbone=mlp")
+
+    def accuracy():
+        told = json.loads(command(*asked, "--set", "weighted.weight=0.5", "--json", cwd=tmp_path))
+        return told["reused"], told["runs"][0]["metrics"]["acc"]
+
+    file.write_text(NEW)
+    first, again = accuracy(), accuracy()
+    assert (first[0], again) == (0, (2, first[1]))
+    assert "self.weight" in NEW
+    file.write_text(NEW.replace("self.weight", "0.1 * self.weight"))
+    changed = accuracy()
+    assert changed[0] == 1  # SGD is as it was
+    assert changed[1] != first[1]
+    assert accuracy() == (2, changed[1])
+
+
+def test_the_study_of_a_learner_of_ones_own_has_a_name(tmp_path):
+    (tmp_path / "mine.py").write_text(NEW)
+    asked = ("--learners", "mine.py:WeightedER,sgd", "--stream", "seq-blobs", "--trials", "1", "--set", "backbone=mlp")
+    command("tune", *asked, cwd=tmp_path)
+    assert {path.name for path in (tmp_path / "presets").iterdir()} == {
+        "weighted-seq-blobs.toml", "sgd-seq-blobs.toml"
+    }  # fmt: skip
+
+
 def test_a_package_adds_learners_by_entry_point(monkeypatch):
     point = importlib.metadata.EntryPoint("borrowed", "parabolic.learners.er:ER", "parabolic.learners")
     monkeypatch.setattr("parabolic.learners.registry.entry_points", lambda group: [point])
     assert find_learner("borrowed") is parabolic.ER
+
+
+def test_a_package_that_is_broken_takes_no_learner_of_ours_away(monkeypatch):
+    point = importlib.metadata.EntryPoint("broken", "no_such_module:Learner", "parabolic.learners")
+    monkeypatch.setattr("parabolic.learners.registry.entry_points", lambda group: [point])
+    assert find_learner("er") is parabolic.ER
+    with pytest.raises(ModuleNotFoundError):
+        find_learner("broken")
 
 
 def test_streams_and_networks_of_ones_own(tmp_path):

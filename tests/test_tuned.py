@@ -120,12 +120,14 @@ def test_a_tuned_table_says_how_it_was_tuned_and_by_how_many_trials(parabolic, t
 def test_rows_without_a_preset_stay_empty_and_the_commands_that_would_fill_them_are_told(parabolic, folder, tmp_path):
     for learner in ("er", "pcl"):
         own = {} if learner == "er" else {"balance": 0.5}  # what only one has is not for the others
-        save_preset(found(learner, "seq-cifar10", trials=7, seeds=2, average=0.99, **own))
+        own |= {"average": 0.99, "optimizer": "SGD(momentum=0.9)"}
+        save_preset(found(learner, "seq-cifar10", trials=7, seeds=2, **own))
     code, out, err = parabolic("paper", "main", "--tuned", "--learners", "er,pcl,gem", "--seeds", "2", "--show")
     assert (code, err) == (0, "")
     assert "4 runs are missing" in out  # of which presets say what they are
     commands = re.findall(r"^    (parabolic tune .*)$", out, re.MULTILINE)
     alike = "--memory 1000 --trials 7 --seeds 2 --validation 0.1 --space lr=0.001:1:log --set average=0.99"
+    alike += " --set 'optimizer=SGD(momentum=0.9)'"  # as a shell takes it
     assert commands == [
         f"parabolic tune --learners er,gem,pcl --stream seq-cifar100 {alike}",
         f"parabolic tune --learners er,gem,pcl --stream seq-tinyimagenet {alike}",

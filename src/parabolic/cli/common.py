@@ -10,6 +10,7 @@ import typer
 
 from parabolic.checks import invalid
 from parabolic.experiments import RunSpec
+from parabolic.learners import find_learner
 from parabolic.options import options_of
 
 __all__ = [
@@ -84,15 +85,17 @@ def read_where(where: list[str] | None, learner: str | None, stream: str | None)
 
 def settings_of_each(learners: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """The settings of each of several rows, given the learner of each: `name=value` goes to those whose learner has it,
-    `row.name=value` to that one.
+    `row.name=value` to that one; a row that is called by a path may also be called by its learner's name.
 
     What none of them has goes to all, to be refused with the nearest name.
     """
     fields = options_of(RunSpec).keys()
     known = {row: RunSpec.learner_options(learner).keys() | fields for row, learner in learners.items()}
     given: dict[str, dict[str, str]] = {row: {} for row in learners}
+    short = {find_learner(learner).name: row for row, learner in learners.items() if ":" in row}
     for key, text in settings.items():
         named, _, own = key.rpartition(".")
+        named = named if named in learners else short.get(named, named)
         if named in learners:
             given[named][own] = text
             continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -143,7 +144,7 @@ def run_one(
     for task, row in enumerate(record.accuracy):
         table.add_row(str(task + 1), *[f"{value:.1f}" for value in row])
     console.print(table)
-    console.print(", ".join(f"{name.replace('_', ' ')} {value:.1f}" for name, value in record.metrics.items()))
+    console.print(", ".join(f"{name.replace('_', ' ')} {value:z.1f}" for name, value in record.metrics.items()))
     console.print(
         f"{sum(record.train_seconds):.1f} s of training; {'found' if reused else 'kept'} in {store.path(record.key)}"
     )
@@ -186,6 +187,9 @@ def compare(
     if not rows:
         raise invalid("--learners", learners, "at least one name", "for example --learners pcl,er,sgd")
     given = settings_of_each({name: row.learner for name, row in rows.items()}, read_settings(settings))
+    for name, instead in (("stream", "--stream"), ("seed", "--seeds")):
+        if any(name in own for own in given.values()):
+            raise invalid("--set", name, "what may differ from row to row", f"use {instead}, which is for all")
     stream = _meant_for("stream", chosen, "seq-digits") if stream is None else stream
     memory = _meant_for("memory", chosen, 200) if memory is None else memory
     specs = {
@@ -212,12 +216,21 @@ def compare(
             )
         )
     else:
-        notes = [f"{len(outcome.records)} runs, {outcome.reused} of them already there ({runs})"]
-        results = comparison(records, title=f"{stream}, memory {memory}", seeds=seeds, notes=notes)
+        results = comparison(records, title=_title(wanted, settings or []), seeds=seeds)
         show([results], format, intervals=intervals, output=output)
         if format == "terminal" and output is None:
+            print(f"{len(outcome.records)} runs, {outcome.reused} of them already there ({runs})")
             Console().print(in_words(records))
     close_grid(outcome, store)
+
+
+def _title(specs: Iterable[RunSpec], settings: Iterable[str]) -> str:
+    """Of what a comparison is: the stream, the memory, and what was set."""
+    runs = [spec.resolved() for spec in specs]
+    sizes = " and ".join(str(size) for size in sorted({run["memory"] for run in runs if "memory" in run}))
+    others = " ".join(each for each in settings if each.partition("=")[0].rpartition(".")[2] != "memory")
+    told = [runs[0]["stream"], f"memory {sizes}" if sizes else "", others]
+    return ", ".join(each for each in told if each)
 
 
 def _facts(learner: type[Learner]) -> dict[str, Any]:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from dataclasses import dataclass
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from parabolic.checks import InputError, check_number
 from parabolic.engine import Checkpoints, Progress
+from parabolic.experiments.code import code_of
 from parabolic.experiments.spec import RunSpec
 from parabolic.experiments.store import Store
 from parabolic.files import sweep
-from parabolic.learners import Learner, find_learner
+from parabolic.learners import Learner
 from parabolic.learners.saving import read_learner
-from parabolic.plugins import load_object
 
 __all__ = ["Keeping"]
 
@@ -72,15 +69,9 @@ def _about(spec: RunSpec) -> dict[str, Any]:
     """All that must be as it was for a run to go on: what it came to by other code may not be mixed with this."""
     from parabolic import __version__
 
-    modules = {each.__module__ for each in find_learner(spec.learner).__mro__}
-    for name in (spec.stream, spec.backbone or ""):
-        if ":" in name and not name.startswith("hf:"):
-            modules.add(getattr(load_object("spec", name), "__module__", ""))
-    files = {getattr(sys.modules.get(module), "__file__", None) for module in modules}
-    code = sha256(b"".join(Path(file).read_bytes() for file in sorted(filter(None, files))))
     return {
         "spec": spec.resolved(),
-        "code": code.hexdigest(),
+        "code": code_of(spec),
         "parabolic": __version__,
         "torch": str(torch.__version__),
     }

@@ -22,6 +22,7 @@ from parabolic import metrics
 from parabolic.backbones import make_backbone
 from parabolic.checks import invalid
 from parabolic.engine import Callback, DeviceFailed, Fleet, State, computing_in, numerics, train_fleet
+from parabolic.experiments.code import own_code_of
 from parabolic.experiments.resume import Keeping
 from parabolic.experiments.spec import RunSpec
 from parabolic.experiments.store import Record, Store
@@ -142,9 +143,13 @@ def _train_side_by_side(
     specs: list[RunSpec], device: str, callbacks: list[Callback], yard: Yard, keeping: Keeping | None
 ) -> list[Record | Exception]:
     learners, streams = zip(*[build(spec, device) for spec in specs], strict=True)
-    resumed = [keeping.resume(*each) for each in zip(specs, learners, strict=True)] if keeping is not None else []
-    fleet, resolved = yard.launch(specs, learners), specs[0].resolved()
-    with numerics(resolved["precision"]):
+    place, resolved = learners[0].device, specs[0].resolved()
+    code = own_code_of(specs[0])  # now, as the file may be edited meanwhile; that of all, as they are of one shape
+    with numerics(resolved["precision"]), torch.random.fork_rng([place] if place.type == "cuda" else []):
+        # For a model that drops out, say: other draws than the learner's own. One that is resumed draws on.
+        torch.manual_seed(specs[0].seed + 2**32)
+        resumed = [keeping.resume(*each) for each in zip(specs, learners, strict=True)] if keeping is not None else []
+        fleet = yard.launch(specs, learners)
         states = train_fleet(
             fleet, streams, batch=resolved["batch"], epochs=resolved["epochs"], callbacks=callbacks,
             checkpoints=None if keeping is None else keeping.checkpoints(specs),
@@ -156,6 +161,7 @@ def _train_side_by_side(
     made = environment(fleet.device) | {
         "fleet": len(specs),
         "steps": "; ".join(sorted({berth.manner for berth in fleet.berths})),
+        **({"code": code} if code else {}),
     }
     return [state.error or _record(spec, state, made) for spec, state in zip(specs, states, strict=True)]
 
@@ -225,8 +231,12 @@ def find_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise invalid("device", name, "auto, cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise invalid("device", name, "a device that is here", "no CUDA device was found: use --device cpu")
+    if device.type not in ("cpu", "cuda"):
+        raise invalid("device", name, "auto, cpu, cuda or cuda:N")
+    here = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= here:
+        found = f"{here} CUDA devices were found" if here else "no CUDA device was found"
+        raise invalid("device", name, "a device that is here", f"{found}: use --device cpu")
     return device
 
 

@@ -58,9 +58,10 @@ class RunSpec:
         known = self.learner_options(self.learner)
         for name, value in self.options.items():
             check_name(f"option of {self.learner}", name, known)
-            known[name].check(value)
             if not isinstance(value, str | int | float | None):
+                known[name].check(value)
                 raise invalid(name, value, "a value that can be written down", "give an optimizer, say, by its name")
+        object.__setattr__(self, "options", {name: known[name].taken(value) for name, value in self.options.items()})
         if "replay" in known:
             replay = self.options.get("replay", known["replay"].default)
             remedy = f"the learner recalls replay={replay} at a step: keep at least as many, or recall fewer"
@@ -85,8 +86,9 @@ class RunSpec:
         del fields["learner"]  # it decides what the settings are
         values = {name: parse_option(scenario | options | fields, name, text) for name, text in settings.items()}
         given |= {name: value for name, value in values.items() if name in fields}
-        given["options"] = {name: value for name, value in values.items() if name in options}
-        given["scenario"] = {name: value for name, value in values.items() if name in scenario}
+        for group, names in (("options", options), ("scenario", scenario)):
+            own = {name: value for name, value in values.items() if name in names}
+            given[group] = own | dict(given.get(group, {}))
         return cls(learner=learner, **given)
 
     def resolved(self) -> dict[str, Any]:

@@ -24,6 +24,7 @@ import numpy as np
 from filelock import BaseFileLock, FileLock, Timeout
 from numpy.typing import NDArray
 
+from parabolic.experiments.code import own_code_of
 from parabolic.experiments.spec import RunSpec
 from parabolic.files import disk_errors, sweep, write_text
 
@@ -101,10 +102,13 @@ class Store:
     def find(self, spec: RunSpec) -> Record | None:
         """The finished run of this spec, if there is one.
 
-        A record made when a default had another value has the same key but is another run: it does not count.
+        A record made when a default had another value has the same key but is another run: it does not count. Nor does
+        one that was made by other code of the user's own.
         """
         record = _read(Record, self.path(spec.key) / FILE)
-        return record if record is not None and agree(record.spec, spec.resolved()) else None
+        if record is None or not agree(record.spec, spec.resolved()):
+            return None
+        return record if record.environment.get("code", "") in ("", own_code_of(spec)) else None
 
     def __iter__(self) -> Iterator[Record]:
         """All finished runs; what cannot be read as one is passed over (`unreadable` names it)."""

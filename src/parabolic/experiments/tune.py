@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from parabolic.experiments.run import environment, execute_fleet
 from parabolic.experiments.search import Search, Trial
 from parabolic.experiments.spec import RunSpec
 from parabolic.experiments.store import Record, Store
+from parabolic.learners import find_learner
 from parabolic.plugins import require
 
 if TYPE_CHECKING:
@@ -92,7 +94,7 @@ def tune(
         check_number(what, value, whole=True, at_least=1)
     if search.prune and parallel > 1:
         raise invalid("parallel", parallel, "1, where trials are pruned", "use --workers to have several at once")
-    name = name or f"{search.spec.learner}-{search.spec.stream}"
+    name = name or _called(search.spec)
     check_preset_name(name)
     if workers > 1 and not isinstance(storage, str | None):
         raise invalid("storage", storage, "a URL, where there are several workers", "objects cannot be shared")
@@ -204,6 +206,13 @@ def _train(specs: list[RunSpec], job: Job, callbacks: list[Callback]) -> dict[st
             else:
                 raise result
     return scores
+
+
+def _called(spec: RunSpec) -> str:
+    """What the study of a run is called: LEARNER-STREAM, without the paths of those that are the user's own."""
+    learner = find_learner(spec.learner).name or spec.learner
+    names = (each.rpartition(":")[2] for each in (learner, spec.stream))
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(names))
 
 
 def _rounded(score: float | None) -> float | None:

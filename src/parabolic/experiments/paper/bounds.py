@@ -13,7 +13,7 @@ from parabolic.experiments.grid import Failure
 from parabolic.experiments.paper.tables import SEEDS, paper_tables, published
 from parabolic.experiments.run import execute
 from parabolic.experiments.spec import RunSpec
-from parabolic.experiments.store import Store
+from parabolic.experiments.store import Store, agree
 from parabolic.files import disk_errors, write_text
 
 __all__ = ["BoundTable", "Rows", "bound_specs", "bound_tables", "find_bounds", "measure_bounds"]
@@ -51,7 +51,7 @@ def find_bounds(spec: RunSpec, store: Store) -> Rows | None:
     """What was measured in a run, if it was."""
     try:
         told = json.loads((store.path(spec.key) / FILE).read_text())
-        return list(told["rows"]) if told["spec"] == spec.resolved() else None
+        return list(told["rows"]) if agree(told["spec"], spec.resolved()) else None
     except (OSError, ValueError, TypeError, KeyError):
         return None
 

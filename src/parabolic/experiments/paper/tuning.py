@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -89,7 +90,8 @@ class Tuning:
         told = {"trials": spent.trials, "seeds": spent.seeds, "validation": share}
         alike = "".join(f" --{name} {value}" for name, value in told.items() if value)
         for option, tables in (("space", [_space(each) for each in like]), ("set", [_fixed(each) for each in like])):
-            alike += "".join(f" --{option} {name}={write_option(value)}" for name, value in _shared(tables).items())
+            given = (f"{name}={write_option(value)}" for name, value in _shared(tables).items())
+            alike += "".join(f" --{option} {shlex.quote(each)}" for each in given)
         return [
             f"parabolic tune --learners {','.join(learners)} --stream {stream} --memory {memory}{alike}"
             for stream, learners in self.missing.items()

@@ -1,0 +1,43 @@
+"""The files that a run's learner, stream and network are written in: with other code it is another run."""
+
+from __future__ import annotations
+
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+from parabolic.experiments.spec import RunSpec
+from parabolic.learners import find_learner
+from parabolic.plugins import load_object
+
+__all__ = ["code_of", "own_code_of"]
+
+OURS = Path(__file__).parents[1]
+
+
+def code_of(spec: RunSpec) -> str:
+    """A hash of all of them, those of this package too."""
+    return _digest(_files(spec))
+
+
+def own_code_of(spec: RunSpec) -> str:
+    """A hash of those that are the user's own; empty where there are none. What they import is not looked at.
+
+    >>> own_code_of(RunSpec("er"))
+    ''
+    """
+    files = [file for file in _files(spec) if not file.is_relative_to(OURS)]
+    return _digest(files) if files else ""
+
+
+def _files(spec: RunSpec) -> list[Path]:
+    modules = {each.__module__ for each in find_learner(spec.learner).__mro__}
+    for name in (spec.stream, spec.backbone or ""):
+        if ":" in name and not name.startswith("hf:"):
+            modules.add(getattr(load_object("spec", name), "__module__", ""))
+    files = {getattr(sys.modules.get(module), "__file__", None) for module in modules}
+    return sorted(Path(file) for file in files if file)
+
+
+def _digest(files: list[Path]) -> str:
+    return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
