@@ -257,6 +257,28 @@ def test_no_step_of_a_captured_task_waits_for_the_device(monkeypatch):
         train(learner, stream(0), batch=BATCH, epochs=20)
 
 
+class Asks(nn.Module):
+    """A network that looks at a value on the device, but only when it predicts."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3 * 64, CLASSES)
+
+    def forward(self, x):
+        if not self.training and x.isnan().any():
+            raise ValueError("no numbers")
+        return self.head(x.flatten(1))
+
+
+def test_a_network_that_can_be_captured_in_training_alone_is_tested_as_it_is():
+    learner, images = ER(Asks().cuda(), memory=30, replay=8, classes=CLASSES), stream(0).to(torch.device("cuda"))
+    berth = Berth(learner)
+    with pytest.warns(RuntimeWarning, match="its test cannot be captured"):
+        right = berth.test(images, 1, size=50)
+    examples = [task.test.take(task.test_rows) for task in images]
+    assert right.tolist() == [int((learner.predict(x) == y).sum()) for x, y in examples]
+
+
 def test_specs_of_one_shape_in_one_fleet_are_their_solo_runs():
     specs = [RunSpec(learner="pcl", backbone="resnet18", channels_last=True, precision="bf16", seed=seed)
              for seed in range(3)]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -61,8 +61,9 @@ class Berth:
             ("step", x.shape, x.dtype, learner.phase(), learner.classes, _rates(learner)),
         )
         if graphs.due(key):
-            return self._capture(key, work)
-        loss, replayed = graphs.run(key, work)
+            loss, replayed = self._capture(key, work), False
+        else:
+            loss, replayed = graphs.run(key, work)
         if replayed:
             for holder, name, more in self._counted[key]:
                 setattr(holder, name, getattr(holder, name) + more)
@@ -89,7 +90,11 @@ class Berth:
                 x, y = (torch.cat([each, each[:1].expand(size - len(some), *each.shape[1:])]) for each in (x, y))
                 number = torch.cat([number, number.new_full((size - len(some),), len(stream))])
             placed = self._place("test", x, y, number, seen, right)
-            self.graphs.run(("test", x.shape, seen.shape), partial(_mark, self.learner, *placed))
+            key, work = ("test", x.shape, seen.shape), partial(_mark, self.learner, *placed)
+            if self.graphs.due(key):
+                self._capture(key, work)
+            else:
+                self.graphs.run(key, work)
             right.copy_(placed[-1])
         return right[: row + 1]
 
@@ -106,23 +111,24 @@ class Berth:
         self.learner.seed = learner.seed
         return True
 
-    def _capture(self, key: Hashable, work: Any) -> Tensor:
+    def _capture(self, key: tuple[Hashable, ...], work: Callable[[], Any]) -> Any:
+        """Do work and capture it; where that cannot be, say why and do without graphs from here on."""
         before = counters(self.learner)
         why_not = _on_host(self.learner)
         if not why_not:
             try:
-                loss, _ = self.graphs.run(key, work)
+                given, _ = self.graphs.run(key, work)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
-                # Nothing has happened on the device: set the counters back, and do without graphs from here on.
+                # Nothing has happened on the device: set the counters back.
                 set_counters(self.learner, before)
                 torch.cuda.synchronize(self.device)
                 why_not = first_line(error)
         if why_not:
-            self.graphs.why_not = f"{self.learner.name}: its step cannot be captured ({why_not})"
+            self.graphs.why_not = f"{self.learner.name}: its {key[0]} cannot be captured ({why_not})"
             warnings.warn(self.graphs.why_not, RuntimeWarning, stacklevel=3)
-            loss = work()
+            given = work()
         else:
             holders = _holders(self.learner)
             self._counted[key] = [
@@ -131,8 +137,7 @@ class Berth:
                 for part, _, own in [name.rpartition(".")]
                 if value != before[name]
             ]
-        made: Tensor = loss
-        return made
+        return given
 
     def _place(self, kind: str, *given: Tensor | None) -> list[Any]:
         """Copy inputs to where graphs find them."""
