@@ -84,7 +84,9 @@ def test_in_more_dimensions_the_distance_outside_a_cube_is_within_the_tolerance(
     assert 50 < outside.sum() < 150
     found = hull.hit(x)
     assert (found - cube_distance(x) - margin)[outside].abs().max() <= 1e-4 * hull.radius
-    assert (found[~outside] >= margin - 1e-3).all()  # how deep inside, nobody knows
+    deep = cube_distance(x) > 1e-3
+    assert found[deep].isinf().all()  # how deep inside, nobody knows
+    assert torch.equal(hull.nearest(x)[deep], x[deep])
     assert torch.equal(hull.inside(x), cube_distance(x) + margin >= 0)
 
 
@@ -209,3 +211,11 @@ def test_scattered_points_are_where_they_should_be(n, shape):
 def test_bad_input_is_refused_by_name(make, message):
     with pytest.raises(InputError, match=message):
         make()
+
+
+def test_many_points_on_a_plane_of_many_dimensions_make_a_flat_hull():
+    plane = normal(60, 3) @ normal(3, 6, seed=1)
+    hull = Hull(plane, margin=0.1)
+    assert hull.flat
+    assert torch.allclose(hull.hit(plane.mean(0, keepdim=True)), torch.tensor([0.1], dtype=torch.float64))
+    assert not Hull(normal(60, 6), margin=0.1).flat

@@ -489,3 +489,13 @@ def test_bad_input_is_refused_by_name(change, message):
 def test_bridges_refuse_ends_of_another_shape():
     with pytest.raises(InputError, match="ends: .* expected at least one point of the shape"):
         solve_by_bridges(wavy, column(0.5), 1.0, torch.zeros(3, 2, dtype=torch.float64), 1.0)
+
+
+@pytest.mark.parametrize("d", [3, 4, 6])
+def test_far_from_every_edge_no_path_stops_in_any_dimension(d):
+    """With ℓ = ‖x‖² and no edge in reach, u(0, 1) = E‖X₁‖² + ∫ E‖X‖² ds = 2σd + σd."""
+    points = 20 * torch.cat([torch.eye(d), -torch.eye(d)]).double()
+    start, domain = torch.zeros(1, d, dtype=torch.float64), MemoryDomain(points, eps=0.01)
+    u = solve(lambda x: x.square().sum(1), start, 1.0, domain, 0.5, paths=2000, generator=noise())
+    assert u.stopped == 0
+    assert abs(u.mean - 1.5 * d) < 4 * u.error

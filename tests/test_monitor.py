@@ -1,9 +1,11 @@
 """The monitor: what it says is so, and what is learned does not depend on it."""
 
+import contextlib
 import copy
 import json
 import logging
 import math
+import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -29,7 +31,7 @@ from parabolic import (
     make_stream,
     train,
 )
-from parabolic.engine import BoundsMonitor, Callback, Fleet, Look, Tail, Tracker, train_fleet
+from parabolic.engine import BoundsMonitor, Callback, Diverged, Fleet, Look, Tail, Tracker, train_fleet
 from parabolic.engine.looks import Lines
 from parabolic.learners import find_learner, known_learners
 from parabolic.memory import ClassBalanced, EqualShares
@@ -472,3 +474,15 @@ def test_trackers_are_told(tmp_path):
     assert [event.step for event in told.Scalars("monitor/loss")] == [8, 16, 24, 24]
     assert told.Scalars("monitor/bound")[-1].value == pytest.approx(monitor.last.bound)
     assert told.Scalars("memory_by_class/5")[-1].value == monitor.last.classes[5]
+
+
+def test_a_training_that_fails_ends_the_file_and_lets_go_of_it(tmp_path):
+    file = tmp_path / "looks.jsonl"
+    for lr, how in ((1e30, "failed"), (0.05, "finished")):
+        monitor = Monitor(every=5, file=file)
+        learner = ER(MLP((2,), 6), lr=lr)
+        with contextlib.suppress(Diverged), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            train(learner, make_stream("seq-blobs"), batch=10, callbacks=[monitor])
+        last = json.loads(file.read_text().splitlines()[-1])
+        assert (last["how"], "diverged" in last["why"] or "became" in last["why"]) == (how, how == "failed")

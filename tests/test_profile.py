@@ -187,3 +187,12 @@ def test_bad_calls_write_nothing(parabolic, tmp_path, arguments, named):
     assert err.startswith("error: ")
     assert named in err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("offset", [0.0, 100.0, 1e4])
+def test_a_memory_point_has_its_own_label_however_far_from_zero_the_memory_lies(offset):
+    torch.manual_seed(0)
+    learner = ER(MLP((4,), 3), memory=100)
+    learner.observe(offset + torch.randn(60, 4), torch.arange(60) % 3)
+    loss = LearnerLoss(learner)
+    assert torch.allclose(loss.label(loss.points, 3), torch.eye(3)[loss.labels], atol=1e-4)

@@ -66,7 +66,12 @@ class LearnerLoss:
     def label(self, x: Tensor, outputs: int) -> Tensor:
         """The label of each point, as a bridge has it: weights of the classes, or numbers."""
         several = min(2, len(self.points))
-        gap, near = torch.cdist(x.flatten(1), self.points.flatten(1)).topk(several, largest=False)
+        # Which are near is told by products, in which small differences of large numbers would be lost.
+        points = self.points.flatten(1).double()
+        centre = points.mean(0)
+        points, place = points - centre, x.flatten(1).double() - centre
+        near = torch.cdist(place, points).topk(several, largest=False).indices
+        gap = (place[:, None] - points[near]).norm(dim=2).to(x.dtype)
         # The nearer of two gets the larger share: 1 at distance 0, ½ half-way. All of it, where there is one.
         share = gap.flip(1) / gap.sum(1, keepdim=True).clamp_min(torch.finfo(gap.dtype).tiny)
         share = torch.where(gap.sum(1, keepdim=True) > 0, share, 1 / several) if several > 1 else torch.ones_like(gap)
@@ -210,5 +215,6 @@ def examples_loss(learner: Learner, x: Tensor, y: Tensor, classes: list[int] | N
         else:
             rank = torch.full((scores.shape[-1],), -1, device=y.device)
             rank[classes] = torch.arange(len(classes), device=y.device)
-            parts.append(cross_entropy(scores[:, classes], rank[label], reduction="none"))
+            own = rank[label] >= 0  # a class that is only tested, and never came, does not compete
+            parts.append(cross_entropy(scores[own][:, classes], rank[label[own]], reduction="none"))
     return torch.cat(parts)

@@ -59,6 +59,9 @@ class Callback:
     def on_end(self, state: State) -> None:
         """After the last task."""
 
+    def on_fail(self, state: State, error: BaseException) -> None:
+        """In place of `on_end`, where a training goes on no more: it diverged, failed or was stopped."""
+
 
 class Bar:
     """Bars of progress, each with a note, within a `with`; silent where the output is not a terminal."""

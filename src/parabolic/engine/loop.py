@@ -90,9 +90,22 @@ def train_fleet(
     watchers = list(callbacks) if isinstance(callbacks, Iterable) else None
     if watchers is None or not all(isinstance(each, Callback) for each in watchers):
         raise invalid("callbacks", callbacks, "a list of Callbacks", "as in callbacks=[Monitor()]")
-    with _threads_for(fleet.learners[0]), _naming(states):
-        _go_through(fleet, plans, states, watchers, checkpoints)
+    try:
+        with _threads_for(fleet.learners[0]), _naming(states):
+            _go_through(fleet, plans, states, watchers, checkpoints)
+    except BaseException as error:
+        _tell_failures(states, watchers, error)
+        raise
+    _tell_failures([state for state in states if state.error is not None], watchers)
     return states
+
+
+def _tell_failures(states: Iterable[State], watchers: list[Callback], error: BaseException | None = None) -> None:
+    for state in states:
+        reason = state.error or error
+        assert reason is not None
+        for watcher in watchers:
+            watcher.on_fail(state, reason)
 
 
 class Visit(NamedTuple):

@@ -88,6 +88,8 @@ class Monitor(Callback):
         check_number("share", share, at_least=0, at_most=1)
         for name, value in (("bound", bound), ("seed", seed)):
             check_number(name, value, whole=True, at_least=0)
+        if bound == 1:
+            raise invalid("bound", bound, "0 for none, or at least 2 samples")
         check_number("eps", eps, above=0)
         if tell is not None and not callable(tell):
             raise invalid("tell", tell, "a function of a look", "print, say")
@@ -167,6 +169,10 @@ class Monitor(Callback):
     def on_end(self, state: State) -> None:  # noqa: ARG002
         """Look at everything a last time."""
         self._finish()
+
+    def on_fail(self, state: State, error: BaseException) -> None:  # noqa: ARG002
+        """Say that the run came to no end, and let go of the file."""
+        self.close(*(("failed", first_line(error)) if isinstance(error, Exception) else ("stopped",)))
 
     # -- what there is to see ------------------------------------------------------------------------------
 
@@ -277,7 +283,7 @@ class _Purse:
     def allows(self) -> bool:
         if self.share >= 0.5:  # all of the time
             return True
-        return self.spent + self.cost <= self.share * (time.perf_counter() - self.began)
+        return self.share > 0 and self.spent + self.cost <= self.share * (time.perf_counter() - self.began)
 
     @contextmanager
     def paying(self) -> Iterator[None]:

@@ -71,7 +71,7 @@ class BoundsMonitor(Callback):
         self, *, eps: float = 0.01, samples: int = 256, seed: int = 0, warn: Callable[[str], None] | None = None
     ):
         check_number("eps", eps, above=0)
-        check_number("samples", samples, whole=True, at_least=1)
+        check_number("samples", samples, whole=True, at_least=2)
         self.eps, self.samples, self.seed, self.warn = eps, samples, seed, warn
         self.rows: list[BoundsRow] = []
 
@@ -106,8 +106,8 @@ class ProfileRecorder(Callback):
     def __init__(
         self, *, grid: int = 48, eps: float = 0.01, t: float = 1.0, sigma: float = 0.05, paths: int = 100, seed: int = 0
     ):
-        for name, whole in (("grid", grid), ("paths", paths)):
-            check_number(name, whole, whole=True, at_least=1)
+        check_number("grid", grid, whole=True, at_least=1)
+        check_number("paths", paths, whole=True, at_least=2)
         for name, value in (("eps", eps), ("sigma", sigma)):
             check_number(name, value, above=0)
         check_number("t", t, at_least=0)
@@ -121,7 +121,10 @@ class ProfileRecorder(Callback):
         with_memory(state.learner)
         points = state.learner.inputs(state.stream[0].train.x)
         low, high = points.amin(0).tolist(), points.amax(0).tolist()
-        sides = [torch.linspace(a, b, self.grid, device=points.device) for a, b in zip(low, high, strict=True)]
+        sides = [
+            torch.linspace(a, b, self.grid, dtype=points.dtype, device=points.device)
+            for a, b in zip(low, high, strict=True)
+        ]
         self.points = torch.cartesian_prod(*sides)
         self.profiles = []
 

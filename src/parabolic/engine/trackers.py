@@ -114,6 +114,13 @@ class Tracker(Callback):
         if not self._entries:
             self.finish()
 
+    def on_fail(self, state: State, error: BaseException) -> None:  # noqa: ARG002
+        """Close the entry as one of a run that failed."""
+        if (entry := self._entries.pop(id(state), None)) is not None:
+            entry.close(failed=True)
+        if not self._entries:
+            self.finish()
+
 
 class Entry:
     """A run, as all trackers of a `Tracker` are told of it; its methods come back at once."""

@@ -104,9 +104,9 @@ class Hull:
     distance to the hull lies between those to a separating plane and to a point of the hull, and the search
     ends when the two meet within `tolerance` of the hull's radius (and 1 % of the margin).
 
-    Too few points for their dimension make a `flat` hull, without an inside; a margin gives it one. In more
-    than three dimensions there is no way to tell how deep in the hull a point lies: `hit` then returns the
-    margin for every point of it, less than the truth, or infinity where there is no margin.
+    Points that do not span their space make a `flat` hull, without an inside; a margin gives it one. In more
+    than three dimensions there is no way to tell how deep in a hull that is not flat a point lies: `hit` then
+    returns infinity for every point of it.
 
     Args:
         points: `[n, *shape]`, floating.
@@ -132,9 +132,8 @@ class Hull:
         slip = min(tolerance * self.radius, 0.01 * margin if margin else torch.inf)
         facets = _Facets.of(flat)
         self._slip = rounding if facets else max(slip, rounding)
-        # Fewer than d + 1 points do not span d dimensions; of more, Qhull says whether they do.
-        self.flat = len(flat) <= flat.shape[1] or (flat.shape[1] <= EXACT and facets is None)
-        self._body = facets or _Cloud(flat, self._slip, depth=0.0 if self.flat or margin else torch.inf)
+        self._body = facets or _Cloud(flat, self._slip)
+        self.flat = isinstance(self._body, _Cloud) and self._body.flat
 
     def inside(self, x: Tensor) -> Tensor:
         """Whether x is in the grown hull, its edge included."""
@@ -335,27 +334,33 @@ class _Cloud:
     query can have its own; what of y lies across the points' span only adds to the distance.
     """
 
-    def __init__(self, points: Tensor, slip: float, depth: float) -> None:
+    def __init__(self, points: Tensor, slip: float) -> None:
         # In double precision: a residual as small as the slip is a difference of much larger numbers.
         self.centre = points.double().mean(0)
         u, s, vt = torch.linalg.svd(points - self.centre, full_matrices=False)
         span = int((s > s[0] * 1e-10).sum())
         self.u, self.s, self.axes = u[:, :span].contiguous(), s[:span], vt[:span]
-        self.corners, self.slip, self.unknown = self.u * self.s, slip, depth
+        self.corners, self.slip = self.u * self.s, slip
+        # Where Qhull could have told and did not, the points lie on one plane too, up to rounding.
+        self.flat = span < points.shape[1] or points.shape[1] <= EXACT
 
     def within(self, x: Tensor, reach: float) -> Tensor:
         """Whether the hull is at most `reach` away."""
         return self._project(x, reach)[0] <= reach
 
     def depth(self, x: Tensor) -> Tensor:
-        """Minus the distance outside; inside, what was given for the depth that nobody knows."""
+        """Minus the distance outside; inside 0 where all is surface, and else infinity, as nobody knows."""
         distance = self._project(x)[0]
-        return torch.where(distance > self.slip, -distance, self.unknown).to(x.dtype)
+        return torch.where(distance > self.slip, -distance, 0.0 if self.flat else torch.inf).to(x.dtype)
 
     def surface(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The nearest point of the hull, and the direction from there to x."""
-        base = (self._project(x)[1] @ self.axes + self.centre).to(x.dtype)
-        return base, _unit(x - base)
+        """The nearest point of the hull, and the direction from there to x; x itself, and none, where nobody knows."""
+        distance, nearest = self._project(x)
+        base = (nearest @ self.axes + self.centre).to(x.dtype)
+        outward, known = _unit(x - base), (distance > self.slip)[:, None]
+        if self.flat:
+            return base, outward
+        return torch.where(known, base, x), torch.where(known, outward, 0.0)
 
     def _project(self, x: Tensor, reach: float = torch.inf) -> tuple[Tensor, Tensor]:
         """Distances and nearest points (in the axes); with `reach`, only until it is clear which is less."""

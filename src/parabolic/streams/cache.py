@@ -30,7 +30,7 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from parabolic.checks import Description, InputError, invalid
+from parabolic.checks import Description, InputError, first_line, invalid
 from parabolic.files import disk_errors, write_text
 
 __all__ = ["Arrays", "Cache", "Damaged", "DataSet", "Part", "Progress", "Raw", "data_folder"]
@@ -145,11 +145,14 @@ class Cache:
         folder = self._place(data.name) / data.folder
         for file, stated in data.files.items():
             _verify(data.name, folder / file, stated)
-        parts = [
-            Arrays(*[np.load(folder / f"{part}_{kind}.npy", mmap_mode="c") for kind in ("images", "labels")])
-            for part in ("train", "test")
-            if f"{part}_images.npy" in data.files
-        ]
+        try:
+            parts = [
+                Arrays(*[np.load(folder / f"{part}_{kind}.npy", mmap_mode="c") for kind in ("images", "labels")])
+                for part in ("train", "test")
+                if f"{part}_images.npy" in data.files
+            ]
+        except OSError as error:  # it was prepared again just now, and these files were removed
+            raise Damaged(f"{data.name}: {first_line(error)}") from error
         return parts[0], parts[1] if len(parts) > 1 else None
 
     @contextmanager

@@ -392,6 +392,9 @@ def _decode(items: Sequence[Any], read: Callable[[Any], bytes], mode: str, where
     def decode(item: Any) -> NDArray[np.uint8]:
         try:
             with pillow.open(io.BytesIO(read(item))) as image:
+                if image.mode[0] in "IF":  # Pillow would cut off what is above 255
+                    got = Description(f"an image of mode {image.mode}")
+                    raise invalid(str(item), got, "at most 8 bits a channel", "convert it first")
                 pixels = np.asarray(image.convert(mode))
         except InputError:
             raise

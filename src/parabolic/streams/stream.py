@@ -325,6 +325,8 @@ def _collect(name: str, dataset: Any) -> tuple[Tensor, Tensor]:
             raise invalid(f"item {i} of {name}", got, "a pair of an example and a whole number") from error
         if not 0 <= label < LABELS:
             raise invalid(f"item {i} of {name}", label, f"a label of at least 0 and below {LABELS}")
+        if getattr(value, "mode", None) in ("P", "PA"):  # an image of Pillow that has numbers of colours
+            value = value.convert("RGB")
         example = _tensor(f"item {i} of {name}", value)
         if hasattr(value, "getbands"):  # an image of Pillow: channels go first
             example = example[None] if example.ndim == 2 else example.permute(2, 0, 1)
