@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from parabolic import __version__
 
@@ -165,3 +166,50 @@ def test_the_installed_command_works():
     )
     assert refused.returncode == 2
     assert "Traceback" not in refused.stderr
+
+
+def test_names_are_printed_as_they_are(parabolic, tmp_path, monkeypatch):
+    folder, odd = tmp_path / "presets", "uses [/x] and [bold]"
+    folder.mkdir()
+    (folder / "mine.toml").write_text(f'learner = "sgd"\nabout = "{odd}"\n[study]\nday = 2026-01-01\n')
+    monkeypatch.setenv("PARABOLIC_PRESETS", str(folder))
+    code, out, err = parabolic("presets")
+    assert (code, err) == (0, "")
+    assert odd in " ".join(out.replace("│", " ").split())
+    assert parabolic("presets", "--json")[0] == 0
+    runs = tmp_path / "w [/x] y"
+    code, out, err = parabolic("run", "--learner", "sgd", "--stream", "seq-blobs", "--runs", str(runs), "--no-monitor")
+    assert (code, err) == (0, "")
+    assert runs.name in " ".join(out.split())
+
+
+def test_two_rows_of_a_comparison_cannot_have_one_name(parabolic, tmp_path, monkeypatch):
+    monkeypatch.setenv("PARABOLIC_PRESETS", str(tmp_path))
+    (tmp_path / "sgd.toml").write_text('learner = "er"')
+    code, out, err = parabolic("compare", "--learners", "sgd,er", "--preset", "sgd", "--stream", "seq-blobs")
+    assert (code, out) == (2, "")
+    assert "--preset: got 'sgd', expected a name that no other row has" in err
+
+
+def test_a_device_that_fails_is_told_in_a_line(parabolic, monkeypatch):
+    def fail(*_):
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr("parabolic.learners.er.ER.loss", fail)
+    code, _, err = parabolic("run", "--learner", "er", "--stream", "seq-blobs")
+    assert code == 1
+    assert err.splitlines()[-1].startswith("error: er on seq-blobs, seed 0")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("compare", "--json", "--output", "x.json"), "--json: got it beside --output"),
+        (("data", "show", "seq-digits", "-o", "s.foo"), "--out: got 's.foo'"),
+        (("profile", "--memory", "2", "--set", "replay=1"), "--memory: got 2"),
+    ],
+)
+def test_what_could_not_be_written_is_refused_first(parabolic, arguments, message):
+    code, out, err = parabolic(*arguments)
+    assert (code, out) == (2, "")
+    assert message in err

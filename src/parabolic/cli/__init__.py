@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 from parabolic import __version__
 from parabolic.checks import InputError
 from parabolic.cli import data, kept, paper, report, runs, theory, tune, watch
-from parabolic.engine import Diverged
+from parabolic.engine import DeviceFailed, Diverged
 
 __all__ = ["app", "main"]
 
@@ -42,11 +43,14 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 def main() -> None:
     """The entry point: what cannot be used is told in a line or two, with exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # what a terminal cannot show is no reason to fail
     try:
         app()
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except Diverged as error:
+    except (Diverged, DeviceFailed) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)

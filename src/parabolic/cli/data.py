@@ -16,9 +16,12 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from parabolic import streams
+from parabolic.checks import invalid
 from parabolic.cli.common import Json, Seed, Set, read_settings
 from parabolic.experiments import RunSpec
+from parabolic.files import disk_errors
 from parabolic.options import options_of
+from parabolic.report.curves import SUFFIXES
 from parabolic.report.sheets import draw_sheet
 from parabolic.streams import PUBLISHED, Cache, DataSet, Scenario, make_stream
 
@@ -43,7 +46,7 @@ def prepare(
     if as_json:
         print(json.dumps(_facts(data), indent=1))
         return
-    console = Console()
+    console = Console(markup=False)
     console.print(
         f"{name}: {data.train:,} training and {data.test:,} test images of {' × '.join(map(str, data.shape))}, "
         f"{data.classes} classes, from {data.source}"
@@ -70,7 +73,7 @@ def list_data(as_json: Json = False) -> None:
         }
         print(json.dumps(told, indent=1))
         return
-    console = Console()
+    console = Console(markup=False)
     table = Table("data", "what it is", "images", "MB", "as published", title="Data", title_justify="left")
     for name in sorted({*prepared, *PUBLISHED}):
         about = PUBLISHED[name].about if name in PUBLISHED else ""
@@ -105,8 +108,11 @@ def show(
     resolved = spec.resolved()
     shown = make_stream(stream, seed, **spec.scenario)
     path = out or Path(re.sub(r"[^A-Za-z0-9._-]+", "-", stream).strip("-") + ".png")
-    draw_sheet(shown, path, resolved["options"], batch=resolved["batch"], seed=seed)
-    Console().print(f"{len(shown)} tasks, {shown.classes} classes: {path}")
+    if path.suffix.lower() not in SUFFIXES:
+        raise invalid("--out", str(path), f"a file that ends in {', '.join(SUFFIXES)}")
+    with disk_errors("--out", path.parent, "name another file"):
+        draw_sheet(shown, path, resolved["options"], batch=resolved["batch"], seed=seed)
+    Console(markup=False).print(f"{len(shown)} tasks, {shown.classes} classes: {path}")
 
 
 def _facts(data: DataSet) -> dict[str, object]:

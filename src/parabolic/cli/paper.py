@@ -167,7 +167,7 @@ def _tell_plans(plans: dict[str, Plan], at_once: int, format: str) -> None:
         if name == "all":
             table.add_section()
         table.add_row(name, str(each.runs), str(each.done), str(each.runs - each.done), _time(each, at_once))
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 def _time(plan: Plan, at_once: int) -> str:

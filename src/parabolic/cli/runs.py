@@ -60,7 +60,7 @@ def list_all(
         streams = {name: entry.about for name, entry in known_streams().items()}
         print(json.dumps({"learners": learners, "streams": streams, "backbones": sorted(BACKBONES)}, indent=1))
         return
-    console = Console()
+    console = Console(markup=False)
     table = Table("learner", "reference", "needs", "options", title="Learners", title_justify="left", show_lines=True)
     for name, facts in learners.items():
         options = ", ".join(f"{key}={stated['default']}" for key, stated in facts["options"].items())
@@ -79,7 +79,7 @@ def _list_one(name: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps(_facts(kind), indent=1))
         return
-    console, fields = Console(), options_of(RunSpec)
+    console, fields = Console(markup=False), options_of(RunSpec)
     console.print(Text(f"{name}: {inspect.getdoc(kind) or ''}".partition("\n\n")[0]), Text(kind.reference), sep="\n")
     groups = {"Its options": options_of(kind), "Of every run": {key: fields[key] for key in fields if key in OF_A_RUN}}
     for title, options in groups.items():
@@ -136,7 +136,7 @@ def run_one(
     if as_json:
         print(json.dumps({**dataclasses.asdict(record), "reused": reused}, indent=1))
         return
-    console = Console()
+    console = Console(markup=False)
     table = Table(title=f"{chosen.name} on {spec.stream}, seed {spec.seed}", title_justify="left")
     table.add_column("after task")
     for task in range(len(record.accuracy)):
@@ -179,11 +179,18 @@ def compare(
 ) -> None:
     """Train several learners with several seeds and print them side by side."""
     check_name("--format", format, FORMATS)
+    if as_json and (output is not None or format != "terminal"):
+        raise invalid(
+            "--json", Description("it beside --output or --format"), "one way to print", "leave the others out"
+        )
     chosen = [load_preset(name) for name in preset or []]
     if learners is None:
         learners = "" if chosen else "pcl,er,sgd"
     rows = {name.strip(): Preset(name.strip(), name.strip()) for name in learners.split(",") if name.strip()}
-    rows |= {each.name: each for each in chosen}
+    for each in chosen:
+        if each.name in rows:
+            raise invalid("--preset", each.name, "a name that no other row has", "rename the file")
+        rows[each.name] = each
     if not rows:
         raise invalid("--learners", learners, "at least one name", "for example --learners pcl,er,sgd")
     given = settings_of_each({name: row.learner for name, row in rows.items()}, read_settings(settings))
@@ -220,7 +227,7 @@ def compare(
         show([results], format, intervals=intervals, output=output)
         if format == "terminal" and output is None:
             print(f"{len(outcome.records)} runs, {outcome.reused} of them already there ({runs})")
-            Console().print(in_words(records))
+            Console(markup=False).print(in_words(records))
     close_grid(outcome, store)
 
 

@@ -25,7 +25,7 @@ def show(tables: Sequence[Results], format: str, *, intervals: bool, output: Pat
     if output is not None:
         with disk_errors("--output", output.parent, "name another file"):
             write_text(output, render(tables, format, intervals=intervals))
-        console.print(f"Written: {output}")
+        print(f"Written: {output}")
     elif format == "terminal" and console.is_terminal:
         console.print(*(terminal(each, intervals=intervals) for each in tables), sep="\n")
     else:

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from parabolic.checks import check_number
 from parabolic.cli.common import Device, Json, Memory, Seed, Set, Stream, read_settings
 from parabolic.engine import BoundsMonitor, BoundsRow, Callback, ProfileRecorder, ProgressBar, State, train
 from parabolic.experiments import RunSpec, build
@@ -38,10 +39,8 @@ def bounds(
 ) -> None:
     """Compare the loss on memory with that on the first and the last task, after every task (the paper's appendix)."""
     spec = RunSpec.from_settings(learner, read_settings(settings), stream=stream, memory=memory, seed=seed)
-    console = Console(stderr=as_json)
-    monitor = BoundsMonitor(
-        eps=eps, samples=samples, seed=seed, warn=lambda text: console.print(f"[bold]{text}[/bold]")
-    )
+    console = Console(stderr=as_json, markup=False)
+    monitor = BoundsMonitor(eps=eps, samples=samples, seed=seed, warn=lambda text: console.print(text, style="bold"))
     state = _train(spec, device, monitor)
     told = {"spec": spec.resolved(), "eps": eps, "samples": samples, "rows": [row.as_dict() for row in monitor.rows]}
     name = f"{_file_name(stream)}-{_file_name(learner)}-{seed}"
@@ -73,6 +72,7 @@ def profile(
 ) -> None:
     """Draw the continual loss profile u(x, t) of a learner after each task of a stream of points in the plane."""
     spec = RunSpec.from_settings(learner, read_settings(settings), stream=stream, memory=memory, seed=seed)
+    check_number("--memory", memory, whole=True, at_least=3, remedy="three points span a part of the plane")
     recorder = ProfileRecorder(grid=grid, eps=eps, t=time, sigma=sigma, paths=paths, seed=seed)
     _train(spec, device, recorder)
     rows: list[dict[str, Any]] = [
@@ -105,7 +105,7 @@ def profile(
         memory_loss, u = row["memory_loss"], row["u"]
         figures = (memory_loss["mean"], memory_loss["max"], u["min"], u["mean"], u["max"])
         table.add_row(str(task + 1), *[f"{value:.3f}" for value in figures], f"{row['stopped']:.0%}")
-    console = Console()
+    console = Console(markup=False)
     console.print(table)
     console.print(f"Written: {written}, {picture}")
 

@@ -139,7 +139,7 @@ def _tune(search: Search, store: Store, *, trials: int, **options: Any) -> Tuned
 
 
 def _show(tuned: Tuned, path: Path, called: Path | str) -> None:
-    console, search = Console(), tuned.search
+    console, search = Console(markup=False), tuned.search
     console.print(f"{search.spec.learner} on {search.spec.stream}: the best of {len(tuned.trials)} trials")
     console.print(_table(tuned))
     console.print(
@@ -161,7 +161,11 @@ def list_presets(as_json: Json = False) -> None:
         except InputError as error:
             damaged.append(str(error))
     if as_json:
-        print(json.dumps([{**dataclasses.asdict(preset), "file": str(path)} for preset, path in presets], indent=1))
+        print(
+            json.dumps(
+                [{**dataclasses.asdict(preset), "file": str(path)} for preset, path in presets], indent=1, default=str
+            )
+        )
     else:
         table = Table(title="Presets", title_justify="left")
         table.add_column("preset", no_wrap=True)  # a name that is cut is no name
@@ -171,7 +175,7 @@ def list_presets(as_json: Json = False) -> None:
             made_for = preset.stream or "anything"
             made_for += f", memory {preset.memory}" if preset.memory is not None else ""
             table.add_row(preset.name, preset.learner, made_for, _written(preset.settings), preset.about)
-        Console().print(table)
+        Console(markup=False).print(table)
     for problem in damaged:
         print(f"error: {problem}", file=sys.stderr)
     if damaged:

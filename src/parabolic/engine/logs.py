@@ -7,8 +7,11 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Protocol
+
+from filelock import FileLock
 
 from parabolic.plugins import require
 
@@ -60,10 +63,12 @@ class _Mlflow:
         if not address:
             folder.mkdir(parents=True, exist_ok=True)
             address, artifacts = f"sqlite:///{folder / 'mlflow.db'}", (folder / "mlflow").as_uri()
-        self._client = mlflow.MlflowClient(address)
-        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", "parabolic")
-        known = self._client.get_experiment_by_name(experiment)
-        number = known.experiment_id if known else self._client.create_experiment(experiment, artifacts)
+        # Of several processes that begin at once, one alone makes the tables and the experiment.
+        with FileLock(folder / ".mlflow.lock") if artifacts else nullcontext():
+            self._client = mlflow.MlflowClient(address)
+            experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", "parabolic")
+            known = self._client.get_experiment_by_name(experiment)
+            number = known.experiment_id if known else self._client.create_experiment(experiment, artifacts)
         self._run = self._client.create_run(number, run_name=name).info.run_id
         told = [self._entities.Param(key, value) for key, value in settings.items()]
         for some in (told[start : start + 100] for start in range(0, len(told), 100)):  # as many as it takes at once

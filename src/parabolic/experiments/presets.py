@@ -141,7 +141,7 @@ def _read(path: Path) -> Preset:
         raise _damaged(path, str(error), "a TOML file") from error
     for key, value in told.items():
         check_name(f"preset {path}", key, KINDS)
-        if not isinstance(value, KINDS[key][0]):
+        if not isinstance(value, KINDS[key][0]) or isinstance(value, bool):
             raise _damaged(path, f"{key} = {value!r}", f"{KINDS[key][1]} there")
     for key, value in told.get("settings", {}).items():
         if not isinstance(value, str | int | float):

@@ -291,8 +291,8 @@ def _error(spread: Sequence[float], digits: int = 2) -> Figure:
 
 
 def _figures(values: Any, digits: int = 2) -> list[float | None]:
-    """Numbers as JSON has them, without digits that nobody sees and with None for NaN."""
-    return [None if value is None or math.isnan(value) else round(float(value), digits) for value in values]
+    """Numbers as JSON has them, without digits that nobody sees and with None for NaN and infinity."""
+    return [None if value is None or not math.isfinite(value) else round(float(value), digits) for value in values]
 
 
 def _spread(n: int) -> str:

@@ -126,10 +126,10 @@ def markdown(results: Results, *, intervals: bool = False) -> str:
     rows = [[results.heading, *heads], ["---", *["---:"] * len(heads)]]
     for line in lines(results, intervals=intervals):
         cells = [f"{_figure(styles[each.mark].format(each.mean), each)} {each.signs}".strip() for each in line.entries]
-        rows.append([line.name, *cells, *line.ranks])
+        rows.append([line.name.replace("<", "&lt;"), *cells, *line.ranks])
     told = ["| " + " | ".join(each.replace("|", r"\|") for each in row) + " |" for row in rows]
-    notes = legend(results, intervals=intervals)
-    return "\n".join([f"**{results.title}**", "", *told, *(["", " ".join(notes)] if notes else []), ""])
+    notes, title = legend(results, intervals=intervals), results.title.replace("<", "&lt;")
+    return "\n".join([f"**{title}**", "", *told, *(["", " ".join(notes)] if notes else []), ""])
 
 
 def latex(results: Results, *, intervals: bool = False) -> str:
@@ -201,6 +201,7 @@ LATEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "%": r"\%", "&": r"\&", "_": r"\_", "#": r"\#", "$": r"\$",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "γ": r"$\gamma$", "†": r"$\dagger$",
     "▲": r"$\uparrow$", "▼": r"$\downarrow$", "=": "$=$", "–": "--", "“": "``", "”": "''",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
 }  # fmt: skip
 
 

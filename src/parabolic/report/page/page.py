@@ -68,7 +68,7 @@ def page_of(
     jinja = require("jinja2", "report", "report", "Jinja")
     plotly = require("plotly.offline", "report", "report", "Plotly")
     finds = find_scenes(store, where)
-    if refresh is None and not (finds.runs or finds.failed or finds.damaged):
+    if refresh is None and not (finds.runs or finds.failed or (finds.damaged and not where)):
         chosen = " that fit" if where else ""
         got = Description(f"no runs{chosen} in {store.root}")
         raise invalid("runs", got, "at least one", "train some: parabolic compare --learners pcl,er,sgd")
