@@ -152,20 +152,24 @@ def test_parabolic_bounds_leaves_a_table_json_and_a_picture(parabolic, tmp_path)
     assert (code, err) == (0, "")
     assert "Proposition 1: the past" in out
     assert "Corollary 1: the future" in out
-    told = json.loads((tmp_path / "bounds" / "seq-blobs-pcl-0.json").read_text())
+    (file,) = (tmp_path / "bounds").glob("seq-blobs-pcl-0-*.json")
+    told = json.loads(file.read_text())
     assert [row["task"] for row in told["rows"]] == [0, 1, 2]
     assert told["spec"]["memory"] == 50
-    assert is_png(tmp_path / "bounds" / "seq-blobs-pcl-0.png")
+    assert is_png(file.with_suffix(".png"))
+    parabolic("bounds", "--stream", "seq-blobs", "--memory", "60", "--samples", "32")
+    assert len(list((tmp_path / "bounds").glob("*.json"))) == 2  # other settings do not take its place
 
 
 def test_parabolic_profile_leaves_a_table_json_and_a_picture(parabolic, tmp_path):
     code, out, err = parabolic("profile", "--grid", "12", "--paths", "10", "--learner", "er")
     assert (code, err) == (0, "")
     assert "paths stopped" in " ".join(out.split())
-    told = json.loads((tmp_path / "profile" / "seq-blobs-er-0.json").read_text())
+    (file,) = (tmp_path / "profile").glob("seq-blobs-er-0-*.json")
+    told = json.loads(file.read_text())
     assert len(told["rows"]) == 3
     assert all(len(row["points"]) == len(row["values"]) > 10 for row in told["rows"])
-    assert is_png(tmp_path / "profile" / "seq-blobs-er-0.png")
+    assert is_png(file.with_suffix(".png"))
 
 
 @pytest.mark.parametrize(

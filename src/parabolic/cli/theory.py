@@ -43,7 +43,7 @@ def bounds(
     monitor = BoundsMonitor(eps=eps, samples=samples, seed=seed, warn=lambda text: console.print(text, style="bold"))
     state = _train(spec, device, monitor)
     told = {"spec": spec.resolved(), "eps": eps, "samples": samples, "rows": [row.as_dict() for row in monitor.rows]}
-    name = f"{_file_name(stream)}-{_file_name(learner)}-{seed}"
+    name = _file_name(f"{stream}-{learner}-{seed}-{spec.key[:6]}")
     with disk_errors("--out", out, "name another folder"):
         written = write_text(out / f"{name}.json", json.dumps(told, indent=1))
         title = f"{learner} on {stream}: the loss and its bounds"
@@ -88,7 +88,7 @@ def profile(
         for task, each in enumerate(recorder.profiles)
     ]
     told = {"spec": spec.resolved(), "eps": eps, "time": time, "sigma": sigma, "paths": paths, "rows": rows}
-    name = f"{_file_name(stream)}-{_file_name(learner)}-{seed}"
+    name = _file_name(f"{stream}-{learner}-{seed}-{spec.key[:6]}")
     title = (
         f"What {learner} expects to lose on {stream}: u(x, t) with σ = {sigma:g}, ε = {eps:g}, {paths} paths a point"
     )

@@ -70,7 +70,10 @@ function choose(id) {
 if (chooser) {
   choose(location.hash.slice(1) || kept.get("sessionStorage", "scene") || chooser.value);
   if (all(".scene").every(each => !each.hidden)) choose(chooser.value);
-  chooser.addEventListener("change", () => choose(chooser.value));
+  chooser.addEventListener("change", () => {
+    choose(chooser.value);
+    history.replaceState(null, "", "#" + chooser.value);  // which comes first when the page is loaded again
+  });
   addEventListener("hashchange", () => choose(location.hash.slice(1)));
 }
 
