@@ -152,6 +152,12 @@ def test_the_hub_s_format_gives_the_same_stream(tmp_path, monkeypatch):
     assert list(stream.class_names) == official.NAMES10
     assert make_stream(name).digest() == stream.digest()
     assert prepare("named", name).content == prepare(name).content
+    monkeypatch.chdir(tmp_path)
+    assert make_stream("hf:saved").digest() == stream.digest()
+    (tmp_path / "other").mkdir()  # where a folder of that name holds something else
+    datasets.DatasetDict({"train": part(*TEST), "test": part(*TEST)}).save_to_disk(str(tmp_path / "other" / "saved"))
+    monkeypatch.chdir(tmp_path / "other")
+    assert make_stream("hf:saved").digest() != stream.digest()
     with pytest.raises(InputError, match="hf:no/such-thing: got"):
         make_stream("hf:no/such-thing")
 

@@ -127,7 +127,7 @@ def _place(name: str, source: str | Path | None, known: DataSet | None) -> str |
             raise invalid("--from", Description(gone), f"the folder that holds {name}", "name it with --from")
         source = name
     if str(source).startswith(HUB):
-        return str(source)
+        return _with_path(str(source))
     path = Path(source).expanduser().resolve()
     if not path.exists():
         raise invalid("--from", str(source), "a folder or archive that is there")
@@ -139,10 +139,22 @@ def _archive(name: str, cache: Cache) -> Path:
     return cache.root / "downloads" / (official.archive if official else "none")
 
 
+def _with_path(name: str) -> str:
+    """A name of the hub as it is; a folder's with its whole path, as others have folders of that name elsewhere."""
+    local = Path(name.removeprefix(HUB)).expanduser()
+    return f"{HUB}{local.resolve()}" if _saved(local) else name
+
+
+def _saved(folder: Path) -> bool:
+    """Whether `save_to_disk` wrote a folder."""
+    return any((folder / each).is_file() for each in ("state.json", "dataset_dict.json"))
+
+
 def _key(name: str) -> str:
     """The name of a data set in the cache: a folder's name, different for different names of the hub."""
     if not name.startswith(HUB):
         return name
+    name = _with_path(name)
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name.removeprefix(HUB)).strip("-.")
     return f"hf-{plain[-40:].strip('-.')}-{sha256(name.encode()).hexdigest()[:8]}"
 
@@ -325,8 +337,7 @@ def _from_hub(name: str) -> Raw:
     datasets = require("datasets", "hf", f"hf:{name}", "`datasets`")
     try:
         local = Path(name).expanduser()
-        saved = any((local / each).is_file() for each in ("state.json", "dataset_dict.json"))
-        loaded = datasets.load_from_disk(str(local)) if saved else datasets.load_dataset(name)
+        loaded = datasets.load_from_disk(str(local)) if _saved(local) else datasets.load_dataset(name)
     except Exception as error:  # the hub, the network and the data set's own files can all fail, each in its way
         got = Description(" ".join(f"{type(error).__name__}: {error}".split()))
         raise invalid(f"hf:{name}", got, "a data set that can be loaded") from error
