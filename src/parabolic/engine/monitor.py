@@ -283,7 +283,7 @@ class _Purse:
     def allows(self) -> bool:
         if self.share >= 0.5:  # all of the time
             return True
-        return self.share > 0 and self.spent + self.cost <= self.share * (time.perf_counter() - self.began)
+        return self.spent + self.cost <= self.share * (time.perf_counter() - self.began)
 
     @contextmanager
     def paying(self) -> Iterator[None]:
