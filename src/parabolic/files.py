@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import time
 from collections.abc import Iterator
@@ -13,12 +14,21 @@ from secrets import token_hex
 
 from parabolic.checks import Description, invalid
 
-__all__ = ["NoFile", "disk_errors", "sweep", "write_bytes", "write_text", "written_whole"]
+__all__ = ["NoFile", "disk_errors", "file_name", "sweep", "write_bytes", "write_text", "written_whole"]
 
 KINDS = {
     stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }  # fmt: skip
+
+
+def file_name(text: str) -> str:
+    """A text as part of a file's name: what not every file system takes becomes a dash.
+
+    >>> file_name("package.module:My Class")
+    'package.module-My-Class'
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-")
 
 
 class NoFile(OSError):

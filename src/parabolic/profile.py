@@ -54,6 +54,10 @@ class LearnerLoss:
         self.learner, self.chunk = learner, chunk
         with learner.lock:  # the memory as it is now: it moves on
             self.points, self.labels = learner.inputs(learner.past["x"]).clone(), learner.past["y"].clone()
+        # Which points are near is told by products, in which small differences of large numbers would be lost.
+        places = self.points.flatten(1).double()
+        self._centre = places.mean(0)
+        self._places = places - self._centre
 
     def __call__(self, x: Tensor) -> Tensor:
         """The losses `[n]` of points `[n, *shape]`."""
@@ -66,12 +70,9 @@ class LearnerLoss:
     def label(self, x: Tensor, outputs: int) -> Tensor:
         """The label of each point, as a bridge has it: weights of the classes, or numbers."""
         several = min(2, len(self.points))
-        # Which are near is told by products, in which small differences of large numbers would be lost.
-        points = self.points.flatten(1).double()
-        centre = points.mean(0)
-        points, place = points - centre, x.flatten(1).double() - centre
-        near = torch.cdist(place, points).topk(several, largest=False).indices
-        gap = (place[:, None] - points[near]).norm(dim=2).to(x.dtype)
+        place = x.flatten(1).double() - self._centre
+        near = torch.cdist(place, self._places).topk(several, largest=False).indices
+        gap = (place[:, None] - self._places[near]).norm(dim=2).to(x.dtype)
         # The nearer of two gets the larger share: 1 at distance 0, ½ half-way. All of it, where there is one.
         share = gap.flip(1) / gap.sum(1, keepdim=True).clamp_min(torch.finfo(gap.dtype).tiny)
         share = torch.where(gap.sum(1, keepdim=True) > 0, share, 1 / several) if several > 1 else torch.ones_like(gap)

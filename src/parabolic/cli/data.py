@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,12 +15,11 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from parabolic import streams
-from parabolic.checks import invalid
 from parabolic.cli.common import Json, Seed, Set, read_settings
 from parabolic.experiments import RunSpec
-from parabolic.files import disk_errors
+from parabolic.files import disk_errors, file_name
 from parabolic.options import options_of
-from parabolic.report.curves import SUFFIXES
+from parabolic.report.figures import check_picture
 from parabolic.report.sheets import draw_sheet
 from parabolic.streams import PUBLISHED, Cache, DataSet, Scenario, make_stream
 
@@ -107,9 +105,8 @@ def show(
     spec = RunSpec.from_settings("pcl", read_settings(settings), stream=stream, seed=seed)
     resolved = spec.resolved()
     shown = make_stream(stream, seed, **spec.scenario)
-    path = out or Path(re.sub(r"[^A-Za-z0-9._-]+", "-", stream).strip("-") + ".png")
-    if path.suffix.lower() not in SUFFIXES:
-        raise invalid("--out", str(path), f"a file that ends in {', '.join(SUFFIXES)}")
+    path = out or Path(file_name(stream) + ".png")
+    check_picture("--out", path)
     with disk_errors("--out", path.parent, "name another file"):
         draw_sheet(shown, path, resolved["options"], batch=resolved["batch"], seed=seed)
     Console(markup=False).print(f"{len(shown)} tasks, {shown.classes} classes: {path}")

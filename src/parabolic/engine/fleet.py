@@ -56,14 +56,8 @@ class Berth:
             return learner.step(x, y, task)
         number = None if task is None else torch.full((), task, device=self.device)
         given = self._place("step", x, y, number)
-        work, key = (
-            partial(learner.step, *given),
-            ("step", x.shape, x.dtype, learner.phase(), learner.classes, _rates(learner)),
-        )
-        if graphs.due(key):
-            loss, replayed = self._capture(key, work), False
-        else:
-            loss, replayed = graphs.run(key, work)
+        key = ("step", x.shape, x.dtype, learner.phase(), learner.classes, _rates(learner))
+        loss, replayed = self._run(key, partial(learner.step, *given))
         if replayed:
             for holder, name, more in self._counted[key]:
                 setattr(holder, name, getattr(holder, name) + more)
@@ -90,11 +84,7 @@ class Berth:
                 x, y = (torch.cat([each, each[:1].expand(size - len(some), *each.shape[1:])]) for each in (x, y))
                 number = torch.cat([number, number.new_full((size - len(some),), len(stream))])
             placed = self._place("test", x, y, number, seen, right)
-            key, work = ("test", x.shape, seen.shape), partial(_mark, self.learner, *placed)
-            if self.graphs.due(key):
-                self._capture(key, work)
-            else:
-                self.graphs.run(key, work)
+            self._run(("test", x.shape, seen.shape), partial(_mark, self.learner, *placed))
             right.copy_(placed[-1])
         return right[: row + 1]
 
@@ -110,6 +100,10 @@ class Berth:
         self.learner.load_state_dict(learner.state_dict())
         self.learner.seed = learner.seed
         return True
+
+    def _run(self, key: tuple[Hashable, ...], work: Callable[[], Any]) -> tuple[Any, bool]:
+        """Do work, by its graph where there is one; what it gave back, and whether that was a replay."""
+        return (self._capture(key, work), False) if self.graphs.due(key) else self.graphs.run(key, work)
 
     def _capture(self, key: tuple[Hashable, ...], work: Callable[[], Any]) -> Any:
         """Do work and capture it; where that cannot be, say why and do without graphs from here on."""

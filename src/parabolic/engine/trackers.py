@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from parabolic import metrics
 from parabolic.checks import check_name, check_number, first_line
 from parabolic.engine.callbacks import Callback, State
 from parabolic.engine.logs import TRACKERS, Log
+from parabolic.files import file_name
 from parabolic.options import options_of
 
 __all__ = ["Entry", "Tracker", "end_figures", "task_figures"]
@@ -75,7 +75,7 @@ class Tracker(Callback):
 
     def open(self, name: str, settings: Mapping[str, Any]) -> Entry:
         """Begin to write about a run."""
-        return Entry(self._desks, re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-"), _flat(settings))
+        return Entry(self._desks, file_name(name), _flat(settings))
 
     def write(self, figures: Mapping[str, float], axis: str, at: int) -> None:
         """Write down more figures of the run that this callback watches, such as a `Monitor` has."""

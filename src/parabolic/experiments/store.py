@@ -108,7 +108,8 @@ class Store:
         record = _read(Record, self.path(spec.key) / FILE)
         if record is None or not agree(record.spec, spec.resolved()):
             return None
-        return record if record.environment.get("code", "") in ("", own_code_of(spec)) else None
+        code = record.environment.get("code")
+        return record if not code or code == own_code_of(spec) else None
 
     def __iter__(self) -> Iterator[Record]:
         """All finished runs; what cannot be read as one is passed over (`unreadable` names it)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from parabolic.experiments.run import environment, execute_fleet
 from parabolic.experiments.search import Search, Trial
 from parabolic.experiments.spec import RunSpec
 from parabolic.experiments.store import Record, Store
+from parabolic.files import file_name
 from parabolic.learners import find_learner
 from parabolic.plugins import require
 
@@ -212,7 +212,7 @@ def _called(spec: RunSpec) -> str:
     """What the study of a run is called: LEARNER-STREAM, without the paths of those that are the user's own."""
     learner = find_learner(spec.learner).name or spec.learner
     names = (each.rpartition(":")[2] for each in (learner, spec.stream))
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(names))
+    return file_name("-".join(names))
 
 
 def _rounded(score: float | None) -> float | None:

@@ -16,13 +16,12 @@ from rich.text import Text
 from parabolic.checks import check_name, invalid
 from parabolic.files import disk_errors
 from parabolic.plugins import require
-from parabolic.report.figures import COLOURS, MARKERS, figure
+from parabolic.report.figures import COLOURS, MARKERS, check_picture, figure
 from parabolic.report.scenes import Method, Scene
 
 __all__ = ["STYLES", "draw_curves", "plot_text"]
 
 STYLES = ("screen", "paper")
-SUFFIXES = (".png", ".svg", ".pdf")
 SIGNS = "●■▲◆▼✚✖★○□△◇"
 INKS = ("blue", "yellow", "green", "red", "cyan", "magenta", "white")
 LINES = ("-", "--", ":", "-.")
@@ -76,8 +75,7 @@ def draw_curves(scene: Scene, path: str | Path, style: str = "screen") -> Path:
     """
     path = Path(path)
     check_name("style", style, STYLES)
-    if path.suffix.lower() not in SUFFIXES:
-        raise invalid("output", str(path), f"a file that ends in {', '.join(SUFFIXES)}")
+    check_picture("output", path)
     if not scene.done:
         raise invalid("runs", scene.title, "a finished run to draw")
     paper, tasks = style == "paper", 1

@@ -1,4 +1,4 @@
-"""Pictures for people: PNG files, in colours that the colour-blind tell apart."""
+"""Pictures for people, in colours that the colour-blind tell apart."""
 
 from __future__ import annotations
 
@@ -10,16 +10,25 @@ from typing import Any
 import numpy as np
 import torch
 
+from parabolic.checks import invalid
 from parabolic.engine import BoundsRow
 from parabolic.files import written_whole
 from parabolic.plugins import require
 from parabolic.profile import Profile
 
-__all__ = ["draw_bounds", "draw_profiles"]
+__all__ = ["check_picture", "draw_bounds", "draw_profiles"]
+
+SUFFIXES = (".png", ".svg", ".pdf")
 
 # Okabe and Ito's colours, and a marker each, so that classes differ in print too.
 COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+
+def check_picture(name: str, path: Path) -> None:
+    """Refuse a file that is none of the kinds that can be drawn."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise invalid(name, str(path), f"a file that ends in {', '.join(SUFFIXES)}")
 
 
 @contextmanager

@@ -15,7 +15,9 @@ from parabolic.files import written_whole
 from parabolic.plugins import require
 from parabolic.streams import known_streams
 
-__all__ = ["Row", "departures", "flat", "row_of", "select", "settings_of", "write_csv", "write_parquet"]
+__all__ = [
+    "Row", "departures", "flat", "row_of", "select", "settings_of", "short", "write_csv", "write_parquet", "written",
+]  # fmt: skip
 
 Row = dict[str, Any]  # by column: the names of run.json, with those of the spec on top: seed, options.lr, metrics.acc
 
@@ -54,8 +56,8 @@ def select(rows: Iterable[Row], where: Mapping[str, str]) -> list[Row]:
     columns = {column for row in rows for column in row}
     for name, text in where.items():
         if columns and name not in columns:
-            check_name("--where", name, {_short(column) for column in columns})
-        rows = [row for row in rows if any(_means(text, row[each]) for each in row if name in (each, _short(each)))]
+            check_name("--where", name, {short(column) for column in columns})
+        rows = [row for row in rows if any(_means(text, row[each]) for each in row if name in (each, short(each)))]
     return rows
 
 
@@ -69,7 +71,12 @@ def departures(row: Row) -> Row:
 
 def settings_of(row: Row) -> str:
     """What differs from the defaults in a run, as `--set` would have it."""
-    return " ".join(f"{_short(name)}={value}" for name, value in departures(row).items())
+    return written(departures(row))
+
+
+def written(settings: Row) -> str:
+    """Settings by column, as `--set` would have them."""
+    return " ".join(f"{short(name)}={value}" for name, value in settings.items())
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> Path:
@@ -104,7 +111,8 @@ def _one_type(values: list[Any]) -> list[Any]:
     return [None if value is None else str(value) for value in values]
 
 
-def _short(column: str) -> str:
+def short(column: str) -> str:
+    """A column without its group: `lr` for `options.lr`."""
     return column.rpartition(".")[2]
 
 

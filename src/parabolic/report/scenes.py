@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from parabolic.experiments import FailedRun, Record, Store, known_presets, load_preset
 from parabolic.report.comparison import cell_of
-from parabolic.report.runs import Row, departures, row_of, select
+from parabolic.report.runs import Row, departures, row_of, select, short, written
 from parabolic.report.tables import Cell, Column, Results
 from parabolic.statistics import Summary
 
@@ -128,7 +128,7 @@ def _scenes(rows: Iterable[Row], runs: Mapping[str, Record], failed: Mapping[str
     for row in rows:
         unusual = {name: value for name, value in departures(row).items() if not name.startswith("options.")}
         names |= dict.fromkeys(unusual)
-        places[row["stream"], _settings(unusual)].setdefault(row.get("memory"), []).append(row)
+        places[row["stream"], written(unusual)].setdefault(row.get("memory"), []).append(row)
     scenes, presets = [], _presets()
     for (stream, others), sizes in sorted(places.items()):
         without = sizes.pop(None, [])
@@ -136,7 +136,7 @@ def _scenes(rows: Iterable[Row], runs: Mapping[str, Record], failed: Mapping[str
             told = [stream, f"memory {memory}" if memory is not None else "", others]
             title = ", ".join(each for each in told if each)
             here = [*mine, *without]
-            settings = {_short(name): here[0][name] for name in names if name in here[0]}
+            settings = {short(name): here[0][name] for name in names if name in here[0]}
             scenes.append(Scene(title, stream, _methods(here, runs, failed, presets), memory, settings))
     return scenes
 
@@ -167,7 +167,7 @@ def _called(row: Row, presets: Mapping[str, Row]) -> tuple[str, str]:
         differs = (name for name in row if name.startswith("options.") and row[name] != usual.get(name))
         said.append((preset, {name: row[name] for name in differs}))
     name, others = min(said, key=lambda each: len(each[1]) + (each[0] != row["learner"]))
-    return name, _settings(others)
+    return name, written(others)
 
 
 def _presets() -> dict[str, dict[str, Row]]:
@@ -183,14 +183,6 @@ def _presets() -> dict[str, dict[str, Row]]:
 
 def _by_seed(rows: Iterable[Row], kept: Mapping[str, Any]) -> dict[int, Any]:
     return {row["seed"]: kept[row["key"]] for row in sorted(rows, key=lambda row: row["seed"]) if row["key"] in kept}
-
-
-def _settings(unusual: Row) -> str:
-    return " ".join(f"{_short(name)}={value}" for name, value in unusual.items())
-
-
-def _short(column: str) -> str:
-    return column.rpartition(".")[2]
 
 
 def _only(kept: dict[str, Any], keys: set[str]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parabolic.checks import Description, InputError, invalid
+from parabolic.files import file_name
 from parabolic.plugins import require
 from parabolic.streams.archives import Tree, download, load_pickle, open_tree
 from parabolic.streams.cache import Arrays, Cache, Damaged, DataSet, Part, Progress, Raw
@@ -155,7 +156,7 @@ def _key(name: str) -> str:
     if not name.startswith(HUB):
         return name
     name = _with_path(name)
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name.removeprefix(HUB)).strip("-.")
+    plain = file_name(name.removeprefix(HUB)).strip("-.")
     return f"hf-{plain[-40:].strip('-.')}-{sha256(name.encode()).hexdigest()[:8]}"
 
 
