@@ -22,7 +22,7 @@ class EWC(AnchoredLearner):
 
     The penalty is `strength` · Σ F (θ − θ*)². At a task's end F ← `decay` · F + the task's empirical Fisher
     information: the mean over its examples of the squared gradient of −log p(label) or, of numbers, of the loss. An
-    example that the model gets wrong counts much in it; where that makes training diverge, `variant="reference"` helps.
+    example that the model gets wrong counts much in it; `variant="reference"` lets it count less.
 
     >>> learner = EWC(torch.nn.Linear(4, 3))
     >>> task = [(torch.randn(8, 4), torch.arange(8) % 3) for _ in range(5)]
