@@ -29,7 +29,7 @@ class OBC(ReplayLearner):
     >>> learner = OBC(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)), memory=50)
     >>> for _ in range(3):
     ...     loss = learner.observe(torch.randn(8, 4), torch.arange(8) % 3)
-    >>> bool((learner.surrogate.weight == learner.head.weight).any())
+    >>> torch.equal(learner.surrogate.weight, learner.head.weight)
     False
     """
 
