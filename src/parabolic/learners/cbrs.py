@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from parabolic.checks import invalid
-from parabolic.learners.learner import ReplayLearner, join
+from parabolic.learners.learner import ReplayLearner
 from parabolic.memory import Batch, ClassBalanced
 
 __all__ = ["CBRS"]
@@ -40,11 +40,10 @@ class CBRS(ReplayLearner):
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
         """1/n of the new batch's loss and 1 − 1/n of the recalled one's, n being the classes seen so far."""
-        x, y = join(batch, recalled)
-        scores, new = self.model(x), len(batch["y"])
-        seen = self.past.seen_by_class(scores.shape[-1], y.device)
+        scores = self.model(batch["x"])
+        seen = self.past.seen_by_class(scores.shape[-1], scores.device)
         share = 1 / seen.index_fill(0, batch["y"], 1).count_nonzero().to(scores.dtype)
-        loss = share * self.error(scores[:new], y[:new])
+        loss = share * self.error(scores, batch["y"])
         if recalled is None:
             return loss
-        return loss + (1 - share) * self.error(scores[new:], y[new:])
+        return loss + (1 - share) * self.error(self.model(recalled["x"]), recalled["y"])

@@ -15,7 +15,26 @@ from parabolic.learners.learner import ReplayLearner, join
 from parabolic.memory import Batch
 from parabolic.options import option
 
-__all__ = ["CLSER"]
+__all__ = ["CLSER", "AveragedModel"]
+
+
+class AveragedModel(WeightAverage):
+    """An average of weights that sees examples itself, so that its batch-norm statistics are its own.
+
+    >>> model = nn.BatchNorm1d(1)
+    >>> average = AveragedModel(model, decay=0.9)
+    >>> scores = scores_by(average.weights, model, torch.tensor([[5.0], [9.0]]))
+    >>> average.weights["running_mean"], model.running_mean
+    (tensor([0.7000]), tensor([0.]))
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        super().__init__(model, decay)
+        self.updates += 1  # the model as it is counts as one of those that are averaged
+
+    def followed(self, model: nn.Module) -> dict[str, Tensor]:
+        """The weights, without statistics."""
+        return {name: weight for name, weight in model.named_parameters() if weight.is_floating_point()}
 
 
 class CLSER(ReplayLearner):
@@ -42,17 +61,17 @@ class CLSER(ReplayLearner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.stable = WeightAverage(self.model, self.stable_decay)
-        self.plastic = WeightAverage(self.model, self.plastic_decay)
+        self.stable = AveragedModel(self.model, self.stable_decay)
+        self.plastic = AveragedModel(self.model, self.plastic_decay)
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
         """Experience replay's loss, and the squared distance of recalled examples from the better average's logits."""
         x, y = join(batch, recalled)
-        scores = self.model(x)
-        loss = self.error(scores, y)
         if recalled is None:
-            return loss
-        return loss + self.weight * mse_loss(scores[len(batch["y"]) :], self._advice(recalled))
+            return self.error(self.model(x), y)
+        # By themselves, as the averages see them: batch norm would make other logits of them among new examples.
+        distance = mse_loss(self.model(recalled["x"]), self._advice(recalled))
+        return self.error(self.model(x), y) + self.weight * distance
 
     @torch.no_grad()
     def _advice(self, recalled: Batch) -> Tensor:

@@ -49,12 +49,15 @@ def answers_by(weights: Mapping[str, Tensor], model: nn.Module, x: Tensor) -> Te
 def scores_by(weights: Mapping[str, Tensor], model: nn.Module, x: Tensor) -> Tensor:
     """The model's scores by other weights. Its buffers stay as they are: batch-norm statistics follow its own alone.
 
+    Buffers that come with the weights are used, and follow what these see.
+
     >>> model = nn.BatchNorm1d(1)
     >>> scores = scores_by({"bias": torch.ones(1)}, model, torch.tensor([[5.0], [9.0]]))
     >>> round(scores.mean().item(), 3), model.running_mean
     (1.0, tensor([0.]))
     """
-    scores: Tensor = torch.func.functional_call(model, {**weights, **_copies(dict(model.named_buffers()))}, (x,))
+    own = {name: buffer for name, buffer in model.named_buffers() if name not in weights}
+    scores: Tensor = torch.func.functional_call(model, {**weights, **_copies(own)}, (x,))
     return scores
 
 

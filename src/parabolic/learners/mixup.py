@@ -33,11 +33,11 @@ class MixupER(ReplayLearner):
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
         """The loss of the new batch and the recalled one, and a share of the mixup loss."""
+        # Mixtures go first: batch-norm statistics weigh the last pass most, and are to predict examples as they are.
+        mixup = None if recalled is None else self._mixup(recalled, batch["y"])
         x, y = join(batch, recalled)
         loss = self.error(self.model(x), y)
-        if recalled is None:
-            return loss
-        return loss + self.weight * self._mixup(recalled, batch["y"])
+        return loss if mixup is None else loss + self.weight * mixup
 
     def _mixup(self, recalled: Batch, arriving: Tensor) -> Tensor:
         """The mean loss of a random matching of the recalled examples that may be mixed; 0 where there are none."""
