@@ -275,6 +275,25 @@ def test_criteria_are_saved_and_loaded(tmp_path):
         assert torch.equal(again.observe(x, y), learner.observe(x, y))
 
 
+def test_targets_that_were_kept_less_finely_are_learned_on():
+    """As in files from before targets with units were kept in float64."""
+    scale = Scale()
+    scale.update(torch.tensor([[1e4], [1e4 + 2]]))
+
+    def make():
+        return ER(MLP((4,), 1), memory=40, replay=8, criterion=MSE(units=copy.copy(scale)))
+
+    learner, x = make(), torch.randn(8, 4)
+    learner.observe(x, 1e4 + x[:, 0])
+    state = learner.state_dict()
+    state["memory"]["y"] = state["memory"]["y"].float()
+    again = make()
+    again.load_state_dict(state)
+    again.observe(x, 1e4 + x[:, 0])
+    assert again.past["y"].dtype == torch.float64
+    assert torch.equal(again.past["y"][:8], learner.past["y"].float().double())
+
+
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("criterion", ["mse", "huber", CrossEntropy(weights=[1, 2])])

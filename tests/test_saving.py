@@ -23,6 +23,7 @@ from torch import nn
 from parabolic import ER, MLP, PCL, SGD, ConvNet, InputError, Learner, LwF, Memory, ReplayLearner
 from parabolic.files import write_bytes
 from parabolic.learners import find_learner, known_learners, saving
+from parabolic.learners.average import WeightAverage
 from parabolic.learners.criterion import CrossEntropy, Huber
 from parabolic.learners.saving import describe, restore
 from parabolic.memory import ClassBalanced
@@ -268,6 +269,48 @@ def test_a_state_of_more_classes_that_breaks_off_leaves_all_as_it_was(tmp_path, 
     with pytest.raises(InputError, match="^state: got .*, expected the state of a "):
         restore(learner, content)
     assert same_state(describe(learner), before)
+
+
+@pytest.mark.parametrize("stretch", [lambda each: each.new_zeros(each.shape[-1:]), lambda each: each.new_zeros(1)])
+def test_an_average_of_another_shape_is_refused_and_changes_nothing(tmp_path, stretch):
+    average = WeightAverage(nn.Linear(3, 2), decay=0.9)
+    before = copy.deepcopy(average.state_dict())
+    with pytest.raises(InputError, match="^weight: got .*, expected one of shape"):
+        average.load_state_dict({**before, "weight": stretch(before["weight"])})
+    assert same_state(average.state_dict(), before)
+
+    learner = make("er", average=0.9)
+    learn(learner, 0, 2)
+    name, weight = next((name, each) for name, each in learner.averaged.weights.items() if each.ndim > 1)
+    content = read_state(learner.save(tmp_path / "a"))
+    content["state"]["average"][name] = stretch(weight)
+    before = copy.deepcopy(describe(learner))
+    with pytest.raises(InputError, match="^state: got .*, expected the state of a "):
+        restore(learner, content)
+    assert same_state(describe(learner), before)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("si", "path"),
+        ("ewc", "anchor"),
+        ("ewc", "importance"),
+        ("lwf", "old"),
+        ("vrmcl", "velocity"),
+        ("clser", "stable"),
+    ],
+)
+def test_states_of_another_shape_are_not_stretched(name, part):
+    learner = make(name)
+    learn(learner, 0, TASK)
+    state = copy.deepcopy(learner.state_dict())
+    if isinstance(state[part], dict):
+        state[part] |= {name: each[:1] for name, each in state[part].items() if each.ndim > 0 and len(each) > 1}
+    else:
+        state[part] = state[part][:1]
+    with pytest.raises(InputError, match="expected one of shape"):
+        make(name).load_state_dict(state)
 
 
 # -- damage ------------------------------------------------------------------------------------------------

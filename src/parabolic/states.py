@@ -20,7 +20,7 @@ from torch import Tensor
 
 from parabolic.checks import Description, InputError, invalid, plain
 
-__all__ = ["Damaged", "pack_state", "read_state", "refill", "same_state"]
+__all__ = ["Damaged", "overwrite", "pack_state", "read_state", "refill", "same_state"]
 
 VERSION = 2  # since memories know when examples arrived; a digest is written and found in the same way in all versions
 BLANK = "0" * 64
@@ -81,6 +81,25 @@ def same_state(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(same_state, one, other))
     return type(one) is type(other) and bool(one == other)
+
+
+def overwrite(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Give tensors the values of others of their names and shapes, in place; nothing changes where one is unlike.
+
+    `Tensor.copy_` alone would stretch a row over a table.
+
+    >>> averages = {"weight": torch.zeros(2, 2)}
+    >>> overwrite(averages, {"weight": torch.ones(2)})
+    Traceback (most recent call last):
+        ...
+    parabolic.checks.InputError: weight: got a tensor of shape [2] and type float32, expected one of shape [2, 2]
+    """
+    for name, target in targets.items():
+        value = values.get(name)
+        if not isinstance(value, Tensor) or value.shape != target.shape:
+            raise invalid(name, value, f"one of shape {list(target.shape)}")
+    for name, target in targets.items():
+        target.copy_(values[name])
 
 
 def refill(target: Tensor, values: Tensor) -> None:

@@ -12,6 +12,7 @@ from parabolic.learners.gradients import flatten, refit, trainable
 from parabolic.learners.learner import Learner
 from parabolic.memory import Batch
 from parabolic.options import option
+from parabolic.states import overwrite
 
 __all__ = ["AnchoredLearner"]
 
@@ -57,5 +58,4 @@ class AnchoredLearner(Learner):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from the state of another learner of the same kind and model."""
         super().load_state_dict(state)
-        self.anchor.copy_(state["anchor"])
-        self.importance.copy_(state["importance"])
+        overwrite({"anchor": self.anchor, "importance": self.importance}, state)

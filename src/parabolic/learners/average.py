@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from parabolic.learners.head import overlaid
+from parabolic.states import overwrite
 
 __all__ = ["WeightAverage"]
 
@@ -40,11 +41,16 @@ class WeightAverage:
         share = torch.clamp_min(1 / (1 + self.part * self.updates), 1 - self.decay)
         if moves is not None:
             share = share * moves
-        ours, theirs = list(self.weights.values()), list(_averaged(model).values())
-        steps = torch._foreach_sub(theirs, ours)
+        followed = self.followed(model)
+        ours = [self.weights[name] for name in followed]
+        steps = torch._foreach_sub(list(followed.values()), ours)
         torch._foreach_mul_(steps, share.to(ours[0].dtype))
         torch._foreach_add_(ours, steps)
         self.updates += 1
+
+    def followed(self, model: nn.Module) -> dict[str, Tensor]:
+        """What the averages are of, by name."""
+        return _averaged(model)
 
     def follow(self, model: nn.Module) -> None:
         """Take in weights that have more rows by now: these begin as they are."""
@@ -58,8 +64,7 @@ class WeightAverage:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take over the state of another average of the same model, in place."""
-        for name, value in self.state_dict().items():
-            value.copy_(state[name])
+        overwrite(self.state_dict(), state)
 
 
 def _averaged(model: nn.Module) -> dict[str, Tensor]:

@@ -510,9 +510,12 @@ class ReplayLearner(Learner):
         """Go on from the state of another learner of the same kind, model and memory size."""
         super().load_state_dict(state)
         # A memory is where its examples are.
-        kept = state["memory"]
-        here = [each.to(self.device) if isinstance(each, Tensor) else each for each in kept.values()]
-        self.past.load_state_dict(dict(zip(kept, here, strict=True)))
+        kept = {
+            name: each.to(self.device) if isinstance(each, Tensor) else each for name, each in state["memory"].items()
+        }
+        if "y" in kept and not self.error.of_classes:  # at first, targets with units were kept in the model's type
+            kept["y"] = self.error.check(kept["y"], len(kept["y"]), kept["y"].shape[1], self.dtype)
+        self.past.load_state_dict(kept)
 
 
 def join(batch: Batch, recalled: Batch | None) -> tuple[Tensor, Tensor]:
@@ -530,7 +533,9 @@ def _as_tensor(name: str, value: Any, device: torch.device) -> Tensor:
                 value = value.copy()  # torch would warn, though nothing here writes to it
         tensor = torch.as_tensor(value, device=device).detach()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise invalid(name, type(value), "a tensor, or what torch.as_tensor makes one of", str(error)) from error
+        words = isinstance(value, list | tuple | np.ndarray) and any(isinstance(each, str) for each in value[:1])
+        remedy = "number them from 0, or use an estimator, which takes words" if words else str(error)
+        raise invalid(name, type(value), "a tensor, or what torch.as_tensor makes one of", remedy) from error
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise invalid(name, tensor, "a plain tensor", "convert it with .to_dense() or .dequantize()")
     return tensor

@@ -18,6 +18,7 @@ from parabolic.learners.learner import Batches, Learner
 from parabolic.learners.optimizers import parse_optimizer
 from parabolic.memory import Batch
 from parabolic.options import option
+from parabolic.states import overwrite
 
 __all__ = ["LwF"]
 
@@ -128,6 +129,5 @@ class LwF(Learner):
         """Go on from the state of another learner of the same kind and model."""
         super().load_state_dict(state)
         self.teacher.load_state_dict(state["teacher"])
-        self.seen.copy_(state["seen"])
-        self.old.copy_(state["old"])
+        overwrite({"seen": self.seen, "old": self.old}, state)
         self.tasks = int(state["tasks"])

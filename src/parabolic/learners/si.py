@@ -12,6 +12,7 @@ from parabolic.learners.anchor import AnchoredLearner
 from parabolic.learners.gradients import flatten, gradient, refit, set_gradient
 from parabolic.learners.learner import Batches
 from parabolic.options import option
+from parabolic.states import overwrite
 
 __all__ = ["SI"]
 
@@ -74,4 +75,4 @@ class SI(AnchoredLearner):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from the state of another learner of the same kind and model."""
         super().load_state_dict(state)
-        self.path.copy_(state["path"])
+        overwrite({"path": self.path}, state)

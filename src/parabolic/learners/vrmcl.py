@@ -17,7 +17,7 @@ from parabolic.learners.layout import Layout
 from parabolic.learners.learner import Batches, ReplayLearner, join
 from parabolic.memory import Batch
 from parabolic.options import option
-from parabolic.states import refill
+from parabolic.states import overwrite, refill
 
 __all__ = ["VRMCL"]
 
@@ -165,8 +165,7 @@ class VRMCL(ReplayLearner):
         """Go on from the state of another learner of the same kind, model and memory size."""
         super().load_state_dict(state)
         for name in self._vectors:
-            for weight, part in zip(self.weights, self._layout.views(getattr(self, name).detach()), strict=True):
-                part.copy_(state[name][weight])
+            overwrite(self._named(getattr(self, name).detach()), state[name])
         self._reserve(len(state["seen"]))
         for name in ("current", "seen"):
             refill(getattr(self, name), state[name])
