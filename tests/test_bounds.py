@@ -1,6 +1,7 @@
 """The bounds against estimates of the u that they bound, over random losses and domains, and against closed forms."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -232,6 +233,19 @@ def test_the_split_of_the_logarithm_in_the_paper_fails_for_large_losses():
     assert found.base == pytest.approx(-math.log(20.0), abs=1e-5)
     assert found.gap == 0
     assert found.holds
+
+
+def test_where_there_is_no_loss_at_all_the_bound_is_infinite_and_not_broken():
+    """As the cross-entropy of a sure model is, in float32."""
+    domain = MemoryDomain(torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 3.0]]), eps=0.01)
+    x, noise = torch.tensor([[0.0, 0.0], [0.9, 0.9]]), torch.Generator().manual_seed(0)
+    found = drift_bound(
+        lambda x: (x.square().sum(1) - 1).clamp_min(0), x, 0.1, domain, 0.5, BOWL, paths=50, steps=10, generator=noise
+    )
+    assert found.bound[0] == found.realised[0] == torch.inf
+    assert found.holds
+    none = torch.zeros(2)
+    assert not replace(found, base=none, gap=none, error=none, realised=none + 9, realised_error=none).holds
 
 
 # Bad input

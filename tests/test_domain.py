@@ -56,6 +56,17 @@ def test_single_precision_far_from_the_origin_loses_no_more_than_the_points_them
     assert (found - exact).abs().max() < 1e-6 + 1e-7 * offset
 
 
+@pytest.mark.parametrize("offset", [0.0, 1e2, 1e4])
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_a_hull_far_from_the_origin_is_as_exact_as_one_about_it(d, offset):
+    points = (normal(20, d) + offset).float()
+    x = (2 * normal(200, d, seed=1) + offset).float()  # inside and outside
+    hull, exact = Hull(points, margin=0.1), Hull(points.double(), margin=0.1)
+    assert (hull.hit(x) - exact.hit(x.double())).abs().max() < 2e-6
+    assert (hull.nearest(x) - exact.nearest(x.double())).abs().max() < 2e-6 + 1e-7 * offset
+    assert hull.inside(points).all()
+
+
 def test_distances_to_many_points_of_many_dimensions_fit_in_memory():
     points, x = normal(1000, 3072, dtype=torch.float32), normal(500, 3072, seed=1, dtype=torch.float32)
     # The table of all differences would take 6 GB.

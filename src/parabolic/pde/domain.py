@@ -251,10 +251,14 @@ class MemoryDomain(Intersection):
 
 
 class _Facets:
-    """A hull of few dimensions as half-spaces `normal·x + offset ≤ 0`, and all of its faces."""
+    """A hull of few dimensions as half-spaces `normal·y + offset ≤ 0`, and all of its faces.
 
-    def __init__(self, normal: Tensor, offset: Tensor, simplices: Tensor, points: Tensor) -> None:
-        self.normal, self.offset = normal, offset[:, None]
+    Here y is x less the middle of the points: far from the origin `normal·x + offset` is a small difference of large
+    numbers.
+    """
+
+    def __init__(self, normal: Tensor, offset: Tensor, simplices: Tensor, points: Tensor, centre: Tensor) -> None:
+        self.normal, self.offset, self.centre = normal, offset[:, None], centre
         # A face: its first corner, the sides from there to the others, and the map from x to their weights.
         self.faces = []
         for size in range(1, simplices.shape[1] + 1):
@@ -268,11 +272,15 @@ class _Facets:
         """None where there are too many dimensions, or where the points lie on one plane."""
         if points.shape[1] > EXACT:
             return None
+        centre = points.double().mean(0).to(points)
+        points = points - centre
         if points.shape[1] == 1:
             ends = torch.stack([points.argmin(), points.argmax()])
             sign = points.new_tensor([[-1.0], [1.0]])
             corners = points[ends]
-            return cls(sign, -(sign * corners)[:, 0], ends[:, None], points) if corners[0] < corners[1] else None
+            if not corners[0] < corners[1]:
+                return None
+            return cls(sign, -(sign * corners)[:, 0], ends[:, None], points, centre)
         from scipy.spatial import ConvexHull, QhullError  # slow to import, and few need it
 
         try:
@@ -280,7 +288,7 @@ class _Facets:
         except QhullError:
             return None
         plane = torch.as_tensor(hull.equations).to(points)
-        return cls(plane[:, :-1], plane[:, -1], torch.as_tensor(hull.simplices), points)
+        return cls(plane[:, :-1], plane[:, -1], torch.as_tensor(hull.simplices), points, centre)
 
     def within(self, x: Tensor, reach: float) -> Tensor:
         """Whether the hull is at most `reach` away."""
@@ -288,40 +296,42 @@ class _Facets:
 
     def depth(self, x: Tensor) -> Tensor:
         """The distance to the surface, negative outside."""
-        depth = -torch.addmm(self.offset, self.normal, x.T).amax(0)
+        y = x - self.centre
+        depth = -torch.addmm(self.offset, self.normal, y.T).amax(0)
         # Beyond a corner the planes are nearer than the hull is.
         beyond = (depth < 0).nonzero().squeeze(1)
-        depth[beyond] = -(x[beyond] - self._onto(x[beyond])).norm(dim=1)
+        depth[beyond] = -(y[beyond] - self._onto(y[beyond])).norm(dim=1)
         return depth
 
     def surface(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest point of the surface, and the unit normal there that points outwards."""
-        over, facet = torch.addmm(self.offset, self.normal, x.T).max(0)
+        y = x - self.centre
+        over, facet = torch.addmm(self.offset, self.normal, y.T).max(0)
         outward = self.normal[facet]
-        base = x - over[:, None] * outward
+        base = y - over[:, None] * outward
         beyond = (over > 0).nonzero().squeeze(1)
-        base[beyond] = self._onto(x[beyond])
-        away = x[beyond] - base[beyond]
+        base[beyond] = self._onto(y[beyond])
+        away = y[beyond] - base[beyond]
         # What lies on the surface is off it by rounding alone, in no direction: it keeps the facet's normal.
         clear = _length(away) > 8 * torch.finfo(x.dtype).eps * x[beyond].abs().amax(1, keepdim=True)
         outward[beyond] = torch.where(clear, _unit(away), outward[beyond])
-        return base, outward
+        return base + self.centre, outward
 
-    def _onto(self, x: Tensor) -> Tensor:
+    def _onto(self, y: Tensor) -> Tensor:
         """The nearest point of the hull to points outside: they fall on one of its faces."""
         width = sum(first.numel() for first, _, _ in self.faces)
-        return torch.cat([self._onto_few(part) for part in torch.split(x, _rows(width, x))])
+        return torch.cat([self._onto_few(part) for part in torch.split(y, _rows(width, y))])
 
-    def _onto_few(self, x: Tensor) -> Tensor:
-        found, best = torch.empty_like(x), x.new_full((len(x), 1), torch.inf)
+    def _onto_few(self, y: Tensor) -> Tensor:
+        found, best = torch.empty_like(y), y.new_full((len(y), 1), torch.inf)
         for first, sides, weigh in self.faces:
-            weight = torch.einsum("nfd,fds->nfs", x[:, None] - first, weigh)
+            weight = torch.einsum("nfd,fds->nfs", y[:, None] - first, weigh)
             point = first + torch.einsum("nfs,fsd->nfd", weight, sides)
-            length = (x[:, None] - point).square().sum(2)
+            length = (y[:, None] - point).square().sum(2)
             if sides.shape[1]:  # a corner is fallen on from anywhere
                 length[(weight.amin(2) < 0) | (weight.sum(2) > 1)] = torch.inf
             near, face = length.min(1, keepdim=True)
-            choice = point.gather(1, face[..., None].expand(-1, -1, x.shape[1])).squeeze(1)
+            choice = point.gather(1, face[..., None].expand(-1, -1, y.shape[1])).squeeze(1)
             found, best = torch.where(near < best, choice, found), torch.minimum(near, best)
         return found
 

@@ -284,9 +284,10 @@ def _run(
                 new += speed * dt
         new_gap = domain.hit(new)
         # A bridge between two points at distances a and b from a flat edge meets it with probability
-        # exp(−2ab/variance): surely, if b is negative. (Below e⁻⁴⁰ the exponential is slow and means never.)
+        # exp(−2ab/variance): surely, if b is negative. (Below e⁻⁴⁰ the exponential is slow and means never, which a
+        # draw of 0, one in 2²⁴ of float32, must not be below.)
         chance = (gap * new_gap).mul_(-2 / variance).clamp_min_(-40).exp_()
-        met = (draw(torch.rand, gap.shape) < chance) & running
+        met = (draw(torch.rand, gap.shape).clamp_min_(1e-12) < chance) & running
         off = met.nonzero().squeeze(1)
         if len(off):
             step = _Step(number, x, gap, value, integral, log_weight, energy, new, new_gap, speed, power)
