@@ -6,12 +6,17 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import parabolic
+from parabolic import InputError, RunSpec, Store, run
+from parabolic.experiments import BackedStore, Records, execute, execute_fleet, write_records
+from parabolic.experiments.code import own_code_of
+from parabolic.experiments.run import Yard
 from parabolic.learners import find_learner, known_learners
 
 NEW = '''
@@ -109,6 +114,55 @@ def test_a_run_by_code_that_was_changed_since_is_trained_again(tmp_path):
     assert changed[0] == 1  # SGD is as it was
     assert changed[1] != first[1]
     assert accuracy() == (2, changed[1])
+
+
+FACTOR = """
+from parabolic import SGD
+
+class Mine(SGD):
+    def loss(self, *both):
+        return {} * super().loss(*both)
+"""
+
+
+def test_a_file_that_is_edited_is_what_runs_in_the_same_process_too(tmp_path):
+    """As in a notebook; the edit leaves the file as long, and within the second as old, as it was."""
+    file, store = tmp_path / "mine.py", Store(tmp_path / "runs")
+    records, yard = tmp_path / "records" / "a.jsonl", Yard()
+    spec = RunSpec("sgd", stream="seq-blobs", backbone="mlp")
+
+    def trained(factor):
+        file.write_text(FACTOR.format(factor))
+        mine = replace(spec, learner=f"{file}:Mine")
+        assert store.find(mine) is None
+        assert BackedStore(tmp_path / "none", Records(records)).find(mine) is None
+        record, _ = run(mine, store, device="cpu")
+        ((_, beside),) = execute_fleet([mine], device="cpu", yard=yard)  # as a worker does, which keeps its fleet
+        assert beside.accuracy == record.accuracy
+        write_records([record], records)
+        assert BackedStore(tmp_path / "none", Records(records)).find(mine).steps == record.steps
+        return record
+
+    once, never = trained(1), trained(0)
+    assert once.environment["code"] != never.environment["code"]
+    assert once.accuracy == execute(spec, device="cpu").accuracy != never.accuracy
+
+
+def test_a_module_that_was_imported_counts_as_it_was(tmp_path, monkeypatch):
+    """What runs is what was imported, whatever has become of its file."""
+    file = tmp_path / "imported_once.py"
+    file.write_text(FACTOR.format(1))
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = RunSpec("imported_once:Mine")
+    before = own_code_of(spec)
+    file.write_text(FACTOR.format(0))
+    assert before == own_code_of(spec) != ""
+
+
+@pytest.mark.parametrize("place", ["", ".mine", "./mine", "..", "a b", "/tmp", "a..b"])
+def test_what_is_no_module_is_refused_in_a_line(place):
+    with pytest.raises(InputError, match="^learner: got .*expected module:name or file.py:name that can be imported"):
+        find_learner(f"{place}:Mine")
 
 
 def test_the_study_of_a_learner_of_ones_own_has_a_name(tmp_path):

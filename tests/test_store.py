@@ -123,6 +123,32 @@ def test_what_cannot_be_read_is_named_with_the_reason(store, record, damage):
     assert reason
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda told: told["metrics"].update(acc=99.9), "its acc is not that of its accuracies"),
+        (lambda told: told["metrics"].update(forgetting=-1.0), "its forgetting is not that of its accuracies"),
+        (lambda told: told["accuracy"][-1].__setitem__(0, told["accuracy"][-1][0] + 1), "its acc is not that"),
+        (lambda told: told["accuracy"][0].__setitem__(0, 123.0), "its accuracies are no percentages"),
+    ],
+)
+def test_a_record_that_contradicts_itself_is_none(store, record, change, reason):
+    path = store.save(record) / "run.json"
+    told = json.loads(path.read_text())
+    change(told)
+    path.write_text(json.dumps(told))
+    assert store.find(SPEC) is None
+    assert store.unreadable()[path].startswith(reason)
+
+
+def test_a_record_from_before_a_metric_was_added_counts(store, record):
+    path = store.save(record) / "run.json"
+    told = json.loads(path.read_text())
+    del told["metrics"]["backward_transfer"]
+    path.write_text(json.dumps(told))
+    assert store.find(SPEC) is not None
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_folder_that_is_closed_to_us_is_named(store, record):
     store.save(record)

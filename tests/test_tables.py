@@ -287,7 +287,7 @@ def test_compare_prints_in_every_format(parabolic, tmp_path):
     for learner, acc in (("er", 80.0), ("sgd", 20.0)):
         for seed in range(2):
             spec = RunSpec(learner, seed=seed)
-            store.save(replace(record(seed, acc + seed), key=spec.key, spec=spec.resolved()))
+            store.save(replace(record(seed, acc + seed, forgetting=0.0), key=spec.key, spec=spec.resolved()))
     call = ("compare", "--learners", "er,sgd", "--seeds", "2")
     assert "On the same seeds er is 60.0 points ahead of sgd" in " ".join(parabolic(*call)[1].split())
     assert "| er | **80.5** ± 0.7 |" in parabolic(*call, "--format", "markdown")[1]

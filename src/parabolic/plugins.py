@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from parabolic.checks import Description, invalid
 
-__all__ = ["load_object", "require"]
+__all__ = ["load_object", "require", "source_of"]
+
+SOURCE = "__parabolic_source__"  # under which a module that was made of a file keeps what the file said
 
 
 def require(module: str, extra: str, argument: str, called: str) -> Any:
@@ -37,9 +40,11 @@ def load_object(argument: str, path: str) -> Any:
     """
     place, _, name = path.rpartition(":")
     try:
+        if not place.endswith(".py") and not all(part.isidentifier() for part in place.split(".")):
+            raise ImportError(f"{place!r} is no name of a module")  # which importlib says in many ways
         module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-    except (ImportError, FileNotFoundError, ValueError) as error:
-        file = Path(*place.split(".")).with_suffix(".py")
+    except (ImportError, FileNotFoundError, ValueError, SyntaxError) as error:
+        file = Path(f"{place if '/' in place else place.replace('.', '/')}.py")
         here = f": there is a file, so {file}:{name} may be meant" if file.is_file() else ""
         raise invalid(argument, path, "module:name or file.py:name that can be imported", f"{error}{here}") from error
     if not hasattr(module, name):
@@ -48,19 +53,39 @@ def load_object(argument: str, path: str) -> Any:
     return getattr(module, name)
 
 
+def source_of(module: str) -> bytes:
+    """What the file of a module said when it was imported, as far as that is known; nothing where it has no file.
+
+    >>> source_of("parabolic.plugins") == Path(__file__).read_bytes(), source_of("sys")
+    (True, b'')
+    """
+    known = vars(sys.modules[module]) if module in sys.modules else {}
+    return known[SOURCE] if SOURCE in known else _read_once(known.get("__file__") or "")
+
+
+@cache  # a file that is edited later does not change what was imported
+def _read_once(file: str) -> bytes:
+    return Path(file).read_bytes() if file else b""
+
+
 def _load_file(path: Path) -> Any:
-    """Import a file under a name made from its path, once, so that its classes are the same at every call."""
+    """Import a file under a name made from its path: once, so that its classes are the same at every call, and again
+    after it was edited, so that what runs is what it says.
+    """
     path = path.resolve(strict=True)
     name = f"parabolic_plugin_{path.stem}_{sha256(str(path).encode()).hexdigest()[:8]}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
+    source, before = path.read_bytes(), sys.modules.get(name)
+    if before is not None and vars(before)[SOURCE] == source:
+        return before
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    setattr(module, SOURCE, source)
+    sys.modules[name] = module
+    try:
+        # Not by its loader, which may take what Python has compiled before of a file as long and as old to the second.
+        exec(compile(source, str(path), "exec"), vars(module))
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

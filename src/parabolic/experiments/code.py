@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 
 from parabolic.experiments.spec import RunSpec
 from parabolic.learners import find_learner
-from parabolic.plugins import load_object
+from parabolic.plugins import load_object, source_of
 
 __all__ = ["code_of", "own_code_of"]
 
@@ -17,7 +18,7 @@ OURS = Path(__file__).parents[1]
 
 def code_of(spec: RunSpec) -> str:
     """A hash of all of them, those of this package too."""
-    return _digest(_files(spec))
+    return _digest(_modules(spec))
 
 
 def own_code_of(spec: RunSpec) -> str:
@@ -26,18 +27,19 @@ def own_code_of(spec: RunSpec) -> str:
     >>> own_code_of(RunSpec("er"))
     ''
     """
-    files = [file for file in _files(spec) if not file.is_relative_to(OURS)]
-    return _digest(files) if files else ""
+    own = {file: module for file, module in _modules(spec).items() if not Path(file).is_relative_to(OURS)}
+    return _digest(own) if own else ""
 
 
-def _files(spec: RunSpec) -> list[Path]:
+def _modules(spec: RunSpec) -> dict[str, str]:
+    """The modules, by their files."""
     modules = {each.__module__ for each in find_learner(spec.learner).__mro__}
     for name in (spec.stream, spec.backbone or ""):
         if ":" in name and not name.startswith("hf:"):
             modules.add(getattr(load_object("spec", name), "__module__", ""))
-    files = {getattr(sys.modules.get(module), "__file__", None) for module in modules}
-    return sorted(Path(file) for file in files if file)
+    files = {module: getattr(sys.modules.get(module), "__file__", None) for module in modules}
+    return {file: module for module, file in files.items() if file}
 
 
-def _digest(files: list[Path]) -> str:
-    return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+def _digest(modules: Mapping[str, str]) -> str:
+    return sha256(b"".join(source_of(modules[file]) for file in sorted(modules))).hexdigest()

@@ -113,6 +113,8 @@ def load_preset(name: str) -> Preset:
     'er'
     """
     if name.endswith(".toml"):
+        if not Path(name).exists():
+            raise invalid("preset", name, "a file that is there", "`parabolic presets` shows those that have a name")
         return _read(Path(name))
     known = known_presets()
     check_name("preset", name, known, "`parabolic presets` shows them; FILE.toml names your own")

@@ -23,13 +23,14 @@ from filelock import FileLock
 from parabolic import metrics
 from parabolic.checks import Description, invalid
 from parabolic.experiments.spec import RunSpec
-from parabolic.experiments.store import FailedRun, Record, Store, agree, checked
+from parabolic.experiments.store import FailedRun, Record, Store, checked, is_of
 from parabolic.files import disk_errors, write_text
 
 __all__ = ["BackedStore", "Records", "is_record", "records_place", "write_records"]
 
 PARTS = ("key", "spec", "accuracy", "train_seconds", "test_seconds", "steps", "environment")
-TOLD = ("parabolic", "torch", "python", "device", "processor", "fleet", "command", "finished")  # of the environment
+# Of the environment:
+TOLD = ("parabolic", "torch", "python", "device", "processor", "fleet", "code", "command", "finished")
 ACCURACY, SECONDS = 4, 3  # digits after the point
 FROM = "record"  # in the environment of a run that was read here: the file that it is from
 
@@ -52,9 +53,9 @@ class Records:
         return cls(records_place())
 
     def find(self, spec: RunSpec) -> Record | None:
-        """The run of this spec, if there is one: as in a store, one made with other defaults does not count."""
+        """The run of this spec, if there is one: as in a store, one made with other defaults or code does not count."""
         record = self._runs.get(spec.key)
-        return record if record is not None and agree(record.spec, spec.resolved()) else None
+        return record if record is not None and is_of(record, spec) else None
 
     def __iter__(self) -> Iterator[Record]:
         """All runs, by key; lines that cannot be read as one are passed over (`unreadable` names them)."""

@@ -46,6 +46,8 @@ def run(
     Every `checkpoint` seconds (0: never) it is written down how far the run has come. One that was stopped in any way
     goes on from there, in the middle of a task, and on a CPU ends with the figures of one that was not.
     """
+    if not isinstance(store, Store):
+        raise invalid("store", store, "a Store", 'as in Store("runs")')
     finished = None if again else store.find(spec)
     if finished is not None:
         return finished, True
@@ -76,7 +78,8 @@ class Yard:
 
     def launch(self, specs: Sequence[RunSpec], learners: Sequence[Learner]) -> Fleet:
         """The fleet of these learners, or the last one in their state."""
-        made = json.dumps([{**spec.resolved(), "seed": None} for spec in specs], sort_keys=True)
+        code = own_code_of(specs[0])  # that of all, as they are of one shape
+        made = json.dumps([code, *({**spec.resolved(), "seed": None} for spec in specs)], sort_keys=True)
         if self.fleet is None or self.made != made or not self.fleet.adopt(learners):
             self.made, self.fleet = made, Fleet(learners)
         return self.fleet

@@ -24,11 +24,12 @@ import numpy as np
 from filelock import BaseFileLock, FileLock, Timeout
 from numpy.typing import NDArray
 
+from parabolic import metrics
 from parabolic.experiments.code import own_code_of
 from parabolic.experiments.spec import RunSpec
 from parabolic.files import disk_errors, sweep, write_text
 
-__all__ = ["FailedRun", "Record", "Store", "agree", "checked"]
+__all__ = ["FailedRun", "Record", "Store", "agree", "checked", "is_of"]
 
 FILE, FAILED, CLAIMS, CHECKPOINT = "run.json", "failed.json", ".claims", "checkpoint.safetensors"
 MONITOR = "monitor.jsonl"
@@ -106,22 +107,16 @@ class Store:
         one that was made by other code of the user's own.
         """
         record = _read(Record, self.path(spec.key) / FILE)
-        if record is None or not agree(record.spec, spec.resolved()):
-            return None
-        code = record.environment.get("code")
-        return record if not code or code == own_code_of(spec) else None
+        return record if record is not None and is_of(record, spec) else None
 
     def __iter__(self) -> Iterator[Record]:
-        """All finished runs; what cannot be read as one is passed over (`unreadable` names it)."""
-        found = (_read(Record, folder / FILE) for folder in self._folders())
-        return (record for record in found if record is not None)
+        """All finished runs, each once, whatever copies of its folder are there; what cannot be read as one is passed
+        over (`unreadable` names it)."""
+        return self._each(Record, FILE)
 
     def failures(self) -> Iterator[FailedRun]:
         """The runs that failed when they were last tried."""
-        for folder in self._folders():
-            failed = _read(FailedRun, folder / FAILED)
-            if failed is not None and _read(Record, folder / FILE) is None:
-                yield failed
+        return (each for each in self._each(FailedRun, FAILED) if _read(Record, self.path(each.key) / FILE) is None)
 
     def unreadable(self) -> dict[Path, str]:
         """Files that should tell of a run and cannot be read, each with the reason."""
@@ -166,6 +161,15 @@ class Store:
         sweep(self.path(key))
         return lock
 
+    def _each(self, kind: type[Kept], name: str) -> Iterator[Kept]:
+        """What files of this name tell, once for each run: of copies, what is in the folder called by its key."""
+        found: dict[str, Kept] = {}
+        for folder in self._folders():
+            kept = _read(kind, folder / name)
+            if kept is not None and (kept.key not in found or folder.name == kept.key):
+                found[kept.key] = kept
+        return iter(found.values())
+
     def _folders(self) -> list[Path]:
         return sorted(path for path in self.root.glob("[!.]*") if path.is_dir())
 
@@ -206,6 +210,11 @@ def _check(record: Record) -> None:
     told = {"acc", "aaa", "forgetting"} <= set(record.metrics)
     if not (told and all(isinstance(each, int | float) and math.isfinite(each) for each in numbers)):
         raise ValueError("its figures are not those of a run")
+    if not all(0 <= value <= 100 for row in record.accuracy for value in row):
+        raise ValueError("its accuracies are no percentages")
+    for name, value in metrics.summary(record.matrix).items():
+        if not math.isclose(record.metrics.get(name, value), value, abs_tol=1e-6):  # some were added later
+            raise ValueError(f"its {name} is not that of its accuracies")
 
 
 def _read(kind: type[Kept], path: Path) -> Kept | None:
@@ -213,6 +222,12 @@ def _read(kind: type[Kept], path: Path) -> Kept | None:
         return _load(kind, path)
     except (OSError, ValueError, TypeError, AttributeError):
         return None
+
+
+def is_of(record: Record, spec: RunSpec) -> bool:
+    """Whether a record with the key of a spec is of this run: by the same defaults, and the same code of the user's."""
+    code = record.environment.get("code")
+    return agree(record.spec, spec.resolved()) and (not code or code == own_code_of(spec))
 
 
 def agree(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
