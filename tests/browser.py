@@ -21,6 +21,10 @@ class Reloaded(Exception):
     """The page that was asked is no longer there: it has loaded again."""
 
 
+class Raised(AssertionError):
+    """An expression raised an exception in the page."""
+
+
 class Browser:
     """A page in a browser of its own; all that it asks for and all that it complains of is noted."""
 
@@ -93,21 +97,21 @@ class Browser:
     def do(self, script):
         """The value of an expression of JavaScript in the page."""
         told = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in told, told["exceptionDetails"]
+        if "exceptionDetails" in told:
+            raise Raised(script, told["exceptionDetails"])
         return told["result"].get("value")
 
-    def until(self, script, seconds=60):
-        """Wait until an expression holds."""
+    def until(self, script, seconds=120):
+        """Wait until an expression holds; in a page that is still loading it may raise an exception at first."""
         end = time.monotonic() + seconds
-        while not self._holds(script):
-            assert time.monotonic() < end, script
+        while True:
+            try:
+                if told := self.do(script):
+                    return
+            except (Reloaded, Raised) as error:
+                told = error
+            assert time.monotonic() < end, (script, told)
             time.sleep(0.05)
-
-    def _holds(self, script):
-        try:
-            return self.do(script)
-        except Reloaded:
-            return False
 
     def draw_all(self):
         """Let the page draw every chart that is not hidden, as scrolling through it would."""
