@@ -20,6 +20,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items):
+    """Skip what needs a GPU where there is none, and say so."""
     if torch.cuda.is_available():
         return
     for item in items:

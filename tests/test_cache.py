@@ -292,6 +292,20 @@ def test_a_damaged_description_counts_as_nothing(tmp_path, cache, text):
     assert make_stream("seq-mine").digest() == plain().digest()
 
 
+@pytest.mark.parametrize(
+    "part",
+    [{"shape": [3, 4]}, {"shape": None}, {"mean": 3}, {"files": [1]}, {"files": {"a": {}}}, {"class_names": 5},
+     {"folder": 7}],
+)  # fmt: skip
+def test_a_description_with_a_damaged_part_counts_as_nothing(tmp_path, cache, part):
+    prepare("mine", arrays(tmp_path / "a"))
+    path = cache.root / "mine" / "data.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | part))
+    assert cache.find("mine") is None
+    prepare("mine", tmp_path / "a")
+    assert make_stream("seq-mine").digest() == plain().digest()
+
+
 def test_what_is_not_prepared_says_how():
     with pytest.raises(InputError, match="data: got 'cifar10', .*`parabolic data prepare cifar10` downloads them"):
         make_stream("seq-cifar10")

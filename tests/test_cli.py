@@ -57,7 +57,7 @@ def test_run_prints_the_matrix_and_finds_itself_again(parabolic, tmp_path):
     assert record["reused"]
     assert record["spec"]["memory"] == 50
     assert record["spec"]["options"]["lr"] == 0.05
-    assert len(list((tmp_path / "runs").iterdir())) == 1
+    assert len(list((tmp_path / "runs").glob("[!.]*"))) == 1
 
 
 def test_compare_prints_every_learner_and_counts_what_was_there(parabolic):
@@ -154,7 +154,8 @@ def test_a_diverging_run_is_an_error_and_not_a_result(parabolic, tmp_path):
     code, _, err = parabolic("run", "--learner", "sgd", "--set", "lr=1e30")
     assert code == 1
     assert "lower lr" in err
-    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {".monitor.jsonl.lock", "monitor.jsonl"}
+    files = {path.name for path in tmp_path.glob("runs/[!.]*/*")}
+    assert files == {".monitor.jsonl.lock", "monitor.jsonl"}
     assert "failed: sgd on seq-digits, seed 0: the loss became nan" in " ".join(parabolic("watch")[1].split())
 
 

@@ -102,15 +102,45 @@ def test_the_code_of_the_guide_to_choosing(tmp_path, monkeypatch):
     assert not names["outcome"].failures
 
 
-def test_the_code_of_the_guide_to_moving(capsys):
+def test_the_code_of_the_guide_to_moving(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     names = run_blocks("docs/guides/moving.md", without="avalanche")
     assert int(capsys.readouterr().out.split(" %")[0]) > 80
     assert names["state"].accuracy > 60
     assert names["data"].digest() == names["same"].digest()
+    assert [len(row) for row in names["told"].rows] == [1, 2, 3, 4, 5]
+    assert min(names["told"].rows[-1]) > 80  # of two digits each, by a single layer
+    assert names["again"].accuracy == names["record"].accuracy
+    assert [row["accuracy"] for row in names["rows"]] == [value for row in names["record"].accuracy for value in row]
 
 
-def test_the_code_of_the_guide_to_moving_that_needs_avalanche():
+def test_the_learner_of_the_guide_to_moving_is_one_of_a_file(tmp_path, parabolic):
+    (tmp_path / "ace.py").write_text(blocks("docs/guides/moving.md")[0])
+    code, out, err = parabolic("run", "--learner", "ace.py:ERACE", "--stream", "seq-blobs")
+    assert (code, err) == (0, "")
+    assert out.startswith("ace.py:ERACE on seq-blobs")  # and nothing else: a file that is imported trains nothing
+
+
+def test_the_code_of_the_guide_to_production(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = run_blocks("docs/guides/production.md")
+    assert capsys.readouterr().out.endswith("True\n")
+    rows, y = zip(*names["labelled"](1000, 1010), strict=True)
+    learner, rows, y = names["learner"], torch.cat(rows), torch.cat(y)
+    found = learner.predict(names["features"](rows))
+    recall = [(found == label)[y == label].float().mean().item() for label in range(3)]
+    assert min(recall) > 0.5  # one in ten is of class 1, which lies between the others
+    assert learner.past["y"].bincount().min() > 100  # balanced, however rare
+    again = names["learn"]("shops")  # as a program that is started again
+    assert again.steps == learner.steps == 400
+    assert all(
+        torch.equal(one, other) for one, other in zip(again.model.parameters(), learner.model.parameters(), strict=True)
+    )
+
+
+def test_the_code_of_the_guide_to_moving_that_needs_avalanche(tmp_path, monkeypatch):
     need_avalanche()  # skips, and says so, where it is not installed
+    monkeypatch.chdir(tmp_path)
     names = run_blocks("docs/guides/moving.md")
     assert names["found"]["Top1_Acc_Stream/eval_phase/test_stream"] > 0.6
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from parabolic import ER, MLP, ReplayLearner, Stream
 from parabolic.backbones import Block, ConvNet, Norm, Stem
-from parabolic.engine import DeviceFailed, Fleet, computing_in, feed, loop, numerics, train, train_fleet
+from parabolic.engine import BoundsMonitor, DeviceFailed, Fleet, computing_in, feed, loop, numerics, train, train_fleet
 from parabolic.engine.fleet import Berth
 from parabolic.experiments import RunSpec, execute, execute_fleet
 from parabolic.experiments.run import Yard
@@ -237,6 +237,27 @@ def test_data_that_do_not_fit_are_streamed_with_the_same_outcome(monkeypatch):
     assert other.stream[0].train.x.device.type == "cpu"
     same(at_hand.learners[0], streamed.learners[0])
     assert (one.matrix[1] == other.matrix[1]).all()
+
+
+def test_the_bounds_of_data_that_do_not_fit_are_computed_too(monkeypatch):
+    monkeypatch.setattr(feed, "SHARE", 0.0)
+    monitor = BoundsMonitor(samples=8)
+    train(make("er", 0), stream(0), batch=BATCH, callbacks=[monitor])
+    assert [row.forgetting.realised is not None for row in monitor.rows] == [True, True]
+
+
+def test_streams_of_another_length_are_tested_by_graphs_of_their_own():
+    fleet = Fleet([make("er", 0)])
+    (berth,), two = fleet.berths, stream(0)
+    x, y = two[0].train.x, two[0].train.y
+    three = Stream.from_arrays(x, y, test=(x, y), tasks=3)
+    for each in (two, three, two):
+        for _ in range(4):  # captured by now
+            with fleet.together(), berth.aside():
+                right = berth.test(each.to("cuda"), len(each) - 1, size=100)
+            scores = torch.cat([berth.learner.scores(part.cuda()) for part in x.split(100)])
+            hits = scores.argmax(1).cpu() == y
+            assert right.tolist() == [int(hits[task.test_rows].sum()) for task in each]
 
 
 def test_no_step_of_a_captured_task_waits_for_the_device(monkeypatch):

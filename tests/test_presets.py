@@ -116,7 +116,7 @@ def test_a_damaged_preset_says_what_is_wrong_with_it(parabolic, tmp_path, text, 
     ("arguments", "message"),
     [
         (("run", "--preset", "pcl-plu"), "preset: got 'pcl-plu', .* did you mean 'pcl-plus'"),
-        (("run", "--preset", "nothing.toml"), "preset nothing.toml: got .*No such file"),
+        (("run", "--preset", "nothing.toml"), "preset: got 'nothing.toml', expected a file that is there"),
         (
             ("run", "--preset", "pcl-plus", "--learner", "er"),
             "--learner: got 'er', expected pcl, as in preset 'pcl-plus'",

@@ -58,6 +58,13 @@ def test_tasks_by_class_by_list_and_ready_made():
     assert rows(shifted[1]).mean() > 8
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.uint8, torch.int64])
+def test_the_digest_tells_examples_of_any_type_apart(dtype):
+    x, y = torch.arange(60).reshape(20, 3).to(dtype), torch.arange(20) % 2
+    one, same, other = (Stream.from_arrays(each, y, tasks=1).digest() for each in (x, x.clone(), x.roll(1, 1)))
+    assert one == same != other
+
+
 def test_the_arrays_are_not_copied_task_by_task():
     x = np.zeros((1000, 64), dtype=np.uint8)
     stream = Stream.from_arrays(x, np.arange(1000) % 10, tasks=5)

@@ -9,6 +9,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any, cast
 
 import torch
@@ -228,6 +229,7 @@ def make_backbone(name: str, shape: Sequence[int], classes: int, seed: int = 0) 
     >>> len(make_backbone("mlp", (1, 8, 8), 10))
     6
     """
+    _check_shape(shape)
     check_number("classes", classes, whole=True, at_least=1)
     if ":" in name:
         factory = load_object("backbone", name)
@@ -241,6 +243,12 @@ def make_backbone(name: str, shape: Sequence[int], classes: int, seed: int = 0) 
     if not isinstance(model, nn.Module):
         raise invalid("backbone", type(model), f"{name} to return a torch.nn.Module")
     return model
+
+
+def _check_shape(shape: Any) -> None:
+    sides = shape if isinstance(shape, Sequence) else [None]
+    if not all(isinstance(side, Integral) and int(side) > 0 for side in sides):
+        raise invalid("shape", shape, "the shape of an example, such as (4,) or (3, 32, 32)")
 
 
 def _channels(name: str, shape: Sequence[int]) -> int:

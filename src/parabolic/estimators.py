@@ -16,6 +16,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from parabolic.backbones import MLP
 from parabolic.checks import Description, check_call, check_finite, check_name, check_number, invalid, plain
@@ -81,6 +82,9 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
 
     def _tensor(self, X: NDArray[Any], learner: Learner) -> Tensor:
+        if X.dtype.kind not in "biuf":
+            got = Description(f"an array of type {X.dtype}")
+            raise invalid("X", got, "numbers", "turn words into columns of their own, and dates into seconds")
         x = torch.from_numpy(np.array(X, order="C")).to(learner.device)
         numbers = x.dtype != torch.uint8 and self.model is None and learner.embed is None  # no bytes, and no ids
         if isinstance(learner.prepare, Scale):
@@ -157,7 +161,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         """Go through examples once, in their order; or several times, shuffled anew each time."""
         y, rng, size = y.to(x.device), np.random.default_rng(learner.seed), int(self.batch_size)
         orders = [torch.from_numpy(rng.permutation(len(x))) for _ in range(epochs or 0)] or [torch.arange(len(x))]
-        rows = [part.to(x.device) for order in orders for part in order.split(size)]
+        rows = [part.to(x.device) for order in orders for part in _batches(order, size, learner.model)]
         task = None
         if learner.needs_tasks:
             self._tasks = 0 if epochs else getattr(self, "_tasks", -1) + 1
@@ -399,6 +403,14 @@ def _mlp(shape: Sequence[int], outputs: int) -> nn.Module:
     """
     width = min(max(4 * math.prod(shape), 32), 256)
     return MLP(shape, outputs, hidden=(width, width)).double()
+
+
+def _batches(order: Tensor, size: int, model: nn.Module) -> list[Tensor]:
+    """Rows in batches. A single one that is left goes with those before it where batch norm cannot learn it alone."""
+    parts = list(order.split(size))
+    if len(parts) > 1 and len(parts[-1]) == 1 and any(isinstance(each, _BatchNorm) for each in model.modules()):
+        parts[-2:] = [torch.cat(parts[-2:])]
+    return parts
 
 
 def _target(y: NDArray[Any], learner: Learner) -> Tensor:

@@ -165,9 +165,17 @@ class Memory:
     def _allocate(self, batch: Mapping[str, Tensor]) -> None:
         if self._slots:
             return
-        self._slots = {name: value.new_zeros(self.capacity + 1, *value.shape[1:]) for name, value in batch.items()}
         device = next(iter(batch.values())).device
-        self._arrival = torch.full((self.capacity + 1,), -1, device=device)
+        try:
+            slots = {name: value.new_zeros(self.capacity + 1, *value.shape[1:]) for name, value in batch.items()}
+            arrival = torch.full((self.capacity + 1,), -1, device=device)
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise  # the engine knows what to do of a GPU that is full, or lost
+        except RuntimeError as error:
+            each = sum(value[:1].nbytes for value in batch.values())
+            remedy = f"an example takes {each:,} bytes: keep fewer, or smaller ones (images as uint8)"
+            raise invalid("memory", self.capacity, "as many examples as there is room for", remedy) from error
+        self._slots, self._arrival = slots, arrival
         self._clock = torch.full((), self.offered, dtype=torch.long, device=device)
 
 

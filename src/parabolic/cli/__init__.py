@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -41,11 +42,17 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
         raise typer.Exit
 
 
+def _plainly(message: Warning | str, *_: object, **__: object) -> str:
+    """A warning in a line, without the place in our code that it comes from."""
+    return f"warning: {message}\n"
+
+
 def main() -> None:
     """The entry point: what cannot be used is told in a line or two, with exit code 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # what a terminal cannot show is no reason to fail
+    warnings.formatwarning = _plainly
     try:
         app()
     except InputError as error:

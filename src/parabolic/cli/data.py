@@ -45,10 +45,10 @@ def prepare(
         print(json.dumps(_facts(data), indent=1))
         return
     console = Console(markup=False)
-    console.print(
-        f"{name}: {data.train:,} training and {data.test:,} test images of {' × '.join(map(str, data.shape))}, "
-        f"{data.classes} classes, from {data.source}"
-    )
+    parts = f"{data.train:,} training and {data.test:,} test images"
+    if not data.test:
+        parts = f"{data.train:,} images, of which every fifth of a class is held out for tests,"
+    console.print(f"{name}: {parts} of {' × '.join(map(str, data.shape))}, {data.classes} classes, from {data.source}")
     published = _published(data)
     if published is False:
         console.print("Note: the images and labels are not those of the official archive, bit by bit.")

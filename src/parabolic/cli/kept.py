@@ -42,9 +42,9 @@ def list_runs(
     lost = list(store.failures())
     rows = select((row_of(each) for each in (lost if failed else store)), wanted)
     rows.sort(key=lambda row: (row["stream"], row["learner"], row.get("memory", 0), settings_of(row), row["seed"]))
-    for write, path in ((write_csv, csv), (write_parquet, parquet)):
+    for name, write, path in (("--csv", write_csv, csv), ("--parquet", write_parquet, parquet)):
         if path is not None:
-            with disk_errors("file", path, "free some space or name another file"):
+            with disk_errors(name, path, "free some space or name another file"):
                 write(rows, path)
     written = {} if records is None else _keep(store, rows, records, failed)
     unreadable = {str(path): reason for path, reason in store.unreadable().items()}
@@ -58,7 +58,8 @@ def list_runs(
     if csv is None and parquet is None and records is None:
         show = _show_failed if failed else _show
         show(rows, console)
-    console.print(Text(f"{len(rows)} {'failed ' if failed else ''}runs in {runs}"))
+    no_folder = "" if runs.is_dir() else ", which is no folder"
+    console.print(Text(f"{len(rows)} {'failed ' if failed else ''}runs in {runs}{no_folder}"))
     for path in (csv, parquet):
         if path is not None:
             console.print(Text(f"Written: {path}"))

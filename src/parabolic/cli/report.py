@@ -47,14 +47,14 @@ def report(
     wanted = read_where(where, learner, stream)
 
     def write(refresh: float | None = None) -> Path:
-        return write_page(store, output, title=title, where=wanted, bounds=bounds, refresh=refresh)
+        return write_page(store, output, title=title, where=wanted, bounds=bounds, refresh=refresh, may_be_empty=watch)
 
     console = Console(soft_wrap=True, highlight=False, markup=False)
     if watch:
-        seen = _state(store)  # before the page is written: what comes in meanwhile is then seen to be new
-        write(every)
-        console.print(f"{output.resolve()} is kept current; Ctrl-C ends it")
         with suppress(KeyboardInterrupt):
+            seen = _state(store)  # before the page is written: what comes in meanwhile is then seen to be new
+            write(every)
+            console.print(f"{output.resolve()} is kept current; Ctrl-C ends it")
             _keep_current(store, seen, lambda: write(every), every)
     console.print(f"The report: {write().resolve()}")
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import typer
+from filelock import BaseFileLock
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from parabolic.backbones import BACKBONES
-from parabolic.checks import Description, check_name, invalid
+from parabolic.checks import Description, InputError, check_name, invalid
 from parabolic.cli.common import (
     Again,
     Device,
@@ -32,8 +34,8 @@ from parabolic.cli.common import (
 from parabolic.cli.grids import Address, Engine, Fleet, Gpus, Minutes, Workers, close_grid, train_all
 from parabolic.cli.tables import Format, Intervals, Output, show
 from parabolic.cli.tracking import Track, tracking
-from parabolic.engine import Callback, Monitor, ProgressBar
-from parabolic.experiments import Preset, RunSpec, Store, load_preset, run
+from parabolic.engine import Callback, Monitor, ProgressBar, State
+from parabolic.experiments import Preset, RunSpec, Store, build, load_preset, run
 from parabolic.learners import Learner, find_learner, known_learners
 from parabolic.options import options_of, write_option
 from parabolic.report import FORMATS, comparison, in_words
@@ -116,7 +118,8 @@ def run_one(
     as_json: Json = False,
 ) -> None:
     """Train one learner on one stream and keep the result; one that was stopped goes on."""
-    chosen = load_preset(preset) if preset else Preset(learner or "pcl", learner or "pcl")
+    usual = "pcl" if learner is None else learner
+    chosen = load_preset(preset) if preset else Preset(usual, usual)
     if learner not in (None, chosen.learner):
         raise invalid("--learner", learner, f"{chosen.learner}, as in preset {preset!r}", "leave one of them out")
     given = {name: value for name, value in (("stream", stream), ("memory", memory)) if value is not None}
@@ -126,13 +129,19 @@ def run_one(
         bar = stack.enter_context(ProgressBar())
         bar.title = chosen.name
         tracker = stack.enter_context(tracking(track, {"key": spec.key, **spec.resolved()}))
-        watchers: list[Callback] = [bar]
+        watchers: list[Callback] = [stack.enter_context(_Claim(store, spec.key)), bar]
         if monitor:  # before the tracker, whose entry is closed when it is told of the end
             looks = Monitor(every=20, share=0.005, file=store.monitor(spec.key), tracker=tracker)
             watchers.append(stack.enter_context(looks))
         if tracker is not None:
             watchers.append(tracker)
-        record, reused = run(spec, store, again=again, device=device, checkpoint=checkpoint, callbacks=watchers)
+        try:
+            record, reused = run(spec, store, again=again, device=device, checkpoint=checkpoint, callbacks=watchers)
+        except KeyboardInterrupt:
+            begun = store.checkpoint(spec.key).exists()
+            told = "goes on from its last checkpoint" if begun else "begins anew, as there was no checkpoint yet"
+            print(f"stopped: the same command {told}", file=sys.stderr)
+            raise typer.Exit(130) from None
     if as_json:
         print(json.dumps({**dataclasses.asdict(record), "reused": reused}, indent=1))
         return
@@ -148,6 +157,31 @@ def run_one(
     console.print(
         f"{sum(record.train_seconds):.1f} s of training; {'found' if reused else 'kept'} in {store.path(record.key)}"
     )
+
+
+class _Claim(Callback):
+    """Keeps other processes from a run while it is trained. A folder that cannot be written to is told before the first
+    step, rather than after the last; and what cannot be built has left nothing in it.
+    """
+
+    def __init__(self, store: Store, key: str) -> None:
+        self.store, self.key = store, key
+        self.claim: BaseFileLock | None = None
+
+    def on_start(self, state: State) -> None:  # noqa: ARG002
+        """Take hold of the run."""
+        self.claim = self.store.claim(self.key)
+        if self.claim is None:
+            got = Description(f"a run that another process is training ({self.store.path(self.key)})")
+            remedy = f"`parabolic watch {self.key[:8]}` shows how far it is, and --runs names another folder"
+            raise invalid("run", got, "one that nobody else trains", remedy)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.claim is not None:
+            self.claim.release()
 
 
 def compare(
@@ -204,6 +238,8 @@ def compare(
         for name, row in rows.items()
     }
     store, wanted = Store(runs), [spec for row in specs.values() for spec in row]
+    if engine == "local":  # the nodes of a cluster have data that need not be here
+        _check_built([row[0] for row in specs.values() if row[0].options and store.find(row[0]) is None])
     outcome = train_all(
         wanted, store, track, engine=engine, workers=workers, address=address, device=device, fleet=fleet, gpus=gpus,
         minutes=minutes, again=again,
@@ -229,6 +265,17 @@ def compare(
             print(f"{len(outcome.records)} runs, {outcome.reused} of them already there ({runs})")
             Console(markup=False).print(in_words(records))
     close_grid(outcome, store)
+
+
+def _check_built(specs: Iterable[RunSpec]) -> None:
+    """Refuse settings that do not go together at once, before any run of any row has failed by them."""
+    for spec in specs:
+        try:
+            build(spec, device="cpu")
+        except InputError:
+            raise
+        except Exception:  # what nobody expected stops no other row: the grid tells of it
+            continue
 
 
 def _title(specs: Iterable[RunSpec], settings: Iterable[str]) -> str:

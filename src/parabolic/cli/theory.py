@@ -14,9 +14,9 @@ from parabolic.checks import check_number
 from parabolic.cli.common import Device, Json, Memory, Seed, Set, Stream, read_settings
 from parabolic.engine import BoundsMonitor, BoundsRow, Callback, ProfileRecorder, ProgressBar, State, train
 from parabolic.experiments import RunSpec, build
-from parabolic.files import disk_errors, write_text
+from parabolic.files import disk_errors, file_name, write_text
 from parabolic.pde import Range
-from parabolic.report.figures import draw_bounds, draw_profiles
+from parabolic.report.figures import check_picture, draw_bounds, draw_profiles
 
 __all__ = ["bounds", "profile"]
 
@@ -39,11 +39,12 @@ def bounds(
 ) -> None:
     """Compare the loss on memory with that on the first and the last task, after every task (the paper's appendix)."""
     spec = RunSpec.from_settings(learner, read_settings(settings), stream=stream, memory=memory, seed=seed)
+    check_picture("--out", out / "picture.png")  # before the training, and not after it
     console = Console(stderr=as_json, markup=False)
     monitor = BoundsMonitor(eps=eps, samples=samples, seed=seed, warn=lambda text: console.print(text, style="bold"))
     state = _train(spec, device, monitor)
     told = {"spec": spec.resolved(), "eps": eps, "samples": samples, "rows": [row.as_dict() for row in monitor.rows]}
-    name = _file_name(f"{stream}-{learner}-{seed}-{spec.key[:6]}")
+    name = file_name(f"{stream}-{learner}-{seed}-{spec.key[:6]}")
     with disk_errors("--out", out, "name another folder"):
         written = write_text(out / f"{name}.json", json.dumps(told, indent=1))
         title = f"{learner} on {stream}: the loss and its bounds"
@@ -72,6 +73,7 @@ def profile(
 ) -> None:
     """Draw the continual loss profile u(x, t) of a learner after each task of a stream of points in the plane."""
     spec = RunSpec.from_settings(learner, read_settings(settings), stream=stream, memory=memory, seed=seed)
+    check_picture("--out", out / "picture.png")  # before the training, and not after it
     check_number("--memory", memory, whole=True, at_least=3, remedy="three points span a part of the plane")
     recorder = ProfileRecorder(grid=grid, eps=eps, t=time, sigma=sigma, paths=paths, seed=seed)
     _train(spec, device, recorder)
@@ -88,7 +90,7 @@ def profile(
         for task, each in enumerate(recorder.profiles)
     ]
     told = {"spec": spec.resolved(), "eps": eps, "time": time, "sigma": sigma, "paths": paths, "rows": rows}
-    name = _file_name(f"{stream}-{learner}-{seed}-{spec.key[:6]}")
+    name = file_name(f"{stream}-{learner}-{seed}-{spec.key[:6]}")
     title = (
         f"What {learner} expects to lose on {stream}: u(x, t) with σ = {sigma:g}, ε = {eps:g}, {paths} paths a point"
     )
@@ -155,8 +157,3 @@ def _three(losses: Range) -> str:
 
 def _range(values: Any) -> dict[str, float]:
     return {"min": float(values.min()), "mean": float(values.mean()), "max": float(values.max())}
-
-
-def _file_name(name: str) -> str:
-    """A name as part of a file's: paths like package.module:Class lose what a file name cannot hold."""
-    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name)

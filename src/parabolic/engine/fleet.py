@@ -84,7 +84,7 @@ class Berth:
                 x, y = (torch.cat([each, each[:1].expand(size - len(some), *each.shape[1:])]) for each in (x, y))
                 number = torch.cat([number, number.new_full((size - len(some),), len(stream))])
             placed = self._place("test", x, y, number, seen, right)
-            self._run(("test", x.shape, seen.shape), partial(_mark, self.learner, *placed))
+            self._run(("test", x.shape, x.dtype, seen.shape, right.shape), partial(_mark, self.learner, *placed))
             right.copy_(placed[-1])
         return right[: row + 1]
 

@@ -59,6 +59,8 @@ class Journal:
     def __init__(
         self, folder: str | Path, learner: Learner, *, every: int = 100, keep: int = 3, on_error: str = "stop"
     ) -> None:
+        if not isinstance(learner, Learner):
+            raise invalid("learner", type(learner), "a learner", "an estimator's is its learner_ once it is fitted")
         check_number("every", every, whole=True, at_least=1)
         check_number("keep", keep, whole=True, at_least=1)
         check_name("on_error", on_error, ("stop", "warn"))

@@ -84,15 +84,14 @@ class BoundsMonitor(Callback):
         """Compute a row, and flag a violation."""
         learner, first, last = state.learner, state.stream[0], state.stream[-1]
         draws = Generator(learner.device).manual_seed(self.seed)
-        before, ahead = bounds_of(
-            learner, _test(first), _test(last), eps=self.eps, samples=self.samples, generator=draws
-        )
+        past, future = (_test(task, learner.device) for task in (first, last))
+        before, ahead = bounds_of(learner, past, future, eps=self.eps, samples=self.samples, generator=draws)
         row = BoundsRow(
             state.task,
             before,
             ahead,
-            float(examples_loss(learner, *_test(first), classes=list(first.classes)).mean()),
-            float(examples_loss(learner, *_test(last), classes=list(last.classes)).mean()),
+            float(examples_loss(learner, *past, classes=list(first.classes)).mean()),
+            float(examples_loss(learner, *future, classes=list(last.classes)).mean()),
         )
         self.rows.append(row)
         if self.warn is not None:
@@ -119,7 +118,7 @@ class ProfileRecorder(Callback):
         if state.stream.shape != (2,):
             raise invalid("stream", state.stream.name, "points in the plane, [2]", "use seq-blobs, or your own stream")
         with_memory(state.learner)
-        points = state.learner.inputs(state.stream[0].train.x)
+        points = state.learner.inputs(state.stream[0].train.x.to(state.learner.device))
         low, high = points.amin(0).tolist(), points.amax(0).tolist()
         sides = [
             torch.linspace(a, b, self.grid, dtype=points.dtype, device=points.device)
@@ -140,5 +139,7 @@ class ProfileRecorder(Callback):
         self.profiles.append(loss_profile(learner, inside, generator=generator, **settings))
 
 
-def _test(task: Task) -> tuple[Tensor, Tensor]:
-    return task.test.take(task.test_rows)
+def _test(task: Task, device: torch.device) -> tuple[Tensor, Tensor]:
+    """A task's test examples and labels, on the device: data that do not fit there are on the host."""
+    x, y = task.test.take(task.test_rows)
+    return x.to(device), y.to(device)

@@ -26,9 +26,10 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 def check_picture(name: str, path: Path) -> None:
-    """Refuse a file that is none of the kinds that can be drawn."""
+    """Refuse a file that is none of the kinds that can be drawn, and any where there is nothing to draw with."""
     if path.suffix.lower() not in SUFFIXES:
         raise invalid(name, str(path), f"a file that ends in {', '.join(SUFFIXES)}")
+    require("matplotlib", "plot", name, "matplotlib")
 
 
 @contextmanager

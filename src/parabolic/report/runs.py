@@ -16,7 +16,8 @@ from parabolic.plugins import require
 from parabolic.streams import known_streams
 
 __all__ = [
-    "Row", "departures", "flat", "row_of", "select", "settings_of", "short", "write_csv", "write_parquet", "written",
+    "Row", "departures", "flat", "place_of", "row_of", "select", "settings_of", "short", "unusual", "write_csv",
+    "write_parquet", "written",
 ]  # fmt: skip
 
 Row = dict[str, Any]  # by column: the names of run.json, with those of the spec on top: seed, options.lr, metrics.acc
@@ -49,16 +50,36 @@ def flat(told: Mapping[str, Any]) -> Row:
 def select(rows: Iterable[Row], where: Mapping[str, str]) -> list[Row]:
     """The rows in which each column named has the value given as a text; `lr` will do for `options.lr`.
 
+    A learner without a memory is compared with every size of it, so its runs stay beside those of the size asked for.
+
     >>> select([{"seed": 0, "options.lr": 0.1}, {"seed": 1, "options.lr": 0.05}], {"lr": "0.10"})
     [{'seed': 0, 'options.lr': 0.1}]
     """
     rows = list(rows)
-    columns = {column for row in rows for column in row}
-    for name, text in where.items():
+    columns = {column for row in rows for column in row} | ({"memory"} if rows else set())
+    for name, text in sorted(where.items(), key=lambda each: each[0] == "memory"):  # last: it asks what else is left
         if columns and name not in columns:
             check_name("--where", name, {short(column) for column in columns})
-        rows = [row for row in rows if any(_means(text, row[each]) for each in row if name in (each, short(each)))]
+        fits = [row for row in rows if any(_means(text, row[each]) for each in row if name in (each, short(each)))]
+        rows = fits + (_without_memory(rows, beside=fits) if name == "memory" else [])
     return rows
+
+
+def _without_memory(rows: Sequence[Row], beside: Sequence[Row]) -> list[Row]:
+    """The rows of learners without a memory that are compared with some others; all, where no row has a memory."""
+    places = {place_of(row) for row in beside}
+    alone = not any("memory" in row for row in rows)
+    return [row for row in rows if "memory" not in row and (alone or place_of(row) in places)]
+
+
+def place_of(row: Row) -> tuple[str, str]:
+    """What a run is compared on, but for the size of memory: a stream, and what is not as usual there."""
+    return row["stream"], written(unusual(row))
+
+
+def unusual(row: Row) -> Row:
+    """The settings of a run, other than options of the learner, that are not the usual ones, by column."""
+    return {name: value for name, value in departures(row).items() if not name.startswith("options.")}
 
 
 def departures(row: Row) -> Row:
@@ -122,7 +143,8 @@ def _means(text: str, value: Any) -> bool:
             return float(text) == value
         except ValueError:
             return False
-    return text.lower() == str(value).lower()
+    called = str(value).lower()
+    return text.lower() in (called, called.rpartition(":")[2])  # of path/to/file.py:Mine, Mine will do
 
 
 @cache

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from parabolic.experiments import FailedRun, Record, Store, known_presets, load_preset
 from parabolic.report.comparison import cell_of
-from parabolic.report.runs import Row, departures, row_of, select, short, written
+from parabolic.report.runs import Row, departures, place_of, row_of, select, short, unusual, written
 from parabolic.report.tables import Cell, Column, Results
 from parabolic.statistics import Summary
 
@@ -126,9 +126,8 @@ def _scenes(rows: Iterable[Row], runs: Mapping[str, Record], failed: Mapping[str
     places: defaultdict[tuple[str, str], dict[int | None, list[Row]]] = defaultdict(dict)
     names = dict.fromkeys(("stream", "memory"))
     for row in rows:
-        unusual = {name: value for name, value in departures(row).items() if not name.startswith("options.")}
-        names |= dict.fromkeys(unusual)
-        places[row["stream"], written(unusual)].setdefault(row.get("memory"), []).append(row)
+        names |= dict.fromkeys(unusual(row))
+        places[place_of(row)].setdefault(row.get("memory"), []).append(row)
     scenes, presets = [], _presets()
     for (stream, others), sizes in sorted(places.items()):
         without = sizes.pop(None, [])

@@ -132,13 +132,15 @@ class Cache:
             if told.pop("format") != FORMAT:
                 return None
             known = DataSet(**told)
+            if not (isinstance(known.folder, str) and all("bytes" in each for each in known.files.values())):
+                return None
+            names = known.class_names and tuple(known.class_names)
+            channels, height, width = known.shape
+            return dataclasses.replace(
+                known, shape=(channels, height, width), mean=tuple(known.mean), std=tuple(known.std), class_names=names
+            )
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
-        names = known.class_names and tuple(known.class_names)
-        channels, height, width = known.shape
-        return dataclasses.replace(
-            known, shape=(channels, height, width), mean=tuple(known.mean), std=tuple(known.std), class_names=names
-        )
 
     def read(self, data: DataSet) -> tuple[Arrays, Arrays | None]:
         """Training and test arrays, after a check that the files are those that were written."""

@@ -275,8 +275,18 @@ def _from_arrays(folder: Path, official: Published | None) -> Raw:
         parts.append(Part(_channels_first(folder / f"{part}_images.npy", images), np.asarray(labels)))
     names = official.class_names if official else None
     if (listed := folder / "class_names.json").exists():
-        names = tuple(str(each) for each in json.loads(listed.read_text()))
+        names = _class_names(listed)
     return _raw(parts, names, official.classes if official else None)
+
+
+def _class_names(path: Path) -> tuple[str, ...]:
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise invalid(str(path), Description(str(error)), "a list of names in JSON", "mend or remove it") from error
+    if not (isinstance(told, list) and all(isinstance(each, str | int) for each in told)):
+        raise invalid(str(path), told, 'a list of names, as in ["cat", "dog"]', "mend or remove it")
+    return tuple(str(each) for each in told)
 
 
 def _open_array(path: Path) -> NDArray[Any]:

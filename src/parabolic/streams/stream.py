@@ -195,7 +195,7 @@ class Stream(Sequence[Task]):
                 told.update(repr((len(rows), str(data.x.dtype))).encode())
                 for part in rows.split(4096):
                     for each in data.take(part):
-                        told.update(np.ascontiguousarray(each.cpu().numpy()).data)
+                        told.update(each.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return told.hexdigest()
 
     def to(self, device: torch.device | str) -> Stream:
@@ -241,7 +241,7 @@ class Stream(Sequence[Task]):
         """
         train = _examples("x", "y", x, y)
         held_out = _hold_out(train.y) if test is None else None
-        if test is not None and not (isinstance(test, Sequence) and len(test) == 2):
+        if test is not None and not _is_pair(test):
             raise invalid("test", type(test), "a pair of examples and labels")
         tested = train if test is None else _examples("test x", "test y", *test)
         if tested.x.shape[1:] != train.x.shape[1:] or tested.x.dtype != train.x.dtype:
@@ -292,12 +292,20 @@ class Stream(Sequence[Task]):
         >>> len(Stream.from_tasks([(part(0), part(0)), (part(3), part(3))]))
         2
         """
-        if not parts:
-            raise invalid("parts", parts, "at least one task")
+        if not (isinstance(parts, Sequence) and parts):
+            raise invalid("parts", parts, "a list of at least one task")
         pieces: list[list[Examples]] = [[], []]
         for index, part in enumerate(parts):
+            if not (_is_pair(part) and all(_is_pair(split) for split in part)):
+                raise invalid(f"task {index}", type(part), "((x, y), (test x, test y))")
             for split, (x, y) in enumerate(part):
-                pieces[split].append(_examples(f"x of task {index}", f"y of task {index}", x, y))
+                kind = ("", "test ")[split]
+                found = _examples(f"{kind}x of task {index}", f"{kind}y of task {index}", x, y)
+                first = pieces[0][0].x if pieces[0] else found.x
+                if found.x.shape[1:] != first.shape[1:] or found.x.dtype != first.dtype:
+                    like = f"examples like those of task 0, {list(first.shape[1:])} of {first.dtype}"
+                    raise invalid(f"{kind}x of task {index}", found.x, like, "bring all to one size and type first")
+                pieces[split].append(found)
         train, test = (
             Examples(torch.cat([each.x for each in split]), torch.cat([each.y for each in split])) for split in pieces
         )
@@ -378,6 +386,10 @@ def _hold_out(y: Tensor) -> Tensor:
     for label in y.unique():
         mask[(y == label).nonzero().flatten()[4::5]] = True
     return mask
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2
 
 
 def _not(mask: Tensor | None) -> Tensor | None:

@@ -41,9 +41,10 @@ def write_page(
     where: Mapping[str, str] | None = None,
     bounds: str | Path | None = None,
     refresh: float | None = None,
+    may_be_empty: bool = False,
 ) -> Path:
     """Write the report on a store as one file, whole or not at all; the arguments are those of `page_of`."""
-    text = page_of(store, title=title, where=where, bounds=bounds, refresh=refresh)
+    text = page_of(store, title=title, where=where, bounds=bounds, refresh=refresh, may_be_empty=may_be_empty)
     with disk_errors("output", Path(path), "free some space or name another file"):
         return write_text(Path(path), text)
 
@@ -55,6 +56,7 @@ def page_of(
     where: Mapping[str, str] | None = None,
     bounds: str | Path | None = None,
     refresh: float | None = None,
+    may_be_empty: bool = False,
 ) -> str:
     """The report on a store, as HTML that needs no other file and asks no network for anything.
 
@@ -64,11 +66,12 @@ def page_of(
         where: which runs, as `parabolic runs --where` has it; all by default.
         bounds: a folder with what `parabolic bounds` has written, shown beside the bounds that are kept with runs.
         refresh: after how many seconds an open page looks whether there is something new; never by default.
+        may_be_empty: whether a page without runs will do, as of a grid that has just begun.
     """
     jinja = require("jinja2", "report", "report", "Jinja")
     plotly = require("plotly.offline", "report", "report", "Plotly")
     finds = find_scenes(store, where)
-    if refresh is None and not (finds.runs or finds.failed or (finds.damaged and not where)):
+    if not (may_be_empty or finds.runs or finds.failed or (finds.damaged and not where)):
         chosen = " that fit" if where else ""
         got = Description(f"no runs{chosen} in {store.root}")
         raise invalid("runs", got, "at least one", "train some: parabolic compare --learners pcl,er,sgd")
