@@ -246,7 +246,7 @@ def test_what_cannot_be_drawn_is_told_before_anything_is_trained(parabolic, tmp_
 
 def test_a_learner_of_a_file_is_found_by_its_name(parabolic, tmp_path, store):
     store.save(record(replace(fragile(tmp_path, "none"), backbone="mlp")))
-    assert "1 runs in runs" in parabolic("runs", "--learner", "Fragile")[1]
+    assert "1 run in runs" in parabolic("runs", "--learner", "Fragile")[1]
     assert "0 runs in runs" in parabolic("runs", "--learner", "Agile")[1]
 
 

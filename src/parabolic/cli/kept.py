@@ -17,6 +17,7 @@ from parabolic.cli.common import Json, OnlyLearner, OnlyStream, Runs, Where, rea
 from parabolic.experiments import Store, write_records
 from parabolic.experiments.paper import is_stand_in
 from parabolic.files import disk_errors
+from parabolic.report.comparison import many
 from parabolic.report.runs import Row, row_of, select, settings_of, write_csv, write_parquet
 
 __all__ = ["list_runs"]
@@ -59,7 +60,7 @@ def list_runs(
         show = _show_failed if failed else _show
         show(rows, console)
     no_folder = "" if runs.is_dir() else ", which is no folder"
-    console.print(Text(f"{len(rows)} {'failed ' if failed else ''}runs in {runs}{no_folder}"))
+    console.print(Text(f"{many(len(rows), 'failed run' if failed else 'run')} in {runs}{no_folder}"))
     for path in (csv, parquet):
         if path is not None:
             console.print(Text(f"Written: {path}"))

@@ -35,6 +35,7 @@ from parabolic.experiments.paper import (
 )
 from parabolic.experiments.run import environment, find_device
 from parabolic.report import FORMATS
+from parabolic.report.comparison import many
 from parabolic.report.paper import paper_results
 
 __all__ = ["paper"]
@@ -109,7 +110,7 @@ def paper(
     aloud = format == "terminal" and output is None
     if aloud:
         kept = sum(is_record(each) for each in found.values())
-        told = f"{len(found)} runs, {len(there) - kept + outcome.reused} of them already there ({runs})"
+        told = f"{many(len(found), 'run')}, {len(there) - kept + outcome.reused} of them already there ({runs})"
         print(f"{told}, {kept} records" if kept else told)
     again = "the same command" + (" without --show" if show_only else "")
     unreadable = [f"Cannot be read: {place} ({reason})" for place, reason in store.records.unreadable().items()]

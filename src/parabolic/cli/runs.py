@@ -39,6 +39,7 @@ from parabolic.experiments import Preset, RunSpec, Store, build, load_preset, ru
 from parabolic.learners import Learner, find_learner, known_learners
 from parabolic.options import options_of, write_option
 from parabolic.report import FORMATS, comparison, in_words
+from parabolic.report.comparison import many
 from parabolic.streams import known_streams
 
 __all__ = ["compare", "list_all", "run_one"]
@@ -262,7 +263,7 @@ def compare(
         results = comparison(records, title=_title(wanted, settings or []), seeds=seeds)
         show([results], format, intervals=intervals, output=output)
         if format == "terminal" and output is None:
-            print(f"{len(outcome.records)} runs, {outcome.reused} of them already there ({runs})")
+            print(f"{many(len(outcome.records), 'run')}, {outcome.reused} of them already there ({runs})")
             Console(markup=False).print(in_words(records))
     close_grid(outcome, store)
 

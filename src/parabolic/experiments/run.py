@@ -238,8 +238,8 @@ def find_device(name: str) -> torch.device:
         raise invalid("device", name, "auto, cpu, cuda or cuda:N")
     here = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type == "cuda" and (device.index or 0) >= here:
-        found = f"{here} CUDA devices were found" if here else "no CUDA device was found"
-        raise invalid("device", name, "a device that is here", f"{found}: use --device cpu")
+        found = f"of {here} the last is cuda:{here - 1}" if here else "no CUDA device was found"
+        raise invalid("device", name, "a device that is here", f"{found}: use cpu")
     return device
 
 
