@@ -9,6 +9,8 @@ from parabolic.experiments import run_grid
 
 ray = pytest.importorskip("ray", reason="needs the extra `ray`: pip install 'parabolic-cl[ray]'")
 
+pytestmark = pytest.mark.timeout(900)  # a cluster of six processes takes minutes where others want the cores too
+
 
 def test_a_cluster_with_a_worker_killed_in_the_middle_ends_as_if_nothing_had_happened(tmp_path):
     specs, heard = [fragile(tmp_path, "killed_once"), *SPECS[:5]], []
