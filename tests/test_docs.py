@@ -40,8 +40,13 @@ def test_the_learner_of_contributing():
     assert learner.lr == 0.05
 
 
-def test_the_code_of_durability(tmp_path, monkeypatch):
+@pytest.fixture(autouse=True)
+def _elsewhere(monkeypatch, tmp_path):
+    """What pages write is not to lie about where the tests are called."""
     monkeypatch.chdir(tmp_path)
+
+
+def test_the_code_of_durability():
     for _ in range(2):  # as a program that is started again
         names = {"__name__": "pasted"}
         for code in blocks("docs/durability.md"):
@@ -66,8 +71,9 @@ def test_the_code_of_pcl_plus():
     assert (learner.name, learner.repeats, learner.past.capacity) == ("pcl", 2, 1000)
 
 
-def test_the_code_of_the_guide_to_own_data():
+def test_the_code_of_the_guide_to_own_data(capsys):
     names = run_blocks("docs/guides/own-data.md")
+    assert "True\n" in capsys.readouterr().out  # what was kept is what was there
     assert names["accuracy"]["SGD"] < 35 < 40 < min(names["accuracy"]["PCL"], names["accuracy"]["ER"])
 
 
@@ -84,8 +90,7 @@ def test_links_lead_somewhere(page):
         assert (ROOT / page).parent.joinpath(target).exists(), target
 
 
-def test_the_code_of_the_guide_to_monitoring(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_the_code_of_the_guide_to_monitoring(capsys):
     names = run_blocks("docs/guides/monitoring.md")
     said = re.findall(
         r"^step ([\d,]+): loss .*; memory 200 of 200, ([23]) classes of", capsys.readouterr().out, re.MULTILINE
@@ -95,15 +100,13 @@ def test_the_code_of_the_guide_to_monitoring(tmp_path, monkeypatch, capsys):
     assert len(Path("monitor.jsonl").read_text().splitlines()) == 13  # it began, looked at ten and all, and ended
 
 
-def test_the_code_of_the_guide_to_choosing(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_code_of_the_guide_to_choosing():
     names = run_blocks("docs/guides/choosing.md")
     assert len(names["outcome"].records) == 4
     assert not names["outcome"].failures
 
 
-def test_the_code_of_the_guide_to_moving(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_the_code_of_the_guide_to_moving(capsys):
     names = run_blocks("docs/guides/moving.md", without="avalanche")
     assert int(capsys.readouterr().out.split(" %")[0]) > 80
     assert names["state"].accuracy > 60
@@ -121,8 +124,7 @@ def test_the_learner_of_the_guide_to_moving_is_one_of_a_file(tmp_path, parabolic
     assert out.startswith("ace.py:ERACE on seq-blobs")  # and nothing else: a file that is imported trains nothing
 
 
-def test_the_code_of_the_guide_to_production(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_the_code_of_the_guide_to_production(capsys):
     names = run_blocks("docs/guides/production.md")
     assert capsys.readouterr().out.endswith("True\n")
     rows, y = zip(*names["labelled"](1000, 1010), strict=True)
@@ -138,9 +140,8 @@ def test_the_code_of_the_guide_to_production(tmp_path, monkeypatch, capsys):
     )
 
 
-def test_the_code_of_the_guide_to_moving_that_needs_avalanche(tmp_path, monkeypatch):
+def test_the_code_of_the_guide_to_moving_that_needs_avalanche():
     need_avalanche()  # skips, and says so, where it is not installed
-    monkeypatch.chdir(tmp_path)
     names = run_blocks("docs/guides/moving.md")
     assert names["found"]["Top1_Acc_Stream/eval_phase/test_stream"] > 0.6
 
