@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import hardtanh, pad
+from torch.nn.functional import pad
 
+from parabolic.learners.ahead import step_ahead
 from parabolic.learners.boundary import check_started, labels_of
 from parabolic.learners.functional import only, scores_by
 from parabolic.learners.gradients import named_trainable
@@ -105,7 +106,7 @@ class VRMCL(ReplayLearner):
             # operation was noted, and is to be the same every time.
             with torch.autograd.set_multithreading_enabled(False):
                 (descent,) = torch.autograd.grad(-error, weights, create_graph=True)
-            weights = weights + rates * hardtanh(descent, -self.clip, self.clip)  # clamp, with a faster gradient
+            weights = step_ahead(weights, rates, descent, self.clip)
             losses.append(self._query(weights, batch, recalled))
         return torch.stack(losses).mean()
 
