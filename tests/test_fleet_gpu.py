@@ -113,6 +113,17 @@ def test_captured_steps_are_the_eager_ones_in_any_precision(name, precision):
     same(eager.learners[0], fleet.learners[0])
 
 
+def test_weights_turned_to_bfloat16_as_one_vector_are_those_turned_one_by_one():
+    with numerics("bf16"):
+        whole, apart = (make("vrmcl", 0, "residual", "bf16") for _ in range(2))
+        assert torch.bfloat16 in whole._types
+        assert torch.float32 in whole._types  # of batch norm
+        apart._types = None
+        for learner in (whole, apart):
+            go([learner], captured=True)
+    same(whole, apart)
+
+
 @pytest.mark.parametrize(("name", "more"), [("er", {}), ("pcl", {"average": 0.9, "average_part": 0.1})])
 def test_captured_steps_with_balance_are_the_eager_ones(name, more):
     with numerics("bf16"):

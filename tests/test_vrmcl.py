@@ -226,6 +226,33 @@ def test_channels_last_images_are_learned_alike_and_states_go_across(other):
     assert not torch.allclose(plain.rates, torch.full_like(plain.rates, NUMBERS["rate"]))
 
 
+class Coarse(nn.Linear):
+    """A linear layer that computes with weights of bfloat16."""
+
+    def forward(self, x):
+        return x @ self.weight.bfloat16().to(x.dtype).T + self.bias.bfloat16().to(x.dtype)
+
+
+def test_weights_given_in_the_types_that_a_model_uses_lead_to_the_same():
+    def learned(told):
+        torch.manual_seed(0)
+        layers = [Coarse(3, 8), nn.BatchNorm1d(8), nn.Tanh(), Coarse(8, 4)]
+        for layer in (layers[0], layers[3]) if told else ():
+            layer.computes_in = torch.bfloat16
+        fast = VRMCL(nn.Sequential(*layers).double(), **COMMON, **NUMBERS)
+        for number, task in enumerate(tasks(size=6)):
+            fast.start_task(task)
+            for x, y in task:
+                fast.observe(x, y, number)
+        return fast
+
+    told, untold = learned(True), learned(False)
+    assert torch.bfloat16 in told._types
+    assert torch.bfloat16 not in untold._types
+    assert same_weights(told.model, untold.model, tolerance=0)
+    assert torch.equal(told.rates, untold.rates)
+
+
 def test_a_state_is_taken_over_in_place():
     used, fresh = (VRMCL(net(), classes=4, **COMMON) for _ in range(2))
     start = copy.deepcopy(fresh.state_dict())

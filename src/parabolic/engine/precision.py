@@ -34,6 +34,9 @@ def computing_in(model: nn.Module, precision: str = "fp32", *, channels_last: bo
     if channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if precision == "bf16" and next(model.parameters()).is_cuda:
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):  # whose weights autocast would turn to it
+                module.computes_in = torch.bfloat16  # type: ignore[assignment]
         half = _Half()
         model.register_forward_pre_hook(half.enter)
         model.register_forward_hook(half.leave, always_call=True)
@@ -43,8 +46,8 @@ def computing_in(model: nn.Module, precision: str = "fp32", *, channels_last: bo
 class _Half:
     """Opens autocast before a model's forward pass and closes it after, as hooks: they go along with a deep copy.
 
-    The weights of convolutions and linear layers, which autocast would turn to bfloat16 one by one, are turned all at
-    once, and their gradients back.
+    The weights of modules that compute in bfloat16, which autocast would turn to it one by one, are turned all at once,
+    and their gradients back.
     """
 
     def __init__(self) -> None:
@@ -54,7 +57,7 @@ class _Half:
         places: list[_Place] = [
             (module._parameters, name, weight)
             for module in model.modules()
-            if isinstance(module, nn.Conv2d | nn.Linear)
+            if hasattr(module, "computes_in")
             for name, weight in module._parameters.items()
             if weight is not None and weight.dtype == torch.float32
         ]

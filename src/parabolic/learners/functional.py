@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-__all__ = ["answers_by", "only", "predicting", "scores_by"]
+__all__ = ["answers_by", "only", "predicting", "scores_by", "types_of"]
 
 
 @contextmanager
@@ -59,6 +60,23 @@ def scores_by(weights: Mapping[str, Tensor], model: nn.Module, x: Tensor) -> Ten
     own = {name: buffer for name, buffer in model.named_buffers() if name not in weights}
     scores: Tensor = torch.func.functional_call(model, {**weights, **_copies(own)}, (x,))
     return scores
+
+
+def types_of(model: nn.Module, weights: Iterable[Tensor]) -> list[torch.dtype]:
+    """In which types a model uses its weights: their own, or what `computes_in` of their modules says.
+
+    Who gives a model other weights may give them in these types.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.BatchNorm1d(2, affine=False))
+    >>> model[0].computes_in = torch.bfloat16
+    >>> types_of(model, model.parameters())
+    [torch.bfloat16]
+    """
+    uses = defaultdict[Tensor, set[torch.dtype]](set)
+    for module in model.modules():
+        for weight in module.parameters(recurse=False):
+            uses[weight].add(getattr(module, "computes_in", weight.dtype))
+    return [next(iter(uses[weight])) if len(uses[weight]) == 1 else weight.dtype for weight in weights]
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from parabolic.learners.ahead import step_ahead
 from parabolic.learners.boundary import check_started, labels_of
-from parabolic.learners.functional import only, scores_by
+from parabolic.learners.functional import only, scores_by, types_of
 from parabolic.learners.gradients import named_trainable
 from parabolic.learners.head import overlaid
 from parabolic.learners.layout import Layout
@@ -61,8 +61,7 @@ class VRMCL(ReplayLearner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.weights = named_trainable(self.model)
-        self._layout = Layout(self.weights.values())  # of vectors of all weights
+        self._lay_out()
         self.previous = self._layout.join(self.weights.values()).detach().requires_grad_()
         self.rates = torch.full_like(self.previous, self.rate).requires_grad_()
         self.velocity = torch.zeros_like(self.previous)
@@ -148,8 +147,7 @@ class VRMCL(ReplayLearner):
         """Let the vectors of all weights follow."""
         before = {name: self._named(getattr(self, name).detach()) for name in self._vectors}
         super().on_growth(moved)
-        self.weights = named_trainable(self.model)
-        self._layout = Layout(self.weights.values())
+        self._lay_out()
         for name, rest in zip(self._vectors, (None, self.rate, 0.0), strict=True):  # new weights have been as they are
             parts = [
                 overlaid(part, weight.detach() if rest is None else torch.full_like(weight, rest))
@@ -172,6 +170,11 @@ class VRMCL(ReplayLearner):
             refill(getattr(self, name), state[name])
         self.tasks = int(state["tasks"])
 
+    def _lay_out(self) -> None:
+        """Find out how the weights lie in vectors of all of them."""
+        self.weights = named_trainable(self.model)
+        self._layout, self._types = Layout(self.weights.values()), types_of(self.model, self.weights.values())
+
     def _reserve(self, classes: int) -> None:
         """Make room to note which classes are the task's, and which were seen."""
         if classes > len(self.seen):
@@ -179,8 +182,9 @@ class VRMCL(ReplayLearner):
             self.current, self.seen = pad(self.current, more), pad(self.seen, more)
 
     def _scores(self, weights: Tensor, x: Tensor) -> Tensor:
-        return scores_by(self._named(weights), self.model, x)
+        parts = self._layout.cut(weights, self._types)
+        return scores_by(dict(zip(self.weights, parts, strict=True)), self.model, x)
 
     def _named(self, vector: Tensor) -> dict[str, Tensor]:
         """The parts of such a vector, by the names of the weights."""
-        return dict(zip(self.weights, self._layout.cut(vector), strict=True))
+        return dict(zip(self.weights, self._layout.views(vector), strict=True))
