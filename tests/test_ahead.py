@@ -24,14 +24,14 @@ def in_parts(weights, rates, descent, limit=LIMIT):
 def test_the_gradient_is_that_of_finite_differences():
     weights, rates, descent = vectors(8, "cpu", torch.float64)
     descent = (descent.detach() * 0.99).requires_grad_()  # on the limit there is none
-    assert torch.autograd.gradcheck(lambda *given: step_ahead(*given, LIMIT), [weights, rates, descent])
+    assert torch.autograd.gradcheck(lambda *given: step_ahead(*given, LIMIT)[0], [weights, rates, descent])
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("size", [1, 1000, 1024, 5003, 100_000])
 def test_it_is_made_of_plain_operations(size, device):
     given = vectors(size, device)
-    ours, theirs = step_ahead(*given, LIMIT), in_parts(*given)
+    ours, theirs = step_ahead(*given, LIMIT)[0], in_parts(*given)
     slope = torch.randn(size, device=device)
     # On a GPU product and sum are rounded together.
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0 if device == "cpu" else 5e-7)
@@ -42,7 +42,7 @@ def test_it_is_made_of_plain_operations(size, device):
 @pytest.mark.parametrize("device", DEVICES)
 def test_vectors_may_lie_anyhow(device):
     given = [torch.stack([each, each], 1)[:, 1] for each in vectors(3000, device)]
-    ours, theirs = step_ahead(*given, LIMIT), in_parts(*given)
+    ours, theirs = step_ahead(*given, LIMIT)[0], in_parts(*given)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=5e-7)
     of_ours, of_theirs = (torch.autograd.grad(made.sum(), given) for made in (ours, theirs))
     assert all(torch.equal(one, other) for one, other in zip(of_ours, of_theirs, strict=True))
@@ -51,7 +51,7 @@ def test_vectors_may_lie_anyhow(device):
 @pytest.mark.parametrize("device", DEVICES)
 def test_rates_that_are_fixed_get_no_gradient(device):
     weights, rates, descent = vectors(3000, device)
-    made = step_ahead(weights, rates.detach(), descent, LIMIT)
+    made, _, _ = step_ahead(weights, rates.detach(), descent, LIMIT)
     made.square().sum().backward()
     expected = torch.autograd.grad(in_parts(weights, rates, descent).square().sum(), [weights, descent])
     assert rates.grad is None
@@ -63,6 +63,21 @@ def test_rates_that_are_fixed_get_no_gradient(device):
 def test_what_is_no_number_stays_so(device):
     weights, rates, descent = (each.detach() for each in vectors(3000, device))
     descent[5], descent[6] = torch.nan, torch.inf
-    made = step_ahead(weights, rates, descent, LIMIT)
+    made, _, _ = step_ahead(weights, rates, descent, LIMIT)
     assert made.isnan().nonzero().tolist() == [[5]]
     torch.testing.assert_close(made[6], weights[6] + rates[6] * LIMIT)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("used", [[1], [2], [0, 1], [1, 2], [0, 2], [0, 1, 2]])
+@pytest.mark.parametrize("fixed", [True, False])
+def test_gradients_of_all_uses_are_added_up_in_order(used, fixed, device):
+    given = vectors(3000, device)
+    given[1].requires_grad_(not fixed)
+    ours, theirs = step_ahead(*given, LIMIT), in_parts(*given)
+    assert len({each.data_ptr() for each in ours}) == 1
+    slopes = [torch.randn(3000, device=device) for _ in used]
+    wanted = [each for each in given if each.requires_grad]
+    of_ours = torch.autograd.grad([ours[use] for use in used], wanted, slopes)
+    of_theirs = torch.autograd.grad(theirs, wanted, sum(slopes[1:], slopes[0]))
+    assert all(torch.equal(one, other) for one, other in zip(of_ours, of_theirs, strict=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -22,16 +24,19 @@ def clipped_step(weights: Tensor, rates: Tensor, descent: Tensor, limit: float) 
 
 
 def clipped_slope(
-    slope: Tensor, rates: Tensor, descent: Tensor, limit: float, *, of_rates: bool
-) -> tuple[Tensor | None, Tensor]:
-    """The gradients of the rates, if they are wanted, and of the descent, from that of what was made."""
-    slope, rates, descent = (each.contiguous() for each in (slope, rates, descent))
+    slopes: Sequence[Tensor], rates: Tensor, descent: Tensor, limit: float, *, of_rates: bool
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """From one to three gradients of what was made: their sum, that of the rates if wanted, and that of the descent."""
+    *slopes, rates, descent = (each.contiguous() for each in (*slopes, rates, descent))
+    total = torch.empty_like(descent) if len(slopes) > 1 else slopes[0]
     by_rates, by_descent = torch.empty_like(rates) if of_rates else None, torch.empty_like(descent)
-    with torch.cuda.device_of(slope):
-        _slope[_grid(slope)](
-            slope, rates, descent, by_rates, by_descent, limit, slope.numel(), RATES=of_rates, BLOCK=BLOCK
-        )
-    return by_rates, by_descent
+    padded = [*slopes, None, None][:3]
+    with torch.cuda.device_of(descent):
+        _slope[_grid(descent)](
+            *padded, rates, descent, total, by_rates, by_descent, limit, descent.numel(),
+            SLOPES=len(slopes), RATES=of_rates, BLOCK=BLOCK,
+        )  # fmt: skip
+    return total, by_rates, by_descent
 
 
 def _grid(vector: Tensor) -> tuple[int]:
@@ -55,25 +60,40 @@ def _step_part(weights, rates, descent, made, limit, start, n, WHOLE: tl.constex
 
 
 @triton.jit
-def _slope(slope, rates, descent, by_rates, by_descent, limit, n, RATES: tl.constexpr, BLOCK: tl.constexpr):
+def _slope(
+    first, second, third, rates, descent, total, by_rates, by_descent, limit, n,
+    SLOPES: tl.constexpr, RATES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     start = tl.program_id(0).to(tl.int64) * BLOCK
     if start + BLOCK <= n:
-        _slope_part(slope, rates, descent, by_rates, by_descent, limit, start, n, RATES, True, BLOCK)
+        _slope_part(
+            first, second, third, rates, descent, total, by_rates, by_descent, limit, start, n,
+            SLOPES, RATES, True, BLOCK,
+        )  # fmt: skip
     else:
-        _slope_part(slope, rates, descent, by_rates, by_descent, limit, start, n, RATES, False, BLOCK)
+        _slope_part(
+            first, second, third, rates, descent, total, by_rates, by_descent, limit, start, n,
+            SLOPES, RATES, False, BLOCK,
+        )  # fmt: skip
 
 
 @triton.jit
 def _slope_part(
-    slope, rates, descent, by_rates, by_descent, limit, start, n,
-    RATES: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
+    first, second, third, rates, descent, total, by_rates, by_descent, limit, start, n,
+    SLOPES: tl.constexpr, RATES: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = start + tl.arange(0, BLOCK)
-    given, value = _load(slope, at, n, WHOLE), _load(descent, at, n, WHOLE)
+    slope, value = _load(first, at, n, WHOLE), _load(descent, at, n, WHOLE)
+    if SLOPES > 1:
+        slope += _load(second, at, n, WHOLE)
+    if SLOPES > 2:
+        slope += _load(third, at, n, WHOLE)
+    if SLOPES > 1:
+        _store(total, at, n, slope, WHOLE)
     clipped = (value <= -limit) | (value >= limit)
-    _store(by_descent, at, n, tl.where(clipped, 0.0, given * _load(rates, at, n, WHOLE)), WHOLE)
+    _store(by_descent, at, n, tl.where(clipped, 0.0, slope * _load(rates, at, n, WHOLE)), WHOLE)
     if RATES:
-        _store(by_rates, at, n, given * _clip(value, limit), WHOLE)
+        _store(by_rates, at, n, slope * _clip(value, limit), WHOLE)
 
 
 @triton.jit

@@ -97,16 +97,17 @@ class VRMCL(ReplayLearner):
     def ahead(self, weights: Tensor, rates: Tensor, batch: Batch, recalled: Batch | None) -> Tensor:
         """The mean of the losses that follow each step ahead, taken on a part of the new batch."""
         losses = []
+        onward = start = weights  # what the next step is added to, and where its gradient is taken
         # Parts of even size: a last one of a single example would have no batch-norm statistics.
         parts = -(-len(batch["y"]) // self.chunk)
         for x, y in zip(batch["x"].tensor_split(parts), batch["y"].tensor_split(parts), strict=True):
-            error = self.error(only(self.current, self._scores(weights, x)), y)
+            error = self.error(only(self.current, self._scores(start, x)), y)
             # In this thread: the order in which gradients are added up later goes by when, and by which thread, each
             # operation was noted, and is to be the same every time.
             with torch.autograd.set_multithreading_enabled(False):
-                (descent,) = torch.autograd.grad(-error, weights, create_graph=True)
-            weights = step_ahead(weights, rates, descent, self.clip)
-            losses.append(self._query(weights, batch, recalled))
+                (descent,) = torch.autograd.grad(-error, start, create_graph=True)
+            onward, start, reached = step_ahead(onward, rates, descent, self.clip)
+            losses.append(self._query(reached, batch, recalled))
         return torch.stack(losses).mean()
 
     def _query(self, weights: Tensor, batch: Batch, recalled: Batch | None) -> Tensor:
