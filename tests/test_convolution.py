@@ -102,26 +102,3 @@ def test_cutting_and_joining_have_every_derivative():
 
     assert torch.autograd.gradcheck(of, [vector])
     assert torch.autograd.gradgradcheck(of, [vector])
-
-
-def test_parts_of_other_types_are_cut_from_one_vector_and_their_gradients_joined_in_its_own():
-    weights = channels_last()
-    layout, vector = Layout(weights), Layout(weights).join(weights).requires_grad_()
-    types = [torch.float32, torch.float64, torch.float16, *[torch.float32] * (len(weights) - 3)]
-    parts = layout.cut(vector, types)
-    apart = [view.to(dtype) for view, dtype in zip(layout.views(vector), types, strict=True)]
-    assert [part.dtype for part in parts] == types
-    assert all(torch.equal(part, one) for part, one in zip(parts, apart, strict=True))
-    places = {(part.dtype, part.untyped_storage().data_ptr()) for part in parts}
-    assert len(places) == 3
-    assert (torch.float64, vector.untyped_storage().data_ptr()) in places
-
-    def derivatives(parts):
-        (slope,) = torch.autograd.grad(
-            sum(part.sin().double().square().sum() for part in parts), vector, create_graph=True
-        )
-        return slope, *torch.autograd.grad(slope.square().sum(), vector)
-
-    for one, other in zip(derivatives(parts), derivatives(apart), strict=True):
-        assert one.dtype == torch.float64
-        assert torch.equal(one, other)

@@ -239,7 +239,8 @@ def test_weights_given_in_the_types_that_a_model_uses_lead_to_the_same():
         layers = [Coarse(3, 8), nn.BatchNorm1d(8), nn.Tanh(), Coarse(8, 4)]
         for layer in (layers[0], layers[3]) if told else ():
             layer.computes_in = torch.bfloat16
-        fast = VRMCL(nn.Sequential(*layers).double(), **COMMON, **NUMBERS)
+        # Without a limit, the norm of a gradient, which depends on how its entries are ordered, decides nothing.
+        fast = VRMCL(nn.Sequential(*layers).double(), **COMMON, **NUMBERS | {"clip": 1e6})
         for number, task in enumerate(tasks(size=6)):
             fast.start_task(task)
             for x, y in task:
@@ -247,10 +248,10 @@ def test_weights_given_in_the_types_that_a_model_uses_lead_to_the_same():
         return fast
 
     told, untold = learned(True), learned(False)
-    assert torch.bfloat16 in told._types
-    assert torch.bfloat16 not in untold._types
+    assert list(told._by_type) == [torch.bfloat16, torch.float64]
     assert same_weights(told.model, untold.model, tolerance=0)
-    assert torch.equal(told.rates, untold.rates)
+    ours, theirs = (each.state_dict()["rates"] for each in (told, untold))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_a_state_is_taken_over_in_place():

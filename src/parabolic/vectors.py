@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import triton
 import triton.language as tl
@@ -14,29 +12,30 @@ __all__ = ["clipped_slope", "clipped_step"]
 BLOCK = 1024  # numbers that a program works on
 
 
-def clipped_step(weights: Tensor, rates: Tensor, descent: Tensor, limit: float) -> Tensor:
-    """`weights + rates * descent.clamp(-limit, limit)`, rounded once."""
+def clipped_step(reached: Tensor, weights: Tensor, rates: Tensor, descent: Tensor, limit: float) -> Tensor:
+    """Fill in `weights + rates * descent.clamp(-limit, limit)`, rounded once; the same in the type of the descent."""
     weights, rates, descent = (each.contiguous() for each in (weights, rates, descent))
-    made = torch.empty_like(weights)
+    turned = reached if descent.dtype == reached.dtype else torch.empty_like(descent)
     with torch.cuda.device_of(weights):
-        _step[_grid(weights)](weights, rates, descent, made, limit, weights.numel(), BLOCK=BLOCK)
-    return made
+        _clipped_step[_grid(weights)](
+            weights, rates, descent, reached, turned, float(limit), weights.numel(),
+            TURN=turned is not reached, BLOCK=BLOCK,
+        )  # fmt: skip
+    return turned
 
 
 def clipped_slope(
-    slopes: Sequence[Tensor], rates: Tensor, descent: Tensor, limit: float, *, of_rates: bool
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """From one to three gradients of what was made: their sum, that of the rates if wanted, and that of the descent."""
-    *slopes, rates, descent = (each.contiguous() for each in (*slopes, rates, descent))
-    total = torch.empty_like(descent) if len(slopes) > 1 else slopes[0]
-    by_rates, by_descent = torch.empty_like(rates) if of_rates else None, torch.empty_like(descent)
-    padded = [*slopes, None, None][:3]
-    with torch.cuda.device_of(descent):
-        _slope[_grid(descent)](
-            *padded, rates, descent, total, by_rates, by_descent, limit, descent.numel(),
-            SLOPES=len(slopes), RATES=of_rates, BLOCK=BLOCK,
+    slope: Tensor, of_rates: Tensor | None, given: list[Tensor], rates: Tensor, descent: Tensor, limit: float
+) -> Tensor:
+    """Fill in the sum of one to three gradients of what was reached, and the rates' own if wanted; the descent's."""
+    rates, descent, *given = (each.contiguous() for each in (rates, descent, *given))
+    of_descent = torch.empty_like(descent)
+    with torch.cuda.device_of(slope):
+        _clipped_slope[_grid(slope)](
+            *[*given, None, None][:3], rates, descent, slope, of_rates, of_descent, float(limit), slope.numel(),
+            GIVEN=len(given), RATES=of_rates is not None, BLOCK=BLOCK,
         )  # fmt: skip
-    return total, by_rates, by_descent
+    return of_descent
 
 
 def _grid(vector: Tensor) -> tuple[int]:
@@ -44,56 +43,63 @@ def _grid(vector: Tensor) -> tuple[int]:
 
 
 @triton.jit
-def _step(weights, rates, descent, made, limit, n, BLOCK: tl.constexpr):
+def _clipped_step(weights, rates, descent, reached, turned, limit, n, TURN: tl.constexpr, BLOCK: tl.constexpr):
+    """What is reached, and, if it is to be turned, the same in another type."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
     if start + BLOCK <= n:  # without a mask numbers are loaded several at once, however many there are in all
-        _step_part(weights, rates, descent, made, limit, start, n, True, BLOCK)
+        _step_part(weights, rates, descent, reached, turned, limit, start, n, TURN, True, BLOCK)
     else:
-        _step_part(weights, rates, descent, made, limit, start, n, False, BLOCK)
+        _step_part(weights, rates, descent, reached, turned, limit, start, n, TURN, False, BLOCK)
 
 
 @triton.jit
-def _step_part(weights, rates, descent, made, limit, start, n, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
+def _step_part(
+    weights, rates, descent, reached, turned, limit, start, n,
+    TURN: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     at = start + tl.arange(0, BLOCK)
     clipped = _clip(_load(descent, at, n, WHOLE), limit)
-    _store(made, at, n, _load(weights, at, n, WHOLE) + _load(rates, at, n, WHOLE) * clipped, WHOLE)
+    value = _load(weights, at, n, WHOLE) + _load(rates, at, n, WHOLE) * clipped
+    _store(reached, at, n, value, WHOLE)
+    if TURN:
+        _store(turned, at, n, value, WHOLE)
 
 
 @triton.jit
-def _slope(
-    first, second, third, rates, descent, total, by_rates, by_descent, limit, n,
-    SLOPES: tl.constexpr, RATES: tl.constexpr, BLOCK: tl.constexpr,
+def _clipped_slope(
+    first, second, third, rates, descent, slope, of_rates, of_descent, limit, n,
+    GIVEN: tl.constexpr, RATES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """The sum of the gradients that are given, in their order, and what follows from it."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
     if start + BLOCK <= n:
         _slope_part(
-            first, second, third, rates, descent, total, by_rates, by_descent, limit, start, n,
-            SLOPES, RATES, True, BLOCK,
+            first, second, third, rates, descent, slope, of_rates, of_descent, limit, start, n,
+            GIVEN, RATES, True, BLOCK,
         )  # fmt: skip
     else:
         _slope_part(
-            first, second, third, rates, descent, total, by_rates, by_descent, limit, start, n,
-            SLOPES, RATES, False, BLOCK,
+            first, second, third, rates, descent, slope, of_rates, of_descent, limit, start, n,
+            GIVEN, RATES, False, BLOCK,
         )  # fmt: skip
 
 
 @triton.jit
 def _slope_part(
-    first, second, third, rates, descent, total, by_rates, by_descent, limit, start, n,
-    SLOPES: tl.constexpr, RATES: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
+    first, second, third, rates, descent, slope, of_rates, of_descent, limit, start, n,
+    GIVEN: tl.constexpr, RATES: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = start + tl.arange(0, BLOCK)
-    slope, value = _load(first, at, n, WHOLE), _load(descent, at, n, WHOLE)
-    if SLOPES > 1:
-        slope += _load(second, at, n, WHOLE)
-    if SLOPES > 2:
-        slope += _load(third, at, n, WHOLE)
-    if SLOPES > 1:
-        _store(total, at, n, slope, WHOLE)
+    total, value = _load(first, at, n, WHOLE), _load(descent, at, n, WHOLE)
+    if GIVEN > 1:
+        total += _load(second, at, n, WHOLE)
+    if GIVEN > 2:
+        total += _load(third, at, n, WHOLE)
+    _store(slope, at, n, total, WHOLE)
     clipped = (value <= -limit) | (value >= limit)
-    _store(by_descent, at, n, tl.where(clipped, 0.0, slope * _load(rates, at, n, WHOLE)), WHOLE)
+    _store(of_descent, at, n, tl.where(clipped, 0.0, total * _load(rates, at, n, WHOLE)), WHOLE)
     if RATES:
-        _store(by_rates, at, n, slope * _clip(value, limit), WHOLE)
+        _store(of_rates, at, n, total * _clip(value, limit), WHOLE)
 
 
 @triton.jit
@@ -104,11 +110,13 @@ def _clip(value, limit):
 
 @triton.jit
 def _load(vector, at, n, WHOLE: tl.constexpr):
-    return tl.load(vector + at) if WHOLE else tl.load(vector + at, at < n, 0.0)
+    value = tl.load(vector + at) if WHOLE else tl.load(vector + at, at < n, 0.0)
+    return value.to(tl.float32)
 
 
 @triton.jit
 def _store(vector, at, n, value, WHOLE: tl.constexpr):
+    value = value.to(vector.dtype.element_ty)
     if WHOLE:
         tl.store(vector + at, value)
     else:

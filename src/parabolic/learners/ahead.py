@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,54 +14,113 @@ from torch.nn.functional import hardtanh
 
 from parabolic.backbones import has_triton
 
-__all__ = ["step_ahead"]
+__all__ = ["step_ahead", "turned"]
+
+Vectors = tuple[Tensor, ...]
 
 
-def step_ahead(weights: Tensor, rates: Tensor, descent: Tensor, limit: float) -> tuple[Tensor, Tensor, Tensor]:
+def turned(weights: Tensor, sizes: Sequence[int], types: Sequence[torch.dtype]) -> Vectors:
+    """The parts of a vector, which are of these sizes, each as a vector of a type of its own.
+
+    >>> turned(torch.tensor([1.001, 2.0, 3.0]), [2, 1], [torch.bfloat16, torch.float32])
+    (tensor([1., 2.], dtype=torch.bfloat16), tensor([3.]))
+    """
+    parts: Vectors = _Turned.apply(weights, sizes, types)  # type: ignore[no-untyped-call]
+    return parts
+
+
+def step_ahead(
+    weights: Tensor, rates: Tensor, descents: Sequence[Tensor], limit: float
+) -> tuple[Tensor, Vectors, Vectors]:
     """`weights + rates * descent`, no entry of the descent counting for more than `limit`; all of them are vectors.
 
-    What is reached is given out three times, and shares its memory: the gradients of up to three uses are then added up
-    on the way, and not by operations of their own. There is no gradient of the gradient. A GPU goes through the vectors
-    once each way; what it reaches may differ in the last bit from a CPU's, as product and sum are rounded together.
+    The descent comes in parts, which may be of types of their own. What is reached is given out three times: as it is,
+    and twice in such parts. The gradients of three uses are then added up on the way, in the type of the weights, and
+    not by operations of their own. There is no gradient of the gradient. A GPU goes through the vectors once each way;
+    what it reaches may differ in the last bit from a CPU's, as product and sum are rounded together.
 
-    >>> reached, _, _ = step_ahead(torch.ones(3), torch.full((3,), 0.5), torch.tensor([-4.0, 0.0, 1.0]), limit=2.0)
-    >>> reached
-    tensor([0.0000, 1.0000, 1.5000])
+    >>> descent = torch.tensor([-4.0, 0.0, 1.0])
+    >>> reached, (part,), _ = step_ahead(torch.ones(3), torch.full((3,), 0.5), [descent], limit=2.0)
+    >>> reached, torch.equal(part, reached)
+    (tensor([0.0000, 1.0000, 1.5000]), True)
     """
-    reached: tuple[Tensor, Tensor, Tensor] = _StepAhead.apply(weights, rates, descent, limit)  # type: ignore[no-untyped-call]
-    return reached
+    reached, *parts = _StepAhead.apply(limit, weights, rates, *descents)  # type: ignore[no-untyped-call]
+    return reached, tuple(parts[: len(descents)]), tuple(parts[len(descents) :])
+
+
+class _Turned(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, sizes: Sequence[int], types: Sequence[torch.dtype]) -> Vectors:
+        ctx.dtype = weights.dtype
+        parts = weights.detach().split(list(sizes))
+        return tuple(part.to(dtype) for part, dtype in zip(parts, types, strict=True))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        slope = grads[0].new_empty(sum(map(len, grads)), dtype=ctx.dtype)
+        for place, given in zip(_places(grads), grads, strict=True):
+            slope[place] = given
+        return slope, None, None
 
 
 class _StepAhead(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, weights: Tensor, rates: Tensor, descent: Tensor, limit: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.save_for_backward(rates, descent)
+    def forward(ctx: Any, limit: float, weights: Tensor, rates: Tensor, *descents: Tensor) -> Vectors:
+        ctx.save_for_backward(rates, *descents)
         ctx.limit = limit
         ctx.set_materialize_grads(False)
-        if _fused(weights):
-            from parabolic.vectors import clipped_step
-
-            reached = clipped_step(weights, rates, descent, limit)
-        else:
-            reached = weights + rates * hardtanh(descent, -limit, limit)
-        return reached, reached.detach(), reached.detach()
+        reached = torch.empty_like(weights)
+        parts = [
+            _step(reached[place], weights[place], rates[place], descent, limit).detach()
+            for place, descent in zip(_places(descents), descents, strict=True)
+        ]
+        return reached, *parts, *[part.detach() for part in parts]
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        (rates, descent), limit, wanted = ctx.saved_tensors, ctx.limit, ctx.needs_input_grad[1]
-        slopes = [each for each in grads if each is not None]
-        if not slopes:
-            return None, None, None, None
-        if _fused(descent):
-            from parabolic.vectors import clipped_slope
+    def backward(ctx: Any, whole: Tensor | None, *parts: Tensor | None) -> Any:
+        rates, *descents = ctx.saved_tensors
+        slope, of_rates = torch.empty_like(rates), torch.empty_like(rates) if ctx.needs_input_grad[2] else None
+        of_descents = []
+        for i, (place, descent) in enumerate(zip(_places(descents), descents, strict=True)):
+            uses = None if whole is None else whole[place], parts[i], parts[len(descents) + i]
+            given = [each for each in uses if each is not None] or [torch.zeros_like(descent)]
+            wanted = None if of_rates is None else of_rates[place]
+            of_descents.append(_slope(slope[place], wanted, given, rates[place], descent, ctx.limit))
+        return None, slope, of_rates, *of_descents
 
-            return *clipped_slope(slopes, rates, descent, limit, of_rates=wanted), None
-        slope = functools.reduce(torch.add, slopes)
-        of_rates = slope * hardtanh(descent, -limit, limit) if wanted else None
-        return slope, of_rates, torch.ops.aten.hardtanh_backward(slope * rates, descent, -limit, limit), None
+
+def _places(parts: Sequence[Tensor]) -> Iterator[slice]:
+    """Where each part lies in the whole vector."""
+    ends = itertools.accumulate(map(len, parts), initial=0)
+    return (slice(*both) for both in itertools.pairwise(ends))
+
+
+def _step(reached: Tensor, weights: Tensor, rates: Tensor, descent: Tensor, limit: float) -> Tensor:
+    """Fill in what is reached; it is given back in the type of the descent too."""
+    if _fused(weights):
+        from parabolic.vectors import clipped_step
+
+        return clipped_step(reached, weights, rates, descent, limit)
+    torch.add(weights, rates * hardtanh(descent.to(weights.dtype), -limit, limit), out=reached)
+    return reached.to(descent.dtype)
+
+
+def _slope(
+    slope: Tensor, of_rates: Tensor | None, given: list[Tensor], rates: Tensor, descent: Tensor, limit: float
+) -> Tensor:
+    """Fill in the sum of the given gradients, and that of the rates if wanted; that of the descent is given back."""
+    if _fused(rates):
+        from parabolic.vectors import clipped_slope
+
+        return clipped_slope(slope, of_rates, given, rates, descent, limit)
+    slope.copy_(functools.reduce(torch.add, [each.to(slope.dtype) for each in given]))
+    wide = descent.to(slope.dtype)
+    if of_rates is not None:
+        torch.mul(slope, hardtanh(wide, -limit, limit), out=of_rates)
+    back: Tensor = torch.ops.aten.hardtanh_backward(slope * rates, wide, -limit, limit)
+    return back.to(descent.dtype)
 
 
 def _fused(vector: Tensor) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,8 +15,7 @@ class Layout:
     """Where each of some tensors lies in a vector of all their entries; they lie there as they do in memory.
 
     To cut a vector up moves no number, and to join tensors takes one operation; both can be differentiated, time and
-    again. Parts that are wanted in another type are cut from the vector turned to it as a whole, and what is joined may
-    be of many types.
+    again.
 
     >>> layout = Layout([torch.zeros(2, 2), torch.zeros(1)])
     >>> vector = layout.join([torch.eye(2), torch.full((1,), 5.0)])
@@ -32,16 +30,14 @@ class Layout:
         self.kinds = [(each.shape, each.ndim > 2 and not each.is_contiguous()) for each in tensors]
         self.sizes = [shape.numel() for shape, _ in self.kinds]
 
-    def cut(self, vector: Tensor, types: Sequence[torch.dtype] | None = None) -> tuple[Tensor, ...]:
-        """The tensors of which `vector` consists, which share its memory, or that of its like in one of the `types`."""
-        types = types or [vector.dtype] * len(self.sizes)
-        parts: tuple[Tensor, ...] = _Cut.apply(vector, self, types)  # type: ignore[no-untyped-call]
+    def cut(self, vector: Tensor) -> tuple[Tensor, ...]:
+        """The tensors of which `vector` consists, which share its memory."""
+        parts: tuple[Tensor, ...] = _Cut.apply(vector, self)  # type: ignore[no-untyped-call]
         return parts
 
-    def join(self, tensors: Iterable[Tensor], dtype: torch.dtype | None = None) -> Tensor:
-        """The vector of all entries, of the first one's type if no other is asked for."""
-        first, *others = tensors
-        vector: Tensor = _Join.apply(self, dtype or first.dtype, first, *others)  # type: ignore[no-untyped-call]
+    def join(self, tensors: Iterable[Tensor]) -> Tensor:
+        """The vector of all entries."""
+        vector: Tensor = _Join.apply(self, *tensors)  # type: ignore[no-untyped-call]
         return vector
 
     def views(self, vector: Tensor) -> list[Tensor]:
@@ -58,37 +54,36 @@ class Layout:
 
 class _Cut(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, vector: Tensor, layout: Layout, types: Sequence[torch.dtype]) -> tuple[Tensor, ...]:
-        ctx.layout, ctx.dtype = layout, vector.dtype
-        parts = {dtype: layout.views(vector.detach().to(dtype)) for dtype in set(types)}
-        return tuple(parts[dtype][i] for i, dtype in enumerate(types))
+    def forward(ctx: Any, vector: Tensor, layout: Layout) -> tuple[Tensor, ...]:
+        ctx.layout = layout
+        return tuple(layout.views(vector.detach()))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return ctx.layout.join(grads, ctx.dtype), None, None
+        return ctx.layout.join(grads), None
 
 
 class _Join(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, layout: Layout, dtype: torch.dtype, *tensors: Tensor) -> Tensor:
-        ctx.layout, ctx.types = layout, [each.dtype for each in tensors]
-        vector = tensors[0].new_empty(sum(layout.sizes), dtype=dtype)
+    def forward(ctx: Any, layout: Layout, *tensors: Tensor) -> Tensor:
+        ctx.layout = layout
+        vector = tensors[0].new_empty(sum(layout.sizes))
         _copy(layout.views(vector), tensors)
         return vector
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return None, None, *ctx.layout.cut(grads[0], ctx.types)
+        return None, *ctx.layout.cut(grads[0])
 
 
 def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy tensors to tensors: all that lie alike and are of one type by one operation."""
-    alike = defaultdict[torch.dtype, list[tuple[Tensor, Tensor]]](list)
+    """Copy tensors to tensors: all that lie alike by one operation."""
+    alike = []
     for target, source in zip(targets, sources, strict=True):
         strides = zip(target.shape, target.stride(), source.stride(), strict=True)
-        if all(own == other for size, own, other in strides if size > 1):
-            alike[source.dtype].append((target, source.as_strided(target.shape, target.stride())))
+        if all(own == other for size, own, other in strides if size > 1):  # along one entry a stride says nothing
+            alike.append((target, source.as_strided(target.shape, target.stride())))
         else:
             target.copy_(source)
-    for pairs in alike.values():
-        torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
+    if alike:
+        torch._foreach_copy_([target for target, _ in alike], [source for _, source in alike])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from parabolic.learners.ahead import step_ahead
+from parabolic.learners.ahead import step_ahead, turned
 from parabolic.learners.boundary import check_started, labels_of
 from parabolic.learners.functional import only, scores_by, types_of
 from parabolic.learners.gradients import named_trainable
@@ -97,7 +98,8 @@ class VRMCL(ReplayLearner):
     def ahead(self, weights: Tensor, rates: Tensor, batch: Batch, recalled: Batch | None) -> Tensor:
         """The mean of the losses that follow each step ahead, taken on a part of the new batch."""
         losses = []
-        onward = start = weights  # what the next step is added to, and where its gradient is taken
+        sizes = [sum(layout.sizes) for layout in self._by_type.values()]
+        start = turned(weights, sizes, list(self._by_type))
         # Parts of even size: a last one of a single example would have no batch-norm statistics.
         parts = -(-len(batch["y"]) // self.chunk)
         for x, y in zip(batch["x"].tensor_split(parts), batch["y"].tensor_split(parts), strict=True):
@@ -105,12 +107,12 @@ class VRMCL(ReplayLearner):
             # In this thread: the order in which gradients are added up later goes by when, and by which thread, each
             # operation was noted, and is to be the same every time.
             with torch.autograd.set_multithreading_enabled(False):
-                (descent,) = torch.autograd.grad(-error, start, create_graph=True)
-            onward, start, reached = step_ahead(onward, rates, descent, self.clip)
+                descents = torch.autograd.grad(-error, start, create_graph=True, materialize_grads=True)
+            weights, start, reached = step_ahead(weights, rates, descents, self.clip)
             losses.append(self._query(reached, batch, recalled))
         return torch.stack(losses).mean()
 
-    def _query(self, weights: Tensor, batch: Batch, recalled: Batch | None) -> Tensor:
+    def _query(self, weights: tuple[Tensor, ...], batch: Batch, recalled: Batch | None) -> Tensor:
         """The loss of the new batch and the recalled one by the weights that were reached."""
         x, y = join(batch, recalled)
         scores, new = self._scores(weights, x), len(batch["y"])
@@ -172,9 +174,13 @@ class VRMCL(ReplayLearner):
         self.tasks = int(state["tasks"])
 
     def _lay_out(self) -> None:
-        """Find out how the weights lie in vectors of all of them."""
-        self.weights = named_trainable(self.model)
-        self._layout, self._types = Layout(self.weights.values()), types_of(self.model, self.weights.values())
+        """Find out how weights lie in a vector of all of them: those that the model uses in one type together."""
+        named = named_trainable(self.model)
+        types = dict(zip(named, types_of(self.model, named.values()), strict=True))
+        self.weights = {name: named[name] for name in sorted(named, key=lambda name: str(types[name]))}
+        self._layout = Layout(self.weights.values())
+        alike = itertools.groupby(self.weights, types.__getitem__)
+        self._by_type = {dtype: Layout(self.weights[name] for name in names) for dtype, names in alike}
 
     def _reserve(self, classes: int) -> None:
         """Make room to note which classes are the task's, and which were seen."""
@@ -182,9 +188,10 @@ class VRMCL(ReplayLearner):
             more = (0, classes - len(self.seen))
             self.current, self.seen = pad(self.current, more), pad(self.seen, more)
 
-    def _scores(self, weights: Tensor, x: Tensor) -> Tensor:
-        parts = self._layout.cut(weights, self._types)
-        return scores_by(dict(zip(self.weights, parts, strict=True)), self.model, x)
+    def _scores(self, weights: tuple[Tensor, ...], x: Tensor) -> Tensor:
+        """The model's scores by weights that are given as a vector for each type."""
+        cuts = (layout.cut(vector) for layout, vector in zip(self._by_type.values(), weights, strict=True))
+        return scores_by(dict(zip(self.weights, itertools.chain(*cuts), strict=True)), self.model, x)
 
     def _named(self, vector: Tensor) -> dict[str, Tensor]:
         """The parts of such a vector, by the names of the weights."""
