@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 
 from parabolic.learners.ahead import step_ahead, turned
 from parabolic.learners.boundary import check_started, labels_of
+from parabolic.learners.branches import side_by_side
 from parabolic.learners.functional import only, scores_by, types_of
 from parabolic.learners.gradients import named_trainable
 from parabolic.learners.head import overlaid
@@ -88,10 +89,14 @@ class VRMCL(ReplayLearner):
             classes.index_fill_(0, batch["y"], True)  # should start_task not have told of one
         with torch.no_grad():
             self.model(join(batch, recalled)[0])  # for batch-norm statistics, which follow the model's own weights
-        now = self.ahead(self._layout.join(self.weights.values()), self.rates, batch, recalled)
+        weights = self._layout.join(self.weights.values())
         if self.steps == 0:
-            return now
-        before = self.ahead(self.previous, self.rates.detach(), batch, recalled)
+            return self.ahead(weights, self.rates, batch, recalled)
+        now, before = side_by_side(
+            lambda: self.ahead(weights, self.rates, batch, recalled),
+            lambda: self.ahead(self.previous, self.rates.detach(), batch, recalled),
+            self.device,
+        )
         # Its value cancels: what is left of it is the gradient with respect to the previous weights.
         return now + (before - before.detach())
 
