@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from parabolic.backbones import ResNet18
-from parabolic.convolution import convolve
+from parabolic import backbones
+from parabolic.backbones import Block, ResNet18, plainly
+from parabolic.convolution import convolve, convolve_both
 from parabolic.engine import numerics
 from parabolic.learners.layout import Layout
 
@@ -53,6 +54,118 @@ def test_value_and_gradient_are_torchs_own_to_the_bit(stride, padding, size, dev
             assert torch.equal(one, other)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def three(size, dtype=torch.float64, shape=(3, 4, 6, 5), after=2, device="cpu"):
+    """Images channels-last, a weight, and one of 1 × 1."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(shape, dtype=dtype), torch.randn(after, shape[1], size, size, dtype=dtype)
+    given = (x.contiguous(memory_format=torch.channels_last), weight, torch.randn(after, shape[1], 1, 1, dtype=dtype))
+    return [each.to(device).requires_grad_() for each in given]
+
+
+def two(x, weight, short, stride, padding):
+    return F.conv2d(x, weight, None, stride, padding), F.conv2d(x, short, None, stride)
+
+
+@pytest.mark.parametrize("fixed", [None, 0, 1, 2])
+@pytest.mark.parametrize(("stride", "padding", "size"), LAYOUTS[1:2] + LAYOUTS[3:] + [((1, 1), (1, 1), 3)])
+def test_two_convolutions_at_once_have_both_derivatives(stride, padding, size, fixed):
+    given = three(size)
+    if fixed is not None:
+        given[fixed].requires_grad_(False)
+
+    def of(*all_three):
+        return convolve_both(*all_three, stride, padding)
+
+    for one, other in zip(of(*given), two(*given, stride, padding), strict=True):
+        torch.testing.assert_close(one, other)
+    assert torch.autograd.gradcheck(of, given)
+    assert torch.autograd.gradgradcheck(of, given)
+
+
+def test_either_of_two_convolutions_may_go_unused():
+    given = three(3)
+    for which in (0, 1):
+        ours, theirs = (of(*given, (2, 2), (1, 1))[which].square().sum() for of in (convolve_both, two))
+        for one, other in zip(
+            torch.autograd.grad(ours, given, materialize_grads=True),
+            torch.autograd.grad(theirs, given, materialize_grads=True),
+            strict=True,
+        ):
+            torch.testing.assert_close(one, other)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(64, 64, 32, 32), (8, 256, 8, 8), (3, 16, 7, 5)])
+def test_two_convolutions_at_once_agree_with_float64_every_time(shape, dtype):
+    given = three(3, dtype, shape, 2 * shape[1], "cuda")
+    exact = [each.detach().double().requires_grad_() for each in given]
+    layout, rounding = ((2, 2), (1, 1)), {torch.float32: 3e-5, torch.bfloat16: 1e-2}[dtype]
+    outcomes = []
+    with numerics("fp32"):
+        for _ in range(2):
+            both = convolve_both(*given, *layout)
+            torch.manual_seed(1)
+            slopes = [torch.randn_like(each) for each in both]
+            outcomes.append([*both, *torch.autograd.grad(both, given, slopes)])
+        expected = two(*exact, *layout)
+        expected += torch.autograd.grad(expected, exact, [slope.double() for slope in slopes])
+    for one, again, other in zip(*outcomes, expected, strict=True):
+        assert one.dtype == dtype
+        assert torch.equal(one, again)
+        assert (one - other).norm() < rounding * other.norm()
+    assert all(each.is_contiguous(memory_format=torch.channels_last) for each in outcomes[0][:3])
+
+
+def derivatives(block, x):
+    """The output of a block and its derivatives of first and second order."""
+    y = block(x)
+    weights = [x, *block.parameters()]
+    slopes = torch.autograd.grad(y.square().sum(), weights, create_graph=True)
+    return [y, *slopes, *torch.autograd.grad(sum(slope.square().sum() for slope in slopes), weights)]
+
+
+def of_images(before=4, after=8, stride=2, device="cpu", dtype=torch.float64):
+    torch.manual_seed(0)
+    block = Block(before, after, stride).to(device, dtype, memory_format=torch.channels_last)
+    x = torch.randn(3, before, 6, 5, dtype=dtype, device=device).contiguous(memory_format=torch.channels_last)
+    return block, x.requires_grad_()
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_block_is_the_same_by_two_convolutions_at_once(monkeypatch, stride):
+    block, x = of_images(stride=stride)
+    plain, called = derivatives(block, x), []
+    block.shortcut[0].register_forward_hook(lambda *_: called.append(1))
+    monkeypatch.setattr(backbones, "_ours", lambda x, weight: True)
+    for one, other in zip(derivatives(block, x), plain, strict=True):
+        torch.testing.assert_close(one, other)
+    assert not called  # it was at once
+
+
+def test_what_is_put_in_place_of_a_convolution_is_used(monkeypatch):
+    monkeypatch.setattr(backbones, "_ours", lambda x, weight: True)
+    block, x = of_images()
+    before = block(x)
+    block.conv1 = nn.Sequential(block.conv1, nn.Hardtanh(-0.1, 0.1))
+    assert not torch.allclose(block(x), before)
+
+
+@pytest.mark.gpu
+def test_a_block_on_a_gpu_is_what_torchs_own_operations_make_it():
+    block, x = of_images(16, 32, device="cuda", dtype=torch.float32)
+    with numerics("fp32"):
+        ours = derivatives(block, x)
+        with plainly():
+            theirs = derivatives(block, x)
+        with torch.no_grad():
+            predicted = block.eval()(x)
+            with plainly():
+                expected = block(x)
+    for one, other in zip([*ours, predicted], [*theirs, expected], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3 * other.abs().max().item())
 
 
 @pytest.mark.gpu

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parabolic.checks import check_call, check_name, check_number, invalid
-from parabolic.convolution import convolve
+from parabolic.convolution import convolve, convolve_both
 from parabolic.plugins import load_object
 
 __all__ = [
@@ -118,9 +118,21 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's feature maps."""
-        inner = self.norm1(self.conv1(x))
-        y: Tensor = self.norm2(self.conv2(inner), self.shortcut(x))
+        inner, shortcut = self._begun(x)
+        y: Tensor = self.norm2(self.conv2(self.norm1(inner)), shortcut)
         return y
+
+    def _begun(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the first convolution and the shortcut make of x: on a GPU, at once where the shortcut is one too."""
+        short = next(iter(self.shortcut), None)
+        if (
+            isinstance(self.conv1, Convolution) and isinstance(short, Convolution)  # and nothing put in their place
+            and _ours(x, short.weight) and x.is_contiguous(memory_format=torch.channels_last)
+        ):  # fmt: skip
+            weight = self.conv1.weight
+            inner, thinned = convolve_both(x.to(weight.dtype), weight, short.weight, *self.conv1.layout)
+            return inner, self.shortcut[1:](thinned)
+        return self.conv1(x), self.shortcut(x)
 
 
 class Norm(nn.BatchNorm2d):
@@ -163,12 +175,15 @@ class Convolution(nn.Conv2d):
         """The feature maps."""
         return self._of(x, self.weight)
 
+    @property
+    def layout(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The stride and the padding."""
+        return cast(tuple[int, int], self.stride), cast(tuple[int, int], self.padding)
+
     def _of(self, x: Tensor, weight: Tensor) -> Tensor:
-        stride, padding = cast(tuple[int, int], self.stride), cast(tuple[int, int], self.padding)
-        mixed = torch.is_autocast_enabled("cuda") and weight.dtype == torch.float32
-        if not x.is_cuda or mixed or not torch.is_grad_enabled() or in_plain():
-            return F.conv2d(x, weight, None, stride, padding)
-        return convolve(x.to(weight.dtype), weight, stride, padding)
+        if torch.is_grad_enabled() and _ours(x, weight):
+            return convolve(x.to(weight.dtype), weight, *self.layout)
+        return F.conv2d(x, weight, None, *self.layout)
 
 
 class Stem(Convolution):
@@ -181,6 +196,12 @@ class Stem(Convolution):
             return super().forward(x)
         x, weight = (F.pad(each, (0, 0, 0, 0, 0, more)) for each in (x, self.weight))
         return self._of(x, weight)
+
+
+def _ours(x: Tensor, weight: Tensor) -> bool:
+    """Whether a convolution is an operation of our own: on a GPU, but where autocast has still to turn its weight."""
+    mixed = torch.is_autocast_enabled("cuda") and weight.dtype == torch.float32
+    return x.is_cuda and not mixed and not in_plain()
 
 
 class _Wish(threading.local):

@@ -1,4 +1,4 @@
-"""A convolution that can be differentiated twice at the speed of convolutions."""
+"""Convolutions that can be differentiated twice at the speed of convolutions and matrix products."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["convolve"]
+__all__ = ["convolve", "convolve_both"]
 
 Pair = tuple[int, int]
 
@@ -25,6 +25,25 @@ def convolve(x: Tensor, weight: Tensor, stride: Pair = (1, 1), padding: Pair = (
     """
     y: Tensor = _Convolution.apply(x, weight, stride, padding)  # type: ignore[no-untyped-call]
     return y
+
+
+def convolve_both(
+    x: Tensor, weight: Tensor, short: Tensor, stride: Pair = (1, 1), padding: Pair = (0, 0)
+) -> tuple[Tensor, Tensor]:
+    """`convolve` by `weight`, and beside it by `short`, a weight of 1 × 1, with the same stride and no padding.
+
+    The second is the matrix product of the few rows and columns that it sees, for which GPUs are faster than for such a
+    convolution; its gradient goes straight into their places in that of the first.
+
+    >>> x, weight, short = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3), torch.randn(4, 3, 1, 1)
+    >>> y, z = convolve_both(x, weight, short, (2, 2), (1, 1))
+    >>> torch.equal(y, F.conv2d(x, weight, None, 2, 1)), torch.allclose(z, F.conv2d(x, short, None, 2), atol=1e-5)
+    (True, True)
+    """
+    # The gradient of `whole` is added to in place: it must be new, as a convolution's is, and no one else's.
+    whole, thinned = _Thin.apply(x, stride)  # type: ignore[no-untyped-call]
+    mixed = F.linear(thinned.movedim(1, -1), short.flatten(1)).movedim(-1, 1)
+    return convolve(whole, weight, stride, padding), mixed
 
 
 class _Convolution(torch.autograd.Function):
@@ -76,3 +95,36 @@ def _slope(
         dy, x, weight, None, *layout, (1, 1), False, (0, 0), 1, (*wanted, False)
     )
     return dx, dweight
+
+
+class _Thin(torch.autograd.Function):
+    """Images as they are, and every so many of their rows and columns."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, stride: Pair) -> tuple[Tensor, Tensor]:
+        ctx.stride = stride
+        x = x.detach()
+        return x, _thinned(x, stride).contiguous(memory_format=torch.channels_last)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return _Fill.apply(*grads, ctx.stride), None  # type: ignore[no-untyped-call]
+
+
+class _Fill(torch.autograd.Function):
+    """The other way round: thinned images are added to where they came from. It changes the whole ones in place."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, thinned: Tensor, stride: Pair) -> Tensor:
+        ctx.stride = stride
+        ctx.mark_dirty(whole)
+        _thinned(whole, stride).add_(thinned)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return *_Thin.apply(grads[0], ctx.stride), None  # type: ignore[no-untyped-call]
+
+
+def _thinned(x: Tensor, stride: Pair) -> Tensor:
+    return x[:, :, :: stride[0], :: stride[1]]
