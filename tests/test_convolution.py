@@ -1,5 +1,7 @@
 """Convolutions and vectors of weights that can be differentiated twice."""
 
+from typing import ClassVar
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -151,6 +153,37 @@ def test_what_is_put_in_place_of_a_convolution_is_used(monkeypatch):
     before = block(x)
     block.conv1 = nn.Sequential(block.conv1, nn.Hardtanh(-0.1, 0.1))
     assert not torch.allclose(block(x), before)
+
+
+class Handed(torch.autograd.Function):
+    """Images for two uses, as Norm hands them out on a GPU; notes how many gradients came back."""
+
+    came: ClassVar = []
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x.clone(), x.clone()
+
+    @staticmethod
+    def backward(ctx, *grads):
+        given = [each for each in grads if each is not None]
+        Handed.came.append(len(given))
+        return sum(given)
+
+
+@pytest.mark.parametrize(("changed", "came"), [(False, 2), (True, 1)])
+def test_a_block_gives_two_gradients_to_who_hands_out_images_for_two_uses(changed, came):
+    block, x = of_images(8, 8, 1)
+    y, y.again = Handed.apply(x)
+    images = x.clone()
+    for each in (y, images) if changed else ():
+        each.mul_(2)  # what was handed out beside it is not these images any more
+    (expected,) = torch.autograd.grad(block(images).square().sum(), x)
+    Handed.came.clear()
+    (found,) = torch.autograd.grad(block(y).square().sum(), x)
+    assert Handed.came == [came]
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.gpu

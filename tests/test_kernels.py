@@ -1,8 +1,14 @@
 """The fused kernels compute what torch's own operations do, to the rounding of their type."""
 
+import gc
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
+
+from parabolic.backbones import Block, Norm
+from parabolic.engine import numerics
 
 pytestmark = pytest.mark.gpu
 
@@ -35,7 +41,7 @@ def test_what_is_no_number_stays_so():
     x = x.detach().clone(memory_format=torch.preserve_format)
     x[0, 3, 1, 1] = torch.nan
     running = (torch.zeros(8, device="cuda"), torch.ones(8, device="cuda"))
-    y = norm_add_relu(x, weight, bias, running)
+    y, _ = norm_add_relu(x, weight, bias, running)
     assert y[:, 3].isnan().all()
     assert not y[:, [0, 1, 2, 4, 5, 6, 7]].isnan().any()
     assert all(each[3].isnan() for each in running)
@@ -51,7 +57,7 @@ def test_norm_add_relu_agrees_with_float64(shape, added, relu, dtype):
     given = tensors(shape, dtype, added)
     running = (torch.randn(shape[1], device="cuda"), torch.rand(shape[1], device="cuda"))
     exact_running = [each.double() for each in running]
-    y = norm_add_relu(*given[:3], running, given[3], relu=relu)
+    y, _ = norm_add_relu(*given[:3], running, given[3], relu=relu)
     exact = [None if each is None else each.detach().double().requires_grad_() for each in given]
     exact_y = plainly(*exact, exact_running, relu)
     ours, theirs = ([each for each in some if each is not None] for some in (given, exact))
@@ -79,29 +85,83 @@ def test_by_running_statistics_it_is_plain_batch_norm(added, relu):
     x, weight, bias, shortcut = tensors((17, 96, 3, 5), torch.float32, added)
     running = (torch.randn(96, device="cuda"), torch.rand(96, device="cuda") + 0.1)
     kept = [each.clone() for each in running]
-    y = norm_add_relu(x, weight, bias, running, shortcut, relu=relu, training=False)
+    y, _ = norm_add_relu(x, weight, bias, running, shortcut, relu=relu, training=False)
     exact = F.batch_norm(x.double(), *[each.double() for each in running], weight.double(), bias.double())
     exact = exact if shortcut is None else exact + shortcut.double()
     assert error(y, exact.relu() if relu else exact) < 2e-6
     assert all(torch.equal(mine, was) for mine, was in zip(running, kept, strict=True))
 
 
-def test_it_can_be_differentiated_twice():
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("added", [True, False])
+def test_it_can_be_differentiated_twice(added, relu):
     from parabolic.kernels import norm_add_relu
 
     def second(op, given):
-        x, weight, bias, shortcut = given
-        y = op(x, weight, bias, shortcut)
-        (slope,) = torch.autograd.grad((y**2).sum(), x, create_graph=True)
-        return torch.autograd.grad((slope**2).sum(), [x, weight, shortcut])
+        inputs = [each for each in given if each is not None]
+        one, other = op(*given)
+        first = torch.autograd.grad((one**2).sum() + other.sin().sum(), inputs, create_graph=True)
+        return torch.autograd.grad(sum((slope**2).sum() for slope in first), inputs, materialize_grads=True)
 
-    given = tensors((6, 32, 5, 5), torch.float32, True)
+    def exactly(x, weight, bias, shortcut):
+        y = plainly(x, weight, bias, shortcut, [each.double() for each in running], relu)
+        return y, y
+
+    given = tensors((6, 32, 5, 5), torch.float32, added)
     running = (torch.zeros(32, device="cuda"), torch.ones(32, device="cuda"))
-    exact = [each.detach().double().requires_grad_() for each in given]
-    ours = second(lambda x, w, b, s: norm_add_relu(x, w, b, running, s), given)
-    theirs = second(lambda x, w, b, s: plainly(x, w, b, s, [each.double() for each in running], True), exact)
-    for one, other in zip(ours, theirs, strict=True):
+    exact = [None if each is None else each.detach().double().requires_grad_() for each in given]
+    ours = second(lambda x, w, b, s: norm_add_relu(x, w, b, running, s, relu=relu), given)
+    for one, other in zip(ours, second(exactly, exact), strict=True):
         assert error(one, other) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("added", [True, False])
+def test_the_gradients_of_two_uses_are_added_as_torch_adds_them(added, relu, dtype):
+    from parabolic.kernels import norm_add_relu
+
+    given = tensors((17, 96, 9, 5), dtype, added)
+    running = (torch.zeros(96, device="cuda"), torch.ones(96, device="cuda"))
+    y, again = norm_add_relu(*given[:3], running, given[3], relu=relu)
+    assert y.data_ptr() == again.data_ptr()
+    inputs, slopes = [each for each in given if each is not None], [torch.randn_like(y) for _ in range(2)]
+    expected = torch.autograd.grad(y, inputs, slopes[0] + slopes[1], retain_graph=True)
+    found = torch.autograd.grad((y, again), inputs, slopes, retain_graph=True)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    # Either may have none.
+    expected = torch.autograd.grad(y, inputs, slopes[0], retain_graph=True)
+    found = torch.autograd.grad(again, inputs, slopes[0])
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_images_that_were_changed_in_place_are_no_more_what_was_handed_out():
+    torch.manual_seed(0)
+    net = nn.Sequential(Norm(16), nn.Hardtanh(0.5, 2.0), Block(16, 16, 1)).cuda().to(memory_format=torch.channels_last)
+    x = torch.randn(8, 16, 6, 6, device="cuda").contiguous(memory_format=torch.channels_last).requires_grad_()
+    found = []
+    with numerics("fp32"):
+        for net[1].inplace in (False, True):
+            found.append(torch.autograd.grad(net(x).sin().sum(), [x, *net.parameters()]))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_images_are_freed_as_soon_as_no_one_needs_them(training):
+    net = nn.Sequential(Norm(16), Block(16, 32, 2), Block(32, 32, 1)).cuda().to(memory_format=torch.channels_last)
+    x = torch.randn(8, 16, 6, 6, device="cuda").contiguous(memory_format=torch.channels_last)
+    net.train(training)
+    gc.disable()  # it would find what holds on to itself
+    try:
+        held = set()
+        for _ in range(5):
+            with torch.set_grad_enabled(training):
+                net(x)
+            held.add(torch.cuda.memory_allocated())
+        assert len(held) == 1
+    finally:
+        gc.enable()
 
 
 def test_the_outcome_is_the_same_every_time():
@@ -110,6 +170,6 @@ def test_the_outcome_is_the_same_every_time():
     outcomes = []
     for _ in range(2):
         given = tensors((64, 64, 32, 32), torch.bfloat16, True)
-        y = norm_add_relu(*given[:3], (torch.zeros(64, device="cuda"), torch.ones(64, device="cuda")), given[3])
+        y, _ = norm_add_relu(*given[:3], (torch.zeros(64, device="cuda"), torch.ones(64, device="cuda")), given[3])
         outcomes.append([y, *torch.autograd.grad(y.float().sin().sum(), given)])
     assert all(torch.equal(one, other) for one, other in zip(*outcomes, strict=True))

@@ -132,7 +132,7 @@ class Block(nn.Module):
             weight = self.conv1.weight
             inner, thinned = convolve_both(x.to(weight.dtype), weight, short.weight, *self.conv1.layout)
             return inner, self.shortcut[1:](thinned)
-        return self.conv1(x), self.shortcut(x)
+        return self.conv1(x), self.shortcut(_again(x))
 
 
 class Norm(nn.BatchNorm2d):
@@ -149,10 +149,12 @@ class Norm(nn.BatchNorm2d):
         if self._fused(x):
             from parabolic.kernels import norm_add_relu
 
-            return norm_add_relu(
+            y, again = norm_add_relu(
                 x, self.weight, self.bias, running, shortcut,
                 relu=self.relu, training=self.training, momentum=momentum, eps=self.eps,
             )  # fmt: skip
+            y.again = again  # type: ignore[attr-defined]
+            return y
         y = F.batch_norm(x, *running, self.weight, self.bias, self.training, momentum, self.eps)
         if shortcut is not None:
             y = y + shortcut
@@ -163,6 +165,12 @@ class Norm(nn.BatchNorm2d):
         fits = x.is_cuda and x.is_contiguous(memory_format=torch.channels_last) and x.dtype != torch.float64
         fits = fits and x.shape[1] < x.numel() < 2**31  # it counts places in 32 bits
         return fits and not in_plain() and (self.training or not torch.is_grad_enabled()) and has_triton()
+
+
+def _again(x: Tensor) -> Tensor:
+    """The same images for a second use: if they are as a Norm has made them on a GPU, it is given both gradients."""
+    again: Tensor = getattr(x, "again", x)
+    return again if again.grad_fn is x.grad_fn else x  # they may have been changed in place
 
 
 class Convolution(nn.Conv2d):

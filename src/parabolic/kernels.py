@@ -31,17 +31,20 @@ def norm_add_relu(
     training: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
-) -> Tensor:
-    """`relu(batch_norm(x) + shortcut)` for images in channels-last order.
+) -> tuple[Tensor, Tensor]:
+    """`relu(batch_norm(x) + shortcut)` for images in channels-last order; twice, as tensors that share their memory.
+
+    Of two uses let each take one of them: then there is no need to add up their gradients before they come here.
 
     In training the statistics are the batch's own, and `running`, the running mean and variance, is moved by
     `momentum`; else they are the running ones, and there is no gradient. Sums are made in float32 and always in the
     same order: the outcome does not depend on how the work is spread.
     """
     if training:
-        y: Tensor = _NormAddReLU.apply(x, weight, bias, shortcut, running, relu, momentum, eps)
-        return y
-    return _normalised(x, weight, bias, shortcut, running, relu, 0.0, eps, None)[0]
+        made: tuple[Tensor, Tensor] = _NormAddReLU.apply(x, weight, bias, shortcut, running, relu, momentum, eps)
+        return made
+    y = _normalised(x, weight, bias, shortcut, running, relu, 0.0, eps, None)[0]
+    return y, y.detach()
 
 
 def _normalised(
@@ -80,7 +83,7 @@ class _NormAddReLU(torch.autograd.Function):
         relu: bool,
         momentum: float,
         eps: float,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         work = _Work(x)
         partial = work.room(2)
         with torch.cuda.device_of(x):
@@ -89,24 +92,32 @@ class _NormAddReLU(torch.autograd.Function):
         # Without a shortcut the sign of y follows from x, which is one tensor less to read on the way back.
         ctx.save_for_backward(x, weight, bias, mean, scale, y if relu and shortcut is not None else None)
         ctx.relu, ctx.added = relu, shortcut is not None
-        return y
+        ctx.set_materialize_grads(False)
+        return y, y.detach()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, weight, bias, mean, scale, y = ctx.saved_tensors
-        dx, dweight, dbias, added = _Slope.apply(grads[0], x, weight, bias, mean, scale, y, ctx.relu, ctx.added)
-        if ctx.added and not ctx.relu:
-            added = grads[0]
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        given = [grad for grad in grads if grad is not None]
+        if not given:
+            return (None,) * 8
+        dy, other = given if len(given) == 2 else (given[0], None)
+        dx, dweight, dbias, dz = _Slope.apply(dy, other, *ctx.saved_tensors, ctx.relu, ctx.added)
+        added = dy if ctx.added and dz is None else dz
         return dx, dweight, dbias, added, None, None, None, None
 
 
 class _Slope(torch.autograd.Function):
-    """The gradients of x, weight, bias and, behind ReLU, of the shortcut; they can be differentiated in their turn."""
+    """The gradients of x, weight, bias and, if it is not dy, the shortcut; they can be differentiated in their turn.
+
+    That of the shortcut is dz, the gradient before ReLU. Where there are two dy, or dz is handed on, the first kernel
+    writes it down, rounded as torch rounds sums, and all else is made of what is written, Σ dz and Σ dz x too.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
         dy: Tensor,
+        other: Tensor | None,
         x: Tensor,
         weight: Tensor,
         bias: Tensor,
@@ -117,43 +128,48 @@ class _Slope(torch.autograd.Function):
         added: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         dy = dy.contiguous(memory_format=torch.channels_last)
+        if other is not None:
+            other = other.contiguous(memory_format=torch.channels_last)
         dx, dweight, dbias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
-        dshortcut = torch.empty_like(x) if added and relu else None
-        work, flags = _Work(x), {"ADD": added, "RELU": relu}
+        dz = torch.empty_like(x) if other is not None or (added and relu) else None
+        work = _Work(x)
         partial = work.room(2)
         with torch.cuda.device_of(x):
             _slope_sums[work.shares](
-                dy, x, y, weight, bias, mean, scale, partial, *work.size, work.share, **flags, **work.tile,
-                AHEAD=AHEAD // 2,
+                dy, other, x, y, weight, bias, mean, scale, dz, partial, *work.size, work.share, TWO=other is not None,
+                KEEP=dz is not None, ADD=added, RELU=relu, **work.tile, AHEAD=AHEAD // 2,
             )  # fmt: skip
+            if dz is not None:
+                dy = dz
             _slope[work.grid](
-                dy, x, y, weight, bias, mean, scale, dx, dshortcut, dweight, dbias, partial, *work.size, work.parts,
-                **flags, **work.tile, PARTS=PARTS,
+                dy, x, y, weight, bias, mean, scale, dx, dweight, dbias, partial, *work.size, work.parts,
+                ADD=added, RELU=relu and dz is None, **work.tile, PARTS=PARTS,
             )  # fmt: skip
         ctx.save_for_backward(dy, x, weight, bias, mean, scale, y)
-        ctx.relu, ctx.added = relu, added
-        return dx, dweight, dbias, dshortcut
+        ctx.relu, ctx.added, ctx.two, ctx.done = relu, added, other is not None, dz is not None
+        return dx, dweight, dbias, dz if added else None
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_dx: Tensor, of_dweight: Tensor, of_dbias: Tensor, of_dshortcut: Tensor | None) -> Any:
+    def backward(ctx: Any, of_dx: Tensor, of_dweight: Tensor, of_dbias: Tensor, of_dz: Tensor | None) -> Any:
         dy, x, weight, bias, mean, scale, y = ctx.saved_tensors
         of_dx = of_dx.contiguous(memory_format=torch.channels_last)
-        given = ctx.added and ctx.relu and of_dshortcut is not None
-        if of_dshortcut is not None:
-            of_dshortcut = of_dshortcut.contiguous(memory_format=torch.channels_last)
+        if of_dz is not None:
+            of_dz = of_dz.contiguous(memory_format=torch.channels_last)
         of_dy, of_x, of_weight = torch.empty_like(dy), torch.empty_like(x), torch.empty_like(weight)
-        work, flags = _Work(x), {"ADD": ctx.added, "RELU": ctx.relu}
+        work = _Work(x)
         partial = work.room(5)
         with torch.cuda.device_of(x):
             _curve_sums[work.shares](
-                of_dx, dy, x, y, weight, bias, mean, scale, partial, *work.size, work.share, **flags, **work.tile
-            )
-            _curve[work.grid](
-                of_dx, of_dweight, of_dbias, of_dshortcut, dy, x, y, weight, bias, mean, scale, of_dy, of_x, of_weight,
-                partial, *work.size, work.parts, GIVEN=given, **flags, **work.tile, PARTS=PARTS,
+                of_dx, dy, x, y, weight, bias, mean, scale, partial, *work.size, work.share, ADD=ctx.added,
+                RELU=ctx.relu and not ctx.done, **work.tile,
             )  # fmt: skip
-        return of_dy, of_x, of_weight, None, None, None, None, None, None
+            _curve[work.grid](
+                of_dx, of_dweight, of_dbias, of_dz, dy, x, y, weight, bias, mean, scale, of_dy, of_x, of_weight,
+                partial, *work.size, work.parts, GIVEN=of_dz is not None, ADD=ctx.added, RELU=ctx.relu, **work.tile,
+                PARTS=PARTS,
+            )  # fmt: skip
+        return of_dy, of_dy if ctx.two else None, of_x, of_weight, None, None, None, None, None, None
 
 
 class _Work:
@@ -243,10 +259,11 @@ def _normalise(
 
 @triton.jit
 def _slope_sums(
-    dy, x, y, weight, bias, mean, scale, partial, rows, channels, share,
-    ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
+    dy, other, x, y, weight, bias, mean, scale, dz_kept, partial, rows, channels, share,
+    TWO: tl.constexpr, KEEP: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Each program's Σ dz and Σ dz (x − mean) a channel."""
+    """Each program's Σ dz and Σ dz (x − mean) a channel, where dy may be the sum of two; dz, if it is to be kept."""
     part = tl.program_id(0)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < channels
@@ -259,7 +276,13 @@ def _slope_sums(
             row = start + ahead * ROWS + tl.arange(0, ROWS)
             here = (row < end)[:, None] & inside[None, :]
             at = row[:, None] * channels + column[None, :]
-            dz, centred = _before_relu(dy, x, y, at, here, centre, factor, shift, ADD, RELU)
+            value = tl.load(dy + at, here, 0.0).to(tl.float32)
+            if TWO:
+                value += tl.load(other + at, here, 0.0).to(tl.float32)
+                value = value.to(dy.dtype.element_ty).to(tl.float32)
+            dz, centred = _before_relu(value, x, y, at, here, centre, factor, shift, ADD, RELU)
+            if KEEP:
+                tl.store(dz_kept + at, dz.to(dz_kept.dtype.element_ty), here)
             total += dz
             products += dz * centred
     tl.store(partial + part * 2 * channels + column, tl.sum(total, 0), inside)
@@ -268,10 +291,10 @@ def _slope_sums(
 
 @triton.jit
 def _slope(
-    dy, x, y, weight, bias, mean, scale, dx, added, dweight, dbias, partial, rows, channels, parts,
+    dy, x, y, weight, bias, mean, scale, dx, dweight, dbias, partial, rows, channels, parts,
     ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of x (and of the shortcut); the first program also keeps those of weight and bias."""
+    """The gradient of x; the first program also keeps those of weight and bias."""
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < channels
     total = _add_up(partial, 0, 2, channels, parts, column, inside, PARTS)
@@ -286,9 +309,8 @@ def _slope(
         row = start + tl.arange(0, ROWS)
         here = (row < rows)[:, None] & inside[None, :]
         at = row[:, None] * channels + column[None, :]
-        dz, centred = _before_relu(dy, x, y, at, here, centre, factor, shift, ADD, RELU)
-        if ADD and RELU:
-            tl.store(added + at, dz.to(added.dtype.element_ty), here)
+        value = tl.load(dy + at, here, 0.0).to(tl.float32)
+        dz, centred = _before_relu(value, x, y, at, here, centre, factor, shift, ADD, RELU)
         slope = factor[None, :] * (dz - by_mean[None, :] - centred * by_scale[None, :])
         tl.store(dx + at, slope.to(dx.dtype.element_ty), here)
 
@@ -314,7 +336,8 @@ def _curve_sums(
         row = start + tl.arange(0, ROWS)
         here = (row < end)[:, None] & inside[None, :]
         at = row[:, None] * channels + column[None, :]
-        dz, centred = _before_relu(dy, x, y, at, here, centre, factor, shift, ADD, RELU)
+        value = tl.load(dy + at, here, 0.0).to(tl.float32)
+        dz, centred = _before_relu(value, x, y, at, here, centre, factor, shift, ADD, RELU)
         unit = centred * inverse[None, :]
         other = tl.load(u + at, here, 0.0).to(tl.float32)
         dz_sum += tl.sum(dz, 0)
@@ -332,11 +355,11 @@ def _curve_sums(
 
 @triton.jit
 def _curve(
-    u, of_dweight, of_dbias, of_dshortcut, dy, x, y, weight, bias, mean, scale, of_dy, of_x, of_weight, partial,
+    u, of_dweight, of_dbias, of_dz, dy, x, y, weight, bias, mean, scale, of_dy, of_x, of_weight, partial,
     rows, channels, parts, GIVEN: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of ⟨u, dx⟩ + ⟨of_dweight, dweight⟩ + ⟨of_dbias, dbias⟩ + ⟨of_dshortcut, dz⟩.
+    """The gradients of ⟨u, dx⟩ + ⟨of_dweight, dweight⟩ + ⟨of_dbias, dbias⟩ + ⟨of_dz, dz⟩.
 
     With P v = v − mean(v) − x̂ mean(v x̂), γ the weight and s one over the deviation, dx is γ s P dz. As P is symmetric,
     that of dz is γ s P u and what comes by the other three; that of x follows from ∂ mean(v x̂) / ∂x = s P v / rows.
@@ -359,7 +382,8 @@ def _curve(
         row = start + tl.arange(0, ROWS)
         here = (row < rows)[:, None] & inside[None, :]
         at = row[:, None] * channels + column[None, :]
-        dz, centred = _before_relu(dy, x, y, at, here, centre, factor, shift, ADD, RELU)
+        value = tl.load(dy + at, here, 0.0).to(tl.float32)
+        dz, centred = _before_relu(value, x, y, at, here, centre, factor, shift, ADD, RELU)
         unit = centred * inverse[None, :]
         other = tl.load(u + at, here, 0.0).to(tl.float32)
         p_dz = dz - dz_mean[None, :] - unit * dz_unit[None, :]
@@ -369,7 +393,7 @@ def _curve(
         tl.store(of_x + at, slope.to(of_x.dtype.element_ty), here)
         back = factor[None, :] * p_u + by_weight[None, :] * unit + by_bias[None, :]
         if GIVEN:
-            back += tl.load(of_dshortcut + at, here, 0.0).to(tl.float32)
+            back += tl.load(of_dz + at, here, 0.0).to(tl.float32)
         if RELU:
             if ADD:
                 positive = tl.load(y + at, here, 0.0).to(tl.float32) > 0
@@ -395,9 +419,8 @@ def _affine(weight, bias, mean, scale, column, inside):
 
 
 @triton.jit
-def _before_relu(dy, x, y, at, here, centre, factor, shift, ADD: tl.constexpr, RELU: tl.constexpr):
-    """The gradient before ReLU, and x less its mean."""
-    dz = tl.load(dy + at, here, 0.0).to(tl.float32)
+def _before_relu(dz, x, y, at, here, centre, factor, shift, ADD: tl.constexpr, RELU: tl.constexpr):
+    """A gradient as it is before ReLU, and x less its mean."""
     centred = tl.load(x + at, here, 0.0).to(tl.float32) - centre[None, :]
     if RELU:
         if ADD:
