@@ -11,7 +11,6 @@ from parabolic import backbones
 from parabolic.backbones import Block, ResNet18, plainly
 from parabolic.convolution import convolve, convolve_both
 from parabolic.engine import numerics
-from parabolic.learners.layout import Layout
 
 LAYOUTS = [((1, 1), (1, 1), 3), ((2, 2), (1, 1), 3), ((2, 2), (0, 0), 1), ((2, 1), (0, 2), 2)]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -218,33 +217,3 @@ def test_a_network_serves_the_transforms_of_torch_func(training):
         model(x).square().sum().backward()
     for name, weight in model.named_parameters():
         torch.testing.assert_close(found[name], weight.grad, rtol=1e-3, atol=1e-3 * weight.grad.abs().max().item())
-
-
-def channels_last():
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1), nn.Flatten(), nn.Linear(8, 2)).double()
-    return [weight.detach() for weight in model.to(memory_format=torch.channels_last).parameters()]
-
-
-def test_a_vector_is_cut_up_and_joined_again():
-    weights = channels_last()
-    layout = Layout(weights)
-    vector = layout.join(weights)
-    assert vector.shape == (sum(weight.numel() for weight in weights),)
-    for part, weight in zip(layout.cut(vector), weights, strict=True):
-        assert torch.equal(part, weight)
-        assert part.untyped_storage().data_ptr() == vector.untyped_storage().data_ptr()
-    vector.mul_(2)
-    assert all(torch.equal(part, 2 * weight) for part, weight in zip(layout.views(vector), weights, strict=True))
-    assert torch.equal(layout.join([weight.contiguous() for weight in weights]), vector / 2)  # however they lie
-
-
-def test_cutting_and_joining_have_every_derivative():
-    weights = channels_last()
-    layout, vector = Layout(weights), Layout(weights).join(weights).requires_grad_()
-
-    def of(some):
-        first, *others = layout.cut(some)
-        return layout.join([first * others[0].square().sum(), *[each.exp() for each in others]])
-
-    assert torch.autograd.gradcheck(of, [vector])
-    assert torch.autograd.gradgradcheck(of, [vector])

@@ -83,7 +83,7 @@ def same_state(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-def overwrite(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+def overwrite(targets: Mapping[str, Tensor], values: Mapping[str, Tensor] | None) -> None:
     """Give tensors the values of others of their names and shapes, in place; nothing changes where one is unlike.
 
     `Tensor.copy_` alone would stretch a row over a table.
@@ -94,6 +94,8 @@ def overwrite(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> No
         ...
     parabolic.checks.InputError: weight: got a tensor of shape [2] and type float32, expected one of shape [2, 2]
     """
+    if not isinstance(values, Mapping):
+        raise invalid("state", values, "tensors by the names " + ", ".join(targets), "it is of another version")
     for name, target in targets.items():
         value = values.get(name)
         if not isinstance(value, Tensor) or value.shape != target.shape:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from parabolic.learners.gradients import flatten, refit, trainable
+from parabolic.learners.gradients import Weights
 from parabolic.learners.learner import Learner
 from parabolic.memory import Batch
 from parabolic.options import option
@@ -21,6 +21,7 @@ class AnchoredLearner(Learner):
     """A learner with the penalty `strength` · Σ importance · (θ − θ*)², θ* being the weights at the last task's end."""
 
     needs_tasks = True
+    _vectors: ClassVar[tuple[str, ...]] = ("anchor", "importance")
 
     strength: float = option(
         1.0, "weight of the penalty on moving weights that mattered", at_least=0, tune="0.01:1000:log"
@@ -28,8 +29,8 @@ class AnchoredLearner(Learner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.weights = trainable(self.model)
-        self.anchor = flatten(self.weights).detach().clone()
+        self.weights = Weights(self.model)
+        self.anchor = self.weights.vector().detach()
         self.importance = torch.zeros_like(self.anchor)
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
@@ -38,24 +39,30 @@ class AnchoredLearner(Learner):
 
     def penalty(self) -> Tensor:
         """What it costs to be away from the anchor."""
-        return self.strength * (self.importance * (flatten(self.weights) - self.anchor) ** 2).sum()
+        return self.strength * (self.importance * (self.weights.vector() - self.anchor) ** 2).sum()
 
     def drop_anchor(self) -> None:
         """Measure distances from the weights as they are now."""
-        self.anchor.copy_(flatten(self.weights).detach())
+        self.anchor.copy_(self.weights.vector().detach())
 
     def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
         """Let anchor and importance follow; new weights have mattered to nothing yet."""
         super().on_growth(moved)
-        before, self.weights = self.weights, trainable(self.model)
-        self.anchor = refit(self.anchor, before, self.weights)
-        self.importance = refit(self.importance, before, map(torch.zeros_like, self.weights))
+        before, self.weights = self.weights.layout, Weights(self.model)
+        for name in self._vectors:
+            rest = [weight.detach() if name == "anchor" else torch.zeros_like(weight) for weight in self.weights]
+            setattr(self, name, self.weights.layout.grown(getattr(self, name), before, rest))
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on, the anchor included."""
-        return super().state_dict() | {"anchor": self.anchor, "importance": self.importance}
+        """All that the next step depends on, what each weight is held by included."""
+        return super().state_dict() | {name: self._named(name) for name in self._vectors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from the state of another learner of the same kind and model."""
         super().load_state_dict(state)
-        overwrite({"anchor": self.anchor, "importance": self.importance}, state)
+        for name in self._vectors:
+            overwrite(self._named(name), state.get(name))
+
+    def _named(self, name: str) -> dict[str, Tensor]:
+        """The parts of a vector, by the names of the weights."""
+        return self.weights.layout.named(getattr(self, name))

@@ -9,7 +9,6 @@ from parabolic.learners.anchor import AnchoredLearner
 from parabolic.learners.boundary import checked
 from parabolic.learners.fisher import squared_gradients
 from parabolic.learners.functional import predicting
-from parabolic.learners.gradients import flatten
 from parabolic.learners.learner import Batches
 from parabolic.memory import Batch
 from parabolic.options import option
@@ -75,7 +74,9 @@ class EWC(AnchoredLearner):
         with predicting(self.model):
             for x, y, _ in checked(self, batches, self.chunk):
                 for some, labels in zip(x.split(self.chunk), y.split(self.chunk), strict=True):
-                    total += flatten(squared_gradients(self.model, self.inputs(some), labels, self._surprise))
+                    total += self.weights.layout.join(
+                        squared_gradients(self.model, self.inputs(some), labels, self._surprise)
+                    )
                     count += len(labels)
         return total / max(count, 1)
 

@@ -1,12 +1,15 @@
-"""All weights of a model as one vector, for methods whose steps can be differentiated themselves."""
+"""All weights of a model as one vector, for methods that compute with such vectors or change a gradient as a whole."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from parabolic.learners.head import overlaid
 
 __all__ = ["Layout"]
 
@@ -17,7 +20,7 @@ class Layout:
     To cut a vector up moves no number, and to join tensors takes one operation; both can be differentiated, time and
     again.
 
-    >>> layout = Layout([torch.zeros(2, 2), torch.zeros(1)])
+    >>> layout = Layout({"weight": torch.zeros(2, 2), "bias": torch.zeros(1)})
     >>> vector = layout.join([torch.eye(2), torch.full((1,), 5.0)])
     >>> vector
     tensor([1., 0., 0., 1., 5.])
@@ -26,8 +29,9 @@ class Layout:
             [0., 1.]])
     """
 
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
-        self.kinds = [(each.shape, each.ndim > 2 and not each.is_contiguous()) for each in tensors]
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.names = list(tensors)
+        self.kinds = [(each.shape, _strides(each)) for each in tensors.values()]
         self.sizes = [shape.numel() for shape, _ in self.kinds]
 
     def cut(self, vector: Tensor) -> tuple[Tensor, ...]:
@@ -42,14 +46,16 @@ class Layout:
 
     def views(self, vector: Tensor) -> list[Tensor]:
         """Like `cut`, but as plain views."""
-        found = []
-        for part, (shape, channels_last) in zip(vector.split(self.sizes), self.kinds, strict=True):
-            if channels_last:
-                n, channels, *space = shape
-                found.append(part.view(n, *space, channels).movedim(-1, 1))
-            else:
-                found.append(part.view(shape))
-        return found
+        parts = zip(vector.contiguous().split(self.sizes), self.kinds, strict=True)
+        return [part.as_strided(*kind) for part, kind in parts]
+
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        """The same by the names of the tensors."""
+        return dict(zip(self.names, self.views(vector), strict=True))
+
+    def grown(self, vector: Tensor, before: Layout, rest: Iterable[Tensor]) -> Tensor:
+        """A vector of smaller tensors fitted to these, which it is laid over; around it is what `rest` has."""
+        return self.join(itertools.starmap(overlaid, zip(before.views(vector), rest, strict=True)))
 
 
 class _Cut(torch.autograd.Function):
@@ -87,3 +93,13 @@ def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
             target.copy_(source)
     if alike:
         torch._foreach_copy_([target for target, _ in alike], [source for _, source in alike])
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...]:
+    """How a tensor lies in memory, if nothing lies between its entries; else how it would by itself."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return torch.empty(tensor.shape, device="meta").stride()
+        expected *= size
+    return tensor.stride()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from parabolic.learners.gradients import gradient, set_gradient, trainable
+from parabolic.learners.gradients import Weights
 from parabolic.learners.learner import ReplayLearner
 from parabolic.memory import Batch
 
@@ -22,7 +22,7 @@ class ProjectedLearner(ReplayLearner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.weights = trainable(self.model)
+        self.weights = Weights(self.model)
         self._against: Tensor | None = None  # from `loss` to `descend`, within a step
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
@@ -32,10 +32,10 @@ class ProjectedLearner(ReplayLearner):
 
     def descend(self, loss: Tensor) -> None:
         """A step down the gradient of the loss, once bent."""
-        bent = gradient(loss, self.weights)
+        bent = self.weights.gradient(loss)
         if self._against is not None:
             bent, self._against = self.project(bent, self._against), None
-        set_gradient(self.weights, bent)
+        self.weights.set_gradient(bent)
         self.apply_gradients()
 
     def constraints(self, batch: Batch, recalled: Batch) -> Tensor | None:
@@ -49,7 +49,7 @@ class ProjectedLearner(ReplayLearner):
     def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
         """Go on with the weights as they are now."""
         super().on_growth(moved)
-        self.weights = trainable(self.model)
+        self.weights = Weights(self.model)
 
     def _past_gradient(self, x: Tensor, y: Tensor) -> Tensor:
-        return gradient(self.error(self.model(x), y), self.weights)
+        return self.weights.gradient(self.error(self.model(x), y))

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from parabolic.learners.anchor import AnchoredLearner
-from parabolic.learners.gradients import flatten, gradient, refit, set_gradient
 from parabolic.learners.learner import Batches
 from parabolic.options import option
-from parabolic.states import overwrite
 
 __all__ = ["SI"]
 
@@ -36,6 +31,7 @@ class SI(AnchoredLearner):
 
     name = "si"
     reference = "Zenke, Poole and Ganguli, 2017: Continual learning through synaptic intelligence"
+    _vectors = ("anchor", "importance", "path")
 
     lr: float = 0.03
     strength: float = 0.5
@@ -48,31 +44,16 @@ class SI(AnchoredLearner):
 
     def descend(self, loss: Tensor) -> None:
         """A step down the loss and the penalty, and its share of the path integral."""
-        own = gradient(loss, self.weights)
-        whole = own + gradient(self.penalty(), self.weights)
-        set_gradient(self.weights, whole if self.clip is None else whole.clamp(-self.clip, self.clip))
-        before = flatten(self.weights).detach()
+        own = self.weights.gradient(loss)
+        whole = own + self.weights.gradient(self.penalty())
+        self.weights.set_gradient(whole if self.clip is None else whole.clamp(-self.clip, self.clip))
+        before = self.weights.vector().detach()
         self.apply_gradients()
-        self.path -= own * (flatten(self.weights).detach() - before)
+        self.path -= own * (self.weights.vector().detach() - before)
 
     def end_task(self, batches: Batches) -> None:
         """Turn the path integral into importance, and begin another from here."""
-        moved = flatten(self.weights).detach() - self.anchor
+        moved = self.weights.vector().detach() - self.anchor
         self.importance.add_(self.path / (moved**2 + self.damping)).clamp_(min=0)
         self.path.zero_()
         self.drop_anchor()
-
-    def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
-        """Let the path integral follow too."""
-        before = self.weights
-        super().on_growth(moved)
-        self.path = refit(self.path, before, map(torch.zeros_like, self.weights))
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on, the path integral included."""
-        return super().state_dict() | {"path": self.path}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of another learner of the same kind and model."""
-        super().load_state_dict(state)
-        overwrite({"path": self.path}, state)

@@ -15,7 +15,6 @@ from parabolic.learners.boundary import check_started, labels_of
 from parabolic.learners.branches import side_by_side
 from parabolic.learners.functional import only, scores_by, types_of
 from parabolic.learners.gradients import named_trainable
-from parabolic.learners.head import overlaid
 from parabolic.learners.layout import Layout
 from parabolic.learners.learner import Batches, ReplayLearner, join
 from parabolic.memory import Batch
@@ -153,26 +152,26 @@ class VRMCL(ReplayLearner):
 
     def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
         """Let the vectors of all weights follow."""
-        before = {name: self._named(getattr(self, name).detach()) for name in self._vectors}
+        before = self._layout
         super().on_growth(moved)
         self._lay_out()
         for name, rest in zip(self._vectors, (None, self.rate, 0.0), strict=True):  # new weights have been as they are
-            parts = [
-                overlaid(part, weight.detach() if rest is None else torch.full_like(weight, rest))
-                for part, weight in zip(before[name].values(), self.weights.values(), strict=True)
-            ]
-            setattr(self, name, self._layout.join(parts).requires_grad_(name != "velocity"))
+            given = (
+                weight.detach() if rest is None else torch.full_like(weight, rest) for weight in self.weights.values()
+            )
+            grown = self._layout.grown(getattr(self, name).detach(), before, given)
+            setattr(self, name, grown.requires_grad_(name != "velocity"))
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next step depends on: rates, previous weights and momentum, weight by weight, and classes."""
-        vectors = {name: self._named(getattr(self, name).detach()) for name in self._vectors}
+        vectors = {name: self._layout.named(getattr(self, name).detach()) for name in self._vectors}
         return super().state_dict() | vectors | {"current": self.current, "seen": self.seen, "tasks": self.tasks}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from the state of another learner of the same kind, model and memory size."""
         super().load_state_dict(state)
         for name in self._vectors:
-            overwrite(self._named(getattr(self, name).detach()), state[name])
+            overwrite(self._layout.named(getattr(self, name).detach()), state.get(name))
         self._reserve(len(state["seen"]))
         for name in ("current", "seen"):
             refill(getattr(self, name), state[name])
@@ -183,9 +182,9 @@ class VRMCL(ReplayLearner):
         named = named_trainable(self.model)
         types = dict(zip(named, types_of(self.model, named.values()), strict=True))
         self.weights = {name: named[name] for name in sorted(named, key=lambda name: str(types[name]))}
-        self._layout = Layout(self.weights.values())
+        self._layout = Layout(self.weights)
         alike = itertools.groupby(self.weights, types.__getitem__)
-        self._by_type = {dtype: Layout(self.weights[name] for name in names) for dtype, names in alike}
+        self._by_type = {dtype: Layout({name: self.weights[name] for name in names}) for dtype, names in alike}
 
     def _reserve(self, classes: int) -> None:
         """Make room to note which classes are the task's, and which were seen."""
@@ -197,7 +196,3 @@ class VRMCL(ReplayLearner):
         """The model's scores by weights that are given as a vector for each type."""
         cuts = (layout.cut(vector) for layout, vector in zip(self._by_type.values(), weights, strict=True))
         return scores_by(dict(zip(self.weights, itertools.chain(*cuts), strict=True)), self.model, x)
-
-    def _named(self, vector: Tensor) -> dict[str, Tensor]:
-        """The parts of such a vector, by the names of the weights."""
-        return dict(zip(self.weights, self._layout.views(vector), strict=True))
