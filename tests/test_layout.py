@@ -89,7 +89,7 @@ def learned(learner, until=2):
 
 @pytest.mark.parametrize("name", ["si", "ewc", "agem", "gem"])
 def test_however_weights_lie_they_are_learned_alike_and_states_go_across(name):
-    options = {"memory": 8} if name in ("agem", "gem") else {}
+    options = {"memory": 40} if name in ("agem", "gem") else {}
     plain, other = (
         learned(find_learner(name)(net(layout), seed=0, **options))
         for layout in (torch.contiguous_format, torch.channels_last)
