@@ -10,7 +10,6 @@ from parabolic.learners.branches import side_by_side
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_values_and_gradients_are_those_of_one_after_the_other(device):
     device = torch.device(device)
-    weights = torch.randn(2, 300, 300, device=device).div(20).requires_grad_()
 
     def chain(weight):
         def made():
@@ -21,23 +20,23 @@ def test_values_and_gradients_are_those_of_one_after_the_other(device):
 
         return made
 
-    def work(together):
-        with torch.no_grad():
-            weights.mul_(1.01)  # what comes before is over when they begin
-        if together:
-            one, other = side_by_side(chain(weights[0]), chain(weights[1]), device)
-        else:
-            one, other = chain(weights[0])(), chain(weights[1])()
-        weights.grad = None
-        (one + 2 * other).backward()
-        return torch.cat([one[None], other[None], weights.grad.flatten()]).detach()
+    def outcomes(together):
+        torch.manual_seed(0)
+        weights = [torch.randn(300, 300, device=device).div(20).requires_grad_() for _ in range(2)]
 
-    start, outcomes = weights.detach().clone(), []
-    for together in (True, False):
-        with torch.no_grad():
-            weights.copy_(start)
+        def work():
+            with torch.no_grad():
+                torch._foreach_mul_(weights, 1.01)  # what comes before is over when they begin
+            both = [chain(weight) for weight in weights]
+            one, other = side_by_side(*both, device) if together else (made() for made in both)
+            slopes = torch.autograd.grad(one + 2 * other, weights)
+            return torch.cat([each.detach().flatten() for each in (one, other, *slopes)])
+
         graphs = Graphs(device)  # on a GPU the third time is captured, and the rest are replays of it
-        with torch.cuda.stream(torch.cuda.Stream() if device.type == "cuda" else None):  # as a berth does
-            outcomes.append([graphs.run("chains", lambda: work(together))[0].clone() for _ in range(6)])  # noqa: B023
-    assert all(torch.equal(one, other) for one, other in zip(*outcomes, strict=True))
-    assert not torch.equal(outcomes[0][0], outcomes[0][5])
+        return [graphs.run("chains", work)[0].clone() for _ in range(6)]
+
+    # All on one stream, as in a berth: what is done on another would not wait.
+    with torch.cuda.stream(torch.cuda.Stream() if device.type == "cuda" else None):
+        together, apart = outcomes(True), outcomes(False)
+        assert all(torch.equal(one, other) for one, other in zip(together, apart, strict=True))
+        assert not torch.equal(together[0], together[5])

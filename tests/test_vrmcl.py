@@ -221,7 +221,9 @@ def test_channels_last_images_are_learned_alike_and_states_go_across(other):
         moving = image_learner(other)
         moving.load_state_dict(state)
     assert same_weights(plain.model, moving.model)
-    for one, two in zip(plain._layout.views(plain.rates), moving._layout.views(moving.rates), strict=True):
+    for one, two in zip(
+        plain.weights.layout.views(plain.rates), moving.weights.layout.views(moving.rates), strict=True
+    ):
         assert torch.allclose(one, two, atol=1e-10)
     assert not torch.allclose(plain.rates, torch.full_like(plain.rates, NUMBERS["rate"]))
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from parabolic.learners.gradients import Weights
+from parabolic.learners.gradients import Weights, named_trainable
 from parabolic.learners.learner import Learner
 from parabolic.memory import Batch
 from parabolic.options import option
@@ -29,7 +29,7 @@ class AnchoredLearner(Learner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.weights = Weights(self.model)
+        self.weights = Weights(named_trainable(self.model))
         self.anchor = self.weights.vector().detach()
         self.importance = torch.zeros_like(self.anchor)
 
@@ -48,7 +48,7 @@ class AnchoredLearner(Learner):
     def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
         """Let anchor and importance follow; new weights have mattered to nothing yet."""
         super().on_growth(moved)
-        before, self.weights = self.weights.layout, Weights(self.model)
+        before, self.weights = self.weights.layout, Weights(named_trainable(self.model))
         for name in self._vectors:
             rest = [weight.detach() if name == "anchor" else torch.zeros_like(weight) for weight in self.weights]
             setattr(self, name, self.weights.layout.grown(getattr(self, name), before, rest))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -25,14 +25,14 @@ def named_trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 class Weights:
     """The weights that learning changes, and vectors of as many numbers, in which they lie as they do in memory.
 
-    >>> weights = Weights(nn.Linear(2, 1, bias=False))
+    >>> weights = Weights(named_trainable(nn.Linear(2, 1, bias=False)))
     >>> weights.gradient((weights.vector() * torch.tensor([3.0, 4.0])).sum())
     tensor([3., 4.])
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.named = named_trainable(model)
-        self.layout = Layout(self.named)
+    def __init__(self, named: Mapping[str, nn.Parameter]) -> None:
+        self.named = named
+        self.layout = Layout(named)
 
     def __iter__(self) -> Iterator[nn.Parameter]:
         return iter(self.named.values())

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from parabolic.learners.gradients import Weights
+from parabolic.learners.gradients import Weights, named_trainable
 from parabolic.learners.learner import ReplayLearner
 from parabolic.memory import Batch
 
@@ -22,7 +22,7 @@ class ProjectedLearner(ReplayLearner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.weights = Weights(self.model)
+        self.weights = Weights(named_trainable(self.model))
         self._against: Tensor | None = None  # from `loss` to `descend`, within a step
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
@@ -49,7 +49,7 @@ class ProjectedLearner(ReplayLearner):
     def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
         """Go on with the weights as they are now."""
         super().on_growth(moved)
-        self.weights = Weights(self.model)
+        self.weights = Weights(named_trainable(self.model))
 
     def _past_gradient(self, x: Tensor, y: Tensor) -> Tensor:
         return self.weights.gradient(self.error(self.model(x), y))

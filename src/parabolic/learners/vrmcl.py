@@ -14,7 +14,7 @@ from parabolic.learners.ahead import step_ahead, turned
 from parabolic.learners.boundary import check_started, labels_of
 from parabolic.learners.branches import side_by_side
 from parabolic.learners.functional import only, scores_by, types_of
-from parabolic.learners.gradients import named_trainable
+from parabolic.learners.gradients import Weights, named_trainable
 from parabolic.learners.layout import Layout
 from parabolic.learners.learner import Batches, ReplayLearner, join
 from parabolic.memory import Batch
@@ -63,7 +63,7 @@ class VRMCL(ReplayLearner):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._lay_out()
-        self.previous = self._layout.join(self.weights.values()).detach().requires_grad_()
+        self.previous = self.weights.vector().detach().requires_grad_()
         self.rates = torch.full_like(self.previous, self.rate).requires_grad_()
         self.velocity = torch.zeros_like(self.previous)
         self.tasks = 0  # how many have started
@@ -88,7 +88,7 @@ class VRMCL(ReplayLearner):
             classes.index_fill_(0, batch["y"], True)  # should start_task not have told of one
         with torch.no_grad():
             self.model(join(batch, recalled)[0])  # for batch-norm statistics, which follow the model's own weights
-        weights = self._layout.join(self.weights.values())
+        weights = self.weights.vector()
         if self.steps == 0:
             return self.ahead(weights, self.rates, batch, recalled)
         now, before = side_by_side(
@@ -128,21 +128,18 @@ class VRMCL(ReplayLearner):
 
     def descend(self, loss: Tensor) -> None:
         """Descend m ← g + momentum · (m − g at the previous weights); the rates descend their own gradient."""
-        weights = list(self.weights.values())
         *own, of_rates, before = torch.autograd.grad(
-            loss, [*weights, self.rates, self.previous], materialize_grads=True
+            loss, [*self.weights, self.rates, self.previous], materialize_grads=True
         )
-        now = self._layout.join(own)
+        now = self.weights.layout.join(own)
         now, of_rates, before = (
             each * (self.clip / (each.norm() + 1e-6)).clamp(max=1) for each in (now, of_rates, before)
         )
         with torch.no_grad():
             self.velocity.sub_(before).mul_(self.momentum).add_(now)
             self.rates.sub_(self.rate_lr * of_rates)
-            self.previous.copy_(self._layout.join(weights))
-        # A copy, as an optimiser may change a gradient in place.
-        for weight, part in zip(weights, self._layout.views(self.velocity.clone()), strict=True):
-            weight.grad = part
+            self.previous.copy_(self.weights.vector())
+        self.weights.set_gradient(self.velocity.clone())  # a copy, as an optimiser may change a gradient in place
         self.apply_gradients()
 
     def grow(self, classes: int) -> None:
@@ -152,26 +149,24 @@ class VRMCL(ReplayLearner):
 
     def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
         """Let the vectors of all weights follow."""
-        before = self._layout
+        before = self.weights.layout
         super().on_growth(moved)
         self._lay_out()
         for name, rest in zip(self._vectors, (None, self.rate, 0.0), strict=True):  # new weights have been as they are
-            given = (
-                weight.detach() if rest is None else torch.full_like(weight, rest) for weight in self.weights.values()
-            )
-            grown = self._layout.grown(getattr(self, name).detach(), before, given)
+            given = (weight.detach() if rest is None else torch.full_like(weight, rest) for weight in self.weights)
+            grown = self.weights.layout.grown(getattr(self, name).detach(), before, given)
             setattr(self, name, grown.requires_grad_(name != "velocity"))
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next step depends on: rates, previous weights and momentum, weight by weight, and classes."""
-        vectors = {name: self._layout.named(getattr(self, name).detach()) for name in self._vectors}
+        vectors = {name: self.weights.layout.named(getattr(self, name).detach()) for name in self._vectors}
         return super().state_dict() | vectors | {"current": self.current, "seen": self.seen, "tasks": self.tasks}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from the state of another learner of the same kind, model and memory size."""
         super().load_state_dict(state)
         for name in self._vectors:
-            overwrite(self._layout.named(getattr(self, name).detach()), state.get(name))
+            overwrite(self.weights.layout.named(getattr(self, name).detach()), state.get(name))
         self._reserve(len(state["seen"]))
         for name in ("current", "seen"):
             refill(getattr(self, name), state[name])
@@ -181,10 +176,9 @@ class VRMCL(ReplayLearner):
         """Find out how weights lie in a vector of all of them: those that the model uses in one type together."""
         named = named_trainable(self.model)
         types = dict(zip(named, types_of(self.model, named.values()), strict=True))
-        self.weights = {name: named[name] for name in sorted(named, key=lambda name: str(types[name]))}
-        self._layout = Layout(self.weights)
-        alike = itertools.groupby(self.weights, types.__getitem__)
-        self._by_type = {dtype: Layout({name: self.weights[name] for name in names}) for dtype, names in alike}
+        self.weights = Weights({name: named[name] for name in sorted(named, key=lambda name: str(types[name]))})
+        alike = itertools.groupby(self.weights.named, types.__getitem__)
+        self._by_type = {dtype: Layout({name: named[name] for name in names}) for dtype, names in alike}
 
     def _reserve(self, classes: int) -> None:
         """Make room to note which classes are the task's, and which were seen."""
@@ -195,4 +189,4 @@ class VRMCL(ReplayLearner):
     def _scores(self, weights: tuple[Tensor, ...], x: Tensor) -> Tensor:
         """The model's scores by weights that are given as a vector for each type."""
         cuts = (layout.cut(vector) for layout, vector in zip(self._by_type.values(), weights, strict=True))
-        return scores_by(dict(zip(self.weights, itertools.chain(*cuts), strict=True)), self.model, x)
+        return scores_by(dict(zip(self.weights.named, itertools.chain(*cuts), strict=True)), self.model, x)
