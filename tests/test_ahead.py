@@ -33,7 +33,7 @@ def test_the_gradient_is_that_of_finite_differences():
     weights, rates, descent = vectors(8, "cpu", torch.float64)
     descent = (descent.detach() * 0.99).requires_grad_()  # on the limit there is none
     assert torch.autograd.gradcheck(ahead, [weights, rates, descent])
-    assert torch.autograd.gradcheck(lambda w, r, d: step_ahead(w, r, [d], LIMIT)[2][0], [weights, rates, descent])
+    assert torch.autograd.gradcheck(lambda w, r, d: step_ahead(w, r, [d], LIMIT)[3][0], [weights, rates, descent])
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -70,13 +70,29 @@ def test_what_is_no_number_stays_so(device):
 def test_gradients_of_all_uses_are_added_up_in_order(used, fixed, device):
     weights, rates, descent = vectors(3000, device)
     rates.requires_grad_(not fixed)
-    whole, (one,), (other,) = step_ahead(weights, rates, [descent], LIMIT)
+    whole, _, (one,), (other,) = step_ahead(weights, rates, [descent], LIMIT)
     ours, theirs = (whole, one, other), in_parts(weights, rates, descent)
     assert len({each.data_ptr() for each in ours}) == 1
     slopes = [torch.randn(3000, device=device) for _ in used]
     wanted = [weights, descent] if fixed else [weights, rates, descent]
     of_ours = torch.autograd.grad([ours[use] for use in used], wanted, slopes)
     assert alike(of_ours, torch.autograd.grad(theirs, wanted, sum(slopes[1:], slopes[0])))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("fixed", [True, False])
+def test_rates_that_are_passed_on_gather_the_gradients_of_all_steps(fixed, device):
+    weights, rates, descent = vectors(3000, device)
+    rates.requires_grad_(not fixed)
+    ours, passed, theirs = weights, rates, weights
+    for sign in (1, -2, 3):
+        ours, passed, _, _ = step_ahead(ours, passed, [sign * descent], LIMIT)
+        theirs = in_parts(theirs, rates, sign * descent)
+    assert passed.requires_grad is not fixed
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6)
+    slope, wanted = torch.randn(3000, device=device), [weights, descent] if fixed else [weights, descent, rates]
+    of_ours, of_theirs = (torch.autograd.grad(made, wanted, slope) for made in (ours, theirs))
+    torch.testing.assert_close(of_ours, of_theirs, rtol=1e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -91,9 +107,10 @@ def test_parts_may_be_of_other_types_and_sums_are_made_in_that_of_the_weights(us
     wide = torch.cat([part.float() for part in descents])
     theirs = in_parts(weights, rates, wide)
     torch.testing.assert_close(ours[0], theirs, rtol=0, atol=0 if device == "cpu" else 5e-7)
-    for parts in ours[1:]:
+    for parts in ours[2:]:
         assert [part.dtype for part in parts] == types
         assert alike(parts, [part.to(dtype) for part, dtype in zip(ours[0].split(sizes), types, strict=True)])
+    ours = [ours[0], *ours[2:]]
     slopes = [torch.randn(5003, device=device), *[[torch.randn_like(part) for part in parts] for parts in ours[1:]]]
     flat = [slopes[0], *[torch.cat([part.float() for part in parts]) for parts in slopes[1:]]]
     made = [each for use in used for each in ([ours[0]] if use == 0 else ours[use])]

@@ -17,6 +17,7 @@ LARGE, SMALL = (128, 8), (64, 4)  # rows of the tile and warps of a program, for
 FEW = 2**22  # numbers: with more, a GPU that has nothing else to do is faster by large tiles
 PARTS = 128  # how many programs share the sum of a channel, at most
 PROGRAMS = 264  # how many programs a kernel has, about: two for each multiprocessor of an H200
+FEWER, LITTLE = 66, 2**19  # and with how many numbers at most, so many: they leave room for what else is to be done
 AHEAD = 4  # tiles whose loads are under way at once in a sum
 
 
@@ -179,7 +180,7 @@ class _Work:
         rows, channels = self.size = x.numel() // x.shape[1], x.shape[1]
         tall, warps = SMALL if x.numel() <= FEW else LARGE
         blocks = triton.cdiv(channels, COLUMNS)
-        programs = max(1, PROGRAMS // blocks)
+        programs = max(1, (FEWER if x.numel() <= LITTLE else PROGRAMS) // blocks)
         self.share = triton.cdiv(triton.cdiv(rows, min(programs, PARTS)), tall) * tall  # rows that a program sums up
         self.parts = triton.cdiv(rows, self.share)
         self.shares = (self.parts, blocks)

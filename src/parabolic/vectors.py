@@ -25,15 +25,25 @@ def clipped_step(reached: Tensor, weights: Tensor, rates: Tensor, descent: Tenso
 
 
 def clipped_slope(
-    slope: Tensor, of_rates: Tensor | None, given: list[Tensor], rates: Tensor, descent: Tensor, limit: float
+    slope: Tensor,
+    of_rates: Tensor | None,
+    later: Tensor | None,
+    given: list[Tensor],
+    rates: Tensor,
+    descent: Tensor,
+    limit: float,
 ) -> Tensor:
-    """Fill in the sum of one to three gradients of what was reached, and the rates' own if wanted; the descent's."""
+    """Fill in the sum of one to three gradients of what was reached, and the rates' own if wanted; the descent's.
+
+    To the rates' own is added what `later` has of it.
+    """
     rates, descent, *given = (each.contiguous() for each in (rates, descent, *given))
+    later = None if later is None else later.contiguous()
     of_descent = torch.empty_like(descent)
     with torch.cuda.device_of(slope):
         _clipped_slope[_grid(slope)](
-            *[*given, None, None][:3], rates, descent, slope, of_rates, of_descent, float(limit), slope.numel(),
-            GIVEN=len(given), RATES=of_rates is not None, BLOCK=BLOCK,
+            *[*given, None, None][:3], later, rates, descent, slope, of_rates, of_descent, float(limit), slope.numel(),
+            GIVEN=len(given), RATES=of_rates is not None, LATER=later is not None, BLOCK=BLOCK,
         )  # fmt: skip
     return of_descent
 
@@ -67,27 +77,27 @@ def _step_part(
 
 @triton.jit
 def _clipped_slope(
-    first, second, third, rates, descent, slope, of_rates, of_descent, limit, n,
-    GIVEN: tl.constexpr, RATES: tl.constexpr, BLOCK: tl.constexpr,
+    first, second, third, later, rates, descent, slope, of_rates, of_descent, limit, n,
+    GIVEN: tl.constexpr, RATES: tl.constexpr, LATER: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The sum of the gradients that are given, in their order, and what follows from it."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
     if start + BLOCK <= n:
         _slope_part(
-            first, second, third, rates, descent, slope, of_rates, of_descent, limit, start, n,
-            GIVEN, RATES, True, BLOCK,
+            first, second, third, later, rates, descent, slope, of_rates, of_descent, limit, start, n,
+            GIVEN, RATES, LATER, True, BLOCK,
         )  # fmt: skip
     else:
         _slope_part(
-            first, second, third, rates, descent, slope, of_rates, of_descent, limit, start, n,
-            GIVEN, RATES, False, BLOCK,
+            first, second, third, later, rates, descent, slope, of_rates, of_descent, limit, start, n,
+            GIVEN, RATES, LATER, False, BLOCK,
         )  # fmt: skip
 
 
 @triton.jit
 def _slope_part(
-    first, second, third, rates, descent, slope, of_rates, of_descent, limit, start, n,
-    GIVEN: tl.constexpr, RATES: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
+    first, second, third, later, rates, descent, slope, of_rates, of_descent, limit, start, n,
+    GIVEN: tl.constexpr, RATES: tl.constexpr, LATER: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = start + tl.arange(0, BLOCK)
     total, value = _load(first, at, n, WHOLE), _load(descent, at, n, WHOLE)
@@ -99,7 +109,10 @@ def _slope_part(
     clipped = (value <= -limit) | (value >= limit)
     _store(of_descent, at, n, tl.where(clipped, 0.0, total * _load(rates, at, n, WHOLE)), WHOLE)
     if RATES:
-        _store(of_rates, at, n, total * _clip(value, limit), WHOLE)
+        own = total * _clip(value, limit)
+        if LATER:
+            own += _load(later, at, n, WHOLE)
+        _store(of_rates, at, n, own, WHOLE)
 
 
 @triton.jit

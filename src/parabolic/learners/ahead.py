@@ -31,21 +31,23 @@ def turned(weights: Tensor, sizes: Sequence[int], types: Sequence[torch.dtype]) 
 
 def step_ahead(
     weights: Tensor, rates: Tensor, descents: Sequence[Tensor], limit: float
-) -> tuple[Tensor, Vectors, Vectors]:
+) -> tuple[Tensor, Tensor, Vectors, Vectors]:
     """`weights + rates * descent`, no entry of the descent counting for more than `limit`; all of them are vectors.
 
     The descent comes in parts, which may be of types of their own. What is reached is given out three times: as it is,
-    and twice in such parts. The gradients of three uses are then added up on the way, in the type of the weights, and
-    not by operations of their own. There is no gradient of the gradient. A GPU goes through the vectors once each way;
-    what it reaches may differ in the last bit from a CPU's, as product and sum are rounded together.
+    and twice in such parts; the rates are given out again for the next step. The gradients of all these uses are then
+    added up on the way, in the type of the weights, and not by operations of their own. There is no gradient of the
+    gradient. A GPU goes through the vectors once each way; what it reaches may differ in the last bit from a CPU's, as
+    product and sum are rounded together.
 
     >>> descent = torch.tensor([-4.0, 0.0, 1.0])
-    >>> reached, (part,), _ = step_ahead(torch.ones(3), torch.full((3,), 0.5), [descent], limit=2.0)
-    >>> reached, torch.equal(part, reached)
-    (tensor([0.0000, 1.0000, 1.5000]), True)
+    >>> reached, rates, (part,), _ = step_ahead(torch.ones(3), torch.full((3,), 0.5), [descent], limit=2.0)
+    >>> reached, torch.equal(part, reached), rates
+    (tensor([0.0000, 1.0000, 1.5000]), True, tensor([0.5000, 0.5000, 0.5000]))
     """
-    reached, *parts = _StepAhead.apply(limit, weights, rates, *descents)  # type: ignore[no-untyped-call]
-    return reached, tuple(parts[: len(descents)]), tuple(parts[len(descents) :])
+    reached, again, *parts = _StepAhead.apply(limit, weights, rates, *descents)  # type: ignore[no-untyped-call]
+    fixed = not rates.requires_grad  # then no gradient of theirs is to be made
+    return reached, rates if fixed else again, tuple(parts[: len(descents)]), tuple(parts[len(descents) :])
 
 
 class _Turned(torch.autograd.Function):
@@ -75,19 +77,19 @@ class _StepAhead(torch.autograd.Function):
             _step(reached[place], weights[place], rates[place], descent, limit).detach()
             for place, descent in zip(_places(descents), descents, strict=True)
         ]
-        return reached, *parts, *[part.detach() for part in parts]
+        return reached, rates.detach(), *parts, *[part.detach() for part in parts]
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, whole: Tensor | None, *parts: Tensor | None) -> Any:
+    def backward(ctx: Any, whole: Tensor | None, later: Tensor | None, *parts: Tensor | None) -> Any:
         rates, *descents = ctx.saved_tensors
         slope, of_rates = torch.empty_like(rates), torch.empty_like(rates) if ctx.needs_input_grad[2] else None
         of_descents = []
         for i, (place, descent) in enumerate(zip(_places(descents), descents, strict=True)):
             uses = None if whole is None else whole[place], parts[i], parts[len(descents) + i]
             given = [each for each in uses if each is not None] or [torch.zeros_like(descent)]
-            wanted = None if of_rates is None else of_rates[place]
-            of_descents.append(_slope(slope[place], wanted, given, rates[place], descent, ctx.limit))
+            wanted, more = (None if each is None else each[place] for each in (of_rates, later))
+            of_descents.append(_slope(slope[place], wanted, more, given, rates[place], descent, ctx.limit))
         return None, slope, of_rates, *of_descents
 
 
@@ -108,17 +110,28 @@ def _step(reached: Tensor, weights: Tensor, rates: Tensor, descent: Tensor, limi
 
 
 def _slope(
-    slope: Tensor, of_rates: Tensor | None, given: list[Tensor], rates: Tensor, descent: Tensor, limit: float
+    slope: Tensor,
+    of_rates: Tensor | None,
+    later: Tensor | None,
+    given: list[Tensor],
+    rates: Tensor,
+    descent: Tensor,
+    limit: float,
 ) -> Tensor:
-    """Fill in the sum of the given gradients, and that of the rates if wanted; that of the descent is given back."""
+    """Fill in the sum of the given gradients, and if wanted that of the rates, to which what came later is added.
+
+    That of the descent is given back.
+    """
     if _fused(rates):
         from parabolic.vectors import clipped_slope
 
-        return clipped_slope(slope, of_rates, given, rates, descent, limit)
+        return clipped_slope(slope, of_rates, later, given, rates, descent, limit)
     slope.copy_(functools.reduce(torch.add, [each.to(slope.dtype) for each in given]))
     wide = descent.to(slope.dtype)
     if of_rates is not None:
         torch.mul(slope, hardtanh(wide, -limit, limit), out=of_rates)
+        if later is not None:
+            of_rates += later
     back: Tensor = torch.ops.aten.hardtanh_backward(slope * rates, wide, -limit, limit)
     return back.to(descent.dtype)
 

@@ -66,6 +66,7 @@ class VRMCL(ReplayLearner):
         self.previous = self.weights.vector().detach().requires_grad_()
         self.rates = torch.full_like(self.previous, self.rate).requires_grad_()
         self.velocity = torch.zeros_like(self.previous)
+        self._at: Tensor | None = None  # the weights, from `loss` to `descend`, within a step
         self.tasks = 0  # how many have started
         self.current, self.seen = torch.zeros(2, self.classes or 0, dtype=torch.bool, device=self.device)
 
@@ -88,7 +89,7 @@ class VRMCL(ReplayLearner):
             classes.index_fill_(0, batch["y"], True)  # should start_task not have told of one
         with torch.no_grad():
             self.model(join(batch, recalled)[0])  # for batch-norm statistics, which follow the model's own weights
-        weights = self.weights.vector()
+        weights = self._at = self.weights.vector().detach().requires_grad_()
         if self.steps == 0:
             return self.ahead(weights, self.rates, batch, recalled)
         now, before = side_by_side(
@@ -112,7 +113,7 @@ class VRMCL(ReplayLearner):
             # operation was noted, and is to be the same every time.
             with torch.autograd.set_multithreading_enabled(False):
                 descents = torch.autograd.grad(-error, start, create_graph=True, materialize_grads=True)
-            weights, start, reached = step_ahead(weights, rates, descents, self.clip)
+            weights, rates, start, reached = step_ahead(weights, rates, descents, self.clip)
             losses.append(self._query(reached, batch, recalled))
         return torch.stack(losses).mean()
 
@@ -128,17 +129,14 @@ class VRMCL(ReplayLearner):
 
     def descend(self, loss: Tensor) -> None:
         """Descend m ← g + momentum · (m − g at the previous weights); the rates descend their own gradient."""
-        *own, of_rates, before = torch.autograd.grad(
-            loss, [*self.weights, self.rates, self.previous], materialize_grads=True
-        )
-        now = self.weights.layout.join(own)
-        now, of_rates, before = (
-            each * (self.clip / (each.norm() + 1e-6)).clamp(max=1) for each in (now, of_rates, before)
-        )
+        assert self._at is not None
+        at, self._at = self._at, None
+        given = torch.autograd.grad(loss, [at, self.rates, self.previous], materialize_grads=True)
+        now, of_rates, before = ((each, (self.clip / (each.norm() + 1e-6)).clamp(max=1)) for each in given)
         with torch.no_grad():
-            self.velocity.sub_(before).mul_(self.momentum).add_(now)
-            self.rates.sub_(self.rate_lr * of_rates)
-            self.previous.copy_(self.weights.vector())
+            self.velocity.addcmul_(*before, value=-1).mul_(self.momentum).addcmul_(*now)
+            self.rates.addcmul_(*of_rates, value=-self.rate_lr)
+            self.previous.copy_(at)
         self.weights.set_gradient(self.velocity.clone())  # a copy, as an optimiser may change a gradient in place
         self.apply_gradients()
 
