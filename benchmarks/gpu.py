@@ -100,7 +100,8 @@ def measure(row: Row, replicas: int, random: bool, precision: str = "bf16") -> d
         with numerics(precision):
             started = time.perf_counter()
             fleet = Fleet(fresh())
-            for _ in range(3):  # so that a short last batch was captured too
+            for _ in range(3):  # so that the first step and a short last batch were captured too
+                fleet.adopt(fresh())
                 train_fleet(fleet, [short(stream) for stream in streams])
             warm_up = time.perf_counter() - started
             operations = count(fresh()[0])
@@ -135,6 +136,7 @@ def count(one) -> int:
     """The operations of convolutions and matrix products in a step, forward and back."""
     x = torch.randint(256, (32, 3, 32, 32), dtype=torch.uint8, device="cuda")
     y = torch.randint(100, (32,), device="cuda")
+    one.start_task([(x, y)])
     for _ in range(3):
         one.step(x, y, 0 if one.needs_tasks else None)
     with FlopCounterMode(display=False) as counter:

@@ -324,7 +324,7 @@ def test_specs_of_one_shape_in_one_fleet_are_their_solo_runs():
 
 
 def test_with_too_little_memory_for_all_they_are_trained_in_parts():
-    crowd = [RunSpec("er", backbone="resnet18", batch=200, seed=seed) for seed in range(4)]
+    crowd = [RunSpec("er", backbone="resnet18", batch=200, seed=seed) for seed in range(8)]
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     base = torch.cuda.memory_reserved()
@@ -333,14 +333,14 @@ def test_with_too_little_memory_for_all_they_are_trained_in_parts():
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
     try:
-        # Libraries keep some memory for each stream that they were used on.
-        room = torch.cuda.memory_reserved() + 2 * alone + 512 * 2**20
+        # Libraries keep up to 64 MiB for each stream that they were used on.
+        room = torch.cuda.memory_reserved() + 2 * alone + 2**30
         torch.cuda.set_per_process_memory_fraction(room / total)
         results = [result for _, result in execute_fleet(crowd, device="cuda")]
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert not [result for result in results if isinstance(result, Exception)]
-    assert max(result.environment["fleet"] for result in results) < 4
+    assert max(result.environment["fleet"] for result in results) < 8
     assert results[0].accuracy == expected
 
 

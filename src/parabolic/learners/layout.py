@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -73,19 +73,26 @@ class _Join(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, layout: Layout, *tensors: Tensor) -> Tensor:
         ctx.layout = layout
-        return torch.cat([_flat(tensor, *kind) for tensor, kind in zip(tensors, layout.kinds, strict=True)])
+        vector = tensors[0].new_empty(sum(layout.sizes))
+        _copy(layout.views(vector), tensors)
+        return vector
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         return None, *ctx.layout.cut(grads[0])
 
 
-def _flat(tensor: Tensor, shape: torch.Size, strides: tuple[int, ...]) -> Tensor:
-    """The entries of a tensor in the order in which they lie in memory by these strides: only if they do not, moved."""
-    both = zip(shape, tensor.stride(), strides, strict=True)
-    if any(own != wanted for size, own, wanted in both if size > 1):  # along one entry a stride says nothing
-        tensor = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
-    return tensor.as_strided((shape.numel(),), (1,))
+def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy tensors to tensors: all that lie alike by one operation."""
+    alike = []
+    for target, source in zip(targets, sources, strict=True):
+        strides = zip(target.shape, target.stride(), source.stride(), strict=True)
+        if all(own == other for size, own, other in strides if size > 1):  # along one entry a stride says nothing
+            alike.append((target, source.as_strided(target.shape, target.stride())))
+        else:
+            target.copy_(source)
+    if alike:
+        torch._foreach_copy_([target for target, _ in alike], [source for _, source in alike])
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:

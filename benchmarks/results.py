@@ -1,0 +1,103 @@
+"""The tables of docs/results.md from the runs on record, written into the page between its marks.
+
+    python benchmarks/results.py            # write them anew, after runs were added to results/records
+    python benchmarks/results.py --print    # print them, and leave the page alone
+
+A table stands between <!-- NAME --> and <!-- end --> in the page; NAME is one of the paper's tables, with -tuned for
+tuned values, or `seconds`. It has the methods and the columns for which there are runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+
+from parabolic.experiments import Record
+from parabolic.experiments.paper import PLUS, SEEDS, PaperTable, paper_tables
+from parabolic.experiments.records import Records
+from parabolic.statistics import Summary
+
+ROOT = Path(__file__).parents[1]
+PAGE, RECORDS = ROOT / "docs" / "results.md", ROOT / "results" / "records"
+NAMES = {"aaa": "AAA", "acc": "Acc"}
+MARKED = re.compile(r"(<!-- (?!end)([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+def written(page: str, records: Records) -> str:
+    """The page with its tables as the records have them."""
+    return MARKED.sub(lambda found: found[1] + made(found[2], records) + found[4], page)
+
+
+def made(name: str, records: Records) -> str:
+    """One of the page's tables."""
+    if name == "seconds":
+        return "".join(lines(["records", "runs", "seconds of one H200"], seconds()))
+    tuned = name.endswith("-tuned")
+    return "".join(of_paper(paper_tables()[name.removesuffix("-tuned")], records, tuned=tuned))
+
+
+def of_paper(table: PaperTable, records: Records, *, tuned: bool) -> Iterator[str]:
+    """A table of the paper: each method that has been run, in the settings in which some were."""
+    rows = [*table.rows, *([] if tuned else table.also), PLUS]
+    runs = {
+        (row, place): [run for spec in setting.specs(row, tuned=tuned or row == PLUS) if (run := records.find(spec))]
+        for row in rows
+        for place, setting in enumerate(table.settings)
+    }
+    places = [place for place in range(len(table.settings)) if any(runs[row, place] for row in rows)]
+    rows = [row for row in rows if any(runs[row, place] for place in places)]
+    head, cells = [], {row: list[str]() for row in rows}
+    for place in places:
+        title = table.settings[place].title.replace("CIFAR", "CIFAR-") + " "
+        for number, metric in enumerate(table.metrics):
+            head += [title * (number == 0) + NAMES[metric], *([] if tuned else ["paper"])]
+            ours = {
+                row: Summary.of([run.metrics[metric] for run in runs[row, place]]) for row in rows if runs[row, place]
+            }
+            best = max(summary.mean for summary in ours.values())
+            for row in rows:
+                cells[row].append(told(ours[row], best=ours[row].mean == best) if row in ours else "")
+                if not tuned:
+                    figures = table.rows.get(row)
+                    cells[row].append(told(figures[len(table.metrics) * place + number].value) if figures else "")
+    for row in rows:
+        last = next(runs[row, place] for place in reversed(places) if runs[row, place])
+        cells[row].append(f"{fmean(sum(run.train_seconds) for run in last):.1f}")
+    yield from lines(["tuned" if tuned else "", *head, "s"], ([row, *cells[row]] for row in rows))
+
+
+def told(summary: Summary, *, best: bool = False) -> str:
+    mean = f"{summary.mean:.1f}"
+    return (f"**{mean}**" if best else mean) + f" ± {summary.sd:.1f}" + f" (n = {summary.n})" * (summary.n < SEEDS)
+
+
+def seconds() -> Iterator[list[str]]:
+    """How long the runs of each file took: a fleet's seconds are divided among its runs."""
+    for path in sorted(RECORDS.glob("*.jsonl")):
+        runs: list[Record] = list(Records(path))
+        total = sum(sum(run.train_seconds) + sum(run.test_seconds) for run in runs)
+        yield [path.stem, str(len(runs)), f"{total:,.0f}"]
+
+
+def lines(head: list[str], rows: Iterator[list[str]]) -> Iterator[str]:
+    for cells in (head, ["---"] * len(head), *rows):
+        yield "| " + " | ".join(cells) + " |\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--print", action="store_true", help="print the tables, and leave the page alone")
+    asked = parser.parse_args()
+    before = PAGE.read_text(encoding="utf-8")
+    after = written(before, Records(RECORDS))
+    if asked.print:
+        print("\n".join(f"{name}\n{body}" for _, name, body, _ in MARKED.findall(after)))
+    elif after != before:
+        PAGE.write_text(after, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
