@@ -16,6 +16,7 @@ from made_up import few, record
 from torch import nn
 
 from parabolic import ER, InputError, Journal, ParabolicClassifier, RunSpec, Store, Stream, make_backbone, run
+from parabolic.checks import check_name
 from parabolic.report.scenes import find_scenes
 from parabolic.streams import Cache, prepare
 
@@ -269,6 +270,30 @@ def test_a_learner_of_a_file_is_found_by_its_name(parabolic, tmp_path, store):
 def test_what_no_learner_can_use_is_told_in_its_words(call, message):
     with pytest.raises(InputError, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("name-7", "one of 30 names such as name-17, name-27, name-7x, name-9; did you mean 'name-7x'?"),
+        ("?", "one of 30 names such as name-0, name-1, name-10, name-11; ask for them"),
+    ],
+)
+def test_of_many_names_an_error_lists_the_nearest(given, told):
+    names = ["name-7x" if number == 7 else f"name-{number}" for number in range(30)]
+    with pytest.raises(InputError) as caught:
+        check_name("name", given, names, "ask for them")
+    assert str(caught.value) == f"name: got {given!r}, expected {told}"
+
+
+def test_a_memory_too_large_is_refused_before_anything_is_learned():
+    learner = ER(make_backbone("mlp", (4,), 3), memory=10**14)
+    before = [weight.clone() for weight in learner.model.parameters()]
+    for _ in range(2):  # the second time as the first
+        with pytest.raises(InputError, match="^memory: got 10+"):
+            learner.observe(torch.ones(2, 4), [0, 1])
+    assert learner.steps == 0
+    assert all(map(torch.equal, learner.model.parameters(), before))
 
 
 def observed(y, memory=50):

@@ -17,6 +17,8 @@ from torch import Tensor
 
 __all__ = ["InputError", "check_call", "check_finite", "check_name", "check_number", "first_line", "invalid", "plain"]
 
+MANY, FEW = 24, 4  # of more names than the first, an error lists no more than the second: the nearest
+
 
 class InputError(ValueError):
     """Something that was given cannot be used; the message names it and says what to do.
@@ -138,9 +140,11 @@ def check_name(name: str, value: object, known: Iterable[str], remedy: str = "")
     names = sorted(known)
     if value in names:
         return
-    near = difflib.get_close_matches(str(value), names, n=1)
+    near = difflib.get_close_matches(str(value), names, n=FEW)
     hint = f"did you mean {near[0]!r}?" if near else remedy
-    raise invalid(name, value, "one of " + ", ".join(names), hint)
+    some = names if len(names) <= MANY else sorted(near) or names[:FEW]
+    expected = "one of " if some is names else f"one of {len(names)} names such as "
+    raise invalid(name, value, expected + ", ".join(some), hint)
 
 
 def check_finite(name: str, value: Tensor, remedy: str = "clean or drop those examples") -> None:

@@ -162,21 +162,31 @@ class Memory:
                 like = f"examples of shape {list(slots.shape[1:])} and type {str(slots.dtype).removeprefix('torch.')}"
                 raise invalid(name, value, like, "one memory holds one kind of example")
 
+    def check_room(self, batch: Mapping[str, Tensor]) -> None:
+        """Refuse a capacity for which there is no room with examples like these, before anything is offered."""
+        if not self._slots:
+            self._empty_slots(batch)
+
     def _allocate(self, batch: Mapping[str, Tensor]) -> None:
         if self._slots:
             return
-        device = next(iter(batch.values())).device
+        slots = {name: room.zero_() for name, room in self._empty_slots(batch).items()}
+        self._arrival = slots.pop(ARRIVAL).fill_(-1)
+        self._slots = slots
+        self._clock = torch.full((), self.offered, dtype=torch.long, device=self._arrival.device)
+
+    def _empty_slots(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Room for as many examples like these as are kept, one to spare, and for when they came."""
+        device, rows = next(iter(batch.values())).device, self.capacity + 1
         try:
-            slots = {name: value.new_zeros(self.capacity + 1, *value.shape[1:]) for name, value in batch.items()}
-            arrival = torch.full((self.capacity + 1,), -1, device=device)
+            slots = {name: value.new_empty(rows, *value.shape[1:]) for name, value in batch.items()}
+            return slots | {ARRIVAL: torch.empty(rows, dtype=torch.long, device=device)}
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             raise  # the engine knows what to do of a GPU that is full, or lost
         except RuntimeError as error:
             each = sum(value[:1].nbytes for value in batch.values())
             remedy = f"an example takes {each:,} bytes: keep fewer, or smaller ones (images as uint8)"
             raise invalid("memory", self.capacity, "as many examples as there is room for", remedy) from error
-        self._slots, self._arrival = slots, arrival
-        self._clock = torch.full((), self.offered, dtype=torch.long, device=device)
 
 
 class ClassBalanced(Memory):

@@ -422,8 +422,10 @@ class Learner:
             remedy = "give the model more outputs, or let its last torch.nn.Linear give them and the learner `grow`"
             raise invalid("classes", self.classes, f"at most {scores.shape[1]}, as many as the model scores", remedy)
         y = self.error.check(y, len(x), self.classes, self.dtype)
-        if self._example is None and scores is not None:
-            self.error(scores, y[: len(scores)])  # a loss that the user brings may have something to say
+        if self._example is None:
+            if scores is not None:
+                self.error(scores, y[: len(scores)])  # a loss that the user brings may have something to say
+            self._check_room({"x": x, "y": y})
         self._example = (x.shape[1:], x.dtype)
         return x, y
 
@@ -449,6 +451,9 @@ class Learner:
             shape, dtype = self._example
             like = f"examples as in the first batch, of shape {list(shape)} and {dtype}"
             raise invalid("x", x, like, "one learner learns one kind of example")
+
+    def _check_room(self, batch: Batch) -> None:
+        """Refuse a first batch of which there is no room for all that would be kept."""
 
     def _try(self, x: Tensor) -> Tensor:
         """The scores of raw examples, or an error that says why the model does not take them."""
@@ -501,6 +506,9 @@ class ReplayLearner(Learner):
         """Offer the raw batch to memory, with whatever else the method keeps of it."""
         known = batch | raw
         self.past.offer({name: known[name] for name in self.keeps}, generator=self.generator)
+
+    def _check_room(self, batch: Batch) -> None:
+        self.past.check_room(batch)
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next step depends on, the memory included."""
