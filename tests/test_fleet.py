@@ -1,5 +1,7 @@
 """Fleets on any device: learners that go in step are learners that go alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from parabolic import MLP, InputError, ReplayLearner, Stream, train
 from parabolic.engine import Fleet, computing_in, feed, fleet, numerics, train_fleet
 from parabolic.engine.fleet import Berth, counters, set_counters
 from parabolic.experiments import RunSpec, execute, execute_fleet
+from parabolic.experiments.run import Yard
 from parabolic.learners import find_learner, known_learners
 from parabolic.streams import CropFlip, Normalise
 
@@ -64,6 +67,26 @@ def test_one_that_prepares_its_examples_otherwise_does_not_start_again():
     assert not same({}, {"prepare": plain})
     assert same({"augment": CropFlip(4)}, {"augment": CropFlip(4)})
     assert not same({"augment": CropFlip(4)}, {"augment": CropFlip(2)})
+
+
+@pytest.mark.parametrize(
+    ("another", "reused"),
+    [
+        ({"seed": 5}, True),
+        ({"scenario": {"corruption": "uniform"}}, True),
+        ({"scenario": {"tasks": 2}, "epochs": 2}, True),
+        ({"memory": 40}, False),
+        ({"options": {"lr": 0.02}}, False),
+        ({"stream": "seq-digits"}, False),
+    ],
+)
+def test_what_was_made_for_one_run_serves_others_of_the_same_learner(another, reused):
+    yard, spec = Yard(), RunSpec("er", stream="seq-blobs", backbone="mlp", memory=50)
+    ((_, _),) = execute_fleet([spec], device="cpu", yard=yard)
+    first, other = yard.fleet, replace(spec, **another)
+    ((_, record),) = execute_fleet([other], device="cpu", yard=yard)
+    assert (yard.fleet is first) is reused
+    assert record.accuracy == execute(other, device="cpu").accuracy
 
 
 def test_what_a_captured_step_has_in_it_tells_graphs_apart():

@@ -79,7 +79,10 @@ class Yard:
     def launch(self, specs: Sequence[RunSpec], learners: Sequence[Learner]) -> Fleet:
         """The fleet of these learners, or the last one in their state."""
         code = own_code_of(specs[0])  # that of all, as they are of one shape
-        made = json.dumps([code, *({**spec.resolved(), "seed": None} for spec in specs)], sort_keys=True)
+        # A learner is told of a stream by its batches, but for how many classes it has.
+        elsewhere = dict.fromkeys(("seed", "scenario", "epochs"))
+        parts = ({**spec.resolved(), **elsewhere} for spec in specs)
+        made = json.dumps([code, learners[0].classes, *parts], sort_keys=True)
         if self.fleet is None or self.made != made or not self.fleet.adopt(learners):
             self.made, self.fleet = made, Fleet(learners)
         return self.fleet
