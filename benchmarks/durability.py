@@ -2,7 +2,8 @@
 
     python benchmarks/durability.py
 
-The median over repetitions, on one thread, with a file that is on disk (fsync) when it counts as written.
+The median over repetitions, on one thread, with a file that is on disk (fsync) when it counts as written; and by how
+much memory (the resident set, as Linux tells it) grows at most in a save, and in a load with the learner that it makes.
 """
 
 from __future__ import annotations
@@ -34,22 +35,38 @@ def median(work: Callable[[], object], times: int) -> float:
     return 1e3 * statistics.median(taken)
 
 
+def growth(work: Callable[[], object]) -> float:
+    """By how many megabytes the process grows at most."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
+    before = resident("VmRSS")
+    work()
+    return (resident("VmHWM") - before) / 1e3
+
+
+def resident(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(name)).split()[1])
+
+
 def main() -> None:
     torch.set_num_threads(1)
     folder = Path(tempfile.mkdtemp())
-    print(f"{'':38}{'size':>10}{'a step':>10}{'packed':>10}{'saved':>10}{'loaded':>10}")
+    print(f"{'':38}{'size':>10}{'a step':>10}{'packed':>10}{'saved':>10}{'loaded':>10}{'grows':>10}{'grows':>10}")
     for title, (backbone, shape, classes, memory, times) in CASES.items():
         learner = PCL(make_backbone(backbone, shape, classes), memory=memory, average=0.99)
         x, y = torch.randint(256, (memory, *shape), dtype=torch.uint8), torch.arange(memory) % classes
         for part in range(0, memory, 100):
             learner.remember({"x": x[part : part + 100], "y": y[part : part + 100]}, {})
-        step = median(lambda: learner.observe(x[:10], y[:10]), times)  # noqa: B023
         path = folder / "a.safetensors"
+        # First, as what was freed before would be used again.
+        grows = growth(lambda: learner.save(path)), growth(lambda: Learner.load(path))  # noqa: B023
+        step = median(lambda: learner.observe(x[:10], y[:10]), times)  # noqa: B023
         packed = median(lambda: pack_state(describe(learner)), times)  # noqa: B023
         saved = median(lambda: learner.save(path), times)  # noqa: B023
         loaded = median(lambda: Learner.load(path), times)  # noqa: B023
         size = f"{path.stat().st_size / 1e6:.1f} MB"
-        print(f"{title:38}{size:>10}" + "".join(f"{value:7.0f} ms" for value in (step, packed, saved, loaded)))
+        times_taken = "".join(f"{value:7.0f} ms" for value in (step, packed, saved, loaded))
+        print(f"{title:38}{size:>10}{times_taken}" + "".join(f"{value:7.1f} MB" for value in grows))
 
 
 if __name__ == "__main__":

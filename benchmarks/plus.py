@@ -31,6 +31,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "one step a batch": {"repeats": 1},
     "replay of 32": {"replay": 32},
     "bridges of five points": {"times": 5},
+    "labels not folded": {"simplex": False},
     "details as in the published code": {"variant": "reference"},
 }
 BRIDGES = "no bridges (ER)"

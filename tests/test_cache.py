@@ -311,7 +311,7 @@ def test_what_is_not_prepared_says_how():
         make_stream("seq-cifar10")
     with pytest.raises(InputError, match="--from: got nothing, expected the folder that holds mine"):
         prepare("mine")
-    with pytest.raises(InputError, match="--from: got '/no/such/place'"):
+    with pytest.raises(InputError, match="--from: got /no/such/place, which does not exist"):
         prepare("mine", "/no/such/place")
     with pytest.raises(InputError, match="name: got '../evil'"):
         prepare("../evil", "/")

@@ -155,7 +155,7 @@ def test_a_diverging_run_is_an_error_and_not_a_result(parabolic, tmp_path):
     assert code == 1
     assert "lower lr" in err
     files = {path.name for path in tmp_path.glob("runs/[!.]*/*")}
-    assert files == {".monitor.jsonl.lock", "monitor.jsonl"}
+    assert files == {".monitor.jsonl.lock", "monitor.jsonl", "failed.json"}
     assert "failed: sgd on seq-digits, seed 0: the loss became nan" in " ".join(parabolic("watch")[1].split())
 
 
@@ -206,7 +206,7 @@ def test_a_device_that_fails_is_told_in_a_line(parabolic, monkeypatch):
     ("arguments", "message"),
     [
         (("compare", "--json", "--output", "x.json"), "--json: got it beside --output"),
-        (("data", "show", "seq-digits", "-o", "s.foo"), "--out: got 's.foo'"),
+        (("data", "show", "seq-digits", "-o", "s.foo"), "--output: got 's.foo'"),
         (("profile", "--memory", "2", "--set", "replay=1"), "--memory: got 2"),
     ],
 )

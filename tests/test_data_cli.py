@@ -1,12 +1,17 @@
 """`parabolic data`, as a person uses it."""
 
 import json
+import shutil
+from dataclasses import replace
 
+import made_up
 import numpy as np
 import official
 import pytest
 from PIL import Image
 
+from parabolic import RunSpec
+from parabolic.experiments.store import is_of
 from parabolic.streams import Cache, sources
 
 TRAIN, TEST = official.pictures(100, 10), official.pictures(20, 10, seed=1)
@@ -36,6 +41,45 @@ def test_prepare_then_run(parabolic, archive):
     assert code == 0
     assert json.loads(out)["spec"]["scenario"]["corruption"] == "uniform"
     assert len(json.loads(out)["accuracy"]) == 2
+
+
+def test_a_run_on_data_that_were_replaced_is_trained_again(parabolic, tmp_path):
+    for name, labels in (("some", TRAIN[1]), ("others", TRAIN[1][::-1])):
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / "train_images.npy", TRAIN[0])
+        np.save(tmp_path / name / "train_labels.npy", labels)
+
+    def prepared(name):
+        code, out, err = parabolic("data", "prepare", "mine", "--from", name)
+        assert (code, err) == (0, "")
+        return out
+
+    def ran():
+        code, out, _ = parabolic("run", "--learner", "sgd", "--stream", "seq-mine", "--set", "backbone=mlp", "--json")
+        assert code == 0
+        return json.loads(out)
+
+    assert "replaces" not in prepared("some")
+    first = ran()
+    assert first["environment"]["data"] == Cache().find("mine").content
+    assert "replaces" not in prepared("some")
+    assert (ran()["reused"], first["reused"]) == (True, False)
+    assert f"It replaces other data of that name, from {tmp_path / 'some'}: runs on them" in prepared("others")
+    second = ran()
+    assert not second["reused"]
+    assert second["environment"]["data"] == Cache().find("mine").content != first["environment"]["data"]
+    assert ran()["reused"]
+
+
+def test_a_run_counts_where_its_data_are_not_here_or_it_does_not_say_which_it_saw(parabolic, archive):
+    parabolic("data", "prepare", "cifar10", "--from", str(archive))
+    spec = RunSpec("sgd", "seq-cifar10", backbone="mlp")
+    record = made_up.record(spec)
+    told = replace(record, environment={**record.environment, "data": "another"})
+    assert is_of(record, spec)
+    assert not is_of(told, spec)
+    shutil.rmtree(Cache().root)
+    assert is_of(told, spec)
 
 
 def test_list_says_what_is_here_and_what_could_be(parabolic, archive, monkeypatch):
@@ -77,7 +121,7 @@ def test_show_draws_a_picture(parabolic, tmp_path, stream, more):
 
 def test_show_takes_colours_and_a_place(parabolic, archive, tmp_path):
     parabolic("data", "prepare", "cifar10", "--from", str(archive))
-    code, out, _ = parabolic("data", "show", "seq-cifar10", "--out", "sub/a.png")
+    code, out, _ = parabolic("data", "show", "seq-cifar10", "--output", "sub/a.png")
     assert code == 0
     assert "5 tasks, 10 classes" in out
     with Image.open(tmp_path / "sub" / "a.png") as picture:

@@ -189,3 +189,33 @@ def test_the_bar_shows_tasks_steps_loss_accuracy_and_time_on_a_terminal_alone():
 def test_a_watcher_that_could_not_watch_is_refused_before_the_first_step(made, message):
     with pytest.raises(InputError, match=message):
         made()
+
+
+def left_with_one(size):
+    """Two tasks of nine images, which batches of four leave with one."""
+    x, y = torch.rand(18, 1, size, size), torch.tensor([0, 1, 0, 1, 0, 1, 0, 1, 0, 2, 3, 2, 3, 2, 3, 2, 3, 2])
+    return Stream.from_arrays(x, y, test=(x, y), tasks=2)
+
+
+@pytest.mark.parametrize(("size", "sizes"), [(4, [4, 5, 4, 5]), (8, [4, 4, 1, 4, 4, 1])])
+def test_an_example_that_batch_norm_cannot_learn_alone_goes_with_the_batch_before(size, sizes):
+    """Where images have become single points; where they have not, an example is a batch as any other."""
+    seen, points = [], (size - 3) ** 2
+
+    class Counts(SGD):
+        def step(self, x, y, task=None):
+            seen.append(len(y))
+            return super().step(x, y, task)
+
+    model = nn.Sequential(nn.Conv2d(1, 4, 4), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * points, 4))
+    learner = Counts(model, classes=4)
+    train(learner, left_with_one(size), batch=4)
+    assert seen == sizes
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_at_a_task_s_end_each_of_its_examples_is_offered_once(epochs):
+    learner = find_learner("agem")(MLP((1, 4, 4), 4), memory=50, classes=4)
+    train(learner, left_with_one(4), batch=4, epochs=epochs)
+    assert learner.past.offered == 18
+    assert learner.past["x"].flatten(1).unique(dim=0).shape == (18, 16)

@@ -20,7 +20,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from test_learners import frozen, same
 from torch import nn
 
-from parabolic import MLP, PCL, InputError, Numbers, ParabolicClassifier, ParabolicRegressor
+from parabolic import MLP, MSE, PCL, InputError, Learner, Numbers, ParabolicClassifier, ParabolicRegressor
 from parabolic.engine import Diverged
 from parabolic.learners import Scale, find_learner, known_learners
 
@@ -207,8 +207,9 @@ def test_words_as_whole_numbers():
                                 options=options, random_state=0)  # fmt: skip
     assert model.fit(ids, y).score(ids, y) > 0.85
     before = frozen(model.learner_.state_dict())
-    with pytest.raises(InputError, match="^x: got .*, expected examples that the model accepts"):
-        model.partial_fit(ids + 5, y)
+    for ask in (functools.partial(model.partial_fit, y=y), model.predict):
+        with pytest.raises(InputError, match="^X: got .*, expected examples that the model accepts"):
+            ask(ids + 5)
     assert same(before, model.learner_.state_dict())
 
 
@@ -224,6 +225,79 @@ def test_scale_is_that_of_everything_seen():
     np.testing.assert_allclose(scale(torch.from_numpy(whole)), StandardScaler().fit_transform(whole), atol=1e-12)
     np.testing.assert_allclose(scale(torch.from_numpy(whole)), theirs.transform(whole), atol=1e-12)
     np.testing.assert_allclose(scale.undo(scale(torch.from_numpy(whole))), whole, atol=1e-12)
+
+
+def test_scale_refuses_what_it_could_not_forget_and_stays_as_it_was():
+    x = torch.randn(20, 3, dtype=torch.float64)
+    bad = {
+        "values that are NaN or infinite": torch.tensor([[1.0, torch.nan, 0.0]]),
+        "1 values that are NaN or infinite": torch.tensor([[-torch.inf, 1.0, 0.0]]),
+        r"numbers whose squares have a sum in float64": torch.full((2, 3), 1e200, dtype=torch.float64) * x[:2],
+        "a batch of at least one example": x[:0],
+        r"examples of shape \[3\], as before": x[:, :1],
+    }
+    for seen in (x, x[:0]):
+        scale = Scale()
+        if len(seen):
+            scale.update(seen)
+        before = frozen(scale.state_dict())
+        for why, batch in bad.items():
+            if len(seen) or "as before" not in why:
+                with pytest.raises(InputError, match=f"^x: got .*{why}"):
+                    scale.update(batch)
+            assert same(before, scale.state_dict())
+    with pytest.raises(InputError, match="^rows: got "):
+        Scale().update(x[:0], name="rows")
+
+
+def test_scale_tells_a_small_spread_from_none():
+    """A thousandth of a second since 1970, and numbers that never change, of which a mean is right but for rounding."""
+    rng = np.random.default_rng(0)
+    x = 1.7e9 + 1e-3 * rng.normal(size=(4000, 1))
+    constant = np.tile(rng.uniform(0.1, 1e9, (1, 50)), (100_000, 1))
+    scale, still = Scale(), Scale()
+    for part in np.array_split(x, 7):
+        scale.update(torch.from_numpy(part))
+    for part in np.array_split(constant, 3):
+        still.update(torch.from_numpy(part))
+    np.testing.assert_allclose(scale.deviation, (x - 1.7e9).std(), rtol=1e-3)
+    assert (still.deviation == 1).all()
+
+
+def test_a_batch_that_hides_all_before_is_told_of():
+    """One wrong value of 10,000 among thousands; as an error, the warning leaves all as it was."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2000, 3))
+    y, more, wrong = (x[:, 0] > 0).astype(int), rng.normal(size=(32, 3)), rng.normal(size=(32, 3))
+    wrong[5, 2] = 1e4
+    model = ParabolicClassifier("er", random_state=0).partial_fit(x, y)
+    before, told = frozen(model.learner_.state_dict()), model.predict_proba(x)
+    with pytest.raises(
+        RuntimeWarning, match=r"^X: a batch of 32 multiplies the deviation at \[2\] by 22\d, after 2000 "
+    ):
+        model.partial_fit(wrong, y[:32] + 2)  # in tests warnings are errors
+    assert same(before, model.learner_.state_dict())
+    np.testing.assert_array_equal(model.predict_proba(x), told)
+    model.partial_fit(more, y[:32])
+    with pytest.warns(RuntimeWarning, match="^X: a batch of 32 multiplies"):
+        model.partial_fit(wrong, y[:32])
+    assert model.learner_.prepare.count == 2064
+    target = ParabolicRegressor("er", random_state=0).partial_fit(x, x[:, 0])
+    with pytest.raises(RuntimeWarning, match=r"^y: a batch of 32 multiplies the deviation at \[0\]"):
+        target.partial_fit(more, wrong[:, 2])
+
+
+def test_columns_that_are_rarely_other_than_zero_are_no_surprise():
+    rng = np.random.default_rng(0)
+    rare, usual = np.zeros((5000, 2)), rng.normal(size=(5000, 1))
+    rare[[10, 900], 0] = 0.01  # a pixel at the edge, and one that has always been black
+    rare[[3000, 4000]] = 1.0
+    scale = Scale()
+    for part in np.array_split(np.hstack([rare, usual]), 100):
+        scale.update(torch.from_numpy(part))  # in tests warnings are errors
+    digits = Scale()
+    for part in torch.from_numpy(load_digits().data).split(10):
+        digits.update(part)
 
 
 def test_grids_may_be_of_numpy():
@@ -312,6 +386,30 @@ def test_bytes_that_are_not_scaled_are_numbers_from_0_to_1():
     assert model.fit(images, y).learner_.past["x"].dtype == torch.uint8
 
 
+def test_whole_numbers_are_what_was_learned_wherever_that_is_exact():
+    """A chunk of floats that happen to be whole, ids that come as floats, bytes in a wider type."""
+    rng, y = np.random.default_rng(0), np.arange(60) % 2
+    x = rng.normal(size=(60, 4))
+    floats = ParabolicClassifier("er", model=MLP((4,), 2), scale=False, random_state=0).fit(x, y)
+    told = floats.predict_proba([[1.0, 2.0, 3.0, 4.0]])
+    np.testing.assert_array_equal(floats.predict_proba([[1, 2, 3, 4]]), told)
+    assert floats.partial_fit(np.round(x).astype(int), y).learner_.past["x"].dtype == torch.float32
+    with pytest.raises(InputError, match="^X: got .* type uint8, expected .*float32"):
+        floats.predict(np.ones((1, 4), np.uint8))  # as bytes they mean something else
+    ids = rng.integers(0, 20, (60, 5))
+    words = ParabolicClassifier("er", model=lambda shape, outputs: MLP((20,), outputs), scale=False,
+                                options={"embed": nn.Embedding(20, 4)}, random_state=0).fit(ids, y)  # fmt: skip
+    np.testing.assert_array_equal(words.predict_proba(ids.astype(float)), words.predict_proba(ids))
+    with pytest.raises(InputError, match="^X: got .* type float64"):
+        words.partial_fit(ids + 0.5, y)
+    images = rng.integers(0, 256, (60, 4)).astype(np.uint8)
+    pixels = ParabolicClassifier("er", scale=False, random_state=0).fit(images, y)
+    np.testing.assert_array_equal(pixels.predict_proba(images.astype(int)), pixels.predict_proba(images))
+    for other in (images.astype(int) + 1000, images / 255):
+        with pytest.raises(InputError, match="^X: got .*, expected .*uint8"):
+            pixels.predict(other)
+
+
 def test_labels_that_floats_do_not_tell_apart():
     x, y = np.arange(60.0)[:, None], (np.arange(60) % 3).astype(np.uint64)
     model = ParabolicClassifier(random_state=0)
@@ -348,6 +446,86 @@ def test_settings_that_change_after_the_fit():
             other.partial_fit(x, y)
         assert same(before, other.learner_.state_dict())
         other.fit(x, y).partial_fit(x, y)
+
+
+def test_a_learning_rate_among_the_options_is_the_one_to_come_back_to():
+    x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
+    model = ParabolicClassifier("er", options={"lr": 0.02}, random_state=0).partial_fit(x, y)
+    for lr, now in ((0.3, 0.3), (None, 0.02)):
+        model.set_params(lr=lr).partial_fit(x, y)
+        assert model.learner_.lr == model.learner_.optim.param_groups[0]["lr"] == now
+
+
+def normed(shape, outputs):
+    return nn.Sequential(nn.Linear(*shape, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, outputs))
+
+
+def looked_up(shape, outputs):
+    return nn.Sequential(ByShop(), nn.Linear(6, outputs))
+
+
+class ByShop(nn.Module):
+    """The first number is an id, though it is a float."""
+
+    def __init__(self):
+        super().__init__()
+        self.shops = nn.Embedding(5, 4)
+
+    def forward(self, x):
+        return torch.cat([self.shops(x[:, 0].long()), x[:, 1:]], 1)
+
+
+def refusals():
+    """Models, and what they refuse of which some would be learned, or grown for, before it is found out."""
+    rng = np.random.default_rng(0)
+    x, pixels = rng.integers(0, 5, (60, 3)).astype(float), rng.integers(0, 256, (60, 3)).astype(np.uint8)
+    late = np.where(np.arange(60)[:, None] == 59, 5.0, x)  # in the second batch
+    for make in (ParabolicClassifier, ParabolicRegressor):
+        for name in ("sgd", "ewc"):
+            yield make(name, model=normed, average=0.9), x, x[:1] + 100
+        yield make("er", scale=False), pixels, pixels / 255
+        yield make("er", model=looked_up, scale=False), x, late
+        yield make("er", options={"prepare": lambda x: torch.where(x == 5, torch.inf, x)}), x, late
+
+
+@pytest.mark.parametrize(("model", "x", "bad"), [*refusals()])
+def test_a_partial_fit_that_refuses_its_data_leaves_all_as_it_was(model, x, bad):
+    y = (np.arange(60) % 2).astype(float)
+    model = clone(model).set_params(random_state=0).partial_fit(x, y)
+    before, told = frozen(model.learner_.state_dict()), model.predict(x)
+    with pytest.raises(InputError, match="^X: got "):
+        model.set_params(lr=0.01).partial_fit(bad, 7 + np.arange(len(bad)) % 3)
+    assert same(before, model.learner_.state_dict())
+    np.testing.assert_array_equal(model.predict(x), told)
+    if hasattr(model, "classes_"):
+        assert model.classes_.tolist() == [0, 1]
+        assert model.predict_proba(x).shape == (60, 2)
+    twin = copy.deepcopy(model).set_params(lr=None)
+    other = clone(model).set_params(lr=None).partial_fit(x, y)
+    np.testing.assert_array_equal(twin.partial_fit(x, y).predict(x), other.partial_fit(x, y).predict(x))
+
+
+@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
+def test_batch_norm_learns_a_single_example_beside_those_of_memory(make):
+    x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 2
+    model = make("er", model=normed, random_state=0).partial_fit(x, y)
+    one, other = copy.deepcopy(model).partial_fit(x[:1], y[:1]), copy.deepcopy(model).set_params(batch_size=1)
+    assert one.learner_.steps == model.learner_.steps + 1
+    assert other.partial_fit(x[:3], y[:3]).learner_.prepare.count == 63
+
+
+@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_learner_of_an_estimator_can_be_loaded_alone(tmp_path, make, dtype):
+    x, y = np.random.default_rng(0).normal(1e9, 1, size=(60, 3)), np.arange(60) % 2
+    model = make("er", model=MLP((3,), 2 if make is ParabolicClassifier else 1).to(dtype), random_state=0).fit(x, y)
+    path, target = model.learner_.save(tmp_path / "er.safetensors"), torch.from_numpy(y)
+    given = {} if make is ParabolicClassifier else {"criterion": MSE(units=Scale())}
+    loaded = Learner.load(path, prepare=Scale(), **given)
+    np.testing.assert_allclose(loaded.predict(torch.from_numpy(x)).flatten(), model.predict(x), rtol=1e-6)
+    loaded.observe(torch.from_numpy(x), target)
+    model.learner_.observe(torch.from_numpy(x), target)
+    assert same(frozen(loaded.state_dict()), model.learner_.state_dict())
 
 
 @pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])

@@ -193,6 +193,130 @@ def test_a_journal_stays_in_its_folder(tmp_path, monkeypatch):
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
+# -- signals -----------------------------------------------------------------------------------------------
+
+
+STOPPED = """
+import signal, sys
+from test_journal import *
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+with Journal(sys.argv[1], make(), every=10**6) as journal:
+    signal.signal(signal.SIGUSR1, lambda *_: journal.write())
+    print("ready", flush=True)
+    for number in range(journal.batches, 10**6):
+        journal.observe(*batch(number))
+        if asked:
+            break
+print(journal.batches)
+"""
+
+
+def test_signals_at_random_moments_write_only_whole_states(tmp_path):
+    """SIGTERM ends the loop as the manual says; SIGUSR1 asks for a file at once, in the middle of a step or not."""
+    moments, environment = random.Random(3), os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    learner, place, asked = make(), 0, 0
+    for _ in range(2):
+        process = subprocess.Popen(
+            [sys.executable, "-c", STOPPED, tmp_path], stdout=subprocess.PIPE, text=True,
+            env=environment | {"OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert process.stdout.readline() == "ready\n"
+        for _ in range(10):
+            time.sleep(moments.uniform(0, 0.02))
+            process.send_signal(signal.SIGUSR1)
+        process.terminate()
+        last = int(process.communicate()[0])
+        assert process.returncode == 0
+        asked += sum(place < int(name[:12]) < last for name in files(tmp_path))
+        for number in range(place, last):
+            learner.observe(*batch(number))
+            path = tmp_path / f"{number + 1:012d}.safetensors"
+            if path.exists():  # three of those that signals asked for
+                with torch.random.fork_rng():  # of which dropout draws
+                    found = Learner.load(path, model=make(seed=9).model)
+                assert same_state(found.state_dict(), learner.state_dict())
+        place = last
+    assert asked > 0
+
+
+@pytest.mark.parametrize("call", ["observe", "start_task", "end_task"])
+def test_a_file_that_is_asked_for_in_the_middle_of_a_change_comes_after_it(tmp_path, call):
+    class Asks(ER):
+        def asks(self):
+            before = files(tmp_path)
+            journal.write()
+            assert files(tmp_path) == before
+
+        def remember(self, raw, batch):
+            self.asks() if call == "observe" else None
+            super().remember(raw, batch)
+
+        def start_task(self, batches):
+            self.asks() if call == "start_task" else None
+
+        def end_task(self, batches):
+            self.asks() if call == "end_task" else None
+
+    journal = Journal(tmp_path, make(Asks))
+    if call == "observe":
+        journal.observe(*batch(0))
+        assert files(tmp_path)[1:] == ["000000000001.safetensors"]
+        journal.observe(*batch(1))  # it was asked for again
+        assert files(tmp_path)[2:] == ["000000000002.safetensors"]
+        found = Learner.load(tmp_path / "000000000002.safetensors", model=make().model)
+        assert same_state(found.state_dict(), journal.learner.state_dict())
+    else:
+        before = (tmp_path / "000000000000.safetensors").read_bytes()
+        getattr(journal, call)([])
+        assert (tmp_path / "000000000000.safetensors").read_bytes() != before
+    journal.close()
+    again = Journal(tmp_path, make(Asks))
+    assert (again.batches, again.in_task, again.tasks) == (journal.batches, call == "start_task", call == "end_task")
+    again.close()
+
+
+def test_what_was_broken_off_in_its_middle_is_not_written(tmp_path):
+    """Whoever stops a loop by Ctrl-C and writes then would write half a step."""
+
+    class Stopped(ER):
+        def remember(self, raw, batch):
+            if self.steps == 2:
+                raise KeyboardInterrupt
+            super().remember(raw, batch)
+
+    journal = Journal(tmp_path, make(Stopped), every=2)
+    journal.observe(*batch(0))
+    journal.observe(*batch(1))
+    with pytest.raises(KeyboardInterrupt):
+        journal.observe(*batch(2))
+    told = r"broken off in the middle of a step \(after batch 2\), .* start again from 000000000002.safetensors"
+    with pytest.raises(InputError, match=told):
+        journal.write()
+    journal.close()
+    assert files(tmp_path)[-1] == "000000000002.safetensors"
+
+
+def test_another_thread_may_ask_for_a_file_at_any_time(tmp_path):
+    """Also when a batch is learned and not yet counted: it must not be given again."""
+
+    class Asked(ER):
+        def observe(self, x, y, task=None):
+            loss = super().observe(x, y, task)
+            asking = threading.Thread(target=journal.write)
+            asking.start()
+            asking.join()
+            return loss
+
+    journal = Journal(tmp_path, make(Asked))
+    for number in range(3):
+        journal.observe(*batch(number))
+    journal.close()
+    for count, name in enumerate(files(tmp_path), start=1):
+        found = Learner.load(tmp_path / name, model=make().model)
+        assert (name, found.steps) == (f"{count:012d}.safetensors", count)
+
+
 # -- disks -------------------------------------------------------------------------------------------------
 
 
@@ -234,6 +358,42 @@ def test_a_full_disk_need_not_stop_learning(tmp_path, crowded):
                 journal.observe(*batch(number))
     assert files(tmp_path) == [f"{count:012d}.safetensors" for count in (10, 25, 30)]
     assert same_state(journal.learner.state_dict(), trajectory()[LENGTH])
+
+
+CROWDED = """
+import sys
+from test_journal import *
+journal = Journal(sys.argv[1], ER(nn.Linear(1000, 4), memory=20_000), every=10, on_error=sys.argv[3])
+x, y = torch.ones(2000, 1000), torch.arange(2000) % 4
+for _ in range(9):
+    journal.observe(x, y)
+in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (in_use + int(sys.argv[2]) * 2**20, resource.RLIM_INFINITY))
+warnings.simplefilter("always")
+try:
+    for number in range(9, 15):
+        journal.observe(x[:8], y[:8])
+except InputError as error:
+    print(error)
+print(journal.batches, journal.learner.steps, files(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("room", "on_error", "batches", "written"),
+    [(40, "stop", 10, []), (40, "warn", 15, []), (120, "stop", 15, ["000000000010.safetensors"])],
+)
+def test_a_write_needs_memory_for_one_copy_and_where_there_is_none_the_files_stay(
+    tmp_path, room, on_error, batches, written
+):
+    """The state is of 80 MB."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", CROWDED, tmp_path, str(room), on_error]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert f"{batches} {batches} {['000000000000.safetensors', *written]}" in done.stdout
+    told = "journal: got no memory left to write, expected room for a copy of the learner; free some"
+    assert (told in done.stdout + done.stderr) == (not written)
 
 
 SMALL = """
@@ -286,7 +446,7 @@ def diverge(journal, first, last):
 def test_a_learner_that_diverged_is_not_written_and_the_next_start_goes_on_before_that(tmp_path):
     go_on(tmp_path, length=10, every=5)
     before = files(tmp_path)
-    told = r"journal: got weights that are NaN or infinite \(0.weight, after batch 15\).* again from 000000000010.* lr"
+    told = r"journal: got numbers that are NaN or infinite \(0.weight, after batch 15\).* again from 000000000010.* lr"
     with pytest.raises(Diverged, match=told), Journal(tmp_path, make(), every=5, keep=1) as journal:
         diverge(journal, 10, 20)
     assert files(tmp_path) == before
@@ -337,6 +497,90 @@ def test_weights_that_are_large_are_written(tmp_path):
     nn.init.constant_(model.weight, 3e38)
     Journal(tmp_path, ER(model)).close()
     assert files(tmp_path) == ["000000000000.safetensors"]
+
+
+@pytest.mark.parametrize("on_error", ["stop", "warn"])
+def test_an_outlier_that_leaves_statistics_infinite_is_not_written(tmp_path, on_error):
+    """Its loss is finite, and so are all weights; yet from then on every example would be answered alike."""
+    go_on(tmp_path, length=10, every=5)
+    before = files(tmp_path)
+    x, y = batch(10)
+    x[0] = 1e25
+
+    def learn():
+        with Journal(tmp_path, make(), every=5, keep=1, on_error=on_error) as journal:
+            assert journal.observe(x, y).isfinite()
+            for number in range(11, 15):
+                journal.observe(*batch(number))
+
+    told = r"NaN or infinite \(1.running_var, after batch 15\).* again from 000000000010.* leave out what is far off"
+    with pytest.raises(Diverged, match=told) if on_error == "stop" else pytest.warns(RuntimeWarning, match=told):
+        learn()
+    assert files(tmp_path) == before
+
+
+class Units:
+    """Some user's own, with a state."""
+
+    def __init__(self, scale=1.0):
+        self.scale = torch.tensor(scale)
+
+    def __call__(self, x):
+        return x * self.scale.nan_to_num()
+
+    def state_dict(self):
+        return {"scales": [self.scale]}
+
+    def load_state_dict(self, state):
+        self.scale.copy_(state["scales"][0])
+
+
+def spoil_units(learner):
+    learner.prepare.scale.fill_(torch.nan)
+
+
+def spoil_average(learner):
+    learner.averaged.weights["0.bias"][3] = torch.inf
+
+
+def spoil_moments(learner):
+    """With an infinite square of a gradient a weight would never move again."""
+    learner.optim.state[learner.model[0].weight]["exp_avg_sq"][0, 0] = torch.inf
+
+
+@pytest.mark.parametrize(
+    ("spoils", "name"),
+    [
+        (spoil_units, "prepare.scales.0"),
+        (spoil_average, "average.0.bias"),
+        (spoil_moments, "optimizer.state.0.exp_avg_sq"),
+    ],
+)
+def test_all_that_predictions_and_steps_use_must_be_finite(tmp_path, spoils, name):
+    journal = Journal(tmp_path, make(prepare=Units()))
+    journal.observe(*batch(0))
+    spoils(journal.learner)
+    with pytest.raises(Diverged, match=rf"\({name}, after batch 1\)"):
+        journal.write()
+    journal.close()
+    assert files(tmp_path) == ["000000000000.safetensors"]
+
+
+def test_a_mask_and_an_average_go_together(tmp_path):
+    """A step from −∞ to −∞ is no number."""
+
+    class Masked(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + self.mask
+
+    for length in (5, 10):
+        model = Masked(3, 5)
+        model.register_buffer("mask", torch.tensor([0.0, 0, 0, 0, -torch.inf]))
+        with Journal(tmp_path, ER(model, average=0.9)) as journal:
+            for number in range(journal.batches, length):
+                journal.observe(*batch(number))
+        assert journal.learner.scores(batch(0)[0])[:, :4].isfinite().all()
+        assert not journal.learner.scores(batch(0)[0]).isnan().any()
 
 
 # -- damage ------------------------------------------------------------------------------------------------

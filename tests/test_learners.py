@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import pickle
 
 import numpy as np
 import pandas as pd
@@ -102,8 +103,10 @@ def test_er_learns_the_batch_and_the_recalled_together():
         assert torch.allclose(a, b, atol=1e-12)
 
 
-@pytest.mark.parametrize("cls", [SGD, ER, PCL])
-def test_repeats_are_steps_on_one_batch_which_is_kept_once(cls):
+@pytest.mark.parametrize("name", sorted(known_learners()))
+def test_repeats_are_steps_on_one_batch_which_is_kept_once(name):
+    cls = find_learner(name)
+
     class Unhurried(cls):
         """Repeats by hand: only the last step of a batch is remembered."""
 
@@ -113,19 +116,145 @@ def test_repeats_are_steps_on_one_batch_which_is_kept_once(cls):
             if self.kept:
                 super().remember(raw, batch)
 
-        def slowly(self, x, y, times):
+        def slowly(self, x, y, times, task):
             for i in range(times):
                 self.kept = i == times - 1
-                loss = self.step(x, y)
+                loss = self.step(x, y, task)
             return loss
 
-    memory = {} if cls is SGD else {"memory": 20, "replay": 5}
+    memory = {"memory": 20, "replay": 5} if issubclass(cls, ReplayLearner) else {}
     ours, theirs = (kind(net(), lr=0.05, average=0.9, **memory) for kind in (cls, Unhurried))
-    ours.repeats = 3
+    ours.repeats, task = 3, 0 if cls.needs_tasks else None
+    for learner in (ours, theirs):
+        learner.start_task(batches(5))
     for x, y in batches(5):
-        assert torch.equal(ours.step(x, y), theirs.slowly(x, y, 3))
+        assert torch.equal(ours.step(x, y, task), theirs.slowly(x, y, 3, task))
     assert ours.steps == 5
     assert same({**frozen(ours.state_dict()), "steps": 15}, frozen(theirs.state_dict()))
+
+
+@pytest.mark.parametrize("wrong", [lambda loss: loss.item(), lambda loss: loss.expand(3), lambda loss: None])
+def test_a_loss_that_is_not_one_number_is_refused(wrong):
+    class Mine(SGD):
+        name = "mine"
+
+        def loss(self, batch, recalled):
+            return wrong(super().loss(batch, recalled))
+
+    learner = Mine(net())
+    with pytest.raises(InputError, match="^loss of mine: got .*, expected a tensor of one number; take its mean, say$"):
+        learner.observe(*batches(1)[0])
+    assert not learner.stepping
+
+
+@pytest.mark.parametrize("value", [1e39, -1.7976931348623157e308])
+@pytest.mark.parametrize("prepare", [None, lambda x: x - 1])
+def test_a_number_that_the_model_cannot_hold_is_refused_before_anything_changes(value, prepare):
+    learner = ER(net(), memory=20, replay=5, prepare=prepare)
+    (x, y), (more, _) = batches(2, dtype=torch.float64)
+    learner.observe(x, y)
+    before = frozen(learner.state_dict())
+    more[2, 1] = value
+    for call in (lambda: learner.observe(more, y), lambda: learner.predict(more)):
+        with pytest.raises(
+            InputError, match=r"^x: got 1 values .* the first at \[2, 1\].*as inputs of the model \(float32\)"
+        ):
+            call()
+    assert same(frozen(learner.state_dict()), before)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_single_example_that_batch_norm_cannot_learn_changes_nothing(name):
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 4))
+    learner, x, y = make(name, model), torch.randn(6, 1, 4, 4), torch.arange(6) % 4
+    task = 0 if learner.needs_tasks else None
+    learner.start_task([(x, y)])
+    before = frozen(learner.state_dict())
+    if name == "pcl":  # which learns from all points of a bridge together
+        learner.observe(x[:1] + 100, y[:1], task)
+        return
+    with pytest.raises(InputError, match="at least two examples, as batch norm needs here"):
+        learner.observe(x[:1] + 100, y[:1], task)
+    assert same({**frozen(learner.state_dict()), "example": None}, {**before, "example": None})
+
+
+def test_an_id_that_has_no_embedding_is_refused_and_changes_nothing():
+    class Mixed(nn.Module):
+        """Ids in the first column, measurements in the others."""
+
+        def __init__(self):
+            super().__init__()
+            self.shops, self.norm, self.head = nn.Embedding(5, 2), nn.BatchNorm1d(2), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.head(torch.cat([self.norm(x[:, 1:]), self.shops(x[:, 0].long())], 1))
+
+    learner, x, y = ER(Mixed(), memory=20, replay=5), torch.rand(6, 3), torch.arange(6) % 3
+    learner.observe(x, y)
+    learner.observe(x, y)
+    before = frozen(learner.state_dict())
+    x[4, 0] = 50
+    with pytest.raises(
+        InputError, match="^x: got .*, expected examples that the model accepts; the model says: index out"
+    ):
+        learner.observe(x, y)
+    assert same(frozen(learner.state_dict()), before)
+
+
+@pytest.mark.parametrize("call", [lambda learner: learner.save("never"), copy.deepcopy, pickle.dumps])
+def test_in_the_middle_of_a_step_there_is_nothing_to_save(call, tmp_path, monkeypatch):
+    """As by a signal handler, which runs in the thread that learns."""
+    monkeypatch.chdir(tmp_path)
+
+    class Interrupted(ER):
+        def descend(self, loss):
+            super().descend(loss)
+            if self.steps == 1:
+                with pytest.raises(RuntimeError, match="called in the middle of a step; set a flag"):
+                    call(self)
+
+    learner = Interrupted(net(), memory=20, replay=5)
+    for x, y in batches(3):
+        learner.observe(x, y)
+    assert learner.steps == 3
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (torch.zeros(3), r"of shape \[3\] .*add a dimension: x\[None\]"),
+        (
+            pd.DataFrame({"a": [1.0], "b": [2.0], "c": pd.array([None], dtype="Int64")}).to_numpy(),
+            "fill in what is missing",
+        ),
+        (torch.ones(2, 3, dtype=torch.int64), "one learner learns one kind"),
+    ],
+)
+def test_errors_say_what_to_do_with_examples(given, message):
+    learner = SGD(net())
+    learner.observe(*batches(1)[0])
+    with pytest.raises(InputError, match=message):
+        learner.predict(given)
+
+
+def test_whole_numbers_for_a_model_of_floats_and_a_model_of_two_outputs():
+    with pytest.raises(InputError, match="if they are measurements, convert them with .float()"):
+        SGD(net()).observe(torch.ones(2, 3, dtype=torch.int64), [0, 1])
+
+    class Two(nn.Linear):
+        def forward(self, x):
+            return super().forward(x), x
+
+    with pytest.raises(InputError, match="^model: got .*tuple.*, expected one tensor of scores"):
+        SGD(Two(3, 4)).observe(torch.ones(2, 3), [0, 1])
+
+
+def test_arrays_may_lie_backwards_or_in_the_order_of_another_machine():
+    (x, y), learners = batches(1)[0], [SGD(net()) for _ in range(3)]
+    given = (x.numpy(), x.flip(0).contiguous().numpy()[::-1], x.numpy().astype(">f4"))
+    losses = [learner.observe(each, y) for learner, each in zip(learners, given, strict=True)]
+    assert losses[0] == losses[1] == losses[2]
 
 
 def test_an_optimiser_is_named_with_its_arguments():

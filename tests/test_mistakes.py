@@ -17,6 +17,7 @@ from torch import nn
 
 from parabolic import ER, InputError, Journal, ParabolicClassifier, RunSpec, Store, Stream, make_backbone, run
 from parabolic.checks import check_name
+from parabolic.experiments import Search, build, execute, run_grid, tune
 from parabolic.report.scenes import find_scenes
 from parabolic.streams import Cache, prepare
 
@@ -54,6 +55,45 @@ def test_what_cannot_be_is_refused_before_anything_is_trained(parabolic, tmp_pat
     assert err.startswith(f"error: {message}")
     assert err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["broken.py"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("run", "--set", "foo=3"), "`parabolic list pcl` shows them"),
+        (("run", "--preset", "er-seq-digits", "--set", "lrr=3"), "did you mean 'lr'? `parabolic list er` shows them"),
+        (("compare", "--learners", "er,sgd", "--set", "foo=3"), "`parabolic list LEARNER` shows them"),
+        (("compare", "--learners", "er,sgd", "--set", "sgd.foo=3"), "`parabolic list sgd` shows them"),
+        (("compare", "--learners", "er", "--set", "pcl.lr=0.1"), "--set pcl.lr: got 'pcl', expected one of er; "),
+        (("tune", "--learners", "er,sgd", "--space", "pcl.lr=0.1:1"), "--space pcl.lr: got 'pcl', expected one of er,"),
+        (("run", "--stream", "seq-digit"), "did you mean 'seq-digits'? `parabolic list` shows them; module:function"),
+        (("data", "prepare", "x", "--from", "/nope"), "--from: got /nope, which does not exist, expected "),
+    ],
+)
+def test_a_name_that_is_not_known_is_told_with_where_the_others_are(parabolic, tmp_path, monkeypatch, arguments, told):
+    monkeypatch.setenv("PARABOLIC_DATA", str(tmp_path / "data"))
+    code, out, err = parabolic(*arguments)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("arguments", [("er", "--set", "lr=0.1,0.2"), ("er", "--set", "er.lr=0.1,0.2"), ("er,sgd,er",)])
+def test_two_settings_of_one_method_are_two_presets(parabolic, tmp_path, arguments):
+    code, out, err = parabolic("compare", "--learners", *arguments)
+    assert (code, out) == (2, "")
+    assert "settings of one method are compared as presets: --preset a.toml --preset b.toml" in err
+    for name, lr in (("a", 0.1), ("b", 0.2)):
+        (tmp_path / f"{name}.toml").write_text(f'learner = "er"\n[settings]\nlr = {lr}\n')
+    more = ("--stream", "seq-blobs", "--seeds", "1", "--workers", "0", "--json")
+    code, out, _ = parabolic("compare", "--preset", "a.toml", "--preset", "b.toml", *more)
+    assert [each["spec"]["options"]["lr"] for each in json.loads(out)["runs"]] == [0.1, 0.2]
+
+
+@pytest.mark.parametrize("optimizer", ["SGD(momentum=0.9, nesterov=True)", "SGD(momentum=2, nesterov=True)"])
+def test_what_has_commas_of_its_own_is_no_list_of_values(parabolic, optimizer):
+    asked = ("compare", "--learners", "er", "--stream", "seq-blobs", "--seeds", "1", "--workers", "0")
+    assert "presets" not in parabolic(*asked, "--set", f"optimizer={optimizer}", "--set", "lr=-1")[2]
 
 
 def test_a_row_of_a_comparison_whose_code_fails_stops_no_other(parabolic, tmp_path, monkeypatch):
@@ -241,7 +281,7 @@ def test_what_cannot_be_drawn_is_told_before_anything_is_trained(parabolic, tmp_
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # as where it is not installed
     code, out, err = parabolic(command, "--stream", "seq-blobs")
     assert (code, out) == (2, "")
-    assert err == "error: --out: got no matplotlib, expected it to be installed; pip install 'parabolic-cl[plot]'\n"
+    assert err == "error: --output: got no matplotlib, expected it to be installed; pip install 'parabolic-cl[plot]'\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -275,7 +315,7 @@ def test_what_no_learner_can_use_is_told_in_its_words(call, message):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("name-7", "one of 30 names such as name-17, name-27, name-7x, name-9; did you mean 'name-7x'?"),
+        ("name-7", "one of 30 names such as name-17, name-27, name-7x, name-9; did you mean 'name-7x'? ask for them"),
         ("?", "one of 30 names such as name-0, name-1, name-10, name-11; ask for them"),
     ],
 )
@@ -298,3 +338,82 @@ def test_a_memory_too_large_is_refused_before_anything_is_learned():
 
 def observed(y, memory=50):
     return ER(make_backbone("mlp", np.array([4]).tolist(), 3), memory=memory).observe(torch.ones(2, 4), y)
+
+
+# -- from Python -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda _: RunSpec(ER), "learner: got <class .*ER'>, expected a name, .* name it mine.py:NAME"),
+        (lambda _: RunSpec("er", stream=len), "stream: got <.* len>, expected a name"),
+        (lambda _: RunSpec("er", backbone=nn.Linear), "backbone: got <class .*>, expected a name"),
+        (lambda store: run("er", store), r"spec: got 'er', expected a run; as in RunSpec\(\"er\"\)"),
+        (lambda _: build("er"), "spec: got 'er'"),
+        (lambda _: execute("er"), "spec: got 'er'"),
+        (lambda _: Search("er"), "spec: got 'er'"),
+        (lambda store: run_grid(["er"], store), "spec: got 'er'"),
+        (lambda store: run_grid(RunSpec("er"), store), r"specs: got RunSpec\(.*, expected a list of runs"),
+        (lambda _: run_grid([RunSpec("er")], "runs"), "store: got 'runs', expected a Store"),
+        (lambda _: tune(Search(RunSpec("er")), "runs"), "store: got 'runs', expected a Store"),
+        (lambda _: Store(None), "root: got None, expected a folder"),
+    ],
+)
+def test_what_is_no_run_and_no_store_is_told(store, call, message):
+    with pytest.raises(InputError, match=message):
+        call(store)
+    assert not store.root.exists()
+
+
+def test_what_only_this_process_has_is_not_given_to_others(store, monkeypatch):
+    monkeypatch.setattr(sys.modules["__main__"], "Mine", ER, raising=False)
+    spec = RunSpec("__main__:Mine", stream="seq-blobs", backbone="mlp")
+    with pytest.raises(InputError, match="learner: got '__main__:Mine', .* name it mine.py:Mine, or use workers=0"):
+        run_grid([spec], store, workers=2, device="cpu")
+    assert run_grid([spec], store, workers=0, device="cpu").trained == 1
+
+
+# -- learners of one's own ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_fails_is_noted_and_one_that_is_refused_is_not(parabolic, store):
+    diverging = ("run", "--learner", "sgd", "--stream", "seq-blobs", "--set", "lr=1e30")
+    code, _, err = parabolic(*diverging)
+    assert code == 1
+    [failed] = store.failures()
+    assert failed.reason in err
+    assert "lower lr (now 1e+30)" in parabolic("runs", "--failed")[1].replace("\n", " ")
+    assert failed.trace == ""
+    claim = store.claim(failed.key)
+    assert parabolic(*diverging)[0] == 2  # as another process is at it
+    claim.release()
+    assert [each.failed for each in store.failures()] == [failed.failed]
+    assert parabolic("run", "--learner", "sgd", "--set", "average_part=0.1")[0] == 2
+    assert len(store.begun()) == 1
+
+
+def test_an_error_of_ones_own_code_is_noted_with_its_trace(tmp_path, store):
+    text = "from parabolic import ER\n\nclass Mine(ER):\n    def loss(self, batch, recalled):\n        return 1 / 0\n"
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(ZeroDivisionError):
+        run(RunSpec(f"{tmp_path}/mine.py:Mine", stream="seq-blobs"), store, device="cpu")
+    [failed] = store.failures()
+    assert failed.reason == "ZeroDivisionError: division by zero"
+    assert "return 1 / 0" in failed.trace
+
+
+def test_a_learner_with_a_name_of_ours_leaves_our_preset_alone(parabolic, tmp_path):
+    (tmp_path / "mine.py").write_text("from parabolic import ER\n\nclass Clash(ER):\n    name = 'er'\n")
+    code, _, err = parabolic("tune", "--learner", "mine.py:Clash", "--stream", "seq-blobs", "--trials", "1")
+    assert (code, err) == (0, "")
+    assert [path.name for path in (tmp_path / "presets").iterdir()] == ["Clash-seq-blobs.toml"]
+
+
+def test_a_preset_says_where_its_code_was_looked_for(parabolic, tmp_path):
+    (tmp_path / "presets").mkdir()
+    (tmp_path / "presets" / "a.toml").write_text('learner = "mine.py:Mine"\n[settings]\nlr = 0.1\n')
+    code, _, err = parabolic("run", "--preset", "a")
+    assert code == 2
+    assert "learner: got 'mine.py:Mine', expected file.py:name of a file that is there" in err
+    assert f"there is no {tmp_path / 'mine.py'}: go to the folder" in err

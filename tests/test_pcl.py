@@ -33,7 +33,8 @@ def stream(batches=6, size=4, seed=1):
 class SlowPCL:
     """Algorithm 1, one example, bridge and time point at a time, taking its random numbers in the same order."""
 
-    def __init__(self, model, lr, sigma_x, sigma_y, times, bridges, seed, variant, rule):
+    def __init__(self, model, lr, sigma_x, sigma_y, times, bridges, seed, variant, rule, simplex=True):
+        self.simplex = simplex
         self.model, self.lr, self.times, self.bridges = model, lr, times, bridges
         self.sigma_x, self.sigma_y, self.variant, self.rule = sigma_x, sigma_y, variant, rule
         self.g = torch.Generator().manual_seed(seed)
@@ -80,7 +81,7 @@ class SlowPCL:
         total = 0.0
         for x_path, y_path in zip(x_paths, y_paths, strict=True):
             for j in range(self.times):
-                target = y_path[j].abs() / y_path[j].abs().sum()
+                target = y_path[j].abs() / y_path[j].abs().sum() if self.simplex else y_path[j]
                 if weight[j]:
                     total = total - weight[j] * (target * self.model(x_path[j][None])[0].log_softmax(-1)).sum()
         loss = total / len(x_paths)
@@ -93,16 +94,17 @@ class SlowPCL:
 
 
 @pytest.mark.parametrize(
-    ("variant", "integral", "rule"),
+    ("variant", "integral", "rule", "simplex"),
     [
-        ("paper", None, "euler"),
-        ("paper", "mean", "mean"),
-        ("paper", "feynman-kac", "feynman-kac"),
-        ("reference", None, "mean"),
+        ("paper", None, "euler", True),
+        ("paper", None, "euler", False),
+        ("paper", "mean", "mean", True),
+        ("paper", "feynman-kac", "feynman-kac", False),
+        ("reference", None, "mean", True),
     ],
 )
 @pytest.mark.parametrize(("times", "bridges"), [(5, 1), (3, 2), (2, 1)])
-def test_the_step_is_algorithm_1(variant, integral, rule, times, bridges):
+def test_the_step_is_algorithm_1(variant, integral, rule, simplex, times, bridges):
     ours, theirs = net(), net()
     numbers = {
         "lr": 0.08,
@@ -111,6 +113,7 @@ def test_the_step_is_algorithm_1(variant, integral, rule, times, bridges):
         "times": times,
         "bridges": bridges,
         "variant": variant,
+        "simplex": simplex,
     }
     learner = PCL(ours, memory=CAPACITY, replay=REPLAY, seed=7, integral=integral, **numbers)
     slow = SlowPCL(theirs, seed=7, rule=rule, **numbers)
@@ -119,6 +122,27 @@ def test_the_step_is_algorithm_1(variant, integral, rule, times, bridges):
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-10, rtol=0)
     assert [label for _, label in slow.kept] == learner.past["y"].tolist()
+
+
+@pytest.mark.parametrize("variant", ["paper", "reference"])
+def test_outputs_that_are_no_classes_have_no_part_in_a_label(variant):
+    """A network may have more outputs than there are classes: what it learns of these does not depend on the others."""
+    few = PCL(net(), memory=CAPACITY, replay=REPLAY, sigma_y=0.1, variant=variant)
+    model = net()
+    wide = nn.Linear(model[-1].in_features, 50, dtype=torch.float64)
+    with torch.no_grad():
+        wide.weight[:CLASSES], wide.bias[:CLASSES] = model[-1].weight, model[-1].bias
+        wide.bias[CLASSES:] = -1e3  # so that they have no probability
+        wide.weight[CLASSES:] = 0
+    model[-1] = wide
+    many = PCL(model, memory=CAPACITY, replay=REPLAY, sigma_y=0.1, variant=variant, classes=CLASSES)
+    for x, y in stream():
+        assert many.observe(x, y).item() == pytest.approx(few.observe(x, y).item(), abs=1e-10)
+
+
+def test_the_published_code_folds_labels():
+    with pytest.raises(InputError, match="^simplex: got False, expected true for variant='reference'"):
+        PCL(net(), variant="reference", simplex=False)
 
 
 @pytest.mark.parametrize("integral", ["euler", "feynman-kac", "mean"])

@@ -62,8 +62,6 @@ def places(learner):
 @pytest.mark.parametrize("average", [None, 0.9])
 def test_steps_of_one_phase_are_the_same_operations_on_the_same_tensors(name, average):
     learner, known, again = make(name, average=average), {}, 0
-    if learner.waits:
-        pytest.skip(learner.waits)
     for index, batches in enumerate(tasks()):
         learner.start_task(batches)
         for x, y in batches:

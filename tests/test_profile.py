@@ -180,8 +180,8 @@ def test_parabolic_profile_leaves_a_table_json_and_a_picture(parabolic, tmp_path
         (("profile", "--stream", "seq-digits"), "stream"),
         (("profile", "--sigma", "-1"), "sigma"),
         (("profile", "--time", "-1"), "t:"),
-        (("bounds", "--stream", "seq-blobs", "--samples", "8", "--out", "/dev/null/x"), "--out"),
-        (("profile", "--learner", "er", "--grid", "9", "--paths", "2", "--out", "/dev/null/x"), "--out"),
+        (("bounds", "--stream", "seq-blobs", "--samples", "8", "--output", "/dev/null/x"), "--output"),
+        (("profile", "--learner", "er", "--grid", "9", "--paths", "2", "--out", "/dev/null/x"), "--output"),
         (("profile", "--learner", "er", "--grid", "2", "--paths", "2"), "grid: got 2"),
     ],
 )

@@ -209,15 +209,17 @@ def test_failed_runs_stand_ins_and_trials_are_no_records(parabolic, tmp_path):
     store.save_failure(real, "no luck")
     code, _, err = parabolic("runs", "--records", "a.jsonl")
     assert code == 2
-    assert "got 2 runs, of which 1 are stand-ins of `paper --quick`, 1 trials" in err
+    assert "got 2 runs, of which 1 are stand-ins of `paper --quick`, 1 have held-out examples" in err
     assert re.search("got runs that failed", parabolic("runs", "--failed", "--records", "a.jsonl")[2])
     assert re.search("expected a file called NAME.jsonl", parabolic("runs", "--records", "a.csv")[2])
     assert not list(tmp_path.glob("a.*"))
     store.save(made_up(real))
     store.save(made_up(RunSpec("er", stream="seq-cifar10")))
     told = json.loads(parabolic("runs", "--learner", "sgd", "--records", "a.jsonl", "--json")[1])
-    assert told["records"] == {"written": 1, "there": 1, "stand-ins": 1, "trials": 1}
+    assert told["records"] == {"written": 1, "there": 1, "stand-ins": 1, "held-out": 1}
     assert [record.key for record in Records(tmp_path / "a.jsonl")] == [real.key]
+    told = parabolic("runs", "--learner", "sgd", "--records", "a.jsonl")[1]
+    assert "(1 runs written, 1 there now, 1 stand-ins left out, 1 with held-out examples left out)" in told
 
 
 # -- the paper's tables --------------------------------------------------------------------------------------------

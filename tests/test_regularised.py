@@ -66,10 +66,11 @@ def move(model, gradients, lr):
 
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("clip", [1.0, 0.05, None])
-def test_si_is_the_published_step(norm, clip):
+@pytest.mark.parametrize("variant", ["paper", "reference"])
+def test_si_is_the_published_step(norm, clip, variant):
     lr, c, xi = 0.2, 3.0, 0.1
     ours, theirs = net(norm), net(norm)
-    learner = SI(ours, lr=lr, strength=c, damping=xi, clip=clip)
+    learner = SI(ours, lr=lr, strength=c, damping=xi, clip=clip, variant=variant)
     learn(learner, tasks(norm))
 
     anchor, strength = copies(theirs), [torch.zeros_like(w) for w in theirs.parameters()]
@@ -85,7 +86,10 @@ def test_si_is_the_published_step(norm, clip):
                                                                       g.new_tensor(clip)))  # fmt: skip
             before = copies(theirs)
             move(theirs, whole, lr)
-            omega = [o - g * (w - b) for o, g, w, b in zip(omega, own, copies(theirs), before, strict=True)]
+            if variant == "paper":
+                omega = [o - g * (w - b) for o, g, w, b in zip(omega, own, copies(theirs), before, strict=True)]
+            else:
+                omega = [o + lr * g * g for o, g in zip(omega, whole, strict=True)]
         strength = [
             (s + o / ((w - a) ** 2 + xi)).relu()
             for s, o, w, a in zip(strength, omega, copies(theirs), anchor, strict=True)

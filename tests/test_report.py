@@ -20,7 +20,7 @@ from made_up import AROUND, EVIL, few, many, measured, named, record, with_bound
 from PIL import Image
 from scipy import stats
 
-from parabolic import InputError, RunSpec, Store, load_preset
+from parabolic import InputError, RunSpec, Store, load_preset, metrics
 from parabolic.experiments.paper import Selection
 from parabolic.report.curves import SIGNS, plot_text
 from parabolic.report.page import page_of, write_page
@@ -65,7 +65,7 @@ def test_the_page_says_first_who_wins_by_how_much_and_whether_that_may_be_chance
     )
     ahead = mean(er) - mean(pcl)
     assert (
-        f"On the same 4 seeds it is {ahead:.1f} points ahead of pcl (95 % interval {interval.low:.1f} to "
+        f"On the same 4 seeds er is {ahead:.1f} points ahead of pcl (95 % interval {interval.low:.1f} to "
         f"{interval.high:.1f}, p = {test.pvalue:.2g}): that is too much for chance, at the 5 % level." in said
     )
     assert said.index("er does best") < said.index("All figures")
@@ -84,6 +84,54 @@ def test_a_difference_that_may_be_chance_is_said_to_be(store):
     store.path(RunSpec("pcl", seed=1).key).joinpath("run.json").unlink()
     [apart] = find_scenes(store).scenes
     assert "no seed in common" in " ".join(headline(apart))
+
+
+def test_a_tie_is_no_lead_and_a_gain_no_loss(store):
+    rows = [*([71.0] * task for task in range(1, 5)), [80.0] * 5]
+    figures = metrics.summary([row + [float("nan")] * (5 - len(row)) for row in rows])
+    for spec in (RunSpec(learner, seed=seed) for learner in ("er", "pcl") for seed in range(2)):
+        store.save(replace(record(spec), accuracy=rows, metrics=figures))
+    store.save(record(RunSpec("sgd"), 20))
+    store.save(record(RunSpec("sgd", stream="seq-blobs"), 20, tasks=3))  # so that there is a table of scenes
+    page = page_of(store)
+    said = text_of(page)
+    assert "er and pcl do equally well: after 5 tasks their accuracy is 80.0 %, averaged" in said
+    assert "On the same 2 seeds there is no difference between er and pcl (95 % interval 0.0 to 0.0, p = 1)." in said
+    assert (
+        "On the earlier tasks er has gained 9.0 points against its best before the end; sgd, which does worst" in said
+    )
+    glance = re.search(r'<a href="#scene-2">.*?</tr>', page)[0]
+    assert re.findall("<td>(.*?)</td>", glance)[:4] == [
+        "er, pcl",
+        "80.0 ± 0.0 (n=2)",
+        "+0.0 points to pcl",
+        "no difference",
+    ]
+    store.path(RunSpec("sgd").key).joinpath("run.json").unlink()
+    assert "does worst" not in text_of(page_of(store))
+
+
+def test_runs_on_held_out_examples_are_shown_where_they_are_asked_for(parabolic):
+    """Trials of a search are such: of many, one is ahead of the others by chance."""
+    store = Store("runs")
+    for lr in (0.1, 0.2):
+        store.save(record(RunSpec("er", options={"lr": lr}, scenario={"validation": 0.1})))
+    for command in ("report", "plot"):
+        code, _, err = parabolic(command)
+        assert code == 2
+        assert "expected at least one; 2 runs with held-out examples" in err
+    few(store)
+    told = "2 runs with held-out examples, such as trials of a search, left out; to see them: --where validation=0.1"
+    assert parabolic("report")[0] == 0
+    said = text_of(Path("report.html").read_text())
+    assert "9 finished runs" in said
+    assert "validation=0.1" not in said.replace(told, "")
+    assert told in said
+    assert told in parabolic("plot")[1]
+    assert parabolic("report", "--where", "validation=0.1")[0] == 0
+    said = text_of(Path("report.html").read_text())
+    assert "2 finished runs" in said
+    assert "such as trials" not in said
 
 
 def test_learners_without_a_memory_are_compared_with_every_size_of_it(store):
@@ -118,6 +166,22 @@ def test_runs_of_a_preset_are_called_by_it_where_that_is_shorter(store, tmp_path
     [scene] = find_scenes(store).scenes
     assert {method.name for method in scene.methods} == {
         "pcl-plus", "pcl-plus repeats=1", "pcl lr=0.05", "mine", "mine replay=9", "er lr=0.05"
+    }  # fmt: skip
+
+
+def test_runs_of_code_or_data_that_were_changed_since_have_no_mean_with_others(store):
+    def save(seed, skill, hour, **made):
+        run = record(RunSpec("er", seed=seed), skill)
+        store.save(replace(run, environment={**run.environment, "finished": f"2026-01-02T{hour}:00:00+00:00", **made}))
+
+    save(4, 90, "01", code="first", data="all")
+    save(3, 20, "02", code="second", data="all")
+    save(2, 30, "03", code="third", data="some")
+    save(1, 80, "04", code="third", data="all")
+    save(0, 80, "05")  # it does not say: as ever, it counts as one of the newest
+    [scene] = find_scenes(store).scenes
+    assert {method.name: list(method.runs) for method in scene.methods} == {
+        "er": [0, 1], "er (older data)": [2], "er (older code)": [3], "er (older code 2)": [4]
     }  # fmt: skip
 
 
@@ -367,7 +431,7 @@ def test_curves_for_a_paper(parabolic):
     assert 'width="234pt"' in svg  # a column of 3.25 inches
     assert "er (n=3)" in svg
     assert "seq-digits" not in svg
-    assert parabolic("plot", "-o", "b.svg")[0] == 0
+    assert parabolic("plot", "--runs", "runs", "--output", "b.svg")[0] == 0
     assert "seq-digits" in Path("b.svg").read_text()
     code, _, err = parabolic("plot", "-o", "a.gif")
     assert code == 2

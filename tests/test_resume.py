@@ -1,5 +1,6 @@
 """Runs that are stopped in the middle: they go on, and end with the figures of one that was not."""
 
+import json
 import os
 import random
 import subprocess
@@ -7,6 +8,8 @@ import sys
 import time
 from dataclasses import replace
 
+import numpy as np
+import official
 import pytest
 import torch
 from grids import fragile, kill, results, until
@@ -19,6 +22,7 @@ from parabolic.experiments.run import _abreast
 from parabolic.learners import find_learner, known_learners
 from parabolic.learners.saving import read_learner
 from parabolic.states import read_state, same_state
+from parabolic.streams import prepare
 from parabolic.streams.stream import Batches, Examples
 
 ALWAYS = 1e-9  # seconds: after every step
@@ -139,6 +143,19 @@ def test_a_command_killed_again_and_again(tmp_path):
     assert not path.exists()
 
 
+def test_a_comparison_writes_runs_down_as_often_as_it_is_told(tmp_path, parabolic):
+    spec = fragile(tmp_path, "killed_once")
+    settings = ("--set", "backbone=mlp", "--set", "trouble=killed_once")
+    asked = ("--learners", spec.learner, "--seeds", "1", "--workers", "1", "--device", "cpu", *settings)
+    code, out, err = parabolic("compare", *asked, "--checkpoint", str(ALWAYS), "--json")
+    assert (code, err) == (0, "")
+    assert [each["environment"]["resumed"] for each in json.loads(out)["runs"]] == [1]
+    for command in (("compare",), ("paper", "main", "--quick")):
+        code, _, err = parabolic(*command, "--checkpoint", "-1")
+        assert code == 2
+        assert "checkpoint: got -1.0, expected a number of at least 0; 0 writes nothing down" in err
+
+
 def test_a_grid_goes_on_with_a_run_whose_worker_was_killed(tmp_path):
     spec = fragile(tmp_path, "killed_once")  # at step 40 of 146
     outcome = run_grid([spec], Store(tmp_path / "a"), workers=1, device="cpu", checkpoint=ALWAYS)
@@ -190,6 +207,29 @@ def test_a_learner_that_was_changed_begins_anew(tmp_path):
     assert keeping.place(spec) == (1, 11)
     (tmp_path / "mine.py").write_text(MINE.format(factor=2))
     assert keeping.place(spec) == (0, 0)
+
+
+def test_a_run_whose_data_were_replaced_begins_anew(tmp_path, monkeypatch):
+    monkeypatch.setenv("PARABOLIC_DATA", str(tmp_path / "cache"))
+    images, labels = official.pictures(300, 10)
+
+    def prepared(labels):
+        np.save(tmp_path / "train_images.npy", images)
+        np.save(tmp_path / "train_labels.npy", labels)
+        prepare("mine", tmp_path, again=True)
+
+    prepared(labels)
+    spec = RunSpec("sgd", stream="seq-mine", batch=16, backbone="mlp")
+    store = Store(tmp_path / "runs")
+    stop_at(Stop(5), spec, store)
+    keeping = Keeping(store)
+    there = keeping.place(spec)
+    assert there != (0, 0)
+    prepared(labels)
+    assert keeping.place(spec) == there
+    prepared(labels[::-1])
+    assert keeping.place(spec) == (0, 0)
+    assert run(spec, store, device="cpu")[0].environment["resumed"] == 0
 
 
 def test_a_run_that_is_asked_for_again_begins_anew(tmp_path):

@@ -377,6 +377,37 @@ def test_the_file_is_as_documented(tmp_path, sample):
     assert Learner.load(tmp_path / "a").steps == 1
 
 
+def test_tensors_of_every_kind_are_written_as_other_readers_find_them(tmp_path):
+    whole, base = torch.arange(-6, 6).view(3, 4), torch.randn(4, 5, dtype=torch.float64)
+    short = [
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+    ]
+    rare = [torch.uint16, torch.uint32, torch.uint64, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2]
+    given = {str(dtype): whole.to(dtype) for dtype in short + rare}
+    given |= {"turned": base.T, "part": base[1:, ::2], "one": base[0, 0], "none": torch.empty(0, 3), "again": base}
+    given |= {"stretched": torch.ones(1, 3).expand(2, 3), "weight": nn.Parameter(base), "größe": torch.ones(1)}
+    (tmp_path / "a").write_bytes(pack_state({"tensors": given}))
+    _, found = opened((tmp_path / "a").read_bytes())
+    ours = read_state(tmp_path / "a")["tensors"]
+    assert found.keys() == {f"tensors.{name}" for name in given}
+    for name, tensor in given.items():
+        assert same_state(found[f"tensors.{name}"], tensor)
+        assert same_state(ours[name], tensor)
+
+
+@pytest.mark.parametrize("odd", [torch.eye(2).to_sparse(), torch.ones(2, dtype=torch.complex128)])
+def test_tensors_that_no_file_takes_are_named(odd):
+    with pytest.raises(InputError, match=r"^notes.0: got a tensor .* expected a dense tensor of a type that"):
+        pack_state({"notes": [odd]})
+
+
 def test_a_file_of_a_later_version_is_refused(tmp_path, sample):
     told, tensors = opened(sample)
     (tmp_path / "a").write_bytes(seal(told | {"version": 3}, tensors))

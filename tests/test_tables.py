@@ -257,19 +257,35 @@ def test_a_comparison_in_a_table_and_in_words():
     said = in_words(runs)
     assert "After 5 tasks, the mean accuracy over them, all classes competing, is: er 86 %, pcl 81 %, sgd 20 %" in said
     assert f"er is 4.5 points ahead of pcl (95 % interval {difference.low:.1f} to {difference.high:.1f})" in said
-    assert "er has lost 4 points on them, sgd 90." in said
+    assert "On the earlier tasks er has lost 4 points against its best before the end, sgd has lost 90 points." in said
     assert in_words({"er": [], "pcl": runs["pcl"]}).endswith("competing, is: pcl 81 %.")
     assert in_words({"er": []}) == "There is nothing to compare."
 
 
 def test_words_for_one_point_and_for_none():
     runs = {"pcl": [record(0, 80.0, forgetting=1.2)], "er": [record(0, 70.0, forgetting=-0.3)]}
-    assert in_words(runs).endswith("pcl has lost 1 point on them, er 0.")
+    assert in_words(runs).endswith("pcl has lost 1 point against its best before the end, er has lost 0 points.")
     assert "| er | <ins>70.0</ins> | <ins>70.0</ins> | **-0.3** |" in render(
         [comparison(runs, title="t", seeds=1)], "markdown"
     )
     nearly = {"er": [record(seed, 70.0, forgetting=each) for seed, each in enumerate((-0.3, 0.28))]}
     assert " | 0.0 ± 0.4 | " in render([comparison(nearly, title="t", seeds=2)], "markdown")
+
+
+def test_what_was_gained_is_not_said_to_be_lost_and_a_tie_is_no_lead():
+    runs = {
+        "pcl": [record(seed, acc, forgetting=-9.0) for seed, acc in enumerate((80.0, 82.0, 81.0))],
+        "er": [record(seed, acc, forgetting=-0.9) for seed, acc in enumerate((81.0, 80.0, 82.0))],
+    }
+    said = in_words(runs)
+    assert "pcl has gained 9 points against its best before the end, er has gained 1 point." in said
+    assert "On the same seeds there is no difference between pcl and er (95 % interval " in said
+    assert "ahead" not in said
+
+
+def test_a_lead_is_told_by_the_seeds_that_both_have():
+    runs = {"pcl": [record(0, 70.0), record(1, 72.0), record(2, 90.0)], "er": [record(0, 72.0), record(1, 75.0)]}
+    assert "On the same seeds pcl is 2.5 points behind er (95 % interval " in in_words(runs)
 
 
 def test_seconds_of_a_fleet_have_no_deviation_in_a_comparison():
@@ -301,8 +317,16 @@ def test_compare_prints_in_every_format(parabolic, tmp_path):
 
 @pytest.mark.parametrize(
     ("values", "told"),
-    [({0: 0.0003}, "3.0e-04"), ({0: 0.0003, 1: 0.00034}, "3.2e-04"), ({0: 0.7, 1: -0.64}, "0.0"), ({0: 0.0}, "0.0")],
+    [
+        ({0: 0.00003}, "3.0e-05"),
+        ({0: 0.00003, 1: 0.000034}, "3.2e-05 ± 2.8e-06"),
+        ({0: 0.7, 1: -0.64}, "0.0 ± 0.9"),
+        ({0: 0.0}, "0.0"),
+        ({0: 0.026, 1: 0.03}, "0.028 ± 0.003"),
+        ({0: 0.0012}, "0.0012"),
+        ({0: 0.094, 1: 0.1}, "0.1 ± 0.0"),
+    ],
 )
-def test_a_small_mean_is_told_by_its_power_of_ten_unless_its_spread_is_larger(values, told):
+def test_a_small_mean_is_told_by_more_digits_or_its_power_of_ten_unless_its_spread_is_larger(values, told):
     table = render([Results("one", "One", [Column("bound")], {"er": [Cell(values)]})], "markdown")
-    assert re.search(rf"^\| er \|[^|]*{re.escape(told)}\b", table, re.MULTILINE), table
+    assert re.search(rf"^\| er \| {re.escape(told)} \|$", table, re.MULTILINE), table

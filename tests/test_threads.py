@@ -81,6 +81,35 @@ def test_scores_are_those_before_or_after_a_step(kind, average):
     assert farthest(found, alone) < 1e-9
 
 
+def pickled(learner):
+    with learner.lock:
+        return pickle.loads(pickle.dumps(learner))
+
+
+def from_an_estimator(learner):
+    made = ParabolicClassifier("er")
+    made.learner_ = learner
+    return pickle.loads(pickle.dumps(made)).learner_
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled, from_an_estimator])
+def test_copies_made_while_others_predict_are_whole(copied):
+    """A prediction puts averaged weights in place of the model's own, in its evaluation mode, for a moment."""
+    torch.manual_seed(0)
+    learner, data, probe = ER(net(), memory=40, average=0.9), batches(), torch.randn(64, 8, dtype=torch.float64)
+    for x, y in data[:20]:
+        learner.observe(x, y)
+    weights = {name: weight.clone() for name, weight in learner.model.named_parameters()}
+    made = []
+    while_learning(lambda: made.extend(copied(learner) for _ in range(60)), lambda: learner.scores(probe))
+    for each in made:
+        own = dict(each.model.named_parameters())
+        assert own.keys() == weights.keys()
+        assert all(torch.equal(own[name], weight) and own[name].requires_grad for name, weight in weights.items())
+        assert all(module.training for module in each.model.modules())
+        each.observe(*data[20])
+
+
 @pytest.mark.parametrize("name", ["ewc", "lwf"])
 def test_work_between_tasks_is_not_seen_half_done(name):
     """These leave the training mode, or change weights, when a task starts or ends."""

@@ -234,6 +234,29 @@ def test_a_study_goes_on_only_as_it_began(tmp_path, other, differs):
         tune(other, Store(tmp_path), trials=1, name="one", device="cpu")
 
 
+def test_a_study_goes_on_only_with_the_code_it_began_with(tmp_path):
+    file = tmp_path / "timid.py"
+    file.write_text(TIMID)
+    search = Search(RunSpec(f"{file}:Timid", stream="seq-blobs", backbone="mlp"), {"lr": "0.01:1:log"})
+    tune(search, Store(tmp_path), trials=1, name="one", device="cpu")
+    tune(search, Store(tmp_path), trials=2, name="one", device="cpu")
+    file.write_text(f"{TIMID}# edited")
+    with pytest.raises(InputError, match="study: got 'one' with code=[0-9a-f]{12}, expected .*; give another --name"):
+        tune(search, Store(tmp_path), trials=3, name="one", device="cpu")
+
+
+def test_a_study_from_before_it_told_of_code_goes_on(tmp_path, monkeypatch):
+    search, told = Search(BLOBS), Search.definition
+
+    def before(self):
+        return {name: value for name, value in told(self).items() if name not in ("code", "data")}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Search, "definition", before)
+        tune(search, Store(tmp_path), trials=1, name="one", device="cpu")
+    assert len(tune(search, Store(tmp_path), trials=2, name="one", device="cpu").trials) == 2
+
+
 def test_a_study_whose_settings_were_refused_begins_anew_once_they_are_mended(tmp_path):
     refused = RunSpec("er", stream="seq-blobs", options={"average_part": 0.1})
     with pytest.raises(InputError, match="average_part: got 0.1, expected 1 without an average"):

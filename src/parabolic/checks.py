@@ -130,18 +130,18 @@ def check_call(name: str, function: Any, *given: str, **named: object) -> None:
 
 
 def check_name(name: str, value: object, known: Iterable[str], remedy: str = "") -> None:
-    """Refuse `value` unless it is one of the `known` names; the error suggests the nearest.
+    """Refuse `value` unless it is one of the `known` names; the error suggests the nearest, then the remedy.
 
-    >>> check_name("learner", "pcll", ["pcl", "er"])
+    >>> check_name("learner", "pcll", ["pcl", "er"], "see `parabolic list`")
     Traceback (most recent call last):
         ...
-    parabolic.checks.InputError: learner: got 'pcll', expected one of er, pcl; did you mean 'pcl'?
+    parabolic.checks.InputError: learner: got 'pcll', expected one of er, pcl; did you mean 'pcl'? see `parabolic list`
     """
     names = sorted(known)
     if value in names:
         return
     near = difflib.get_close_matches(str(value), names, n=FEW)
-    hint = f"did you mean {near[0]!r}?" if near else remedy
+    hint = f"did you mean {near[0]!r}? {remedy}".strip() if near else remedy
     some = names if len(names) <= MANY else sorted(near) or names[:FEW]
     expected = "one of " if some is names else f"one of {len(names)} names such as "
     raise invalid(name, value, expected + ", ".join(some), hint)

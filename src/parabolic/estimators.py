@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
@@ -16,13 +17,13 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from parabolic.backbones import MLP
-from parabolic.checks import Description, check_call, check_finite, check_name, check_number, invalid, plain
+from parabolic.checks import Description, InputError, check_call, check_finite, check_name, check_number, invalid, plain
 from parabolic.engine import Diverged
 from parabolic.experiments.run import find_device
 from parabolic.learners import MSE, Criterion, Huber, Learner, Numbers, ReplayLearner, Scale, find_learner
+from parabolic.learners.functional import has_batch_norm
 
 __all__ = ["ParabolicClassifier", "ParabolicRegressor"]
 
@@ -32,26 +33,22 @@ ANEW = ("batch_size", "epochs")  # settings that each call reads
 EXACT = 2**53  # from here on float64 does not tell all whole numbers apart
 
 
-class _Inputs(Scale):
-    """Inputs in units in which they are of size one, rounded to the network's type only then.
-
-    Times in seconds, say: those of a whole minute are one and the same number in float32.
-    """
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.dtype = dtype
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Numbers in these units, as the network takes them."""
-        return super().__call__(x).to(self.dtype)
+@contextmanager
+def _renaming() -> Iterator[None]:
+    """Let errors of a learner speak of X, as scikit-learn does, where they speak of x."""
+    try:
+        yield
+    except InputError as error:
+        if not str(error).startswith("x:"):
+            raise
+        raise InputError(f"X{str(error)[1:]}") from error
 
 
 class _Estimator(BaseEstimator):  # type: ignore[misc]
     """What both share: how data become tensors, and how a learner is made and goes through them."""
 
     learner_: Learner
-    _shape: torch.Size
+    _example: tuple[torch.Size, torch.dtype]  # what one is like
     _made: dict[str, Any]  # the settings that the learner was made with
 
     def __init__(
@@ -81,7 +78,13 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         self.device = device
         self.random_state = random_state
 
-    def _tensor(self, X: NDArray[Any], learner: Learner) -> Tensor:
+    def __getstate__(self) -> dict[str, Any]:
+        """For a pickle: with a copy of the learner, which other threads may use meanwhile."""
+        state: dict[str, Any] = super().__getstate__()
+        return state | ({"learner_": copy.deepcopy(state["learner_"])} if "learner_" in state else {})
+
+    def _tensor(self, X: NDArray[Any], learner: Learner, known: torch.dtype | None = None) -> Tensor:
+        """Examples as the learner takes them: in the type of those that are known, wherever that is exact."""
         if X.dtype.kind not in "biuf":
             got = Description(f"an array of type {X.dtype}")
             raise invalid("X", got, "numbers", "turn words into columns of their own, and dates into seconds")
@@ -89,6 +92,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         numbers = x.dtype != torch.uint8 and self.model is None and learner.embed is None  # no bytes, and no ids
         if isinstance(learner.prepare, Scale):
             x = x.double()  # it is rounded once it is scaled
+        elif known is not None and not self.scale:
+            x = _cast(x, known)
         elif self.scale or x.is_floating_point() or numbers:
             x = x.to(learner.dtype)
         check_finite("X", x)  # it may have been, in a wider type
@@ -103,20 +108,25 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         for name in ANEW:
             check_number(name, getattr(self, name), whole=True, at_least=1)
 
-    def _follow_settings(self) -> None:
-        """Let the learner go on with the lr that is set now; a change of what it is made of is refused."""
+    def _check_settings(self) -> None:
+        """Refuse a change of what the learner is made of; its lr may change."""
         self._check_counts()
-        now, learner = self._settings(), self.learner_
+        now = self._settings()
         for name, before in self._made.items():
             if name != "lr" and not _same(now[name], before):
                 remedy = "a change takes effect at the next fit: call fit, or set it back"
                 raise invalid(name, now[name], "what it was when the learner was made", remedy)
+        if now["lr"] is not None:
+            check_number("lr", now["lr"], above=0)
+
+    def _follow_lr(self) -> None:
+        """Let the learner go on with the lr that is set now."""
+        now, learner = self._settings(), self.learner_
         if now["lr"] != self._made["lr"]:
-            lr = type(learner).lr if now["lr"] is None else plain(now["lr"])
-            check_number("lr", lr, above=0)
-            learner.lr, self._made = lr, now
+            usual = (now["options"] or {}).get("lr", type(learner).lr)
+            learner.lr, self._made = plain(usual if now["lr"] is None else now["lr"]), now
             for group in learner.optim.param_groups:
-                group["lr"] = lr
+                group["lr"] = learner.lr
 
     def _make(self, X: NDArray[Any], outputs: int, criterion: str | Criterion, **usual: Any) -> Learner:
         """A learner that has seen nothing; `usual` are options that it has, if it knows them, unless told otherwise."""
@@ -141,7 +151,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         given |= {"criterion": criterion, "seed": seed}
         learner = kind(self._network(X.shape[1:], outputs, seed).to(place), **(given | options))
         if self.scale and "prepare" not in options:
-            learner.prepare = _Inputs(learner.dtype)
+            learner.prepare = Scale()
         self._made = self._settings()
         return learner
 
@@ -157,6 +167,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             raise invalid("model", type(made), "a torch.nn.Module, or a function (shape, outputs) that returns one")
         return made
 
+    @_renaming()
     def _learn(self, learner: Learner, x: Tensor, y: Tensor, epochs: int | None = None) -> None:
         """Go through examples once, in their order; or several times, shuffled anew each time."""
         y, rng, size = y.to(x.device), np.random.default_rng(learner.seed), int(self.batch_size)
@@ -175,17 +186,30 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         if not math.isfinite(float(loss)):
             raise Diverged(f"the loss became {float(loss)}: lower lr (now {learner.lr:g}), or give options a clip_norm")
 
+    @_renaming()
     def _check_like(self, x: Tensor) -> None:
         """Refuse what the learner would refuse, before anything changes."""
-        if x.shape[1:] != self._shape:
-            raise invalid("X", x, f"examples of shape {list(self._shape)}, as before")
-        for part in () if x.is_floating_point() else x.split(SHEET):
-            self.learner_.predict(part)  # of ids only the network knows which there are
+        shape, dtype = self._example
+        if (x.shape[1:], x.dtype) != self._example:
+            raise invalid("X", x, f"examples of shape {list(shape)} and type {str(dtype)[6:]}, as before")
+        learner = self.learner_
+        ids = not x.is_floating_point() or any(isinstance(each, nn.Embedding) for each in learner.model.modules())
+        for part in x.split(SHEET) if ids or not isinstance(learner.prepare, Scale | None) else ():
+            learner.predict(part)  # of ids only the network knows which there are, and of a prepare what it gives
 
+    def _trial(self, x: Tensor) -> Self | None:
+        """A copy to learn first where batch norm meets a single example: whether it is refused only a step can tell."""
+        if min(len(x), int(self.batch_size)) > 1 or not has_batch_norm(self.learner_.model):
+            return None
+        trial = copy.copy(self)
+        trial.learner_ = copy.deepcopy(self.learner_)
+        return trial
+
+    @_renaming()
     def _scores(self, X: Any) -> Tensor:
         """What the network says of examples."""
         check_is_fitted(self)
-        x = self._tensor(validate_data(self, X, reset=False, allow_nd=True), self.learner_)
+        x = self._tensor(validate_data(self, X, reset=False, allow_nd=True), self.learner_, self._example[1])
         with self.learner_.lock:  # one network for all of them
             scores = torch.cat([self.learner_.scores(part) for part in x.split(SHEET)]).double()
         if not scores.isfinite().all():
@@ -245,18 +269,14 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         if not hasattr(self, "learner_"):
             return self._begin(X, y, classes, None)
         X, y = validate_data(self, X, y, reset=False, allow_nd=True)
-        x, more = self._tensor(X, self.learner_), _labels(y, classes)
+        x, more = self._tensor(X, self.learner_, self._example[1]), _labels(y, classes)
         self._check_like(x)
+        self._check_settings()
         labels, outputs = _merged(self.classes_, self._outputs, more)
-        prepare = _measured(self.learner_.prepare, "X", x)
-        with self.learner_.lock:  # a prediction meanwhile finds all of it as it was, or all of it done
-            self._follow_settings()
-            if len(labels) > len(self.classes_):
-                self.learner_.grow(len(labels))
-                self.__dict__ = self.__dict__ | {"classes_": labels, "_outputs": outputs}
-            self.learner_.prepare = prepare
-        self._learn(self.learner_, x, _numbered(y, labels, outputs))
-        return self
+        target = _numbered(y, labels, outputs)
+        if trial := self._trial(x):
+            trial._go_on(x[:1], target[:1], labels, outputs)
+        return self._go_on(x, target, labels, outputs)
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The label of each example."""
@@ -277,8 +297,20 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         x = new._tensor(X, learner)
         learner.prepare = _measured(learner.prepare, "X", x)
         new._learn(learner, x, _numbered(y, labels, outputs), epochs)
-        new.learner_, new.classes_, new._outputs, new._shape = learner, labels, outputs, x.shape[1:]
+        new.learner_, new.classes_, new._outputs = learner, labels, outputs
+        new._example = (x.shape[1:], x.dtype)
         self.__dict__ = new.__dict__
+        return self
+
+    def _go_on(self, x: Tensor, y: Tensor, labels: NDArray[Any], outputs: NDArray[np.int64]) -> Self:
+        prepare = _measured(self.learner_.prepare, "X", x)
+        with self.learner_.lock:  # a prediction meanwhile finds all of it as it was, or all of it done
+            if len(labels) > len(self.classes_):
+                self.learner_.grow(len(labels))
+                self.__dict__ = self.__dict__ | {"classes_": labels, "_outputs": outputs}
+            self._follow_lr()
+            self.learner_.prepare = prepare
+        self._learn(self.learner_, x, y)
         return self
 
     def _chances(self, X: Any) -> tuple[NDArray[np.float64], NDArray[Any]]:
@@ -345,15 +377,14 @@ class ParabolicRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         if not hasattr(self, "learner_"):
             return self._begin(X, y, None)
         X, y = validate_data(self, X, y, reset=False, allow_nd=True, multi_output=True, y_numeric=True)
-        x, target = self._tensor(X, self.learner_), _target(y, self.learner_)
+        x, target = self._tensor(X, self.learner_, self._example[1]), _target(y, self.learner_)
         self._check_like(x)
+        self._check_settings()
         if target.shape[1] != self.learner_.classes or y.ndim != 2 - self._single:
             raise invalid("y", target, f"{self.learner_.classes} numbers an example, as before")
-        with self.learner_.lock:
-            self._follow_settings()
-            self._measure(self.learner_, x, target)
-        self._learn(self.learner_, x, target)
-        return self
+        if trial := self._trial(x):
+            trial._go_on(x[:1], target[:1])
+        return self._go_on(x, target)
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """The number, or numbers, of each example."""
@@ -371,8 +402,15 @@ class ParabolicRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         x, target = new._tensor(X, learner), _target(y, learner)
         new._measure(learner, x, target)
         new._learn(learner, x, target, epochs)
-        new.learner_, new._single, new._shape = learner, y.ndim == 1, x.shape[1:]
+        new.learner_, new._single, new._example = learner, y.ndim == 1, (x.shape[1:], x.dtype)
         self.__dict__ = new.__dict__
+        return self
+
+    def _go_on(self, x: Tensor, y: Tensor) -> Self:
+        with self.learner_.lock:
+            self._measure(self.learner_, x, y)
+            self._follow_lr()
+        self._learn(self.learner_, x, y)
         return self
 
     def _criterion(self) -> Criterion:
@@ -408,9 +446,17 @@ def _mlp(shape: Sequence[int], outputs: int) -> nn.Module:
 def _batches(order: Tensor, size: int, model: nn.Module) -> list[Tensor]:
     """Rows in batches. A single one that is left goes with those before it where batch norm cannot learn it alone."""
     parts = list(order.split(size))
-    if len(parts) > 1 and len(parts[-1]) == 1 and any(isinstance(each, _BatchNorm) for each in model.modules()):
+    if len(parts) > 1 and len(parts[-1]) == 1 and has_batch_norm(model):
         parts[-2:] = [torch.cat(parts[-2:])]
     return parts
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers in a type, or as they are where it does not hold them; bytes, which mean 0 to 1, are no floats."""
+    if torch.uint8 in (x.dtype, dtype) and (x.is_floating_point() or dtype.is_floating_point):
+        return x
+    cast = x.to(dtype)
+    return cast if dtype.is_floating_point or torch.equal(cast.to(x.dtype), x) else x
 
 
 def _target(y: NDArray[Any], learner: Learner) -> Tensor:
@@ -426,9 +472,7 @@ def _measured(scale: Any, name: str, x: Tensor) -> Any:
     if not isinstance(scale, Scale):
         return scale
     scale = copy.copy(scale)
-    scale.update(x)
-    if not scale.squares.isfinite().all():
-        raise invalid(name, x, "numbers whose squares have a sum in float64", "give them in larger units")
+    scale.update(x, name)
     return scale
 
 

@@ -89,7 +89,7 @@ def write_text(path: Path, text: str) -> Path:
     return path
 
 
-def write_bytes(path: Path, data: bytes) -> Path:
+def write_bytes(path: Path, data: bytes | bytearray) -> Path:
     """Write a file of bytes, likewise."""
     with written_whole(path) as aside:
         aside.write_bytes(data)

@@ -35,10 +35,14 @@ def aaa(matrix: ArrayLike) -> float:
 
 
 def forgetting(matrix: ArrayLike) -> float:
-    """How far each earlier task fell from its best, on average; 0 where there is only one task.
+    """How far each earlier task fell from its best before the end, on average; 0 where there is only one task.
+
+    It is below zero where the last task made the earlier ones better than they had ever been.
 
     >>> forgetting([[90, np.nan, np.nan], [50, 80, np.nan], [60, 40, 70]])
     35.0
+    >>> forgetting([[90, np.nan], [95, 80]])
+    -5.0
     """
     a = _matrix(matrix)
     drops = [a[j : len(a) - 1, j].max() - a[-1, j] for j in range(len(a) - 1)]

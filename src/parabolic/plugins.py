@@ -39,6 +39,9 @@ def load_object(argument: str, path: str) -> Any:
     'Linear'
     """
     place, _, name = path.rpartition(":")
+    if place.endswith(".py") and not Path(place).is_file():
+        remedy = f"there is no {Path(place).absolute()}: go to the folder that it is in, or give its whole path"
+        raise invalid(argument, path, "file.py:name of a file that is there", remedy)
     try:
         if not place.endswith(".py") and not all(part.isidentifier() for part in place.split(".")):
             raise ImportError(f"{place!r} is no name of a module")  # which importlib says in many ways

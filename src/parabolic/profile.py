@@ -33,7 +33,7 @@ __all__ = [
 class LearnerLoss:
     """ℓ(x): the loss of a learner's model at any point of its input space.
 
-    A point has the label that PCL's bridges would carry there: on the way between the two memory points nearest to
+    A point has the label that PCL's bridges, but for their noise, would carry there: on the way between the two memory points nearest to
     it, by the fraction of the way. At a memory point that is the point's own label, so that ℓ on the memory is the
     loss of what is remembered.
 

@@ -24,14 +24,22 @@ __all__ = ["Damaged", "overwrite", "pack_state", "read_state", "refill", "same_s
 
 VERSION = 2  # since memories know when examples arrived; a digest is written and found in the same way in all versions
 BLANK = "0" * 64
+TYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.complex64: "C64",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.int64: "I64", torch.int32: "I32",
+    torch.int16: "I16", torch.int8: "I8", torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16",
+    torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
 
 
 class Damaged(InputError):
     """A file that is not, or no longer, a whole state."""
 
 
-def pack_state(content: Mapping[str, Any]) -> bytes:
+def pack_state(content: Mapping[str, Any]) -> bytearray:
     """Nested dicts, lists, tuples, tensors, texts and numbers as they are now, to be written to a file.
+
+    Each tensor is copied once, to where it lies in the file: a state of gigabytes needs as many more, and no others.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "a.safetensors"
@@ -41,8 +49,24 @@ def pack_state(content: Mapping[str, Any]) -> bytes:
     """
     tensors: dict[str, Tensor] = {}
     told = {"sha256": BLANK, "version": VERSION, "content": _outline(content, "", tensors)}
-    data = safetensors.torch.save(tensors, {"parabolic": json.dumps(told)})
-    return data.replace(_seal(BLANK), _seal(sha256(data).hexdigest()), 1)
+    header: dict[str, Any] = {"__metadata__": {"parabolic": json.dumps(told)}}
+    end = 0
+    for name in sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize):  # each at a multiple of its size
+        tensor = tensors[name]
+        start, end = end, end + tensor.numel() * tensor.dtype.itemsize
+        header[name] = {"dtype": TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    first = 8 + len(text)
+    data = bytearray(first + end)
+    data[:first] = len(text).to_bytes(8, "little") + text
+    for name, tensor in tensors.items():
+        if tensor.numel():
+            place = {"count": tensor.numel(), "offset": first + header[name]["data_offsets"][0]}
+            torch.frombuffer(data, dtype=tensor.dtype, **place).view(tensor.shape).copy_(tensor)
+    seal = data.index(_seal(BLANK))
+    data[seal : seal + len(_seal(BLANK))] = _seal(sha256(data).hexdigest())
+    return data
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -144,7 +168,9 @@ def _outline(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         while place in tensors:
             place += "'"  # keys with dots in them may lead to one name
-        tensors[place] = value.detach().to("cpu", copy=True).contiguous()  # a copy: two tensors may share memory
+        if value.layout != torch.strided or value.dtype not in TYPES:
+            raise invalid(place, value, "a dense tensor of a type that safetensors has", "convert it")
+        tensors[place] = value.detach()
         return {"tensor": place}
     if isinstance(value, list | tuple):
         parts = [_outline(each, _within(place, i), tensors) for i, each in enumerate(value)]

@@ -8,13 +8,15 @@ from typing import Annotated
 
 import typer
 
-from parabolic.checks import invalid
+from parabolic.checks import check_name, invalid
 from parabolic.experiments import RunSpec
 from parabolic.learners import find_learner
 from parabolic.options import options_of
+from parabolic.streams import Scenario
 
 __all__ = [
     "Again",
+    "Checkpoint",
     "Device",
     "Json",
     "Memory",
@@ -61,6 +63,10 @@ Where = Annotated[
     typer.Option(metavar="NAME=VALUE", help="Only runs in which a setting has this value; may be repeated."),
 ]
 Again = Annotated[bool, typer.Option("--again", help="Train even what is finished already.")]
+Checkpoint = Annotated[
+    float,
+    typer.Option(metavar="SECONDS", help="How often to write down how far a run is, to go on after a kill; 0: never."),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of a table.")]
 Seed = Annotated[int, typer.Option(help="Decides weights, order and draws.")]
@@ -83,23 +89,28 @@ def read_where(where: list[str] | None, learner: str | None, stream: str | None)
     return read_settings(where, "--where", "lr=0.05") | named
 
 
-def settings_of_each(learners: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, dict[str, str]]:
+def settings_of_each(
+    learners: Mapping[str, str], settings: Mapping[str, str], name: str = "--set"
+) -> dict[str, dict[str, str]]:
     """The settings of each of several rows, given the learner of each: `name=value` goes to those whose learner has it,
     `row.name=value` to that one; a row that is called by a path may also be called by its learner's name.
 
-    What none of them has goes to all, to be refused with the nearest name.
+    What none of them has is refused with the nearest name.
     """
-    fields = options_of(RunSpec).keys()
-    known = {row: RunSpec.learner_options(learner).keys() | fields for row, learner in learners.items()}
+    shared = {*options_of(RunSpec), *options_of(Scenario)} - {"learner"}
+    known = {row: {*RunSpec.learner_options(learner), *shared} for row, learner in learners.items()}
     given: dict[str, dict[str, str]] = {row: {} for row in learners}
-    short = {find_learner(learner).name: row for row, learner in learners.items() if ":" in row}
+    called = {find_learner(learner).name: row for row, learner in learners.items() if ":" in row}
+    called |= {row: row for row in learners}
     for key, text in settings.items():
-        named, _, own = key.rpartition(".")
-        named = named if named in learners else short.get(named, named)
-        if named in learners:
-            given[named][own] = text
-            continue
-        having = [row for row in learners if key in known[row]]
-        for row in having or learners:
-            given[row].setdefault(key, text)
+        named, dot, own = key.rpartition(".")
+        if dot:
+            check_name(f"{name} {key}", named, called, "it is not among the learners")
+        asked = [called[named]] if dot else list(learners)
+        having = [row for row in asked if own in known[row]]
+        if not having:
+            one = learners[asked[0]] if len(asked) == 1 else "LEARNER"
+            check_name(name, own, {each for row in asked for each in known[row]}, f"`parabolic list {one}` shows them")
+        for row in having:
+            given[row][own] = text if dot else given[row].get(own, text)
     return given

@@ -39,6 +39,7 @@ def prepare(
     as_json: Json = False,
 ) -> None:
     """Bring a data set into the cache, from a folder, an archive, the Hugging Face hub or by download."""
+    before = streams.find_data(name)
     with _bars() as progress:
         data = streams.prepare(name, source, again=again, progress=progress)
     if as_json:
@@ -49,6 +50,8 @@ def prepare(
     if not data.test:
         parts = f"{data.train:,} images, of which every fifth of a class is held out for tests,"
     console.print(f"{name}: {parts} of {' × '.join(map(str, data.shape))}, {data.classes} classes, from {data.source}")
+    if before is not None and before.content != data.content:
+        console.print(f"It replaces other data of that name, from {before.source}: runs on them will be trained again.")
     published = _published(data)
     if published is False:
         console.print("Note: the images and labels are not those of the official archive, bit by bit.")
@@ -97,7 +100,9 @@ def list_data(as_json: Json = False) -> None:
 @app.command("show")
 def show(
     stream: Annotated[str, typer.Argument(help="A name of `parabolic list`, seq-NAME, hf:NAME or module:function.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The picture (default: STREAM.png).")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "--out", "-o", help="The picture.", show_default="STREAM.png")
+    ] = None,
     seed: Seed = 0,
     settings: Set = None,
 ) -> None:
@@ -105,9 +110,9 @@ def show(
     spec = RunSpec.from_settings("pcl", read_settings(settings), stream=stream, seed=seed)
     resolved = spec.resolved()
     shown = make_stream(stream, seed, **spec.scenario)
-    path = out or Path(file_name(stream) + ".png")
-    check_picture("--out", path)
-    with disk_errors("--out", path.parent, "name another file"):
+    path = output or Path(file_name(stream) + ".png")
+    check_picture("--output", path)
+    with disk_errors("--output", path.parent, "name another file"):
         draw_sheet(shown, path, resolved["options"], batch=resolved["batch"], seed=seed)
     Console(markup=False).print(f"{len(shown)} tasks, {shown.classes} classes: {path}")
 

@@ -17,7 +17,7 @@ from parabolic.cli.common import Json, OnlyLearner, OnlyStream, Runs, Where, rea
 from parabolic.experiments import Store, write_records
 from parabolic.experiments.paper import is_stand_in
 from parabolic.files import disk_errors
-from parabolic.report.comparison import many
+from parabolic.report.comparison import briefly, many
 from parabolic.report.runs import Row, row_of, select, settings_of, write_csv, write_parquet
 
 __all__ = ["list_runs"]
@@ -65,7 +65,8 @@ def list_runs(
         if path is not None:
             console.print(Text(f"Written: {path}"))
     if records is not None:
-        left_out = [f"{written[what]} {what} left out" for what in ("stand-ins", "trials") if written[what]]
+        words = {"stand-ins": "stand-ins", "held-out": "with held-out examples"}
+        left_out = [f"{written[what]} {words[what]} left out" for what in words if written[what]]
         told = ", ".join([f"{written['written']} runs written", f"{written['there']} there now", *left_out])
         console.print(Text(f"Records: {records} ({told})"))
     if lost and not failed:
@@ -75,7 +76,9 @@ def list_runs(
 
 
 def _keep(store: Store, rows: list[Row], path: Path, failed: bool) -> dict[str, int]:
-    """Merge runs into a file of records. What no result rests on is left out: stand-ins, and trials of a search."""
+    """Merge runs into a file of records. What no result rests on is left out: stand-ins, and runs with held-out
+    examples, as trials of a search are.
+    """
     if failed:
         raise invalid("--records", Description("runs that failed"), "finished runs", "leave --failed out")
     if path.suffix != ".jsonl":
@@ -83,26 +86,26 @@ def _keep(store: Store, rows: list[Row], path: Path, failed: bool) -> dict[str, 
     chosen = {row["key"] for row in rows}
     runs = [record for record in store if record.key in chosen]
     quick = [record for record in runs if is_stand_in(record.spec)]
-    tried = [record for record in runs if record.spec.get("scenario", {}).get("validation")]
-    left_out = {record.key for record in (*quick, *tried)}
+    held_out = [record for record in runs if record.spec.get("scenario", {}).get("validation")]
+    left_out = {record.key for record in (*quick, *held_out)}
     kept = [record for record in runs if record.key not in left_out]
     if not kept:
-        got = Description(
-            f"{len(runs)} runs, of which {len(quick)} are stand-ins of `paper --quick`, {len(tried)} trials"
-        )
+        told = f"{len(quick)} are stand-ins of `paper --quick`, {len(held_out)} have held-out examples"
+        got = Description(f"{len(runs)} runs, of which {told}")
         raise invalid("--records", got, "at least one that counts as a result", "train it, or choose others")
     there = write_records(kept, path)
-    return {"written": len(kept), "there": there, "stand-ins": len(quick), "trials": len(tried)}
+    return {"written": len(kept), "there": there, "stand-ins": len(quick), "held-out": len(held_out)}
 
 
 def _show(rows: list[Row], console: Console) -> None:
-    told = {"metrics.acc": "Acc %", "metrics.aaa": "AAA %", "train_seconds": "s"}
+    told = {"metrics.acc": "Acc %", "metrics.aaa": "AAA %"}
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in ("key", "learner", "stream", "memory", "seed", "settings", *told.values()):
+    for title in ("key", "learner", "stream", "memory", "seed", "settings", *told.values(), "s"):
         table.add_column(title)
     for row in rows:
         named = [row["key"][:8], row["learner"], row["stream"], row.get("memory", ""), row["seed"], settings_of(row)]
-        table.add_row(*(Text(str(value)) for value in named), *(f"{row.get(name, math.nan):.1f}" for name in told))
+        figures = [f"{row.get(name, math.nan):.1f}" for name in told]
+        table.add_row(*(Text(str(value)) for value in named), *figures, briefly(row.get("train_seconds", math.nan)))
     console.print(table)
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from parabolic.checks import check_name
-from parabolic.cli.common import Device, Runs
+from parabolic.cli.common import Checkpoint, Device, Runs
 from parabolic.cli.grids import Address, Engine, Fleet, Gpus, Minutes, Workers, close_grid, train_all
 from parabolic.cli.tables import Format, Intervals, Output, show
 from parabolic.cli.tracking import Track
@@ -72,6 +72,7 @@ def paper(
     fleet: Fleet = 5,
     gpus: Gpus = 1.0,
     minutes: Minutes = None,
+    checkpoint: Checkpoint = 60.0,
     track: Track = None,
 ) -> None:
     """Run what is missing of the paper's tables, and print ours beside what was published.
@@ -97,7 +98,7 @@ def paper(
         outcome = train_all(
             mine.runs, Store(runs), track,
             engine=engine, workers=workers, address=address, fleet=fleet, gpus=gpus, device=device,
-            minutes=minutes,
+            minutes=minutes, checkpoint=checkpoint,
         )  # fmt: skip
         if mine.bounds and not (outcome.interrupted or outcome.put_off):
             with ProgressBar() as bar:

@@ -17,7 +17,7 @@ from parabolic.checks import Description, check_name, invalid
 from parabolic.cli.common import OnlyLearner, OnlyStream, Runs, Where, read_where
 from parabolic.experiments import BackedStore, Records, Store
 from parabolic.report.curves import STYLES, draw_curves, plot_text
-from parabolic.report.page import TITLE, write_page
+from parabolic.report.page import TITLE, TRAIN, write_page
 from parabolic.report.scenes import Scene, find_scenes
 
 __all__ = ["plot", "report"]
@@ -60,9 +60,8 @@ def report(
 
 
 def plot(
-    runs: Annotated[
-        Path, typer.Argument(envvar="PARABOLIC_RUNS", help="The folder of finished runs.", show_default="runs")
-    ] = Path("runs"),
+    folder: Annotated[Path | None, typer.Argument(help="The folder of finished runs, as --runs names it too.")] = None,
+    runs: Runs = Path("runs"),
     learner: OnlyLearner = None,
     stream: OnlyStream = None,
     where: Where = None,
@@ -73,11 +72,12 @@ def plot(
 ) -> None:
     """Draw the anytime accuracy of each method: here in the terminal, or into a file."""
     check_name("--style", style, STYLES)
-    finds = find_scenes(Store(runs), read_where(where, learner, stream))
+    store = Store(folder or runs)
+    finds = find_scenes(store, read_where(where, learner, stream))
     scenes = [scene for scene in finds.scenes if scene.done]
     if not scenes:
-        got = Description(f"no finished runs{' that fit' if learner or stream or where else ''} in {runs}")
-        raise invalid("runs", got, "at least one", "train some: parabolic compare --learners pcl,er,sgd")
+        got = Description(f"no finished runs{' that fit' if learner or stream or where else ''} in {store.root}")
+        raise invalid("runs", got, "at least one", finds.left_out or TRAIN)
     console = Console(highlight=False, soft_wrap=True)
     if output is None:
         width = console.width if console.is_terminal else WIDE
@@ -88,6 +88,8 @@ def plot(
             got = Description(f"runs of {len(scenes)} kinds: {'; '.join(scene.title for scene in scenes)}")
             raise invalid("runs", got, "those of one kind in a file", _choice(scenes))
         console.print(Text(f"Written: {draw_curves(scenes[0], output, style)}"))
+    if finds.left_out:
+        console.print(Text(finds.left_out))
     for path in finds.damaged:
         console.print(Text(f"Cannot be read: {path}"))
 

@@ -21,6 +21,7 @@ from parabolic.backbones import BACKBONES
 from parabolic.checks import Description, InputError, check_name, invalid
 from parabolic.cli.common import (
     Again,
+    Checkpoint,
     Device,
     Json,
     PresetMemory,
@@ -39,13 +40,17 @@ from parabolic.experiments import Preset, RunSpec, Store, build, load_preset, ru
 from parabolic.learners import Learner, find_learner, known_learners
 from parabolic.options import options_of, write_option
 from parabolic.report import FORMATS, comparison, in_words
-from parabolic.report.comparison import many
+from parabolic.report.comparison import briefly, many
 from parabolic.streams import known_streams
 
 __all__ = ["compare", "list_all", "run_one"]
 
 OF_A_RUN = ("backbone", "batch", "epochs", "precision", "channels_last")
 """Fields of a run that `--set` alone sets."""
+
+SEVERAL = (
+    "settings of one method are compared as presets: --preset a.toml --preset b.toml, each with learner and [settings]"
+)
 
 
 def list_all(
@@ -110,10 +115,7 @@ def run_one(
     runs: Runs = Path("runs"),
     again: Again = False,
     device: Device = "auto",
-    checkpoint: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", help="How often to write down how far it is, to go on after a kill; 0: never."),
-    ] = 60.0,
+    checkpoint: Checkpoint = 60.0,
     monitor: Annotated[bool, typer.Option(help="Write down what `parabolic watch` shows.")] = True,
     track: Track = None,
     as_json: Json = False,
@@ -124,7 +126,8 @@ def run_one(
     if learner not in (None, chosen.learner):
         raise invalid("--learner", learner, f"{chosen.learner}, as in preset {preset!r}", "leave one of them out")
     given = {name: value for name, value in (("stream", stream), ("memory", memory)) if value is not None}
-    spec = chosen.spec(read_settings(settings), seed=seed, **given)
+    own = settings_of_each({chosen.name: chosen.learner}, read_settings(settings))[chosen.name]
+    spec = chosen.spec(own, seed=seed, **given)
     store = Store(runs)
     with ExitStack() as stack:
         bar = stack.enter_context(ProgressBar())
@@ -156,7 +159,8 @@ def run_one(
     console.print(table)
     console.print(", ".join(f"{name.replace('_', ' ')} {value:z.1f}" for name, value in record.metrics.items()))
     console.print(
-        f"{sum(record.train_seconds):.1f} s of training; {'found' if reused else 'kept'} in {store.path(record.key)}"
+        f"{briefly(sum(record.train_seconds))} s of training; "
+        f"{'found' if reused else 'kept'} in {store.path(record.key)}"
     )
 
 
@@ -206,6 +210,7 @@ def compare(
     fleet: Fleet = 5,
     gpus: Gpus = 1.0,
     minutes: Minutes = None,
+    checkpoint: Checkpoint = 60.0,
     track: Track = None,
     format: Format = "terminal",
     intervals: Intervals = False,
@@ -221,7 +226,10 @@ def compare(
     chosen = [load_preset(name) for name in preset or []]
     if learners is None:
         learners = "" if chosen else "pcl,er,sgd"
-    rows = {name.strip(): Preset(name.strip(), name.strip()) for name in learners.split(",") if name.strip()}
+    names = [name.strip() for name in learners.split(",") if name.strip()]
+    if len(set(names)) < len(names):
+        raise invalid("--learners", learners, "each name once", SEVERAL)
+    rows = {name: Preset(name, name) for name in names}
     for each in chosen:
         if each.name in rows:
             raise invalid("--preset", each.name, "a name that no other row has", "rename the file")
@@ -234,16 +242,22 @@ def compare(
             raise invalid("--set", name, "what may differ from row to row", f"use {instead}, which is for all")
     stream = _meant_for("stream", chosen, "seq-digits") if stream is None else stream
     memory = _meant_for("memory", chosen, 200) if memory is None else memory
-    specs = {
-        name: [row.spec(given[name], stream=stream, memory=memory, seed=seed) for seed in range(seeds)]
-        for name, row in rows.items()
-    }
+    try:
+        specs = {
+            name: [row.spec(given[name], stream=stream, memory=memory, seed=seed) for seed in range(seeds)]
+            for name, row in rows.items()
+        }
+    except InputError as error:
+        texts = [text for own in given.values() for text in own.values()]
+        if any("," in text and repr(text) in str(error) for text in texts):  # as if it were a list
+            raise InputError(f"{error}; {SEVERAL}") from error
+        raise
     store, wanted = Store(runs), [spec for row in specs.values() for spec in row]
     if engine == "local":  # the nodes of a cluster have data that need not be here
         _check_built([row[0] for row in specs.values() if row[0].options and store.find(row[0]) is None])
     outcome = train_all(
         wanted, store, track, engine=engine, workers=workers, address=address, device=device, fleet=fleet, gpus=gpus,
-        minutes=minutes, again=again,
+        minutes=minutes, checkpoint=checkpoint, again=again,
     )  # fmt: skip
     records = {
         name: [outcome.records[spec.key] for spec in row if spec.key in outcome.records] for name, row in specs.items()

@@ -21,7 +21,7 @@ from parabolic.report.figures import check_picture, draw_bounds, draw_profiles
 __all__ = ["bounds", "profile"]
 
 Learner = Annotated[str, typer.Option(help="A method with a memory: a name of `parabolic list`, or module:Class.")]
-Out = Annotated[Path, typer.Option("--out", "-o", help="The folder for the JSON file and the picture.")]
+Output = Annotated[Path, typer.Option("--output", "--out", "-o", help="The folder for the JSON file and the picture.")]
 Eps = Annotated[float, typer.Option(help="Squared radius of the balls round the memory.")]
 
 
@@ -33,22 +33,22 @@ def bounds(
     settings: Set = None,
     eps: Eps = 0.01,
     samples: Annotated[int, typer.Option(help="Points of edge and inside that are looked at.")] = 256,
-    out: Out = Path("bounds"),
+    output: Output = Path("bounds"),
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Compare the loss on memory with that on the first and the last task, after every task (the paper's appendix)."""
     spec = RunSpec.from_settings(learner, read_settings(settings), stream=stream, memory=memory, seed=seed)
-    check_picture("--out", out / "picture.png")  # before the training, and not after it
+    check_picture("--output", output / "picture.png")  # before the training, and not after it
     console = Console(stderr=as_json, markup=False)
     monitor = BoundsMonitor(eps=eps, samples=samples, seed=seed, warn=lambda text: console.print(text, style="bold"))
     state = _train(spec, device, monitor)
     told = {"spec": spec.resolved(), "eps": eps, "samples": samples, "rows": [row.as_dict() for row in monitor.rows]}
     name = file_name(f"{stream}-{learner}-{seed}-{spec.key[:6]}")
-    with disk_errors("--out", out, "name another folder"):
-        written = write_text(out / f"{name}.json", json.dumps(told, indent=1))
+    with disk_errors("--output", output, "name another folder"):
+        written = write_text(output / f"{name}.json", json.dumps(told, indent=1))
         title = f"{learner} on {stream}: the loss and its bounds"
-        picture = draw_bounds(monitor.rows, out / f"{name}.png", title=title)
+        picture = draw_bounds(monitor.rows, output / f"{name}.png", title=title)
     if as_json:
         print(json.dumps(told, indent=1))
         return
@@ -67,13 +67,13 @@ def profile(
     sigma: Annotated[float, typer.Option(help="The diffusion coefficient of the equation.")] = 0.05,
     grid: Annotated[int, typer.Option(min=2, help="Points of the grid along each side.")] = 48,
     paths: Annotated[int, typer.Option(min=2, help="Paths from each point.")] = 100,
-    out: Out = Path("profile"),
+    output: Output = Path("profile"),
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Draw the continual loss profile u(x, t) of a learner after each task of a stream of points in the plane."""
     spec = RunSpec.from_settings(learner, read_settings(settings), stream=stream, memory=memory, seed=seed)
-    check_picture("--out", out / "picture.png")  # before the training, and not after it
+    check_picture("--output", output / "picture.png")  # before the training, and not after it
     check_number("--memory", memory, whole=True, at_least=3, remedy="three points span a part of the plane")
     recorder = ProfileRecorder(grid=grid, eps=eps, t=time, sigma=sigma, paths=paths, seed=seed)
     _train(spec, device, recorder)
@@ -94,9 +94,9 @@ def profile(
     title = (
         f"What {learner} expects to lose on {stream}: u(x, t) with σ = {sigma:g}, ε = {eps:g}, {paths} paths a point"
     )
-    with disk_errors("--out", out, "name another folder"):
-        written = write_text(out / f"{name}.json", json.dumps(told, indent=1))
-        picture = draw_profiles(recorder.profiles, out / f"{name}.png", title=title)
+    with disk_errors("--output", output, "name another folder"):
+        written = write_text(output / f"{name}.json", json.dumps(told, indent=1))
+        picture = draw_profiles(recorder.profiles, output / f"{name}.png", title=title)
     if as_json:
         print(json.dumps(told, indent=1))
         return

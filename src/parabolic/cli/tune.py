@@ -56,7 +56,7 @@ def tune_one(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(help="The folder for the preset.", show_default="PARABOLIC_PRESETS, or presets"),
+        typer.Option("--output", "-o", help="The folder for the preset.", show_default="PARABOLIC_PRESETS, or presets"),
     ] = None,
     storage: Annotated[
         str | None,
@@ -76,7 +76,7 @@ def tune_one(
         raise invalid("--name", name, "none for several learners", "each preset is called LEARNER-STREAM")
     own = {each: each for each in names}
     fixed = settings_of_each(own, read_settings(settings))
-    spaces = settings_of_each(own, read_settings(space, "--space", "lr=0.01:0.3:log"))
+    spaces = settings_of_each(own, read_settings(space, "--space", "lr=0.01:0.3:log"), "--space")
     searches = [  # all of them first: what cannot be used is refused before anything is trained
         Search(
             RunSpec.from_settings(each, fixed[each], stream=stream, memory=memory),

@@ -30,7 +30,7 @@ class Berth:
 
     def __init__(self, learner: Learner) -> None:
         self.learner, self.device = learner, learner.device
-        self.graphs = Graphs(self.device, learner.generator, learner.waits and f"{learner.name}: {learner.waits}")
+        self.graphs = Graphs(self.device, learner.generator)
         self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._places: dict[Hashable, list[Tensor | None]] = {}  # where graphs find their inputs, by kind and shape
         # What a replayed step adds to which of the host's counters.

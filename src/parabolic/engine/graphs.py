@@ -28,10 +28,10 @@ class Graphs:
     'the device is no GPU'
     """
 
-    def __init__(self, device: torch.device, generator: Generator | None = None, why_not: str = "") -> None:
+    def __init__(self, device: torch.device, generator: Generator | None = None) -> None:
         self.device = device
         self.generator = generator  # which the work draws from: a replay goes on where the last draw ended
-        self.why_not = why_not or ("" if device.type == "cuda" else "the device is no GPU")
+        self.why_not = "" if device.type == "cuda" else "the device is no GPU"
         self._times = Counter[Hashable]()
         self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
         self._pool: Any = None

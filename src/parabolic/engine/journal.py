@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
@@ -31,16 +34,17 @@ class Journal:
     Every `every` batches there is a new file, whole or not at all; the last `keep` stay. So after any end of the
     process (kill -9, a full disk, no power) the same program goes on from the last of them: `batches` says how many
     batches are behind it, and the next to give it is the one of that number, counted from 0. On one CPU it is then
-    what it would be, had nothing happened. A file that is damaged is passed over with a warning, and a learner whose
-    weights are no longer finite is not written down.
+    what it would be, had nothing happened. A file that is damaged is passed over with a warning, and a learner that is
+    no longer finite is not written down.
 
     Args:
         folder: where the files are. One journal at a time may have it.
         learner: as made at every start, with the same options. What is found in the folder becomes its state.
         every: after how many batches a file is written.
         keep: how many files stay.
-        on_error: what to do where a file cannot be written (the disk is full, the weights are not finite): "stop", or
-            "warn" and learn on. Either way the files that are there stay, and the next try is `every` batches later.
+        on_error: what to do where a file cannot be written (the disk is full, no memory is left, the learner is not
+            finite): "stop", or "warn" and learn on. Either way the files that are there stay, and the next try is
+            `every` batches later.
 
     `notes` are the caller's own: plain values and tensors that are kept with the learner, such as a schedule's state.
 
@@ -73,6 +77,10 @@ class Journal:
         self.notes: dict[str, Any] = {}
         self._started = False  # whether that was so when it was resumed
         self._unwritten: Exception | None = None  # why the batch that was learned last could not be written down
+        self._changing = False  # whether a batch is being learned and counted, or a task's start or end told
+        self._due = False  # whether a file was asked for meanwhile
+        self._broken = False  # whether that was broken off, as by Ctrl-C
+        self._infinite = {name for name, each in self._numbers() if not _finite(each)}  # from the start: masks, say
         self._lock = self._hold()
         try:
             self._resume()
@@ -84,8 +92,10 @@ class Journal:
         """Let the learner learn a batch, and write it down if it is time; returns the loss, still on the device."""
         self._check_open()
         self._unwritten = None
-        loss = self.learner.observe(x, y, task)
-        self._count()
+        with self._change():
+            loss = self.learner.observe(x, y, task)
+            self._count()
+        self._write_if_due()
         return loss
 
     def skip(self) -> None:
@@ -96,26 +106,33 @@ class Journal:
         self._check_open()
         if self._unwritten is not None:
             raise self._unwritten
-        self._count()
+        with self._change():
+            self._count()
+        self._write_if_due()
 
     def start_task(self, batches: Batches) -> None:
         """Tell the learner of a task's start; does nothing where it was told before it was stopped in that task."""
         self._check_open()
         if not self._started:
-            self.learner.start_task(batches)
-            self.in_task, self.task_batches = True, 0
+            with self._change():
+                self.learner.start_task(batches)
+                self.in_task, self.task_batches = True, 0
             self.write()
         self._started = False
 
     def end_task(self, batches: Batches) -> None:
         """Tell the learner of a task's end."""
         self._check_open()
-        self.learner.end_task(batches)
-        self.tasks, self.task_batches, self.in_task, self._started = self.tasks + 1, 0, False, False
+        with self._change():
+            self.learner.end_task(batches)
+            self.tasks, self.task_batches, self.in_task, self._started = self.tasks + 1, 0, False, False
         self.write()
 
     def write(self) -> None:
-        """Write the learner down as it is now; where that cannot be done, `on_error` says what happens."""
+        """Write the learner down as it is now; where that cannot be done, `on_error` says what happens.
+
+        In the middle of a batch, when a signal handler or another thread may call it, it is put off to the end of that.
+        """
         self._check_open()
         try:
             self._write()
@@ -148,32 +165,68 @@ class Journal:
             got = Description(f"a call after it was closed ({self.folder})")
             raise invalid("journal", got, "one that is open", "make a Journal of the folder again")
 
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        """While it lasts nothing is written, as learner and counters are only half done."""
+        try:
+            with self.learner.lock:  # so it does not begin while another thread writes
+                self._changing = True
+            yield
+        except Exception:  # after which the caller may go on
+            raise
+        except BaseException:
+            self._broken = True
+            raise
+        finally:
+            self._changing = False
+
     def _count(self) -> None:
         self.batches += 1
         self.task_batches += 1
-        if self.batches % self.every == 0:
+
+    def _write_if_due(self) -> None:
+        if self._due or self.batches % self.every == 0:
             self.write()
 
     def _write(self) -> None:
         with self.learner.lock:
-            self._check_weights()
+            if self._changing or self.learner.stepping:
+                self._due = True
+                return
+            self._due = False
+            path = self._path(self.batches)
             place = {name: getattr(self, name) for name in PLACE}
-            packed = pack_state(describe(self.learner) | {"journal": place, "draws": draws(self.learner)})
+            with _memory_errors():
+                self._check_whole()
+                packed = pack_state(describe(self.learner) | {"journal": place, "draws": draws(self.learner)})
         with disk_errors("journal", self.folder, "free some space; what it has is safe"):
-            write_bytes(self._path(self.batches), packed)
+            write_bytes(path, packed)
             for old in self._files()[self.keep :]:
-                old.unlink()
+                old.unlink(missing_ok=True)  # another thread may write, too
 
-    def _check_weights(self) -> None:
+    def _check_whole(self) -> None:
         """Refuse what cannot be gone on from: files of it would soon have taken the place of all good ones."""
-        for name, weight in self.learner.model.named_parameters():
-            # As a rule the sum tells, without a mask; it may overflow where no weight has.
-            if weight.requires_grad and not bool(weight.sum().isfinite()) and not bool(weight.isfinite().all()):
-                got = f"weights that are NaN or infinite ({name}, after batch {self.batches})"
-                remedy, good = "give the learner others", self._files()
-                if good:
-                    remedy = f"start again from {good[0].name}, and lower lr in journal.learner.optim.param_groups"
+        good = self._files()
+        again = f"start again from {good[0].name}" if good else ""
+        if self._broken:
+            broken = Description(f"a learner that was broken off in the middle of a step (after batch {self.batches})")
+            raise invalid("journal", broken, "one between two steps", again)
+        learned = {name for name, weight in self.learner.model.named_parameters() if weight.requires_grad}
+        excused = self._infinite - learned
+        for name, each in self._numbers():
+            if name not in excused and not _finite(each):
+                got = f"numbers that are NaN or infinite ({name}, after batch {self.batches})"
+                lower = "lower lr in journal.learner.optim.param_groups or leave out what is far off"
+                remedy = f"{again}, and {lower}" if again else "give the learner others"
                 raise Diverged(f"journal: got {got}, expected finite ones; {remedy}")
+
+    def _numbers(self) -> Iterator[tuple[str, Tensor]]:
+        """All that predictions and steps are computed with, by name: weights, statistics, averages, units, moments."""
+        state = self.learner.state_dict()
+        yield from _tensors("", state["model"])
+        yield from _tensors("average", self.learner.predicting_weights())
+        for name in ("prepare", "units", "optimizer"):
+            yield from _tensors(name, state.get(name))
 
     def _hold(self) -> FileLock:
         lock = FileLock(self.folder / LOCK, thread_local=False)  # any thread may close what another opened
@@ -219,3 +272,33 @@ class Journal:
     def _files(self) -> list[Path]:
         """The files that are there, the newest first."""
         return sorted(self.folder.glob("[0-9]" * 12 + SUFFIX), reverse=True)
+
+
+def _tensors(place: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of real numbers in nested dicts and lists, by their places."""
+    if isinstance(value, Tensor) and value.is_floating_point() and value.dtype.itemsize > 1:  # torch adds up no 8 bits
+        yield place, value
+    elif isinstance(value, Mapping | list | tuple):
+        for name, each in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _tensors(f"{place}.{name}" if place else str(name), each)
+
+
+def _finite(numbers: Tensor) -> bool:
+    # As a rule the sum tells, without a mask; it may overflow where no number has.
+    return bool(numbers.sum().isfinite()) or bool(numbers.isfinite().all())
+
+
+@contextmanager
+def _memory_errors() -> Iterator[None]:
+    """Turn what Python and torch say where no memory is left into an error that says what to do."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        # On a CPU torch has no class for it.
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+            expected, remedy = (
+                "room for a copy of the learner",
+                "free some, or keep fewer examples; what it has is safe",
+            )
+            raise invalid("journal", Description("no memory left to write"), expected, remedy) from error
+        raise

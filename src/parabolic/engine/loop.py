@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -18,6 +20,7 @@ from parabolic.engine.checkpoints import Checkpoints, Progress
 from parabolic.engine.feed import at_hand, feed
 from parabolic.engine.fleet import Fleet
 from parabolic.learners import Learner
+from parabolic.learners.functional import has_batch_norm
 from parabolic.streams import Batches, Stream
 
 __all__ = ["DeviceFailed", "Diverged", "train", "train_fleet"]
@@ -173,7 +176,7 @@ def _learn(
     for berth, state, batches in crew:
         if state.stream.boundaries and not done:
             with berth.aside():
-                state.learner.start_task(batches)
+                state.learner.start_task(batches.once())
     with ExitStack() as feeds:
         fed = [feeds.enter_context(closing(feed(batches.after(done), fleet.device))) for batches in visits]
         for _ in range(len(visits[0]) - done):
@@ -192,7 +195,7 @@ def _learn(
         for berth, state, batches in crew:
             if state.stream.boundaries:
                 with berth.aside():
-                    state.learner.end_task(batches)
+                    state.learner.end_task(batches.once())
 
 
 def _test(fleet: Fleet, states: list[State], row: int) -> None:
@@ -228,8 +231,25 @@ def _going(states: list[State]) -> list[State]:
 
 def _visits(learner: Learner, stream: Stream, batch: int, epochs: int) -> list[Visit]:
     if learner.sees_all:
-        return [Visit(stream.together(batch, epochs), list(range(len(stream))))]
-    return [Visit(task.batches(batch, epochs), [task.index]) for task in stream]
+        visits = [Visit(stream.together(batch, epochs), list(range(len(stream))))]
+    else:
+        visits = [Visit(task.batches(batch, epochs), [task.index]) for task in stream]
+    if any(len(batches.rows) % batch == 1 for batches, _ in visits) and _needs_two(learner, stream):
+        visits = [Visit(replace(batches, joined=True), rows) for batches, rows in visits]
+    return visits
+
+
+@torch.no_grad()
+def _needs_two(learner: Learner, stream: Stream) -> bool:
+    """Whether batch norm cannot learn from an example alone, as where an image has become a single point."""
+    if not has_batch_norm(learner.model):
+        return False
+    model = copy.deepcopy(learner.model).train()  # whose statistics are to stay as they are
+    try:
+        model(learner.inputs(stream[0].train.x[:1].to(learner.device)))
+    except ValueError:
+        return True
+    return False
 
 
 def _check_fit(learner: Learner, stream: Stream) -> None:

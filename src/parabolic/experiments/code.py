@@ -1,4 +1,7 @@
-"""The files that a run's learner, stream and network are written in: with other code it is another run."""
+"""What a spec only names: the files that its learner, stream and network are written in, and prepared data.
+
+With others it is another run.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ from pathlib import Path
 from parabolic.experiments.spec import RunSpec
 from parabolic.learners import find_learner
 from parabolic.plugins import load_object, source_of
+from parabolic.streams import find_data, find_stream
 
-__all__ = ["code_of", "own_code_of"]
+__all__ = ["code_of", "made_of", "own_code_of"]
 
 OURS = Path(__file__).parents[1]
 
@@ -29,6 +33,18 @@ def own_code_of(spec: RunSpec) -> str:
     """
     own = {file: module for file, module in _modules(spec).items() if not Path(file).is_relative_to(OURS)}
     return _digest(own) if own else ""
+
+
+def made_of(spec: RunSpec) -> dict[str, str]:
+    """Hashes of the user's own `code`, empty where there is none, and of prepared `data`, where the stream is of some
+    that are here.
+
+    >>> made_of(RunSpec("er"))
+    {'code': ''}
+    """
+    name = find_stream(spec.stream).data
+    data = find_data(name) if name else None
+    return {"code": own_code_of(spec), **({"data": data.content} if data is not None else {})}
 
 
 def _modules(spec: RunSpec) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import joblib
@@ -16,8 +16,8 @@ from parabolic.checks import check_name, check_number, invalid
 from parabolic.experiments.crews import Crew, Here, Processes
 from parabolic.experiments.resume import Keeping
 from parabolic.experiments.run import find_device
-from parabolic.experiments.spec import RunSpec
-from parabolic.experiments.store import Record, Store
+from parabolic.experiments.spec import RunSpec, check_spec
+from parabolic.experiments.store import Record, Store, check_store
 from parabolic.experiments.work import Job, News
 
 __all__ = ["ENGINES", "Event", "Failure", "Outcome", "run_grid", "worker_devices"]
@@ -57,7 +57,7 @@ class Event:
 
 
 def run_grid(
-    specs: Sequence[RunSpec],
+    specs: Iterable[RunSpec],
     store: Store,
     *,
     engine: str = "local",
@@ -92,6 +92,12 @@ def run_grid(
     >>> outcome.trained, outcome.failures, run_grid(specs, store).reused
     (2, [], 2)
     """
+    if not isinstance(specs, Iterable):
+        raise invalid("specs", specs, "a list of runs", 'as in [RunSpec("er")]')
+    specs = list(specs)
+    for spec in specs:
+        check_spec(spec)
+    check_store(store)
     check_name("engine", engine, ENGINES)
     if workers is not None:
         check_number("workers", workers, whole=True, at_least=0 if engine == "local" else 1)
@@ -108,6 +114,8 @@ def run_grid(
     keeping = Keeping.of(store, checkpoint)
     grid = _Grid(store, list(wanted.values()), again=again, retries=retries, keeping=keeping, until=until, watch=watch)
     if grid.missing:
+        if workers != 0:
+            _check_importable(grid.missing)
         crew = _crew(engine, workers, address, device, gpus)
         try:
             grid.go(crew, fleet if crew.gpu else 1)
@@ -118,6 +126,16 @@ def run_grid(
             grid.let_go()
     grid.outcome.records = {key: grid.outcome.records[key] for key in wanted if key in grid.outcome.records}
     return grid.outcome
+
+
+def _check_importable(specs: Iterable[RunSpec]) -> None:
+    """Refuse what only this process has: a worker's `__main__` is another."""
+    for spec in specs:
+        for name in ("learner", "stream", "backbone"):
+            given = getattr(spec, name)
+            if given is not None and given.startswith("__main__:"):
+                remedy = f"put it into a file and name it mine.py:{given.rpartition(':')[2]}, or use workers=0"
+                raise invalid(name, given, "what worker processes can import too", remedy)
 
 
 def _crew(engine: str, workers: int | None, address: str | None, device: str, gpus: float) -> Crew:

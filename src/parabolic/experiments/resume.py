@@ -10,9 +10,9 @@ import torch
 
 from parabolic.checks import InputError, check_number
 from parabolic.engine import Checkpoints, Progress
-from parabolic.experiments.code import code_of
+from parabolic.experiments.code import code_of, made_of
 from parabolic.experiments.spec import RunSpec
-from parabolic.experiments.store import Store
+from parabolic.experiments.store import Store, agree
 from parabolic.files import sweep
 from parabolic.learners import Learner
 from parabolic.learners.saving import read_learner
@@ -62,16 +62,17 @@ class Keeping:
         except InputError as error:
             warnings.warn(f"the run starts at the beginning: {error}", RuntimeWarning, stacklevel=2)
             return None
-        return saved if saved["run"] == _about(spec) else None
+        return saved if agree(saved["run"], _about(spec)) else None
 
 
 def _about(spec: RunSpec) -> dict[str, Any]:
-    """All that must be as it was for a run to go on: what it came to by other code may not be mixed with this."""
+    """All that must be as it was for a run to go on: what it came to by other code or data is not mixed with this."""
     from parabolic import __version__
 
     return {
+        **made_of(spec),
         "spec": spec.resolved(),
-        "code": code_of(spec),
+        "code": code_of(spec),  # that of the package too
         "parabolic": __version__,
         "torch": str(torch.__version__),
     }

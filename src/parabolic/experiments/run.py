@@ -8,8 +8,10 @@ import os
 import platform
 import shlex
 import sys
+import traceback
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,16 +22,16 @@ import torch
 
 from parabolic import metrics
 from parabolic.backbones import make_backbone
-from parabolic.checks import invalid
-from parabolic.engine import Callback, DeviceFailed, Fleet, State, computing_in, numerics, train_fleet
-from parabolic.experiments.code import own_code_of
+from parabolic.checks import InputError, invalid
+from parabolic.engine import Callback, DeviceFailed, Diverged, Fleet, State, computing_in, numerics, train_fleet
+from parabolic.experiments.code import made_of, own_code_of
 from parabolic.experiments.resume import Keeping
-from parabolic.experiments.spec import RunSpec
-from parabolic.experiments.store import Record, Store
+from parabolic.experiments.spec import RunSpec, check_spec
+from parabolic.experiments.store import Record, Store, check_store
 from parabolic.learners import Learner, find_learner
 from parabolic.streams import Stream, make_stream
 
-__all__ = ["Yard", "build", "execute", "execute_fleet", "find_device", "run"]
+__all__ = ["Yard", "build", "execute", "execute_fleet", "find_device", "reason_of", "run"]
 
 
 def run(
@@ -44,19 +46,43 @@ def run(
     """The record of a run, and whether it was there already; it is trained only if not, or if asked `again`.
 
     Every `checkpoint` seconds (0: never) it is written down how far the run has come. One that was stopped in any way
-    goes on from there, in the middle of a task, and on a CPU ends with the figures of one that was not.
+    goes on from there, in the middle of a task, and on a CPU ends with the figures of one that was not. One that fails
+    is noted in the store, unless it was refused before its first step.
     """
-    if not isinstance(store, Store):
-        raise invalid("store", store, "a Store", 'as in Store("runs")')
+    check_spec(spec)
+    check_store(store)
     finished = None if again else store.find(spec)
     if finished is not None:
         return finished, True
     keeping = Keeping.of(store, checkpoint)
     if keeping is not None and again:
         keeping.forget(spec)
-    record = execute(spec, device=device, callbacks=callbacks, keeping=keeping)
+    start = _Start()
+    try:
+        record = execute(spec, device=device, callbacks=[*callbacks, start], keeping=keeping)
+    except Exception as error:
+        if start.made or not isinstance(error, InputError):
+            with suppress(InputError):  # of a disk, which is not why the run failed
+                store.save_failure(spec, *reason_of(error))
+        raise
     store.save(record)
     return record, False
+
+
+class _Start(Callback):
+    """Knows, as the last of a run's callbacks, whether none of them refused it."""
+
+    made = False
+
+    def on_start(self, state: State) -> None:  # noqa: ARG002
+        self.made = True
+
+
+def reason_of(error: Exception) -> tuple[str, str]:
+    """Why a run failed, as a store notes it; and the trace of an error that nobody expected, else an empty text."""
+    if isinstance(error, InputError | Diverged):
+        return str(error), ""
+    return f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
 
 
 def execute(
@@ -107,6 +133,8 @@ def execute_fleet(
     serves the next of its kind. Nothing is written, save for checkpoints where there is a `keeping`.
     """
     specs, callbacks, yard = list(specs), list(callbacks), yard or Yard()
+    for spec in specs:
+        check_spec(spec)
     size = len(specs) if find_device(device).type == "cuda" else 1
     for group in _abreast(specs, size, keeping):
         try:
@@ -150,7 +178,7 @@ def _train_side_by_side(
 ) -> list[Record | Exception]:
     learners, streams = zip(*[build(spec, device) for spec in specs], strict=True)
     place, resolved = learners[0].device, specs[0].resolved()
-    code = own_code_of(specs[0])  # now, as the file may be edited meanwhile; that of all, as they are of one shape
+    made = made_of(specs[0])  # now, as a file may be edited meanwhile; that of all, as they are of one shape
     with numerics(resolved["precision"]), torch.random.fork_rng([place] if place.type == "cuda" else []):
         # For a model that drops out, say: other draws than the learner's own. One that is resumed draws on.
         torch.manual_seed(specs[0].seed + 2**32)
@@ -164,15 +192,15 @@ def _train_side_by_side(
     for spec, state in zip(specs, states, strict=True):
         if keeping is not None and state.error is not None:
             keeping.forget(spec)  # what goes on from there diverges again
-    made = environment(fleet.device) | {
+    around = environment(fleet.device) | {
         "fleet": len(specs),
         "steps": "; ".join(sorted({berth.manner for berth in fleet.berths})),
-        **({"code": code} if code else {}),
+        **{name: told for name, told in made.items() if told},
     }
-    return [state.error or _record(spec, state, made) for spec, state in zip(specs, states, strict=True)]
+    return [state.error or _record(spec, state, around) for spec, state in zip(specs, states, strict=True)]
 
 
-def _record(spec: RunSpec, state: State, made: dict[str, Any]) -> Record:
+def _record(spec: RunSpec, state: State, around: dict[str, Any]) -> Record:
     return Record(
         key=spec.key,
         spec=spec.resolved(),
@@ -181,7 +209,7 @@ def _record(spec: RunSpec, state: State, made: dict[str, Any]) -> Record:
         train_seconds=state.train_seconds,
         test_seconds=state.test_seconds,
         steps=state.step,
-        environment=made | {"resumed": state.resumed},
+        environment=around | {"resumed": state.resumed},
     )
 
 
@@ -192,6 +220,7 @@ def build(spec: RunSpec, device: str = "auto") -> tuple[Learner, Stream]:
     >>> type(learner).__name__, stream.name
     ('ER', 'seq-digits')
     """
+    check_spec(spec)
     place, resolved = find_device(device), spec.resolved()
     stream = make_stream(spec.stream, spec.seed, **spec.scenario)
     model = make_backbone(resolved["backbone"], stream.shape, stream.classes, spec.seed).to(place)

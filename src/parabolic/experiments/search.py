@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import Any
 
 from parabolic.checks import Description, InputError, check_name, invalid
-from parabolic.experiments.spec import RunSpec
+from parabolic.experiments.code import made_of
+from parabolic.experiments.spec import RunSpec, check_spec
 from parabolic.options import Option, check_options, option, options_of, write_option
 
 __all__ = ["METRICS", "Choices", "Range", "Search", "Trial"]
@@ -94,6 +95,7 @@ class Search:
 
     def __post_init__(self) -> None:
         check_options(self)
+        check_spec(self.spec)
         if "validation" in self.spec.scenario:
             got = self.spec.scenario["validation"]
             raise invalid("validation", got, "it to be set for the search and not for the run", "use --validation")
@@ -141,7 +143,8 @@ class Search:
 
     def definition(self) -> dict[str, Any]:
         """All that determines the search, as plain JSON values."""
-        spec = self.specs({})[0].resolved()
+        first = self.specs({})[0]
+        spec = first.resolved() | {name: told[:12] for name, told in made_of(first).items()}
         del spec["seed"]
         told = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.name != "spec"}
         return {**spec, **told, "space": {name: str(each) for name, each in sorted(self.ranges.items())}}

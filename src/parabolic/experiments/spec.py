@@ -16,7 +16,7 @@ from parabolic.learners import find_learner
 from parabolic.options import Option, check_options, option, options_of, parse_option
 from parabolic.streams import Scenario, find_stream
 
-__all__ = ["RunSpec"]
+__all__ = ["RunSpec", "check_spec"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,11 @@ class RunSpec:
     scenario: Mapping[str, Any] = field(default_factory=dict)  # how the stream departs from the plain one, by name
 
     def __post_init__(self) -> None:
+        for name in ("learner", "stream", "backbone"):
+            given = getattr(self, name)
+            if not isinstance(given, str) and (given is not None or name != "backbone"):
+                own = "put one of your own into a file, and name it mine.py:NAME"
+                raise invalid(name, given, "a name, as a run is written down", f"`parabolic list` shows them; {own}")
         check_options(self)
         for group in ("options", "scenario"):
             given = getattr(self, group)
@@ -127,3 +132,15 @@ class RunSpec:
         """What runs must have in common to be trained side by side: a hash of all but seed and learner's options."""
         shape = {name: value for name, value in self.resolved().items() if name not in ("seed", "options")}
         return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def check_spec(spec: object) -> None:
+    """Refuse what is no run, such as the name of a learner.
+
+    >>> check_spec("er")
+    Traceback (most recent call last):
+        ...
+    parabolic.checks.InputError: spec: got 'er', expected a run; as in RunSpec("er")
+    """
+    if not isinstance(spec, RunSpec):
+        raise invalid("spec", spec, "a run", 'as in RunSpec("er")')

@@ -25,11 +25,12 @@ from filelock import BaseFileLock, FileLock, Timeout
 from numpy.typing import NDArray
 
 from parabolic import metrics
-from parabolic.experiments.code import own_code_of
+from parabolic.checks import invalid
+from parabolic.experiments.code import made_of
 from parabolic.experiments.spec import RunSpec
 from parabolic.files import disk_errors, sweep, write_text
 
-__all__ = ["FailedRun", "Record", "Store", "agree", "checked", "is_of"]
+__all__ = ["FailedRun", "Record", "Store", "agree", "check_store", "checked", "is_of"]
 
 FILE, FAILED, CLAIMS, CHECKPOINT = "run.json", "failed.json", ".claims", "checkpoint.safetensors"
 MONITOR = "monitor.jsonl"
@@ -82,6 +83,8 @@ class Store:
     """
 
     def __init__(self, root: str | Path) -> None:
+        if not isinstance(root, str | Path):
+            raise invalid("root", root, "a folder", 'as in Store("runs")')
         self.root = Path(root)
 
     def path(self, key: str) -> Path:
@@ -104,7 +107,7 @@ class Store:
         """The finished run of this spec, if there is one.
 
         A record made when a default had another value has the same key but is another run: it does not count. Nor does
-        one that was made by other code of the user's own.
+        one that was made by other code of the user's own, or of data that were replaced since.
         """
         record = _read(Record, self.path(spec.key) / FILE)
         return record if record is not None and is_of(record, spec) else None
@@ -181,6 +184,12 @@ class Store:
         return disk_errors("runs", self.root, "free some space or name another folder; what is finished is safe")
 
 
+def check_store(store: object) -> None:
+    """Refuse what is no store, such as the name of its folder."""
+    if not isinstance(store, Store):
+        raise invalid("store", store, "a Store", 'as in Store("runs")')
+
+
 def _load(kind: type[Kept], path: Path) -> Kept:
     return checked(kind(**json.loads(path.read_text())))
 
@@ -225,9 +234,10 @@ def _read(kind: type[Kept], path: Path) -> Kept | None:
 
 
 def is_of(record: Record, spec: RunSpec) -> bool:
-    """Whether a record with the key of a spec is of this run: by the same defaults, and the same code of the user's."""
-    code = record.environment.get("code")
-    return agree(record.spec, spec.resolved()) and (not code or code == own_code_of(spec))
+    """Whether a record with the key of a spec is of this run: by the same defaults, the same code of the user's and the
+    same prepared data, as far as it tells of them and they are here.
+    """
+    return agree(record.spec, spec.resolved()) and agree(record.environment, made_of(spec))
 
 
 def agree(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

@@ -19,9 +19,10 @@ from parabolic.experiments.presets import Preset, check_preset_name
 from parabolic.experiments.run import environment, execute_fleet
 from parabolic.experiments.search import Search, Trial
 from parabolic.experiments.spec import RunSpec
-from parabolic.experiments.store import Record, Store
+from parabolic.experiments.store import Record, Store, check_store
 from parabolic.files import file_name
 from parabolic.learners import find_learner
+from parabolic.learners.registry import built_in
 from parabolic.plugins import require
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def tune(
         watch: called with all trials so far whenever some have ended.
     """
     require("optuna", "tune", "tune", "Optuna")
+    check_store(store)
     for what, value in (("trials", trials), ("parallel", parallel), ("workers", workers)):
         check_number(what, value, whole=True, at_least=1)
     if search.prune and parallel > 1:
@@ -210,7 +212,9 @@ def _train(specs: list[RunSpec], job: Job, callbacks: list[Callback]) -> dict[st
 
 def _called(spec: RunSpec) -> str:
     """What the study of a run is called: LEARNER-STREAM, without the paths of those that are the user's own."""
-    learner = find_learner(spec.learner).name or spec.learner
+    kind = find_learner(spec.learner)
+    taken = built_in().get(kind.name, kind) is not kind  # by one of ours, from which it was copied or is derived
+    learner = spec.learner if taken or not kind.name else kind.name
     names = (each.rpartition(":")[2] for each in (learner, spec.stream))
     return file_name("-".join(names))
 

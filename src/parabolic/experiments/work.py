@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,10 +14,9 @@ from typing import BinaryIO
 
 import torch
 
-from parabolic.checks import InputError
-from parabolic.engine import DeviceFailed, Diverged
+from parabolic.engine import DeviceFailed
 from parabolic.experiments.resume import Keeping
-from parabolic.experiments.run import Yard, execute_fleet
+from parabolic.experiments.run import Yard, execute_fleet, reason_of
 from parabolic.experiments.spec import RunSpec
 from parabolic.experiments.store import Record
 
@@ -107,12 +105,10 @@ def _send(pipe: BinaryIO, told: News | Over) -> None:
 def _news(spec: RunSpec, result: Record | Exception) -> News:
     if isinstance(result, Record):
         return News(spec.key, result)
-    if isinstance(result, InputError | Diverged):
-        return News(spec.key, reason=str(result))
-    trace = "".join(traceback.format_exception(result))
+    reason, trace = reason_of(result)
     # A GPU that was told something wrong by one run of a fleet fails the others of its process too.
     machine = isinstance(result, MemoryError | DeviceFailed | torch.OutOfMemoryError | torch.AcceleratorError)
-    return News(spec.key, reason=f"{type(result).__name__}: {result}", trace=trace, retry=machine)
+    return News(spec.key, reason=reason, trace=trace, retry=machine)
 
 
 @contextmanager

@@ -20,6 +20,9 @@ class WeightAverage:
     spans the last 1 / (1 − decay) of them. A small part serves streams of any length: what was in the beginning, when a
     model knew nothing, is soon forgotten.
 
+    Averages of types shorter than float32 are kept in float32 beside, as steps so small would be lost in them. What is
+    not finite at the start, such as a mask of attention, has no average.
+
     >>> model = nn.Linear(1, 1, bias=False)
     >>> average = WeightAverage(model, decay=0.9)
     >>> for value in (1.0, 2.0, 6.0):
@@ -31,9 +34,11 @@ class WeightAverage:
 
     def __init__(self, model: nn.Module, decay: float, part: float = 1.0) -> None:
         self.decay, self.part = decay, part
-        self.weights = {name: value.detach().clone() for name, value in _averaged(model).items()}
+        tensors = {name: value.detach() for name, value in _averaged(model).items()}
+        self.weights = {name: value.clone() for name, value in tensors.items() if bool(value.isfinite().all())}
+        self._exact = {name: value.float() for name, value in self._moving(model).items() if value.dtype.itemsize < 4}
         # float64, as a share of 1 / (1 + part · t) must be exact for weights of any type.
-        self.updates = torch.zeros((), dtype=torch.float64, device=next(iter(self.weights.values())).device)
+        self.updates = torch.zeros((), dtype=torch.float64, device=next(iter(tensors.values())).device)
 
     @torch.no_grad()
     def update(self, model: nn.Module, moves: Tensor | None = None) -> None:
@@ -41,11 +46,15 @@ class WeightAverage:
         share = torch.clamp_min(1 / (1 + self.part * self.updates), 1 - self.decay)
         if moves is not None:
             share = share * moves
-        followed = self.followed(model)
-        ours = [self.weights[name] for name in followed]
-        steps = torch._foreach_sub(list(followed.values()), ours)
-        torch._foreach_mul_(steps, share.to(ours[0].dtype))
-        torch._foreach_add_(ours, steps)
+        moving = self._moving(model)
+        ours = {name: self._exact.get(name, self.weights[name]) for name in moving}
+        for dtype in dict.fromkeys(each.dtype for each in ours.values()):
+            some = [name for name, each in ours.items() if each.dtype == dtype]
+            targets = [ours[name] for name in some]
+            steps = torch._foreach_sub([moving[name].to(dtype) for name in some], targets)
+            torch._foreach_mul_(steps, share.to(dtype))
+            torch._foreach_add_(targets, steps)
+        self._round()
         self.updates += 1
 
     def followed(self, model: nn.Module) -> dict[str, Tensor]:
@@ -55,16 +64,26 @@ class WeightAverage:
     def follow(self, model: nn.Module) -> None:
         """Take in weights that have more rows by now: these begin as they are."""
         for name, value in _averaged(model).items():
-            if value.shape != self.weights[name].shape:
-                self.weights[name] = overlaid(self.weights[name], value.detach())
+            for kept in (self.weights, self._exact):
+                if name in kept and kept[name].shape != value.shape:
+                    kept[name] = overlaid(kept[name], value.detach().to(kept[name].dtype))
 
     def state_dict(self) -> dict[str, Tensor]:
         """The averages and the number of updates, by name."""
-        return {**self.weights, "updates": self.updates}
+        return {**self.weights, **self._exact, "updates": self.updates}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take over the state of another average of the same model, in place."""
         overwrite(self.state_dict(), state)
+        self._round()
+
+    def _moving(self, model: nn.Module) -> dict[str, Tensor]:
+        return {name: value.detach() for name, value in self.followed(model).items() if name in self.weights}
+
+    def _round(self) -> None:
+        """Predict by what is kept in float32, too."""
+        for name, value in self._exact.items():
+            self.weights[name].copy_(value)
 
 
 def _averaged(model: nn.Module) -> dict[str, Tensor]:

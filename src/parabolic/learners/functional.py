@@ -9,8 +9,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["answers_by", "only", "predicting", "scores_by", "types_of"]
+__all__ = ["answers_by", "has_batch_norm", "only", "predicting", "scores_by", "types_of"]
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether a model normalises by the statistics of a batch, which a single example may not have."""
+    return any(isinstance(each, _BatchNorm) for each in model.modules())
 
 
 @contextmanager

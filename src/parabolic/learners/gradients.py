@@ -48,4 +48,4 @@ class Weights:
     def set_gradient(self, vector: Tensor) -> None:
         """Make a vector the gradient that an optimiser finds."""
         for weight, part in zip(self, self.layout.views(vector), strict=True):
-            weight.grad = part
+            weight.grad = part.to(weight.dtype)

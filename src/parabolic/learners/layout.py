@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -40,7 +41,7 @@ class Layout:
         return parts
 
     def join(self, tensors: Iterable[Tensor]) -> Tensor:
-        """The vector of all entries."""
+        """The vector of all entries, in the type that has room for those of each tensor."""
         vector: Tensor = _Join.apply(self, *tensors)  # type: ignore[no-untyped-call]
         return vector
 
@@ -73,7 +74,8 @@ class _Join(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, layout: Layout, *tensors: Tensor) -> Tensor:
         ctx.layout = layout
-        vector = tensors[0].new_empty(sum(layout.sizes))
+        dtype = functools.reduce(torch.promote_types, [each.dtype for each in tensors])
+        vector = tensors[0].new_empty(sum(layout.sizes), dtype=dtype)
         _copy(layout.views(vector), tensors)
         return vector
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar, Self, dataclass_transform
@@ -25,6 +28,9 @@ from parabolic.memory import Batch, Memory
 from parabolic.options import check_options, option, options_of
 
 __all__ = ["Batches", "Learner", "ReplayLearner", "join"]
+
+NEEDS_TWO = "more than 1 value per channel"  # what torch says of batch norm and one example
+GIVE_WAY = 1e-4  # seconds: enough for a thread that waits to wake up
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 """The batches of a task, which can be gone through again and again."""
@@ -53,12 +59,12 @@ class Learner:
 
     Any number of threads may predict while one observes: `lock` is held by whoever changes or asks the model, so that a
     prediction is that of the model before or after a step. Hold it (`with learner.lock:`) to copy a state meanwhile.
+    `stepping` tells whoever holds it, as a signal handler may, whether a step is only half done.
     """
 
     name: ClassVar[str] = ""  # what `--learner` calls it; a base class has none
     reference: ClassVar[str] = ""  # authors, year, title
     needs_tasks: ClassVar[bool] = False  # whether it must be told where a task starts and ends
-    waits: ClassVar[str] = ""  # why a step must wait for the device, if it must; such a step is no CUDA graph
     needs_classes: ClassVar[bool] = False  # whether it makes no sense for targets that are numbers
     sees_all: ClassVar[bool] = False  # whether all tasks come at once, shuffled: a reference, not a learner of streams
 
@@ -96,7 +102,8 @@ class Learner:
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
             raise invalid("model", type(self.model), "a torch.nn.Module")
-        self.lock = threading.RLock()
+        self.lock, self.stepping = threading.RLock(), False
+        self._asking: set[int] = set()  # threads that wait to predict
         self.body = self.model  # from what bridges run through to the scores
         if self.embed is not None:
             if not isinstance(self.embed, nn.Module):
@@ -141,13 +148,21 @@ class Learner:
         if task is not None:
             check_number("task", task, whole=True, at_least=0, below=2**31)
         with self.lock:
+            x, y = self._checked(x, y)
+            undo = self._undo(x)
             try:
-                return self.step(*self._checked(x, y), task)
-            except ValueError as error:  # only the step knows with how many others an example meets batch norm
-                if "more than 1 value per channel" not in str(error):
+                loss = self.step(x, y, task)
+            except (ValueError, IndexError) as error:
+                if undo is None or (isinstance(error, ValueError) and NEEDS_TWO not in str(error)):
                     raise
+                undo()
+                if isinstance(error, IndexError):  # of an id for which the model has no embedding
+                    raise invalid("x", x, "examples that the model accepts", f"the model says: {error}") from error
                 remedy = "hold it back until there is a second one"
                 raise invalid("x", x, "at least two examples, as batch norm needs here", remedy) from error
+        if self._asking:  # a lock goes to whoever comes first, and that would be the next batch
+            time.sleep(GIVE_WAY)
+        return loss
 
     def step(self, x: Tensor, y: Tensor, task: int | Tensor | None = None) -> Tensor:
         """Learn from a batch that is known to be sound and on the learner's device."""
@@ -156,15 +171,21 @@ class Learner:
             number = task if isinstance(task, Tensor) else torch.full((), task, device=y.device)
             raw["task"] = number.expand(len(y))
         with self.lock:
-            if not self.model.training:
-                self.model.train()
-            for _ in range(self.repeats):
-                recalled = self.recall()
-                batch = raw | {"x": self._inputs(x)}
-                loss = self.loss(batch, recalled)
-                self.descend(loss)
-            self.remember(raw, batch)
-            self.steps += 1
+            self.stepping = True
+            try:
+                if not self.model.training:
+                    self.model.train()
+                for _ in range(self.repeats):
+                    recalled = self.recall()
+                    batch = raw | {"x": self._inputs(x)}
+                    loss = self.loss(batch, recalled)
+                    if not isinstance(loss, Tensor) or loss.ndim:
+                        raise invalid(f"loss of {self.name}", loss, "a tensor of one number", "take its mean, say")
+                    self.descend(loss)
+                self.remember(raw, batch)
+                self.steps += 1
+            finally:
+                self.stepping = False
         return loss.detach()
 
     def phase(self) -> Hashable:
@@ -212,10 +233,10 @@ class Learner:
         """Keep what the method keeps of the raw batch (and of what `loss` added to `batch`)."""
 
     def start_task(self, batches: Batches) -> None:
-        """Called before a task, where the stream has tasks, with the batches to come."""
+        """Called before a task, where the stream has tasks, with its batches: each example once."""
 
     def end_task(self, batches: Batches) -> None:
-        """Called after a task, where the stream has tasks, with the batches that came."""
+        """Called after a task, where the stream has tasks, with its batches: each example once."""
 
     def grow(self, classes: int) -> None:
         """Make room for the labels below `classes`: the last linear layer gets more outputs, the old ones stay.
@@ -262,7 +283,7 @@ class Learner:
 
     def scores_at(self, inputs: Tensor) -> Tensor:
         """The scores of every class for inputs of the model, by the averaged weights where there are any."""
-        with self.lock:
+        with self._turn():
             return answers_by(self.predicting_weights(), self.model, inputs)
 
     def predicting_weights(self) -> dict[str, Tensor]:
@@ -271,7 +292,7 @@ class Learner:
 
     def predict(self, x: Tensor) -> Tensor:
         """The class of each raw example; where targets are numbers, these, `[n, outputs]`."""
-        with self.lock:
+        with self._turn():
             return self.error.answer(self.scores(x))
 
     # -- state ---------------------------------------------------------------------------------------------
@@ -331,6 +352,11 @@ class Learner:
 
         return save(self, path)
 
+    def check_whole(self, what: str) -> None:
+        """Refuse to do something in the middle of a step, as a signal handler could."""
+        if self.stepping:
+            raise RuntimeError(f"{what}: called in the middle of a step; set a flag, and look at it after `observe`")
+
     @classmethod
     def load(
         cls,
@@ -355,18 +381,55 @@ class Learner:
 
         return load(cls, path, model, device, given)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copy, with a lock of its own; meanwhile no other thread learns or predicts."""
+        with self.lock:
+            memo[id(self)] = made = self.__new__(type(self))
+            made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return made
+
     def __getstate__(self) -> dict[str, Any]:
-        """All but the lock, for a copy or a pickle, which has its own."""
-        return {name: value for name, value in self.__dict__.items() if name != "lock"}
+        """All but the lock, for a copy or a pickle, which has its own.
+
+        While other threads use the learner, hold the lock until the pickle is made, or pickle a deep copy.
+        """
+        with self.lock:
+            self.check_whole("a copy")
+            return {name: value for name, value in self.__dict__.items() if name not in ("lock", "_asking")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ |= state | {"lock": threading.RLock()}
+        self.__dict__ |= {"stepping": False, **state, "lock": threading.RLock(), "_asking": set()}
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={getattr(self, name)!r}" for name in options_of(type(self)))
         return f"{type(self).__name__}({type(self.model).__name__}, {values})"
 
     # -- the small print -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """The lock, for a prediction: a thread that learns gives way to it between two batches."""
+        me = threading.get_ident()
+        self._asking.add(me)
+        try:
+            with self.lock:
+                self._asking.discard(me)
+                yield
+        finally:
+            self._asking.discard(me)
+
+    def _undo(self, x: Tensor) -> Callable[[], None] | None:
+        """What takes back a step that fails on the way: only of a batch for which that may be."""
+        if len(x) > 1 and not any(isinstance(each, nn.Embedding | nn.EmbeddingBag) for each in self.model.modules()):
+            return None
+        drawn, buffers = self.generator.get_state(), [(each, each.clone()) for each in self.model.buffers()]
+
+        def undo() -> None:
+            self.generator.set_state(drawn)
+            for each, before in buffers:
+                each.copy_(before)
+
+        return undo
 
     def _parts(self) -> dict[str, Any]:
         """What it was given and what has a state of its own, by name."""
@@ -391,7 +454,8 @@ class Learner:
         if augment and self.augment is not None:
             x = self.augment(x, self.generator)
         if self.prepare is not None:
-            return self.prepare(x)
+            made = self.prepare(x)
+            return made.to(self.dtype) if isinstance(made, Tensor) and made.dtype == torch.float64 else made
         if x.dtype != torch.uint8:
             return x.to(self.dtype) if x.is_floating_point() else x  # NumPy's numbers are float64, and few models are
         return (x.float() / 255).to(self.dtype) if self.embed is None else x.long()
@@ -412,6 +476,7 @@ class Learner:
         ids = not x.is_floating_point() and (self.embed is not None or x.dtype != torch.uint8)
         scores = self._try(x if ids else x[:1]) if ids or self._example is None or self.classes is None else None
         check_finite("x", x)
+        self._check_inputs(x, self.inputs(x))
         if self.classes is None:
             assert scores is not None
             self.classes = scores.shape[1]
@@ -449,8 +514,15 @@ class Learner:
     def _check_kind(self, x: Tensor) -> None:
         if self._example is not None and self._example != (x.shape[1:], x.dtype):
             shape, dtype = self._example
-            like = f"examples as in the first batch, of shape {list(shape)} and {dtype}"
-            raise invalid("x", x, like, "one learner learns one kind of example")
+            like = f"examples as in the first batch, each of shape {list(shape)} and {dtype}"
+            alone = "add a dimension: x[None]" if (x.shape, x.dtype) == self._example else ""
+            raise invalid("x", x, like, alone or "one learner learns one kind of example")
+
+    def _check_inputs(self, x: Tensor, inputs: Tensor) -> None:
+        """Refuse numbers that are none any more as the model sees them."""
+        if x.is_floating_point() and inputs is not x:
+            told = str(self.dtype).removeprefix("torch.")
+            check_finite("x", inputs, f"as inputs of the model ({told}) they are not: clip or drop those examples")
 
     def _check_room(self, batch: Batch) -> None:
         """Refuse a first batch of which there is no room for all that would be kept."""
@@ -458,11 +530,17 @@ class Learner:
     def _try(self, x: Tensor) -> Tensor:
         """The scores of raw examples, or an error that says why the model does not take them."""
         try:
-            scores = self.scores_at(self.inputs(x))
+            inputs = self.inputs(x)
+            self._check_inputs(x, inputs)
+            scores = self.scores_at(inputs)
         except (InputError, torch.OutOfMemoryError, torch.AcceleratorError):
             raise
         except Exception as error:
-            raise invalid("x", x, "examples that the model accepts", f"the model says: {error}") from error
+            whole = not x.is_floating_point() and x.dtype != torch.uint8
+            remedy = "; if they are measurements, convert them with .float()" if whole and self.embed is None else ""
+            raise invalid("x", x, "examples that the model accepts", f"the model says: {error}{remedy}") from error
+        if not isinstance(scores, Tensor):
+            raise invalid("model", type(scores), "one tensor of scores [n, classes]", "wrap it and return that")
         if scores.ndim != 2:
             raise invalid("model", Description(f"an output of shape {list(scores.shape)}"), "scores [n, classes]")
         return scores
@@ -537,12 +615,15 @@ def _as_tensor(name: str, value: Any, device: torch.device) -> Tensor:
     try:
         if hasattr(value, "__array__") and not isinstance(value, Tensor):  # a frame of pandas, say
             value = np.asarray(value)
-            if not value.flags.writeable:
-                value = value.copy()  # torch would warn, though nothing here writes to it
+            if not value.flags.writeable or not value.dtype.isnative or any(step < 0 for step in value.strides):
+                value = value.astype(value.dtype.newbyteorder("="))  # torch refuses these, or warns, in vain
         tensor = torch.as_tensor(value, device=device).detach()
     except (TypeError, ValueError, RuntimeError) as error:
-        words = isinstance(value, list | tuple | np.ndarray) and any(isinstance(each, str) for each in value[:1])
+        several = isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)
+        words = several and any(isinstance(each, str) for each in value[:1])
         remedy = "number them from 0, or use an estimator, which takes words" if words else str(error)
+        if not words and isinstance(value, np.ndarray) and value.dtype.hasobject:
+            remedy = "it holds Python objects: make every column one of numbers, and fill in what is missing"
         raise invalid(name, type(value), "a tensor, or what torch.as_tensor makes one of", remedy) from error
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise invalid(name, tensor, "a plain tensor", "convert it with .to_dense() or .dequantize()")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from parabolic.checks import invalid
 from parabolic.learners.balance import BalancedLearner
@@ -51,6 +52,11 @@ class PCL(BalancedLearner):
     lr: float = 0.08
     sigma_x: float = option(0.03, "noise of the bridges between examples", at_least=0, tune="0.003:1:log")
     sigma_y: float = option(0.01, "noise of the bridges between labels", at_least=0, tune="0.001:0.1:log")
+    simplex: bool = option(
+        True,
+        "labels on the way are brought back to where labels can be, by absolute values that sum to one; with many "
+        "classes that spreads part of each over all of them (no: left as the noise has moved them)",
+    )
     times: int = option(5, "time points of a bridge, both ends counted", at_least=2)
     bridges: int = option(1, "bridges between each pair", at_least=1)
     horizon: float = option(1.0, "the time T that a bridge takes", above=0)
@@ -76,6 +82,8 @@ class PCL(BalancedLearner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.simplex and self.variant == "reference":
+            raise invalid("simplex", self.simplex, "true for variant='reference', as in its code")
         if self.tempering and self.sigma_x == 0:
             raise invalid("sigma_x", self.sigma_x, "a number above 0", "tempering scales sigma_y by sigma_y / sigma_x")
         if self.drift is not None and not callable(self.drift):
@@ -101,10 +109,11 @@ class PCL(BalancedLearner):
             used.requires_grad_()
         scores = self.body(used.flatten(0, 2))
         self.count(y, scores.shape[-1])
-        label = self.error.points(y, scores.shape[-1], x.dtype)
+        label = self.error.points(y, self.classes or scores.shape[-1], x.dtype)
         # The published code draws one number for all classes.
         labels = self._bridge(label, label[ends], sigma_y, common=self.variant == "reference")
-        target = self.error.fold(labels)[:, :, : len(self.weights)].flatten(0, 2)
+        labels = self.error.fold(labels) if self.simplex else labels
+        target = pad(labels[:, :, : len(self.weights)].flatten(0, 2), (0, scores.shape[-1] - labels.shape[-1]))
         along = self.error.at_points(self.tilted(scores), target).view(used.shape[:3])
         batch["loss"] = along[: len(batch["x"]), 0, 0].detach()  # of the new examples: a path starts at its example
         if self.drift_weight:

@@ -33,6 +33,7 @@ def save(learner: Learner, path: str | Path) -> Path:
     """Write a learner to a file."""
     path = Path(path)
     with learner.lock:
+        learner.check_whole("save")
         packed = pack_state(describe(learner))
     with disk_errors("path", path.parent, "free some space or name another folder; what was there is as it was"):
         return write_bytes(path, packed)

@@ -36,6 +36,12 @@ class SI(AnchoredLearner):
     lr: float = 0.03
     strength: float = 0.5
     damping: float = option(1.0, "ξ, which bounds the importance of a weight that hardly moved", above=0)
+    variant: str = option(
+        "paper",
+        "what a weight has added. paper: the path integral of the loss's gradient; reference (public code): the sum of "
+        "lr times the squared gradient of loss and penalty, clipped as it is descended",
+        among=("paper", "reference"),
+    )
     clip: float | None = option(1.0, "the largest entry of a gradient, in size (none: no limit)", above=0)
 
     def __post_init__(self) -> None:
@@ -46,10 +52,16 @@ class SI(AnchoredLearner):
         """A step down the loss and the penalty, and its share of the path integral."""
         own = self.weights.gradient(loss)
         whole = own + self.weights.gradient(self.penalty())
-        self.weights.set_gradient(whole if self.clip is None else whole.clamp(-self.clip, self.clip))
-        before = self.weights.vector().detach()
-        self.apply_gradients()
-        self.path -= own * (self.weights.vector().detach() - before)
+        if self.clip is not None:
+            whole = whole.clamp(-self.clip, self.clip)
+        self.weights.set_gradient(whole)
+        if self.variant == "reference":
+            self.path += self.optim.param_groups[0]["lr"] * whole.square()
+            self.apply_gradients()
+        else:
+            before = self.weights.vector().detach()
+            self.apply_gradients()
+            self.path -= own * (self.weights.vector().detach() - before)
 
     def end_task(self, batches: Batches) -> None:
         """Turn the path integral into importance, and begin another from here."""

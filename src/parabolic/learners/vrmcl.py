@@ -68,11 +68,12 @@ class VRMCL(ReplayLearner):
         self.velocity = torch.zeros_like(self.previous)
         self._at: Tensor | None = None  # the weights, from `loss` to `descend`, within a step
         self.tasks = 0  # how many have started
+        self.descents = 0  # how many there were: after the first there are previous weights
         self.current, self.seen = torch.zeros(2, self.classes or 0, dtype=torch.bool, device=self.device)
 
     def phase(self) -> Hashable:
         """The first step has no previous weights to compare with."""
-        return super().phase(), self.steps == 0
+        return super().phase(), self.descents == 0
 
     def start_task(self, batches: Batches) -> None:
         """Note which classes the task has: the steps ahead tell only these apart."""
@@ -90,7 +91,7 @@ class VRMCL(ReplayLearner):
         with torch.no_grad():
             self.model(join(batch, recalled)[0])  # for batch-norm statistics, which follow the model's own weights
         weights = self._at = self.weights.vector().detach().requires_grad_()
-        if self.steps == 0:
+        if self.descents == 0:
             return self.ahead(weights, self.rates, batch, recalled)
         now, before = side_by_side(
             lambda: self.ahead(weights, self.rates, batch, recalled),
@@ -137,6 +138,7 @@ class VRMCL(ReplayLearner):
             self.velocity.addcmul_(*before, value=-1).mul_(self.momentum).addcmul_(*now)
             self.rates.addcmul_(*of_rates, value=-self.rate_lr)
             self.previous.copy_(at)
+        self.descents += 1
         self.weights.set_gradient(self.velocity.clone())  # a copy, as an optimiser may change a gradient in place
         self.apply_gradients()
 
@@ -168,7 +170,7 @@ class VRMCL(ReplayLearner):
         self._reserve(len(state["seen"]))
         for name in ("current", "seen"):
             refill(getattr(self, name), state[name])
-        self.tasks = int(state["tasks"])
+        self.tasks, self.descents = int(state["tasks"]), self.steps * self.repeats
 
     def _lay_out(self) -> None:
         """Find out how weights lie in a vector of all of them: those that the model uses in one type together."""

@@ -10,7 +10,7 @@ from parabolic.experiments import Record
 from parabolic.report.tables import Cell, Column, Results
 from parabolic.statistics import Summary
 
-__all__ = ["cell_of", "comparison", "in_words", "many"]
+__all__ = ["briefly", "cell_of", "comparison", "fallen", "in_words", "level", "many", "standing"]
 
 METRICS = {
     "acc": Column("Acc %"),
@@ -44,12 +44,12 @@ def in_words(runs: Mapping[str, Sequence[Record]]) -> str:
         ahead = Cell(acc[first]).against(Cell(acc[second]))
         if ahead is not None and not math.isnan(ahead.p):
             sentences.append(
-                f"On the same seeds {first} is {ahead.mean:z.1f} points ahead of {second} "
+                f"On the same seeds {standing(first, ahead.mean, second)} "
                 f"(95 % interval {ahead.low:z.1f} to {ahead.high:z.1f})."
             )
-        mine, theirs = (round(fmean(lost[learner].values())) for learner in (first, last))
+        mine, theirs = (fallen(fmean(lost[learner].values())) for learner in (first, last))
         sentences.append(
-            f"Since it knew the earlier tasks best, {first} has lost {many(mine, 'point')} on them, {last} {theirs}."
+            f"On the earlier tasks {first} has {mine} against its best before the end, {last} has {theirs}."
         )
     return " ".join(sentences)
 
@@ -58,6 +58,41 @@ def cell_of(records: Sequence[Record], name: str, wanted: int = 0, published: Su
     """A metric of some runs, or their training `seconds`."""
     shared = name == "seconds" and any(record.environment.get("fleet", 1) != 1 for record in records)
     return Cell(_by_seed(records, name), wanted, published, shared)
+
+
+def standing(one: str, points: float, other: str) -> str:
+    """How far one lies ahead of another, as far as it can be seen.
+
+    >>> standing("er", 4.51, "pcl"), standing("er", -1.0, "pcl"), standing("er", 0.04, "pcl")
+    ('er is 4.5 points ahead of pcl', 'er is 1.0 points behind pcl', 'there is no difference between er and pcl')
+    """
+    if level(points):
+        return f"there is no difference between {one} and {other}"
+    return f"{one} is {abs(points):.1f} points {'ahead of' if points > 0 else 'behind'} {other}"
+
+
+def level(points: float) -> bool:
+    """Whether a difference is none, to the digit that is told."""
+    return f"{points:z.1f}" == "0.0"
+
+
+def fallen(points: float, digits: int = 0) -> str:
+    """What forgetting comes to; below zero, it is a gain.
+
+    >>> fallen(1.2), fallen(-9.0), fallen(-0.3), fallen(2.04, 1)
+    ('lost 1 point', 'gained 9 points', 'lost 0 points', 'lost 2.0 points')
+    """
+    told = f"{abs(points):.{digits}f}"
+    return f"{'gained' if points < 0 and float(told) else 'lost'} {told} point{'s' * (told != '1')}"
+
+
+def briefly(seconds: float) -> str:
+    """Seconds to a tenth, or by two digits where that would be none.
+
+    >>> briefly(12.34), briefly(0.0264)
+    ('12.3', '0.026')
+    """
+    return f"{seconds:.2g}" if 0 < seconds < 0.05 else f"{seconds:.1f}"
 
 
 def many(number: int, what: str) -> str:

@@ -24,6 +24,7 @@ FORMATS = ("terminal", "markdown", "latex", "json")
 SIGNS = {"higher": "▲", "lower": "▼", "no difference": "=", "unknown": ""}
 LEVEL = "†"
 GAP = "–"
+SMALL = 1e-3  # below which a mean that needs more digits is told by its power of ten
 
 
 @dataclass(frozen=True)
@@ -176,13 +177,17 @@ def _plain_text(results: Results, *, intervals: bool = False) -> str:
 def _told(column: Column, figure: Summary | None, intervals: bool) -> tuple[str, str]:
     """A mean and its spread; a single value has none.
 
-    A mean that would look like zero, and is not by its spread, is told by its power of ten.
+    A mean that would look like zero, and is not by its spread, is told by two digits of its own: 0.026, or 2.6e-05.
     """
     if figure is None:
         return GAP, ""
+    spread = figure.half_width if intervals else figure.sd
     tiny = 0 < abs(figure.mean) < 0.5 * 10**-column.digits and not figure.sd > abs(figure.mean)
-    spread = _number(figure.half_width if intervals else figure.sd, column.spread_digits)
-    return f"{figure.mean:.1e}" if tiny else _number(figure.mean, column.digits), "" if spread == GAP else spread
+    if tiny and abs(figure.mean) < SMALL:
+        return f"{figure.mean:.1e}", "" if math.isnan(spread) else f"{spread:.1e}"
+    more = 1 - math.floor(math.log10(abs(figure.mean))) if tiny else 0
+    told = _number(spread, max(column.spread_digits, more))
+    return _number(figure.mean, max(column.digits, more)), "" if told == GAP else told
 
 
 def _number(value: float, digits: int) -> str:

@@ -14,19 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parabolic.experiments import FailedRun, Record, Store, known_presets, load_preset
-from parabolic.report.comparison import cell_of
+from parabolic.report.comparison import cell_of, many
 from parabolic.report.runs import Row, departures, place_of, row_of, select, short, unusual, written
 from parabolic.report.tables import Cell, Column, Results
 from parabolic.statistics import Summary
 
 __all__ = ["Finds", "Method", "Scene", "find_scenes", "results_of"]
 
+VALIDATION = {"validation", "scenario.validation"}
 COLUMNS = {
     "acc": Column("Acc, %"),
     "aaa": Column("AAA, %"),
     "forgetting": Column("forgetting, points", better="lower"),
     "seconds": Column("training, s", better="lower"),
 }
+MADE_OF = ("environment.code", "environment.data")  # of the user's own: with others it is another method
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,12 @@ class Scene:
         return [method for method in self.methods if method.runs]
 
     @property
+    def leaders(self) -> list[Method]:
+        """The most accurate: several, where what is printed of them is equal."""
+        best = [f"{method.summary('acc').mean:.1f}" for method in self.done]
+        return [method for method, acc in zip(self.done, best, strict=True) if acc == best[0]]
+
+    @property
     def seeds(self) -> list[int]:
         """The seeds that at least half of the methods were tried with: what a method lacks of them is missing."""
         tried = Counter(seed for method in self.methods for seed in (*method.runs, *method.failed))
@@ -96,6 +104,7 @@ class Finds:
     runs: Mapping[str, Record]  # by key
     failed: Mapping[str, FailedRun]
     damaged: Mapping[str, str]  # the reason, by file
+    left_out: str = ""  # what is not shown, and how to see it
 
     @property
     def finished(self) -> str:
@@ -104,14 +113,29 @@ class Finds:
 
 
 def find_scenes(store: Store, where: Mapping[str, str] | None = None) -> Finds:
-    """The runs of a store (those that `where` chooses, as `parabolic runs --where` does) in their scenes."""
+    """The runs of a store (those that `where` chooses, as `parabolic runs --where` does) in their scenes.
+
+    Those with held-out examples are shown where `where` asks for their `validation`. Trials of a search are such: of
+    many, one is always ahead, and no test of that means anything.
+    """
+    where = where or {}
     runs = {record.key: record for record in store}
     failed = {each.key: each for each in store.failures()}
-    rows = select([*map(row_of, runs.values()), *map(row_of, failed.values())], where or {})
-    chosen = {row["key"] for row in rows}
+    rows = select([*map(row_of, runs.values()), *map(row_of, failed.values())], where)
+    held_out = [] if where.keys() & VALIDATION else [row for row in rows if row.get("scenario.validation")]
+    chosen = {row["key"] for row in rows} - {row["key"] for row in held_out}
+    rows = [row for row in rows if row["key"] in chosen]
     runs, failed = _only(runs, chosen), _only(failed, chosen)
     damaged = {str(path): reason for path, reason in store.unreadable().items()}
-    return Finds(_scenes(rows, runs, failed), runs, failed, damaged)
+    return Finds(_scenes(rows, runs, failed), runs, failed, damaged, _left_out(held_out))
+
+
+def _left_out(rows: Sequence[Row]) -> str:
+    """What is to be said of runs with held-out examples that are not shown."""
+    shares = sorted({row["scenario.validation"] for row in rows})
+    how = " or ".join(f"--where validation={share}" for share in shares)
+    told = f"{many(len(rows), 'run')} with held-out examples, such as trials of a search, left out"
+    return f"{told}; to see them: {how}" if rows else ""
 
 
 def results_of(scene: Scene) -> Results:
@@ -154,8 +178,27 @@ def _methods(
     for (learner, settings), mine in called.items():
         name = learner.rpartition(":")[2]  # of path/to/file.py:Mine
         name = name if short[name, settings] == 1 else learner
-        methods.append(Method(f"{name} {settings}".strip(), _by_seed(mine, runs), _by_seed(mine, failed)))
-    return sorted(methods, key=lambda method: (not method.runs, -method.summary("acc").mean if method.runs else 0))
+        for made, alike in _by_making(mine).items():
+            said = " ".join(each for each in (name, settings, made) if each)
+            methods.append(Method(said, _by_seed(alike, runs), _by_seed(alike, failed)))
+    by_acc = {method.name: -method.summary("acc").mean if method.runs else 0 for method in methods}
+    return sorted(methods, key=lambda method: (not method.runs, by_acc[method.name], method.name))
+
+
+def _by_making(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows by what their code and data are, in words: none for the newest, to which those belong that do not tell."""
+    ordered = sorted(rows, key=lambda row: str(row.get("environment.finished", "")), reverse=True)
+    newest = {part: str(row[part]) for row in reversed(ordered) for part in MADE_OF if part in row}
+    alike = defaultdict[tuple[str, ...], list[Row]](list)
+    for row in ordered:
+        alike[tuple(str(row.get(part, each)) for part, each in newest.items())].append(row)
+    named, seen = dict[str, list[Row]](), Counter[str]()
+    for made, mine in alike.items():
+        older = " and ".join(short(part) for part, each in zip(newest, made, strict=True) if each != newest[part])
+        seen[older] += 1
+        again = f" {seen[older]}" if seen[older] > 1 else ""
+        named[f"(older {older}{again})" if older else ""] = mine
+    return named
 
 
 def _called(row: Row, presets: Mapping[str, Row]) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from parabolic.report.comparison import many
+from parabolic.report.comparison import fallen, level, many, standing
 from parabolic.report.scenes import Method, Scene
 from parabolic.statistics import Difference
 
@@ -17,18 +17,21 @@ def headline(scene: Scene) -> list[str]:
     if not done:
         return ["No run has been finished here yet."]
     best, *others = done
-    tasks, acc = best.curves.shape[1], best.summary("acc")
+    tasks, acc, leaders = best.curves.shape[1], best.summary("acc"), [method.name for method in scene.leaders]
+    who = f"{best.name} does best" if others else best.name
+    who, whose = (f"{' and '.join(leaders)} do equally well", "their") if len(leaders) > 1 else (who, "its")
     said = [
-        f"{best.name}{' does best' if others else ''}: after {many(tasks, 'task')} its accuracy is {acc.mean:.1f} %, "
+        f"{who}: after {many(tasks, 'task')} {whose} accuracy is {acc.mean:.1f} %, "
         f"averaged over the tasks, all classes competing ({_seeds(best)})."
     ]
     if others:
         said.append(_against(best, others[0]))
         last = others[-1]
-        lost = [method.summary("forgetting").mean for method in (best, last)]
+        mine, theirs = (fallen(method.summary("forgetting").mean, 1) for method in (best, last))
+        worst = "" if last.name in leaders else f", which does worst of {len(done)},"
         said.append(
-            f"Since it knew the earlier tasks best, {best.name} has lost {lost[0]:z.1f} points on them; "
-            f"{last.name}, which does worst of {len(done)}, {lost[1]:z.1f}."
+            f"On the earlier tasks {best.name} has {mine} against its best before the end; "
+            f"{last.name}{worst} has {theirs}."
         )
         said.append(_times(best, others))
     return said
@@ -47,6 +50,8 @@ def judgement(gap: Difference | None) -> str:
     """
     if gap is None:
         return "no seed in common"
+    if level(gap.mean):
+        return "no difference"
     return {
         "unknown": "a single seed cannot tell",
         "no difference": "may be chance",
@@ -61,10 +66,12 @@ def _against(best: Method, second: Method) -> str:
         mean = second.summary("acc").mean
         return f"Next comes {second.name} with {mean:.1f} %, but they have no seed in common to be compared on."
     common = len(best.runs.keys() & second.runs.keys())
-    told = f"On the same {many(common, 'seed')} it is {gap.mean:z.1f} points ahead of {second.name}"
+    told = f"On the same {many(common, 'seed')} {standing(best.name, gap.mean, second.name)}"
     if math.isnan(gap.p):
         return f"{told}; a single seed cannot tell whether that is chance."
     told += f" (95 % interval {gap.low:z.1f} to {gap.high:z.1f}, p {_p(gap.p)})"
+    if level(gap.mean):
+        return f"{told}."
     if gap.verdict == "no difference":
         return f"{told}: that may be chance, and more seeds would tell."
     return f"{told}: that is too much for chance, at the 5 % level."

@@ -5,11 +5,11 @@ from parabolic.streams.benchmarks import BENCHMARKS
 from parabolic.streams.cache import Cache, DataSet, Progress, data_folder
 from parabolic.streams.catalog import find_stream, known_streams, make_stream, prepared_streams
 from parabolic.streams.scenarios import Scenario
-from parabolic.streams.sources import PUBLISHED, load, prepare
+from parabolic.streams.sources import PUBLISHED, find_data, load, prepare
 from parabolic.streams.stream import Batches, Examples, Stream, Task
 
 __all__ = [
     "BENCHMARKS", "PUBLISHED", "Batches", "Cache", "CropFlip", "DataSet", "Examples", "Normalise", "Progress",
-    "Scenario", "Stream", "Task", "data_folder", "find_stream", "known_streams", "load", "make_stream", "prepare",
-    "prepared_streams",
+    "Scenario", "Stream", "Task", "data_folder", "find_data", "find_stream", "known_streams", "load", "make_stream",
+    "prepare", "prepared_streams",
 ]  # fmt: skip

@@ -33,6 +33,7 @@ class Entry:
     batch: int = 32
     precision: str = "fp32"
     channels_last: bool = False
+    data: str | None = None  # the prepared data set that it is of
 
 
 def known_streams() -> dict[str, Entry]:
@@ -46,7 +47,7 @@ def known_streams() -> dict[str, Entry]:
         ),
         "seq-blobs": Entry(seq_blobs, "1,500 points in the plane, 3 tasks of 2 round clouds; embedded", batch=10),
     } | {
-        name: Entry(each.build, f"{each.about}; needs `parabolic data prepare {each.data}`", **IMAGES)
+        name: Entry(each.build, f"{each.about}; needs `parabolic data prepare {each.data}`", data=each.data, **IMAGES)
         for name, each in BENCHMARKS.items()
     }  # fmt: skip
 
@@ -55,7 +56,7 @@ def prepared_streams() -> dict[str, Entry]:
     """The streams of data that were prepared under names of the user's own."""
     ours = {each.data for each in BENCHMARKS.values()}
     return {
-        f"seq-{name}": Entry(partial(prepared_stream, name), f"prepared data {name!r}", **IMAGES)
+        f"seq-{name}": Entry(partial(prepared_stream, name), f"prepared data {name!r}", data=name, **IMAGES)
         for name in Cache().names()
         if name not in ours and not name.startswith("hf-")
     }
@@ -68,7 +69,7 @@ def find_stream(name: str) -> Entry:
     if not isinstance(name, str):
         raise invalid("stream", name, "a name", "a Stream that is made already needs no finding")
     if name.startswith("hf:"):
-        return Entry(partial(prepared_stream, name), "a data set of the Hugging Face hub", **IMAGES)
+        return Entry(partial(prepared_stream, name), "a data set of the Hugging Face hub", data=name, **IMAGES)
     if ":" in name:
         build = load_object("stream", name)
         check_call("stream", build, "seed")

@@ -22,7 +22,7 @@ from parabolic.plugins import require
 from parabolic.streams.archives import Tree, download, load_pickle, open_tree
 from parabolic.streams.cache import Arrays, Cache, Damaged, DataSet, Part, Progress, Raw
 
-__all__ = ["PUBLISHED", "Published", "load", "open_source", "prepare"]
+__all__ = ["PUBLISHED", "Published", "find_data", "load", "open_source", "prepare"]
 
 CHUNK = 1000  # images that are decoded and written together
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
@@ -45,6 +45,11 @@ class Published:
     class_names: tuple[str, ...] | None = None
 
 
+def find_data(name: str, cache: Cache | None = None) -> DataSet | None:
+    """What is known of a prepared data set, `hf:NAME` too; None where there is none. The files are not looked at."""
+    return (cache or Cache()).find(_key(name))
+
+
 def load(name: str, cache: Cache | None = None) -> tuple[DataSet, Arrays, Arrays | None]:
     """A prepared data set with its training and test arrays, memory-mapped and checked.
 
@@ -52,7 +57,7 @@ def load(name: str, cache: Cache | None = None) -> tuple[DataSet, Arrays, Arrays
     asks for: `hf:NAME` comes from the hub the first time.
     """
     cache = cache or Cache()
-    known = cache.find(_key(name))
+    known = find_data(name, cache)
     if known is None:
         if not _at_hand(name, None, cache):
             how = f"`parabolic data prepare {name}`"
@@ -62,7 +67,7 @@ def load(name: str, cache: Cache | None = None) -> tuple[DataSet, Arrays, Arrays
     try:
         return known, *cache.read(known)
     except Damaged:
-        newer = cache.find(_key(name))  # another process may have replaced it meanwhile, and removed what we knew of
+        newer = find_data(name, cache)  # another process may have replaced it meanwhile, and removed what we knew of
         if newer is None or newer == known:
             if not _at_hand(name, known, cache):
                 raise
@@ -131,7 +136,7 @@ def _place(name: str, source: str | Path | None, known: DataSet | None) -> str |
         return _with_path(str(source))
     path = Path(source).expanduser().resolve()
     if not path.exists():
-        raise invalid("--from", str(source), "a folder or archive that is there")
+        raise invalid("--from", Description(f"{source}, which does not exist"), "a folder or archive that is there")
     return str(path)
 
 

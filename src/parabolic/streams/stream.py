@@ -68,6 +68,7 @@ class Batches:
     entropy: tuple[int, ...]
     permuted: float = 0.0  # the share of each batch, from its start, whose labels are permuted within itself
     start: int = 0  # how many batches are left out
+    joined: bool = False  # whether a single example that is left goes with the batch before it
 
     def __len__(self) -> int:
         return self.epochs * self._an_epoch - self.start
@@ -82,9 +83,21 @@ class Batches:
         check_number("count", count, whole=True, at_least=0, at_most=len(self))
         return replace(self, start=self.start + count)
 
+    def once(self) -> Batches:
+        """The same with each example once, as in the first epoch."""
+        return replace(self, epochs=1, start=0)
+
     @property
     def _an_epoch(self) -> int:
-        return -(-len(self.rows) // self.size)
+        return len(self._sizes)
+
+    @property
+    def _sizes(self) -> list[int]:
+        whole, left = divmod(len(self.rows), self.size)
+        sizes = [self.size] * whole + [left] * (left > 0)
+        if self.joined and whole and left == 1:
+            sizes[-2:] = [self.size + 1]
+        return sizes
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         first, left_out = divmod(self.start, self._an_epoch)
@@ -94,8 +107,9 @@ class Batches:
             labels = rows
             if self.permuted:
                 labels = self.rows[torch.from_numpy(self._permute(order, epoch)).to(self.rows.device)]
-            begin = left_out * self.size if epoch == first else 0
-            for part, label_part in zip(rows[begin:].split(self.size), labels[begin:].split(self.size), strict=True):
+            skip = left_out if epoch == first else 0
+            parts = (each[skip * self.size :].split(self._sizes[skip:]) for each in (rows, labels))
+            for part, label_part in zip(*parts, strict=True):
                 yield self.data.take(part, label_part)
 
     def _permute(self, order: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:

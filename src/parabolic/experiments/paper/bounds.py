@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from parabolic.checks import InputError
-from parabolic.engine import BoundsMonitor, Callback, Diverged
+from parabolic.engine import BoundsMonitor, Callback
+from parabolic.experiments.code import made_of
 from parabolic.experiments.grid import Failure
 from parabolic.experiments.paper.tables import SEEDS, paper_tables, published
-from parabolic.experiments.run import execute
+from parabolic.experiments.run import execute, reason_of
 from parabolic.experiments.spec import RunSpec
 from parabolic.experiments.store import Store, agree
 from parabolic.files import disk_errors, write_text
@@ -51,7 +51,8 @@ def find_bounds(spec: RunSpec, store: Store) -> Rows | None:
     """What was measured in a run, if it was."""
     try:
         told = json.loads((store.path(spec.key) / FILE).read_text())
-        return list(told["rows"]) if agree(told["spec"], spec.resolved()) else None
+        mine = agree(told["spec"], spec.resolved()) and agree(told.get("environment", {}), made_of(spec))
+        return list(told["rows"]) if mine else None
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -68,8 +69,7 @@ def measure_bounds(
         try:
             measured[spec.seed] = find_bounds(spec, store) or _measure(spec, store, device, [*callbacks])
         except Exception as error:
-            expected = isinstance(error, InputError | Diverged)
-            failures.append(Failure(spec, str(error) if expected else f"{type(error).__name__}: {error}"))
+            failures.append(Failure(spec, reason_of(error)[0]))
     return measured, failures
 
 

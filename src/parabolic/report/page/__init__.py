@@ -1,5 +1,5 @@
 """The report: one page of HTML that needs nothing else, made of what a store holds."""
 
-from parabolic.report.page.page import TITLE, page_of, write_page
+from parabolic.report.page.page import TITLE, TRAIN, page_of, write_page
 
-__all__ = ["TITLE", "page_of", "write_page"]
+__all__ = ["TITLE", "TRAIN", "page_of", "write_page"]

@@ -28,9 +28,10 @@ from parabolic.report.scenes import Finds, Scene, find_scenes
 from parabolic.report.words import ahead, headline, judgement
 from parabolic.streams import known_streams
 
-__all__ = ["TITLE", "page_of", "write_page"]
+__all__ = ["TITLE", "TRAIN", "page_of", "write_page"]
 
 TITLE = "Continual learning, compared"
+TRAIN = "train some: parabolic compare --learners pcl,er,sgd"
 
 
 def write_page(
@@ -74,7 +75,7 @@ def page_of(
     if not (may_be_empty or finds.runs or finds.failed or (finds.damaged and not where)):
         chosen = " that fit" if where else ""
         got = Description(f"no runs{chosen} in {store.root}")
-        raise invalid("runs", got, "at least one", "train some: parabolic compare --learners pcl,er,sgd")
+        raise invalid("runs", got, "at least one", finds.left_out or TRAIN)
     book = _Book()
     scenes = [_scene(book, number, scene) for number, scene in enumerate(finds.scenes)]
     measured, damaged = _bounds(book, finds, store, Path(bounds) if bounds is not None else None)
@@ -175,7 +176,10 @@ def _glance(scene: Scene) -> dict[str, str]:
     if done:
         acc = done[0].summary("acc")
         spread = f" ± {acc.sd:.1f}" if acc.n > 1 else ""
-        told |= {"best": done[0].name, "acc": f"{acc.mean:.1f}{spread} (n={acc.n})"}
+        told |= {
+            "best": ", ".join(method.name for method in scene.leaders),
+            "acc": f"{acc.mean:.1f}{spread} (n={acc.n})",
+        }
     if len(done) > 1:
         gap = ahead(done[0], done[1])
         by = f"{gap.mean:+z.1f} points" if gap else "–"
