@@ -33,9 +33,9 @@ __all__ = [
 class LearnerLoss:
     """ℓ(x): the loss of a learner's model at any point of its input space.
 
-    A point has the label that PCL's bridges, but for their noise, would carry there: on the way between the two memory points nearest to
-    it, by the fraction of the way. At a memory point that is the point's own label, so that ℓ on the memory is the
-    loss of what is remembered.
+    A point has the label that PCL's bridges, but for their noise, would carry there: on the way between the two memory
+    points nearest to it, by the fraction of the way. At a memory point that is the point's own label, so that ℓ on the
+    memory is the loss of what is remembered.
 
     >>> from parabolic import PCL
     >>> learner = PCL(torch.nn.Linear(2, 2), memory=40)
