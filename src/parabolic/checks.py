@@ -15,7 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["InputError", "check_call", "check_finite", "check_name", "check_number", "first_line", "invalid", "plain"]
+__all__ = [
+    "InputError", "all_finite", "check_call", "check_finite", "check_name", "check_number", "first_line", "invalid",
+    "plain",
+]  # fmt: skip
 
 MANY, FEW = 24, 4  # of more names than the first, an error lists no more than the second: the nearest
 
@@ -147,20 +150,20 @@ def check_name(name: str, value: object, known: Iterable[str], remedy: str = "")
     raise invalid(name, value, expected + ", ".join(some), hint)
 
 
+def all_finite(value: Tensor) -> bool:
+    """Whether a floating tensor holds no NaN and no infinity."""
+    # As a rule the sum tells, without a mask; it may overflow where no entry has.
+    return bool(value.sum().isfinite()) or bool(value.isfinite().all())
+
+
 def check_finite(name: str, value: Tensor, remedy: str = "clean or drop those examples") -> None:
     """Refuse a floating tensor that holds a NaN or an infinity, and say where the first one is."""
-    if not value.is_floating_point():
-        return
-    # A sum is finite unless an entry is not (or it overflows): one pass and no mask in the usual case.
-    if bool(torch.isfinite(value.sum())):
-        return
-    bad = ~torch.isfinite(value)
-    count = int(bad.sum())
-    if count:
+    if value.is_floating_point() and not all_finite(value):
+        bad = ~torch.isfinite(value)
         first = [int(i) for i in bad.nonzero()[0]]
         raise invalid(
             name,
-            Description(f"{count} values that are NaN or infinite, the first at {first}"),
+            Description(f"{int(bad.sum())} values that are NaN or infinite, the first at {first}"),
             "finite numbers",
             remedy,
         )

@@ -23,7 +23,7 @@ from parabolic.checks import Description, InputError, check_call, check_finite, 
 from parabolic.engine import Diverged
 from parabolic.experiments.run import find_device
 from parabolic.learners import MSE, Criterion, Huber, Learner, Numbers, ReplayLearner, Scale, find_learner
-from parabolic.learners.functional import has_batch_norm
+from parabolic.learners.functional import has_batch_norm, has_embedding
 
 __all__ = ["ParabolicClassifier", "ParabolicRegressor"]
 
@@ -193,7 +193,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         if (x.shape[1:], x.dtype) != self._example:
             raise invalid("X", x, f"examples of shape {list(shape)} and type {str(dtype)[6:]}, as before")
         learner = self.learner_
-        ids = not x.is_floating_point() or any(isinstance(each, nn.Embedding) for each in learner.model.modules())
+        ids = not x.is_floating_point() or has_embedding(learner.model)
         for part in x.split(SHEET) if ids or not isinstance(learner.prepare, Scale | None) else ():
             learner.predict(part)  # of ids only the network knows which there are, and of a prepare what it gives
 

@@ -17,7 +17,7 @@ LARGE, SMALL = (128, 8), (64, 4)  # rows of the tile and warps of a program, for
 FEW = 2**22  # numbers: with more, a GPU that has nothing else to do is faster by large tiles
 PARTS = 128  # how many programs share the sum of a channel, at most
 PROGRAMS = 264  # how many programs a kernel has, about: two for each multiprocessor of an H200
-FEWER, LITTLE = 66, 2**19  # and with how many numbers at most, so many: they leave room for what else is to be done
+FEWER, LITTLE = 66, 2**19  # or, of at most so many numbers, that many: more only take room from other kernels
 AHEAD = 4  # tiles whose loads are under way at once in a sum
 
 

@@ -13,7 +13,7 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from parabolic.checks import Description, InputError, check_name, check_number, invalid
+from parabolic.checks import Description, InputError, all_finite, check_name, check_number, invalid
 from parabolic.engine.checkpoints import draws, set_draws
 from parabolic.engine.loop import Diverged
 from parabolic.files import disk_errors, sweep, write_bytes
@@ -80,7 +80,7 @@ class Journal:
         self._changing = False  # whether a batch is being learned and counted, or a task's start or end told
         self._due = False  # whether a file was asked for meanwhile
         self._broken = False  # whether that was broken off, as by Ctrl-C
-        self._infinite = {name for name, each in self._numbers() if not _finite(each)}  # from the start: masks, say
+        self._infinite = {name for name, each in self._numbers() if not all_finite(each)}  # from the start: masks, say
         self._lock = self._hold()
         try:
             self._resume()
@@ -197,14 +197,14 @@ class Journal:
             path = self._path(self.batches)
             place = {name: getattr(self, name) for name in PLACE}
             with _memory_errors():
-                self._check_whole()
+                self._check_sound()
                 packed = pack_state(describe(self.learner) | {"journal": place, "draws": draws(self.learner)})
         with disk_errors("journal", self.folder, "free some space; what it has is safe"):
             write_bytes(path, packed)
             for old in self._files()[self.keep :]:
                 old.unlink(missing_ok=True)  # another thread may write, too
 
-    def _check_whole(self) -> None:
+    def _check_sound(self) -> None:
         """Refuse what cannot be gone on from: files of it would soon have taken the place of all good ones."""
         good = self._files()
         again = f"start again from {good[0].name}" if good else ""
@@ -214,7 +214,7 @@ class Journal:
         learned = {name for name, weight in self.learner.model.named_parameters() if weight.requires_grad}
         excused = self._infinite - learned
         for name, each in self._numbers():
-            if name not in excused and not _finite(each):
+            if name not in excused and not all_finite(each):
                 got = f"numbers that are NaN or infinite ({name}, after batch {self.batches})"
                 lower = "lower lr in journal.learner.optim.param_groups or leave out what is far off"
                 remedy = f"{again}, and {lower}" if again else "give the learner others"
@@ -281,11 +281,6 @@ def _tensors(place: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, Mapping | list | tuple):
         for name, each in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from _tensors(f"{place}.{name}" if place else str(name), each)
-
-
-def _finite(numbers: Tensor) -> bool:
-    # As a rule the sum tells, without a mask; it may overflow where no number has.
-    return bool(numbers.sum().isfinite()) or bool(numbers.isfinite().all())
 
 
 @contextmanager

@@ -11,12 +11,17 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["answers_by", "has_batch_norm", "only", "predicting", "scores_by", "types_of"]
+__all__ = ["answers_by", "has_batch_norm", "has_embedding", "only", "predicting", "scores_by", "types_of"]
 
 
 def has_batch_norm(model: nn.Module) -> bool:
     """Whether a model normalises by the statistics of a batch, which a single example may not have."""
     return any(isinstance(each, _BatchNorm) for each in model.modules())
+
+
+def has_embedding(model: nn.Module) -> bool:
+    """Whether a model looks things up by their ids, of which it may not have all."""
+    return any(isinstance(each, nn.Embedding | nn.EmbeddingBag) for each in model.modules())
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from torch import Generator, Tensor, nn
 from parabolic.checks import Description, InputError, check_call, check_finite, check_number, invalid, plain
 from parabolic.learners.average import WeightAverage
 from parabolic.learners.criterion import Criterion, find_criterion
-from parabolic.learners.functional import answers_by
+from parabolic.learners.functional import answers_by, has_embedding
 from parabolic.learners.gradients import trainable
 from parabolic.learners.head import check_alone, check_head, follow, last_linear, widen, wider
 from parabolic.learners.optimizers import make_optimizer, parse_optimizer
@@ -420,7 +420,7 @@ class Learner:
 
     def _undo(self, x: Tensor) -> Callable[[], None] | None:
         """What takes back a step that fails on the way: only of a batch for which that may be."""
-        if len(x) > 1 and not any(isinstance(each, nn.Embedding | nn.EmbeddingBag) for each in self.model.modules()):
+        if len(x) > 1 and not has_embedding(self.model):
             return None
         drawn, buffers = self.generator.get_state(), [(each, each.clone()) for each in self.model.buffers()]
 
@@ -476,7 +476,8 @@ class Learner:
         ids = not x.is_floating_point() and (self.embed is not None or x.dtype != torch.uint8)
         scores = self._try(x if ids else x[:1]) if ids or self._example is None or self.classes is None else None
         check_finite("x", x)
-        self._check_inputs(x, self.inputs(x))
+        if x.is_floating_point():
+            self._check_inputs(x, self.inputs(x))
         if self.classes is None:
             assert scores is not None
             self.classes = scores.shape[1]
