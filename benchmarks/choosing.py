@@ -21,6 +21,7 @@ PLUS = {
     "optimizer": "SGD(momentum=0.5)", "average": 0.995, "average_part": 0.1, "repeats": 2, "replay": 64, "balance": 1
 }  # fmt: skip
 WHOLE = {"er": PLUS | {"learner": "er", "lr": 0.2}, "pcl": PLUS | {"learner": "pcl", "lr": 0.2, "times": 3}}
+WRONG = {"corruption": "uniform", "corruption_rate": 0.3}
 SWEEPS = {  # of each: what is varied, over which values, and the rows
     "memory": ("memory", (50, 100, 200, 500, 1000), BOTH),
     "lr": ("lr", (0.02, 0.05, 0.1, 0.2, 0.4, 0.8), BOTH),
@@ -54,6 +55,8 @@ SWEEPS = {  # of each: what is varied, over which values, and the rows
     "whole-labels": (
         "corruption_rate", (0, 0.1, 0.3), {name: each | {"corruption": "uniform"} for name, each in WHOLE.items()}
     ),
+    "whole-smoothing": ("smoothing", (0, 0.1, 0.2, 0.4), {"er": WHOLE["er"], "er, 30 % wrong": WHOLE["er"] | WRONG}),
+    "whole-simplex": ("simplex", (True, False), {"pcl": WHOLE["pcl"], "pcl, 30 % wrong": WHOLE["pcl"] | WRONG}),
 }  # fmt: skip
 
 

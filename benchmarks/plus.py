@@ -3,6 +3,7 @@
     python benchmarks/plus.py                    # the table of the runs that are on record: no GPU needed
     python benchmarks/plus.py --train            # and train what is missing, after `parabolic data prepare cifar100`
     python benchmarks/plus.py --stream seq-cifar10
+    python benchmarks/plus.py --balance 1        # each row with classes balanced wholly, as the preset was at first
 
 Each row is compared with the whole by Welch's test.
 """
@@ -25,6 +26,7 @@ from parabolic.statistics import Summary, welch
 PARTS: dict[str, dict[str, Any]] = {
     "pcl-plus": {},
     "no balance of classes": {"balance": 0.0},
+    "classes balanced wholly": {"balance": 1.0},
     "no average of weights": {"average": None, "average_part": 1.0},
     "no momentum": {"optimizer": "SGD"},
     "no momentum, twice the learning rate": {"optimizer": "SGD", "lr": 0.1},
@@ -35,14 +37,18 @@ PARTS: dict[str, dict[str, Any]] = {
     "details as in the published code": {"variant": "reference"},
 }
 BRIDGES = "no bridges (ER)"
+SMOOTHED = "no bridges, labels smoothed (ER)"
+SMOOTHING = 0.14  # the share of a label that folding spreads over all classes along a bridge of pcl-plus, of 100
 
 
-def rows(stream: str, memory: int, seeds: int) -> dict[str, list[RunSpec]]:
-    """The runs of each row, one a seed."""
+def rows(stream: str, memory: int, seeds: int, **others: Any) -> dict[str, list[RunSpec]]:
+    """The runs of each row, one a seed; of the preset's options, some may be others."""
     whole = load_preset("pcl-plus").spec(stream=stream, memory=memory)
+    whole = replace(whole, options={**whole.options, **others})
     shared = {name: value for name, value in whole.options.items() if name in RunSpec.learner_options("er")}
     first = {row: replace(whole, options={**whole.options, **options}) for row, options in PARTS.items()}
     first[BRIDGES] = replace(whole, learner="er", options=shared)
+    first[SMOOTHED] = replace(first[BRIDGES], options={**shared, "smoothing": SMOOTHING})
     return {row: [replace(spec, seed=seed) for seed in range(seeds)] for row, spec in first.items()}
 
 
@@ -51,11 +57,13 @@ def main() -> None:
     parser.add_argument("--stream", default="seq-cifar100")
     parser.add_argument("--memory", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--balance", type=float, help="in place of the preset's own")
     parser.add_argument("--rows", help="some of them only: numbers, with commas between them")
     parser.add_argument("--train", action="store_true", help="train what is missing")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where runs are kept")
     asked = parser.parse_args()
-    table = rows(asked.stream, asked.memory, asked.seeds)
+    others = {} if asked.balance is None else {"balance": asked.balance}
+    table = rows(asked.stream, asked.memory, asked.seeds, **others)
     if asked.rows:
         chosen = asked.rows.split(",")
         if not all(number.isdecimal() and int(number) < len(table) for number in chosen):

@@ -81,9 +81,10 @@ def test_sgd_is_plain_torch():
     assert same(frozen(ours.state_dict()), frozen(theirs.state_dict()))
 
 
-def test_er_learns_the_batch_and_the_recalled_together():
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_er_learns_the_batch_and_the_recalled_together(smoothing):
     ours, theirs = net().double(), net().double()
-    learner = ER(ours, lr=0.05, memory=20, replay=5, seed=3)
+    learner = ER(ours, lr=0.05, memory=20, replay=5, seed=3, smoothing=smoothing)
     g, kept = torch.Generator().manual_seed(3), []
     for x, y in batches(3, dtype=torch.float64):  # 18 examples: every one is kept, in order
         joint_x, joint_y = x, y
@@ -91,7 +92,7 @@ def test_er_learns_the_batch_and_the_recalled_together():
             rows = distinct(min(5, len(kept)), len(kept), generator=g).tolist()
             joint_x = torch.cat([x, *[kept[r][0][None] for r in rows]])
             joint_y = torch.cat([y, *[kept[r][1][None] for r in rows]])
-        loss = cross_entropy(theirs(joint_x), joint_y)
+        loss = cross_entropy(theirs(joint_x), joint_y, label_smoothing=smoothing)
         gradients = torch.autograd.grad(loss, list(theirs.parameters()))
         with torch.no_grad():
             for parameter, gradient in zip(theirs.parameters(), gradients, strict=True):
@@ -101,6 +102,20 @@ def test_er_learns_the_batch_and_the_recalled_together():
         assert learner.observe(x, y).item() == pytest.approx(loss.item(), abs=1e-12)
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-12)
+
+
+def test_smoothed_labels_leave_out_outputs_that_are_no_classes():
+    model = nn.Linear(4, 5)
+    learner = ER(model, memory=20, replay=5, classes=3, smoothing=0.3)
+    x, y = torch.randn(6, 4), torch.arange(6) % 3
+    target = torch.cat([0.7 * torch.eye(3)[y] + 0.1, torch.zeros(6, 2)], 1)
+    expected = cross_entropy(model(x), target).item()
+    assert learner.observe(x, y).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_smoothing_is_for_classes():
+    with pytest.raises(InputError, match=r"smoothing: got 0\.1, expected 0 where targets are numbers"):
+        ER(nn.Linear(4, 1), memory=40, smoothing=0.1, criterion="mse")
 
 
 @pytest.mark.parametrize("name", sorted(known_learners()))
