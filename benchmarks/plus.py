@@ -5,7 +5,7 @@
     python benchmarks/plus.py --stream seq-cifar10
     python benchmarks/plus.py --balance 1        # each row with classes balanced wholly, as the preset was at first
 
-Each row is compared with the whole by Welch's test.
+Each row is compared with the whole, seed by seed, by Student's paired test.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.table import Table
 from parabolic.experiments import Record, RunSpec, run_grid
 from parabolic.experiments.presets import load_preset
 from parabolic.experiments.records import BackedStore, Records
-from parabolic.statistics import Summary, welch
+from parabolic.statistics import Summary, paired
 
 PARTS: dict[str, dict[str, Any]] = {
     "pcl-plus": {},
@@ -34,11 +34,15 @@ PARTS: dict[str, dict[str, Any]] = {
     "replay of 32": {"replay": 32},
     "bridges of five points": {"times": 5},
     "labels not folded": {"simplex": False},
+    "no noise on bridges": {"sigma_x": 0.0, "sigma_y": 0.0},
     "details as in the published code": {"variant": "reference"},
 }
-BRIDGES = "no bridges (ER)"
-SMOOTHED = "no bridges, labels smoothed (ER)"
-SMOOTHING = 0.14  # the share of a label that folding spreads over all classes along a bridge of pcl-plus, of 100
+REPLAY: dict[str, dict[str, Any]] = {
+    "no bridges (ER)": {},
+    "no bridges, labels smoothed (ER)": {"smoothing": 0.14},  # what folding spreads on average, with 100 classes
+    "no bridges, three steps a batch (ER)": {"repeats": 3},
+    "no bridges, twice the learning rate (ER)": {"lr": 0.1},
+}
 
 
 def rows(stream: str, memory: int, seeds: int, **others: Any) -> dict[str, list[RunSpec]]:
@@ -47,8 +51,7 @@ def rows(stream: str, memory: int, seeds: int, **others: Any) -> dict[str, list[
     whole = replace(whole, options={**whole.options, **others})
     shared = {name: value for name, value in whole.options.items() if name in RunSpec.learner_options("er")}
     first = {row: replace(whole, options={**whole.options, **options}) for row, options in PARTS.items()}
-    first[BRIDGES] = replace(whole, learner="er", options=shared)
-    first[SMOOTHED] = replace(first[BRIDGES], options={**shared, "smoothing": SMOOTHING})
+    first |= {row: replace(whole, learner="er", options={**shared, **options}) for row, options in REPLAY.items()}
     return {row: [replace(spec, seed=seed) for seed in range(seeds)] for row, spec in first.items()}
 
 
@@ -87,10 +90,12 @@ def shown(found: dict[str, list[Record]], title: str) -> Table:
             continue
         cells = []
         for metric in ("aaa", "acc"):
-            ours, best = (Summary.of([record.metrics[metric] for record in each]) for each in (records, whole))
-            gap = welch(ours, best)
-            cells += [f"{ours.mean:.1f} ± {ours.sd:.1f}"]
-            cells += ["" if records is whole else f"{gap.mean:+.1f} [{gap.low:+.1f}, {gap.high:+.1f}]"]
+            ours, best = ({record.spec["seed"]: record.metrics[metric] for record in each} for each in (records, whole))
+            told, both = Summary.of(list(ours.values())), [seed for seed in ours if seed in best]
+            cells += [f"{told.mean:.1f} ± {told.sd:.1f}", ""]
+            if records is not whole and len(both) > 1:
+                gap = paired([ours[seed] for seed in both], [best[seed] for seed in both])
+                cells[-1] = f"{gap.mean:+.1f} [{gap.low:+.1f}, {gap.high:+.1f}]"
         forgetting = Summary.of([record.metrics["forgetting"] for record in records])
         seconds = sum(sum(record.train_seconds) for record in records) / len(records)
         table.add_row(row, str(len(records)), *cells, f"{forgetting.mean:.1f}", f"{seconds:.1f}")

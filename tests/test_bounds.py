@@ -213,6 +213,13 @@ def test_the_gap_is_exactly_zero_at_a_minimiser_that_is_remembered():
     assert found.gap[1] > 0
 
 
+def test_there_is_no_gap_where_no_path_runs_whatever_the_drift():
+    domain = MemoryDomain(torch.tensor([[0.5, 0.0], [3.0, 0.0], [0.0, 3.0]]), eps=0.01)
+    found = drift_bound(hill, torch.tensor([[0.5, 0.0], [1.0, 1.0]]), 0.5, domain, 0.5, BOWL, generator=noise())
+    assert found.gap[0] == found.rate[0] == 0
+    assert found.rate[1] > 0
+
+
 @settings(max_examples=25)
 @given(problems(), st.floats(0.05, 1.0), st.sampled_from([0.3, 0.5, 1.0]), st.floats(0, 2))
 def test_minus_log_u_keeps_to_the_bound_of_remark_1(problem, t, sigma, stiff):

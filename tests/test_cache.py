@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from parabolic import InputError, Stream, make_stream
-from parabolic.streams import BENCHMARKS, Cache, data_folder, load, prepare, sources
+from parabolic.streams import BENCHMARKS, Cache, data_folder, load, prepare, prepared_streams, sources
 from parabolic.streams.cache import Part, Raw
 
 TRAIN, TEST = official.pictures(100, 10), official.pictures(20, 10, seed=1)
@@ -126,11 +126,19 @@ def test_a_torch_dataset_gives_the_same_stream():
     for kind in kinds:
         stream = Stream.from_dataset(Pairs(*TRAIN, kind), test=Pairs(*TEST, kind), tasks=5)
         assert stream.digest() == plain().digest()
+    for names in (("image", "label"), ("img", "fine_label"), ("pixels", "labels")):
+        parts = [
+            [dict(zip(names, pair, strict=True)) for pair in Pairs(*part, Image.fromarray)] for part in (TRAIN, TEST)
+        ]
+        assert Stream.from_dataset(parts[0], test=parts[1], tasks=5).digest() == plain().digest()
     mixed = [(torch.zeros(3, 4), 0), (torch.zeros(4, 4), 1)]
     for bad, message in (
         (mixed, "item 1 of dataset: got .*expected an example like the first"),
         ([1, 2], "a pair"),
         (5, "length"),
+        ([{"a": 1, "b": 2, "label": 0}], "item 0 of dataset: got columns a, b, label, .* image; give pairs: "),
+        ([{"image": 1, "class": 0}], "item 0 of dataset: got columns image, class, "),
+        ([{"image": torch.zeros(3), "label": "cat"}], "item 0 of dataset: got TypeError: .*a whole number"),
     ):
         with pytest.raises(InputError, match=message):
             Stream.from_dataset(bad)
@@ -160,6 +168,17 @@ def test_the_hub_s_format_gives_the_same_stream(tmp_path, monkeypatch):
     assert make_stream("hf:saved").digest() != stream.digest()
     with pytest.raises(InputError, match="hf:no/such-thing: got"):
         make_stream("hf:no/such-thing")
+
+
+def test_data_of_any_name_are_a_stream_save_those_that_the_hub_s_name_stands_for(tmp_path, cache):
+    prepare("hf-mine", arrays(tmp_path / "a"))
+    assert make_stream("seq-hf-mine").digest() == plain().digest()
+    # As `hf:user/set` would be kept, and as it is kept where it is given another name.
+    kept = sources._key("hf:user/set")
+    with cache.lock(kept):
+        for name in (kept, "hf-too"):
+            cache.write(name, Raw(Part([first(TRAIN[0])], TRAIN[1])), "hf:user/set")
+    assert sorted(prepared_streams()) == ["seq-hf-mine", "seq-hf-too"]
 
 
 def test_without_datasets_the_extra_is_named(monkeypatch):
@@ -309,6 +328,10 @@ def test_a_description_with_a_damaged_part_counts_as_nothing(tmp_path, cache, pa
 def test_what_is_not_prepared_says_how():
     with pytest.raises(InputError, match="data: got 'cifar10', .*`parabolic data prepare cifar10` downloads them"):
         make_stream("seq-cifar10")
+    (Cache().root / "downloads").mkdir(parents=True)
+    (Cache().root / "downloads" / "none").touch()  # which is nobody's archive
+    with pytest.raises(InputError, match="data: got 'mine', .*`parabolic data prepare mine` --from FOLDER"):
+        load("mine")
     with pytest.raises(InputError, match="--from: got nothing, expected the folder that holds mine"):
         prepare("mine")
     with pytest.raises(InputError, match="--from: got /no/such/place, which does not exist"):

@@ -1,6 +1,7 @@
 """`parabolic data`, as a person uses it."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import official
 import pytest
 from PIL import Image
 
-from parabolic import RunSpec
+from parabolic import RunSpec, Stream, make_stream
 from parabolic.experiments.store import is_of
 from parabolic.streams import Cache, sources
 
@@ -41,6 +42,74 @@ def test_prepare_then_run(parabolic, archive):
     assert code == 0
     assert json.loads(out)["spec"]["scenario"]["corruption"] == "uniform"
     assert len(json.loads(out)["accuracy"]) == 2
+
+
+def test_prepare_says_what_a_run_on_your_own_data_is_like_and_how_to_choose(parabolic, archive, tmp_path):
+    official = parabolic("data", "prepare", "cifar10", "--from", str(archive))[1]
+    assert "By default a run has" not in official  # the paper's settings are those of the paper
+    (tmp_path / "mine").mkdir()
+    for kind, each in zip(("images", "labels"), TRAIN, strict=True):
+        np.save(tmp_path / "mine" / f"train_{kind}.npy", each)
+    code, out, _ = parabolic("data", "prepare", "mine", "--from", "mine")
+    assert code == 0
+    [(network, batch, steps)] = re.findall(r"the network (\w+) and batches of (\d+): some (\d+) steps", out)
+    spec = RunSpec("er", "seq-mine").resolved()
+    assert (network, int(batch)) == (spec["backbone"], spec["batch"])
+    learned = sum(len(task.train_rows) for task in make_stream("seq-mine"))
+    assert int(steps) == round(learned / spec["batch"])
+    settings = dict(each.split("=") for each in re.findall(r"--set (\S+)", out))
+    chosen = RunSpec.from_settings("er", settings, stream="seq-mine").resolved()
+    assert (chosen["backbone"], chosen["batch"]) == ("convnet", 10)
+
+
+@pytest.fixture
+def saved(tmp_path, monkeypatch):
+    """A folder of `datasets` with the images and some columns more."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # before it is imported
+    datasets = pytest.importorskip("datasets", reason="needs the extra `hf`")
+
+    def save(name, **columns):
+        kinds = {
+            key: datasets.Value("string" if isinstance(each[0], str) else "int64") for key, each in columns.items()
+        }
+        rows = {"image": [Image.fromarray(each) for each in TRAIN[0]], **columns}
+        features = datasets.Features({"image": datasets.Image(), **kinds})
+        made = datasets.Dataset.from_dict(rows, features=features)
+        made.save_to_disk(str(tmp_path / name))
+        return made
+
+    return save
+
+
+def test_labels_of_the_hub_may_be_plain_numbers_in_a_column_that_can_be_named(parabolic, saved, tmp_path):
+    labels = [int(each) for each in TRAIN[1]]
+    plain = Stream.from_arrays(TRAIN[0].transpose(0, 3, 1, 2), TRAIN[1], tasks=5).digest()
+    rows = saved("numbers", label=labels, id=list(range(100)))
+    assert make_stream("hf:numbers").digest() == plain == Stream.from_dataset(rows, tasks=5).digest()
+    saved("only", kind=labels)
+    assert make_stream("hf:only").digest() == plain
+    saved("several", kind=labels, half=[each // 2 for each in labels])
+    code, _, err = parabolic("data", "prepare", "hf:several")
+    assert code == 2
+    assert "name the column with --label: kind, half" in err
+    code, _, err = parabolic("data", "prepare", "hf:several", "--label", "knd")
+    assert code == 2
+    assert "--label: got 'knd', expected one of half, kind; did you mean 'kind'?" in err
+    for column, classes in (("kind", 10), ("half", 5)):  # the other column is prepared though the data are there
+        told = json.loads(parabolic("data", "prepare", "hf:several", "--label", column, "--json")[1])
+        assert (told["label"], told["classes"]) == (column, classes)
+    assert json.loads(parabolic("data", "prepare", "hf:several", "--again", "--json")[1])["label"] == "half"
+    [file] = (tmp_path / "cache").glob("hf-*several-*/files-*/train_labels.npy")
+    file.write_bytes(b"damaged")
+    assert make_stream("hf:several").classes == 5  # prepared again, from the same column
+
+
+@pytest.mark.parametrize("more", [[], ["--label", "breed"]])
+def test_labels_of_the_hub_that_are_words_are_refused_with_a_remedy(parabolic, saved, more):
+    saved("words", breed=["cat"] * 100)
+    code, out, err = parabolic("data", "prepare", "hf:words", *more)
+    assert (code, out) == (2, "")
+    assert "expected a column of class labels or whole numbers; dataset.class_encode_column('COLUMN')" in err
 
 
 def test_a_run_on_data_that_were_replaced_is_trained_again(parabolic, tmp_path):
@@ -119,6 +188,16 @@ def test_show_draws_a_picture(parabolic, tmp_path, stream, more):
     assert [path.name for path in tmp_path.glob("*.png")] == [f"{stream}.png"]
 
 
+def test_show_names_the_picture_by_what_is_on_it(parabolic, tmp_path):
+    code, out, _ = parabolic("data", "show", "seq-digits", "--set", "stream=seq-blobs", "--set", "seed=3")
+    assert code == 0
+    assert "3 tasks, 6 classes: seq-blobs.png" in out
+    drawn = (tmp_path / "seq-blobs.png").read_bytes()
+    parabolic("data", "show", "seq-blobs", "--seed", "3", "--output", "same.png")
+    assert (tmp_path / "same.png").read_bytes() == drawn
+    assert not (tmp_path / "seq-digits.png").exists()
+
+
 def test_show_takes_colours_and_a_place(parabolic, archive, tmp_path):
     parabolic("data", "prepare", "cifar10", "--from", str(archive))
     code, out, _ = parabolic("data", "show", "seq-cifar10", "--output", "sub/a.png")
@@ -134,6 +213,7 @@ def test_show_takes_colours_and_a_place(parabolic, archive, tmp_path):
         (["prepare", "mine"], "--from", "name it with --from"),
         (["prepare", "mine", "--from", "nowhere"], "--from", "that is there"),
         (["prepare", "../mine", "--from", "."], "name", "letters"),
+        (["prepare", "mine", "--from", ".", "--label", "y"], "--label", "a source that has columns, hf:NAME"),
         (["show", "seq-digit"], "stream", "did you mean 'seq-digits'?"),
         (["show", "seq-cifar10"], "data", "parabolic data prepare cifar10"),
         (["show", "seq-digits", "--set", "corupt=1"], "--set", "did you mean 'corruption'?"),

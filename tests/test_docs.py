@@ -19,6 +19,7 @@ from test_learners import frozen, same
 from parabolic import MLP, make_stream, train
 from parabolic.experiments.paper import METHODS, PLUS, SEEDS, paper_tables
 from parabolic.experiments.records import Records
+from parabolic.learners.whole import left_behind
 from parabolic.statistics import Summary
 
 ROOT = Path(__file__).parent.parent
@@ -116,6 +117,13 @@ def test_the_code_of_the_guide_to_choosing():
 def test_the_code_of_the_guide_to_moving(capsys):
     names = run_blocks("docs/guides/moving.md", without="avalanche")
     assert int(capsys.readouterr().out.split(" %")[0]) > 80
+    fresh = names["Anchored"](MLP(names["stream"].shape, 10), memory=200, prepare=names["stream"].prepare)
+    assert left_behind(names["learner"], fresh) == []
+    assert fresh.tasks == 5
+    recent = names["Recent"](torch.nn.Linear(1, 4), memory=32)
+    for number in range(50):
+        recent.observe(torch.tensor([[float(number)]]), [0])
+    assert sorted(recent.past["x"].flatten().tolist()) == list(range(18, 50))
     assert names["state"].accuracy > 60
     assert names["data"].digest() == names["same"].digest()
     assert [len(row) for row in names["told"].rows] == [1, 2, 3, 4, 5]

@@ -6,9 +6,9 @@ from slow import same_weights
 from test_learners import frozen, same
 from torch import nn
 
-from parabolic import MLP, PCL, InputError, ReplayLearner
+from parabolic import ER, MLP, PCL, InputError, ReplayLearner
 from parabolic.learners import find_learner, known_learners
-from parabolic.profile import LearnerLoss
+from parabolic.profile import LearnerLoss, bounds_of
 
 
 def parts(seed=0):
@@ -102,3 +102,38 @@ def test_what_cannot_be_is_refused():
     learner.observe(*next(sentences()))
     with pytest.raises(InputError, match="^learner: .*inputs are points"):
         LearnerLoss(learner)
+
+
+def test_ids_without_an_embedding_of_their_own_are_refused_and_change_nothing():
+    torch.manual_seed(0)
+    learner = PCL(nn.Sequential(nn.Embedding(10, 3), nn.Flatten(), nn.Linear(12, 2)), memory=40)
+    (x, y), *_ = sentences(1)
+    before = frozen(learner.state_dict())
+    with pytest.raises(InputError, match=r"^x: got .* int64, expected floating numbers.*; .* pass embed=nn.Embedding"):
+        learner.observe(x, y)
+    assert same(before, learner.state_dict())
+    assert learner.classes is None
+    numbers = PCL(nn.Linear(4, 2), memory=40)
+    with pytest.raises(InputError, match=r"^x: got .* int64, .*if they are measurements, convert them with .float\(\)"):
+        numbers.observe(x, y)
+    numbers.observe(x.float(), y)
+
+
+def test_a_first_batch_that_is_refused_does_not_say_what_examples_are_like():
+    learner = ER(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)), memory=40)
+    with pytest.raises(InputError, match="at least two examples"):
+        learner.observe(torch.zeros(1, 4, dtype=torch.float64), [0])
+    learner.observe(torch.randn(8, 4), torch.arange(8) % 2)
+
+
+def test_what_is_embedded_for_good_has_bounds():
+    """As the refusal of one that is trained advises."""
+    body, embed = parts()
+    embed.requires_grad_(False)
+    trained, fixed = PCL(body, embed=embed, memory=40), PCL(body, prepare=embed, memory=40)
+    for learner in (trained, fixed):
+        learner.observe(*next(sentences()))
+    with pytest.raises(InputError, match="let `prepare` embed, by an embedding that stays as it is$"):
+        bounds_of(trained)
+    before, _ = bounds_of(fixed, samples=8)
+    assert before.stated <= before.bound

@@ -155,7 +155,7 @@ def test_what_cannot_be_told_anything_is_no_callback(callbacks):
 def test_learner_and_stream_are_not_mixed_up():
     with pytest.raises(InputError, match="^learner: got .*Stream'>, expected a Learner; as in train"):
         train(blobs(), SGD(MLP((2,), 6)))
-    with pytest.raises(InputError, match="^stream: got .*list'>, expected a Stream"):
+    with pytest.raises(InputError, match="^stream: got .*list'>, expected a Stream.*call learner.observe"):
         train(SGD(MLP((2,), 6)), [])
 
 

@@ -170,6 +170,28 @@ def test_pipelines_grids_and_frames():
         model.partial_fit(frame.rename(columns={"pixel 1": "another"}), y[:300])
 
 
+def test_one_of_the_options_can_be_set_and_searched_by_its_own_name():
+    x, y = load_digits(return_X_y=True)
+    given = {"sigma_x": 0.1}
+    model = ParabolicClassifier(options=given, epochs=1, random_state=0)
+    assert model.get_params()["options__sigma_x"] == 0.1
+    assert "options__sigma_x" not in model.get_params(deep=False)
+    for named, prefix in ((model, ""), (make_pipeline(StandardScaler(), clone(model)), "parabolicclassifier__")):
+        asked = {f"{prefix}options__replay": [8, 16]}
+        found = GridSearchCV(named, asked, cv=2, error_score="raise").fit(x[:200], y[:200])
+        best = found.best_estimator_ if not prefix else found.best_estimator_[-1]
+        assert [found.cv_results_["params"][i][f"{prefix}options__replay"] for i in range(2)] == [8, 16]
+        assert best.learner_.replay == best.options["replay"] == found.best_params_[f"{prefix}options__replay"]
+        assert best.learner_.sigma_x == 0.1  # the other stays
+    assert given == {"sigma_x": 0.1} == model.options
+    assert clone(model).set_params(options={"replay": 4}, options__times=2).options == {"replay": 4, "times": 2}
+    assert ParabolicRegressor().set_params(options__replay=8).options == {"replay": 8}
+    with pytest.raises(InputError, match="options: got 'replya', .*did you mean 'replay'"):
+        clone(model).set_params(options__replya=8).fit(x[:50], y[:50])
+    with pytest.raises(InputError, match="options: got 3, expected values by their names"):
+        ParabolicClassifier(options=3).set_params(options__replay=8)
+
+
 def test_regression_of_one_number_and_of_several_in_the_units_of_the_targets():
     x, y = make_regression(300, 4, n_targets=3, noise=1.0, random_state=0)
     y = 1e4 + 50 * y

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import parabolic
-from parabolic import InputError, RunSpec, Store, run
+from parabolic import Callback, InputError, RunSpec, Store, run
 from parabolic.experiments import Record, execute
 from parabolic.experiments.run import environment, find_device
+from parabolic.experiments.work import Job, work
 from parabolic.learners import ER
 
 SPEC = RunSpec(learner="sgd", options={"lr": 0.05})
@@ -62,6 +63,32 @@ def test_a_run_is_kept_and_found_again(tmp_path):
     trained, reused = run(SPEC, store, again=True, device="cpu")
     assert not reused
     assert trained.accuracy == record.accuracy
+
+
+class Claimed(Callback):
+    """Tries to take hold of a run that is being trained."""
+
+    def __init__(self, store):
+        self.store, self.claims = store, []
+
+    def on_task(self, state):
+        self.claims.append(self.store.claim(SPEC.key))
+
+
+def test_a_run_is_trained_once_at_a_time(tmp_path):
+    store = Store(tmp_path)
+    mine = store.claim(SPEC.key)
+    with pytest.raises(InputError, match=f"run: got a run that another process is training .*{SPEC.key}"):
+        run(SPEC, store, device="cpu")
+    assert store.begun() == []
+    mine.release()
+    others = Claimed(store)
+    run(SPEC, store, device="cpu", callbacks=[others])
+    assert others.claims == [None] * 5
+    store.claim(SPEC.key).release()  # it was let go
+    with pytest.raises(InputError, match="average_part"):
+        run(RunSpec("sgd", options={"average_part": 0.1}), Store(tmp_path / "none"), device="cpu")
+    assert not (tmp_path / "none").exists()  # what cannot be built leaves nothing behind
 
 
 def test_a_record_made_under_another_default_is_another_run(tmp_path, monkeypatch):
@@ -160,10 +187,21 @@ def test_a_whole_number_makes_the_same_run_where_any_number_will_do():
     assert type(ER(torch.nn.Linear(2, 2), repeats=2).repeats) is int
 
 
-def test_options_that_are_given_come_before_texts():
-    spec = RunSpec.from_settings("er", {"lr": "0.5", "replay": "8"}, options={"lr": 0.25}, scenario={"blur": 0.1})
-    assert spec.options == {"lr": 0.25, "replay": 8}
-    assert spec.scenario == {"blur": 0.1}
+def test_texts_come_before_what_is_given_besides():
+    texts = {"lr": "0.5", "batch": "16", "blur": "0.2"}
+    given = {"options": {"lr": 0.25, "replay": 8}, "scenario": {"blur": 0.1, "tasks": 2}, "batch": 8, "seed": 3}
+    spec = RunSpec.from_settings("er", texts, **given)
+    assert (spec.batch, spec.seed) == (16, 3)
+    assert spec.options == {"lr": 0.5, "replay": 8}
+    assert spec.scenario == {"blur": 0.2, "tasks": 2}
+    assert given["options"] == {"lr": 0.25, "replay": 8}  # as it was
+
+
+def test_equal_specs_are_one_in_a_set():
+    one = RunSpec("er", options={"lr": 1}, scenario={"corruption": "uniform", "corruption_rate": 1})
+    same = RunSpec("er", options={"lr": 1.0}, scenario={"corruption_rate": 1.0, "corruption": "uniform"})
+    assert one == same
+    assert {one, same, RunSpec("er")} == {same, RunSpec("er")}
 
 
 def test_settings_are_texts_of_any_field_or_option():
@@ -229,3 +267,10 @@ def test_records_are_plain_json(tmp_path):
 def test_a_record_tells_the_command_as_anyone_would_type_it(program, told, monkeypatch):
     monkeypatch.setattr(sys, "argv", [program, "run", "--seed", "1"])
     assert environment(torch.device("cpu"))["command"] == told
+
+
+def test_a_worker_names_the_command_of_its_grid_and_keeps_its_own():
+    before = list(sys.argv)
+    [news] = work(Job((SPEC,), command="parabolic compare --seeds 1"), "cpu")
+    assert news.record.environment["command"] == "parabolic compare --seeds 1"
+    assert sys.argv == before

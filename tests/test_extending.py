@@ -241,3 +241,26 @@ def test_what_few_need_is_not_imported_by_all():
     code = "import sys, parabolic.cli; print([name for name in ('scipy.spatial', 'sklearn') if name in sys.modules])"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "[]"
+
+
+def test_a_file_may_import_what_is_beside_it(tmp_path):
+    """From any folder, and in the processes that train."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "the_weight_of_the_past.py").write_text("from torch.nn.functional import cross_entropy")
+    own = NEW.replace("torch.nn.functional import cross_entropy", "the_weight_of_the_past import *")
+    (folder / "mine.py").write_text(own)
+    before = list(sys.path)
+    assert find_learner(f"{folder}/mine.py:WeightedER").name == "weighted"
+    assert sys.path == before
+    arguments = ("--stream", "seq-blobs", "--seeds", "2", "--workers", "2", "--json")
+    told = json.loads(command("compare", "--learners", "code/mine.py:WeightedER", *arguments, cwd=tmp_path))
+    assert json.dumps(told).count("code/mine.py:WeightedER") >= 1
+
+
+def test_a_file_that_fails_leaves_the_places_of_modules_as_they_were(tmp_path):
+    (tmp_path / "mine.py").write_text("import no_such_module_anywhere")
+    before = list(sys.path)
+    with pytest.raises(InputError, match="No module named 'no_such_module_anywhere'"):
+        find_learner(f"{tmp_path}/mine.py:Mine")
+    assert sys.path == before

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from parabolic import MLP, InputError, ReplayLearner, Stream, train
+from parabolic import ER, MLP, InputError, Memory, ReplayLearner, Stream, train
 from parabolic.engine import Fleet, computing_in, feed, fleet, numerics, train_fleet
 from parabolic.engine.fleet import Berth, counters, set_counters
 from parabolic.experiments import RunSpec, execute, execute_fleet
@@ -55,6 +55,18 @@ def test_an_optimiser_with_a_state_does_not_start_again():
     used = Fleet([make("er", 0, optimizer="Adam", lr=0.01)])
     train_fleet(used, [stream(0)], batch=10)
     assert not used.adopt([make("er", 1, optimizer="Adam", lr=0.01)])
+
+
+def test_a_class_of_ones_own_whose_state_may_not_be_all_does_not_start_again():
+    class Diary(Memory):
+        pass
+
+    class Mine(ER):
+        pass
+
+    assert not Fleet([make("er", 0, memory=Diary(50))]).adopt([make("er", 1, memory=Diary(50))])
+    mine = [Mine(MLP((2,), 4), memory=50, seed=seed) for seed in (0, 1)]
+    assert not Fleet(mine[:1]).adopt(mine[1:])
 
 
 def test_one_that_prepares_its_examples_otherwise_does_not_start_again():
@@ -177,6 +189,28 @@ def test_specs_of_one_shape_differ_in_seed_and_options_only():
     assert one.shape == RunSpec(learner="er", seed=3, options={"lr": 0.2}).shape
     for other in ({"learner": "sgd"}, {"stream": "seq-blobs"}, {"batch": 7}, {"memory": 100}, {"precision": "bf16"}):
         assert one.shape != RunSpec(**{"learner": "er", **other}).shape
+
+
+class Diary(Memory):
+    """A memory of a user's own, which counts on the host."""
+
+    def __init__(self, capacity):
+        super().__init__(capacity)
+        self.pages = 0
+
+    def offer(self, batch, **more):
+        super().offer(batch, **more)
+        self.pages += 1
+
+
+def test_a_memory_of_ones_own_is_counted_when_steps_are_replayed():
+    learner = ER(MLP((2,), 4), memory=Diary(50))
+    before = counters(learner)
+    for _ in range(2):
+        learner.step(torch.randn(3, 2), torch.arange(3))
+    after = counters(learner)
+    more = {name: value - before[name] for name, value in after.items() if value != before[name]}
+    assert more == {".steps": 2, "memory.offered": 6, "memory.pages": 2}
 
 
 def test_numerics_are_set_for_a_while():

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from parabolic import ER, MLP, PCL, SGD, InputError, Learner, Memory, ReplayLearner
+from parabolic import CLSER, ER, MLP, PCL, SGD, InputError, Learner, Memory, ReplayLearner
 from parabolic.learners import find_learner, known_learners
 from parabolic.learners.average import WeightAverage
 from parabolic.learners.balance import BalancedLearner
@@ -181,19 +181,51 @@ def test_a_number_that_the_model_cannot_hold_is_refused_before_anything_changes(
 @pytest.mark.parametrize("name", ALL)
 def test_a_single_example_that_batch_norm_cannot_learn_changes_nothing(name):
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 4))
-    learner, x, y = make(name, model), torch.randn(6, 1, 4, 4), torch.arange(6) % 4
-    task = 0 if learner.needs_tasks else None
+    learner, x, y = make(name, model), torch.randn(6, 1, 4, 4), torch.arange(6) % 3
     learner.start_task([(x, y)])
-    before = frozen(learner.state_dict())
+    twin, before = copy.deepcopy(learner), frozen(learner.state_dict())
+    new = (x[:1] + 100, torch.tensor([3]), 1 if learner.needs_tasks else None)  # of another class and another task
     if name == "pcl":  # which learns from all points of a bridge together
-        learner.observe(x[:1] + 100, y[:1], task)
+        learner.observe(*new)
         return
-    with pytest.raises(InputError, match="at least two examples, as batch norm needs here"):
-        learner.observe(x[:1] + 100, y[:1], task)
+    with pytest.raises(InputError, match="^x: got .*, expected at least two examples, as batch norm needs here; hold"):
+        learner.observe(*new)
     assert same({**frozen(learner.state_dict()), "example": None}, {**before, "example": None})
+    goes_on_alike(learner, twin, x, y)
 
 
-def test_an_id_that_has_no_embedding_is_refused_and_changes_nothing():
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [(name, {"replay": 1}) for name in ("agem", "cbrs", "clser", "der", "derpp", "gem", "mixup")]
+    + [("gem", {"memory": 1, "replay": 0}), ("vrmcl", {"chunk": 1})],
+)
+def test_a_single_example_that_is_recalled_or_split_off_is_refused_and_changes_nothing(name, options):
+    model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    learner, x, y = make(name, model, **options), torch.randn(6, 3), torch.arange(6) % 3
+    learner.start_task([(x, y)])
+    if name != "vrmcl":
+        learner.observe(x, y, 0)
+        learner.end_task([(x, y)])
+    twin, before = copy.deepcopy(learner), frozen(learner.state_dict())
+    with pytest.raises(
+        InputError,
+        match=f"^step of {name}: got one example, .*, expected at least two examples, as batch norm needs here; raise",
+    ):
+        learner.observe(x + 100, y.flip(0) + 1, 1)
+    assert same({**frozen(learner.state_dict()), "example": None}, {**before, "example": None})
+    for each in (learner, twin):
+        each.model[1].eval()  # frozen, it needs no second example
+    goes_on_alike(learner, twin, x, y)
+
+
+def goes_on_alike(learner, twin, x, y):
+    task = 0 if learner.needs_tasks else None
+    assert torch.equal(learner.observe(x, y, task), twin.observe(x, y, task))
+    assert same(frozen(learner.state_dict()), frozen(twin.state_dict()))
+
+
+@pytest.mark.parametrize("kind", [ER, CLSER])
+def test_an_id_that_has_no_embedding_is_refused_and_changes_nothing(kind):
     class Mixed(nn.Module):
         """Ids in the first column, measurements in the others."""
 
@@ -204,7 +236,7 @@ def test_an_id_that_has_no_embedding_is_refused_and_changes_nothing():
         def forward(self, x):
             return self.head(torch.cat([self.norm(x[:, 1:]), self.shops(x[:, 0].long())], 1))
 
-    learner, x, y = ER(Mixed(), memory=20, replay=5), torch.rand(6, 3), torch.arange(6) % 3
+    learner, x, y = kind(Mixed(), memory=20, replay=5), torch.rand(6, 3), torch.arange(6) % 3
     learner.observe(x, y)
     learner.observe(x, y)
     before = frozen(learner.state_dict())
@@ -287,26 +319,26 @@ def test_an_optimiser_is_named_with_its_arguments():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("SDG", "expected one of .*: did you mean SGD|SGD"),
+        ("SDG", "expected one of .*; did you mean 'SGD'"),
         ("SGD(0.9)", "expected a class of torch.optim, its arguments by name"),
-        ("SGD(momentum=)", "plain values for its arguments"),
-        ("SGD(momentum=1 + x)", "plain values for its arguments"),
-        ("SGD(**{'momentum': 0.9})", "its arguments by name"),
-        ("SGD(momentum=0.9).step()", "its arguments by name"),
-        ("", "a class of torch.optim and plain values"),
-        ("Optimizer", "optimizer"),
+        ("SGD(momentum=)", "expected a class of torch.optim and plain values for its arguments"),
+        ("SGD(momentum=1 + x)", "expected a class of torch.optim and plain values for its arguments"),
+        ("SGD(**{'momentum': 0.9})", "expected a class of torch.optim, its arguments by name"),
+        ("SGD(momentum=0.9).step()", "expected a class of torch.optim, its arguments by name"),
+        ("", "expected a class of torch.optim and plain values for its arguments"),
+        ("Optimizer", "expected one of"),
         ("LBFGS", "expected one of"),  # it would ask for a closure
         ("SparseAdam", "expected one of"),
-        ("SGD(lr=0.5)", "no lr among the arguments"),
+        ("SGD(lr=0.5)", "expected no lr among the arguments"),
         ("SGD(moment=0.9)", "expected arguments that torch.optim.SGD takes.*moment"),
         ("SGD(momentum=-1)", "expected arguments that torch.optim.SGD takes.*momentum"),
         ("Adam(fused=True, foreach=True)", "expected arguments that torch.optim.Adam takes.*`fused` and `foreach`"),
         ("Adam(betas=(0.9,))", "expected arguments that torch.optim.Adam takes"),
-        ("__import__('os').getcwd()", "its arguments by name"),
+        ("__import__('os').getcwd()", "expected a class of torch.optim, its arguments by name"),
     ],
 )
 def test_an_optimiser_that_cannot_be_made_is_refused(text, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=f"^optimizer: got .*, {message}"):
         SGD(net(), optimizer=text)
 
 
@@ -595,6 +627,17 @@ def test_fewer_classes_than_scores_are_welcome_and_may_become_more(name):
     learner.grow(3)
     assert torch.isfinite(learner.observe(torch.zeros(2, 3), [0, 2], 1))
     assert learner.scores(torch.zeros(2, 3)).shape == (2, 4)
+
+
+def test_an_output_that_is_no_class_is_never_predicted():
+    model = nn.Linear(3, 5)
+    nn.init.zeros_(model.weight)
+    model.bias.data = torch.tensor([0.0, 1.0, 0.0, 2.0, 3.0])
+    learner, x = SGD(model, classes=3), torch.zeros(2, 3)
+    assert learner.predict(x).tolist() == [1, 1]
+    assert torch.equal(learner.scores(x), model.bias.detach().expand(2, 5))
+    learner.grow(4)
+    assert learner.predict(x).tolist() == [3, 3]
 
 
 def test_to_grow_is_never_to_shrink():

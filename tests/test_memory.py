@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import deque
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from parabolic import InputError, Memory
+from parabolic import ER, InputError, Memory
 from parabolic.memory import distinct
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -128,6 +129,17 @@ def test_state_goes_on_where_it_was():
         Memory(7).load_state_dict(one.state_dict())
 
 
+def test_a_field_may_have_any_name_and_a_state_of_before_that_is_read():
+    one, other, old = Memory(5), Memory(5), Memory(5)
+    one.offer({"x": torch.randn(7, 2), "offered": torch.arange(7)})
+    other.load_state_dict(one.state_dict())
+    assert (other.fields, other.offered) == (("x", "offered"), 7)
+    assert torch.equal(other["offered"], one["offered"])
+    old.load_state_dict({"offered": 7, "x": one["x"]})
+    assert (old.fields, old.offered) == (("x",), 7)
+    assert torch.equal(old["x"], one["x"])
+
+
 @pytest.mark.parametrize(
     ("field", "named"),
     [
@@ -175,3 +187,43 @@ def test_a_capacity_is_a_whole_number_above_zero(capacity):
 def test_an_empty_memory_cannot_be_drawn_from():
     with pytest.raises(InputError, match="empty"):
         Memory(5).draw(1)
+
+
+class Newest(Memory):
+    """A policy of one's own: a ring of the newest examples."""
+
+    def place(self, batch, generator):
+        return (self.clock + torch.arange(len(batch["x"]), device=self.clock.device)) % self.capacity
+
+
+def test_a_policy_of_ones_own_says_where_examples_go():
+    """Beside a queue of the newest, by a learner that has it as its policy and after a resume."""
+
+    class Recent(ER):
+        policy = Newest
+
+    learner, other = (Recent(torch.nn.Linear(2, 3), memory=8, replay=3) for _ in range(2))
+    queue, g = deque(maxlen=8), torch.Generator().manual_seed(0)
+    for size in (3, 4, 5, 2, 7, 1):
+        x = torch.randn(size, 2, generator=g)
+        learner.observe(x, torch.arange(size) % 3)
+        queue.extend(x.tolist())
+        assert sorted(learner.past["x"].tolist()) == sorted(queue)
+        assert all(row in queue for row in learner.past.draw(3)["x"].tolist())
+        other.load_state_dict(learner.state_dict())
+    x, y = torch.randn(4, 2, generator=g), torch.arange(4) % 3
+    assert learner.observe(x, y) == other.observe(x, y)
+    assert torch.equal(learner.past["x"], other.past["x"])
+    assert sorted(learner.past.ages.tolist()) == list(range(8))
+
+
+@pytest.mark.parametrize("slots", [torch.zeros(3, dtype=torch.long), torch.zeros(2)])
+def test_slots_that_are_none_are_told_by_the_policys_name(slots):
+    class Wrong(Memory):
+        def place(self, batch, generator):
+            return slots
+
+    memory = Wrong(5)
+    with pytest.raises(InputError, match="^place of Wrong: got a tensor of shape .*, expected the slots of 2 examples"):
+        memory.offer({"x": torch.ones(2, 3)})
+    assert len(memory) == 0

@@ -46,3 +46,8 @@ def test_one_task_forgets_nothing():
 def test_bad_matrices(bad):
     with pytest.raises(InputError, match="^matrix"):
         metrics.acc(bad)
+
+
+def test_an_accuracy_that_is_missing_is_told_in_words():
+    with pytest.raises(InputError, match="^matrix: got NaN on or below the diagonal, expected an accuracy"):
+        metrics.acc([[np.nan]])

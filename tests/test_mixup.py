@@ -4,8 +4,9 @@ import pytest
 import torch
 from scipy import stats
 from slow import SlowReplay, mean, net, same_weights, surprise, tasks
+from torch import nn
 
-from parabolic import ER, InputError
+from parabolic import ER, Classes, CrossEntropy, InputError
 from parabolic.learners.mixup import MixupER
 
 COMMON = {"lr": 0.3, "memory": 12, "replay": 8, "seed": 7}
@@ -74,7 +75,34 @@ def test_the_proportion_is_of_beta(alpha):
     assert stats.kstest(drawn, stats.beta(alpha, alpha).cdf).pvalue > 1e-3
 
 
+@pytest.mark.parametrize("criterion", [CrossEntropy(weights=[1, 2, 3]), Classes(torch.nn.functional.cross_entropy)])
+def test_where_only_two_classes_compete_there_is_no_other_loss(criterion):
+    with pytest.raises(
+        InputError, match="^criterion: got .*, expected cross-entropy without weights for pairwise=True"
+    ):
+        MixupER(net(), pairwise=True, criterion=criterion)
+    MixupER(net(), criterion=criterion)
+
+
 @pytest.mark.parametrize(("name", "value"), [("weight", -1), ("alpha", 0), ("alpha", -1), ("replay", 300), ("lr", 0)])
 def test_bad_options_are_named(name, value):
     with pytest.raises(InputError, match=f"^{name}: got .*, expected "):
         MixupER(net(), **{name: value})
+
+
+def test_ids_are_mixed_behind_their_embedding_and_nowhere_else():
+    torch.manual_seed(0)
+    ids, y = torch.randint(5, (6, 3)), torch.arange(6) % 3
+    embed, body = nn.Embedding(5, 4), nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+    learner = MixupER(body, embed=embed, memory=40, exclude=False, weight=1.0)
+    learner.observe(ids, y)
+    seen = []
+    body.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
+    points = embed.weight.detach().clone()
+    learner.observe(ids, y)
+    mixed, plain = seen[-2:]
+    assert (plain[:, :, None] == points).all(-1).any(-1).all()  # each a word as it is
+    assert not (mixed[:, :, None] == points).all(-1).any(-1).all()  # some between two
+    whole = MixupER(nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(12, 3)), memory=40)
+    with pytest.raises(InputError, match=r"^x: got .*, expected floating numbers, which can be mixed; .* pass embed="):
+        whole.observe(ids, y)

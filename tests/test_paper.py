@@ -10,7 +10,7 @@ import pytest
 
 from parabolic import Learner, RunSpec, Store, metrics
 from parabolic.experiments import Record
-from parabolic.experiments.paper import METHODS, NAMES, Estimates, Selection, bound_specs, find_bounds, paper_tables
+from parabolic.experiments.paper import METHODS, NAMES, Estimates, Selection, find_bounds, paper_tables
 from parabolic.learners import SI
 from parabolic.streams.scenarios import PAPER_SIZES
 
@@ -50,7 +50,9 @@ def test_columns_stand_for_streams_memories_and_scenarios():
     assert settings("small_buffers") == [("seq-cifar100", size, {}) for size in (50, 100, 150)]
     assert settings("imbalance") == [("seq-cifar10", 1000, {"class_sizes": name}) for name in PAPER_SIZES]
     assert settings("runtime") == [("seq-cifar100", 1000, {})]
-    assert {spec.key for spec in bound_specs()} <= {spec.key for spec in paper_tables()["main"].specs(["pcl"])}
+    bounds = {spec.key for spec in Selection(("bounds",)).bounds}
+    assert len(bounds) == 5
+    assert bounds <= {spec.key for spec in paper_tables()["main"].specs(["pcl"])}
 
 
 @pytest.mark.parametrize(
@@ -255,7 +257,7 @@ def test_bounds_are_measured_in_a_run_and_kept_beside_it(parabolic, tmp_path, mo
     code, out, err = parabolic(*arguments)
     assert (code, err) == (0, "")
     forgetting, generalisation = json.loads(out)
-    [spec] = bound_specs(1, quick=True)
+    [spec] = Selection(("bounds",), seeds=1, quick=True).bounds
     store = Store(tmp_path / "runs")
     kept = json.loads((store.path(spec.key) / "bounds.json").read_text())
     assert kept["spec"] == spec.resolved()

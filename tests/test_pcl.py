@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from parabolic import ER, PCL, InputError, bridge
 from parabolic.learners.pairing import PAIRINGS
-from parabolic.learners.pcl import ABLATIONS
+from parabolic.learners.pcl import ABLATIONS, path_weights
 from parabolic.memory import distinct, half_by_loss
 
 CLASSES, CAPACITY, REPLAY = 4, 12, 5
@@ -190,6 +190,26 @@ def test_one_bb_shares_its_noise():
     y_path = bridge(label, label[ends], 0.01, 5, **settings)
     expected = mean_along(net(), x_path, y_path.abs(), [0.25] * 4).mean()
     assert learner.observe(x, y).item() == pytest.approx(expected.item(), abs=1e-12)
+
+
+def test_the_integral_weighs_as_much_as_its_time_beside_the_end_point():
+    """∫ ℓ dt + ℓ at the end, divided by T + 1."""
+    for horizon in (0.25, 1.0, 3.0):
+        *way, end = path_weights("feynman-kac", 5, horizon).tolist()
+        assert (sum(way), end) == pytest.approx((horizon / (horizon + 1), 1 / (horizon + 1)))
+    learner = PCL(net(), memory=12, replay=5, integral="feynman-kac", horizon=3.0)
+    assert learner.point_weights.tolist() == pytest.approx(path_weights("feynman-kac", 5, 3.0).tolist())
+
+
+def test_the_gradient_that_tempers_leaves_statistics_to_what_is_learned():
+    counted = []
+    for tempering in (False, True):
+        model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES)).double()
+        learner = PCL(model, memory=12, replay=5, tempering=tempering)
+        for x, y in stream(3, 4):
+            learner.observe(x, y)
+        counted.append(model[1].num_batches_tracked.item())
+    assert counted == [3, 3]
 
 
 @pytest.mark.parametrize("variant", ["paper", "reference"])

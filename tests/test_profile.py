@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from parabolic import ER, MLP, PCL, SGD, InputError, make_stream, train
+from parabolic import ER, MLP, PCL, SGD, CrossEntropy, InputError, make_stream, train
 from parabolic.engine import BoundsMonitor, ProfileRecorder
+from parabolic.experiments import Preset, save_preset
 from parabolic.pde import MemoryDomain, gradient_of
 from parabolic.profile import (
     LearnerLoss,
@@ -100,6 +101,11 @@ def test_the_loss_among_some_classes():
     x, y = torch.randn(20, 2), torch.tensor([1, 4] * 10)
     expected = cross_entropy(model.eval()(x)[:, [4, 1]], torch.tensor([1, 0] * 10), reduction="none")
     assert torch.allclose(examples_loss(SGD(model), x, y, classes=[4, 1]), expected, atol=1e-6)
+    weighted = SGD(model, criterion=CrossEntropy(weights=[1, 2, 1, 1, 5, 1]))
+    assert torch.allclose(
+        examples_loss(weighted, x, y, classes=[4, 1]), expected * torch.tensor([2, 5] * 10), atol=1e-6
+    )
+    assert torch.equal(examples_loss(weighted, x, y, classes=[1]), torch.zeros(10))  # of the class that competes
 
 
 def test_remark_1_for_a_learner(learner):
@@ -161,6 +167,19 @@ def test_parabolic_bounds_leaves_a_table_json_and_a_picture(parabolic, tmp_path)
     assert len(list((tmp_path / "bounds").glob("*.json"))) == 2  # other settings do not take its place
 
 
+def test_parabolic_bounds_takes_a_preset_as_run_does(parabolic, tmp_path):
+    asked = ("--preset", "pcl-plus", "--stream", "seq-blobs", "--memory", "50", "--set", "times=2", "--json")
+    told = json.loads(parabolic("bounds", "--samples", "8", *asked)[1])
+    assert told["spec"] == json.loads(parabolic("run", *asked)[1])["spec"]
+    assert (told["spec"]["options"]["repeats"], told["spec"]["options"]["times"]) == (2, 2)
+    save_preset(Preset("mine", "er", stream="seq-blobs", memory=60), tmp_path / "presets")
+    told = json.loads(parabolic("bounds", "--samples", "8", "--preset", "mine", "--json")[1])
+    assert [told["spec"][name] for name in ("learner", "stream", "memory")] == ["er", "seq-blobs", 60]
+    code, _, err = parabolic("bounds", "--preset", "pcl-plus", "--learner", "er")
+    assert code == 2
+    assert "--learner: got 'er', expected pcl, as in preset 'pcl-plus'" in err
+
+
 def test_parabolic_profile_leaves_a_table_json_and_a_picture(parabolic, tmp_path):
     code, out, err = parabolic("profile", "--grid", "12", "--paths", "10", "--learner", "er")
     assert (code, err) == (0, "")
@@ -170,6 +189,19 @@ def test_parabolic_profile_leaves_a_table_json_and_a_picture(parabolic, tmp_path
     assert len(told["rows"]) == 3
     assert all(len(row["points"]) == len(row["values"]) > 10 for row in told["rows"])
     assert is_png(file.with_suffix(".png"))
+
+
+@pytest.mark.parametrize("command", [("bounds", "--samples", "8"), ("profile", "--grid", "9", "--paths", "2")])
+def test_files_are_named_by_the_run_that_they_tell_of(parabolic, tmp_path, command):
+    given = ("--learner", "er", "--memory", "90", "--stream")
+    told = json.loads(parabolic(*command, *given, "seq-blobs", "--seed", "3", "--json")[1])
+    (file,) = (tmp_path / command[0]).glob("seq-blobs-er-3-*.json")
+    file.unlink()
+    settings = ("stream=seq-blobs", "seed=3", "memory=90")
+    code, out, _ = parabolic(*command, *given, "seq-digits", *[word for each in settings for word in ("--set", each)])
+    assert code == 0
+    assert "on seq-digits" not in out
+    assert json.loads(file.read_text()) == told
 
 
 @pytest.mark.parametrize(

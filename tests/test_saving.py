@@ -271,6 +271,31 @@ def test_a_state_of_more_classes_that_breaks_off_leaves_all_as_it_was(tmp_path, 
     assert same_state(describe(learner), before)
 
 
+class Scaled(nn.Linear):
+    """A layer with a weight whose name says nothing of what it is."""
+
+    def __init__(self):
+        super().__init__(3, 2)
+        self.updates = nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        return super().forward(x) * self.updates
+
+
+def test_a_weight_may_have_any_name_and_an_average_of_before_that_is_read(tmp_path):
+    learner = SGD(Scaled(), average=0.9)
+    for _ in range(5):
+        learner.observe(torch.randn(8, 3), torch.arange(8) % 2)
+    again = Learner.load(learner.save(tmp_path / "a"), model=Scaled())
+    assert same_state(again.averaged.weights, learner.averaged.weights)
+    assert again.averaged.updates == 5
+
+    average = WeightAverage(nn.Linear(3, 2), decay=0.9)
+    old = {"weight": torch.ones(2, 3), "bias": torch.ones(2), "updates": torch.tensor(7.0, dtype=torch.float64)}
+    average.load_state_dict(old)
+    assert same_state({**average.weights, "updates": average.updates}, old)
+
+
 @pytest.mark.parametrize("stretch", [lambda each: each.new_zeros(each.shape[-1:]), lambda each: each.new_zeros(1)])
 def test_an_average_of_another_shape_is_refused_and_changes_nothing(tmp_path, stretch):
     average = WeightAverage(nn.Linear(3, 2), decay=0.9)

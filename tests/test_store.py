@@ -83,6 +83,37 @@ def test_a_claim_is_one_process_s_own_and_ends_with_it(store):
     another.release()
 
 
+def test_a_store_says_what_is_unfinished_and_what_is_new(store, record):
+    assert not store.unfinished(record.key)
+    store.path(record.key).mkdir(parents=True)
+    store.checkpoint(record.key).touch()
+    assert store.unfinished(record.key)
+    assert store.written() == {}
+    folder = store.save(record)
+    assert not store.unfinished(record.key)
+    before = store.written()
+    assert [*before] == [folder / "run.json"]
+    store.claim(record.key).release()
+    assert store.written() == before
+    store.bounds(record.key).write_text("{}")
+    assert store.written().keys() - before.keys() == {store.bounds(record.key)}
+
+
+CSV = """
+import sys, warnings
+from pathlib import Path
+from parabolic.report.runs import write_csv
+warnings.simplefilter("error", EncodingWarning)
+write_csv([{"stream": "späße"}], Path(sys.argv[1]))
+"""
+
+
+def test_a_table_reads_alike_on_every_machine(tmp_path):
+    command = [sys.executable, "-X", "warn_default_encoding", "-c", CSV, str(tmp_path / "a.csv")]
+    subprocess.run(command, check=True)
+    assert (tmp_path / "a.csv").read_bytes().split() == [b"stream", "späße".encode()]
+
+
 def test_stores_of_several_machines_merge_by_copying(tmp_path):
     halves = [SPECS[:2], SPECS[1:3]]
     for number, half in enumerate(halves):

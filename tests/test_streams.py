@@ -1,5 +1,7 @@
 """Streams: what arrives is what was asked for, and nothing is dropped."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
 from parabolic import InputError, Stream, make_stream
-from parabolic.streams import CropFlip, Normalise
+from parabolic.streams import CropFlip, Examples, Normalise, Task
 
 
 def rows(task, size=32, epochs=1):
@@ -56,6 +58,23 @@ def test_tasks_by_class_by_list_and_ready_made():
     assert len(shifted) == 2
     assert all(task.classes == tuple(range(6)) for task in shifted)
     assert rows(shifted[1]).mean() > 8
+
+
+def test_tasks_made_by_hand_share_one_set_of_examples():
+    """Else what is trained together, tested together or moved to a GPU would be the first task's examples."""
+    whole, other = (Examples(torch.arange(8.0)[:, None] + shift, torch.arange(8) % 2) for shift in (0, 8))
+    early, late = torch.arange(4), torch.arange(4, 8)
+    shared = Stream(
+        "mine", (Task(0, (0, 1), whole, whole, early, early), Task(1, (0, 1), whole, whole, late, late)), 2, (1,)
+    )
+    assert sorted(torch.cat([x for x, _ in shared.together(3)]).flatten().tolist()) == list(range(8))
+    assert [rows(task).sum().item() for task in shared.to("cpu")] == [0 + 1 + 2 + 3, 4 + 5 + 6 + 7]
+    for own in ({"train": other}, {"test": other}, {"train": Examples(whole.x, other.y)}):
+        tasks = (shared[0], replace(shared[1], **own))
+        with pytest.raises(
+            InputError, match="^tasks: got task 1 with examples of its own, .*; Stream.from_tasks makes"
+        ):
+            replace(shared, tasks=tasks)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.uint8, torch.int64])
@@ -138,6 +157,17 @@ def test_numbers_of_numpy_cut_a_stream_as_pythons_do():
     ours, theirs = stream[1].batches(np.int64(3), np.int64(2)), plain[1].batches(3, 2)
     assert [x.tolist() for x, _ in ours] == [x.tolist() for x, _ in theirs]
     assert make_stream("seq-blobs", seed=np.int64(3)).digest() == make_stream("seq-blobs", seed=3).digest()
+
+
+def test_targets_that_are_numbers_are_refused_with_the_way_to_learn_them():
+    x, y = torch.randn(20, 2), torch.randn(20)
+    way = "let a learner `observe` them in a loop, or use ParabolicRegressor"
+    with pytest.raises(InputError, match=f"^y: got .*float32, expected one whole number .*{way}$"):
+        Stream.from_arrays(x, y, tasks=1)
+    with pytest.raises(InputError, match=f"^test y of task 0: .*{way}$"):
+        Stream.from_tasks([((x, (y > 0).long()), (x, y[:, None]))])
+    with pytest.raises(InputError, match="for each of the 20 examples$"):
+        Stream.from_arrays(x, torch.arange(19) % 2, tasks=1)
 
 
 @pytest.mark.parametrize(

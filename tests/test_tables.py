@@ -128,6 +128,23 @@ def test_a_cell_is_judged_against_its_column_and_against_the_paper():
     assert table(incomparable="of other data").verdicts()["unknown"] == 4
 
 
+@pytest.mark.parametrize("format", ["terminal", "markdown", "latex", "json"])
+def test_two_seeds_do_not_show_that_a_gap_is_none(format):
+    """With one degree of freedom a gap of 36 points may be chance: that is no reason to say that there is none."""
+    best, other = {0: 96.2, 1: 97.0, 2: 96.5}, {0: 56.5, 1: 63.5, 2: 98.0}
+    assert stats.ttest_rel([56.5, 63.5], [96.2, 97.0]).pvalue > 0.05
+    for seeds, marked in ((2, False), (3, True)):
+        rows = {name: [Cell({seed: by[seed] for seed in range(seeds)}, 3)] for name, by in (("a", best), ("b", other))}
+        results = Results("t", "t", [Column("Acc")], rows)
+        assert [row[0].level for row in results.judged] == [False, marked]
+        text = render([results], format)
+        if format == "json":
+            assert [row["cells"][0]["level"] for row in json.loads(text)[0]["rows"]] == [False, marked]
+        else:
+            assert (("†" in text) or ("dagger" in text)) is marked
+            assert ("not shown to differ from the best of its column" in " ".join(text.split())) is marked
+
+
 def test_ranks_are_over_the_columns_and_there_are_none_while_one_figure_is_missing():
     """Else a row may be the first of those that are whole, and behind another in every column that both have."""
     whole = replace(table(), rows={name: cells for name, cells in table().rows.items() if name != "gone"})

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from parabolic import ER, PCL, ParabolicClassifier
-from parabolic.learners import find_learner
+from parabolic.learners import find_learner, known_learners
+from parabolic.learners.saving import describe
 from parabolic.profile import LearnerLoss
+from parabolic.states import pack_state
 
 STEPS, READERS = 150, 3
 
@@ -133,6 +136,54 @@ def test_work_between_tasks_is_not_seen_half_done(name):
     go_through(twin, lambda: alone.append(twin.scores(probe)))
     found = while_learning(lambda: go_through(learner), lambda: learner.scores(probe))
     assert farthest(found, alone) < 1e-9
+
+
+class Onlooker(TorchDispatchMode):
+    """Before each operation on tensors another thread comes and, if it gets the lock, writes the learner down."""
+
+    def __init__(self, learner):
+        super().__init__()
+        self.learner, self.found, self.looks = learner, set(), 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        other = threading.Thread(target=self.look)
+        other.start()
+        other.join()
+        self.looks += 1
+        return operation(*args, **kwargs or {})
+
+    def look(self):
+        if self.learner.lock.acquire(blocking=False):
+            try:
+                self.found.add(written(self.learner))
+            finally:
+                self.learner.lock.release()
+
+
+def written(learner):
+    return bytes(pack_state(describe(learner)))  # what `save` writes
+
+
+@pytest.mark.parametrize("name", [name for name, cls in known_learners().items() if cls.needs_tasks])
+def test_work_between_tasks_is_not_written_down_half_done(name):
+    torch.manual_seed(0)
+    data = [(x, y % 2 + 2 * (i // 3)) for i, (x, y) in enumerate(batches()[:6])]
+    made = find_learner(name)
+    learner, other = (made(net(), **({"memory": 40} if hasattr(made, "memory") else {})) for _ in range(2))
+    other.start_task(data)
+    for number, task in enumerate((data[:3], data[3:])):
+        works = [lambda task=task: learner.start_task(task)]
+        works += [lambda x=x, y=y, number=number: learner.step(x, y, number) for x, y in task]
+        works += [lambda task=task: learner.end_task(task)]
+        if number == 1:
+            works += [lambda: learner.grow(6), lambda: learner.load_state_dict(other.state_dict())]
+            other.grow(6)
+        for work in works:
+            before = written(learner)
+            with Onlooker(learner) as onlooker:
+                work()
+            assert onlooker.found <= {before, written(learner)}
+    assert onlooker.looks > 10
 
 
 def test_an_estimator_that_gets_new_classes_meanwhile():

@@ -98,6 +98,7 @@ def test_other_test_data_change_nothing(tmp_path):
         (("--validation", "0"), "validation: got 0.0, expected a number above 0"),
         (("--set", "validation=0"), "validation: got 0.0, .* use --validation"),
         (("--set", "validation=0.2"), "validation: got 0.2, .* use --validation"),
+        (("--set", "seed=9"), "seed: got 9, expected none for the run, .* --seeds says how many"),
         (("--space", "lr"), "--space: got 'lr', expected NAME=VALUE; for example --space lr=0.01:0.3:log"),
         (("--space", "lrr=0.1:1"), "--space: got 'lrr', .* did you mean 'lr'"),
         (("--space", "lr=1:0.1"), "--space lr: got '1:0.1', expected LOW:HIGH"),
@@ -191,6 +192,15 @@ def test_choices_whole_numbers_and_fields_of_a_run_can_be_tuned(tmp_path):
 def test_a_run_that_diverges_has_learned_nothing(tmp_path):
     tuned = tune(Search(BLOBS, {"lr": "0.1,1e30"}), Store(tmp_path), trials=8, device="cpu")
     assert {trial.values["lr"]: trial.score == 0 for trial in tuned.trials} == {0.1: False, 1e30: True}
+
+
+def test_a_trial_says_how_many_of_its_runs_diverged(parabolic):
+    told = ("--space", "lr=1e30,0.1", "--trials", "4", "--seeds", "2", "--device", "cpu")
+    code, out, err = parabolic("tune", "--learner", "er", "--stream", "seq-blobs", *told)
+    assert code == 0, err
+    assert "0.0 (2 diverged)" in out
+    code, out, err = parabolic("tune", "--learner", "er", "--stream", "seq-blobs", *told, "--json")  # from the study
+    assert {trial["values"]["lr"]: trial["diverged"] for trial in json.loads(out)["trials"]} == {0.1: 0, 1e30: 2}
 
 
 # -- the study -----------------------------------------------------------------------------------------------------
@@ -453,9 +463,9 @@ def test_a_trial_is_taken_over_from_the_dead_but_not_from_the_living(tmp_path):
         assert bool(taken) != alive
         if taken:
             assert taken[0].params == mine.params
-            study.tell(mine, 1.0)  # whom all thought dead comes back: too late
+            study.tell(mine, [1.0])  # whom all thought dead comes back: too late
             (mine,) = taken
-    study.tell(mine, 50.0)
+    study.tell(mine, [50.0])
     assert [trial.score for trial in study.trials] == [50.0]
 
 

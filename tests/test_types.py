@@ -8,7 +8,7 @@ from torch import nn
 
 from parabolic import CLSER, ER, Learner, ReplayLearner
 from parabolic.learners import find_learner, known_learners
-from parabolic.learners.average import WeightAverage
+from parabolic.learners.average import UPDATES, WeightAverage
 from parabolic.states import same_state
 
 
@@ -117,7 +117,7 @@ def test_an_average_is_computed_in_the_type_of_the_weights_to_the_bit(dtype):
                 expected[name] = expected[name] + (value - expected[name]) * share
     del expected["1.num_batches_tracked"]
     assert same_state(average.weights, expected)
-    assert same_state({k: v for k, v in average.state_dict().items() if k != "updates"}, expected)
+    assert same_state({k: v for k, v in average.state_dict().items() if k != UPDATES}, expected)
 
 
 def halved(seed=0):
@@ -143,7 +143,7 @@ def test_a_state_from_when_averages_had_the_type_of_the_weights_is_gone_on_from(
     learn(learner, data)
     state = copy.deepcopy(learner.state_dict())
     state["average"] = {name: state["average"][name].half() for name in learner.averaged.weights} | {
-        "updates": state["average"]["updates"]
+        "updates": state["average"][UPDATES]
     }
     again = ER(halved(seed=1), average=0.99, memory=20, replay=5)
     again.load_state_dict(state)

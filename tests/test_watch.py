@@ -122,13 +122,15 @@ def test_a_stream_that_was_begun_is_waited_for(tmp_path):
 def test_without_a_terminal_it_prints_what_there_is(parabolic, tmp_path):
     code, out, err = parabolic("watch")
     assert (code, out) == (2, "")
-    assert "no run in runs has a monitor" in err
+    assert "no run in runs has a monitor: `parabolic run` has one, " in err
+    assert "compare, tune and paper do without" in err
     run = ["run", "--learner", "er", "--set", "backbone=mlp"]
     assert parabolic(*run, "--no-monitor")[0] == 0
     (key,) = Store("runs").begun()
     code, _, err = parabolic("watch", key)
     assert code == 2
     assert "where there is no monitor.jsonl" in err
+    assert "`parabolic run` has one, and a loop of your own with the callback `Monitor`" in err
     assert parabolic(*run, "--again")[0] == 0
     for chosen in ([], [key], [key[:5]], [f"runs/{key}"], [f"runs/{key}/monitor.jsonl"], ["--once"]):
         code, out, err = parabolic("watch", *chosen)

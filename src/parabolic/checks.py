@@ -32,16 +32,43 @@ class InputError(ValueError):
     Traceback (most recent call last):
         ...
     parabolic.checks.InputError: lr: got -1, expected a number above 0
+
+    The parts of the message, each a text, are there by themselves (empty in an error that was made of a message alone).
+    Who calls it by another name may say so on the way:
+
+    >>> try:
+    ...     PCL(torch.nn.Linear(2, 2), lr=-1)
+    ... except InputError as error:
+    ...     error.name, error.got, error.expected, error.remedy
+    ...     error.name = "--rate"
+    ...     print(error)
+    ('lr', '-1', 'a number above 0', '')
+    --rate: got -1, expected a number above 0
     """
 
+    name: str = ""
+    got: str = ""
+    expected: str = ""
+    remedy: str = ""
 
-def invalid(name: str, got: object, expected: str, remedy: str = "") -> InputError:
+    def __str__(self) -> str:
+        if not self.expected:
+            return super().__str__()
+        return f"{self.name}: got {self.got}, expected {self.expected}" + (f"; {self.remedy}" if self.remedy else "")
+
+
+def invalid(
+    name: str, got: object, expected: str, remedy: str = "", *, kind: type[InputError] = InputError
+) -> InputError:
     """The error for argument `name`: what came, what was expected, and how to mend it.
 
     >>> str(invalid("sigma", -1, "a number of at least 0", "pass 0 for no noise"))
     'sigma: got -1, expected a number of at least 0; pass 0 for no noise'
     """
-    return InputError(f"{name}: got {_brief(got)}, expected {expected}" + (f"; {remedy}" if remedy else ""))
+    error = kind()
+    error.name, error.got, error.expected, error.remedy = name, _brief(got), expected, remedy
+    error.args = (str(error),)  # as any error has it
+    return error
 
 
 def _brief(got: object) -> str:

@@ -39,9 +39,9 @@ def _renaming() -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        if not str(error).startswith("x:"):
-            raise
-        raise InputError(f"X{str(error)[1:]}") from error
+        if error.name == "x":
+            error.name = "X"
+        raise
 
 
 class _Estimator(BaseEstimator):  # type: ignore[misc]
@@ -78,6 +78,20 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         self.device = device
         self.random_state = random_state
 
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The settings by name and, if `deep`, each of `options` as options__NAME."""
+        params: dict[str, Any] = super().get_params(deep)
+        own = self.options if deep and isinstance(self.options, Mapping) else {}
+        return params | {f"options__{name}": value for name, value in own.items()}
+
+    def set_params(self, **params: Any) -> Self:
+        """Change settings; options__NAME changes that one of `options` and leaves the others."""
+        own = {name: params.pop(name) for name in [*params] if name.startswith("options__")}
+        super().set_params(**params)
+        if own:
+            self.options = self._own_options() | {name.removeprefix("options__"): own[name] for name in own}
+        return self
+
     def __getstate__(self) -> dict[str, Any]:
         """For a pickle: with a copy of the learner, which other threads may use meanwhile."""
         state: dict[str, Any] = super().__getstate__()
@@ -103,6 +117,11 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         """All settings but those that each call reads anew."""
         kept = {name: value for name, value in self.get_params(deep=False).items() if name not in ANEW}
         return {name: dict(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
+
+    def _own_options(self) -> dict[str, Any]:
+        if not isinstance(self.options, Mapping | None):
+            raise invalid("options", self.options, "values by their names", "as in {'sigma_x': 0.1}")
+        return dict(self.options or {})
 
     def _check_counts(self) -> None:
         for name in ANEW:
@@ -135,9 +154,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         kind = find_learner(self.learner) if isinstance(self.learner, str) else self.learner
         if not (isinstance(kind, type) and issubclass(kind, Learner)):
             raise invalid("learner", kind, "a method's name, or its class", "`parabolic list` shows the names")
-        if not isinstance(self.options, Mapping | None):
-            raise invalid("options", self.options, "values by their names", "as in {'sigma_x': 0.1}")
-        options = copy.deepcopy(dict(self.options or {}))  # whatever it holds is the user's own
+        options = copy.deepcopy(self._own_options())  # whatever it holds is the user's own
         fields = {each.name for each in dataclasses.fields(kind)} - {"model"}
         for name in options:
             check_name("options", name, fields)
@@ -233,7 +250,8 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         model: the network, a `torch.nn.Module` of which a copy is trained, or a function (shape, outputs) that makes
             one. By default a perceptron of two hidden layers, sized by the input, in float64. It must end in a
             `torch.nn.Linear`, which gets a row for each class that is new.
-        options: further options of the learner, by name: {"sigma_x": 0.1, "clip_norm": 1.0}.
+        options: further options of the learner, by name: {"sigma_x": 0.1, "clip_norm": 1.0}. For `set_params` and grids
+            each has a name of its own too, such as options__sigma_x.
         memory: how many examples are kept, by methods that keep any.
         batch_size: how many examples are learned at a step.
         epochs: how often `fit` goes through the data.

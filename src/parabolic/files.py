@@ -21,6 +21,8 @@ KINDS = {
     stat.S_IFBLK: "a device",
 }  # fmt: skip
 
+OWNER = stat.S_IRUSR | stat.S_IWUSR
+
 
 def file_name(text: str) -> str:
     """A text as part of a file's name: what not every file system takes becomes a dash.
@@ -39,7 +41,8 @@ class NoFile(OSError):
 def written_whole(path: Path) -> Iterator[Path]:
     """A path to write to, beside `path`; it takes its place once it is written and on disk, and else is removed.
 
-    A link stays a link: what it leads to is replaced. What is there and is no file is refused.
+    A link stays a link: what it leads to is replaced. A file that is replaced hands on who may read and write it. What
+    is there and is no file is refused.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -51,9 +54,14 @@ def written_whole(path: Path) -> Iterator[Path]:
     path = _followed(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{token_hex(8)}")
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None  # of a new file: as the umask says
     try:
+        if mode is not None:
+            aside.touch(mode | OWNER)  # at once, so that nobody can read meanwhile what they could not
         yield aside
         with aside.open("rb") as file:
+            if mode is not None:
+                aside.chmod(mode)
             os.fsync(file.fileno())
         os.replace(aside, path)
         _sync_folder(path.parent)

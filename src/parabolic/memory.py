@@ -17,7 +17,8 @@ __all__ = ["Batch", "ClassBalanced", "EqualShares", "Memory", "distinct", "equal
 Batch = dict[str, Tensor]
 """Named tensors of one length: "x" the examples, "y" the labels, and whatever else a method keeps."""
 
-ARRIVAL = "arrival number"  # what a state calls it; one of version 1 has none
+ARRIVAL = "arrival number"  # what a state calls it: a name that no field has; a state of version 1 has none
+OFFERED = "number offered"  # likewise; at first it was "offered"
 
 
 class Memory:
@@ -34,6 +35,19 @@ class Memory:
     >>> recalled = memory.draw(8)
     >>> len(recalled["x"].unique())
     8
+
+    Another policy is a subclass that says where examples go. This one keeps the newest:
+
+    >>> class Newest(Memory):
+    ...     def place(self, batch, generator):
+    ...         return (self.clock + torch.arange(len(batch["x"]), device=self.clock.device)) % self.capacity
+    >>> memory = Newest(4)
+    >>> memory.offer({"x": torch.arange(10)})
+    >>> memory["x"].tolist()
+    [8, 9, 6, 7]
+
+    A learner has it by `policy = Newest` in its class, or by `memory=Newest(200)`. What a policy keeps besides slots
+    goes into its `state_dict` and `load_state_dict`.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -60,6 +74,12 @@ class Memory:
         return tuple(self._slots)
 
     @property
+    def clock(self) -> Tensor:
+        """`offered` as a number on the device, from the first offer on: what tensor code counts by."""
+        assert self._clock is not None
+        return self._clock
+
+    @property
     def ages(self) -> Tensor:
         """How many examples were offered after each of those that are kept.
 
@@ -70,26 +90,30 @@ class Memory:
     def offer(self, batch: Mapping[str, Tensor], *, generator: Generator | None = None) -> None:
         """Offer examples, in order: the outcome is the one of offering them one by one."""
         size = self._check(batch)
-        slots = self._place(batch, generator)
+        slots = self.place(batch, generator)
+        if slots.shape != (size,) or slots.dtype != torch.long:
+            raise invalid(f"place of {type(self).__name__}", slots, f"the slots of {size} examples, of type int64")
         # A slot that several examples of this batch fall into keeps the last. We let all of them write that
         # last one, so that the order of the writes, which a GPU does not promise, makes no difference.
         slots, order = slots.sort(stable=True)
         last = order.index_select(0, torch.searchsorted(slots, slots, right=True) - 1)
         for name, value in batch.items():
             self._slots[name].index_copy_(0, slots, value.index_select(0, last))
-        assert self._clock is not None
-        self._arrival.index_copy_(0, slots, last.add_(self._clock - size))
+        self._arrival.index_copy_(0, slots, last.add_(self.clock))
+        self.clock.add_(size)
         self.offered += size
 
-    def _place(self, batch: Mapping[str, Tensor], generator: Generator | None) -> Tensor:
-        """The slot of each new example; `capacity`, the spare row, for those that are not kept."""
-        assert self._clock is not None
-        size, device = len(next(iter(batch.values()))), self._clock.device
-        position = self._clock + torch.arange(size, device=device)
+    def place(self, batch: Mapping[str, Tensor], generator: Generator | None) -> Tensor:
+        """The policy: the slot of each new example, and `capacity`, a spare row, for those that are not kept.
+
+        The first `capacity` examples fill the slots in order, as draws are from those that are filled. As a part of a
+        step it is tensor code that does not wait for the device and draws from `generator` alone.
+        """
+        size, device = len(next(iter(batch.values()))), self.clock.device
+        position = self.clock + torch.arange(size, device=device)
         # float64: 53 random bits, so that a stream of billions is still sampled uniformly.
         chance = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
         slot = torch.where(position < self.capacity, position, (chance * (position + 1)).long())
-        self._clock += size
         return slot.clamp_(max=self.capacity)
 
     def draw(self, size: int, *, generator: Generator | None = None) -> Batch:
@@ -100,8 +124,7 @@ class Memory:
         check_number("size", size, whole=True, at_least=0)
         if not self._slots:
             raise invalid("draw", Description("a memory that is empty"), "one to which a batch was offered")
-        assert self._clock is not None
-        kept = self._clock.clamp(max=self.capacity)  # on the device, so that a draw is the same code as memory fills
+        kept = self.clock.clamp(max=self.capacity)  # on the device, so that a draw is the same code as memory fills
         rows = distinct(min(size, len(self)), kept, device=kept.device, generator=generator)
         return {name: slots.index_select(0, rows) for name, slots in self._slots.items()}
 
@@ -117,17 +140,18 @@ class Memory:
     def state_dict(self) -> dict[str, Any]:
         """Everything the next offer and draw depend on, by name."""
         told = {ARRIVAL: self._arrival[: len(self)]} if self._slots else {}
-        return {"offered": self.offered, **told, **{name: self[name] for name in self._slots}}
+        return {OFFERED: self.offered, **told, **{name: self[name] for name in self._slots}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the state of another memory, in place where the slots are allocated already."""
-        fields = {name: value for name, value in state.items() if name != "offered"}
-        filled = min(int(state["offered"]), self.capacity)
+        key = OFFERED if OFFERED in state else "offered"
+        fields, offered = {name: value for name, value in state.items() if name != key}, int(state[key])
+        filled = min(offered, self.capacity)
         if any(len(value) != filled for value in fields.values()):
             raise invalid(
                 "memory",
                 Description(f"a state of {[len(value) for value in fields.values()]} examples"),
-                f"{filled}, for a capacity of {self.capacity} and {state['offered']} offered",
+                f"{filled}, for a capacity of {self.capacity} and {offered} offered",
                 "load it into a memory of the capacity it was saved with",
             )
         arrival = fields.pop(ARRIVAL, None)
@@ -137,7 +161,7 @@ class Memory:
             self._arrival[:filled] = -1 if arrival is None else arrival
         for name, value in fields.items():
             self._slots[name][:filled].copy_(value)
-        self.offered = int(state["offered"])
+        self.offered = offered
         if self._clock is not None:
             self._clock.fill_(self.offered)
 
@@ -211,14 +235,15 @@ class ClassBalanced(Memory):
     def seen_by_class(self, classes: int, device: torch.device) -> Tensor:
         """How many examples of each of `classes` classes were offered.
 
-        Once told their number, offers no longer ask the labels for it, which would wait for the device.
+        The number of classes is kept: from now on offers need not ask their labels for it, which would wait for the
+        device.
         """
         self._classes = classes
         self._reserve(classes, device)
         return self._seen
 
     def phase(self, size: int) -> int:  # noqa: ARG002
-        """While there is room, each offer is code of its own."""
+        """Until it is full, an offer's operations depend on how much is kept."""
         return len(self)
 
     def _check(self, batch: Mapping[str, Tensor]) -> int:
@@ -226,9 +251,8 @@ class ClassBalanced(Memory):
             raise invalid("batch", sorted(batch), 'a field "y", the class of each example')
         return super()._check(batch)
 
-    def _place(self, batch: Mapping[str, Tensor], generator: Generator | None) -> Tensor:
+    def place(self, batch: Mapping[str, Tensor], generator: Generator | None) -> Tensor:
         """The slot of each new example; `capacity`, the spare row, for those that are not kept."""
-        assert self._clock is not None
         y, room = batch["y"].long(), self.capacity - len(self)
         size, device = len(y), y.device
         self._reserve(int(y.max()) + 1 if self._classes is None else self._classes, device)
@@ -256,7 +280,6 @@ class ClassBalanced(Memory):
             stored += is_class[i]
             stored.index_add_(0, labels.index_select(0, slot), torch.full_like(label, -1))
             labels.index_copy_(0, slot, label)
-        self._clock += size
         return slots
 
     def _reserve(self, classes: int, device: torch.device) -> None:
@@ -297,14 +320,14 @@ class EqualShares(Memory):
         super().__init__(capacity)
         self._chance = torch.zeros(0)  # the number that each kept example drew
 
-    def _place(self, batch: Mapping[str, Tensor], generator: Generator | None) -> Tensor:
-        assert self._clock is not None
-        size, device = len(batch["task"]), self._clock.device
+    def place(self, batch: Mapping[str, Tensor], generator: Generator | None) -> Tensor:
+        """The slot of each new example; `capacity`, the spare row, for those that are not kept."""
+        size, device = len(batch["task"]), self.clock.device
         drawn = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
         # All that is kept (the first `capacity` rows) and all that is new compete.
         task = torch.cat([self._slots["task"][:-1], batch["task"]])
         row = torch.arange(len(task), device=device)
-        empty = (row >= self._clock) & (row < self.capacity)
+        empty = (row >= self.clock) & (row < self.capacity)
         order = torch.cat([self._chance[:-1], drawn]).masked_fill_(empty, 2).argsort(stable=True)
         grouped, within = task.index_select(0, order).sort(stable=True)
         order = order.index_select(0, within)  # by task, and within a task by the number drawn
@@ -317,7 +340,6 @@ class EqualShares(Memory):
         taken = stays[self.capacity :].cumsum(0) - 1
         slot = room.index_select(0, taken.clamp_(min=0)).masked_fill_(~stays[self.capacity :], self.capacity)
         self._chance.index_copy_(0, slot, drawn)
-        self._clock += size
         return slot
 
     def by_task(self) -> Tensor:
@@ -325,9 +347,8 @@ class EqualShares(Memory):
 
         How many belong to each task is what `equal_shares` says; the device need not be asked.
         """
-        assert self._clock is not None
         task = self._slots["task"][:-1]
-        empty = torch.arange(self.capacity, device=task.device) >= self._clock
+        empty = torch.arange(self.capacity, device=task.device) >= self.clock
         return task.masked_fill(empty, torch.iinfo(task.dtype).max).argsort(stable=True)
 
     def take(self, slots: Tensor) -> Batch:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from parabolic.checks import invalid
+from parabolic.checks import Description, invalid
 
 __all__ = ["aaa", "acc", "anytime", "backward_transfer", "forgetting", "summary"]
 
@@ -75,5 +75,5 @@ def _matrix(matrix: ArrayLike) -> NDArray[np.float64]:
     if a.ndim != 2 or a.shape[0] != a.shape[1] or not a.size:
         raise invalid("matrix", list(a.shape), "a square matrix, a row after each task")
     if not np.isfinite(a[np.tril_indices(len(a))]).all():
-        raise invalid("matrix", "NaN on or below the diagonal", "an accuracy for every task seen so far")
+        raise invalid("matrix", Description("NaN on or below the diagonal"), "an accuracy for every task seen so far")
     return a

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -62,10 +62,10 @@ class Option:
         'a number ≥ 0, < 1, or none'
         """
         kinds = _members(self.type)
-        if bool in kinds:
+        if among := self.limits.get("among"):
+            said = ", ".join(map(write_option, among))
+        elif bool in kinds:
             said = "true, false"
-        elif among := self.limits.get("among"):
-            said = ", ".join(among)
         elif int in kinds or float in kinds:
             noun = "a number" if float in kinds else "a whole number"
             bounds = [f"{sign} {self.limits[key]:g}" for key, sign in SIGNS.items() if self.limits.get(key) is not None]
@@ -79,23 +79,26 @@ class Option:
         if value is None and self.optional:
             return
         kinds = [kind for kind in _members(self.type) if kind is not type(None)]
+        if any(_is(value, kind) for kind in kinds if kind not in (bool, int, float, str)):
+            return  # an object that is used as it is, such as a memory or an optimizer's class
+        among, reads = self.limits.get("among"), self.limits.get("reads")
         if isinstance(value, str) and str in kinds:
-            if among := self.limits.get("among"):
+            if among:
                 check_name(self.name, value, among)
-            if reads := self.limits.get("reads"):
+            if reads:
                 reads(value)
             return
         if bool in kinds:
             if not isinstance(value, bool):
                 raise invalid(self.name, value, "true or false")
-            return
-        if int in kinds or float in kinds:
-            others = tuple(kind for kind in kinds if isinstance(kind, type) and kind not in (int, float, str, bool))
-            if not (others and isinstance(value, others)):
-                check_number(self.name, value, whole=float not in kinds, **self.limits)
-            return
-        if str in kinds and not callable(value):
-            raise invalid(self.name, value, "a name" if len(kinds) == 1 else self.about)
+        elif int in kinds or float in kinds:
+            bounds = {key: limit for key, limit in self.limits.items() if key in SIGNS}
+            check_number(self.name, value, whole=float not in kinds, **bounds)
+        elif str in kinds:
+            named = f"one of {self.allowed}" if among else "a name"
+            raise invalid(self.name, value, named if len(kinds) == 1 else self.about)
+        if among and value not in among:
+            raise invalid(self.name, value, f"one of {self.allowed}")
 
     def taken(self, value: Any) -> Any:
         """The value as it is kept, checked: a number of NumPy is Python's own, and 1 is 1.0 where any number will do.
@@ -163,6 +166,13 @@ def _members(kind: Any) -> tuple[Any, ...]:
         if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
         else (kind,)
     )
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """Whether a value is of a kind that is a class or a `Callable[...]`."""
+    if typing.get_origin(kind) is Callable:
+        return callable(value)
+    return isinstance(kind, type) and isinstance(value, kind)
 
 
 def _parse(stated: Option, text: str) -> Any:

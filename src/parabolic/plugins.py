@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -34,6 +36,8 @@ def require(module: str, extra: str, argument: str, called: str) -> Any:
 
 def load_object(argument: str, path: str) -> Any:
     """The object at `module:name` or `file.py:name`; `argument` is what an error calls it.
+
+    A file may import what is beside it, as a script may.
 
     >>> load_object("backbone", "torch.nn:Linear").__name__
     'Linear'
@@ -86,9 +90,21 @@ def _load_file(path: Path) -> Any:
     setattr(module, SOURCE, source)
     sys.modules[name] = module
     try:
-        # Not by its loader, which may take what Python has compiled before of a file as long and as old to the second.
-        exec(compile(source, str(path), "exec"), vars(module))
+        with _beside(path):
+            # Not by its loader, which may take what Python compiled before of a file as long and as old to the second.
+            exec(compile(source, str(path), "exec"), vars(module))
     except BaseException:
         del sys.modules[name]
         raise
     return module
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[None]:
+    """Modules in the folder of a file come first, as those beside a script do."""
+    sys.path.insert(0, str(path.parent))
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the file may have taken it away
+            sys.path.remove(str(path.parent))

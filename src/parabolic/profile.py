@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor
-from torch.nn.functional import cross_entropy
 
 from parabolic.checks import Description, check_number, invalid
 from parabolic.learners import Learner, ReplayLearner
+from parabolic.learners.functional import only
 from parabolic.pde import (
     Drift,
     DriftBound,
@@ -49,7 +49,7 @@ class LearnerLoss:
         if not len(learner.past):
             raise invalid("learner", Description("a memory with nothing in it"), "a learner that has seen a batch")
         if learner.embed is not None:
-            remedy = "make `embed` a part of `prepare`, or of the model"
+            remedy = "let `prepare` embed, by an embedding that stays as it is"
             raise invalid("learner", Description("one with embed="), "a learner whose inputs are points", remedy)
         self.learner, self.chunk = learner, chunk
         with learner.lock:  # the memory as it is now: it moves on
@@ -211,11 +211,10 @@ def examples_loss(learner: Learner, x: Tensor, y: Tensor, classes: list[int] | N
     for start in range(0, len(x), 512):
         some, label = x[start : start + 512], y[start : start + 512]
         scores = learner.scores_at(learner.inputs(some))
-        if classes is None:
-            parts.append(learner.error(scores, label, "none"))
-        else:
-            rank = torch.full((scores.shape[-1],), -1, device=y.device)
-            rank[classes] = torch.arange(len(classes), device=y.device)
-            own = rank[label] >= 0  # a class that is only tested, and never came, does not compete
-            parts.append(cross_entropy(scores[own][:, classes], rank[label[own]], reduction="none"))
+        if classes is not None:
+            competes = torch.zeros(scores.shape[-1], dtype=torch.bool, device=scores.device)
+            competes[classes] = True
+            own = competes[label]  # a class that is only tested, and never came, does not compete
+            scores, label = only(competes, scores[own]), label[own]
+        parts.append(learner.error(scores, label, "none"))
     return torch.cat(parts)

@@ -88,7 +88,7 @@ def read_state(path: Path) -> dict[str, Any]:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, safetensors.SafetensorError) as error:
         expected = "a whole file that parabolic wrote"
         remedy = f"it is another's, cut off or damaged ({error}): use a copy, or an earlier one"
-        raise Damaged(str(invalid("path", str(path), expected, remedy))) from error
+        raise invalid("path", str(path), expected, remedy, kind=Damaged) from error
     return content
 
 

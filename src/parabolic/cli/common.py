@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from parabolic.checks import check_name, invalid
-from parabolic.experiments import RunSpec
+from parabolic.experiments import Preset, RunSpec, load_preset
 from parabolic.learners import find_learner
-from parabolic.options import options_of
-from parabolic.streams import Scenario
 
 __all__ = [
     "Again",
     "Checkpoint",
     "Device",
+    "FromPreset",
     "Json",
     "Memory",
     "OnlyLearner",
     "OnlyStream",
+    "PresetLearner",
     "PresetMemory",
     "PresetStream",
     "Runs",
@@ -29,6 +29,7 @@ __all__ = [
     "Set",
     "Stream",
     "Where",
+    "read_run",
     "read_settings",
     "read_where",
     "settings_of_each",
@@ -45,6 +46,18 @@ Set = Annotated[
 Runs = Annotated[Path, typer.Option(envvar="PARABOLIC_RUNS", help="The folder of finished runs.")]
 Stream = Annotated[str, typer.Option(help="What arrives: a name of `parabolic list`, or module:function.")]
 Memory = Annotated[int, typer.Option(help="How many examples are kept.")]
+FromPreset = Annotated[
+    str | None,
+    typer.Option("--preset", help="Values that suit a learner: a name of `parabolic presets`, or FILE.toml."),
+]
+PresetLearner = Annotated[
+    str | None,
+    typer.Option(
+        "--learner",
+        help="The method: a name of `parabolic list`, or module:Class.",
+        show_default="the preset's, or pcl",
+    ),
+]
 PresetStream = Annotated[
     str | None,
     typer.Option(
@@ -72,6 +85,18 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines inst
 Seed = Annotated[int, typer.Option(help="Decides weights, order and draws.")]
 
 
+def read_run(
+    learner: str | None, preset: str | None, settings: list[str] | None, **given: Any
+) -> tuple[Preset, RunSpec]:
+    """A preset, or a learner as it is, and the run that it makes; what is given as None is the preset's, or usual."""
+    usual = "pcl" if learner is None else learner
+    chosen = load_preset(preset) if preset else Preset(usual, usual)
+    if learner not in (None, chosen.learner):
+        raise invalid("--learner", learner, f"{chosen.learner}, as in preset {preset!r}", "leave one of them out")
+    own = settings_of_each({chosen.name: chosen.learner}, read_settings(settings))[chosen.name]
+    return chosen, chosen.spec(own, **{name: value for name, value in given.items() if value is not None})
+
+
 def read_settings(pairs: list[str] | None, name: str = "--set", example: str = "lr=0.05") -> dict[str, str]:
     """The pairs NAME=VALUE of `--set`, or of an option like it."""
     settings = {}
@@ -97,8 +122,7 @@ def settings_of_each(
 
     What none of them has is refused with the nearest name.
     """
-    shared = {*options_of(RunSpec), *options_of(Scenario)} - {"learner"}
-    known = {row: {*RunSpec.learner_options(learner), *shared} for row, learner in learners.items()}
+    known = {row: RunSpec.known_settings(learner) for row, learner in learners.items()}
     given: dict[str, dict[str, str]] = {row: {} for row in learners}
     called = {find_learner(learner).name: row for row, learner in learners.items() if ":" in row}
     called |= {row: row for row in learners}

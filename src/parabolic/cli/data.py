@@ -35,13 +35,19 @@ def prepare(
         str | None,
         typer.Option("--from", metavar="PATH", help="A folder or archive, or hf:NAME (without it: a download)."),
     ] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN", help="Of hf:NAME, the column of labels.", show_default="`label`, or the only one"
+        ),
+    ] = None,
     again: Annotated[bool, typer.Option("--again", help="Prepare even what is there already.")] = False,
     as_json: Json = False,
 ) -> None:
     """Bring a data set into the cache, from a folder, an archive, the Hugging Face hub or by download."""
     before = streams.find_data(name)
     with _bars() as progress:
-        data = streams.prepare(name, source, again=again, progress=progress)
+        data = streams.prepare(name, source, label=label, again=again, progress=progress)
     if as_json:
         print(json.dumps(_facts(data), indent=1))
         return
@@ -57,6 +63,14 @@ def prepare(
         console.print("Note: the images and labels are not those of the official archive, bit by bit.")
     stream = name if name.startswith("hf:") else f"seq-{name}"
     console.print(f"Use it as a stream: parabolic run --stream {stream}")
+    if published is None:
+        usual = streams.find_stream(stream)
+        steps = data.train * (1 if data.test else 0.8) / usual.batch
+        console.print(
+            f"By default a run has the network {usual.backbone} and batches of {usual.batch}: some {steps:,.0f} steps. "
+            "Where images are small or few, --set backbone=convnet --set batch=10 may learn far more; "
+            "`parabolic list` shows the networks."
+        )
 
 
 @app.command("list")
@@ -109,11 +123,11 @@ def show(
     """Draw what a learner sees: examples of each task with their labels, and the bridges of PCL."""
     spec = RunSpec.from_settings("pcl", read_settings(settings), stream=stream, seed=seed)
     resolved = spec.resolved()
-    shown = make_stream(stream, seed, **spec.scenario)
-    path = output or Path(file_name(stream) + ".png")
+    shown = make_stream(spec.stream, spec.seed, **spec.scenario)
+    path = output or Path(file_name(spec.stream) + ".png")
     check_picture("--output", path)
     with disk_errors("--output", path.parent, "name another file"):
-        draw_sheet(shown, path, resolved["options"], batch=resolved["batch"], seed=seed)
+        draw_sheet(shown, path, resolved["options"], batch=resolved["batch"], seed=spec.seed)
     Console(markup=False).print(f"{len(shown)} tasks, {shown.classes} classes: {path}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -52,7 +52,7 @@ def report(
     console = Console(soft_wrap=True, highlight=False, markup=False)
     if watch:
         with suppress(KeyboardInterrupt):
-            seen = _state(store)  # before the page is written: what comes in meanwhile is then seen to be new
+            seen = store.written()  # before the page is written: what comes in meanwhile is then seen to be new
             write(every)
             console.print(f"{output.resolve()} is kept current; Ctrl-C ends it")
             _keep_current(store, seen, lambda: write(every), every)
@@ -107,20 +107,11 @@ def _choice(scenes: Sequence[Scene]) -> str:
     return f"choose by {' and '.join(told)}, for example {example}"
 
 
-def _keep_current(store: Store, seen: dict[Path, int], write: Callable[[], object], every: float) -> None:
+def _keep_current(store: Store, seen: Mapping[Path, int], write: Callable[[], object], every: float) -> None:
     """Write again whenever something has come in since what was seen, until Ctrl-C."""
     while True:
         time.sleep(every)
-        now = _state(store)
+        now = store.written()
         if now != seen:
             write()
             seen = now
-
-
-def _state(store: Store) -> dict[Path, int]:
-    """The files of all runs, and when each was written."""
-    found = {}
-    for path in store.root.glob("[!.]*/*.json"):
-        with suppress(FileNotFoundError):  # it has just gone
-            found[path] = path.stat().st_mtime_ns
-    return found

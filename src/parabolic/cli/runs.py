@@ -9,10 +9,9 @@ import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import typer
-from filelock import BaseFileLock
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -23,19 +22,22 @@ from parabolic.cli.common import (
     Again,
     Checkpoint,
     Device,
+    FromPreset,
     Json,
+    PresetLearner,
     PresetMemory,
     PresetStream,
     Runs,
     Seed,
     Set,
+    read_run,
     read_settings,
     settings_of_each,
 )
 from parabolic.cli.grids import Address, Engine, Fleet, Gpus, Minutes, Workers, close_grid, train_all
 from parabolic.cli.tables import Format, Intervals, Output, show
 from parabolic.cli.tracking import Track, tracking
-from parabolic.engine import Callback, Monitor, ProgressBar, State
+from parabolic.engine import Callback, Monitor, ProgressBar
 from parabolic.experiments import Preset, RunSpec, Store, build, load_preset, run
 from parabolic.learners import Learner, find_learner, known_learners
 from parabolic.options import options_of, write_option
@@ -99,15 +101,8 @@ def _list_one(name: str, as_json: bool) -> None:
 
 
 def run_one(
-    learner: Annotated[
-        str | None,
-        typer.Option(
-            help="The method: a name of `parabolic list`, or module:Class.", show_default="the preset's, or pcl"
-        ),
-    ] = None,
-    preset: Annotated[
-        str | None, typer.Option(help="Values that suit a learner: a name of `parabolic presets`, or FILE.toml.")
-    ] = None,
+    learner: PresetLearner = None,
+    preset: FromPreset = None,
     stream: PresetStream = None,
     memory: PresetMemory = None,
     seed: Seed = 0,
@@ -121,19 +116,13 @@ def run_one(
     as_json: Json = False,
 ) -> None:
     """Train one learner on one stream and keep the result; one that was stopped goes on."""
-    usual = "pcl" if learner is None else learner
-    chosen = load_preset(preset) if preset else Preset(usual, usual)
-    if learner not in (None, chosen.learner):
-        raise invalid("--learner", learner, f"{chosen.learner}, as in preset {preset!r}", "leave one of them out")
-    given = {name: value for name, value in (("stream", stream), ("memory", memory)) if value is not None}
-    own = settings_of_each({chosen.name: chosen.learner}, read_settings(settings))[chosen.name]
-    spec = chosen.spec(own, seed=seed, **given)
+    chosen, spec = read_run(learner, preset, settings, stream=stream, memory=memory, seed=seed)
     store = Store(runs)
     with ExitStack() as stack:
         bar = stack.enter_context(ProgressBar())
         bar.title = chosen.name
         tracker = stack.enter_context(tracking(track, {"key": spec.key, **spec.resolved()}))
-        watchers: list[Callback] = [stack.enter_context(_Claim(store, spec.key)), bar]
+        watchers: list[Callback] = [bar]
         if monitor:  # before the tracker, whose entry is closed when it is told of the end
             looks = Monitor(every=20, share=0.005, file=store.monitor(spec.key), tracker=tracker)
             watchers.append(stack.enter_context(looks))
@@ -162,31 +151,6 @@ def run_one(
         f"{briefly(sum(record.train_seconds))} s of training; "
         f"{'found' if reused else 'kept'} in {store.path(record.key)}"
     )
-
-
-class _Claim(Callback):
-    """Keeps other processes from a run while it is trained. A folder that cannot be written to is told before the first
-    step, rather than after the last; and what cannot be built has left nothing in it.
-    """
-
-    def __init__(self, store: Store, key: str) -> None:
-        self.store, self.key = store, key
-        self.claim: BaseFileLock | None = None
-
-    def on_start(self, state: State) -> None:  # noqa: ARG002
-        """Take hold of the run."""
-        self.claim = self.store.claim(self.key)
-        if self.claim is None:
-            got = Description(f"a run that another process is training ({self.store.path(self.key)})")
-            remedy = f"`parabolic watch {self.key[:8]}` shows how far it is, and --runs names another folder"
-            raise invalid("run", got, "one that nobody else trains", remedy)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.claim is not None:
-            self.claim.release()
 
 
 def compare(
@@ -249,8 +213,8 @@ def compare(
         }
     except InputError as error:
         texts = [text for own in given.values() for text in own.values()]
-        if any("," in text and repr(text) in str(error) for text in texts):  # as if it were a list
-            raise InputError(f"{error}; {SEVERAL}") from error
+        if any("," in text and repr(text) == error.got for text in texts):  # as if it were a list
+            error.remedy = "; ".join(filter(None, [error.remedy, SEVERAL]))
         raise
     store, wanted = Store(runs), [spec for row in specs.values() for spec in row]
     if engine == "local":  # the nodes of a cluster have data that need not be here

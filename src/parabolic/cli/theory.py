@@ -11,9 +11,23 @@ from rich.console import Console
 from rich.table import Table
 
 from parabolic.checks import check_number
-from parabolic.cli.common import Device, Json, Memory, Seed, Set, Stream, read_settings
+from parabolic.cli.common import (
+    Device,
+    FromPreset,
+    Json,
+    Memory,
+    PresetLearner,
+    PresetMemory,
+    PresetStream,
+    Seed,
+    Set,
+    Stream,
+    read_run,
+    read_settings,
+)
 from parabolic.engine import BoundsMonitor, BoundsRow, Callback, ProfileRecorder, ProgressBar, State, train
 from parabolic.experiments import RunSpec, build
+from parabolic.experiments.paper import bounds_told
 from parabolic.files import disk_errors, file_name, write_text
 from parabolic.pde import Range
 from parabolic.report.figures import check_picture, draw_bounds, draw_profiles
@@ -26,9 +40,10 @@ Eps = Annotated[float, typer.Option(help="Squared radius of the balls round the 
 
 
 def bounds(
-    learner: Learner = "pcl",
-    stream: Stream = "seq-digits",
-    memory: Memory = 200,
+    learner: PresetLearner = None,
+    preset: FromPreset = None,
+    stream: PresetStream = None,
+    memory: PresetMemory = None,
     seed: Seed = 0,
     settings: Set = None,
     eps: Eps = 0.01,
@@ -38,16 +53,18 @@ def bounds(
     as_json: Json = False,
 ) -> None:
     """Compare the loss on memory with that on the first and the last task, after every task (the paper's appendix)."""
-    spec = RunSpec.from_settings(learner, read_settings(settings), stream=stream, memory=memory, seed=seed)
+    chosen, spec = read_run(learner, preset, settings, stream=stream, memory=memory, seed=seed)
     check_picture("--output", output / "picture.png")  # before the training, and not after it
     console = Console(stderr=as_json, markup=False)
-    monitor = BoundsMonitor(eps=eps, samples=samples, seed=seed, warn=lambda text: console.print(text, style="bold"))
+    monitor = BoundsMonitor(
+        eps=eps, samples=samples, seed=spec.seed, warn=lambda text: console.print(text, style="bold")
+    )
     state = _train(spec, device, monitor)
-    told = {"spec": spec.resolved(), "eps": eps, "samples": samples, "rows": [row.as_dict() for row in monitor.rows]}
-    name = file_name(f"{stream}-{learner}-{seed}-{spec.key[:6]}")
+    told = bounds_told(spec, monitor)
+    name = file_name(f"{spec.stream}-{spec.learner}-{spec.seed}-{spec.key[:6]}")
     with disk_errors("--output", output, "name another folder"):
         written = write_text(output / f"{name}.json", json.dumps(told, indent=1))
-        title = f"{learner} on {stream}: the loss and its bounds"
+        title = f"{chosen.name} on {spec.stream}: the loss and its bounds"
         picture = draw_bounds(monitor.rows, output / f"{name}.png", title=title)
     if as_json:
         print(json.dumps(told, indent=1))
@@ -74,8 +91,8 @@ def profile(
     """Draw the continual loss profile u(x, t) of a learner after each task of a stream of points in the plane."""
     spec = RunSpec.from_settings(learner, read_settings(settings), stream=stream, memory=memory, seed=seed)
     check_picture("--output", output / "picture.png")  # before the training, and not after it
-    check_number("--memory", memory, whole=True, at_least=3, remedy="three points span a part of the plane")
-    recorder = ProfileRecorder(grid=grid, eps=eps, t=time, sigma=sigma, paths=paths, seed=seed)
+    check_number("--memory", spec.memory, whole=True, at_least=3, remedy="three points span a part of the plane")
+    recorder = ProfileRecorder(grid=grid, eps=eps, t=time, sigma=sigma, paths=paths, seed=spec.seed)
     _train(spec, device, recorder)
     rows: list[dict[str, Any]] = [
         {
@@ -90,9 +107,10 @@ def profile(
         for task, each in enumerate(recorder.profiles)
     ]
     told = {"spec": spec.resolved(), "eps": eps, "time": time, "sigma": sigma, "paths": paths, "rows": rows}
-    name = file_name(f"{stream}-{learner}-{seed}-{spec.key[:6]}")
+    name = file_name(f"{spec.stream}-{spec.learner}-{spec.seed}-{spec.key[:6]}")
     title = (
-        f"What {learner} expects to lose on {stream}: u(x, t) with σ = {sigma:g}, ε = {eps:g}, {paths} paths a point"
+        f"What {spec.learner} expects to lose on {spec.stream}: u(x, t) with σ = {sigma:g}, ε = {eps:g}, "
+        f"{paths} paths a point"
     )
     with disk_errors("--output", output, "name another folder"):
         written = write_text(output / f"{name}.json", json.dumps(told, indent=1))
@@ -100,7 +118,8 @@ def profile(
     if as_json:
         print(json.dumps(told, indent=1))
         return
-    table = Table(title=f"{learner} on {stream}: u(x, {time:g}) over the hull of the memory", title_justify="left")
+    title = f"{spec.learner} on {spec.stream}: u(x, {time:g}) over the hull of the memory"
+    table = Table(title=title, title_justify="left")
     for column in ("after task", "loss on memory: mean", "max", "u: min", "mean", "max", "paths stopped"):
         table.add_column(column, justify="right")
     for task, row in enumerate(rows):

@@ -146,7 +146,7 @@ def _show(tuned: Tuned, path: Path, called: Path | str) -> None:
         f"Judged on {search.validation:.0%} of the training examples, held out; seeds a trial: {search.seeds}."
     )
     if search.defaults.keys() == search.ranges.keys():
-        console.print(f"With the learner's own values: {tuned.trials[0].score or 0:.1f} %.")
+        console.print(f"With the learner's own values: {_score(tuned.trials[0])} %.")
     if tuned.running:
         console.print(f"{tuned.running} more are being tried by other processes.")
     console.print(f"Kept in {path}; to use it: parabolic run --preset {called}")
@@ -190,8 +190,14 @@ def _table(tuned: Tuned) -> Table:
         table.add_column(name, justify="right")
     table.add_column(f"{search.metric.upper()} %", justify="right")
     for trial in ranked[:SHOWN]:
-        table.add_row(*[write_option(value) for value in trial.values.values()], f"{trial.score or 0:.1f}")
+        table.add_row(*[write_option(value) for value in trial.values.values()], _score(trial))
     return table
+
+
+def _score(trial: Trial) -> str:
+    """What a trial scored, and how many of its runs diverged."""
+    told = f" ({trial.diverged} diverged)" if trial.diverged else ""
+    return f"{trial.score or 0:.1f}{told}"
 
 
 def _written(settings: Mapping[str, Any]) -> str:

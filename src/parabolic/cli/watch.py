@@ -15,12 +15,14 @@ from parabolic.checks import Description, invalid
 from parabolic.cli.common import Runs
 from parabolic.engine import Tail
 from parabolic.experiments import Store
-from parabolic.experiments.store import FILE, MONITOR
 from parabolic.report.live import View
 
 __all__ = ["watch"]
 
 PAUSE = 0.25  # seconds between two looks at the file
+WHOSE = (
+    "`parabolic run` has one, and a loop of your own with the callback `Monitor`; compare, tune and paper do without"
+)
 
 
 def watch(
@@ -58,26 +60,26 @@ def _find(run: str | None, store: Store) -> Path:
     if run is None:
         files = [file for key in store.begun() if (file := store.monitor(key)).exists()]
         if not files:
-            raise invalid("RUN", None, "a key or a file", f"no run in {store.root} has a monitor")
+            raise invalid("RUN", None, "a key or a file", f"no run in {store.root} has a monitor: {WHOSE}")
         return max(files, key=lambda file: file.stat().st_mtime)
     path, keys = Path(run), store.begun(run)
     if path.is_file():
         return path
     if run in keys or len(keys) == 1:
-        return _of(store.path(run if run in keys else keys[0]), run)
+        return _of(store, run if run in keys else keys[0], run)
     if keys:
         remedy = f"say more of it: {', '.join(key[: len(run) + 4] for key in keys[:4])}"
         raise invalid("RUN", run, f"the beginning of one key, not of {len(keys)}", remedy)
     if path.is_dir():
-        return _of(path, run)
+        return _of(Store(path.parent), path.name, run)
     expected = f"the key of a run in {store.root}, or the file of a monitor, or its folder"
     raise invalid("RUN", run, expected, "`parabolic runs` lists what is finished")
 
 
-def _of(folder: Path, run: str) -> Path:
+def _of(store: Store, key: str, run: str) -> Path:
     """The file of a folder. Where something was begun and is not finished, a monitor may yet come to it."""
-    file = folder / MONITOR
-    if not file.exists() and ((folder / FILE).exists() or not any(folder.glob("*.safetensors"))):
-        got = Description(f"{run}, where there is no {MONITOR}")
-        raise invalid("RUN", got, "a run or a stream with a monitor", "`parabolic run` has one; grids do without")
+    file = store.monitor(key)
+    if not (file.exists() or store.unfinished(key)):
+        got = Description(f"{run}, where there is no {file.name}")
+        raise invalid("RUN", got, "a run or a stream with a monitor", WHOSE)
     return file

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from parabolic.engine.fleet import Fleet
 from parabolic.files import write_bytes
 from parabolic.learners import Learner
 from parabolic.learners.saving import describe, restore
+from parabolic.learners.whole import is_ours, left_behind
 from parabolic.states import pack_state
 
 __all__ = ["Checkpoints", "Progress", "draws", "set_draws"]
@@ -50,21 +51,34 @@ class Checkpoints:
     """Writes down trainings that go side by side: each to a file of its own, at most every so many seconds.
 
     `about` each of them something is written along, by which to tell whether a file is of the run that is resumed.
+    `fresh` make the learners as they were made. By them a class that is not ours is put to the test: of one whose state
+    is not all that it goes on by, nothing is written from there on, as it would be resumed as another.
     """
 
-    def __init__(self, paths: Sequence[Path], seconds: float, about: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        seconds: float,
+        about: Sequence[Mapping[str, Any]],
+        fresh: Sequence[Callable[[], Learner] | None] = (),
+    ) -> None:
         check_number("checkpoint", seconds, above=0)
-        self.places, self.seconds = list(zip(paths, about, strict=True)), seconds
+        self.places, self.seconds = list(zip(paths, about, fresh or [None] * len(paths), strict=True)), seconds
         self._last = time.monotonic()
+        self._partial = set[Path]()  # those of which a state is not all
 
     def keep(self, fleet: Fleet, states: Sequence[State], since: float | None = None) -> None:
         """Write down, if it is time, where trainings stand; `since` is when the unfinished part of the stream began."""
         if time.monotonic() - self._last < self.seconds:
             return
-        for berth, state, (path, about) in zip(fleet.berths, states, self.places, strict=True):
-            if state.error is not None:
+        for berth, state, (path, about, fresh) in zip(fleet.berths, states, self.places, strict=True):
+            if state.error is not None or path in self._partial:
                 continue
             with berth.aside():
+                if fresh is not None and (why := _why_partial(state.learner, fresh)):
+                    self._partial.add(path)
+                    warnings.warn(f"no checkpoint is written of {why}", RuntimeWarning, stacklevel=2)
+                    continue
                 progress = _progress(state, since, len(states))
                 own = {"run": about, "progress": vars(progress), "draws": draws(state.learner)}
                 packed = pack_state(describe(state.learner) | own)
@@ -80,6 +94,25 @@ class Checkpoints:
         restore(learner, saved)
         set_draws(learner, saved["draws"])
         return Progress(**saved["progress"])
+
+
+def _why_partial(learner: Learner, fresh: Callable[[], Learner]) -> str:
+    """Who would lack what if it were resumed from its state, and what to do about it; nothing where none would."""
+    if is_ours(learner):
+        return ""
+    cuda = [learner.device] if learner.device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(cuda):  # the draws of the run go on as if nobody had looked
+            missing = left_behind(learner, fresh())
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except Exception as error:  # whatever the user's own code says, it would say it of the checkpoint too
+        return f"{type(learner).__name__}, which could not be resumed: {error}"
+    if not missing:
+        return ""
+    names = ", ".join(f"`{name}`" for name in missing)
+    remedy = "put what it goes on by into state_dict(), and take it back in load_state_dict()"
+    return f"{type(learner).__name__}, which would be resumed without {names}: {remedy}"
 
 
 def _progress(state: State, since: float | None, share: int) -> Progress:

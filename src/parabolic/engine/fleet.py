@@ -14,6 +14,7 @@ from torch import Tensor
 from parabolic.checks import first_line, invalid
 from parabolic.engine.graphs import Graphs
 from parabolic.learners import Learner
+from parabolic.learners.whole import is_ours
 from parabolic.streams import Stream
 
 __all__ = ["Berth", "Fleet"]
@@ -91,11 +92,14 @@ class Berth:
     def adopt(self, learner: Learner) -> bool:
         """Start again from the state of another learner of the same making: what is captured serves it too.
 
-        False, and nothing done, where that cannot be: an optimiser with a state of its own starts without one, and
-        what is captured has the first learner's `prepare` and `augment` in it.
+        False, and nothing done, where that cannot be: an optimiser with a state of its own starts without one, what is
+        captured has the first learner's `prepare` and `augment` in it, and of a class that is not ours nobody knows
+        whether its `state_dict` is all that there is.
         """
         mine = self.learner
         if mine.optim.state or (mine.prepare, mine.augment) != (learner.prepare, learner.augment):
+            return False
+        if not is_ours(mine):
             return False
         self.learner.load_state_dict(learner.state_dict())
         self.learner.seed = learner.seed
@@ -213,11 +217,13 @@ def set_counters(learner: Learner, values: dict[str, int]) -> None:
 
 
 def _holders(learner: Learner) -> dict[str, Any]:
-    """The learner and those of its parts that are objects of this package: its memory, its averages."""
+    """The learner and those of its parts whose classes are this package's or derived from one: its memory, averages."""
     parts = {
         name: value
         for name, value in vars(learner).items()
-        if name != "model" and hasattr(value, "__dict__") and type(value).__module__.startswith("parabolic.")
+        if name != "model"
+        and hasattr(value, "__dict__")
+        and any(base.__module__.startswith("parabolic.") for base in type(value).__mro__)
     }
     return {"": learner, **parts}
 

@@ -54,9 +54,11 @@ def train(
     >>> state.matrix.shape, state.step
     ((5, 5), 146)
     """
-    for name, value, kind in (("learner", learner, Learner), ("stream", stream, Stream)):
+    call = "as in train(learner, stream, batch=32)"
+    loop = f"{call}; for batches of your own call learner.observe(x, y) in a loop"
+    for name, value, kind, remedy in (("learner", learner, Learner, call), ("stream", stream, Stream, loop)):
         if not isinstance(value, kind):
-            raise invalid(name, type(value), f"a {kind.__name__}", "as in train(learner, stream, batch=32)")
+            raise invalid(name, type(value), f"a {kind.__name__}", remedy)
     (state,) = train_fleet(Fleet([learner]), [stream], batch=batch, epochs=epochs, callbacks=callbacks)
     if state.error is not None:
         raise state.error
@@ -255,8 +257,9 @@ def _needs_two(learner: Learner, stream: Stream) -> bool:
 def _check_fit(learner: Learner, stream: Stream) -> None:
     """Refuse a learner that cannot take this stream, before the first step."""
     if learner.needs_tasks and not stream.boundaries:
-        remedy = "use a learner that needs no tasks: `parabolic list` tells"
-        raise invalid("learner", learner.name, f"one that can do without tasks, as {stream.name} has none", remedy)
+        remedy = "use a learner that needs no tasks (`parabolic list` tells), or a stream without `blur`"
+        expected = f"one that can do without tasks, as {stream.name} does not tell where they begin and end"
+        raise invalid("learner", learner.name, expected, remedy)
     if not learner.error.of_classes:
         remedy = "let it `observe` your batches in a loop of your own"
         raise invalid("criterion", learner.criterion, f"a loss of classes, as the labels of {stream.name} are", remedy)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from parabolic.backbones import in_plain
 from parabolic.checks import check_name
+from parabolic.tf32 import tf32
 
 __all__ = ["PRECISIONS", "computing_in", "numerics"]
 
@@ -24,8 +25,8 @@ def computing_in(model: nn.Module, precision: str = "fp32", *, channels_last: bo
 
     For "bf16" what is inside the model runs in bfloat16 as far as `torch.autocast` finds safe. What goes in, what comes
     out, the weights and all that a learner does (paths, losses, averages, the update) stay float32. "fp32" and "tf32"
-    differ by switches of the whole process, which `numerics` sets for a while. All this is of GPUs: a CPU computes in
-    float32.
+    differ by switches of the whole process, which `numerics` sets for a while. This is for GPUs; a CPU always computes
+    in float32.
 
     >>> computing_in(nn.Linear(4, 8), "bf16")(torch.zeros(2, 4)).dtype
     torch.float32
@@ -104,17 +105,11 @@ def numerics(precision: str) -> Iterator[None]:
     The algorithms of convolutions are chosen by rule among those that always add up in the same order: choosing them
     by a stopwatch is up to 6 % faster (docs/engine.md), but then two processes may compute different numbers.
     """
-    switches: list[tuple[Any, str, bool]] = [
-        (torch.backends.cuda.matmul, "allow_tf32", precision != "fp32"),
-        (torch.backends.cudnn, "allow_tf32", precision != "fp32"),
-        (torch.backends.cudnn, "deterministic", True),
-        (torch.backends.cudnn, "benchmark", False),
-    ]
-    before = [getattr(place, name) for place, name, _ in switches]
-    for place, name, value in switches:
-        setattr(place, name, value)
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    cudnn.deterministic, cudnn.benchmark = True, False
     try:
-        yield
+        with tf32(precision != "fp32"):
+            yield
     finally:
-        for (place, name, _), value in zip(switches, before, strict=True):
-            setattr(place, name, value)
+        cudnn.deterministic, cudnn.benchmark = before

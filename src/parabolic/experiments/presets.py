@@ -11,7 +11,8 @@
     [study]                  # how the values were found: anything that should be known
 
 A file `NAME.toml` is found in the folder `presets`, or the one that `PARABOLIC_PRESETS` names, and then among those of
-the package. Only `learner` must be given.
+the package. Only `learner` must be given. Where a preset is used with a memory smaller than its `replay`, all of the
+memory is recalled.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class Preset:
     RunSpec(learner='er', ..., memory=500, seed=3, ..., batch=16, ..., options={'lr': 0.05}, ...)
     >>> preset.spec({"lr": "0.1"}, stream="seq-blobs").options
     {'lr': 0.1}
+    >>> load_preset("pcl-plus").settings["replay"], load_preset("pcl-plus").spec(memory=50).options["replay"]
+    (64, 50)
     """
 
     name: str
@@ -68,16 +71,19 @@ class Preset:
     study: Mapping[str, Any] = field(default_factory=dict)
 
     def spec(self, settings: Mapping[str, str] | None = None, **given: Any) -> RunSpec:
-        """The run that it makes; texts of `settings` (as of --set) and fields that are given come before its own."""
+        """The run that it makes; texts of `settings` (as of --set), and then what is given, come before its own."""
         own = {name: write_option(value) for name, value in self.settings.items()}
         meant = {name: value for name in ("stream", "memory") if (value := getattr(self, name)) is not None}
         if own:
             try:  # by themselves first, so that it is clear whose fault it is
-                RunSpec.from_settings(self.learner, own, **meant)
+                RunSpec.from_settings(self.learner, _fitting(own, meant), **meant)
             except InputError as error:
-                raise InputError(f"preset {self.name!r}: {error}") from error
-        kept = {name: text for name, text in own.items() if name not in given}
-        return RunSpec.from_settings(self.learner, {**kept, **(settings or {})}, **(meant | given))
+                error.name = f"preset {self.name!r}: {error.name}"
+                raise
+        chosen = {*given, *given.get("options", {}), *given.get("scenario", {})}
+        kept = {name: text for name, text in own.items() if name not in chosen}
+        asked, fields = dict(settings or {}), meant | given
+        return RunSpec.from_settings(self.learner, _fitting(kept | asked, fields) | asked, **fields)
 
     def make(self, model: nn.Module, **given: Any) -> Learner:
         """A learner of your own model with its values; options that are given come before them.
@@ -87,8 +93,11 @@ class Preset:
         (2, 100)
         """
         method = find_learner(self.learner)
+        for name in self.settings:
+            check_name(f"preset {self.name!r}", name, RunSpec.known_settings(self.learner))
         known, own = options_of(method), {"memory": self.memory, **self.settings}
-        texts = {name: write_option(value) for name, value in own.items() if name in known and value is not None}
+        kept = {name: value for name, value in own.items() if name in known and name not in given and value is not None}
+        texts = _fitting({name: write_option(value) for name, value in kept.items()}, given)
         return method(model, **{name: parse_option(known, name, text) for name, text in texts.items()} | given)
 
 
@@ -151,6 +160,16 @@ def _read(path: Path) -> Preset:
     if "learner" not in told:
         raise _damaged(path, "no learner", 'one, as in learner = "er"')
     return Preset(path.stem, **told)
+
+
+def _fitting(settings: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, str]:
+    """A preset's settings where the memory is smaller than what it was made for: at most all of it is recalled."""
+    memory = settings.get("memory", given.get("memory", RunSpec.memory))
+    try:
+        size, replay = int(getattr(memory, "capacity", memory)), int(settings["replay"])
+    except (KeyError, TypeError, ValueError):  # there is none, or it is no number: whoever reads it says so
+        return dict(settings)
+    return {**settings, "replay": str(size)} if 0 < size < replay else dict(settings)
 
 
 def _damaged(path: Path, got: str, expected: str) -> InputError:

@@ -29,7 +29,7 @@ from parabolic.files import disk_errors, write_text
 __all__ = ["BackedStore", "Records", "is_record", "records_place", "write_records"]
 
 PARTS = ("key", "spec", "accuracy", "train_seconds", "test_seconds", "steps", "environment")
-# Of the environment; not of data, which are what their name says on other machines too, whoever decoded them:
+# Of the environment. Not the data's hash: decoders differ between machines.
 TOLD = ("parabolic", "torch", "python", "device", "processor", "fleet", "code", "command", "finished")
 ACCURACY, SECONDS = 4, 3  # digits after the point
 FROM = "record"  # in the environment of a run that was read here: the file that it is from

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ __all__ = ["Keeping"]
 
 @dataclass(frozen=True)
 class Keeping:
-    """That runs are written down in a store every so many seconds, and resumed from what is found there."""
+    """Runs are checkpointed to a store every so many seconds, and resumed from there."""
 
     store: Store
     seconds: float = 60.0
@@ -33,10 +34,10 @@ class Keeping:
         check_number("checkpoint", seconds, at_least=0, remedy="0 writes nothing down")
         return cls(store, seconds) if seconds else None
 
-    def checkpoints(self, specs: list[RunSpec]) -> Checkpoints:
-        """What writes these runs down, while they are trained side by side."""
+    def checkpoints(self, specs: list[RunSpec], fresh: Sequence[Callable[[], Learner]]) -> Checkpoints:
+        """What writes these runs down, while they are trained side by side; `fresh` make their learners anew."""
         paths = [self.store.checkpoint(spec.key) for spec in specs]
-        return Checkpoints(paths, self.seconds, [_about(spec) for spec in specs])
+        return Checkpoints(paths, self.seconds, [_about(spec) for spec in specs], fresh)
 
     def place(self, spec: RunSpec) -> tuple[int, int]:
         """Where in the stream a run would be resumed."""

@@ -10,19 +10,20 @@ import shlex
 import sys
 import traceback
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
+from filelock import BaseFileLock
 
 from parabolic import metrics
 from parabolic.backbones import make_backbone
-from parabolic.checks import InputError, invalid
+from parabolic.checks import Description, InputError, invalid
 from parabolic.engine import Callback, DeviceFailed, Diverged, Fleet, State, computing_in, numerics, train_fleet
 from parabolic.experiments.code import made_of, own_code_of
 from parabolic.experiments.resume import Keeping
@@ -31,7 +32,7 @@ from parabolic.experiments.store import Record, Store, check_store
 from parabolic.learners import Learner, find_learner
 from parabolic.streams import Stream, make_stream
 
-__all__ = ["Yard", "build", "execute", "execute_fleet", "find_device", "reason_of", "run"]
+__all__ = ["Yard", "build", "execute", "execute_fleet", "find_device", "reason_of", "run", "typed_command"]
 
 
 def run(
@@ -47,7 +48,7 @@ def run(
 
     Every `checkpoint` seconds (0: never) it is written down how far the run has come. One that was stopped in any way
     goes on from there, in the middle of a task, and on a CPU ends with the figures of one that was not. One that fails
-    is noted in the store, unless it was refused before its first step.
+    is noted in the store, unless it was refused before its first step, as one that another process is training is.
     """
     check_spec(spec)
     check_store(store)
@@ -58,15 +59,40 @@ def run(
     if keeping is not None and again:
         keeping.forget(spec)
     start = _Start()
-    try:
-        record = execute(spec, device=device, callbacks=[*callbacks, start], keeping=keeping)
-    except Exception as error:
-        if start.made or not isinstance(error, InputError):
-            with suppress(InputError):  # of a disk, which is not why the run failed
-                store.save_failure(spec, *reason_of(error))
-        raise
-    store.save(record)
+    with _Claim(store, spec.key) as claim:
+        try:
+            record = execute(spec, device=device, callbacks=[claim, *callbacks, start], keeping=keeping)
+        except Exception as error:
+            if start.made or not isinstance(error, InputError):
+                with suppress(InputError):  # of a disk, which is not why the run failed
+                    store.save_failure(spec, *reason_of(error))
+            raise
+        store.save(record)
     return record, False
+
+
+class _Claim(Callback):
+    """Keeps others from a run while it is trained, as the first of its callbacks. A folder that cannot be written to is
+    told before the first step, rather than after the last; and what cannot be built has left nothing in it.
+    """
+
+    def __init__(self, store: Store, key: str) -> None:
+        self.store, self.key = store, key
+        self.lock: BaseFileLock | None = None
+
+    def on_start(self, state: State) -> None:  # noqa: ARG002
+        self.lock = self.store.claim(self.key)
+        if self.lock is None:
+            got = Description(f"a run that another process is training ({self.store.path(self.key)})")
+            remedy = f"`parabolic watch {self.key[:8]}` shows how far it is; or name another folder of runs"
+            raise invalid("run", got, "one that nobody else trains", remedy)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.lock is not None:
+            self.lock.release()
 
 
 class _Start(Callback):
@@ -176,17 +202,18 @@ def _named(spec: RunSpec, error: Exception) -> Exception:
 def _train_side_by_side(
     specs: list[RunSpec], device: str, callbacks: list[Callback], yard: Yard, keeping: Keeping | None
 ) -> list[Record | Exception]:
-    learners, streams = zip(*[build(spec, device) for spec in specs], strict=True)
+    makers, streams = zip(*[_prepare(spec, device) for spec in specs], strict=True)
+    learners = [make() for make in makers]
     place, resolved = learners[0].device, specs[0].resolved()
     made = made_of(specs[0])  # now, as a file may be edited meanwhile; that of all, as they are of one shape
     with numerics(resolved["precision"]), torch.random.fork_rng([place] if place.type == "cuda" else []):
-        # For a model that drops out, say: other draws than the learner's own. One that is resumed draws on.
-        torch.manual_seed(specs[0].seed + 2**32)
+        # Seeds torch's own generator, from which dropout draws; a resumed run restores it.
+        torch.manual_seed(specs[0].seed + 2**31)
         resumed = [keeping.resume(*each) for each in zip(specs, learners, strict=True)] if keeping is not None else []
         fleet = yard.launch(specs, learners)
         states = train_fleet(
             fleet, streams, batch=resolved["batch"], epochs=resolved["epochs"], callbacks=callbacks,
-            checkpoints=None if keeping is None else keeping.checkpoints(specs),
+            checkpoints=None if keeping is None else keeping.checkpoints(specs, makers),
             progress=[each for each in resumed if each is not None],
         )  # fmt: skip
     for spec, state in zip(specs, states, strict=True):
@@ -221,16 +248,25 @@ def build(spec: RunSpec, device: str = "auto") -> tuple[Learner, Stream]:
     ('ER', 'seq-digits')
     """
     check_spec(spec)
-    place, resolved = find_device(device), spec.resolved()
+    make, stream = _prepare(spec, device)
+    return make(), stream
+
+
+def _prepare(spec: RunSpec, device: str) -> tuple[Callable[[], Learner], Stream]:
+    """What makes the learner of a run, by its code as it is now, and the stream."""
+    place, resolved, kind = find_device(device), spec.resolved(), find_learner(spec.learner)
     stream = make_stream(spec.stream, spec.seed, **spec.scenario)
-    model = make_backbone(resolved["backbone"], stream.shape, stream.classes, spec.seed).to(place)
-    computing_in(model, resolved["precision"], channels_last=resolved["channels_last"])
     options = resolved["options"] | ({"memory": spec.memory} if "memory" in resolved else {})
-    learner = find_learner(spec.learner)(
-        model, prepare=stream.prepare, augment=stream.augment, classes=stream.classes, seed=spec.seed,
-        **options,
-    )  # fmt: skip
-    return learner, stream
+
+    def make() -> Learner:
+        model = make_backbone(resolved["backbone"], stream.shape, stream.classes, spec.seed).to(place)
+        computing_in(model, resolved["precision"], channels_last=resolved["channels_last"])
+        return kind(
+            model, prepare=stream.prepare, augment=stream.augment, classes=stream.classes, seed=spec.seed,
+            **options,
+        )  # fmt: skip
+
+    return make, stream
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -247,12 +283,12 @@ def environment(device: torch.device) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "command": _command(),
+        "command": typed_command(),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
-def _command() -> str:
+def typed_command() -> str:
     """What was typed; the same for `parabolic` and `python -m parabolic`."""
     program, ours = Path(sys.argv[0]), Path(__file__).parents[1] / "__main__.py"
     return shlex.join(["parabolic" if program.stem == "parabolic" or program == ours else sys.argv[0], *sys.argv[1:]])

@@ -69,6 +69,7 @@ class Trial:
 
     values: Mapping[str, Any]
     score: float | None  # in percent; none where it was given up on the way
+    diverged: int = 0  # how many of its runs: these count as 0 %
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,9 @@ class Search:
         if "validation" in self.spec.scenario:
             got = self.spec.scenario["validation"]
             raise invalid("validation", got, "it to be set for the search and not for the run", "use --validation")
+        if self.spec.seed:
+            remedy = "--seeds says how many they are, and --seed which values are tried"
+            raise invalid("seed", self.spec.seed, "none for the run, as the seeds of a trial count from 0", remedy)
         if not self.ranges:
             raise invalid("--space", Description("nothing to tune"), "an option", "for example --space lr=0.01:0.3:log")
         for end in (0, 1):  # what a run refuses is refused before the first one

@@ -74,26 +74,36 @@ class RunSpec:
         Scenario.of(self.scenario)
         find_stream(self.stream)
 
+    def __hash__(self) -> int:
+        return hash(self.key)
+
     @staticmethod
     def learner_options(learner: str) -> dict[str, Option]:
         """The options of a learner, save for those that are fields of the spec."""
         own = {field.name for field in dataclasses.fields(RunSpec)}
         return {name: each for name, each in options_of(find_learner(learner)).items() if name not in own}
 
+    @staticmethod
+    def known_settings(learner: str) -> dict[str, Option]:
+        """What can be set of a run of a learner by a name alone: fields, the learner's options, and the scenario's."""
+        fields = options_of(RunSpec)
+        del fields["learner"]  # it decides what the settings are
+        return options_of(Scenario) | RunSpec.learner_options(learner) | fields
+
     @classmethod
     def from_settings(cls, learner: str, settings: Mapping[str, str], **given: Any) -> RunSpec:
-        """A spec from texts, as a command line has them: `name=value` for any field or option.
+        """A spec from texts, as a command line has them: `name=value` for any field or option. They come before what is
+        given besides, be it a field or one of the `options` or of the `scenario`.
 
         >>> RunSpec.from_settings("er", {"lr": "0.05", "batch": "16", "corruption": "uniform"})  # doctest: +ELLIPSIS
         RunSpec(learner='er', ..., batch=16, ..., options={'lr': 0.05}, scenario={'corruption': 'uniform'})
         """
-        fields, options, scenario = options_of(cls), cls.learner_options(learner), options_of(Scenario)
-        del fields["learner"]  # it decides what the settings are
-        values = {name: parse_option(scenario | options | fields, name, text) for name, text in settings.items()}
+        known, fields = cls.known_settings(learner), options_of(cls)
+        values = {name: parse_option(known, name, text) for name, text in settings.items()}
         given |= {name: value for name, value in values.items() if name in fields}
-        for group, names in (("options", options), ("scenario", scenario)):
+        for group, names in (("options", cls.learner_options(learner)), ("scenario", options_of(Scenario))):
             own = {name: value for name, value in values.items() if name in names}
-            given[group] = own | dict(given.get(group, {}))
+            given[group] = {**given.get(group, {}), **own}
         return cls(learner=learner, **given)
 
     def resolved(self) -> dict[str, Any]:

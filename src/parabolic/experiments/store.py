@@ -4,6 +4,7 @@
     <root>/<key>/failed.json    why it failed when it was last tried, if it has not finished since
     <root>/<key>/checkpoint.safetensors    where it stands, while it is trained or after it was stopped
     <root>/<key>/monitor.jsonl  what a monitor saw of it, for `parabolic watch`
+    <root>/<key>/bounds.json    what the theory's bounds say of it, where they were measured
     <root>/.claims/<key>        locked by the process that sees to the run
 
 Folders of several machines are merged by copying them into one.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,7 +34,7 @@ from parabolic.files import disk_errors, sweep, write_text
 __all__ = ["FailedRun", "Record", "Store", "agree", "check_store", "checked", "is_of"]
 
 FILE, FAILED, CLAIMS, CHECKPOINT = "run.json", "failed.json", ".claims", "checkpoint.safetensors"
-MONITOR = "monitor.jsonl"
+MONITOR, BOUNDS = "monitor.jsonl", "bounds.json"
 
 Kept = TypeVar("Kept", bound="Record | FailedRun")
 
@@ -98,6 +99,23 @@ class Store:
     def monitor(self, key: str) -> Path:
         """The file that a monitor of the run with this key writes to."""
         return self.path(key) / MONITOR
+
+    def bounds(self, key: str) -> Path:
+        """The file of the bounds that were measured in a training of the run with this key."""
+        return self.path(key) / BOUNDS
+
+    def unfinished(self, key: str) -> bool:
+        """Whether a run was written down on its way and has not come to its end; or a stream, as its journal has it."""
+        folder = self.path(key)
+        return not (folder / FILE).exists() and any(folder.glob("*.safetensors"))
+
+    def written(self) -> dict[Path, int]:
+        """The files that tell of runs, and when each was written, in nanoseconds: another answer means news."""
+        found = {}
+        for path in (path for folder in self._folders() for path in folder.glob("*.json")):
+            with suppress(FileNotFoundError):  # it has just gone
+                found[path] = path.stat().st_mtime_ns
+        return found
 
     def begun(self, prefix: str = "") -> list[str]:
         """The keys, with this beginning, of all runs that were begun: finished, failed, stopped or on their way."""
@@ -198,7 +216,7 @@ def checked(kept: Kept) -> Kept:
     """A run as it was read; a ValueError, or another, where no run has written such a thing."""
     named = {"learner": str, "stream": str, "seed": int}
     if not all(isinstance(kept.spec.get(name), each) for name, each in named.items()):
-        raise ValueError("its spec is none of a run")
+        raise ValueError("its spec is not that of a run")
     if isinstance(kept, Record):
         _check(kept)
     return kept
@@ -208,7 +226,7 @@ def _check(record: Record) -> None:
     """Refuse what no run has written: files are edited by hand, and disks fail."""
     spec = {"options": {}, "scenario": {}, **record.spec}  # there were none at first
     if not (isinstance(spec.get("backbone"), str) and isinstance(spec.get("epochs"), int) and spec["epochs"] > 0):
-        raise ValueError("its spec is none of a run that was trained")
+        raise ValueError("its spec is not that of a run that was trained")
     parts = (record.metrics, record.environment, spec["options"], spec["scenario"])
     rows = [record.train_seconds, record.test_seconds, *record.accuracy]
     if not (record.accuracy and all(record.accuracy) and all(isinstance(each, Mapping) for each in parts)):

@@ -19,6 +19,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna  # an extra: `tune` imports this module when it is called
 from filelock import FileLock
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -35,6 +36,7 @@ __all__ = ["Pruner", "Study", "open_study"]
 
 PULSE = 10.0  # seconds between two signs of life
 SILENCE = 60.0  # after so many without one, a process is taken to be gone
+DIVERGED = "diverged"  # under which a trial says how many of its runs did
 WORKER = "worker"  # under which a process puts its name to a trial and, from the start, to the study
 
 
@@ -88,7 +90,11 @@ class Study:
         """What was tried, in the order in which it began."""
         done = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
         return [
-            Trial(self.search.rounded(each.params), each.value if each.state == TrialState.COMPLETE else None)
+            Trial(
+                self.search.rounded(each.params),
+                each.value if each.state == TrialState.COMPLETE else None,
+                each.user_attrs.get(DIVERGED, 0),
+            )
             for each in done
         ]
 
@@ -112,10 +118,16 @@ class Study:
             taken.append(trial)
         return taken
 
-    def tell(self, trial: optuna.Trial, score: float | None) -> None:
-        """Say what came of a trial; none means that it was given up."""
-        state = TrialState.PRUNED if score is None else TrialState.COMPLETE
-        self.study.tell(trial, score, state, skip_if_finished=True)
+    def tell(self, trial: optuna.Trial, scores: Sequence[float] | None) -> None:
+        """Say what the runs of a trial scored, NaN where one diverged; none means that the trial was given up."""
+        if scores is None:
+            self.study.tell(trial, state=TrialState.PRUNED, skip_if_finished=True)
+            return
+        if diverged := int(np.isnan(scores).sum()):
+            with suppress(optuna.exceptions.UpdateFinishedTrialError):
+                trial.set_user_attr(DIVERGED, diverged)
+        score = float(np.nan_to_num(scores).mean())  # what diverged has learned nothing
+        self.study.tell(trial, score, TrialState.COMPLETE, skip_if_finished=True)
 
     def give_back(self, trials: Sequence[optuna.Trial]) -> None:
         """Let someone else try, later, what could not be tried to the end."""

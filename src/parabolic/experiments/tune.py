@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,7 +10,6 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from parabolic import metrics
@@ -157,24 +157,24 @@ def _work(
             except BaseException:
                 study.give_back(taken)
                 raise
-            for trial, score in zip(taken, scores, strict=True):
-                study.tell(trial, score)
+            for trial, own in zip(taken, scores, strict=True):
+                study.tell(trial, own)
             if watch is not None:
                 watch(study.trials)
         return study.trials, study.running
 
 
-def _try(taken: Sequence[optuna.Trial], job: Job, callbacks: list[Callback]) -> list[float | None]:
-    """The score of each trial: the mean over its runs, or none where it was given up."""
+def _try(taken: Sequence[optuna.Trial], job: Job, callbacks: list[Callback]) -> list[list[float] | None]:
+    """What the runs of each trial score, NaN where one diverged; none where the trial was given up."""
     specs = [job.search.specs(job.search.rounded(trial.params)) for trial in taken]
     if job.search.prune:
         return [_try_watched(taken[0], specs[0], job, callbacks)]
     scores = _train([spec for each in specs for spec in each], job, callbacks)
-    return [float(np.mean([scores[spec.key] for spec in each])) for each in specs]
+    return [[scores[spec.key] for spec in each] for each in specs]
 
 
-def _try_watched(trial: optuna.Trial, specs: list[RunSpec], job: Job, callbacks: list[Callback]) -> float | None:
-    """The score of a trial that is given up if its first run does badly after a task."""
+def _try_watched(trial: optuna.Trial, specs: list[RunSpec], job: Job, callbacks: list[Callback]) -> list[float] | None:
+    """What the runs of a trial score that is given up if its first run does badly after a task."""
     from optuna import TrialPruned
 
     from parabolic.experiments.study import Pruner
@@ -187,11 +187,11 @@ def _try_watched(trial: optuna.Trial, specs: list[RunSpec], job: Job, callbacks:
         scores = _train([first], job, [*callbacks, Pruner(trial)])
     except TrialPruned:
         return None
-    return float(np.mean(list((scores | _train(rest, job, callbacks)).values())))
+    return list((scores | _train(rest, job, callbacks)).values())
 
 
 def _train(specs: list[RunSpec], job: Job, callbacks: list[Callback]) -> dict[str, float]:
-    """What each run scores, by its key; those of one shape are trained together, and all are kept."""
+    """What each run scores, by its key, NaN where it diverged; those of one shape are trained together, all kept."""
     metric, scores, missing = job.search.metric, dict[str, float](), dict[str, dict[str, RunSpec]]()
     for spec in specs:
         if (record := job.store.find(spec)) is not None:
@@ -204,7 +204,7 @@ def _train(specs: list[RunSpec], job: Job, callbacks: list[Callback]) -> dict[st
                 job.store.save(result)
                 scores[spec.key] = result.metrics[metric]
             elif isinstance(result, Diverged):
-                scores[spec.key] = 0.0  # it has learned nothing
+                scores[spec.key] = math.nan
             else:
                 raise result
     return scores

@@ -7,7 +7,7 @@ import pickle
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from threading import Thread
 from typing import BinaryIO
@@ -16,7 +16,7 @@ import torch
 
 from parabolic.engine import DeviceFailed
 from parabolic.experiments.resume import Keeping
-from parabolic.experiments.run import Yard, execute_fleet, reason_of
+from parabolic.experiments.run import Yard, execute_fleet, reason_of, typed_command
 from parabolic.experiments.spec import RunSpec
 from parabolic.experiments.store import Record
 
@@ -28,7 +28,7 @@ class Job:
     """Runs that one worker trains side by side (on a CPU: one run)."""
 
     specs: tuple[RunSpec, ...]
-    command: tuple[str, ...] = field(default_factory=lambda: tuple(sys.argv))  # which the records are to name
+    command: str = field(default_factory=typed_command)  # that of the grid, which the records are to name
     keeping: Keeping | None = None  # that they are written down while they are trained
 
 
@@ -58,15 +58,14 @@ def work(job: Job, device: str, yard: Yard | None = None) -> Iterator[News]:
     (None, True)
     """
     left = {spec.key: spec for spec in job.specs}
-    sys.argv[:] = job.command
     with _one_thread(device):
         try:
             for spec, result in execute_fleet(job.specs, device=device, yard=yard, keeping=job.keeping):
                 del left[spec.key]
-                yield _news(spec, result)
+                yield _news(job, spec, result)
         except Exception as error:  # of the fleet as a whole
             for spec in left.values():
-                yield _news(spec, error)
+                yield _news(job, spec, error)
 
 
 def serve() -> None:
@@ -102,9 +101,9 @@ def _send(pipe: BinaryIO, told: News | Over) -> None:
         os._exit(0)
 
 
-def _news(spec: RunSpec, result: Record | Exception) -> News:
+def _news(job: Job, spec: RunSpec, result: Record | Exception) -> News:
     if isinstance(result, Record):
-        return News(spec.key, result)
+        return News(spec.key, replace(result, environment={**result.environment, "command": job.command}))
     reason, trace = reason_of(result)
     # A GPU that was told something wrong by one run of a fleet fails the others of its process too.
     machine = isinstance(result, MemoryError | DeviceFailed | torch.OutOfMemoryError | torch.AcceleratorError)

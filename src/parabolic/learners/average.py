@@ -12,13 +12,15 @@ from parabolic.states import overwrite
 
 __all__ = ["WeightAverage"]
 
+UPDATES = "number of updates"  # what a state calls it: a name that no weight has; at first it was "updates"
+
 
 class WeightAverage:
     """Averages of a model's weights and floating buffers, that move by 1 / (1 + `part` · t) at update t = 0, 1, …
 
-    So it spans that part of the models so far, all alike with part 1, until it moves by 1 − `decay` at every update and
-    spans the last 1 / (1 − decay) of them. A small part serves streams of any length: what was in the beginning, when a
-    model knew nothing, is soon forgotten.
+    With part 1 it is the plain mean of all models so far; a smaller part spans only that part of them. Once its step is
+    down to 1 − `decay` it stays there, and spans the last 1 / (1 − decay) models. A small part serves streams of any
+    length: what was in the beginning, when a model knew nothing, is soon forgotten.
 
     Averages of types shorter than float32 are kept in float32 beside, as steps so small would be lost in them. What is
     not finite at the start, such as a mask of attention, has no average.
@@ -70,10 +72,12 @@ class WeightAverage:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The averages and the number of updates, by name."""
-        return {**self.weights, **self._exact, "updates": self.updates}
+        return {**self.weights, **self._exact, UPDATES: self.updates}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take over the state of another average of the same model, in place."""
+        if UPDATES not in state and "updates" in state:
+            state = {**state, UPDATES: state["updates"]}
         overwrite(self.state_dict(), state)
         self._round()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -106,3 +107,10 @@ class CLSER(ReplayLearner):
         super().load_state_dict(state)
         self.stable.load_state_dict(state["stable"])
         self.plastic.load_state_dict(state["plastic"])
+
+    def _undo(self) -> ExitStack:
+        undo, statistics = super()._undo(), {name for name, _ in self.model.named_buffers()}
+        for average in (self.stable, self.plastic):
+            for name in statistics & average.weights.keys():
+                undo.callback(average.weights[name].copy_, average.weights[name].clone())
+        return undo

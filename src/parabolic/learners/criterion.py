@@ -18,7 +18,9 @@ from parabolic.checks import Description, check_finite, check_name, check_number
 from parabolic.learners.scale import Scale
 from parabolic.pde.bridge import on_simplex
 
-__all__ = ["CRITERIA", "MSE", "Classes", "Criterion", "CrossEntropy", "Huber", "Numbers", "find_criterion"]
+__all__ = [
+    "CRITERIA", "MSE", "Classes", "Criterion", "CrossEntropy", "Huber", "Numbers", "counted_mean", "find_criterion",
+]  # fmt: skip
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """From scores and targets to a loss for each example, as losses of torch are with reduction="none"."""
@@ -44,6 +46,22 @@ class Criterion(ABC):
     @abstractmethod
     def points(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
         """Labels as points, `[n, outputs]`."""
+
+    def counts(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        """How much each label counts: a mean over them is a sum of losses divided by the sum of these."""
+        return torch.ones(len(y), dtype=dtype, device=y.device)
+
+    def unweighted(self) -> Criterion:
+        """The same criterion, every label counting alike."""
+        return self
+
+    def kept(self, scores: Tensor) -> Tensor:
+        """Scores as they can be kept for later, when the network may answer in other units; see `recalled`."""
+        return scores
+
+    def recalled(self, kept: Tensor) -> Tensor:
+        """Scores that were kept, in the network's units of now."""
+        return kept
 
     @abstractmethod
     def fold(self, path: Tensor) -> Tensor:
@@ -118,7 +136,8 @@ class Classes(Criterion):
 class CrossEntropy(Classes):
     """Cross-entropy of classes; `weights`, one a class, say how much each counts (any further output: 1).
 
-    As in torch, a mean over labels is weighted by them, and one along bridges, where labels are mixed, is plain.
+    As in torch, a mean over labels is weighted by them, and one along bridges, where labels are mixed, is plain. The
+    mean of labels of which none counts is 0.
 
     >>> CrossEntropy(weights=[1.0, 3.0])(torch.zeros(2, 2), torch.tensor([0, 1]), "none")
     tensor([0.6931, 2.0794])
@@ -142,11 +161,23 @@ class CrossEntropy(Classes):
         weights = None if self._weights is None else self._weights.to(scores)
         if weights is not None and len(weights) < scores.shape[-1]:  # a model may have more outputs than classes
             weights = F.pad(weights, (0, scores.shape[-1] - len(weights)), value=1.0)
-        return F.cross_entropy(scores, y, weights, reduction=reduction)
+        if weights is None or reduction != "mean" or y.is_floating_point():
+            return F.cross_entropy(scores, y, weights, reduction=reduction)
+        return counted_mean(F.cross_entropy(scores, y, weights, reduction="none"), self.counts(y, scores.dtype))
 
     def at_points(self, scores: Tensor, points: Tensor) -> Tensor:
         """The cross-entropy of each example by weights of the classes."""
         return self(scores, points, reduction="none")
+
+    def counts(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        """The weight of each label's class."""
+        if self._weights is None:
+            return super().counts(y, dtype)
+        return self._weights.to(y.device, dtype).index_select(0, y)
+
+    def unweighted(self) -> Criterion:
+        """Cross-entropy without weights."""
+        return self if self.weights is None else replace(self, weights=None)
 
     def check(self, y: Tensor, size: int, outputs: int, dtype: torch.dtype) -> Tensor:
         """Classes as whole numbers `[n]`, of which there are as many as weights."""
@@ -194,6 +225,14 @@ class Numbers(Criterion):
     def points(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
         """The numbers in the network's units."""
         return (y if self.units is None else self.units(y)).to(dtype)
+
+    def kept(self, scores: Tensor) -> Tensor:
+        """Scores in the units of the targets, as these are kept: they stay what they are."""
+        return scores if self.units is None else self.units.undo(scores.double())
+
+    def recalled(self, kept: Tensor) -> Tensor:
+        """The same in the network's units of now, as exact as they were kept."""
+        return kept if self.units is None else self.units(kept)
 
     def fold(self, path: Tensor) -> Tensor:
         """The points as they are: any number is a target."""
@@ -264,6 +303,15 @@ def find_criterion(criterion: str | Criterion) -> Criterion:
         raise invalid("criterion", criterion, f"one of {', '.join(CRITERIA)}, or a Criterion", remedy)
     check_name("criterion", criterion, CRITERIA)
     return CRITERIA[criterion]()
+
+
+def counted_mean(losses: Tensor, counts: Tensor) -> Tensor:
+    """The mean of losses that count as much as `counts` says, which is in them already; 0 where none counts.
+
+    >>> counted_mean(torch.tensor([3.0, 5.0]), torch.tensor([3.0, 1.0]))
+    tensor(2.)
+    """
+    return losses.sum() / counts.sum().clamp_min(torch.finfo(losses.dtype).tiny)
 
 
 def _each(loss: Loss, scores: Tensor, target: Tensor) -> Tensor:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from parabolic.learners.head import last_linear
 from parabolic.learners.learner import ReplayLearner
+from parabolic.learners.scale import Scale
 from parabolic.memory import Batch
 from parabolic.options import option
 
@@ -20,7 +23,6 @@ REFERENCE = "Buzzega et al., 2020: Dark experience for general continual learnin
 class DER(ReplayLearner):
     """Dark experience replay: answer recalled examples as the model did when they were stored.
 
-    >>> import torch
     >>> learner = DER(torch.nn.Linear(4, 3), memory=50)
     >>> for _ in range(3):
     ...     loss = learner.observe(torch.randn(8, 4), torch.arange(8) % 3)
@@ -38,11 +40,21 @@ class DER(ReplayLearner):
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
         """The loss of the new batch, and the squared distance of recalled examples from their stored logits."""
         scores = self.model(batch["x"])
-        batch["logits"] = scores.detach()
+        batch["logits"] = self.error.kept(scores.detach())
         loss = self.error(scores, batch["y"])
         if recalled is None:
             return loss
-        return loss + self.alpha * mse_loss(self.model(recalled["x"]), recalled["logits"])
+        answers = self.error.recalled(recalled["logits"]).to(scores.dtype)
+        return loss + self.alpha * mse_loss(self.model(recalled["x"]), answers)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the state of another learner of the same kind, model and memory size."""
+        kept = state["memory"]
+        if "units" in state and "logits" in kept and kept["logits"].dtype != torch.float64:
+            units = Scale()  # at first, logits were kept in those of the network
+            units.load_state_dict(state["units"])
+            state = {**state, "memory": {**kept, "logits": units.undo(kept["logits"].double())}}
+        super().load_state_dict(state)
 
     def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
         """Let the stored logits follow: of a class that was not known then, they are 0."""
@@ -54,7 +66,6 @@ class DER(ReplayLearner):
 class DERpp(DER):
     """Dark experience replay++: DER, and the labels of a second, independent recalled batch.
 
-    >>> import torch
     >>> learner = DERpp(torch.nn.Linear(4, 3), memory=50)
     >>> for _ in range(3):
     ...     loss = learner.observe(torch.randn(8, 4), torch.arange(8) % 3)

@@ -8,6 +8,7 @@ from torch.nn.functional import pad
 
 from parabolic.checks import invalid
 from parabolic.learners.balance import BalancedLearner
+from parabolic.learners.criterion import counted_mean
 from parabolic.learners.learner import join
 from parabolic.memory import Batch
 from parabolic.options import option
@@ -45,4 +46,5 @@ class ER(BalancedLearner):
             return self.error(scores, y)
         labels = self.error.points(y, self.classes or scores.shape[-1], scores.dtype)
         labels = labels.lerp(torch.full_like(labels, 1 / labels.shape[-1]), self.smoothing)
-        return self.error.at_points(scores, pad(labels, (0, scores.shape[-1] - labels.shape[-1]))).mean()
+        losses = self.error.at_points(scores, pad(labels, (0, scores.shape[-1] - labels.shape[-1])))
+        return counted_mean(losses, self.error.counts(y, scores.dtype))

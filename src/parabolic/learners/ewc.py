@@ -59,8 +59,7 @@ class EWC(AnchoredLearner):
 
     def end_task(self, batches: Batches) -> None:
         """Add the task's Fisher information to that of the past, and hold the weights where they are."""
-        with self.lock:  # the model leaves its training mode
-            fisher = self.fisher(batches)
+        fisher = self.fisher(batches)
         self.importance.mul_(self.decay).add_(fisher)
         self.drop_anchor()
 
@@ -82,7 +81,8 @@ class EWC(AnchoredLearner):
 
     def _surprise(self, scores: Tensor, y: Tensor, reduction: str) -> Tensor:
         """The loss, times what makes the square of its gradient count as the variant says."""
-        if self.variant == "paper" or not self.error.of_classes:
-            return self.error(scores, y, reduction)
+        error = self.error.unweighted()  # how probable a label was does not depend on how much it counts
+        if self.variant == "paper" or not error.of_classes:
+            return error(scores, y, reduction)
         probable = scores.detach().softmax(-1).gather(-1, y[:, None])[:, 0]
-        return (probable.sqrt() * self.error(scores, y, "none")).sum()
+        return (probable.sqrt() * error(scores, y, "none")).sum()

@@ -11,7 +11,12 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["answers_by", "has_batch_norm", "has_embedding", "only", "predicting", "scores_by", "types_of"]
+from parabolic.checks import invalid
+
+__all__ = [
+    "answers_by", "check_between", "copies_of", "has_batch_norm", "has_embedding", "only", "predicting", "scores_by",
+    "types_of",
+]  # fmt: skip
 
 
 def has_batch_norm(model: nn.Module) -> bool:
@@ -22,6 +27,15 @@ def has_batch_norm(model: nn.Module) -> bool:
 def has_embedding(model: nn.Module) -> bool:
     """Whether a model looks things up by their ids, of which it may not have all."""
     return any(isinstance(each, nn.Embedding | nn.EmbeddingBag) for each in model.modules())
+
+
+def check_between(model: nn.Module, x: Tensor, inputs: Tensor, expected: str) -> None:
+    """Refuse examples between which there is nothing, as between ids, for a method that goes there."""
+    if isinstance(inputs, Tensor) and not inputs.is_floating_point():
+        remedy = "if they are measurements, convert them with .float()"
+        if has_embedding(model):
+            remedy = "if they are ids, take the embedding out of the model and pass embed=nn.Embedding(…)"
+        raise invalid("x", x, expected, remedy)
 
 
 @contextmanager
@@ -69,7 +83,7 @@ def scores_by(weights: Mapping[str, Tensor], model: nn.Module, x: Tensor) -> Ten
     (1.0, tensor([0.]))
     """
     own = {name: buffer for name, buffer in model.named_buffers() if name not in weights}
-    scores: Tensor = torch.func.functional_call(model, {**weights, **_copies(own)}, (x,))
+    scores: Tensor = torch.func.functional_call(model, {**weights, **copies_of(own)}, (x,))
     return scores
 
 
@@ -90,7 +104,7 @@ def types_of(model: nn.Module, weights: Iterable[Tensor]) -> list[torch.dtype]:
     return [next(iter(uses[weight])) if len(uses[weight]) == 1 else weight.dtype for weight in weights]
 
 
-def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def copies_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A copy of each tensor, made by one operation for all of a type: a network has many small buffers."""
     copies = {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
     for dtype in {tensor.dtype for tensor in tensors.values()}:
@@ -100,7 +114,9 @@ def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def only(classes: Tensor, scores: Tensor) -> Tensor:
-    """The scores with those of all other classes so low that they have no probability; `classes` may end before them.
+    """The scores with those of all other classes so low that they have no probability.
+
+    `classes` may be shorter than the scores.
 
     >>> only(torch.tensor([True, False, True]), torch.zeros(1, 3)).softmax(-1)
     tensor([[0.5000, 0.0000, 0.5000]])

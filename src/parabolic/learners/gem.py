@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping
+from contextlib import ExitStack
 from itertools import accumulate
 from typing import Any
 
@@ -124,6 +125,11 @@ class GEM(ProjectedLearner):
         super().load_state_dict(state)
         self.task = int(state["task"])
         self._count()
+
+    def _undo(self) -> ExitStack:
+        undo = super()._undo()
+        undo.callback(vars(self).update, task=self.task, _since=self._since, _offered=self._offered.copy())
+        return undo
 
     def _turn_to(self, task: int) -> None:
         """Another task is learned from now on."""

@@ -18,8 +18,7 @@ __all__ = ["Layout"]
 class Layout:
     """Where each of some tensors lies in a vector of all their entries; they lie there as they do in memory.
 
-    To cut a vector up moves no number, and to join tensors takes one operation; both can be differentiated, time and
-    again.
+    Cutting copies nothing; joining is one copy. Both can be differentiated any number of times.
 
     >>> layout = Layout({"weight": torch.zeros(2, 2), "bias": torch.zeros(1)})
     >>> vector = layout.join([torch.eye(2), torch.full((1,), 5.0)])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar, Self, dataclass_transform
@@ -20,7 +21,7 @@ from torch import Generator, Tensor, nn
 from parabolic.checks import Description, InputError, check_call, check_finite, check_number, invalid, plain
 from parabolic.learners.average import WeightAverage
 from parabolic.learners.criterion import Criterion, find_criterion
-from parabolic.learners.functional import answers_by, has_embedding
+from parabolic.learners.functional import answers_by, copies_of, has_embedding
 from parabolic.learners.gradients import trainable
 from parabolic.learners.head import check_alone, check_head, follow, last_linear, widen, wider
 from parabolic.learners.optimizers import make_optimizer, parse_optimizer
@@ -30,10 +31,22 @@ from parabolic.options import check_options, option, options_of
 __all__ = ["Batches", "Learner", "ReplayLearner", "join"]
 
 NEEDS_TWO = "more than 1 value per channel"  # what torch says of batch norm and one example
+WHOLE = ("step", "start_task", "end_task", "grow", "load_state_dict")  # no other thread sees these half done
 GIVE_WAY = 1e-4  # seconds: enough for a thread that waits to wake up
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 """The batches of a task, which can be gone through again and again."""
+
+
+def _locked(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a learner, called with its lock held."""
+
+    @functools.wraps(method)
+    def locked(self: Learner, *args: Any, **kwargs: Any) -> Any:
+        with self.lock:
+            return method(self, *args, **kwargs)
+
+    return locked
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(dataclasses.field,))
@@ -60,6 +73,8 @@ class Learner:
     Any number of threads may predict while one observes: `lock` is held by whoever changes or asks the model, so that a
     prediction is that of the model before or after a step. Hold it (`with learner.lock:`) to copy a state meanwhile.
     `stepping` tells whoever holds it, as a signal handler may, whether a step is only half done.
+
+    `lr` is what the optimiser is made with: later on, change a learning rate in `learner.optim.param_groups`.
     """
 
     name: ClassVar[str] = ""  # what `--learner` calls it; a base class has none
@@ -97,6 +112,9 @@ class Learner:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        for name in WHOLE:
+            if name in vars(cls):
+                setattr(cls, name, _locked(vars(cls)[name]))
         dataclasses.dataclass(eq=False, kw_only=True, repr=False)(cls)
 
     def __post_init__(self) -> None:
@@ -148,18 +166,15 @@ class Learner:
         if task is not None:
             check_number("task", task, whole=True, at_least=0, below=2**31)
         with self.lock:
+            undo = self._undo()
             x, y = self._checked(x, y)
-            undo = self._undo(x)
             try:
                 loss = self.step(x, y, task)
             except (ValueError, IndexError) as error:
-                if undo is None or (isinstance(error, ValueError) and NEEDS_TWO not in str(error)):
+                if (refusal := self._refusal(x, error)) is None:
                     raise
-                undo()
-                if isinstance(error, IndexError):  # of an id for which the model has no embedding
-                    raise invalid("x", x, "examples that the model accepts", f"the model says: {error}") from error
-                remedy = "hold it back until there is a second one"
-                raise invalid("x", x, "at least two examples, as batch norm needs here", remedy) from error
+                undo.close()
+                raise refusal from error
         if self._asking:  # a lock goes to whoever comes first, and that would be the next batch
             time.sleep(GIVE_WAY)
         return loss
@@ -271,7 +286,7 @@ class Learner:
     # -- prediction ----------------------------------------------------------------------------------------
 
     def scores(self, x: Tensor) -> Tensor:
-        """The scores (logits) of every class for raw examples."""
+        """The scores (logits) of raw examples: all outputs of the model, also those that are no classes."""
         x = _as_tensor("x", x, self.device)
         check_finite("x", x)
         self._check_kind(x)
@@ -282,7 +297,7 @@ class Learner:
         return self._inputs(x, augment=False)
 
     def scores_at(self, inputs: Tensor) -> Tensor:
-        """The scores of every class for inputs of the model, by the averaged weights where there are any."""
+        """The scores for inputs of the model, by the averaged weights where there are any."""
         with self._turn():
             return answers_by(self.predicting_weights(), self.model, inputs)
 
@@ -293,7 +308,7 @@ class Learner:
     def predict(self, x: Tensor) -> Tensor:
         """The class of each raw example; where targets are numbers, these, `[n, outputs]`."""
         with self._turn():
-            return self.error.answer(self.scores(x))
+            return self.error.answer(self.scores(x)[:, : self.classes])
 
     # -- state ---------------------------------------------------------------------------------------------
 
@@ -332,8 +347,8 @@ class Learner:
             for name, part in self._parts().items():
                 if name in state:
                     part.load_state_dict(state[name])
-        example = state.get("example")
-        self._example = None if example is None else (example.shape[1:], example.dtype)
+            example = state.get("example")
+            self._example = None if example is None else (example.shape[1:], example.dtype)
 
     def save(self, path: str | Path) -> Path:
         """Write the learner to one file: all that its next step depends on, and how it was made. It holds no code.
@@ -418,18 +433,27 @@ class Learner:
         finally:
             self._asking.discard(me)
 
-    def _undo(self, x: Tensor) -> Callable[[], None] | None:
-        """What takes back a step that fails on the way: only of a batch for which that may be."""
-        if len(x) > 1 and not has_embedding(self.model):
-            return None
-        drawn, buffers = self.generator.get_state(), [(each, each.clone()) for each in self.model.buffers()]
-
-        def undo() -> None:
-            self.generator.set_state(drawn)
-            for each, before in buffers:
-                each.copy_(before)
-
+    def _undo(self) -> ExitStack:
+        """What takes back, when it is closed, a step whose loss failed on the way: draws, statistics and notes."""
+        undo = ExitStack()
+        undo.callback(vars(self).update, classes=self.classes, _example=self._example)
+        undo.callback(self.generator.set_state, self.generator.get_state())
+        buffers = dict(self.model.named_buffers())
+        for name, before in copies_of(buffers).items():
+            undo.callback(buffers[name].copy_, before)
         return undo
+
+    def _refusal(self, x: Tensor, error: Exception) -> InputError | None:
+        """What to say of a batch on which a step failed; None where that is no matter of what was learned."""
+        if isinstance(error, IndexError) and has_embedding(self.model):  # of an id that it does not have
+            return invalid("x", x, "examples that the model accepts", f"the model says: {error}")
+        if NEEDS_TWO not in str(error):
+            return None
+        needed = "at least two examples, as batch norm needs here"
+        if len(x) == 1:
+            return invalid("x", x, needed, "hold it back until there is a second one")
+        got = Description("one example, recalled or split off, that goes through the model by itself")
+        return invalid(f"step of {self.name}", got, needed, "raise replay, memory or chunk")
 
     def _parts(self) -> dict[str, Any]:
         """What it was given and what has a state of its own, by name."""

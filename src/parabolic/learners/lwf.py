@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -70,14 +71,14 @@ class LwF(Learner):
         self.seen[labels] = True
         self.tasks += 1
         if self.tasks > 1:
-            with self.lock:
-                for _ in range(self.warmup):
-                    self._warm_up(batches, self.seen & ~self.old)
+            for _ in range(self.warmup):
+                self._warm_up(batches, self.seen & ~self.old)
         self.teacher.load_state_dict(self.model.state_dict())
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
         """The loss over the classes seen, and distillation over the old ones."""
         check_started(self.tasks)
+        self.seen.index_fill_(0, batch["y"], True)  # should start_task not have told of one
         scores = self.model(batch["x"])
         loss = self.error(only(self.seen, scores), batch["y"])
         if self.tasks == 1:  # nothing is old
@@ -112,6 +113,11 @@ class LwF(Learner):
         more = self.head.out_features - head.out_features
         widen(head, self.head.out_features, self.generator)
         self.seen, self.old = (pad(each, (0, more)) for each in (self.seen, self.old))
+
+    def _undo(self) -> ExitStack:
+        undo = super()._undo()
+        undo.callback(self.seen.copy_, self.seen.clone())
+        return undo
 
     def _make_optimizer(self, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
         made = super()._make_optimizer(weights)

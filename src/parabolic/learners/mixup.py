@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from parabolic.checks import invalid
+from parabolic.learners.criterion import CrossEntropy, counted_mean
+from parabolic.learners.functional import check_between
 from parabolic.learners.learner import ReplayLearner, join
 from parabolic.memory import Batch
 from parabolic.options import option
@@ -27,9 +30,15 @@ class MixupER(ReplayLearner):
     needs_classes = True
 
     weight: float = option(0.1, "weight of the mixup loss", at_least=0, tune="0.01:1:log")
-    alpha: float = option(1.0, "the mixing proportion is drawn from Beta(alpha, alpha)", above=0)
+    alpha: float = option(1.0, "the mixing proportion is drawn from Beta(alpha, alpha)", at_least=0.01)
     exclude: bool = option(True, "whether classes of the new batch are kept out of mixing")
     pairwise: bool = option(False, "whether only the two mixed classes compete, as in the code published with PCL")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pairwise and not (type(self.error) is CrossEntropy and self.error.weights is None):
+            remedy = "leave pairwise out, or the criterion"
+            raise invalid("criterion", self.criterion, "cross-entropy without weights for pairwise=True", remedy)
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
         """The loss of the new batch and the recalled one, and a share of the mixup loss."""
@@ -42,21 +51,28 @@ class MixupER(ReplayLearner):
     def _mixup(self, recalled: Batch, arriving: Tensor) -> Tensor:
         """The mean loss of a random matching of the recalled examples that may be mixed; 0 where there are none."""
         x, y = recalled["x"], recalled["y"]
+        x = x if self.embed is None else self.embed(x)
         old = (y[:, None] != arriving).all(1) if self.exclude else torch.ones_like(y, dtype=torch.bool)
         # Those to mix come first, once in their order and once shuffled: so the shape does not depend on their number.
         one = (~old).int().argsort(stable=True)
         order = torch.rand(len(y), generator=self.generator, dtype=torch.float64, device=y.device)
         other = order.masked_fill_(~old, 2).argsort()
         proportion = self.proportion().to(x.dtype)
-        scores = self.model(proportion * x[one] + (1 - proportion) * x[other])
+        scores = self.body(proportion * x[one] + (1 - proportion) * x[other])
         losses = proportion * self._loss_of(y[one], y[other], scores)
         losses = losses + (1 - proportion) * self._loss_of(y[other], y[one], scores)
-        return (losses * old[one]).sum() / old.sum().clamp(min=1)
+        return counted_mean(losses * old[one], self.error.counts(y, losses.dtype) * old)
 
     def proportion(self) -> Tensor:
         """How much of the first example there is in a mixture: one number for the whole batch."""
         both = torch.full((2,), self.alpha, dtype=torch.float64, device=self.device)
         return torch._sample_dirichlet(both, generator=self.generator)[0]
+
+    def _check_inputs(self, x: Tensor, inputs: Tensor) -> None:
+        """Refuse ids and whole numbers too: there is nothing between them."""
+        super()._check_inputs(x, inputs)
+        if self.embed is None:
+            check_between(self.model, x, inputs, "floating numbers, which can be mixed")
 
     def _loss_of(self, y: Tensor, mixed_with: Tensor, scores: Tensor) -> Tensor:
         """The loss of each example, all classes or only the two mixed ones competing."""

@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 
 from parabolic.checks import invalid
 from parabolic.learners.balance import BalancedLearner
+from parabolic.learners.functional import check_between, scores_by
 from parabolic.learners.learner import join
 from parabolic.learners.pairing import PAIRINGS
 from parabolic.memory import Batch, half_by_loss
@@ -37,7 +38,8 @@ class PCL(BalancedLearner):
     lies between the examples is learned with them and the loss there is held by the loss at the boundary.
 
     A `drift` μ, from points to velocities, adds the first-order term μ·∇u to the PDE: each path is weighed by its
-    Girsanov weight. `pde.gradient_of` makes one of a convex potential.
+    Girsanov weight, which is that of noise of scale one, as the paper has it. With a small `sigma_x` most of what it
+    does is to count paths less along which the drift is strong. `pde.gradient_of` makes one of a convex potential.
 
     >>> learner = PCL(torch.nn.Linear(4, 3), memory=50)
     >>> for _ in range(3):
@@ -95,7 +97,7 @@ class PCL(BalancedLearner):
         if self.drift_weight and self.integral is not None:
             raise invalid("integral", self.integral, "none with drift_weight, which sums the loss over all points")
         rule = self.integral or ("euler" if self.variant == "paper" else "mean")
-        self.weights = path_weights(rule, self.times).to(self.device, self.dtype)
+        self.point_weights = path_weights(rule, self.times, self.horizon).to(self.device, self.dtype)
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
         """The loss integrated along a bridge from every example of the joint batch to another."""
@@ -103,22 +105,20 @@ class PCL(BalancedLearner):
         x = x if self.embed is None else self.embed(x)
         ends = PAIRINGS[self.endpoints](x, len(batch["x"]), self.generator)
         sigma_x, sigma_y = self._sigmas(x, y, ends)
-        path = self._bridge(x, x[ends], sigma_x)
-        used = path[:, :, : len(self.weights)]
+        path = self.paths(x, x[ends], sigma_x)
+        used = path[:, :, : len(self.point_weights)]
         if self.drift_weight:
             used.requires_grad_()
         scores = self.body(used.flatten(0, 2))
         self.count(y, scores.shape[-1])
         label = self.error.points(y, self.classes or scores.shape[-1], x.dtype)
-        # The published code draws one number for all classes.
-        labels = self._bridge(label, label[ends], sigma_y, common=self.variant == "reference")
-        labels = self.error.fold(labels) if self.simplex else labels
-        target = pad(labels[:, :, : len(self.weights)].flatten(0, 2), (0, scores.shape[-1] - labels.shape[-1]))
+        labels = self.label_paths(label, label[ends], sigma_y)
+        target = pad(labels[:, :, : len(self.point_weights)].flatten(0, 2), (0, scores.shape[-1] - labels.shape[-1]))
         along = self.error.at_points(self.tilted(scores), target).view(used.shape[:3])
         batch["loss"] = along[: len(batch["x"]), 0, 0].detach()  # of the new examples: a path starts at its example
         if self.drift_weight:
             return reference_drift(along, used, self.drift_weight)
-        integral = (along * self.weights).sum(-1)
+        integral = (along * self.point_weights).sum(-1)
         if self.drift is not None:
             integral = integral * log_girsanov(path, self.drift, horizon=self.horizon).exp()
         return integral.mean()
@@ -130,11 +130,24 @@ class PCL(BalancedLearner):
             raw, batch = ({name: value[rows] for name, value in each.items()} for each in (raw, batch))
         super().remember(raw, batch)
 
-    def _bridge(self, start: Tensor, end: Tensor, sigma: float | Tensor, *, common: bool = False) -> Tensor:
+    def paths(self, start: Tensor, end: Tensor, sigma: float | Tensor, *, common: bool = False) -> Tensor:
+        """Bridges between inputs of the model, `[n, bridges, times, *shape]`."""
         return bridge(
             start, end, sigma, self.times, self.bridges, horizon=self.horizon, variant=self.variant,
             shared=self.shared, common=common, generator=self.generator,
         )  # fmt: skip
+
+    def label_paths(self, start: Tensor, end: Tensor, sigma: float | Tensor) -> Tensor:
+        """Bridges between labels as points, `[n, bridges, times, outputs]`."""
+        # The published code draws one number for all classes.
+        labels = self.paths(start, end, sigma, common=self.variant == "reference")
+        return self.error.fold(labels) if self.simplex else labels
+
+    def _check_inputs(self, x: Tensor, inputs: Tensor) -> None:
+        """Refuse ids and whole numbers too: no path runs between them."""
+        super()._check_inputs(x, inputs)
+        if self.embed is None:
+            check_between(self.model, x, inputs, "floating numbers, between which paths run")
 
     def _sigmas(self, x: Tensor, y: Tensor, ends: Tensor) -> tuple[float | Tensor, float | Tensor]:
         """The noise of examples and labels: two numbers or, tempered, a value for each pair and time point."""
@@ -142,7 +155,8 @@ class PCL(BalancedLearner):
             return self.sigma_x, self.sigma_y
         with torch.enable_grad():
             probe = x.detach().requires_grad_()
-            (slope,) = torch.autograd.grad(self.error(self.body(probe), y, reduction="sum"), probe)
+            # By copies of the buffers: batch-norm statistics are to follow what is learned.
+            (slope,) = torch.autograd.grad(self.error(scores_by({}, self.body, probe), y, reduction="sum"), probe)
         norm = slope.flatten(1).norm(dim=1, keepdim=True)
         first, last = norm, norm[ends]
         if self.variant == "reference":  # there it is the gradient of the mean loss, and the ends are swapped
@@ -159,11 +173,11 @@ def reference_drift(along: Tensor, path: Tensor, weight: float) -> Tensor:
     return (integral - weight * term).mean()
 
 
-def path_weights(rule: str, times: int) -> Tensor:
+def path_weights(rule: str, times: int, horizon: float = 1.0) -> Tensor:
     """The weight of each time point in the integral of the loss along a path, summing to one.
 
     Euler's sum takes the loss at the left end of each interval, so that the last point has no weight and is left
-    out. Feynman–Kac's formula adds the loss where the path stops, with the weight of the whole integral.
+    out. Feynman–Kac's formula adds the loss where the path stops; the integral, over a time `horizon`, weighs as much.
 
     >>> path_weights("euler", 5).tolist()
     [0.25, 0.25, 0.25, 0.25]
@@ -175,4 +189,4 @@ def path_weights(rule: str, times: int) -> Tensor:
     if rule == "mean":
         return torch.full((times,), 1 / times, dtype=torch.float64)
     euler = torch.full((times - 1,), 1 / (times - 1), dtype=torch.float64)
-    return euler if rule == "euler" else torch.cat([euler, euler.new_ones(1)]) / 2
+    return euler if rule == "euler" else torch.cat([horizon * euler, euler.new_ones(1)]) / (horizon + 1)

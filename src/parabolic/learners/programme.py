@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from parabolic.tf32 import tf32
+
 __all__ = ["inner_products", "nonnegative_shares"]
 
 PIECE = 4096  # columns that are multiplied at once
@@ -60,10 +62,6 @@ def inner_products(rows: Tensor) -> Tensor:
     """
     whole = rows.shape[1] // PIECE * PIECE
     pieces, rest = rows[:, :whole].unflatten(1, (-1, PIECE)).transpose(0, 1), rows[:, whole:]
-    switches, before = torch.backends.cuda.matmul, torch.backends.cuda.matmul.allow_tf32
-    switches.allow_tf32 = False  # whatever the network computes in
-    try:
+    with tf32(False):  # whatever the network computes in
         products: Tensor = (pieces @ pieces.mT).sum(0, dtype=torch.float64) + rest @ rest.mT
-    finally:
-        switches.allow_tf32 = before
     return products

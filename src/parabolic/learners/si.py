@@ -39,7 +39,7 @@ class SI(AnchoredLearner):
     variant: str = option(
         "paper",
         "what a weight has added. paper: the path integral of the loss's gradient; reference (public code): the sum of "
-        "lr times the squared gradient of loss and penalty, clipped as it is descended",
+        "lr times the squared gradient of loss and penalty, as it is descended",
         among=("paper", "reference"),
     )
     clip: float | None = option(1.0, "the largest entry of a gradient, in size (none: no limit)", above=0)
@@ -54,13 +54,13 @@ class SI(AnchoredLearner):
         whole = own + self.weights.gradient(self.penalty())
         if self.clip is not None:
             whole = whole.clamp(-self.clip, self.clip)
+        before = self.weights.vector().detach()
         self.weights.set_gradient(whole)
+        self.apply_gradients()
         if self.variant == "reference":
-            self.path += self.optim.param_groups[0]["lr"] * whole.square()
-            self.apply_gradients()
+            descended = self.weights.layout.join(weight.grad for weight in self.weights if weight.grad is not None)
+            self.path += self.optim.param_groups[0]["lr"] * descended.square()
         else:
-            before = self.weights.vector().detach()
-            self.apply_gradients()
             self.path -= own * (self.weights.vector().detach() - before)
 
     def end_task(self, batches: Batches) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.nn.functional import pad
 from parabolic.learners.ahead import step_ahead, turned
 from parabolic.learners.boundary import check_started, labels_of
 from parabolic.learners.branches import side_by_side
+from parabolic.learners.criterion import counted_mean
 from parabolic.learners.functional import only, scores_by, types_of
 from parabolic.learners.gradients import Weights, named_trainable
 from parabolic.learners.layout import Layout
@@ -126,7 +128,7 @@ class VRMCL(ReplayLearner):
             return self.error(scores, y)
         fresh = self.error(only(self.current | ~self.seen, scores[:new]), y[:new], reduction="sum")
         past = self.error(only(self.seen, scores[new:]), y[new:], reduction="sum")
-        return (fresh + past / 2) / len(y)
+        return counted_mean(fresh + past / 2, self.error.counts(y, scores.dtype))
 
     def descend(self, loss: Tensor) -> None:
         """Descend m ← g + momentum · (m − g at the previous weights); the rates descend their own gradient."""
@@ -171,6 +173,12 @@ class VRMCL(ReplayLearner):
         for name in ("current", "seen"):
             refill(getattr(self, name), state[name])
         self.tasks, self.descents = int(state["tasks"]), self.steps * self.repeats
+
+    def _undo(self) -> ExitStack:
+        undo = super()._undo()
+        for classes in (self.current, self.seen):
+            undo.callback(classes.copy_, classes.clone())
+        return undo
 
     def _lay_out(self) -> None:
         """Find out how weights lie in a vector of all of them: those that the model uses in one type together."""

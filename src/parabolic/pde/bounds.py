@@ -4,7 +4,7 @@ All three rest on u being a mean of losses at the places where paths end. A path
 that is on the memory's balls or on the hull, *or inside, when the time is up first*. The paper's statements
 leave that last place out; they hold as they are printed when every path has the time to stop, and for losses
 that are largest on the edge, such as convex ones. So each bound is given both ways: `bound` takes the inside
-in and always holds, `stated` is the paper's.
+in and always holds, `stated` is the paper's. The largest and least losses are those of sampled points.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class DriftBound:
     base: Tensor  # the bound on −log u without drift
     gap: Tensor  # what the drift adds to it
     error: Tensor  # the standard error of their sum
-    rate: Tensor  # the derivative of the gap at t = 0: zero exactly where the drift is
+    rate: Tensor  # the derivative of the gap at t = 0: zero exactly where the drift is, or where no path runs
     realised: Tensor  # −log u with drift, from simulated paths
     realised_error: Tensor
 
@@ -281,7 +281,7 @@ def drift_bound(
         sums[:, rows] += torch.stack([part.sum(1) for part in (base, batch.energy.double(), both, both.square())])
     base, gap, both, square = sums / paths
     error = ((square - both.square()).clamp_min(0) / (paths - 1)).sqrt()
-    rate = drift(x).flatten(1).square().sum(1) / (4 * sigma)
+    rate = drift(x).flatten(1).square().sum(1) / (4 * sigma) * (domain.hit(x) > 0)
     found = (base, gap, error, rate, -u.mean.log(), u.error / u.mean)
     return DriftBound(*(part.detach().to(x.dtype) for part in found))
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parabolic.report.scenes import Method, Scene
+from parabolic.report.statements import STATEMENTS, at
 
 __all__ = ["SHOWN", "anytime_chart", "bounds_charts", "bridge_chart", "forgetting_chart", "heat_map", "tradeoff_chart"]
 
@@ -169,57 +170,36 @@ def heat_map(method: Method) -> Figure:
     }
 
 
-# What is drawn of the bounds: the title, the places in `BoundsRow.as_dict` of memory, task and bounds, and their names.
-BOUNDS: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
-    "Proposition 1: the first task": (
-        "forgetting",
-        "first",
-        {"upper bound": "forgetting_bound"},
-    ),
-    "Corollary 1: the last task": (
-        "generalisation",
-        "last",
-        {"upper bound": "generalisation_upper", "lower bound": "generalisation_lower"},
-    ),
-}
-
-
 def bounds_charts(measured: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Figure]:
     """What the bounds say after each task, and what the loss really is; the mean over the runs measured."""
     tasks = list(range(1, min(len(rows) for rows in measured) + 1))
 
-    def mean_of(*place: str) -> list[float | None]:
-        looked = [[_at(rows[task - 1], place) for task in tasks] for rows in measured]
+    def mean_of(place: str) -> list[float | None]:
+        looked = [[at(rows[task - 1], place) for task in tasks] for rows in measured]
         return _figures(np.mean(looked, 0), 4)
 
     charts = {}
-    for title, (kind, which, bounds) in BOUNDS.items():
-        realised = "past" if kind == "forgetting" else "future"
+    for each in STATEMENTS.values():
+        on_task = f"{each.task} task"
         lines = [
-            ("memory: mean loss", (kind, "memory", "mean"), COLOURS[0], "solid", "square"),
-            (
-                f"{which} task: mean loss, all classes competing",
-                (kind, realised, "mean"),
-                COLOURS[3],
-                "solid",
-                "circle",
-            ),
-            (f"{which} task: among its own classes", (f"{which}_among_own",), COLOURS[2], "dot", "triangle-up"),
+            ("memory: mean loss", f"{each.memory}.mean", COLOURS[0], "solid", "square"),
+            (f"{on_task}: mean loss, all classes competing", each.competing, COLOURS[3], "solid", "circle"),
+            (f"{on_task}: among its own classes", each.among_own, COLOURS[2], "dot", "triangle-up"),
             *[
-                (name, (place,), COLOURS[6], DASHES[1 + i], "line-ew-open")
-                for i, (name, place) in enumerate(bounds.items())
+                (name, place, COLOURS[6], DASHES[1 + i], "line-ew-open")
+                for i, (name, place) in enumerate(each.bounds.items())
             ],
         ]
-        band = _band(tasks, mean_of(kind, "memory", "min"), mean_of(kind, "memory", "max"), COLOURS[4])
+        band = _band(tasks, mean_of(f"{each.memory}.min"), mean_of(f"{each.memory}.max"), COLOURS[4])
         traces = [band | {"name": "memory: least to largest loss", "showlegend": True}] + [
             {
-                "type": "scatter", "mode": "lines+markers", "name": name, "x": tasks, "y": mean_of(*place),
+                "type": "scatter", "mode": "lines+markers", "name": name, "x": tasks, "y": mean_of(place),
                 "line": {"color": colour, "dash": dash, "width": 2.5}, "marker": {"symbol": marker, "size": 8},
                 "hovertemplate": f"after task %{{x}}: %{{y:.3f}} nats (n = {len(measured)})<extra></extra>",
             }
             for name, place, colour, dash, marker in lines
         ]  # fmt: skip
-        charts[title] = {
+        charts[f"{each.name}: the {on_task}"] = {
             "data": traces,
             "layout": {
                 "xaxis": _axis("after task", dtick=_tick(len(tasks))),
@@ -312,9 +292,3 @@ def _short(name: str, most: int = 34) -> str:
 def _distinct(names: Sequence[str]) -> list[str]:
     """Bars of the same name would fall on one another."""
     return [f"{name} ({place + 1})" if names.count(name) > 1 else name for place, name in enumerate(names)]
-
-
-def _at(told: Any, place: Sequence[str]) -> float:
-    for name in place:
-        told = told[name]
-    return float(told)

@@ -99,7 +99,8 @@ def legend(results: Results, *, intervals: bool = False) -> list[str]:
     if any(cell.shared for cell in cells):
         said.append("Runs side by side share one time: their seconds have no deviation and no verdict.")
     if any(each.level for row in results.judged for each in row):
-        said.append(f"{LEVEL}: no difference from the best of its column at the 5 % level, paired over the seeds.")
+        shown = "not shown to differ from the best of its column at the 5 % level, paired over the seeds"
+        said.append(f"{LEVEL}: {shown}.")
     if any(cell.published for cell in cells):
         said.append("Lines “paper”: the published figures.")
         told = ", ".join(f"{SIGNS[verdict]} {n} {verdict}".strip() for verdict, n in results.verdicts().items())

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from parabolic.experiments import Record, is_record
 from parabolic.experiments.paper import PLUS, Rows, Selection, Tuning, bound_tables, paper_tables
 from parabolic.report.comparison import cell_of
+from parabolic.report.statements import STATEMENTS, at
 from parabolic.report.tables import Cell, Column, Results
 from parabolic.statistics import Summary
 
@@ -92,47 +92,27 @@ def _of_records(table: str, used: Iterable[Record]) -> list[str]:
     return [f"{told} To train them yourself: parabolic paper {table} --no-records."]
 
 
-# The statement behind each table, and its lines: their places in `BoundsRow.as_dict`, and what was published of them.
-BOUNDS: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
-    "forgetting": (
-        "Proposition 1",
-        {
-            "memory: mean": ("forgetting.memory.mean", "memory"),
-            "memory: largest": ("forgetting.memory.max", ""),
-            "first task, among its own classes": ("first_among_own", "task"),
-            "first task, all classes competing": ("forgetting.past.mean", ""),
-            "bound": ("forgetting_bound", ""),
-        },
-    ),
-    "generalisation": (
-        "Corollary 1",
-        {
-            "memory: mean": ("generalisation.memory.mean", "memory"),
-            "last task, among its own classes": ("last_among_own", "task"),
-            "last task, all classes competing": ("generalisation.future.mean", ""),
-            "lower bound": ("generalisation_lower", ""),
-            "upper bound": ("generalisation_upper", ""),
-        },
-    ),
-}
-
-
 def _of_bounds(selection: Selection, measured: Mapping[int, Rows]) -> list[Results]:
     made = []
     for name, table in bound_tables().items():
-        statement, lines = BOUNDS[name]
+        statement = STATEMENTS[name]
         columns = [Column(f"task {task + 1}", "after", "neither", 4, 4) for task in range(len(table.memory))]
+        lines = {  # their places, and what was published of them
+            "memory: mean": (f"{statement.memory}.mean", table.memory),
+            "memory: largest": (f"{statement.memory}.max", None),
+            f"{statement.task} task, among its own classes": (statement.among_own, table.task),
+            f"{statement.task} task, all classes competing": (statement.competing, None),
+            **{bound: (place, None) for bound, place in statement.bounds.items()},
+        }
         rows = {}
-        for line, (place, of) in lines.items():
-            by_task = [
-                {seed: _at(told[task], place) for seed, told in measured.items()} for task in range(len(columns))
-            ]
-            published = [Summary(figure, math.nan, 1) for figure in getattr(table, of)] if of else [None] * len(columns)
+        for line, (place, theirs) in lines.items():
+            by_task = [{seed: at(told[task], place) for seed, told in measured.items()} for task in range(len(columns))]
+            published = [Summary(figure, math.nan, 1) for figure in theirs] if theirs else [None] * len(columns)
             rows[line] = [
                 Cell(figures, selection.seeds, figure) for figures, figure in zip(by_task, published, strict=True)
             ]
         looks = [row for told in measured.values() for row in told]
-        broken = sum(statement in row["violations"] for row in looks)
+        broken = sum(statement.name in row["violations"] for row in looks)
         notes = [f"The loss on the task, all classes competing, breaks the bound in {broken} of {len(looks)} cases."]
         notes += [QUICK] if selection.quick else []
         notes += _of_tuning(Tuning.of(selection, ["bounds"])) if selection.tuned else []
@@ -140,13 +120,6 @@ def _of_bounds(selection: Selection, measured: Mapping[int, Rows]) -> list[Resul
         title = f"{table.title}, tuned" if selection.tuned else table.title
         made.append(Results(f"bounds.{name}", title, columns, rows, notes, "loss", incomparable=why))
     return made
-
-
-def _at(told: Any, place: str) -> float:
-    """The number at a place such as `forgetting.memory.mean`."""
-    for name in place.split("."):
-        told = told[name]
-    return float(told)
 
 
 def hardware(record: Record) -> str:

@@ -102,7 +102,7 @@ def written(settings: Row) -> str:
 
 def write_csv(rows: Sequence[Row], path: Path) -> Path:
     """Write rows as CSV, whole or not at all; what a run does not have is left empty."""
-    with written_whole(path) as aside, aside.open("w", newline="") as file:
+    with written_whole(path) as aside, aside.open("w", newline="", encoding="utf-8") as file:
         table = csv.DictWriter(file, _columns(rows))
         table.writeheader()
         table.writerows(rows)

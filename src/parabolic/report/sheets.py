@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.functional import one_hot
+from torch import Tensor, nn
 
 from parabolic.checks import Description, invalid
-from parabolic.pde import bridge, on_simplex
+from parabolic.learners import PCL
 from parabolic.report.figures import COLOURS, MARKERS, figure
 from parabolic.streams import Normalise, Stream, Task
 
@@ -20,6 +19,7 @@ __all__ = ["Strip", "bridges_of", "draw_sheet"]
 
 COLUMNS = 10
 BRIDGES = 2  # two between the same ends, so that chance shows
+DRAWN = ("sigma_x", "sigma_y", "simplex", "times", "horizon", "variant")  # the options that a picture shows
 
 
 @dataclass(frozen=True)
@@ -29,19 +29,19 @@ class Strip:
     paths: Tensor  # [bridges, times, *shape]: images with values from 0 to 1, or points
     labels: list[list[str]]  # the label at each time of each bridge: shares of classes
     ends: tuple[str, str]  # the classes between which they lead
+    sigmas: tuple[float, float]  # the noise of examples and of labels
 
 
 def bridges_of(stream: Stream, options: Mapping[str, Any], *, batch: int = 32, seed: int = 0) -> Strip:
-    """Draw bridges as PCL would with these options: `sigma_x`, `sigma_y`, `times`, `horizon`, `variant`.
+    """Draw bridges as PCL does with these options, but for tempering, which only a network can tell.
 
     >>> from parabolic import make_stream
-    >>> usual = {"sigma_x": 0.03, "sigma_y": 0.01, "times": 5, "horizon": 1.0, "variant": "paper"}
-    >>> strip = bridges_of(make_stream("seq-digits"), usual)
+    >>> strip = bridges_of(make_stream("seq-digits"), {"sigma_x": 0.03, "times": 5})
     >>> strip.paths.shape, strip.labels[0][0]
     (torch.Size([2, 5, 1, 8, 8]), '1 100%')
     """
-    generator = torch.Generator().manual_seed(seed)
-    return _strip(stream, [_arrivals(task, batch) for task in (stream[0], stream[-1])], options, generator)
+    first = [_arrivals(task, batch) for task in (stream[0], stream[-1])]
+    return _strip(stream, first, _learner(stream, options, seed))
 
 
 def draw_sheet(stream: Stream, path: str | Path, options: Mapping[str, Any], *, batch: int = 32, seed: int = 0) -> Path:
@@ -50,13 +50,13 @@ def draw_sheet(stream: Stream, path: str | Path, options: Mapping[str, Any], *, 
     Args:
         stream: of images, or of points in the plane.
         path: where the picture goes.
-        options: PCL's: `sigma_x`, `sigma_y`, `times`, `horizon`, `variant`.
+        options: PCL's.
         batch: how many examples arrive at a step.
         seed: decides which changes and which bridges are drawn.
     """
-    path, generator = Path(path), torch.Generator().manual_seed(seed)
+    path, learner = Path(path), _learner(stream, options, seed)
     if stream.shape == (2,):
-        return _draw_points(stream, path, options, generator)
+        return _draw_points(stream, path, learner)
     if len(stream.shape) != 3 or stream.shape[0] not in (1, 3):
         raise invalid("stream", Description(f"examples of shape {list(stream.shape)}"), "images or points in the plane")
     first = [_arrivals(task, batch) for task in stream]
@@ -66,9 +66,9 @@ def draw_sheet(stream: Stream, path: str | Path, options: Mapping[str, Any], *, 
     ]
     if stream.augment is not None:
         x, y = first[-1]
-        changed = _seen(stream, stream.augment(x, generator))
+        changed = _seen(stream, stream.augment(x, learner.generator))
         rows.append((f"task {len(stream)}\nas changed\nfor learning", changed, _names(stream, y)))
-    strip = _strip(stream, first, options, generator)
+    strip = _strip(stream, first, learner)
     times = [f"s = {each:g}" for each in torch.linspace(0, 1, strip.paths.shape[1]).tolist()]
     for number, (images, labels) in enumerate(zip(strip.paths, strip.labels, strict=True)):
         told = [f"{label}\n{time}" for label, time in zip(labels, times, strict=True)]
@@ -83,15 +83,21 @@ def draw_sheet(stream: Stream, path: str | Path, options: Mapping[str, Any], *, 
                 shown = image.permute(1, 2, 0).numpy()
                 axis.imshow(shown[..., 0] if shown.shape[2] == 1 else shown, cmap="gray", vmin=0, vmax=1)
                 axis.text(0.5, -0.06, word, transform=axis.transAxes, ha="center", va="top", fontsize=7)
-        canvas.suptitle(_title(stream, options), fontsize=11)
+        canvas.suptitle(_title(stream, learner), fontsize=11)
     return path
 
 
-def _title(stream: Stream, options: Mapping[str, Any]) -> str:
+def _learner(stream: Stream, options: Mapping[str, Any], seed: int) -> PCL:
+    """What draws the bridges: PCL, whose network has no part in it."""
+    given = {name: options[name] for name in DRAWN if name in options}
+    return PCL(nn.Linear(1, 1), prepare=stream.prepare, classes=stream.classes, bridges=BRIDGES, seed=seed, **given)
+
+
+def _title(stream: Stream, learner: PCL) -> str:
     blurred = "" if stream.boundaries else ", boundaries blurred"
     return (
         f"{stream.name}: the first examples of each task under the label that the learner is given{blurred};\n"
-        f"and what PCL learns between two of them (σx = {options['sigma_x']:g}, σy = {options['sigma_y']:g})"
+        f"and what PCL learns between two of them (σx = {learner.sigma_x:g}, σy = {learner.sigma_y:g})"
     )
 
 
@@ -106,13 +112,14 @@ def _arrivals(task: Task, batch: int) -> tuple[Tensor, Tensor]:
     return torch.cat(x)[:COLUMNS], torch.cat(y)[:COLUMNS]
 
 
-def _strip(stream: Stream, first: list[tuple[Tensor, Tensor]], options: Mapping[str, Any], generator: Any) -> Strip:
+def _strip(stream: Stream, first: list[tuple[Tensor, Tensor]], learner: PCL) -> Strip:
     """Bridges between the ends that the first examples of some tasks give."""
     start, end = _ends(first)
-    paths, targets = _bridges(stream, start, end, options, generator)
+    paths, targets = _bridges(learner, start, end)
     labels = [[_mixture(stream, target) for target in each] for each in targets]
     seen = torch.stack([_unprepared(stream, each) for each in paths]) if len(stream.shape) == 3 else paths
-    return Strip(seen, labels, (_name(stream, start[1]), _name(stream, end[1])))
+    ends = _name(stream, start[1]), _name(stream, end[1])
+    return Strip(seen, labels, ends, (learner.sigma_x, learner.sigma_y))
 
 
 def _ends(first: list[tuple[Tensor, Tensor]]) -> tuple[tuple[Tensor, int], tuple[Tensor, int]]:
@@ -122,20 +129,13 @@ def _ends(first: list[tuple[Tensor, Tensor]]) -> tuple[tuple[Tensor, int], tuple
     return (x[0], int(y[0])), (others[other], int(classes[other]))
 
 
-def _bridges(
-    stream: Stream, start: tuple[Tensor, int], end: tuple[Tensor, int], options: Mapping[str, Any], generator: Any
-) -> tuple[Tensor, Tensor]:
-    """The paths between two prepared examples and between their labels, `[bridges, times, ...]`."""
-    ends = torch.stack([start[0], end[0]])
-    inputs = stream.prepare(ends) if stream.prepare else ends.float() / 255 if ends.dtype == torch.uint8 else ends
-    targets = one_hot(torch.tensor([start[1], end[1]]), stream.classes).to(inputs.dtype)
-    shared: dict[str, Any] = {
-        "times": options["times"], "horizon": options["horizon"], "variant": options["variant"],
-        "bridges": BRIDGES, "generator": generator,
-    }  # fmt: skip
-    paths = bridge(inputs[:1], inputs[1:], options["sigma_x"], **shared)
-    labels = on_simplex(bridge(targets[:1], targets[1:], options["sigma_y"], **shared))
-    return paths[0], labels[0]
+def _bridges(learner: PCL, start: tuple[Tensor, int], end: tuple[Tensor, int]) -> tuple[Tensor, Tensor]:
+    """The paths between two examples, as inputs of a model, and between their labels, `[bridges, times, ...]`."""
+    assert learner.classes is not None
+    x = learner.inputs(torch.stack([start[0], end[0]]))
+    y = learner.error.points(torch.tensor([start[1], end[1]]), learner.classes, x.dtype)
+    paths = learner.paths(x[:1], x[1:], learner.sigma_x)
+    return paths[0], learner.label_paths(y[:1], y[1:], learner.sigma_y)[0]
 
 
 def _seen(stream: Stream, x: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ def _mixture(stream: Stream, target: Tensor) -> str:
     return "\n".join(parts)
 
 
-def _draw_points(stream: Stream, path: Path, options: Mapping[str, Any], generator: Any) -> Path:
+def _draw_points(stream: Stream, path: Path, learner: PCL) -> Path:
     """A panel of points a task, and one with bridges."""
     everything = torch.cat([task.train.take(task.train_rows)[0] for task in stream])
     low, high = everything.amin(0).tolist(), everything.amax(0).tolist()
@@ -185,11 +185,11 @@ def _draw_points(stream: Stream, path: Path, options: Mapping[str, Any], generat
             axis.set_title(f"task {task.index + 1}")
             axis.legend(loc="upper right", fontsize=8, title="class")
         start, end = _ends(first)
-        paths, _ = _bridges(stream, start, end, options, generator)
+        paths, _ = _bridges(learner, start, end)
         for points in paths:
             axes[0][-1].plot(*points.T.numpy(), marker="o", markersize=4)
         axes[0][-1].set_title(f"bridges of PCL\nfrom {_name(stream, start[1])} to {_name(stream, end[1])}")
         for axis in axes[0]:
             axis.set(xlim=(low[0] - 0.1, high[0] + 0.1), ylim=(low[1] - 0.1, high[1] + 0.1), aspect="equal")
-        canvas.suptitle(_title(stream, options).replace("first examples", "training examples"), fontsize=11)
+        canvas.suptitle(_title(stream, learner).replace("first examples", "training examples"), fontsize=11)
     return path

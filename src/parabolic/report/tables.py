@@ -14,6 +14,7 @@ from parabolic.statistics import Difference, Summary, average_ranks, paired, wel
 __all__ = ["Cell", "Column", "Judged", "Results", "marks"]
 
 VERDICTS = ("higher", "lower", "no difference", "unknown")
+ENOUGH = 3  # seeds in common: with two, hardly any gap is too large for chance, and a mark would pass it off as none
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,7 @@ class Judged:
     behind: Difference | None = None  # against the best, paired over the seeds
     published_mark: str = ""
     verdict: str = "unknown"  # ours against what was published: one of VERDICTS
-
-    @property
-    def level(self) -> bool:
-        """Whether it does not differ from the best."""
-        return self.behind is not None and self.behind.verdict == "no difference"
+    level: bool = False  # whether it is not shown to differ from the best by as many seeds as are enough
 
 
 @dataclass(frozen=True)
@@ -154,7 +151,9 @@ class Results:
         for cell, mark, published_mark in zip(cells, ours, theirs, strict=True):
             behind = cell.against(best) if best is not None and mark != "best" else None
             verdict = cell.difference.verdict if cell.difference and not self.incomparable else "unknown"
-            judged.append(Judged(mark, behind, published_mark, verdict))
+            enough = best is not None and len(cell.by_seed.keys() & best.by_seed.keys()) >= ENOUGH
+            level = enough and behind is not None and behind.verdict == "no difference"
+            judged.append(Judged(mark, behind, published_mark, verdict, level))
         return judged
 
 

@@ -61,6 +61,7 @@ class Raw:
     test: Part | None = None
     class_names: tuple[str, ...] | None = None
     classes: int | None = None  # how many there should be, where that is known
+    label: str | None = None  # the column of the labels, where it was named
 
 
 class Arrays(NamedTuple):
@@ -86,6 +87,7 @@ class DataSet:
     content: str  # SHA-256 of all images and labels
     folder: str  # beside data.json, where the files are
     files: Mapping[str, Mapping[str, Any]]  # bytes and SHA-256 of each file
+    label: str | None = None  # the column of the labels, where it was named
 
 
 def data_folder() -> Path:
@@ -154,7 +156,8 @@ class Cache:
                 if f"{part}_images.npy" in data.files
             ]
         except OSError as error:  # it was prepared again just now, and these files were removed
-            raise Damaged(f"{data.name}: {first_line(error)}") from error
+            name, got = f"data {data.name!r}", Description(first_line(error))
+            raise invalid(name, got, "the files that were written", "try again", kind=Damaged) from error
         return parts[0], parts[1] if len(parts) > 1 else None
 
     @contextmanager
@@ -245,7 +248,7 @@ def _write_parts(name: str, folder: Path, raw: Raw, source: str, progress: Progr
     mean, spread = sums / pixels / 255, np.sqrt(np.maximum(squares / pixels - (sums / pixels) ** 2, 0)) / 255
     return DataSet(
         name, source, classes, shape, counts["train"], counts["test"], tuple(mean.tolist()), tuple(spread.tolist()),
-        raw.class_names, content.hexdigest(), folder.name, files,
+        raw.class_names, content.hexdigest(), folder.name, files, raw.label,
     )  # fmt: skip
 
 
@@ -331,7 +334,6 @@ def _verify(name: str, path: Path, stated: Mapping[str, Any]) -> None:
         problem = "it is gone"
     except OSError as error:
         problem = str(error)
-    raise Damaged(
-        f"data {name!r}: got a damaged {path.name} ({problem}), expected the file that was written; "
-        f"run `parabolic data prepare {name} --again`, with --from if the source has moved"
-    )
+    got = Description(f"a damaged {path.name} ({problem})")
+    remedy = f"run `parabolic data prepare {name} --again`, with --from if the source has moved"
+    raise invalid(f"data {name!r}", got, "the file that was written", remedy, kind=Damaged)

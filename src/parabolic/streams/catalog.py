@@ -10,9 +10,9 @@ from typing import Any
 from parabolic.checks import check_call, check_name, check_number, invalid
 from parabolic.plugins import load_object
 from parabolic.streams.benchmarks import BENCHMARKS, prepared_stream
-from parabolic.streams.cache import Cache
 from parabolic.streams.digits import seq_digits
 from parabolic.streams.scenarios import Scenario
+from parabolic.streams.sources import own_names
 from parabolic.streams.stream import Stream
 from parabolic.streams.toy import seq_blobs
 
@@ -57,8 +57,8 @@ def prepared_streams() -> dict[str, Entry]:
     ours = {each.data for each in BENCHMARKS.values()}
     return {
         f"seq-{name}": Entry(partial(prepared_stream, name), f"prepared data {name!r}", data=name, **IMAGES)
-        for name in Cache().names()
-        if name not in ours and not name.startswith("hf-")
+        for name in own_names()
+        if name not in ours
     }
 
 

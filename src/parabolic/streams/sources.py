@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parabolic.checks import Description, InputError, invalid
+from parabolic.checks import Description, InputError, check_name, invalid
 from parabolic.files import file_name
 from parabolic.plugins import require
 from parabolic.streams.archives import Tree, download, load_pickle, open_tree
 from parabolic.streams.cache import Arrays, Cache, Damaged, DataSet, Part, Progress, Raw
+from parabolic.streams.stream import LABEL_COLUMNS
 
-__all__ = ["PUBLISHED", "Published", "find_data", "load", "open_source", "prepare"]
+__all__ = ["PUBLISHED", "Published", "find_data", "load", "open_source", "own_names", "prepare"]
 
 CHUNK = 1000  # images that are decoded and written together
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
@@ -48,6 +49,13 @@ class Published:
 def find_data(name: str, cache: Cache | None = None) -> DataSet | None:
     """What is known of a prepared data set, `hf:NAME` too; None where there is none. The files are not looked at."""
     return (cache or Cache()).find(_key(name))
+
+
+def own_names(cache: Cache | None = None) -> list[str]:
+    """The names of prepared data that are the user's choice: data asked for as `hf:NAME` are kept under others."""
+    cache = cache or Cache()
+    known = {name: cache.find(name) for name in cache.names()}
+    return [name for name, data in known.items() if data is None or _key(data.source) != name]
 
 
 def load(name: str, cache: Cache | None = None) -> tuple[DataSet, Arrays, Arrays | None]:
@@ -79,6 +87,7 @@ def prepare(
     name: str,
     source: str | Path | None = None,
     *,
+    label: str | None = None,
     again: bool = False,
     cache: Cache | None = None,
     progress: Progress | None = None,
@@ -89,6 +98,8 @@ def prepare(
         name: `cifar10`, `cifar100`, `tinyimagenet`; `hf:NAME` of the Hugging Face hub (or `hf:FOLDER`, saved by
             `datasets`); or any name for data of your own, which then are the stream `seq-NAME`.
         source: a folder or archive, or `hf:NAME`. By default where it came from before, or the official download.
+        label: the column of `hf:NAME` that has the labels. By default the one that was named before, or that is called
+            so, or the only one that can be.
         again: whether to prepare it even if it is there.
         cache: where prepared data are kept.
         progress: told what is being done.
@@ -96,15 +107,20 @@ def prepare(
     cache, key = cache or Cache(), _key(name)
     with cache.lock(key):
         known = cache.find(key)
-        if source is None and known is not None and not again and _whole(known, cache):
-            return known
+        there = None if known is None or again or label not in (None, known.label) else known
+        if source is None and there is not None and _whole(there, cache):
+            return there
         place = _place(name, source, known)
-        if known is not None and not again and known.source == place and _whole(known, cache):
-            return known
+        if there is not None and there.source == place and _whole(there, cache):
+            return there
+        if label is None:
+            label = known.label if known is not None and known.source == place else None
+        elif not (place or "").startswith(HUB):
+            raise invalid("--label", label, "a source that has columns, hf:NAME", "leave it out")
         if place is None:
             official = PUBLISHED[name]
             place = str(download(official.url, _archive(name, cache), official.sha256, progress))
-        with open_source(name, place) as raw:
+        with open_source(name, place, label) as raw:
             return cache.write(key, raw, place, progress)
 
 
@@ -118,7 +134,8 @@ def _whole(known: DataSet, cache: Cache) -> bool:
 
 def _at_hand(name: str, known: DataSet | None, cache: Cache) -> bool:
     """Whether a data set can be prepared from what is here, or is one of the hub, which is asked for by its name."""
-    return name.startswith(HUB) or _archive(name, cache).exists() or (known is not None and Path(known.source).exists())
+    downloaded = name in PUBLISHED and _archive(name, cache).exists()
+    return name.startswith(HUB) or downloaded or (known is not None and Path(known.source).exists())
 
 
 def _place(name: str, source: str | Path | None, known: DataSet | None) -> str | None:
@@ -141,8 +158,7 @@ def _place(name: str, source: str | Path | None, known: DataSet | None) -> str |
 
 
 def _archive(name: str, cache: Cache) -> Path:
-    official = PUBLISHED.get(name)
-    return cache.root / "downloads" / (official.archive if official else "none")
+    return cache.root / "downloads" / PUBLISHED[name].archive
 
 
 def _with_path(name: str) -> str:
@@ -166,10 +182,10 @@ def _key(name: str) -> str:
 
 
 @contextmanager
-def open_source(name: str, place: str) -> Iterator[Raw]:
+def open_source(name: str, place: str, label: str | None = None) -> Iterator[Raw]:
     """A data set as it lies in a folder or an archive, or on the hub; read while the context lasts."""
     if place.startswith(HUB):
-        yield _from_hub(place.removeprefix(HUB))
+        yield _from_hub(place.removeprefix(HUB), label)
         return
     path, official = Path(place), PUBLISHED.get(name)
     if official is not None:
@@ -348,7 +364,7 @@ def _read_path(path: str) -> bytes:
 # -- the hub -------------------------------------------------------------------------------------------------------
 
 
-def _from_hub(name: str) -> Raw:
+def _from_hub(name: str, named: str | None) -> Raw:
     """A data set of images read by `datasets`: from the hub, or from a folder that `save_to_disk` wrote."""
     datasets = require("datasets", "hf", f"hf:{name}", "`datasets`")
     try:
@@ -362,10 +378,10 @@ def _from_hub(name: str) -> Raw:
         raise invalid(f"hf:{name}", sorted(splits), "a split called train")
     features = splits["train"].features
     image = next((key for key, each in features.items() if isinstance(each, datasets.Image)), None)
-    classes = [key for key, each in features.items() if isinstance(each, datasets.ClassLabel)]
-    label = next((key for key in ("label", "labels", "fine_label", *classes) if key in classes), None)
-    if image is None or label is None:
-        raise invalid(f"hf:{name}", dict(features), "a column of images and a column of class labels")
+    if image is None:
+        remedy = "dataset.cast_column('COLUMN', datasets.Image()) makes images of files or bytes"
+        raise invalid(f"hf:{name}", dict(features), "a column of images", remedy)
+    label = _label_column(f"hf:{name}", features, named, datasets.ClassLabel)
     parts = []
     tested = next(
         (key for key in ("test", "validation", "valid", "val") if key in splits and min(splits[key][label]) >= 0), None
@@ -375,7 +391,23 @@ def _from_hub(name: str) -> Raw:
         parts.append((_HubImages(rows, image), np.asarray(splits[split][label][:], np.int64)))
     mode = "L" if all(_mode(range(len(rows)), rows.read) == "L" for rows, _ in parts) else "RGB"
     decoded = [Part(_decode(range(len(rows)), rows.read, mode, f"hf:{name}"), labels) for rows, labels in parts]
-    return _raw(decoded, tuple(features[label].names))
+    names = getattr(features[label], "names", None)  # of class labels
+    return replace(_raw(decoded, names and tuple(names)), label=named)
+
+
+def _label_column(name: str, features: Mapping[str, Any], named: str | None, kind: type) -> str:
+    """The column of labels: the one that is named, or of the hub's `kind`, or of whole numbers."""
+    whole = [key for key, each in features.items() if re.fullmatch(r"u?int\d+", str(getattr(each, "dtype", None)))]
+    if named is not None and whole:
+        check_name("--label", named, whole)
+        return named
+    classes = [key for key in whole if isinstance(features[key], kind)]
+    found = [key for key in LABEL_COLUMNS if key in (classes or whole)] or classes or whole
+    if not found or (found is whole and len(whole) > 1):
+        words = "dataset.class_encode_column('COLUMN') numbers those that are words"
+        remedy = f"name the column with --label: {', '.join(whole)}" if whole else words
+        raise invalid(name, dict(features), "a column of class labels or whole numbers", remedy)
+    return found[0]
 
 
 class _HubImages:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -13,11 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from parabolic.checks import Description, check_finite, check_number, invalid
+from parabolic.checks import Description, InputError, check_finite, check_number, invalid
 
-__all__ = ["Batches", "Examples", "Stream", "Task"]
+__all__ = ["LABEL_COLUMNS", "Batches", "Examples", "Stream", "Task"]
 
 LABELS = 2**24  # a network with an output for each label is to fit into memory: larger ones are no class numbers
+LABEL_COLUMNS, EXAMPLE_COLUMNS = ("label", "labels", "fine_label"), ("image", "img")  # what others call them
 PERMUTED = 0x5EED_1ABE  # keeps these draws apart from those of the order
 
 
@@ -161,13 +162,21 @@ class Stream(Sequence[Task]):
     """
 
     name: str
-    tasks: tuple[Task, ...] = field(repr=False)
+    tasks: tuple[Task, ...] = field(repr=False)  # which share their examples
     classes: int
     shape: tuple[int, ...]
     prepare: Callable[[Tensor], Tensor] | None = None
     augment: Callable[[Tensor, Generator], Tensor] | None = None
     class_names: tuple[str, ...] | None = None
     boundaries: bool = True  # whether a learner may be told where a task starts and ends
+
+    def __post_init__(self) -> None:
+        for task in self.tasks:
+            first = self.tasks[0]
+            shared = zip((*first.train, *first.test), (*task.train, *task.test), strict=True)
+            if any(one is not other for one, other in shared):
+                got = Description(f"task {task.index} with examples of its own")
+                raise invalid("tasks", got, "tasks that share one set of examples", "Stream.from_tasks makes them so")
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -280,9 +289,10 @@ class Stream(Sequence[Task]):
     def from_dataset(cls, dataset: Any, *, test: Any = None, **settings: Any) -> Stream:
         """Take in a torch `Dataset` (or any sequence) of pairs `(example, label)` and cut it into tasks by class.
 
-        Examples are tensors, arrays or images of Pillow, all of one size. They are read once and kept as they are:
-        leave out random transforms, which would be frozen, and give `augment` instead. `test` is another data set;
-        `settings` are those of `from_arrays`.
+        Instead of pairs there may be rows of named columns, as Hugging Face's `datasets` have them: `label` (`labels`,
+        `fine_label`) and `image` (`img`, or the only other one). Examples are tensors, arrays or images of Pillow, all
+        of one size. They are read once and kept as they are: leave out random transforms, which would be frozen, and
+        give `augment` instead. `test` is another data set; `settings` are those of `from_arrays`.
 
         >>> pairs = [(torch.full((1, 2, 2), i, dtype=torch.uint8), i % 4) for i in range(40)]
         >>> [len(task.train_rows) for task in Stream.from_dataset(pairs, tasks=2)]
@@ -340,14 +350,17 @@ def _collect(name: str, dataset: Any) -> tuple[Tensor, Tensor]:
     x, y = torch.empty(0), torch.empty(len(dataset), dtype=torch.long)
     for i in range(len(dataset)):
         try:
-            value, label = dataset[i]
+            item = dataset[i]
+            value, label = _of_columns(f"item {i} of {name}", item) if isinstance(item, Mapping) else item
             label = operator.index(label)
+        except InputError:
+            raise
         except (TypeError, ValueError, IndexError, KeyError) as error:
             got = Description(f"{type(error).__name__}: {error}")
             raise invalid(f"item {i} of {name}", got, "a pair of an example and a whole number") from error
         if not 0 <= label < LABELS:
             raise invalid(f"item {i} of {name}", label, f"a label of at least 0 and below {LABELS}")
-        if getattr(value, "mode", None) in ("P", "PA"):  # an image of Pillow that has numbers of colours
+        if getattr(value, "mode", None) in ("P", "PA"):  # an image of Pillow that holds palette indices
             value = value.convert("RGB")
         example = _tensor(f"item {i} of {name}", value)
         if hasattr(value, "getbands"):  # an image of Pillow: channels go first
@@ -361,13 +374,26 @@ def _collect(name: str, dataset: Any) -> tuple[Tensor, Tensor]:
     return x, y
 
 
+def _of_columns(name: str, row: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The example and the label of a row of named columns."""
+    label = next((key for key in LABEL_COLUMNS if key in row), None)
+    others = [key for key in row if key != label]
+    found = next((key for key in EXAMPLE_COLUMNS if key in row), others[0] if len(others) == 1 else None)
+    if label is None or found is None:
+        remedy = "give pairs: [(row['EXAMPLE'], row['LABEL']) for row in dataset]"
+        raise invalid(name, Description(f"columns {', '.join(map(str, row))}"), "columns label and image", remedy)
+    return row[found], row[label]
+
+
 def _examples(x_name: str, y_name: str, x: Any, y: Any) -> Examples:
     """Check arrays or tensors of examples and labels, and take them over without a copy where that is safe."""
     inputs, labels = _tensor(x_name, x), _tensor(y_name, y)
     if inputs.ndim < 1 or len(inputs) == 0:
         raise invalid(x_name, inputs, "at least one example")
     if labels.ndim != 1 or len(labels) != len(inputs) or labels.is_floating_point():
-        raise invalid(y_name, labels, f"one whole number for each of the {len(inputs)} examples")
+        numbers = "to learn numbers, let a learner `observe` them in a loop, or use ParabolicRegressor"
+        remedy = numbers if labels.is_floating_point() else ""
+        raise invalid(y_name, labels, f"one whole number for each of the {len(inputs)} examples", remedy)
     labels = labels.long()
     low, high = (int(value) for value in labels.aminmax())
     if low < 0 or high >= LABELS:

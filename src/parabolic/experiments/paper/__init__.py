@@ -1,6 +1,13 @@
 """The paper's tables as runs, with what was published beside them."""
 
-from parabolic.experiments.paper.bounds import BoundTable, Rows, bound_specs, bound_tables, find_bounds, measure_bounds
+from parabolic.experiments.paper.bounds import (
+    BoundTable,
+    Rows,
+    bound_tables,
+    bounds_told,
+    find_bounds,
+    measure_bounds,
+)
 from parabolic.experiments.paper.gaps import Gap, Missing, lacking_data
 from parabolic.experiments.paper.plan import Estimates, Plan
 from parabolic.experiments.paper.quick import is_stand_in
@@ -26,8 +33,8 @@ __all__ = [
     "Selection",
     "Setting",
     "Tuning",
-    "bound_specs",
     "bound_tables",
+    "bounds_told",
     "find_bounds",
     "is_stand_in",
     "lacking_data",

@@ -10,15 +10,13 @@ from typing import Any
 from parabolic.engine import BoundsMonitor, Callback
 from parabolic.experiments.code import made_of
 from parabolic.experiments.grid import Failure
-from parabolic.experiments.paper.tables import SEEDS, paper_tables, published
+from parabolic.experiments.paper.tables import PaperTable, paper_tables, published
 from parabolic.experiments.run import execute, reason_of
 from parabolic.experiments.spec import RunSpec
 from parabolic.experiments.store import Store, agree
 from parabolic.files import disk_errors, write_text
 
-__all__ = ["BoundTable", "Rows", "bound_specs", "bound_tables", "find_bounds", "measure_bounds"]
-
-FILE = "bounds.json"
+__all__ = ["BoundTable", "Rows", "bound_tables", "bounds_told", "find_bounds", "measure_bounds", "table_of"]
 
 Rows = list[dict[str, Any]]
 """What was measured in a run: `BoundsRow.as_dict` after each task."""
@@ -42,15 +40,35 @@ def bound_tables() -> dict[str, BoundTable]:
     return {name: BoundTable(**parts) for name, parts in published()["bounds"].items()}
 
 
-def bound_specs(seeds: int = SEEDS, *, quick: bool = False, tuned: bool = False) -> list[RunSpec]:
-    """The runs behind both tables: PCL on Seq-CIFAR10, which are runs of the main table too."""
-    return paper_tables()["main"].settings[0].specs("PCL", seeds, quick=quick, tuned=tuned)
+class BoundRuns(PaperTable):
+    """The runs behind both tables, as a table: PCL on Seq-CIFAR10, which are runs of the main table too."""
+
+    def of(self, learners: Sequence[str] | None, *, tuned: bool = False) -> list[str]:  # noqa: ARG002
+        """PCL, if it is among the learners; there is no row of ours."""
+        return super().of(learners)
+
+
+def table_of(name: str) -> PaperTable:
+    """The runs of a table of the paper; of both tables of bounds, which are asked for as one.
+
+    >>> [setting.stream for setting in table_of("bounds").settings]
+    ['seq-cifar10']
+    """
+    if name != "bounds":
+        return paper_tables()[name]
+    return BoundRuns("bounds", {"PCL": ()}, paper_tables()["main"].settings[:1], metrics=())
+
+
+def bounds_told(spec: RunSpec, monitor: BoundsMonitor) -> dict[str, Any]:
+    """What a monitor has measured in a run, as plain JSON values."""
+    rows = [row.as_dict() for row in monitor.rows]
+    return {"spec": spec.resolved(), "eps": monitor.eps, "samples": monitor.samples, "rows": rows}
 
 
 def find_bounds(spec: RunSpec, store: Store) -> Rows | None:
     """What was measured in a run, if it was."""
     try:
-        told = json.loads((store.path(spec.key) / FILE).read_text())
+        told = json.loads(store.bounds(spec.key).read_text())
         mine = agree(told["spec"], spec.resolved()) and agree(told.get("environment", {}), made_of(spec))
         return list(told["rows"]) if mine else None
     except (OSError, ValueError, TypeError, KeyError):
@@ -76,8 +94,7 @@ def measure_bounds(
 def _measure(spec: RunSpec, store: Store, device: str, callbacks: list[Callback]) -> Rows:
     monitor = BoundsMonitor(seed=spec.seed)
     record = execute(spec, device=device, callbacks=[*callbacks, monitor])
-    rows = [row.as_dict() for row in monitor.rows]
-    told = {"spec": record.spec, "eps": monitor.eps, "samples": monitor.samples, "rows": rows}
+    told = bounds_told(spec, monitor) | {"environment": record.environment}
     with disk_errors("runs", store.root, "free some space or name another folder"):
-        write_text(store.path(spec.key) / FILE, json.dumps({**told, "environment": record.environment}, indent=1))
-    return rows
+        write_text(store.bounds(spec.key), json.dumps(told, indent=1))
+    return list(told["rows"])

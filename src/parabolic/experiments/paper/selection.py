@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from parabolic.checks import check_name, check_number
-from parabolic.experiments.paper.bounds import bound_specs, find_bounds
+from parabolic.experiments.paper.bounds import find_bounds, table_of
 from parabolic.experiments.paper.plan import Estimates, Plan, plan
-from parabolic.experiments.paper.tables import METHODS, SEEDS, Setting, paper_tables
+from parabolic.experiments.paper.tables import METHODS, SEEDS, Setting
 from parabolic.experiments.spec import RunSpec
 from parabolic.experiments.store import Store
 
@@ -61,13 +61,11 @@ class Selection:
 
     def specs(self, name: str) -> list[RunSpec]:
         """The runs of a table."""
-        if name == "bounds":
-            return bound_specs(self.seeds, quick=self.quick, tuned=self.tuned)
-        return paper_tables()[name].specs(self.learners, self.seeds, quick=self.quick, tuned=self.tuned)
+        return table_of(name).specs(self.learners, self.seeds, quick=self.quick, tuned=self.tuned)
 
     def rows(self, name: str) -> list[str]:
         """The rows of a table (of bounds: those of the runs behind it)."""
-        return ["PCL"] if name == "bounds" else paper_tables()[name].of(self.learners, tuned=self.tuned)
+        return table_of(name).of(self.learners, tuned=self.tuned)
 
     def cell(self, row: str, setting: Setting) -> list[RunSpec]:
         """The runs of a row in a setting."""
@@ -75,21 +73,26 @@ class Selection:
 
     def by_row(self) -> Iterator[tuple[str, RunSpec]]:
         """The runs of all tables but those of bounds, each with the row that it is of; tables share some."""
-        for name in self.tables:
-            for row in self.rows(name) if name != "bounds" else []:
-                for setting in paper_tables()[name].settings:
+        for name in self._of_records:
+            for row in self.rows(name):
+                for setting in table_of(name).settings:
                     yield from ((row, spec) for spec in self.cell(row, setting))
 
     def plans(self, store: Store, estimates: Estimates) -> dict[str, Plan]:
         """What is left to do for each table and, last, for `all`, where what several tables share is done once."""
-        plans = {name: plan(self.specs(name), store.find, estimates) for name in self.tables if name != "bounds"}
+        plans = {name: plan(self.specs(name), store.find, estimates) for name in self._of_records}
         together = plan(self.runs, store.find, estimates)
         if self.bounds:
             plans["bounds"] = plan(self.bounds, lambda spec: find_bounds(spec, store), estimates)
             together += plans["bounds"]
         return plans | {"all": together}
 
+    @property
+    def _of_records(self) -> list[str]:
+        """The tables that finished runs fill."""
+        return [name for name in self.tables if name != "bounds"]
+
     def _learners(self, name: str) -> set[str]:
         """By which names the rows of a table can be asked for."""
-        rows = ["PCL"] if name == "bounds" else paper_tables()[name].of(None, tuned=self.tuned)
+        rows = table_of(name).of(None, tuned=self.tuned)
         return {called for row in rows for called in (METHODS[row].learner, METHODS[row].preset) if called}

@@ -56,7 +56,7 @@ class Method:
         return f"{self.preset or self.learner}-{stream}"
 
 
-# The published figures come from published code: where a learner can follow it, it does.
+# The published figures come from published code: where a learner can follow it, it does, but for SI so far.
 REFERENCE = {"variant": "reference"}
 METHODS = {
     "SGD": Method("sgd", on={"seq-tinyimagenet": {"lr": 0.03}}),
@@ -112,12 +112,10 @@ class Setting:
         preset = METHODS[row].tuned(stream)
         if preset is None:
             return None
-        spec = preset.spec(stream=self.stream)
-        options = {**spec.options, **ABLATIONS.get(row, {})}  # an ablation is one of the tuned method
-        if options.get("replay", 0) > self.memory:  # it was made for a larger one
-            options["replay"] = self.memory
         # On what a row is run its column says, whatever the preset was made for.
-        return replace(spec, memory=self.memory, options=options, scenario=self.scenario)
+        spec = preset.spec(stream=self.stream, memory=self.memory)
+        options = {**spec.options, **ABLATIONS.get(row, {})}  # an ablation is one of the tuned method
+        return replace(spec, options=options, scenario=self.scenario)
 
 
 @dataclass(frozen=True)

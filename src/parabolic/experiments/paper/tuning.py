@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from parabolic.experiments.paper.bounds import table_of
 from parabolic.experiments.paper.quick import SHRINK, STREAM
 from parabolic.experiments.paper.selection import Selection
-from parabolic.experiments.paper.tables import METHODS, PLUS, Setting, paper_tables
+from parabolic.experiments.paper.tables import METHODS, PLUS, Setting
 from parabolic.experiments.presets import Preset
 from parabolic.options import write_option
 
@@ -102,9 +103,8 @@ def _rows(selection: Selection, tables: Sequence[str]) -> dict[tuple[str, str], 
     """The rows of the tables, each with the streams whose presets it takes."""
     found = dict[tuple[str, str], None]()
     for name in tables:
-        settings = paper_tables()["main"].settings[:1] if name == "bounds" else paper_tables()[name].settings
-        for row in selection.rows(name):
-            found |= {(row, STREAM if selection.quick else setting.stream): None for setting in settings}
+        streams = [STREAM if selection.quick else setting.stream for setting in table_of(name).settings]
+        found |= {(row, stream): None for row in selection.rows(name) for stream in streams}
     return found
 
 

@@ -26,8 +26,8 @@ __all__ = ["Bridges", "draw_bridges", "png"]
 class Bridges:
     """What a page shows of the bridges: images with their labels, or a chart; or why there is nothing to show."""
 
-    settings: Mapping[str, Any]
     ends: tuple[str, str] = ("", "")
+    sigmas: tuple[float, float] = (0.0, 0.0)
     images: list[list[tuple[str, str]]] | None = None  # a row a bridge: what <img src> takes, and the label
     chart: Figure | None = None
     why_not: str = ""
@@ -39,18 +39,18 @@ def draw_bridges(scene: Scene) -> Bridges | None:
     record = next((next(iter(method.runs.values())) for method in ours), None)
     if record is None:
         return None
-    options = record.spec["options"]
     try:
-        strip = bridges_of(_stream(record.spec), options, batch=record.spec["batch"])
+        strip = bridges_of(_stream(record.spec), record.spec["options"], batch=record.spec["batch"])
     except (InputError, KeyError, TypeError) as error:  # the data may be elsewhere, and the record an old one
-        return Bridges(options, why_not=str(error))
+        return Bridges(why_not=str(error))
+    told = strip.ends, strip.sigmas
     if strip.paths.ndim == 3:
-        return Bridges(options, strip.ends, chart=bridge_chart(strip.paths.double().numpy(), strip.ends))
+        return Bridges(*told, chart=bridge_chart(strip.paths.double().numpy(), strip.ends))
     images = [
         [(png(image), label) for image, label in zip(row, labels, strict=True)]
         for row, labels in zip(strip.paths, strip.labels, strict=True)
     ]
-    return Bridges(options, strip.ends, images=images)
+    return Bridges(*told, images=images)
 
 
 def png(image: Tensor) -> str:

@@ -191,7 +191,7 @@ def _bounds(
     book: _Book, finds: Finds, store: Store, folder: Path | None
 ) -> tuple[list[tuple[str, int, dict[str, str]]], dict[str, str]]:
     """The charts of all bounds that were measured, with what they are of and how many runs; and what is damaged."""
-    places = [store.path(key) / "bounds.json" for key in finds.runs]
+    places = [store.bounds(key) for key in finds.runs]
     places += sorted(folder.glob("*.json")) if folder is not None and folder.is_dir() else []
     groups: defaultdict[str, list[Any]] = defaultdict(list)
     damaged = {}

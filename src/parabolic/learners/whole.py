@@ -1,0 +1,110 @@
+"""Whether the state of a learner is all that it goes on by: of a class of one's own, trying it tells."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+from collections import deque
+from collections.abc import Mapping
+from functools import cached_property, partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from torch import Generator, Tensor
+
+from parabolic.checks import plain
+from parabolic.learners.learner import Learner
+from parabolic.learners.saving import describe, restore
+from parabolic.memory import Memory
+from parabolic.states import same_state
+
+__all__ = ["is_ours", "left_behind"]
+
+
+def is_ours(learner: Learner) -> bool:
+    """Whether the classes of a learner and its memory are of this package: their states are known to be whole."""
+    return all(_base(part) is type(part) for part in (learner, getattr(learner, "memory", learner)))
+
+
+def left_behind(learner: Learner, fresh: Learner) -> list[str]:
+    """The attributes of a learner and of its memory that its state does not bring back, by name.
+
+    `fresh` is another learner of the same making, which is resumed from that state as a new process would do it. What
+    is told is what differs then: numbers, texts, tensors, all that has a `state_dict`, and containers and objects of
+    these. Functions, locks and cached properties are not looked at.
+
+    >>> import torch
+    >>> from parabolic import ER
+    >>> class Counting(ER):
+    ...     tasks = 0
+    ...     def end_task(self, batches):
+    ...         self.tasks += 1
+    >>> learner, fresh = (Counting(torch.nn.Linear(4, 3)) for _ in range(2))
+    >>> learner.end_task([])
+    >>> left_behind(learner, fresh)
+    ['tasks']
+    """
+    restore(fresh, describe(learner))
+    state, back = learner.state_dict(), fresh.state_dict()
+    missing = [name for name in state if not same_state(state[name], back.get(name))]
+    missing += _differing(learner, fresh, _kept_by_base(learner))
+    if isinstance(memory := getattr(learner, "memory", None), Memory):
+        kept = vars(_base(memory)(memory.capacity)).keys()
+        missing += [f"memory.{name}" for name in _differing(memory, getattr(fresh, "memory", None), {*kept})]
+    return missing
+
+
+def _base(part: Any) -> Any:
+    """The nearest class of this package that something is of."""
+    return next((each for each in type(part).__mro__ if each.__module__.startswith("parabolic.")), object)
+
+
+def _kept_by_base(learner: Learner) -> set[str]:
+    """The attributes that the package's part of a learner has, and brings back in its own way."""
+    base = _base(learner)
+    given = {each.name: getattr(learner, each.name) for each in dataclasses.fields(base) if each.init}
+    return {*vars(base(**given | {"model": copy.deepcopy(learner.body)}))}
+
+
+def _differing(one: Any, other: Any, but: set[str]) -> list[str]:
+    """The names of attributes that are not alike."""
+    names = (name for name in {**vars(one), **vars(other)} if name not in but)
+    return [
+        name
+        for name in names
+        if not isinstance(inspect.getattr_static(type(one), name, None), cached_property)
+        and not _alike(getattr(one, name, None), getattr(other, name, None))
+    ]
+
+
+def _alike(one: Any, other: Any, above: tuple[int, ...] = ()) -> bool:
+    """Whether two values hold the same data; `above` are those that they are parts of."""
+    if one is other or id(one) in above:
+        return True
+    one, other, above = _data(one), _data(other), (*above, id(one))
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        return same_state(one, other)
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(_alike(one[name], other[name], above) for name in one)
+    if isinstance(one, list | tuple | deque):
+        return len(one) == len(other) and all(_alike(*each, above) for each in zip(one, other, strict=True))
+    if isinstance(one, int | float | str | bytes | set | frozenset):
+        return bool(one == other) or (one != one and other != other)  # NaN is alike too
+    return not hasattr(one, "__dict__") or _alike(vars(one), vars(other), above)
+
+
+def _data(value: Any) -> Any:
+    """A value as it is compared; what is code, as nothing."""
+    if inspect.isroutine(value) or isinstance(value, type | ModuleType | partial):
+        return None
+    if hasattr(value, "state_dict"):
+        return value.state_dict()
+    if isinstance(value, Generator):
+        return value.get_state()
+    if isinstance(value, np.ndarray):
+        return value.tolist() if value.dtype.hasobject else (value.dtype.str, value.shape, value.tobytes())
+    return plain(value)

@@ -1,0 +1,46 @@
+"""Files that are replaced: who may read and write them stays as it was."""
+
+import os
+import stat
+
+import pytest
+
+from parabolic.files import write_text, written_whole
+
+posix = pytest.mark.skipif(os.name != "posix", reason="needs the permissions of POSIX")
+
+
+def mode(path):
+    return oct(stat.S_IMODE(path.stat().st_mode))
+
+
+@pytest.fixture
+def _open():
+    """A umask that lets everybody read."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@posix
+@pytest.mark.usefixtures("_open")
+@pytest.mark.parametrize("kept", [0o600, 0o640, 0o664, 0o444])
+def test_a_file_that_is_replaced_hands_on_its_permissions(tmp_path, kept):
+    path = tmp_path / "secret"
+    write_text(path, "one")
+    assert mode(path) == oct(0o644)
+    path.chmod(kept)
+    with written_whole(path) as aside:
+        aside.write_text("two")
+        assert stat.S_IMODE(aside.stat().st_mode) & ~0o600 & ~kept == 0  # nobody else can read it meanwhile
+    assert (mode(path), path.read_text()) == (oct(kept), "two")
+
+
+@posix
+@pytest.mark.usefixtures("_open")
+def test_what_fails_leaves_the_file_and_nothing_beside_it(tmp_path):
+    path = write_text(tmp_path / "secret", "one")
+    path.chmod(0o600)
+    with pytest.raises(ZeroDivisionError), written_whole(path):
+        raise ZeroDivisionError
+    assert (mode(path), path.read_text(), len(list(tmp_path.iterdir()))) == (oct(0o600), "one", 1)

@@ -1,0 +1,47 @@
+"""Pictures of bridges: they are those that PCL draws."""
+
+import pytest
+import torch
+
+from parabolic import PCL, Stream, make_stream
+from parabolic.pde import bridge, on_simplex
+from parabolic.report.sheets import bridges_of
+
+
+def shares(label):
+    """The classes of a label, with the share of each in percent."""
+    return {name: int(share.rstrip("%")) for name, share in (line.split() for line in label.splitlines())}
+
+
+def test_labels_of_the_reference_move_by_one_number_for_all_classes():
+    strip = bridges_of(make_stream("seq-digits"), {"sigma_y": 0.5, "variant": "reference"}, seed=3)
+    generator, x = torch.Generator().manual_seed(3), torch.zeros(1, 64)
+    bridge(x, x, 0.03, 5, 2, variant="reference", generator=generator)  # the examples' draws come first
+    ends = torch.eye(10)[[int(end) for end in strip.ends]]
+    drawn = bridge(ends[:1], ends[1:], 0.5, 5, 2, variant="reference", common=True, generator=generator)
+    for labels, points in zip(strip.labels, on_simplex(drawn)[0], strict=True):
+        for label, point in zip(labels, points, strict=True):
+            told = {str(each): float(point[each]) * 100 for each in point.topk(2).indices.tolist()}
+            assert shares(label) == pytest.approx({name: share for name, share in told.items() if share >= 0.5}, abs=1)
+
+
+def test_labels_that_are_not_folded_are_shown_as_they_are():
+    stream, options = make_stream("seq-digits"), {"sigma_y": 3.0}
+    totals = {
+        simplex: [
+            sum(shares(label).values())
+            for labels in bridges_of(stream, {**options, "simplex": simplex}).labels
+            for label in labels
+        ]
+        for simplex in (True, False)
+    }
+    assert max(totals[True]) <= 101  # two of ten shares, rounded, of a whole
+    assert max(totals[False]) > 200
+
+
+def test_bytes_are_what_the_learner_makes_of_them():
+    x = torch.randint(256, (40, 1, 4, 4), dtype=torch.uint8)
+    stream = Stream.from_arrays(x, torch.arange(40) % 4, tasks=2)
+    strip = bridges_of(stream, {"sigma_x": 0.0, "times": 2})
+    seen = PCL(torch.nn.Linear(16, 4)).inputs(next(iter(stream[0].batches(32)))[0])
+    assert torch.equal(strip.paths[0, 0], seen[0])

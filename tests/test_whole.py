@@ -1,0 +1,215 @@
+"""A learner of one's own is resumed as it was, or not at all: what its state leaves out is told."""
+
+import warnings
+from collections import deque
+from functools import cached_property
+
+import numpy as np
+import pytest
+import torch
+from test_resume import ALWAYS, Stop, told
+from torch import nn
+
+from parabolic import MLP, SGD, Memory, RunSpec, Store, make_stream, run, train
+from parabolic.experiments import execute
+from parabolic.learners import known_learners
+from parabolic.learners.whole import is_ours, left_behind
+
+# Stays near the scores of the model as it was after the task before. `Kept` has all of that in its state.
+ANCHOR = '''
+import copy
+import threading
+
+import torch
+from torch.nn.functional import mse_loss
+
+from parabolic import ReplayLearner
+
+
+class Anchor(ReplayLearner):
+    needs_tasks = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.old, self.tasks = copy.deepcopy(self.model).requires_grad_(False).eval(), 0
+
+    def end_task(self, batches):
+        self.old.load_state_dict(self.model.state_dict())
+        self.tasks += 1
+
+    def loss(self, batch, recalled):
+        scores = self.model(batch["x"])
+        loss = self.error(scores, batch["y"])
+        return loss + 5 * mse_loss(scores, self.old(batch["x"])) if self.tasks else loss
+
+
+class Kept(Anchor):
+    def state_dict(self):
+        return super().state_dict() | {"old": self.old.state_dict(), "tasks": self.tasks}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.old.load_state_dict(state["old"])
+        self.tasks = int(state["tasks"])
+
+
+class Drawn(Kept):
+    """Begins with numbers that no seed decides."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.direction = torch.randn(4)
+
+
+class Guarded(Kept):
+    """Holds what cannot be copied."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.guard = threading.Lock()
+'''
+
+
+@pytest.fixture
+def spec_of(tmp_path):
+    """Three tasks of eight steps, by a class of a file."""
+    file = tmp_path / "mine.py"
+    file.write_text(ANCHOR)
+    return lambda name: RunSpec(f"{file}:{name}", stream="seq-blobs", batch=50, backbone="mlp")
+
+
+def stopped_and_resumed(spec, store):
+    """A run that is stopped in its second task, and the warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(KeyboardInterrupt):
+            run(spec, store, device="cpu", checkpoint=ALWAYS, callbacks=[Stop(13)])
+        record, _ = run(spec, store, device="cpu", checkpoint=ALWAYS)
+    return record, [str(each.message) for each in caught]
+
+
+def test_what_a_state_leaves_out_is_told_and_the_run_is_not_resumed_without_it(tmp_path, spec_of):
+    spec = spec_of("Anchor")
+    record, said = stopped_and_resumed(spec, Store(tmp_path / "runs"))
+    assert told(record) == told(execute(spec, device="cpu"))
+    assert record.environment["resumed"] == 1  # from the end of the first task, up to which its state was all
+    assert len(said) == 2  # once each time
+    assert set(said) == {
+        "no checkpoint is written of Anchor, which would be resumed without `old`, `tasks`: put what it goes on by "
+        "into state_dict(), and take it back in load_state_dict()"
+    }
+
+
+def test_a_state_that_is_all_is_resumed_without_a_word(tmp_path, spec_of):
+    spec = spec_of("Kept")
+    record, said = stopped_and_resumed(spec, Store(tmp_path / "runs"))
+    assert told(record) == told(execute(spec, device="cpu"))
+    assert (record.environment["resumed"], said) == (1, [])
+
+
+def test_what_no_seed_decides_is_no_part_of_a_resumed_run(tmp_path, spec_of):
+    """And to look changes no draw of torch's own."""
+    spec, store = spec_of("Drawn"), Store(tmp_path / "runs")
+    torch.manual_seed(1)
+    with pytest.warns(RuntimeWarning, match="without `direction`:"):
+        run(spec, store, device="cpu", checkpoint=ALWAYS)
+    draws = torch.rand(3)
+    torch.manual_seed(1)
+    run(spec, store, device="cpu", checkpoint=0, again=True)
+    assert torch.equal(draws, torch.rand(3))
+
+
+def test_what_could_not_be_resumed_stops_no_run(tmp_path, spec_of):
+    with pytest.warns(RuntimeWarning, match="of Guarded, which could not be resumed: cannot pickle '_thread.lock'"):
+        run(spec_of("Guarded"), Store(tmp_path / "runs"), device="cpu", checkpoint=ALWAYS)
+
+
+class Buffer:
+    """A memory as one writes it for oneself."""
+
+    def __init__(self):
+        self.kept = []
+
+
+ATTRIBUTES = {
+    "a number": (lambda: 0, lambda learner: 1),
+    "a model": (lambda: None, lambda learner: nn.Linear(2, 2)),
+    "a list": (list, lambda learner: [(torch.ones(2), 3)]),
+    "a queue": (deque, lambda learner: deque([1.0])),
+    "a set": (set, lambda learner: {3}),
+    "numbers by name": (dict, lambda learner: {"a": np.float32(1)}),
+    "an array": (lambda: np.zeros(2), lambda learner: np.array([0.0, np.nan])),
+    "a generator": (torch.Generator, lambda learner: torch.Generator().manual_seed(3)),
+    "an object": (Buffer, lambda learner: learner.part.kept.append(torch.ones(1)) or learner.part),
+    "a memory": (lambda: Memory(5), lambda learner: learner.part.offer({"x": torch.ones(2)}) or learner.part),
+}
+
+
+class Own(SGD):
+    """Has something of its own."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.begin, self.change = ATTRIBUTES[self.kind]
+        self.part = self.begin()
+
+    kind: str = "a number"
+
+    @cached_property
+    def size(self):
+        return len(list(self.model.parameters()))
+
+
+@pytest.mark.parametrize("kind", sorted(ATTRIBUTES))
+def test_attributes_of_every_kind_are_looked_at(kind):
+    learner = Own(nn.Linear(4, 3), kind=kind)
+    learner.observe(torch.randn(8, 4), torch.arange(8) % 3)
+    assert left_behind(learner, Own(nn.Linear(4, 3), kind=kind)) == []
+    learner.part = learner.change(learner)
+    assert left_behind(learner, Own(nn.Linear(4, 3), kind=kind)) == ["part"]
+
+
+def test_what_is_no_data_is_not_looked_at():
+    learner, fresh = (Own(nn.Linear(4, 3)) for _ in range(2))
+    assert learner.size == 2  # which is kept from now on
+    for each in (learner, fresh):
+        each.ring = []
+        each.ring.append(each.ring)
+    learner.compute, fresh.missing = (lambda x: x), float("nan")
+    learner.missing = float("nan")
+    assert left_behind(learner, fresh) == []
+
+
+def test_a_memory_of_ones_own_and_a_state_that_is_not_taken_back_are_looked_at():
+    class Counting(Memory):
+        offers = 0
+
+        def place(self, batch, generator):
+            self.offers += 1
+            return super().place(batch, generator)
+
+    class Silent(known_learners()["er"]):
+        policy = Counting
+
+        def load_state_dict(self, state):
+            self.model.load_state_dict(state["model"])
+
+    learner, fresh = (Silent(nn.Linear(4, 3), memory=50) for _ in range(2))
+    learner.observe(torch.randn(8, 4), torch.arange(8) % 3)
+    assert {"steps", "generator", "memory", "memory.offers"} <= set(left_behind(learner, fresh))
+
+
+@pytest.mark.parametrize("name", sorted(known_learners()))
+def test_states_of_our_learners_are_all_that_there_is(name):
+    kind, stream = known_learners()[name], make_stream("seq-blobs")
+    assert is_ours(kind(nn.Linear(4, 3)))
+    own = type("Derived", (kind,), {"__module__": "elsewhere"})
+
+    def make():
+        model = MLP(stream.shape, stream.classes)
+        return own(model, prepare=stream.prepare, classes=stream.classes, average=0.9, optimizer="Adam", lr=0.01)
+
+    learner = make()
+    train(learner, stream, batch=50)
+    assert not is_ours(learner)
+    assert left_behind(learner, make()) == []
