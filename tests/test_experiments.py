@@ -78,7 +78,7 @@ class Claimed(Callback):
 def test_a_run_is_trained_once_at_a_time(tmp_path):
     store = Store(tmp_path)
     mine = store.claim(SPEC.key)
-    with pytest.raises(InputError, match=f"run: got a run that another process is training .*{SPEC.key}"):
+    with pytest.raises(InputError, match=f"^run: got {SPEC.key}, which another process is training"):
         run(SPEC, store, device="cpu")
     assert store.begun() == []
     mine.release()

@@ -83,7 +83,7 @@ class _Claim(Callback):
     def on_start(self, state: State) -> None:  # noqa: ARG002
         self.lock = self.store.claim(self.key)
         if self.lock is None:
-            got = Description(f"a run that another process is training ({self.store.path(self.key)})")
+            got = Description(f"{self.key}, which another process is training")
             remedy = f"`parabolic watch {self.key[:8]}` shows how far it is; or name another folder of runs"
             raise invalid("run", got, "one that nobody else trains", remedy)
 
