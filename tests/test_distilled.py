@@ -175,3 +175,10 @@ def test_defaults_are_the_published_ones():
     assert (derpp.lr, derpp.alpha, derpp.beta) == (0.03, 0.1, 0.5)
     assert (clser.weight, clser.stable_rate, clser.plastic_rate) == (0.15, 0.8, 0.9)
     assert (clser.stable_decay, clser.plastic_decay) == (0.99, 0.99)
+
+
+def test_a_state_without_a_memory_is_refused_by_name():
+    learner = DER(net(), memory=40)
+    state = {name: value for name, value in learner.state_dict().items() if name != "memory"}
+    with pytest.raises(InputError, match="^state: got no memory, expected a whole state"):
+        learner.load_state_dict(state)

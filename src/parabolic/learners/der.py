@@ -49,7 +49,7 @@ class DER(ReplayLearner):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from the state of another learner of the same kind, model and memory size."""
-        kept = state["memory"]
+        kept = state.get("memory", {})
         if "units" in state and "logits" in kept and kept["logits"].dtype != torch.float64:
             units = Scale()  # at first, logits were kept in those of the network
             units.load_state_dict(state["units"])

@@ -177,7 +177,7 @@ def path_weights(rule: str, times: int, horizon: float = 1.0) -> Tensor:
     """The weight of each time point in the integral of the loss along a path, summing to one.
 
     Euler's sum takes the loss at the left end of each interval, so that the last point has no weight and is left
-    out. Feynman–Kac's formula adds the loss where the path stops; the integral, over a time `horizon`, weighs as much.
+    out. Feynman–Kac's formula adds the loss where the path stops: the integral weighs `horizon`, and that loss one.
 
     >>> path_weights("euler", 5).tolist()
     [0.25, 0.25, 0.25, 0.25]
