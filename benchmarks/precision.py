@@ -4,7 +4,8 @@
     python benchmarks/precision.py --no-records    # train them, on a GPU, after `parabolic data prepare cifar100`
 
 Runs are kept in a store, so that the experiment can be cut into portions: a later call trains what is missing. Every
-precision is compared with float32 by Welch's test; all of them together with the paper's figures, and with each other.
+precision is compared with float32 by Welch's test. The means of each seed over its precisions are compared with the
+paper's figures by the same test, and between the learners paired by seed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -20,7 +22,7 @@ from rich.table import Table
 from parabolic.experiments import RunSpec, Store, run_grid
 from parabolic.experiments.paper import paper_tables
 from parabolic.experiments.records import BackedStore, Records
-from parabolic.statistics import Summary, welch
+from parabolic.statistics import Summary, paired, welch
 
 LEARNERS: dict[str, dict[str, Any]] = {"pcl": {}, "er": {"lr": 0.05}}
 PRECISIONS = ("bf16", "tf32", "fp32")  # the fastest first
@@ -78,22 +80,36 @@ def table(store: Store, seeds: int) -> Table:
 
 
 def differences(store: Store, seeds: int) -> Iterator[str]:
-    """The learners, over all precisions, against what was published and against each other."""
+    """The learners against what was published (Welch) and against each other (paired): a seed counts once."""
     ours = {
-        (learner, metric): Summary.of([record.metrics[metric] for record in found])
+        (learner, metric): found
         for learner in LEARNERS
         for metric in ("aaa", "acc", "forgetting")
-        if len(found := [r for p in PRECISIONS for spec in specs(learner, p, seeds) if (r := store.find(spec))]) > 1
+        if len(found := by_seed(store, learner, metric, seeds)) > 1
     }
     published = {learner: paper_tables()["main"].rows[learner.upper()][2:4] for learner in LEARNERS}  # Seq-CIFAR-100
     for (learner, metric), mine in ours.items():
-        yield f"{learner} {metric}: {mine.mean:.2f} ± {mine.sd:.2f}, n = {mine.n}"
-        others = {"er": ours["er", metric]} if learner == "pcl" and ("er", metric) in ours else {}
+        summary = Summary.of([*mine.values()])
+        yield f"{learner} {metric}: {summary.mean:.2f} ± {summary.sd:.2f}, n = {summary.n}"
+        found = {}
+        theirs = ours.get(("er", metric), {}) if learner == "pcl" else {}
+        if len(both := sorted(mine.keys() & theirs.keys())) > 1:
+            found["er"] = paired([mine[seed] for seed in both], [theirs[seed] for seed in both])
         if metric != "forgetting":
-            others["the paper's"] = published[learner][metric == "acc"].value
-        for name, other in others.items():
-            differs = welch(mine, other)
+            found["the paper's"] = welch(summary, published[learner][metric == "acc"].value)
+        for name, differs in found.items():
             yield f"    less {name}: {differs.mean:+.2f} [{differs.low:+.2f}, {differs.high:+.2f}] p={differs.p:.2g}"
+
+
+def by_seed(store: Store, learner: str, metric: str, seeds: int) -> dict[int, float]:
+    """The mean over the precisions, of each seed that has a run in all: they share data, order and first weights."""
+    alike = zip(*(specs(learner, precision, seeds) for precision in PRECISIONS), strict=True)
+    found = {seed: [record for spec in each if (record := store.find(spec))] for seed, each in enumerate(alike)}
+    return {
+        seed: fmean(record.metrics[metric] for record in records)
+        for seed, records in found.items()
+        if len(records) == len(PRECISIONS)
+    }
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
     python benchmarks/results.py --print    # print them, and leave the page alone
 
 A table stands between <!-- NAME --> and <!-- end --> in the page; NAME is one of the paper's tables, with -tuned for
-tuned values, or `seconds`. It has the methods and the columns for which there are runs.
+tuned values, or `seconds`. It has the methods for which there are runs, and the columns where two have been run.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def of_paper(table: PaperTable, records: Records, *, tuned: bool) -> Iterator[st
         for row in rows
         for place, setting in enumerate(table.settings)
     }
-    places = [place for place in range(len(table.settings)) if any(runs[row, place] for row in rows)]
+    places = [place for place in range(len(table.settings)) if sum(bool(runs[row, place]) for row in rows) > 1]
     rows = [row for row in rows if any(runs[row, place] for place in places)]
     head, cells = [], {row: list[str]() for row in rows}
     for place in places:
