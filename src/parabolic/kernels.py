@@ -29,7 +29,6 @@ def norm_add_relu(
     shortcut: Tensor | None = None,
     *,
     relu: bool = True,
-    training: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor]:
@@ -37,39 +36,11 @@ def norm_add_relu(
 
     Of two uses let each take one of them: then there is no need to add up their gradients before they come here.
 
-    In training the statistics are the batch's own, and `running`, the running mean and variance, is moved by
-    `momentum`; else they are the running ones, and there is no gradient. Sums are made in float32 and always in the
-    same order: the outcome does not depend on how the work is spread.
+    The statistics are the batch's own, and `running`, the running mean and variance, is moved by `momentum`. Sums are
+    made in float32 and always in the same order: the outcome does not depend on how the work is spread.
     """
-    if training:
-        made: tuple[Tensor, Tensor] = _NormAddReLU.apply(x, weight, bias, shortcut, running, relu, momentum, eps)
-        return made
-    y = _normalised(x, weight, bias, shortcut, running, relu, 0.0, eps, None)[0]
-    return y, y.detach()
-
-
-def _normalised(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    shortcut: Tensor | None,
-    running: tuple[Tensor, Tensor],
-    relu: bool,
-    momentum: float,
-    eps: float,
-    partial: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The output, and the mean and one over the standard deviation that made it."""
-    work, y = _Work(x), torch.empty_like(x)
-    if shortcut is not None:
-        shortcut = shortcut.contiguous(memory_format=torch.channels_last)
-    mean, scale = x.new_empty(2, x.shape[1], dtype=torch.float32)
-    with torch.cuda.device_of(x):
-        _normalise[work.grid](
-            x, shortcut, y, weight, bias, mean, scale, *running, partial, *work.size, work.parts, momentum, eps,
-            BATCH=partial is not None, ADD=shortcut is not None, RELU=relu, **work.tile, PARTS=PARTS,
-        )  # fmt: skip
-    return y, mean, scale
+    made: tuple[Tensor, Tensor] = _NormAddReLU.apply(x, weight, bias, shortcut, running, relu, momentum, eps)
+    return made
 
 
 class _NormAddReLU(torch.autograd.Function):
@@ -85,11 +56,17 @@ class _NormAddReLU(torch.autograd.Function):
         momentum: float,
         eps: float,
     ) -> tuple[Tensor, Tensor]:
-        work = _Work(x)
+        work, y = _Work(x), torch.empty_like(x)
         partial = work.room(2)
+        mean, scale = x.new_empty(2, x.shape[1], dtype=torch.float32)
+        if shortcut is not None:
+            shortcut = shortcut.contiguous(memory_format=torch.channels_last)
         with torch.cuda.device_of(x):
             _sums[work.shares](x, partial, *work.size, work.share, **work.tile, AHEAD=AHEAD)
-        y, mean, scale = _normalised(x, weight, bias, shortcut, running, relu, momentum, eps, partial)
+            _normalise[work.grid](
+                x, shortcut, y, weight, bias, mean, scale, *running, partial, *work.size, work.parts, momentum, eps,
+                ADD=shortcut is not None, RELU=relu, **work.tile, PARTS=work.all_parts,
+            )  # fmt: skip
         # Without a shortcut the sign of y follows from x, which is one tensor less to read on the way back.
         ctx.save_for_backward(x, weight, bias, mean, scale, y if relu and shortcut is not None else None)
         ctx.relu, ctx.added = relu, shortcut is not None
@@ -138,13 +115,13 @@ class _Slope(torch.autograd.Function):
         with torch.cuda.device_of(x):
             _slope_sums[work.shares](
                 dy, other, x, y, weight, bias, mean, scale, dz, partial, *work.size, work.share, TWO=other is not None,
-                KEEP=dz is not None, ADD=added, RELU=relu, **work.tile, AHEAD=AHEAD // 2,
+                KEEP=dz is not None, ADD=added, RELU=relu, **work.tile,
             )  # fmt: skip
             if dz is not None:
                 dy = dz
             _slope[work.grid](
-                dy, x, y, weight, bias, mean, scale, dx, dweight, dbias, partial, *work.size, work.parts,
-                ADD=added, RELU=relu and dz is None, **work.tile, PARTS=PARTS,
+                dy, x, weight, bias, mean, scale, dx, dweight, dbias, partial, *work.size, work.parts,
+                RELU=relu and dz is None, **work.tile, PARTS=work.all_parts,
             )  # fmt: skip
         ctx.save_for_backward(dy, x, weight, bias, mean, scale, y)
         ctx.relu, ctx.added, ctx.two, ctx.done = relu, added, other is not None, dz is not None
@@ -168,7 +145,7 @@ class _Slope(torch.autograd.Function):
             _curve[work.grid](
                 of_dx, of_dweight, of_dbias, of_dz, dy, x, y, weight, bias, mean, scale, of_dy, of_x, of_weight,
                 partial, *work.size, work.parts, GIVEN=of_dz is not None, ADD=ctx.added, RELU=ctx.relu, **work.tile,
-                PARTS=PARTS,
+                PARTS=work.all_parts,
             )  # fmt: skip
         return of_dy, of_dy if ctx.two else None, of_x, of_weight, None, None, None, None, None, None
 
@@ -183,6 +160,7 @@ class _Work:
         programs = max(1, (FEWER if x.numel() <= LITTLE else PROGRAMS) // blocks)
         self.share = triton.cdiv(triton.cdiv(rows, min(programs, PARTS)), tall) * tall  # rows that a program sums up
         self.parts = triton.cdiv(rows, self.share)
+        self.all_parts = triton.next_power_of_2(self.parts)  # as many as there can be in a tile
         self.shares = (self.parts, blocks)
         self.grid = (min(programs, triton.cdiv(rows, tall)), blocks)
         self.tile = {"ROWS": tall, "COLUMNS": COLUMNS, "num_warps": warps}
@@ -218,41 +196,46 @@ def _sums(x, partial, rows, channels, share, ROWS: tl.constexpr, COLUMNS: tl.con
 @triton.jit
 def _normalise(
     x, shortcut, y, weight, bias, mean, scale, running_mean, running_variance, partial, rows, channels, parts,
-    momentum, eps, BATCH: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, PARTS: tl.constexpr,
+    momentum, eps, ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The output, by statistics of the batch (which every program adds up, and the first keeps) or the running ones."""
+    """The output, by statistics of the batch, which every program adds up, and the first keeps.
+
+    What comes next is on its way meanwhile: the first tile while sums are added up, others while one is worked on.
+    """
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < channels
-    centre = tl.load(running_mean + column, inside, 0.0)
-    variance = tl.load(running_variance + column, inside, 0.0)
-    if BATCH:
-        before, varied = centre, variance
-        total = _add_up(partial, 0, 2, channels, parts, column, inside, PARTS)
-        squares = _add_up(partial, 1, 2, channels, parts, column, inside, PARTS)
-        shift = total / rows
-        centre = tl.load(x + column, inside, 0.0).to(tl.float32) + shift
-        variance = squares / rows - shift * shift
-        variance = tl.where(variance < 0, 0.0, variance)
+    first, far = tl.program_id(0) * ROWS, tl.num_programs(0) * ROWS
+    at, here = _tile(first, rows, channels, column, inside, ROWS)
+    next_x = tl.load(x + at, here, 0.0)
+    if ADD:
+        next_shortcut = tl.load(shortcut + at, here, 0.0)
+    total = _add_up(partial, 0, 2, channels, parts, column, inside, PARTS)
+    squares = _add_up(partial, 1, 2, channels, parts, column, inside, PARTS)
+    shift = total / rows
+    centre = tl.load(x + column, inside, 0.0).to(tl.float32) + shift
+    variance = squares / rows - shift * shift
+    variance = tl.where(variance < 0, 0.0, variance)
     factor = 1 / tl.sqrt(variance + eps)
-    if BATCH:
-        tl.debug_barrier()  # all have read what is now overwritten
-        if tl.program_id(0) == 0:
-            tl.store(mean + column, centre, inside)
-            tl.store(scale + column, factor, inside)
-            tl.store(running_mean + column, before + momentum * (centre - before), inside)
-            unbiased = variance * (rows / (rows - 1.0))
-            tl.store(running_variance + column, varied + momentum * (unbiased - varied), inside)
+    if tl.program_id(0) == 0:
+        before = tl.load(running_mean + column, inside, 0.0)
+        varied = tl.load(running_variance + column, inside, 0.0)
+        tl.debug_barrier()  # all threads have read what is now overwritten
+        tl.store(mean + column, centre, inside)
+        tl.store(scale + column, factor, inside)
+        tl.store(running_mean + column, before + momentum * (centre - before), inside)
+        unbiased = variance * (rows / (rows - 1.0))
+        tl.store(running_variance + column, varied + momentum * (unbiased - varied), inside)
     factor *= tl.load(weight + column, inside, 0.0).to(tl.float32)
     shift = tl.load(bias + column, inside, 0.0).to(tl.float32)
-    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
-        row = start + tl.arange(0, ROWS)
-        here = (row < rows)[:, None] & inside[None, :]
-        at = row[:, None] * channels + column[None, :]
-        value = tl.load(x + at, here, 0.0).to(tl.float32)
-        value = (value - centre[None, :]) * factor[None, :] + shift[None, :]
+    for start in range(first, rows, far):
+        at, here = _tile(start, rows, channels, column, inside, ROWS)
+        then, there = _tile(start + far, rows, channels, column, inside, ROWS)
+        value = (next_x.to(tl.float32) - centre[None, :]) * factor[None, :] + shift[None, :]
+        next_x = tl.load(x + then, there, 0.0)
         if ADD:
-            value += tl.load(shortcut + at, here, 0.0).to(tl.float32)
+            value += next_shortcut.to(tl.float32)
+            next_shortcut = tl.load(shortcut + then, there, 0.0)
         if RELU:
             value = tl.where(value < 0, 0.0, value)  # as torch does: what is no number stays so, and is found out
         tl.store(y + at, value.to(y.dtype.element_ty), here)
@@ -262,7 +245,7 @@ def _normalise(
 def _slope_sums(
     dy, other, x, y, weight, bias, mean, scale, dz_kept, partial, rows, channels, share,
     TWO: tl.constexpr, KEEP: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Each program's Σ dz and Σ dz (x − mean) a channel, where dy may be the sum of two; dz, if it is to be kept."""
     part = tl.program_id(0)
@@ -272,32 +255,47 @@ def _slope_sums(
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     products = tl.zeros((ROWS, COLUMNS), tl.float32)
     end = tl.minimum((part + 1) * share, rows)
-    for start in range(part * share, end, ROWS * AHEAD):
-        for ahead in tl.static_range(AHEAD):
-            row = start + ahead * ROWS + tl.arange(0, ROWS)
-            here = (row < end)[:, None] & inside[None, :]
-            at = row[:, None] * channels + column[None, :]
-            value = tl.load(dy + at, here, 0.0).to(tl.float32)
-            if TWO:
-                value += tl.load(other + at, here, 0.0).to(tl.float32)
-                value = value.to(dy.dtype.element_ty).to(tl.float32)
-            dz, centred = _before_relu(value, x, y, at, here, centre, factor, shift, ADD, RELU)
-            if KEEP:
-                tl.store(dz_kept + at, dz.to(dz_kept.dtype.element_ty), here)
-            total += dz
-            products += dz * centred
+    at, here = _tile(part * share, end, channels, column, inside, ROWS)
+    next_dy, next_x = tl.load(dy + at, here, 0.0), tl.load(x + at, here, 0.0)
+    if TWO:
+        next_other = tl.load(other + at, here, 0.0)
+    if RELU and ADD:
+        next_y = tl.load(y + at, here, 0.0)
+    for start in range(part * share, end, ROWS):
+        at, here = _tile(start, end, channels, column, inside, ROWS)
+        then, there = _tile(start + ROWS, end, channels, column, inside, ROWS)
+        dz, centred = next_dy.to(tl.float32), next_x.to(tl.float32) - centre[None, :]
+        next_dy, next_x = tl.load(dy + then, there, 0.0), tl.load(x + then, there, 0.0)
+        if TWO:
+            dz = (dz + next_other.to(tl.float32)).to(dy.dtype.element_ty).to(tl.float32)
+            next_other = tl.load(other + then, there, 0.0)
+        if RELU:
+            if ADD:
+                dz = tl.where(next_y.to(tl.float32) > 0, dz, 0.0)
+                next_y = tl.load(y + then, there, 0.0)
+            else:
+                dz = tl.where(centred * factor[None, :] + shift[None, :] > 0, dz, 0.0)
+        if KEEP:
+            tl.store(dz_kept + at, dz.to(dz_kept.dtype.element_ty), here)
+        total += dz
+        products += dz * centred
     tl.store(partial + part * 2 * channels + column, tl.sum(total, 0), inside)
     tl.store(partial + (part * 2 + 1) * channels + column, tl.sum(products, 0), inside)
 
 
 @triton.jit
 def _slope(
-    dy, x, y, weight, bias, mean, scale, dx, dweight, dbias, partial, rows, channels, parts,
-    ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr,
+    dy, x, weight, bias, mean, scale, dx, dweight, dbias, partial, rows, channels, parts,
+    RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of x; the first program also keeps those of weight and bias."""
+    """The gradient of x; the first program also keeps those of weight and bias. Where ReLU still bars some of dy, no
+    shortcut was added.
+    """
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < channels
+    first, far = tl.program_id(0) * ROWS, tl.num_programs(0) * ROWS
+    at, here = _tile(first, rows, channels, column, inside, ROWS)
+    next_dy, next_x = tl.load(dy + at, here, 0.0), tl.load(x + at, here, 0.0)
     total = _add_up(partial, 0, 2, channels, parts, column, inside, PARTS)
     products = _add_up(partial, 1, 2, channels, parts, column, inside, PARTS)
     centre, factor, shift = _affine(weight, bias, mean, scale, column, inside)
@@ -306,12 +304,13 @@ def _slope(
         tl.store(dbias + column, total.to(dbias.dtype.element_ty), inside)
         tl.store(dweight + column, (products * inverse).to(dweight.dtype.element_ty), inside)
     by_mean, by_scale = total / rows, products * inverse * inverse / rows
-    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
-        row = start + tl.arange(0, ROWS)
-        here = (row < rows)[:, None] & inside[None, :]
-        at = row[:, None] * channels + column[None, :]
-        value = tl.load(dy + at, here, 0.0).to(tl.float32)
-        dz, centred = _before_relu(value, x, y, at, here, centre, factor, shift, ADD, RELU)
+    for start in range(first, rows, far):
+        at, here = _tile(start, rows, channels, column, inside, ROWS)
+        then, there = _tile(start + far, rows, channels, column, inside, ROWS)
+        dz, centred = next_dy.to(tl.float32), next_x.to(tl.float32) - centre[None, :]
+        next_dy, next_x = tl.load(dy + then, there, 0.0), tl.load(x + then, there, 0.0)
+        if RELU:
+            dz = tl.where(centred * factor[None, :] + shift[None, :] > 0, dz, 0.0)
         slope = factor[None, :] * (dz - by_mean[None, :] - centred * by_scale[None, :])
         tl.store(dx + at, slope.to(dx.dtype.element_ty), here)
 
@@ -402,6 +401,13 @@ def _curve(
                 positive = centred * factor[None, :] + shift[None, :] > 0
             back = tl.where(positive, back, 0.0)
         tl.store(of_dy + at, back.to(of_dy.dtype.element_ty), here)
+
+
+@triton.jit
+def _tile(start, rows, channels, column, inside, ROWS: tl.constexpr):
+    """Where the numbers of some rows are, and which of them there are."""
+    row = start + tl.arange(0, ROWS)
+    return row[:, None] * channels + column[None, :], (row < rows)[:, None] & inside[None, :]
 
 
 @triton.jit
