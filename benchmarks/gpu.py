@@ -31,7 +31,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from parabolic import Stream, make_stream
 from parabolic.backbones import make_backbone
 from parabolic.engine import Berth, Fleet, computing_in, feed, numerics, train_fleet
-from parabolic.experiments.run import environment
+from parabolic.experiments.execution import environment
 from parabolic.learners import find_learner
 from parabolic.streams import CropFlip, Normalise
 
@@ -91,16 +91,19 @@ def measure(row: Row, replicas: int, random: bool, precision: str = "bf16") -> d
         each = enumerate(streams)
         return [learner(row.learner, row.options, seed, stream, precision) for seed, stream in each]
 
-    def short(stream):  # as long as it takes to fill the memory, with a short last batch
-        first = stream.tasks[0]
-        return replace(stream, tasks=[replace(first, train_rows=first.train_rows[: 40 * 32 + 8])])
+    def short(stream):  # a first task that fills the memory, with a short last batch, and a little of the others
+        parts = [
+            replace(task, train_rows=task.train_rows[: 8 if number else 40 * 32 + 8], test_rows=task.test_rows[:8])
+            for number, task in enumerate(stream.tasks)
+        ]
+        return replace(stream, tasks=parts)
 
     share, feed.SHARE = feed.SHARE, 0.0 if row.streamed else feed.SHARE
     try:
         with numerics(precision):
             started = time.perf_counter()
             fleet = Fleet(fresh())
-            for _ in range(3):  # so that the first step and a short last batch were captured too
+            for _ in range(3):  # so that the first step, a short last batch and the tests were captured too
                 fleet.adopt(fresh())
                 train_fleet(fleet, [short(stream) for stream in streams])
             warm_up = time.perf_counter() - started

@@ -166,6 +166,25 @@ def test_the_same_generator_gives_the_same_bound_in_many_dimensions():
     assert first.covered == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_bound_that_is_reached_is_kept_whatever_the_rounding(dtype):
+    points = torch.rand(40, 8, generator=noise()).to(dtype)
+    domain = MemoryDomain(points, eps=0.01)
+    for value in (0.1, 0.3, 0.7, 1e-9, 3e4):
+        even = [lambda x, value=value: torch.full((len(x),), value, dtype=dtype), domain]
+        assert forgetting_bound(*even, points[:3]).holds
+        assert generalisation_bound(*even, 0.0, points[:3]).holds
+    found = forgetting_bound(lambda x: x.sum(1), domain, points)
+    near, far = (replace(found.inside, mean=found.bound * share) for share in (1 + 1e-7, 1 + 1e-4))
+    assert replace(found, past=near).holds
+    assert not replace(found, past=far).holds
+    ahead = found.ahead(0.0)
+    for share, kept in ((1 - 1e-7, True), (1 - 1e-4, False)):
+        assert replace(ahead, future=replace(found.inside, mean=ahead.lower * share)).holds is kept
+    for mean in (math.inf, math.nan):
+        assert not replace(found, past=replace(found.inside, mean=mean)).holds
+
+
 # Remark 1
 
 FAR = Hull(torch.tensor([[-40.0, -40.0], [40.0, -40.0], [0.0, 60.0]]))
@@ -218,6 +237,18 @@ def test_there_is_no_gap_where_no_path_runs_whatever_the_drift():
     found = drift_bound(hill, torch.tensor([[0.5, 0.0], [1.0, 1.0]]), 0.5, domain, 0.5, BOWL, generator=noise())
     assert found.gap[0] == found.rate[0] == 0
     assert found.rate[1] > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_where_no_path_runs_the_bound_is_an_equality_and_kept_whatever_the_rounding(dtype):
+    memory = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 2.0]], dtype=dtype)
+    domain, options = MemoryDomain(memory, eps=0.01), {"steps": 20, "generator": noise()}
+    for k in range(20):
+        for x, t in ((memory + 0.03, 0.2), (memory[:1] + 0.5, 0.0)):
+            found = drift_bound(lambda x, k=k: 0.1 + k / 7 + x.square().sum(1), x, t, domain, 0.5, BOWL, **options)
+            assert found.holds
+            assert not replace(found, realised=found.realised + 1e-4).holds
+            assert not replace(found, realised=found.realised + torch.inf).holds
 
 
 @settings(max_examples=25)

@@ -110,6 +110,16 @@ def test_sigma_may_change_along_the_path_and_from_pair_to_pair():
     assert torch.equal(bridge(ends[:2], ends[:2], two, times, generator=generator(5))[1], torch.zeros(1, times, 1))
 
 
+@pytest.mark.parametrize("variant", ["paper", "reference"])
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (0, 2, 4), (2, 0)])
+def test_between_no_points_there_are_no_paths(shape, variant):
+    ends = torch.zeros(shape)
+    for sigma in (0.5, torch.ones(shape[0], 4)):
+        for options in ({}, {"shared": True}, {"common": True}):
+            path = bridge(ends, ends, sigma, times=4, bridges=2, variant=variant, **options)
+            assert path.shape == (shape[0], 2, 4, *shape[1:])
+
+
 def test_without_noise_it_is_the_straight_line():
     a, b = torch.randn(2, 3, 2, dtype=torch.float64, generator=generator())
     path = bridge(a, b, 0.0, 5)

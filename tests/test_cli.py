@@ -7,8 +7,10 @@ import sys
 
 import pytest
 import torch
+from rich.console import Console
 
-from parabolic import __version__
+from parabolic import InputError, RunSpec, __version__
+from parabolic.report.formats import accuracies
 
 
 @pytest.mark.parametrize(
@@ -214,3 +216,114 @@ def test_what_could_not_be_written_is_refused_first(parabolic, arguments, messag
     code, out, err = parabolic(*arguments)
     assert (code, out) == (2, "")
     assert message in err
+
+
+# -- what a table does not say by itself ---------------------------------------------------------------------
+
+
+MINE = """
+from parabolic import ER, Stream
+from parabolic.options import option
+import torch
+
+class Named(ER):
+    name = "lode"
+    width: int = 3
+
+class Bare(ER):
+    strength: float = option(1.0, "how strong")
+
+class Again(ER):
+    name = "lode"
+
+class Ours(ER):
+    name = "pcl"
+
+def mine(seed):
+    x = torch.randn(400, 4)
+    return Stream.from_arrays(x, torch.arange(400) % 4, tasks=2, seed=seed, name="mine")
+
+def many(seed):
+    x = torch.randn(600, 4)
+    return Stream.from_arrays(x, torch.arange(600) % 20, tasks=20, seed=seed)
+"""
+
+
+@pytest.fixture
+def own(tmp_path, parabolic):
+    (tmp_path / "mine.py").write_text(MINE)
+    return parabolic
+
+
+def test_a_run_tells_its_network_batches_and_steps(own):
+    assert "\nmlp, batches of 32: 10 steps\n" in own("run", "--learner", "er", "--stream", "mine.py:mine")[1]
+    out = own("run", "--learner", "er", "--stream", "seq-digits", "--set", "backbone=mlp", "--set", "epochs=2")[1]
+    assert "\nmlp, batches of 10, 2 epochs: 292 steps\n" in out
+    arguments = ("compare", "--learners", "er,sgd", "--stream", "mine.py:mine", "--seeds", "1", "--workers", "0")
+    assert "\nmlp, batches of 32: 10 steps\n" in own(*arguments)[1]
+    unlike = " ".join(own(*arguments, "--set", "er.batch=16")[1].split())
+    assert "er: mlp, batches of 16: 20 steps; sgd: mlp, batches of 32: 10 steps" in unlike
+    for machine in (("--json",), ("--format", "json"), ("--format", "latex"), ("--format", "markdown")):
+        assert "batches of" not in own(*arguments, *machine)[1]
+
+
+def test_the_accuracies_of_twenty_tasks_can_be_read_in_eighty_columns(own, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    arguments = ("run", "--learner", "er", "--stream", "mine.py:many")
+    record = json.loads(own(*arguments, "--json")[1])
+    lines = own(*arguments)[1].splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not any("…" in line for line in lines[1:])
+    assert lines[1].split() == [str(task) for task in range(1, 21)]
+    for task, row in enumerate(record["accuracy"]):
+        assert lines[task + 2].split() == [str(task + 1), *(f"{value:.0f}" for value in row)]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "width", "shown"), [(5, 80, 5), (10, 80, 10), (19, 80, 19), (40, 80, 19), (20, 30, 7)]
+)
+def test_however_narrow_it_is_the_first_and_the_last_task_are_whole(tasks, width, shown):
+    matrix = [[100.0] * (task + 1) for task in range(tasks)]
+    table, count = accuracies(matrix, width, "er")
+    console = Console(width=width)
+    with console.capture() as captured:
+        console.print(table)
+    lines = [re.sub("[│┃]", " ", line).split() for line in captured.get().splitlines()]
+    rows = [line for line in lines if line and line[0].isdigit() and line[-1].startswith("100")]
+    assert count == len(rows) == shown
+    assert [rows[0][0], rows[-1][0]] == ["1", str(tasks)]
+    assert [len(row) for row in rows] == [*range(2, shown + 2)]
+
+
+def test_what_is_left_out_of_a_narrow_table_has_a_place(own, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "50")
+    told = own("run", "--learner", "er", "--stream", "mine.py:many")[1]
+    assert re.search(r"1\d of 20 tasks; all are in\s+runs/\w+/run.json", told)
+
+
+def test_a_row_is_called_as_its_class_calls_itself(own):
+    fixed = ("--stream", "seq-blobs", "--seeds", "1", "--workers", "0")
+    told = own("compare", "--learners", "mine.py:Named,mine.py:Bare,mine.py:Ours,er", *fixed)[1]
+    for name in ("lode", "mine.py:Bare", "mine.py:Ours", "er"):  # pcl is another's name
+        assert f"│ {name} " in told
+    assert "mine.py:Named" not in told
+    told = own("compare", "--learners", "mine.py:Named,mine.py:Again", "--format", "latex", *fixed)[1]
+    assert "\nmine.py:Named &" in told
+    assert "\nmine.py:Again &" in told
+    assert "\nlode &" in own("compare", "--learners", "mine.py:Named", "--format", "latex", *fixed)[1]
+    runs = json.loads(own("compare", "--learners", "mine.py:Named", "--json", *fixed)[1])["runs"]
+    assert runs[0]["spec"]["learner"] == "mine.py:Named"
+
+
+def test_a_class_without_a_description_has_none(own):
+    assert own("list", "mine.py:Bare")[1].splitlines()[0] == "mine.py:Bare"
+    assert own("list", "er")[1].startswith("er: Experience replay")
+
+
+def test_a_field_that_is_no_option_is_told_as_such(own):
+    code, _, err = own("run", "--learner", "mine.py:Named", "--set", "width=4")
+    assert code == 2
+    assert "it is a field of the class, but no option(...); `parabolic list mine.py:Named` shows them" in err
+    assert "no option(...)" not in own("run", "--learner", "mine.py:Named", "--set", "wdth=4")[2]
+    with pytest.raises(InputError, match=r"^option of mine.py:Named: got 'width'.* field of the class, but no option"):
+        RunSpec("mine.py:Named", options={"width": 4})

@@ -8,7 +8,7 @@ from scipy import stats
 from slow import SlowReplay, mean, net, same_weights, surprise, tasks
 from torch import nn
 
-from parabolic import InputError
+from parabolic import CrossEntropy, InputError
 from parabolic.learners.average import WeightAverage
 from parabolic.learners.clser import CLSER
 from parabolic.learners.der import DER, DERpp
@@ -120,6 +120,15 @@ def test_the_step_of_clser():
             assert torch.allclose(average.weights[name], value, atol=1e-10, rtol=0)
     probe = torch.randn(5, 3, dtype=torch.float64)
     assert torch.allclose(fast.scores(probe), slow.averages[0](probe), atol=1e-10)
+
+
+def test_the_better_average_is_that_to_which_a_label_is_more_probable_however_much_it_counts():
+    learner = CLSER(nn.Linear(2, 2), **COMMON, criterion=CrossEntropy(weights=[1.0, 0.0]))
+    with torch.no_grad():
+        learner.stable.weights["bias"].copy_(torch.tensor([0.0, 9.0]))
+        learner.plastic.weights["bias"].copy_(torch.tensor([9.0, 0.0]))
+    advice = learner._advice({"x": torch.zeros(2, 2), "y": torch.tensor([0, 1])})
+    assert advice.tolist() == [[9.0, 0.0], [0.0, 9.0]]
 
 
 def test_averages_move_with_the_stated_probability_and_independently():

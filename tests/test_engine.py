@@ -1,6 +1,7 @@
 """The loop: the accuracy matrix, what watches it, and that a seed decides everything."""
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 from parabolic import ER, MLP, SGD, Callback, InputError, Learner, RunSpec, Stream, make_stream, train
 from parabolic.engine import BoundsMonitor, Diverged, ProfileRecorder, ProgressBar, Tracker
+from parabolic.engine.loop import short_of_memory
 from parabolic.experiments import build, execute
 from parabolic.learners import find_learner
 
@@ -219,3 +221,117 @@ def test_at_a_task_s_end_each_of_its_examples_is_offered_once(epochs):
     train(learner, left_with_one(4), batch=4, epochs=epochs)
     assert learner.past.offered == 18
     assert learner.past["x"].flatten(1).unique(dim=0).shape == (18, 16)
+
+
+# -- what a stream brings ------------------------------------------------------------------------------------
+
+
+def halved(x):
+    return x / 2
+
+
+def shifted(x, generator):
+    return x + torch.rand((), generator=generator)
+
+
+def prepared(**given):
+    return replace(blobs(), **{"prepare": halved, "augment": shifted, **given})
+
+
+def test_a_learner_takes_over_what_it_lacks_of_a_stream(tmp_path):
+    torch.manual_seed(0)
+    given = ER(MLP((2,), 6), memory=50, prepare=halved, augment=shifted)
+    torch.manual_seed(0)
+    plain = ER(MLP((2,), 6), memory=50)
+    stream = prepared()
+    theirs, ours = train(given, stream, batch=7), train(plain, stream, batch=7)
+    assert (plain.prepare, plain.augment) == (halved, shifted)
+    np.testing.assert_array_equal(theirs.matrix, ours.matrix)
+    x = torch.randn(5, 2)
+    assert given.scores(x).equal(plain.scores(x))
+    # And for good: a second stream is learned as the first was, and a file asks for them.
+    train(plain, replace(stream, prepare=None, augment=None), batch=7)
+    assert (plain.prepare, plain.augment) == (halved, shifted)
+    with pytest.raises(InputError, match=r"^load: got no augment, prepare"):
+        Learner.load(plain.save(tmp_path / "er"))
+    assert Learner.load(tmp_path / "er", prepare=halved, augment=shifted).scores(x).equal(plain.scores(x))
+
+
+def test_what_is_taken_over_of_ours_is_saved_and_resumed(tmp_path):
+    stream = make_stream("seq-digits")
+    learner = ER(MLP(stream.shape, stream.classes), memory=50)
+    assert train(learner, stream, batch=10).accuracy > 50  # at chance, were the bytes taken for those of a photograph
+    again = Learner.load(learner.save(tmp_path / "er"))
+    assert (again.prepare, again.augment) == (stream.prepare, stream.augment)
+    x, y = next(iter(stream[0].batches(10)))
+    assert again.observe(x, y) == learner.observe(x, y)
+
+
+def test_a_learner_s_own_comes_first():
+    def own(x):
+        return x * 3
+
+    learner = SGD(MLP((2,), 6), prepare=own)
+    train(learner, prepared())
+    assert (learner.prepare, learner.augment) == (own, shifted)
+
+
+@pytest.mark.parametrize("name", ["prepare", "augment"])
+def test_a_learner_that_has_learned_without_is_not_given_another_meaning(name):
+    learner, both = SGD(MLP((2,), 6)), {"prepare": None, "augment": None}
+    train(learner, prepared(**both))
+    stream = prepared(**{**both, name: halved if name == "prepare" else shifted})
+    before = learner.steps
+    expected = f"^{name}: got none, in a learner that has made {before} steps without, expected that of arrays.*"
+    ways = rf"make the learner with {name}=stream.{name}; or, .*dataclasses.replace\(stream, {name}=None\)"
+    with pytest.raises(InputError, match=expected + ways):
+        train(learner, stream)
+    assert (getattr(learner, name), learner.steps) == (None, before)
+    train(learner, replace(stream, **both))
+    assert learner.steps == 2 * before
+
+
+def test_a_learner_that_is_refused_is_left_as_it_was():
+    learner = SGD(MLP((2,), 4))
+    with pytest.raises(InputError, match="a score for each of the 6 classes"):
+        train(learner, prepared())
+    assert (learner.prepare, learner.augment) == (None, None)
+    with pytest.raises(InputError, match=r"^augment: got .*called as augment\(x, generator\)"):
+        train(SGD(MLP((2,), 6)), prepared(augment=halved))
+
+
+# -- who is meant --------------------------------------------------------------------------------------------
+
+
+def test_an_error_names_the_class_where_the_name_is_another_s():
+    class Vector(ER):
+        def loss(self, batch, recalled):
+            return self.model(batch["x"]).sum(1)
+
+    class Called(Vector):
+        name = "called"
+
+    for kind, name in ((Vector, "Vector"), (Called, "called")):
+        with pytest.raises(InputError, match=f"^loss of {name}: "):
+            kind(MLP((2,), 6), memory=50).observe(torch.randn(4, 2), [0, 1, 2, 3])
+
+
+def test_a_stream_without_boundaries_names_what_makes_it_one():
+    ewc = find_learner("ewc")(MLP((2,), 6))
+    with pytest.raises(InputError, match=r"^learner: got 'ewc'.* without `blur`, or one made with boundaries=True"):
+        train(ewc, replace(blobs(), boundaries=False))
+
+
+def test_too_little_memory_is_found_out_behind_another_error():
+    def failed(last, first):
+        try:
+            try:
+                raise first
+            except type(first):
+                raise last  # noqa: B904
+        except type(last) as error:
+            return error
+
+    assert short_of_memory(failed(UserWarning("the graph is empty"), torch.OutOfMemoryError("no room")))
+    assert short_of_memory(failed(KeyError(3), RuntimeError("CUDA error: out of memory")))
+    assert not short_of_memory(failed(KeyError(3), RuntimeError("CUDA error: an illegal memory access")))

@@ -478,6 +478,19 @@ def test_a_learning_rate_among_the_options_is_the_one_to_come_back_to():
         assert model.learner_.lr == model.learner_.optim.param_groups[0]["lr"] == now
 
 
+@pytest.mark.parametrize("kind", [ParabolicClassifier, ParabolicRegressor])
+@pytest.mark.parametrize("call", ["fit", "partial_fit"])
+def test_what_is_an_argument_and_an_option_is_the_arguments_unless_that_is_none(kind, call):
+    x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
+    model = kind("er", options={"lr": 0.02, "average": 0.5}, lr=0.03, average=0.9, epochs=1, random_state=0)
+    for lr, average, now in ((0.03, 0.9, (0.03, 0.9)), (None, None, (0.02, 0.5)), (0.04, None, (0.04, 0.5))):
+        learner = getattr(clone(model).set_params(lr=lr, average=average), call)(x, y).learner_
+        assert (learner.optim.param_groups[0]["lr"], learner.averaged.decay) == (learner.lr, learner.average) == now
+    for lr, now in ((0.03, 0.03), (None, 0.02)):  # of a model that was fitted before too
+        learner = getattr(model.set_params(lr=lr), call)(x, y).learner_
+        assert learner.lr == learner.optim.param_groups[0]["lr"] == now
+
+
 def normed(shape, outputs):
     return nn.Sequential(nn.Linear(*shape, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, outputs))
 

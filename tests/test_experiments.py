@@ -14,7 +14,7 @@ import torch
 import parabolic
 from parabolic import Callback, InputError, RunSpec, Store, run
 from parabolic.experiments import Record, execute
-from parabolic.experiments.run import environment, find_device
+from parabolic.experiments.execution import environment, find_device
 from parabolic.experiments.work import Job, work
 from parabolic.learners import ER
 

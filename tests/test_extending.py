@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import os
+import pkgutil
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import parabolic
 from parabolic import InputError, RunSpec, Store, run
 from parabolic.experiments import BackedStore, Records, execute, execute_fleet, write_records
 from parabolic.experiments.code import own_code_of
-from parabolic.experiments.run import Yard
+from parabolic.experiments.execution import Yard
 from parabolic.learners import find_learner, known_learners
 
 NEW = '''
@@ -92,7 +93,8 @@ def test_a_file_anywhere_is_a_learner(tmp_path):
         "backbone=mlp",
         cwd=tmp_path,
     )
-    assert "mine.py:WeightedER" in out
+    assert "│ weighted │" in out  # as the class calls itself
+    assert "mine.py" not in out
     assert find_learner(f"{tmp_path}/mine.py:WeightedER").name == "weighted"
     assert "weighted" not in known_learners()
 
@@ -241,6 +243,16 @@ def test_what_few_need_is_not_imported_by_all():
     code = "import sys, parabolic.cli; print([name for name in ('scipy.spatial', 'sklearn') if name in sys.modules])"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "[]"
+
+
+def test_no_module_is_hidden_by_what_its_package_offers():
+    """Else `import parabolic.experiments.x as x` would give something else than the module."""
+    packages = [each.name for each in pkgutil.walk_packages(parabolic.__path__, "parabolic.") if each.ispkg]
+    assert "parabolic.report.page" in packages
+    for name in ["parabolic", *packages]:
+        package = importlib.import_module(name)
+        modules = {each.name for each in pkgutil.iter_modules(package.__path__)}
+        assert not modules & {*getattr(package, "__all__", ())}, name
 
 
 def test_a_file_may_import_what_is_beside_it(tmp_path):

@@ -9,7 +9,7 @@ from parabolic import ER, MLP, InputError, Memory, ReplayLearner, Stream, train
 from parabolic.engine import Fleet, computing_in, feed, fleet, numerics, train_fleet
 from parabolic.engine.fleet import Berth, counters, set_counters
 from parabolic.experiments import RunSpec, execute, execute_fleet
-from parabolic.experiments.run import Yard
+from parabolic.experiments.execution import Yard
 from parabolic.learners import find_learner, known_learners
 from parabolic.streams import CropFlip, Normalise
 

@@ -321,6 +321,27 @@ def test_the_bar_tells_how_many_run_ended_and_failed():
     assert re.search(r"about \d:\d\d:\d\d left", last)
 
 
+@pytest.mark.parametrize("minute", [0.01, 60])
+def test_without_a_terminal_a_line_now_and_then_tells_how_far_it_is(monkeypatch, minute):
+    monkeypatch.setattr("parabolic.engine.callbacks.MINUTE", minute)
+    log = io.StringIO()
+    with GridBar(Console(file=log, force_terminal=False)) as bar:
+        for what, count in (("started", 9), ("trained", 8), ("started", 8), ("failed", 7), ("started", 7)):
+            bar(Event(what, SPECS[0], count))
+        until(lambda: minute == 60 or "2 of 9" in log.getvalue())
+    if minute == 60:  # none for short work
+        assert log.getvalue() == ""
+    else:
+        assert re.fullmatch(r"runs: 2 of 9 done, 1 running, 1 failed; \d+ s", log.getvalue().splitlines()[-1])
+
+
+def test_lines_of_progress_go_to_standard_error_alone(parabolic, monkeypatch):
+    monkeypatch.setattr("parabolic.engine.callbacks.MINUTE", 1e-3)
+    code, out, err = parabolic("compare", "--learners", "er", "--seeds", "2", "--workers", "0", "--json")
+    assert (code, len(json.loads(out)["runs"])) == (0, 2)
+    assert "runs: 1 of 2 done, 1 running; " in err
+
+
 def test_the_page_on_grids(tmp_path, monkeypatch, capsys):
     page = (Path(__file__).parent.parent / "docs" / "experiments.md").read_text()
     (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "run_grid(" in block]

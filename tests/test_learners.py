@@ -218,6 +218,24 @@ def test_a_single_example_that_is_recalled_or_split_off_is_refused_and_changes_n
     goes_on_alike(learner, twin, x, y)
 
 
+def test_what_a_method_of_ones_own_notes_of_a_batch_that_is_refused_is_taken_back():
+    class Counting(ER):
+        name = "counting"
+        losses = 0
+
+        def loss(self, batch, recalled):
+            self.losses += 1
+            return super().loss(batch, recalled)
+
+    model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    learner, x = Counting(model, memory=20, replay=5), torch.randn(6, 3)
+    with pytest.raises(InputError, match="^x: got .*, expected at least two examples"):
+        learner.observe(x[:1], [0])
+    assert learner.losses == 0
+    learner.observe(x, torch.arange(6) % 3)
+    assert learner.losses == 1
+
+
 def goes_on_alike(learner, twin, x, y):
     task = 0 if learner.needs_tasks else None
     assert torch.equal(learner.observe(x, y, task), twin.observe(x, y, task))

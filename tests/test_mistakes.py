@@ -393,6 +393,20 @@ def test_a_run_that_fails_is_noted_and_one_that_is_refused_is_not(parabolic, sto
     assert len(store.begun()) == 1
 
 
+def test_one_example_that_batch_norm_cannot_learn_alone_is_told_as_the_library_tells_it(parabolic, tmp_path, store):
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n\ndef small(shape, classes):\n"
+        "    return nn.Sequential(nn.Linear(*shape, 8), nn.BatchNorm1d(8), nn.Linear(8, classes))\n"
+    )
+    code, _, err = parabolic("run", "--learner", "der", "--stream", "seq-blobs", "--set", "replay=1",
+                             "--set", "backbone=net.py:small")  # fmt: skip
+    assert code == 2
+    assert err.startswith("error: step of der: got one example, recalled or split off, that goes through the model by")
+    assert err.endswith("expected at least two examples, as batch norm needs here; raise replay, memory or chunk\n")
+    [failed] = store.failures()
+    assert f"error: {failed.reason}\n" == err
+
+
 def test_an_error_of_ones_own_code_is_noted_with_its_trace(tmp_path, store):
     text = "from parabolic import ER\n\nclass Mine(ER):\n    def loss(self, batch, recalled):\n        return 1 / 0\n"
     (tmp_path / "mine.py").write_text(text)

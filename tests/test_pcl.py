@@ -250,6 +250,17 @@ def test_endpoints():
     assert PAIRINGS["nearest"](x[:1], 1, g).tolist() == [0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("away", [0.0, 1e4])
+def test_endpoints_far_from_the_origin_and_of_a_short_type(dtype, away):
+    g = torch.Generator().manual_seed(0)
+    x = (torch.randn(64, 3, generator=g) + away).to(dtype)
+    gaps = (x[:, None].double() - x.double()).norm(dim=2)
+    assert torch.allclose(gaps.gather(1, PAIRINGS["farthest"](x, 32, g)[:, None])[:, 0], gaps.amax(1))
+    nearest = gaps.gather(1, PAIRINGS["nearest"](x, 32, g)[:, None])[:, 0]
+    assert torch.allclose(nearest, gaps.fill_diagonal_(torch.inf).amin(1))
+
+
 @pytest.mark.parametrize(("offers", "kept"), [("highest", [2, 3]), ("lowest", [0, 1]), ("middle", [1, 2])])
 def test_only_half_of_a_batch_is_offered_by_its_loss(offers, kept):
     model, (x, y) = net(), next(stream(2, 4))

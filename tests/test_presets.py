@@ -158,6 +158,38 @@ def test_the_command_line_uses_presets(parabolic):
     assert "lr=0.3" in told
 
 
+def test_a_preset_that_is_used_in_place_of_ours_is_marked(parabolic, monkeypatch):
+    marked = "yours, in place of the package's"
+    save_preset(Preset("mine", "er", "my own"))
+    assert last_column(parabolic("presets")[1]).count(marked) == 1  # of pcl-plus, above
+    save_preset(Preset("er-seq-digits", "er", "my own"))
+    assert last_column(parabolic("presets")[1]).count(f"{marked}: my own") == 1
+    monkeypatch.setenv("PARABOLIC_PRESETS", str(OURS))
+    assert marked not in last_column(parabolic("presets")[1])
+
+
+def last_column(table):
+    """The last cells of a table, without its lines."""
+    return " ".join(line.split("│")[-2].strip() for line in table.splitlines() if "│" in line)
+
+
+def test_a_comparison_of_presets_tells_where_not_as_much_was_tried_for_each(parabolic):
+    for name, trials in (("one", 30), ("same", 30), ("two", 20), ("none", 0)):
+        study = {"seeds": 1, "trials": [{"score": 1.0}] * trials} if trials else {}
+        save_preset(Preset(name, "sgd", stream="seq-blobs", settings={"lr": 0.1}, study=study))
+
+    def told(*names, format="terminal"):
+        chosen = [part for name in names for part in ("--preset", name)]
+        return parabolic("compare", *chosen, "--seeds", "1", "--workers", "0", "--format", format)[1]
+
+    said = "Not as much was tried for each: one (30 trials), two (20 trials)."
+    assert said in told("one", "two")
+    assert said in told("one", "two", format="markdown")
+    assert "one (30 trials), none (no trials)." in told("one", "none")
+    assert "tried" not in told("one", "same")
+    assert "tried" not in told("one")
+
+
 def test_the_names_of_presets_are_whole_in_a_narrow_terminal(parabolic, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     save_preset(Preset("er-on-a-stream-of-my-own-100", "er", settings={"average_part": 0.25}))

@@ -180,6 +180,23 @@ def test_parabolic_bounds_takes_a_preset_as_run_does(parabolic, tmp_path):
     assert "--learner: got 'er', expected pcl, as in preset 'pcl-plus'" in err
 
 
+def test_parabolic_profile_takes_a_preset_as_run_does(parabolic, tmp_path):
+    small = ("--grid", "9", "--paths", "2")
+    asked = ("--preset", "pcl-plus", "--stream", "seq-blobs", "--memory", "50", "--set", "times=2", "--json")
+    told = json.loads(parabolic("profile", *small, *asked)[1])
+    assert told["spec"] == json.loads(parabolic("run", *asked)[1])["spec"]
+    save_preset(Preset("mine", "er", stream="seq-blobs", memory=70, settings={"lr": 0.2}), tmp_path / "presets")
+    save_preset(Preset("bare", "er", settings={"lr": 0.2}), tmp_path / "presets")
+    for name, memory in (("mine", 70), ("bare", 60)):  # the last has neither: then they are those of `profile`
+        spec = json.loads(parabolic("profile", *small, "--preset", name, "--json")[1])["spec"]
+        assert [spec[each] for each in ("learner", "stream", "memory")] == ["er", "seq-blobs", memory]
+        assert spec["options"]["lr"] == 0.2
+    assert "mine on seq-blobs: u(x, 1)" in parabolic("profile", *small, "--preset", "mine")[1]
+    code, _, err = parabolic("profile", "--preset", "pcl-plus", "--learner", "er")
+    assert code == 2
+    assert "--learner: got 'er', expected pcl, as in preset 'pcl-plus'" in err
+
+
 def test_parabolic_profile_leaves_a_table_json_and_a_picture(parabolic, tmp_path):
     code, out, err = parabolic("profile", "--grid", "12", "--paths", "10", "--learner", "er")
     assert (code, err) == (0, "")

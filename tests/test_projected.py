@@ -228,6 +228,19 @@ def test_gem_takes_past_gradients_that_depend_on_each_other(dtype, scale):
         assert (past @ bent).min() >= -1e-2 * scale**2 * 30
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("margin", [0.0, 0.5])
+def test_gem_bends_gradients_of_a_short_type_as_their_exact_values(dtype, margin):
+    learner = GEM(nn.Linear(1, 1), margin=margin)
+    for seed in range(20):
+        vector, past = (each.to(dtype) for each in vectors(4, seed))
+        bent, exact = learner.project(vector, past), learner.project(vector.double(), past.double())
+        assert bent.dtype == dtype
+        assert (bent.double() - exact).norm() <= torch.finfo(dtype).eps * exact.norm()
+        if (past.double() @ vector.double()).min() >= 0:
+            assert torch.equal(bent, vector)
+
+
 def test_with_one_past_task_and_no_margin_gem_is_agem():
     for seed in range(10):
         vector, past = vectors(1, seed)

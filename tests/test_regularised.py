@@ -300,12 +300,12 @@ def check_squares(make, **moved):
 @pytest.mark.parametrize("case", KNOWN)
 def test_squared_gradients_of_layers_that_are_known_take_one_pass(case, room, monkeypatch):
     monkeypatch.setattr(fisher, "ROOM", (room, room))
-    assert check_squares(KNOWN[case]) == [9]
+    assert check_squares(KNOWN[case]) == [9, 2]  # two examples tell what is an example
 
 
 @pytest.mark.parametrize("case", ["resnet18", "stride, padding, dilation, groups", "group norm"])
 def test_squared_gradients_of_channels_last_images(case):
-    assert check_squares(KNOWN[case], memory_format=torch.channels_last) == [9]
+    assert check_squares(KNOWN[case], memory_format=torch.channels_last) == [9, 2]
 
 
 @pytest.mark.parametrize("room", [1, 2**24])
@@ -313,6 +313,42 @@ def test_squared_gradients_of_channels_last_images(case):
 def test_squared_gradients_of_other_models_are_those_of_single_examples(case, room, monkeypatch):
     monkeypatch.setattr(fisher, "ROOM", (room, room))
     assert check_squares(UNKNOWN[case])[0:2] == [9, 1]
+
+
+class Turned(nn.Module):
+    """Calls `inner` with the places of examples first, as recurrent networks do, or on as many rows of its own."""
+
+    def __init__(self, inner, own=None):
+        super().__init__()
+        self.inner, self.own = inner, own
+
+    def forward(self, x):
+        if self.own is not None:
+            return torch.einsum("pd,npd->nd", self.inner(self.own), x)
+        return self.inner(x.transpose(0, 1)).tanh().mean(0)
+
+
+LOOK_ALIKE = {
+    "places first": lambda: nn.Sequential(Turned(nn.Linear(5, 6)), nn.Linear(6, 4)),
+    "a norm, places first": lambda: nn.Sequential(Turned(nn.LayerNorm(5)), nn.Linear(5, 4)),
+    "rows of its own": lambda: nn.Sequential(Turned(nn.Linear(3, 5), torch.randn(9, 3).double()), nn.Linear(5, 4)),
+}
+
+
+@pytest.mark.parametrize("case", LOOK_ALIKE)
+def test_as_many_of_something_else_as_there_are_examples_are_not_taken_for_these(case):
+    assert check_squares(lambda: (LOOK_ALIKE[case](), (9, 5)))[0:3] == [9, 2, 1]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_squared_gradients_of_one_example_and_of_two(count):
+    torch.manual_seed(0)
+    for model in (Turned(nn.Linear(5, 4)).double(), nn.Sequential(nn.Linear(5, 4), nn.Flatten()).double()):
+        x, y = torch.randn(count, count, 5, dtype=torch.float64), torch.arange(count)
+        weights = list(model.parameters())
+        each = [torch.autograd.grad(cross_entropy(model(x[i : i + 1]), y[i : i + 1]), weights) for i in range(count)]
+        for ours, *theirs in zip(squared_gradients(model, x, y), *each, strict=True):
+            assert torch.allclose(ours, sum(g**2 for g in theirs))
 
 
 class Half(nn.Module):
@@ -338,7 +374,7 @@ def test_squared_gradients_of_a_model_that_computes_in_bfloat16_are_summed_in_fl
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)  # not every processor has what it needs for bfloat16
     rough = squared_gradients(half, x, y)
     some = [squared_gradients(half, *each) for each in zip(x.split(200), y.split(200), strict=True)]
-    assert seen == [torch.float32] + [torch.bfloat16] * 4
+    assert seen == [torch.float32] * 2 + [torch.bfloat16] * 8
     for a, b, *parts in zip(exact, rough, *some, strict=True):
         assert b.dtype == torch.float32
         assert (a - b).norm() < 0.1 * a.norm()  # each number has 8 bits
@@ -424,6 +460,17 @@ def test_lwf_warms_up_the_new_classes_alone():
         return cross_entropy(scores[:, 2:4], torch.cat([y for _, y in stream[1]]) - 2)
 
     assert loss(after) < loss(before)
+
+
+def test_lwf_warms_up_at_the_rate_that_the_optimizer_has():
+    """As a schedule has set it, and not as it was at first."""
+    models, stream = (net(), net()), tasks()
+    learners = [LwF(model, lr=lr, alpha=0.0) for model, lr in zip(models, (0.5, 0.01), strict=True)]
+    for learner in learners:
+        for group in learner.optim.param_groups:
+            group["lr"] = 0.01
+        learn(learner, stream)
+    assert_same(*models)
 
 
 def test_lwf_warms_up_batch_by_batch_with_the_numbers_drawn_for_each():
@@ -591,6 +638,6 @@ def test_squared_gradients_on_a_gpu_take_one_pass_and_agree_with_the_cpu(precisi
     there.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
     with numerics(precision):
         ours = squared_gradients(there, x.cuda(), y.cuda())
-    assert seen == [20]  # and not example by example, as where our operations on a GPU would not be known
+    assert seen == [20, 2]  # and not example by example, as where our operations on a GPU would not be known
     for a, b in zip(expected, ours, strict=True):
         assert (a - b.cpu()).norm() < (1e-3 if precision == "fp32" else 0.1) * a.norm()

@@ -169,6 +169,18 @@ def test_runs_of_a_preset_are_called_by_it_where_that_is_shorter(store, tmp_path
     }  # fmt: skip
 
 
+def test_of_presets_that_are_equal_a_run_is_called_by_the_one_for_its_stream(store, tmp_path, monkeypatch):
+    monkeypatch.setenv("PARABOLIC_PRESETS", str(tmp_path))
+    for name, stream in {"first": "seq-digits", "then": "seq-blobs"}.items():
+        settings = "[settings]\nlr = 0.05\nreplay = 8\n"
+        (tmp_path / f"{name}.toml").write_text(f'learner = "er"\nstream = "{stream}"\n{settings}')
+    for stream in ("seq-digits", "seq-blobs"):
+        store.save(record(load_preset("first").spec(stream=stream)))
+        store.save(record(replace(load_preset("then").spec(stream=stream), options={"lr": 0.05})))
+    found = {scene.stream: {method.name for method in scene.methods} for scene in find_scenes(store).scenes}
+    assert found == {"seq-digits": {"first", "er lr=0.05"}, "seq-blobs": {"then", "er lr=0.05"}}
+
+
 def test_runs_of_code_or_data_that_were_changed_since_have_no_mean_with_others(store):
     def save(seed, skill, hour, **made):
         run = record(RunSpec("er", seed=seed), skill)

@@ -17,8 +17,8 @@ from grids import fragile, kill, results, until
 from parabolic import MLP, Callback, InputError, Learner, RunSpec, Store, Stream, run, train
 from parabolic.engine import Checkpoints, Fleet, train_fleet
 from parabolic.experiments import execute, run_grid
+from parabolic.experiments.execution import _abreast
 from parabolic.experiments.resume import Keeping
-from parabolic.experiments.run import _abreast
 from parabolic.learners import find_learner, known_learners
 from parabolic.learners.saving import read_learner
 from parabolic.states import read_state, same_state
@@ -87,9 +87,10 @@ def test_a_checkpoint_says_where_it_is_and_is_a_learner_too(tmp_path):
 
 @pytest.mark.parametrize("permuted", [0.0, 0.5])
 @pytest.mark.parametrize("epochs", [1, 3])
-def test_batches_after_some_are_the_last_of_all(permuted, epochs):
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_batches_after_some_are_the_last_of_all(permuted, epochs, shuffle):
     data = Examples(torch.arange(46), torch.arange(46) % 5)
-    batches = Batches(data, torch.arange(1, 46), 7, epochs, (3, 1), permuted)
+    batches = Batches(data, torch.arange(1, 46), 7, epochs, (3, 1), permuted, shuffle=shuffle)
     every = list(batches)
     for count in range(len(every) + 1):
         left = batches.after(count)
@@ -240,6 +241,28 @@ def test_a_run_that_is_asked_for_again_begins_anew(tmp_path):
     stop_at(Stop(12), spec, Store(tmp_path / "other"))
     outcome = run_grid([spec], Store(tmp_path / "other"), workers=0, device="cpu", again=True)
     assert outcome.records[spec.key].environment["resumed"] == 0
+
+
+def test_a_run_that_another_process_trains_keeps_its_checkpoint_when_it_is_asked_for_again(tmp_path):
+    spec, store = spec_of("er"), Store(tmp_path)
+    stop_at(Stop(12), spec, store)
+    written, claim = store.checkpoint(spec.key).read_bytes(), store.claim(spec.key)
+    with pytest.raises(InputError, match="^run: got .*, which another process is training"):
+        run(spec, store, device="cpu", again=True)
+    assert store.checkpoint(spec.key).read_bytes() == written
+    outcome = run_grid([spec], store, workers=0, device="cpu", again=True, minutes=1e-3)  # it waits, but not for long
+    assert outcome.put_off == 1
+    assert store.checkpoint(spec.key).read_bytes() == written
+    claim.release()
+    assert run(spec, store, device="cpu", again=True)[0].environment["resumed"] == 0
+
+
+def test_a_run_that_is_asked_for_again_and_stopped_at_once_leaves_nothing_of_the_one_before(tmp_path):
+    spec, store = spec_of("er"), Store(tmp_path)
+    stop_at(Stop(12), spec, store)
+    with pytest.raises(KeyboardInterrupt):
+        run(spec, store, device="cpu", again=True, callbacks=[Stop(2)])
+    assert not store.checkpoint(spec.key).exists()
 
 
 def test_a_run_that_diverged_is_not_resumed(tmp_path):

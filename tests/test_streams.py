@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
-from parabolic import InputError, Stream, make_stream
-from parabolic.streams import CropFlip, Examples, Normalise, Task
+from parabolic import SGD, InputError, RunSpec, Stream, make_stream, train
+from parabolic.experiments import execute
+from parabolic.plugins import load_object
+from parabolic.streams import CropFlip, Examples, Normalise, Scenario, Task
 
 
 def rows(task, size=32, epochs=1):
@@ -182,3 +184,104 @@ def test_targets_that_are_numbers_are_refused_with_the_way_to_learn_them():
 def test_streams_that_cannot_be_made_are_named(arguments, message):
     with pytest.raises(InputError, match=message):
         make_stream(*arguments)
+
+
+# -- an order of time ------------------------------------------------------------------------------------------
+
+
+def drifting(seed=0, n=120, **settings):
+    """A point a second, whose second number is the time; what a class is turns round half way through."""
+    g = torch.Generator().manual_seed(seed)
+    time = torch.arange(float(n))
+    side = torch.randn(n, generator=g).sign()
+    y = ((side > 0) ^ (time >= n / 2)).long()
+    x = torch.stack([side, time], 1)
+    return Stream.from_arrays(x, y, test=(x[-20:], y[-20:]), tasks=1, seed=seed, boundaries=False, **settings)
+
+
+def test_without_shuffling_examples_arrive_as_they_were_given():
+    task = drifting(shuffle=False)[0]
+    assert rows(task, 7)[:, 1].tolist() == list(range(120))
+    assert rows(task, 7, epochs=3)[:, 1].tolist() == [*range(120)] * 3
+    assert [len(y) for _, y in task.batches(50)] == [50, 50, 20]
+    assert rows(drifting()[0])[:, 1].tolist() != list(range(120))
+    assert rows(drifting(seed=5, shuffle=False)[0])[:, 1].tolist() == list(range(120))
+    # Of several tasks, each by itself.
+    x, y = torch.arange(40.0)[:, None], torch.arange(40) % 4
+    by_class = Stream.from_arrays(x, y, test=(x, y), tasks=2, shuffle=False)
+    assert rows(by_class[1])[:, 0].tolist() == [i for i in range(40) if i % 4 > 1]
+    made = Stream.from_tasks([((x, y), (x, y)), ((x.flip(0), y), (x, y))], shuffle=False)
+    assert [rows(task)[:, 0].tolist() for task in made] == [[*range(40)], [*range(39, -1, -1)]]
+    pairs = Stream.from_dataset(list(zip(x, y.tolist(), strict=True)), test=[(x[0], 0)], tasks=1, shuffle=False)
+    assert rows(pairs[0])[:, 0].tolist() == list(range(40))
+    assert [task.shuffle for task in made.to("cpu")] == [False, False]
+    with pytest.raises(InputError, match="^shuffle: got 1, expected True or False"):
+        drifting(shuffle=1)
+
+
+def test_all_tasks_at_once_are_shuffled_all_the_same():
+    stream = drifting(shuffle=False)
+    assert torch.cat([x for x, _ in stream.together()])[:, 1].tolist() != list(range(120))
+
+
+def test_the_order_is_part_of_the_digest_and_of_no_stream_that_was_there_before():
+    assert drifting(shuffle=False).digest() not in (drifting().digest(), drifting(shuffle=False, n=60).digest())
+    assert drifting(shuffle=True).digest() == drifting().digest()
+    assert make_stream("seq-digits").digest().startswith("2bb67211d37e35ce")  # as it was before streams had an order
+    assert make_stream("seq-digits", domain="rotation").digest().startswith("7d6727b746accc50")
+    assert make_stream("seq-digits", imbalance=3.0).digest().startswith("22db338d7addd614")
+
+
+def test_a_learner_follows_a_drift_only_if_it_arrives_in_order():
+    accuracy = {}
+    for shuffle in (True, False):
+        torch.manual_seed(0)
+        learner = SGD(torch.nn.Linear(2, 2), lr=0.5, prepare=lambda x: x * torch.tensor([1.0, 0.0]))
+        accuracy[shuffle] = train(learner, drifting(shuffle=shuffle), batch=4).accuracy
+    assert accuracy[False] == 100  # it has learned what holds now
+    assert accuracy[True] < 100
+
+
+def test_a_run_on_a_stream_of_one_s_own_keeps_the_order(tmp_path, monkeypatch):
+    (tmp_path / "drift.py").write_text(
+        "import torch\n"
+        "from parabolic import Stream\n"
+        "seen = []\n"
+        "def kept(x, generator):\n"
+        "    seen.extend(x[:, 0].tolist())\n"
+        "    return x\n"
+        "def drift(seed):\n"
+        "    x = torch.arange(50.0)[:, None]\n"
+        "    return Stream.from_arrays(x, torch.arange(50) % 2, test=(x, torch.arange(50) % 2), tasks=1,\n"
+        "                              seed=seed, shuffle=False, augment=kept)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    spec = RunSpec("sgd", stream="drift.py:drift", batch=8, epochs=2, seed=3)
+    execute(spec, device="cpu")
+    seen = load_object("stream", "drift.py:seen")
+    assert seen == [*range(50)] * 2
+    seen.clear()
+    execute(RunSpec("sgd", stream="drift.py:drift", batch=8, scenario={"validation": 0.2}), device="cpu")
+    assert len(seen) == 40
+    assert seen == sorted(seen)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "count"),
+    [
+        ({"validation": 0.2}, 80), ({"imbalance": 4.0}, 55), ({"corruption": "uniform"}, 100), ({"tasks": 1}, 100),
+        ({"corruption": "shuffle"}, 100), ({"class_order": "shuffled"}, 100), ({"domain": "permutation"}, 200),
+    ],
+)  # fmt: skip
+def test_scenarios_keep_the_order(scenario, count):
+    x, y = torch.arange(100.0)[:, None].expand(100, 2), torch.arange(100) % 4
+    stream = Scenario.of(scenario).apply(Stream.from_arrays(x, y, test=(x, y), tasks=2, shuffle=False), 0)
+    assert not any(task.shuffle for task in stream)
+    arrived = [rows(task)[:, 0].tolist() for task in stream]
+    assert all(each == sorted(each) for each in arrived)
+    assert sum(map(len, arrived)) == count
+
+
+def test_an_order_of_time_cannot_be_dealt_anew():
+    with pytest.raises(InputError, match=r"^blur: got 0.5, expected 0, where .* order of time .*boundaries=False"):
+        Scenario.of({"blur": 0.5}).apply(drifting(shuffle=False), 0)

@@ -14,11 +14,10 @@ import optuna
 import pytest
 
 from parabolic import InputError, RunSpec, Store
-from parabolic.experiments import Search, execute, execute_fleet, load_preset, tune
+from parabolic.experiments import Search, execute, execute_fleet, load_preset, tune, tuning
 from parabolic.experiments.study import Study
 from parabolic.learners import known_learners
 
-TUNING = sys.modules["parabolic.experiments.tune"]  # the module: the package has the function by that name
 BLOBS = RunSpec(learner="er", stream="seq-blobs")
 
 # Test examples that cannot be looked at: whatever is done with them fails, but for handing them on.
@@ -223,7 +222,7 @@ def test_a_study_can_be_built_again_from_its_runs(tmp_path, monkeypatch):
     def no_training(*args, **kwargs):
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(TUNING, "execute_fleet", no_training)
+    monkeypatch.setattr(tuning, "execute_fleet", no_training)
     after = tune(search, store, trials=4, device="cpu")
     assert after.trials == before.trials
 
@@ -290,7 +289,7 @@ def test_trials_that_are_asked_for_at_once_are_trained_by_shape(tmp_path, monkey
         fleets.append(specs)
         return execute_fleet(specs, **kwargs)
 
-    monkeypatch.setattr(TUNING, "execute_fleet", recording)
+    monkeypatch.setattr(tuning, "execute_fleet", recording)
     search = Search(BLOBS, seeds=2)
     tuned = tune(search, Store(tmp_path / "a"), trials=5, parallel=2, device="cpu")
     assert len(tuned.trials) == 5
@@ -327,7 +326,7 @@ def test_what_fails_is_told_and_tried_again_by_the_next_call(tmp_path, monkeypat
             yield spec, OSError("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(TUNING, "execute_fleet", failing)
+        patch.setattr(tuning, "execute_fleet", failing)
         for _ in range(2):
             with pytest.raises(OSError, match="no space left"):
                 tune(search, Store(tmp_path / "a"), trials=3, device="cpu")
@@ -519,4 +518,4 @@ def test_the_page_on_tuning(tmp_path, monkeypatch):
     exec(compile(code, "experiments.md", "exec"), names)
     assert names["spec"].seed == 3
     (tmp_path / "mine.toml").write_text(preset)
-    assert load_preset("mine.toml").spec().options == {"variant": "reference", "average": 0.99}
+    assert load_preset("mine.toml").spec().options == {"variant": "reference", "average": 0.99, "average_part": 0.1}

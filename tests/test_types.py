@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from parabolic import CLSER, ER, Learner, ReplayLearner
+from parabolic import CLSER, ER, EWC, SI, Learner, ReplayLearner
 from parabolic.learners import find_learner, known_learners
 from parabolic.learners.average import UPDATES, WeightAverage
 from parabolic.states import same_state
@@ -136,6 +136,55 @@ def test_a_learner_of_a_short_type_goes_on_from_its_state_bit_for_bit(tmp_path, 
     assert same_state(again.state_dict(), learner.state_dict())
     assert same_state(again.predicting_weights(), learner.predicting_weights())
     assert {weight.dtype for weight in again.predicting_weights().values()} == {torch.float16}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_importance_in_a_short_type_does_not_stall(dtype):
+    data = batches(400, dtype)
+    short, exact = SI(halved().to(dtype)), torch.zeros(())
+    gradient = short.weights.gradient
+    short.start_task(data)
+    for x, y in data:
+        given = []
+        short.weights.gradient = lambda loss, given=given: given.append(gradient(loss)) or given[-1]
+        before = short.weights.vector().detach().double()
+        short.observe(x, y, 0)
+        exact = exact - given[0].double() * (short.weights.vector().detach().double() - before)
+    assert (short.path - exact).norm() < 1e-4 * exact.norm()
+
+    model = halved().to(dtype)
+    again, wide = ([(x.to(each), y) for x, y in data * 5] for each in (dtype, torch.float32))
+    ours, theirs = EWC(model, chunk=6).fisher(again), EWC(copy.deepcopy(model).float(), chunk=6).fisher(wide)
+    assert (ours - theirs).norm() < 4 * torch.finfo(dtype).eps * theirs.norm()
+
+
+@pytest.mark.parametrize("cls", [SI, EWC])
+def test_importance_is_float32_or_longer_and_goes_on_bit_for_bit(tmp_path, cls):
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        learner, data = cls(halved().to(dtype)), batches(8, dtype)
+        learn(learner, data)
+        learner.grow(5)
+        learner.save(tmp_path / "a")
+        again = Learner.load(tmp_path / "a", model=halved(seed=1).to(dtype))
+        assert learn(again, data) == learn(learner, data)
+        state = again.state_dict()
+        assert same_state(state, learner.state_dict())
+        sums = {each.dtype for name in ("importance", "path") for each in state.get(name, {}).values()}
+        assert sums == {torch.promote_types(dtype, torch.float32)}
+        assert {each.dtype for each in (*state["anchor"].values(), *again.model.parameters())} == {dtype}
+
+
+def test_a_state_from_when_importance_had_the_type_of_the_weights_is_gone_on_from():
+    learner, data = SI(halved()), batches(8, torch.float16)
+    learn(learner, data)
+    state = copy.deepcopy(learner.state_dict())
+    for name in ("importance", "path"):
+        state[name] = {each: value.half() for each, value in state[name].items()}
+    again = SI(halved(seed=1))
+    again.load_state_dict(state)
+    assert again.importance.dtype == torch.float32
+    assert torch.equal(again.importance, learner.importance.half().float())
+    learn(again, data)
 
 
 def test_a_state_from_when_averages_had_the_type_of_the_weights_is_gone_on_from():

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from parabolic.backbones import MLP
 from parabolic.checks import Description, InputError, check_call, check_finite, check_name, check_number, invalid, plain
 from parabolic.engine import Diverged
-from parabolic.experiments.run import find_device
+from parabolic.experiments.execution import find_device
 from parabolic.learners import MSE, Criterion, Huber, Learner, Numbers, ReplayLearner, Scale, find_learner
 from parabolic.learners.functional import has_batch_norm, has_embedding
 
@@ -161,12 +161,11 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         place = find_device(str(self.device))
         options = {name: each.to(place) if isinstance(each, nn.Module) else each for name, each in options.items()}
         given: dict[str, Any] = {name: value for name, value in usual.items() if name in fields}
-        given |= {"lr": self.lr, "average": self.average}
-        if issubclass(kind, ReplayLearner):
+        if issubclass(kind, ReplayLearner) and self.memory is not None:
             given["memory"] = self.memory
-        given = {name: value for name, value in given.items() if value is not None}
-        given |= {"criterion": criterion, "seed": seed}
-        learner = kind(self._network(X.shape[1:], outputs, seed).to(place), **(given | options))
+        given |= {"criterion": criterion, "seed": seed} | options
+        given |= {name: value for name in ("lr", "average") if (value := getattr(self, name)) is not None}
+        learner = kind(self._network(X.shape[1:], outputs, seed).to(place), **given)
         if self.scale and "prepare" not in options:
             learner.prepare = Scale()
         self._made = self._settings()
@@ -251,12 +250,13 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
             one. By default a perceptron of two hidden layers, sized by the input, in float64. It must end in a
             `torch.nn.Linear`, which gets a row for each class that is new.
         options: further options of the learner, by name: {"sigma_x": 0.1, "clip_norm": 1.0}. For `set_params` and grids
-            each has a name of its own too, such as options__sigma_x.
+            each has a name of its own too, such as options__sigma_x. An `lr` or `average` among them counts where the
+            argument of that name is None; a `memory` among them comes before the argument.
         memory: how many examples are kept, by methods that keep any.
         batch_size: how many examples are learned at a step.
         epochs: how often `fit` goes through the data.
-        lr: the learning rate (None: the method's own).
-        average: decay of a moving average of the weights, kept for prediction (None: no average).
+        lr: the learning rate (None: that of `options`, or the method's own).
+        average: decay of a moving average of the weights, kept for prediction (None: that of `options`, or no average).
         scale: whether inputs are brought to mean 0 and deviation 1, as they are over everything seen so far. They are
             kept in float64, and rounded to the network's type once they are scaled. Without it bytes become numbers
             from 0 to 1 and, for a `model` of your own or with `embed`, other whole numbers stay whole: ids of words.
@@ -351,8 +351,8 @@ class ParabolicRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         memory: how many examples are kept, by methods that keep any.
         batch_size: how many examples are learned at a step.
         epochs: how often `fit` goes through the data.
-        lr: the learning rate (None: the method's own).
-        average: decay of a moving average of the weights, kept for prediction (None: no average).
+        lr: the learning rate (None: that of `options`, or the method's own).
+        average: decay of a moving average of the weights, kept for prediction (None: that of `options`, or no average).
         scale: whether inputs and targets are brought to mean 0 and deviation 1, as over everything seen so far.
         device: where to compute: "cpu", "cuda", or "auto".
         random_state: decides weights, order and draws.

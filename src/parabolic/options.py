@@ -16,7 +16,7 @@ from typing import Any
 
 from parabolic.checks import check_name, check_number, invalid, plain
 
-__all__ = ["Option", "check_options", "option", "options_of", "parse_option", "write_option"]
+__all__ = ["Option", "check_options", "no_option", "option", "options_of", "parse_option", "write_option"]
 
 SIGNS = {"above": ">", "at_least": "≥", "below": "<", "at_most": "≤"}
 
@@ -143,6 +143,19 @@ def check_options(instance: Any) -> None:
     """Check every option of a dataclass instance against its limits, and keep it as `Option.taken` has it."""
     for name, stated in options_of(type(instance)).items():
         object.__setattr__(instance, name, stated.taken(getattr(instance, name)))  # a frozen one too
+
+
+def no_option(cls: type, name: str) -> str:
+    """What to do about a name that is a field of a dataclass and yet no option; nothing where it is no field.
+
+    >>> @dataclass
+    ... class Settings:
+    ...     rate: float = 0.1
+    >>> no_option(Settings, "rate")
+    'it is a field of the class, but no option(...)'
+    """
+    fields = {field.name for field in dataclasses.fields(cls)}
+    return "it is a field of the class, but no option(...)" if name in fields - options_of(cls).keys() else ""
 
 
 def parse_option(known: Mapping[str, Option], name: str, text: str) -> Any:

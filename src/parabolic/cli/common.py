@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from parabolic.checks import check_name, invalid
 from parabolic.experiments import Preset, RunSpec, load_preset
 from parabolic.learners import find_learner
+from parabolic.options import no_option
 
 __all__ = [
     "Again",
@@ -86,13 +88,21 @@ Seed = Annotated[int, typer.Option(help="Decides weights, order and draws.")]
 
 
 def read_run(
-    learner: str | None, preset: str | None, settings: list[str] | None, **given: Any
+    learner: str | None,
+    preset: str | None,
+    settings: list[str] | None,
+    usual: Mapping[str, Any] | None = None,
+    **given: Any,
 ) -> tuple[Preset, RunSpec]:
-    """A preset, or a learner as it is, and the run that it makes; what is given as None is the preset's, or usual."""
-    usual = "pcl" if learner is None else learner
-    chosen = load_preset(preset) if preset else Preset(usual, usual)
+    """A preset, or a learner as it is, and the run that it makes; what is given as None is the preset's, or usual.
+
+    `usual` are the stream and the memory of a command that has its own.
+    """
+    method = "pcl" if learner is None else learner
+    chosen = load_preset(preset) if preset else Preset(method, method)
     if learner not in (None, chosen.learner):
         raise invalid("--learner", learner, f"{chosen.learner}, as in preset {preset!r}", "leave one of them out")
+    chosen = replace(chosen, **{name: value for name, value in (usual or {}).items() if getattr(chosen, name) is None})
     own = settings_of_each({chosen.name: chosen.learner}, read_settings(settings))[chosen.name]
     return chosen, chosen.spec(own, **{name: value for name, value in given.items() if value is not None})
 
@@ -134,7 +144,9 @@ def settings_of_each(
         having = [row for row in asked if own in known[row]]
         if not having:
             one = learners[asked[0]] if len(asked) == 1 else "LEARNER"
-            check_name(name, own, {each for row in asked for each in known[row]}, f"`parabolic list {one}` shows them")
+            field = next(filter(None, (no_option(find_learner(learners[row]), own) for row in asked)), "")
+            remedy = "; ".join(filter(None, (field, f"`parabolic list {one}` shows them")))
+            check_name(name, own, {each for row in asked for each in known[row]}, remedy)
         for row in having:
             given[row][own] = text if dot else given[row].get(own, text)
     return given

@@ -141,7 +141,7 @@ def _published(data: DataSet) -> bool | None:
 
 
 @contextmanager
-def _bars() -> Iterator[streams.Progress]:
+def _bars() -> Iterator[streams.ShowProgress]:
     """A bar for each thing that is being done; silent where the output is not a terminal."""
     console = Console(stderr=True)
     columns = (

@@ -17,7 +17,7 @@ from parabolic.cli.common import Json, OnlyLearner, OnlyStream, Runs, Where, rea
 from parabolic.experiments import Store, write_records
 from parabolic.experiments.paper import is_stand_in
 from parabolic.files import disk_errors
-from parabolic.report.comparison import briefly, many
+from parabolic.report.comparisons import briefly, many
 from parabolic.report.runs import Row, row_of, select, settings_of, write_csv, write_parquet
 
 __all__ = ["list_runs"]

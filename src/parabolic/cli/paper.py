@@ -19,6 +19,7 @@ from parabolic.cli.tables import Format, Intervals, Output, show
 from parabolic.cli.tracking import Track
 from parabolic.engine import ProgressBar
 from parabolic.experiments import BackedStore, Outcome, Record, Records, Store, is_record
+from parabolic.experiments.execution import environment, find_device
 from parabolic.experiments.grid import worker_devices
 from parabolic.experiments.paper import (
     NAMES,
@@ -33,9 +34,8 @@ from parabolic.experiments.paper import (
     lacking_data,
     measure_bounds,
 )
-from parabolic.experiments.run import environment, find_device
 from parabolic.report import FORMATS
-from parabolic.report.comparison import many
+from parabolic.report.comparisons import many
 from parabolic.report.paper import paper_results
 
 __all__ = ["paper"]

@@ -6,7 +6,8 @@ import dataclasses
 import inspect
 import json
 import sys
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,11 +39,13 @@ from parabolic.cli.grids import Address, Engine, Fleet, Gpus, Minutes, Workers, 
 from parabolic.cli.tables import Format, Intervals, Output, show
 from parabolic.cli.tracking import Track, tracking
 from parabolic.engine import Callback, Monitor, ProgressBar
-from parabolic.experiments import Preset, RunSpec, Store, build, load_preset, run
+from parabolic.experiments import Preset, Record, RunSpec, Store, build, load_preset, run
+from parabolic.experiments.paper import Effort
 from parabolic.learners import Learner, find_learner, known_learners
 from parabolic.options import options_of, write_option
 from parabolic.report import FORMATS, comparison, in_words
-from parabolic.report.comparison import briefly, many
+from parabolic.report.comparisons import briefly, many
+from parabolic.report.formats import accuracies
 from parabolic.streams import known_streams
 
 __all__ = ["compare", "list_all", "run_one"]
@@ -90,7 +93,9 @@ def _list_one(name: str, as_json: bool) -> None:
         print(json.dumps(_facts(kind), indent=1))
         return
     console, fields = Console(markup=False), options_of(RunSpec)
-    console.print(Text(f"{name}: {inspect.getdoc(kind) or ''}".partition("\n\n")[0]), Text(kind.reference), sep="\n")
+    about = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0]
+    for line in filter(None, (f"{name}: {about}" if about else name, kind.reference)):
+        console.print(Text(line))
     groups = {"Its options": options_of(kind), "Of every run": {key: fields[key] for key in fields if key in OF_A_RUN}}
     for title, options in groups.items():
         table = Table("--set", "default", "values", "what it is", title=title, title_justify="left")
@@ -139,13 +144,12 @@ def run_one(
         print(json.dumps({**dataclasses.asdict(record), "reused": reused}, indent=1))
         return
     console = Console(markup=False)
-    table = Table(title=f"{chosen.name} on {spec.stream}, seed {spec.seed}", title_justify="left")
-    table.add_column("after task")
-    for task in range(len(record.accuracy)):
-        table.add_column(f"task {task + 1} %", justify="right")
-    for task, row in enumerate(record.accuracy):
-        table.add_row(str(task + 1), *[f"{value:.1f}" for value in row])
+    title = f"{chosen.name} on {spec.stream}, seed {spec.seed}"
+    table, shown = accuracies(record.accuracy, console.width, title)
     console.print(table)
+    if shown < len(record.accuracy):
+        console.print(f"{shown} of {len(record.accuracy)} tasks; all are in {store.path(record.key)}/run.json")
+    console.print(_made_with([record]))
     console.print(", ".join(f"{name.replace('_', ' ')} {value:z.1f}" for name, value in record.metrics.items()))
     console.print(
         f"{briefly(sum(record.train_seconds))} s of training; "
@@ -223,8 +227,10 @@ def compare(
         wanted, store, track, engine=engine, workers=workers, address=address, device=device, fleet=fleet, gpus=gpus,
         minutes=minutes, checkpoint=checkpoint, again=again,
     )  # fmt: skip
+    called = rows if format == "json" or as_json else _called(rows)
     records = {
-        name: [outcome.records[spec.key] for spec in row if spec.key in outcome.records] for name, row in specs.items()
+        shown: [outcome.records[spec.key] for spec in row if spec.key in outcome.records]
+        for shown, row in zip(called, specs.values(), strict=True)
     }
     if as_json:
         print(
@@ -238,9 +244,11 @@ def compare(
             )
         )
     else:
-        results = comparison(records, title=_title(wanted, settings or []), seeds=seeds)
+        results = comparison(records, title=_title(wanted, settings or []), seeds=seeds, notes=_tried(chosen))
         show([results], format, intervals=intervals, output=output)
         if format == "terminal" and output is None:
+            if told := _made_alike(records):
+                Console(markup=False).print(told)
             print(f"{many(len(outcome.records), 'run')}, {outcome.reused} of them already there ({runs})")
             Console(markup=False).print(in_words(records))
     close_grid(outcome, store)
@@ -264,6 +272,42 @@ def _title(specs: Iterable[RunSpec], settings: Iterable[str]) -> str:
     others = " ".join(each for each in settings if each.partition("=")[0].rpartition(".")[2] != "memory")
     told = [runs[0]["stream"], f"memory {sizes}" if sizes else "", others]
     return ", ".join(each for each in told if each)
+
+
+def _called(rows: Mapping[str, Preset]) -> list[str]:
+    """What each row is called in a table: a class of a file by the name that it states, if no other has it."""
+    stated = {row: vars(find_learner(row)).get("name", "") for row in rows if ":" in row}  # no preset is called so
+    taken = Counter([*stated.values(), *(row for row in rows if row not in stated)])
+    return [
+        name if (name := stated.get(row)) and taken[name] == 1 and name not in known_learners() else row for row in rows
+    ]
+
+
+def _made_with(records: Sequence[Record]) -> str:
+    """The network, the batches and the steps of runs that differ in their seeds alone."""
+    spec, steps = records[0].spec, sorted({record.steps for record in records})
+    epochs = f", {many(spec['epochs'], 'epoch')}" if spec["epochs"] != 1 else ""
+    told = " to ".join(f"{each:,}" for each in dict.fromkeys((steps[0], steps[-1])))
+    return f"{spec['backbone']}, batches of {spec['batch']}{epochs}: {told} step{'s' * (told != '1')}"
+
+
+def _made_alike(rows: Mapping[str, Sequence[Record]]) -> str:
+    """The same of all rows of a table: at once, where they are alike."""
+    alike = defaultdict[str, list[str]](list)
+    for name, records in rows.items():
+        if records:
+            alike[_made_with(records)].append(name)
+    if len(alike) == 1:
+        return next(iter(alike))
+    return "; ".join(f"{' and '.join(names)}: {made}" for made, names in alike.items())
+
+
+def _tried(presets: Sequence[Preset]) -> list[str]:
+    """What is to be said where not as much was tried for each of several presets."""
+    spent = {preset.name: Effort.of(preset) for preset in presets}
+    if len(set(spent.values())) < 2:
+        return []
+    return [f"Not as much was tried for each: {', '.join(f'{name} ({each})' for name, each in spent.items())}."]
 
 
 def _facts(learner: type[Learner]) -> dict[str, Any]:

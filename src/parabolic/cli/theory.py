@@ -15,15 +15,12 @@ from parabolic.cli.common import (
     Device,
     FromPreset,
     Json,
-    Memory,
     PresetLearner,
     PresetMemory,
     PresetStream,
     Seed,
     Set,
-    Stream,
     read_run,
-    read_settings,
 )
 from parabolic.engine import BoundsMonitor, BoundsRow, Callback, ProfileRecorder, ProgressBar, State, train
 from parabolic.experiments import RunSpec, build
@@ -34,7 +31,17 @@ from parabolic.report.figures import check_picture, draw_bounds, draw_profiles
 
 __all__ = ["bounds", "profile"]
 
-Learner = Annotated[str, typer.Option(help="A method with a memory: a name of `parabolic list`, or module:Class.")]
+InPlane = Annotated[
+    str | None,
+    typer.Option(
+        "--stream",
+        help="What arrives, points in the plane: a name of `parabolic list`, or module:function.",
+        show_default="the preset's, or seq-blobs",
+    ),
+]
+FewKept = Annotated[
+    int | None, typer.Option("--memory", help="How many examples are kept.", show_default="the preset's, or 60")
+]
 Output = Annotated[Path, typer.Option("--output", "--out", "-o", help="The folder for the JSON file and the picture.")]
 Eps = Annotated[float, typer.Option(help="Squared radius of the balls round the memory.")]
 
@@ -74,9 +81,10 @@ def bounds(
 
 
 def profile(
-    learner: Learner = "pcl",
-    stream: Stream = "seq-blobs",
-    memory: Memory = 60,
+    learner: PresetLearner = None,
+    preset: FromPreset = None,
+    stream: InPlane = None,
+    memory: FewKept = None,
     seed: Seed = 0,
     settings: Set = None,
     eps: Eps = 0.01,
@@ -89,7 +97,8 @@ def profile(
     as_json: Json = False,
 ) -> None:
     """Draw the continual loss profile u(x, t) of a learner after each task of a stream of points in the plane."""
-    spec = RunSpec.from_settings(learner, read_settings(settings), stream=stream, memory=memory, seed=seed)
+    usual = {"stream": "seq-blobs", "memory": 60}
+    chosen, spec = read_run(learner, preset, settings, usual, stream=stream, memory=memory, seed=seed)
     check_picture("--output", output / "picture.png")  # before the training, and not after it
     check_number("--memory", spec.memory, whole=True, at_least=3, remedy="three points span a part of the plane")
     recorder = ProfileRecorder(grid=grid, eps=eps, t=time, sigma=sigma, paths=paths, seed=spec.seed)
@@ -109,7 +118,7 @@ def profile(
     told = {"spec": spec.resolved(), "eps": eps, "time": time, "sigma": sigma, "paths": paths, "rows": rows}
     name = file_name(f"{spec.stream}-{spec.learner}-{spec.seed}-{spec.key[:6]}")
     title = (
-        f"What {spec.learner} expects to lose on {spec.stream}: u(x, t) with σ = {sigma:g}, ε = {eps:g}, "
+        f"What {chosen.name} expects to lose on {spec.stream}: u(x, t) with σ = {sigma:g}, ε = {eps:g}, "
         f"{paths} paths a point"
     )
     with disk_errors("--output", output, "name another folder"):
@@ -118,7 +127,7 @@ def profile(
     if as_json:
         print(json.dumps(told, indent=1))
         return
-    title = f"{spec.learner} on {spec.stream}: u(x, {time:g}) over the hull of the memory"
+    title = f"{chosen.name} on {spec.stream}: u(x, {time:g}) over the hull of the memory"
     table = Table(title=title, title_justify="left")
     for column in ("after task", "loss on memory: mean", "max", "u: min", "mean", "max", "paths stopped"):
         table.add_column(column, justify="right")

@@ -17,6 +17,7 @@ from parabolic.checks import InputError, first_line, invalid
 from parabolic.cli.common import Device, Json, Memory, Runs, Set, Stream, read_settings, settings_of_each
 from parabolic.engine import ProgressBar
 from parabolic.experiments import RunSpec, Search, Store, Trial, Tuned, known_presets, load_preset, save_preset, tune
+from parabolic.experiments.presets import is_replaced
 from parabolic.learners import known_learners
 from parabolic.options import options_of, write_option
 
@@ -171,10 +172,11 @@ def list_presets(as_json: Json = False) -> None:
         table.add_column("preset", no_wrap=True)  # a name that is cut is no name
         for head in ("learner", "made for", "settings", "what it is"):
             table.add_column(head, overflow="fold")
-        for preset, _ in presets:
+        for preset, path in presets:
             made_for = preset.stream or "anything"
             made_for += f", memory {preset.memory}" if preset.memory is not None else ""
-            table.add_row(preset.name, preset.learner, made_for, _written(preset.settings), preset.about)
+            about = ": ".join(filter(None, ["yours, in place of the package's" * is_replaced(path), preset.about]))
+            table.add_row(preset.name, preset.learner, made_for, _written(preset.settings), about)
         Console(markup=False).print(table)
     for problem in damaged:
         print(f"error: {problem}", file=sys.stderr)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -17,6 +19,8 @@ from parabolic.learners import Learner
 from parabolic.streams import Stream
 
 __all__ = ["Bar", "Callback", "ProgressBar", "State"]
+
+MINUTE = 60.0  # seconds between two lines, where there is no terminal for a bar
 
 
 @dataclass
@@ -64,7 +68,10 @@ class Callback:
 
 
 class Bar:
-    """Bars of progress, each with a note, within a `with`; silent where the output is not a terminal."""
+    """Bars of progress, each with a note, within a `with`.
+
+    Where the output is not a terminal, as in a log, there is a line about once a minute instead.
+    """
 
     def __init__(self, console: Console | None, time_left: ProgressColumn) -> None:
         self.console = console or Console(stderr=True)
@@ -78,14 +85,31 @@ class Bar:
             disable=not self.console.is_terminal,
             transient=True,
         )
+        self._over = threading.Event()
 
     def __enter__(self) -> Self:
         self.progress.start()
+        if self.progress.disable:
+            self._over = threading.Event()
+            threading.Thread(target=self._report, args=(self._over,), daemon=True).start()
         return self
+
+    def _report(self, over: threading.Event) -> None:
+        """Say now and then how far it is."""
+        started = time.monotonic()
+        while not over.wait(MINUTE):
+            known = [each for each in self.progress.tasks if each.total is not None]
+            told = [f"{each.description}: {each.completed:.0f} of {each.total:.0f} done" for each in known]
+            notes = [each.fields["note"] for each in known]
+            line = [", ".join(filter(None, each)) for each in zip(told, notes, strict=True)]
+            if line:
+                seconds = f"{time.monotonic() - started:.0f} s"
+                self.console.print(f"{'; '.join(line)}; {seconds}", soft_wrap=True, highlight=False, markup=False)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._over.set()
         self.progress.stop()
 
 
@@ -115,7 +139,10 @@ class ProgressBar(Bar, Callback):
 
     def on_step(self, state: State) -> None:
         """Move the bar, and now and then read the loss."""
-        if self.progress.disable or (state.step % self.every and state.step != state.total_steps):
+        if state.step % self.every and state.step != state.total_steps:
+            return
+        if self.progress.disable:  # then nobody sees the loss, for which the device would have to be waited for
+            self.progress.update(self.one, completed=state.step)
             return
         loss = f" loss {state.loss.item():.3f}" if state.loss is not None else ""
         accuracy = f" accuracy {state.accuracy:.1f} %" if state.accuracy is not None else ""

@@ -124,7 +124,7 @@ class Berth:
                 torch.cuda.synchronize(self.device)
                 why_not = first_line(error)
         if why_not:
-            self.graphs.why_not = f"{self.learner.name}: its {key[0]} cannot be captured ({why_not})"
+            self.graphs.why_not = f"{self.learner.own_name()}: its {key[0]} cannot be captured ({why_not})"
             warnings.warn(self.graphs.why_not, RuntimeWarning, stacklevel=3)
             given = work()
         else:

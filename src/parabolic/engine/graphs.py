@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
@@ -75,7 +76,8 @@ class Graphs:
             try:
                 given = work()
             except BaseException:
-                with suppress(RuntimeError):  # which only says that the capture came to nothing
+                with suppress(RuntimeError), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # both only say that the capture came to nothing
                     graph.capture_end()
                 if self.generator is not None and drawn is not None:
                     self.generator.graphsafe_set_state(drawn)  # its own is left in the middle of a capture

@@ -18,7 +18,7 @@ from parabolic.engine.checkpoints import draws, set_draws
 from parabolic.engine.loop import Diverged
 from parabolic.files import disk_errors, sweep, write_bytes
 from parabolic.learners import Learner
-from parabolic.learners.learner import Batches
+from parabolic.learners.learner import TaskBatches
 from parabolic.learners.saving import describe, read_learner, restore
 from parabolic.states import Damaged, pack_state
 
@@ -110,7 +110,7 @@ class Journal:
             self._count()
         self._write_if_due()
 
-    def start_task(self, batches: Batches) -> None:
+    def start_task(self, batches: TaskBatches) -> None:
         """Tell the learner of a task's start; does nothing where it was told before it was stopped in that task."""
         self._check_open()
         if not self._started:
@@ -120,7 +120,7 @@ class Journal:
             self.write()
         self._started = False
 
-    def end_task(self, batches: Batches) -> None:
+    def end_task(self, batches: TaskBatches) -> None:
         """Tell the learner of a task's end."""
         self._check_open()
         with self._change():

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from parabolic.checks import first_line, invalid
+from parabolic.checks import Description, check_call, first_line, invalid
 from parabolic.engine.callbacks import Callback, State
 from parabolic.engine.checkpoints import Checkpoints, Progress
 from parabolic.engine.feed import at_hand, feed
@@ -23,7 +23,7 @@ from parabolic.learners import Learner
 from parabolic.learners.functional import has_batch_norm
 from parabolic.streams import Batches, Stream
 
-__all__ = ["DeviceFailed", "Diverged", "train", "train_fleet"]
+__all__ = ["DeviceFailed", "Diverged", "short_of_memory", "train", "train_fleet"]
 
 LOOK = 100  # after so many steps the losses are looked at, which waits for the device
 
@@ -46,11 +46,16 @@ def train(
 ) -> State:
     """Let a learner go through a stream; what comes back holds the accuracy matrix and the times.
 
+    A learner that has no `prepare` or no `augment` takes over the stream's, for good; its own come first. One that has
+    learned without is refused, as its inputs would mean something else from here on.
+
     >>> from parabolic import ER, make_stream
     >>> from parabolic.backbones import MLP
     >>> stream = make_stream("seq-digits")
-    >>> learner = ER(MLP(stream.shape, stream.classes), prepare=stream.prepare)
+    >>> learner = ER(MLP(stream.shape, stream.classes))
     >>> state = train(learner, stream, batch=10)
+    >>> learner.prepare == stream.prepare
+    True
     >>> state.matrix.shape, state.step
     ((5, 5), 146)
     """
@@ -78,23 +83,29 @@ def train_fleet(
     """Let the learners of a fleet go through a stream each, side by side; streams must be alike in all but content.
 
     A learner that diverges has its `state.error` set, and the others go on. Learners that were resumed from
-    checkpoints, all of one place in the stream, go on there by their `progress`: on a CPU, as if never stopped.
+    checkpoints, all of one place in the stream, go on there by their `progress`: on a CPU, as if never stopped. As in
+    `train`, a learner takes over what it lacks of its stream's `prepare` and `augment`.
     """
-    for learner, stream in zip(fleet.learners, streams, strict=True):
-        _check_fit(learner, stream)
-    streams = at_hand(streams, fleet.device)
-    plans = [_visits(learner, stream, batch, epochs) for learner, stream in zip(fleet.learners, streams, strict=True)]
-    if len({tuple((visit.sizes, *visit.rows) for visit in plan) for plan in plans}) > 1:
-        raise invalid("streams", [stream.name for stream in streams], "as many batches of the same sizes in each")
-    states = [
-        State(learner, stream, sum(len(visit.batches) for visit in plan), np.full((len(stream),) * 2, np.nan))
-        for learner, stream, plan in zip(fleet.learners, streams, plans, strict=True)
-    ]
-    for state, each in zip(states, progress, strict=bool(progress)):
-        each.apply(state)
     watchers = list(callbacks) if isinstance(callbacks, Iterable) else None
     if watchers is None or not all(isinstance(each, Callback) for each in watchers):
         raise invalid("callbacks", callbacks, "a list of Callbacks", "as in callbacks=[Monitor()]")
+    with ExitStack() as given_back:  # by learners that are refused
+        for learner, stream in zip(fleet.learners, streams, strict=True):
+            given_back.callback(vars(learner).update, prepare=learner.prepare, augment=learner.augment)
+            _take_over(learner, stream)
+            _check_fit(learner, stream)
+        streams = at_hand(streams, fleet.device)
+        pairs = list(zip(fleet.learners, streams, strict=True))
+        plans = [_visits(learner, stream, batch, epochs) for learner, stream in pairs]
+        if len({tuple((visit.sizes, *visit.rows) for visit in plan) for plan in plans}) > 1:
+            raise invalid("streams", [stream.name for stream in streams], "as many batches of the same sizes in each")
+        given_back.pop_all()
+    states = [
+        State(learner, stream, sum(len(visit.batches) for visit in plan), np.full((len(stream),) * 2, np.nan))
+        for (learner, stream), plan in zip(pairs, plans, strict=True)
+    ]
+    for state, each in zip(states, progress, strict=bool(progress)):
+        each.apply(state)
     try:
         with _threads_for(fleet.learners[0]), _naming(states):
             _go_through(fleet, plans, states, watchers, checkpoints)
@@ -254,12 +265,30 @@ def _needs_two(learner: Learner, stream: Stream) -> bool:
     return False
 
 
+def _take_over(learner: Learner, stream: Stream) -> None:
+    """Give a learner what it lacks of the stream's `prepare` and `augment`; one that has learned without is refused."""
+    for name, arguments in (("prepare", ("x",)), ("augment", ("x", "generator"))):
+        theirs = getattr(stream, name)
+        if theirs is None or getattr(learner, name) is not None:
+            continue
+        if learner.steps:
+            got = Description(f"none, in a learner that has made {learner.steps} steps without")
+            remedy = (
+                f"make the learner with {name}=stream.{name}; or, if it is to go on without, train it on "
+                f"dataclasses.replace(stream, {name}=None)"
+            )
+            raise invalid(name, got, f"that of {stream.name}, from the first step on", remedy)
+        check_call(name, theirs, *arguments)
+        setattr(learner, name, theirs)
+
+
 def _check_fit(learner: Learner, stream: Stream) -> None:
     """Refuse a learner that cannot take this stream, before the first step."""
     if learner.needs_tasks and not stream.boundaries:
-        remedy = "use a learner that needs no tasks (`parabolic list` tells), or a stream without `blur`"
+        other = "a stream without `blur`, or one made with boundaries=True"
+        remedy = f"use a learner that needs no tasks (`parabolic list` tells), or {other}"
         expected = f"one that can do without tasks, as {stream.name} does not tell where they begin and end"
-        raise invalid("learner", learner.name, expected, remedy)
+        raise invalid("learner", learner.own_name(), expected, remedy)
     if not learner.error.of_classes:
         remedy = "let it `observe` your batches in a loop of your own"
         raise invalid("criterion", learner.criterion, f"a loss of classes, as the labels of {stream.name} are", remedy)
@@ -285,6 +314,23 @@ def _threads_for(learner: Learner) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def short_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one that it came of, says that there is too little memory on a device.
+
+    Torch's allocator has a class of error for it; of CUDA and its libraries, which take some by themselves, there are
+    only words.
+
+    >>> short_of_memory(RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED")), short_of_memory(RuntimeError("no"))
+    (True, False)
+    """
+    while error is not None:
+        said = str(error)
+        if isinstance(error, torch.OutOfMemoryError) or "CUDA error: out of memory" in said or "ALLOC_FAILED" in said:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 @contextmanager
 def _naming(states: list[State]) -> Iterator[None]:
     """Say of which runs and at which step a device failed."""
@@ -292,15 +338,15 @@ def _naming(states: list[State]) -> Iterator[None]:
         yield
     except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
         who = f"{_who(states[0])}" + (f" and {len(states) - 1} beside it" if len(states) > 1 else "")
-        remedy = "train fewer runs at once, or smaller batches" if isinstance(error, torch.OutOfMemoryError) else (
-            "start again: what was finished before is kept"
-        )  # fmt: skip
+        remedy = "start again: what was finished before is kept"
+        if short_of_memory(error):
+            remedy = "train fewer runs at once, or smaller batches"
         where = f"task {states[0].task + 1}, after step {states[0].step}"
         raise DeviceFailed(f"{who}: the device failed in {where}: {first_line(error)} ({remedy})") from error
 
 
 def _who(state: State) -> str:
-    return f"{state.learner.name or type(state.learner).__name__} on {state.stream.name}, seed {state.learner.seed}"
+    return f"{state.learner.own_name()} on {state.stream.name}, seed {state.learner.seed}"
 
 
 def _now(device: torch.device) -> float:

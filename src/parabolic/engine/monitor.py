@@ -195,7 +195,7 @@ class Monitor(Callback):
         self._asking, self._bounding = _Purse(self.share / 2), _Purse(self.share / 2, FIRST_GUESS)
         self._lines = None if self.file is None else Lines(self.file)
         if self._lines is not None:
-            told = {"learner": learner.name or type(learner).__name__, "stream": stream, "until": until}
+            told = {"learner": learner.own_name(), "stream": stream, "until": until}
             self._lines.write("began", {"step": step, "time": time.time(), **told})
 
     def _finish(self) -> None:

@@ -1,15 +1,15 @@
 """Many runs: what determines one, how it is run, and where it is kept."""
 
 from parabolic.experiments.bar import GridBar
+from parabolic.experiments.execution import build, execute, execute_fleet, run
 from parabolic.experiments.grid import Event, Failure, Outcome, run_grid
 from parabolic.experiments.presets import Preset, known_presets, load_preset, save_preset
 from parabolic.experiments.records import BackedStore, Records, is_record, write_records
-from parabolic.experiments.run import build, execute, execute_fleet, run
 from parabolic.experiments.search import Search, Trial
 from parabolic.experiments.spec import RunSpec
 from parabolic.experiments.store import FailedRun, Record, Store
 from parabolic.experiments.tracking import track_record
-from parabolic.experiments.tune import Tuned, tune
+from parabolic.experiments.tuning import Tuned, tune
 
 __all__ = [
     "BackedStore",

@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Protocol
 
-from parabolic.experiments.run import Yard
+from parabolic.experiments.execution import Yard
 from parabolic.experiments.work import Job, News, Over, work
 
 __all__ = ["Crew", "Here", "Processes"]

@@ -14,8 +14,8 @@ from filelock import BaseFileLock
 
 from parabolic.checks import check_name, check_number, invalid
 from parabolic.experiments.crews import Crew, Here, Processes
+from parabolic.experiments.execution import find_device
 from parabolic.experiments.resume import Keeping
-from parabolic.experiments.run import find_device
 from parabolic.experiments.spec import RunSpec, check_spec
 from parabolic.experiments.store import Record, Store, check_store
 from parabolic.experiments.work import Job, News
@@ -182,9 +182,6 @@ class _Grid:
         self.running: dict[Job, dict[str, RunSpec]] = {}  # what has not ended of each job
         self.claims: dict[str, BaseFileLock] = {}
         self.tries: Counter[str] = Counter()
-        if keeping is not None and again:
-            for spec in self.missing:
-                keeping.forget(spec)
 
     def go(self, crew: Crew, fleet: int) -> None:
         """Have the crew train what is missing."""
@@ -234,8 +231,10 @@ class _Grid:
             self.claims[spec.key] = claim
             if self._reuse(spec):  # another grid has finished it since we looked
                 self._release(spec)
-            else:
-                mine.append(spec)
+                continue
+            if self.keeping is not None and self.again and not self.tries[spec.key]:
+                self.keeping.forget(spec)
+            mine.append(spec)
         return mine, others
 
     def _reuse(self, spec: RunSpec) -> bool:

@@ -34,7 +34,10 @@ from parabolic.files import disk_errors, write_text
 from parabolic.learners import Learner, find_learner
 from parabolic.options import options_of, parse_option, write_option
 
-__all__ = ["OURS", "Preset", "check_preset_name", "known_presets", "load_preset", "preset_folder", "save_preset"]
+__all__ = [
+    "OURS", "Preset", "check_preset_name", "is_replaced", "known_presets", "load_preset", "preset_folder",
+    "save_preset",
+]  # fmt: skip
 
 OURS = Path(__file__).parent.parent / "presets"
 """The folder of the presets that come with the package."""
@@ -108,6 +111,12 @@ def known_presets() -> dict[str, Path]:
     True
     """
     return {path.stem: path for folder in (OURS, preset_folder()) for path in sorted(folder.glob("*.toml"))}
+
+
+def is_replaced(path: Path) -> bool:
+    """Whether a preset of the user's own has the name of one of the package's, in place of which it is used."""
+    ours = OURS / path.name
+    return ours.exists() and not path.samefile(ours)
 
 
 def preset_folder() -> Path:

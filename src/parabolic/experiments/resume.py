@@ -27,12 +27,13 @@ class Keeping:
 
     store: Store
     seconds: float = 60.0
+    anew: bool = False  # whether they begin at the beginning, whatever is there
 
     @classmethod
-    def of(cls, store: Store, seconds: float) -> Keeping | None:
+    def of(cls, store: Store, seconds: float, *, anew: bool = False) -> Keeping | None:
         """Every so many seconds; none for 0, which means never."""
         check_number("checkpoint", seconds, at_least=0, remedy="0 writes nothing down")
-        return cls(store, seconds) if seconds else None
+        return cls(store, seconds, anew) if seconds else None
 
     def checkpoints(self, specs: list[RunSpec], fresh: Sequence[Callable[[], Learner]]) -> Checkpoints:
         """What writes these runs down, while they are trained side by side; `fresh` make their learners anew."""
@@ -56,7 +57,7 @@ class Keeping:
     def _find(self, spec: RunSpec) -> dict[str, Any] | None:
         path = self.store.checkpoint(spec.key)
         sweep(path.parent)
-        if not path.exists():
+        if self.anew or not path.exists():
             return None
         try:
             saved = read_learner(path, "run", "progress", "draws")

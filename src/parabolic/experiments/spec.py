@@ -13,7 +13,7 @@ from typing import Any
 from parabolic.checks import check_name, check_number, invalid, plain
 from parabolic.engine import PRECISIONS
 from parabolic.learners import find_learner
-from parabolic.options import Option, check_options, option, options_of, parse_option
+from parabolic.options import Option, check_options, no_option, option, options_of, parse_option
 from parabolic.streams import Scenario, find_stream
 
 __all__ = ["RunSpec", "check_spec"]
@@ -62,7 +62,7 @@ class RunSpec:
             object.__setattr__(self, group, {name: plain(value) for name, value in given.items()})
         known = self.learner_options(self.learner)
         for name, value in self.options.items():
-            check_name(f"option of {self.learner}", name, known)
+            check_name(f"option of {self.learner}", name, known, no_option(find_learner(self.learner), name))
             if not isinstance(value, str | int | float | None):
                 known[name].check(value)
                 raise invalid(name, value, "a value that can be written down", "give an optimizer, say, by its name")

@@ -15,8 +15,8 @@ from typing import BinaryIO
 import torch
 
 from parabolic.engine import DeviceFailed
+from parabolic.experiments.execution import Yard, execute_fleet, reason_of, typed_command
 from parabolic.experiments.resume import Keeping
-from parabolic.experiments.run import Yard, execute_fleet, reason_of, typed_command
 from parabolic.experiments.spec import RunSpec
 from parabolic.experiments.store import Record
 

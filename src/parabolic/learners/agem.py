@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from parabolic.learners.boundary import checked
-from parabolic.learners.learner import Batches
+from parabolic.learners.learner import TaskBatches
 from parabolic.learners.projection import ProjectedLearner
 from parabolic.memory import Batch
 
@@ -46,7 +46,7 @@ class AGEM(ProjectedLearner):
     def remember(self, raw: Batch, batch: Batch) -> None:
         """Nothing yet: only tasks that are over are recalled."""
 
-    def end_task(self, batches: Batches) -> None:
+    def end_task(self, batches: TaskBatches) -> None:
         """Offer the task to memory."""
         for x, y, _ in checked(self, batches):
             super().remember({"x": x, "y": y}, {})

@@ -18,7 +18,10 @@ __all__ = ["AnchoredLearner"]
 
 
 class AnchoredLearner(Learner):
-    """A learner with the penalty `strength` · Σ importance · (θ − θ*)², θ* being the weights at the last task's end."""
+    """A learner with the penalty `strength` · Σ importance · (θ − θ*)², θ* being the weights at the last task's end.
+
+    What is summed up is at least float32, as small parts of a sum would be lost in shorter types.
+    """
 
     needs_tasks = True
     _vectors: ClassVar[tuple[str, ...]] = ("anchor", "importance")
@@ -31,7 +34,7 @@ class AnchoredLearner(Learner):
         super().__post_init__()
         self.weights = Weights(named_trainable(self.model))
         self.anchor = self.weights.vector().detach()
-        self.importance = torch.zeros_like(self.anchor)
+        self.importance = torch.zeros_like(self.anchor, dtype=torch.promote_types(self.anchor.dtype, torch.float32))
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
         """The loss of the new batch."""
@@ -39,7 +42,7 @@ class AnchoredLearner(Learner):
 
     def penalty(self) -> Tensor:
         """What it costs to be away from the anchor."""
-        return self.strength * (self.importance * (self.weights.vector() - self.anchor) ** 2).sum()
+        return self.strength * (self.importance * self._moved() ** 2).sum()
 
     def drop_anchor(self) -> None:
         """Measure distances from the weights as they are now."""
@@ -62,6 +65,10 @@ class AnchoredLearner(Learner):
         super().load_state_dict(state)
         for name in self._vectors:
             overwrite(self._named(name), state.get(name))
+
+    def _moved(self) -> Tensor:
+        """How far each weight is from the anchor."""
+        return (self.weights.vector() - self.anchor).to(self.importance)
 
     def _named(self, name: str) -> dict[str, Tensor]:
         """The parts of a vector, by the names of the weights."""

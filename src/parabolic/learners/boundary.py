@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from parabolic.checks import Description, invalid
-from parabolic.learners.learner import Batches, Learner
+from parabolic.learners.learner import Learner, TaskBatches
 
 __all__ = ["check_started", "checked", "labels_of"]
 
 
-def checked(learner: Learner, batches: Batches, size: int = 2048) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
+def checked(learner: Learner, batches: TaskBatches, size: int = 2048) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
     """Examples and labels of several batches together, checked for a learner, and how many came in each batch.
 
     Batches are put together, in their order, until there are `size` examples.
@@ -35,7 +35,7 @@ def checked(learner: Learner, batches: Batches, size: int = 2048) -> Iterator[tu
         yield _together(learner, held)
 
 
-def labels_of(learner: Learner, batches: Batches) -> Tensor:
+def labels_of(learner: Learner, batches: TaskBatches) -> Tensor:
     """All labels of a task that starts, checked for a learner that must know of them."""
     labels = [y for _, y, _ in checked(learner, batches)]
     if not labels:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -78,7 +77,8 @@ class CLSER(ReplayLearner):
     def _advice(self, recalled: Batch) -> Tensor:
         """For each example, the logits of the average whose loss is lower."""
         stable, plastic = (scores_by(each.weights, self.model, recalled["x"]) for each in (self.stable, self.plastic))
-        better = self.error(stable, recalled["y"], "none") < self.error(plastic, recalled["y"], "none")
+        error = self.error.unweighted()  # which is better does not depend on how much a label counts
+        better = error(stable, recalled["y"], "none") < error(plastic, recalled["y"], "none")
         return torch.where(better[:, None], stable, plastic)
 
     def apply_gradients(self) -> None:
@@ -108,9 +108,6 @@ class CLSER(ReplayLearner):
         self.stable.load_state_dict(state["stable"])
         self.plastic.load_state_dict(state["plastic"])
 
-    def _undo(self) -> ExitStack:
-        undo, statistics = super()._undo(), {name for name, _ in self.model.named_buffers()}
-        for average in (self.stable, self.plastic):
-            for name in statistics & average.weights.keys():
-                undo.callback(average.weights[name].copy_, average.weights[name].clone())
-        return undo
+    def _touched(self) -> list[Tensor]:
+        averages, names = (self.stable.weights, self.plastic.weights), dict(self.model.named_buffers())
+        return super()._touched() + [average[name] for average in averages for name in names if name in average]

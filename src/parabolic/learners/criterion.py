@@ -16,7 +16,7 @@ from torch import Tensor
 
 from parabolic.checks import Description, check_finite, check_name, check_number, invalid
 from parabolic.learners.scale import Scale
-from parabolic.pde.bridge import on_simplex
+from parabolic.pde.bridges import on_simplex
 
 __all__ = [
     "CRITERIA", "MSE", "Classes", "Criterion", "CrossEntropy", "Huber", "Numbers", "counted_mean", "find_criterion",

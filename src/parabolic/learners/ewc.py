@@ -9,7 +9,7 @@ from parabolic.learners.anchor import AnchoredLearner
 from parabolic.learners.boundary import checked
 from parabolic.learners.fisher import squared_gradients
 from parabolic.learners.functional import predicting
-from parabolic.learners.learner import Batches
+from parabolic.learners.learner import TaskBatches
 from parabolic.memory import Batch
 from parabolic.options import option
 
@@ -57,13 +57,13 @@ class EWC(AnchoredLearner):
         """The loss of the new batch and the penalty."""
         return super().loss(batch, recalled) + self.penalty()
 
-    def end_task(self, batches: Batches) -> None:
+    def end_task(self, batches: TaskBatches) -> None:
         """Add the task's Fisher information to that of the past, and hold the weights where they are."""
         fisher = self.fisher(batches)
         self.importance.mul_(self.decay).add_(fisher)
         self.drop_anchor()
 
-    def fisher(self, batches: Batches) -> Tensor:
+    def fisher(self, batches: TaskBatches) -> Tensor:
         """The empirical Fisher information of each weight, from the gradients of single examples, without augmentation.
 
         The model is in its evaluation mode for it: with statistics of a batch an example would have no gradient of

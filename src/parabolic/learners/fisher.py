@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 from torch.overrides import TorchFunctionMode
 
 from parabolic.backbones import plainly
+from parabolic.learners.functional import call_by
 from parabolic.learners.gradients import named_trainable, trainable
 
 __all__ = ["squared_gradients"]
@@ -24,6 +25,8 @@ ROOM = (2**24, 2**28)  # how many numbers are held at once on a CPU, and on a GP
 Squares = Callable[[Tensor], Tensor]
 """From the gradient of a layer's output to the squared gradients of one of its weights, summed over examples."""
 
+Use = tuple[GradientEdge, Squares]
+
 
 def squared_gradients(
     model: nn.Module, x: Tensor, y: Tensor, loss: Callable[..., Tensor] = F.cross_entropy
@@ -32,7 +35,8 @@ def squared_gradients(
 
     One pass of all examples gives what goes into each layer and the gradient of what comes out. From these follow an
     example's gradients of a linear layer, a convolution and a norm, which are squared and summed a part at a time. A
-    model that uses a weight in any other way, or twice, is differentiated example by example.
+    model that uses a weight in any other way, or twice, or on examples that do not lie one after another, is
+    differentiated example by example.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = nn.init.zeros_(model.weight)
@@ -41,11 +45,10 @@ def squared_gradients(
             [1.2500, 4.0000]])]
     """
     weights = trainable(model)
-    with torch.enable_grad(), plainly(), _Watch(weights, len(x)) as watch:
-        scores = model(x)
-    if watch.lost or len(watch.uses) < len(weights):
+    scores, uses = _watched(model, x, weights)
+    # As many of something else as there are examples look like these; among fewer or more examples they do not.
+    if uses is None or _watched(model, x[:2] if len(x) > 2 else torch.cat([x, x]), weights)[1] is None:
         return _one_by_one(model, x, y, loss)
-    uses = [watch.uses[id(weight)] for weight in weights]
     slopes = torch.autograd.grad(loss(scores, y, reduction="sum"), [edge for edge, _ in uses], allow_unused=True)
     with torch.no_grad():
         return [
@@ -54,12 +57,21 @@ def squared_gradients(
         ]
 
 
+def _watched(model: nn.Module, x: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, list[Use] | None]:
+    """The model's scores, and how it uses each weight; None if it uses one in a way that no rule knows."""
+    with torch.enable_grad(), plainly(), _Watch(weights, len(x)) as watch:
+        scores: Tensor = model(x)
+    if watch.lost or len(watch.uses) < len(weights):
+        return scores, None
+    return scores, [watch.uses[id(weight)] for weight in weights]
+
+
 def _one_by_one(model: nn.Module, x: Tensor, y: Tensor, loss: Callable[..., Tensor]) -> list[Tensor]:
     """The same for any model: the gradients of single examples themselves."""
     weights = {name: weight.detach() for name, weight in named_trainable(model).items()}
 
     def error(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return loss(functional_call(model, weights, (x[None],)), y[None], reduction="sum")
+        return loss(call_by(weights, model, x[None]), y[None], reduction="sum")
 
     each = vmap(grad(error), in_dims=(None, 0, 0))
     totals = [torch.zeros_like(weight, dtype=_wide(weight)) for weight in weights.values()]
@@ -76,7 +88,7 @@ class _Watch(TorchFunctionMode):
         super().__init__()
         self.size = size
         self.origin = {id(weight): (weight, weight) for weight in weights}  # and of what a weight was filled up to
-        self.uses: dict[int, tuple[GradientEdge, Squares]] = {}
+        self.uses: dict[int, Use] = {}
         self.lost = False
 
     def __torch_function__(
@@ -166,9 +178,12 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> dict[Tensor | None, Squares]:
-    if training:  # by the statistics of a batch no example has a gradient of its own
+    if training or running_mean is None or running_var is None:  # by a batch's own no example has its own gradient
         return {}
-    unit = partial(F.batch_norm, running_mean=running_mean, running_var=running_var, eps=eps)
+
+    def unit(x: Tensor) -> Tensor:
+        return F.batch_norm(x, running_mean.to(x), running_var.to(x), eps=eps)
+
     places = range(2, input.ndim)
     return {weight: _of_sums(places, input, unit), bias: _of_sums(places)}
 

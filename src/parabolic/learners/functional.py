@@ -14,8 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from parabolic.checks import invalid
 
 __all__ = [
-    "answers_by", "check_between", "copies_of", "has_batch_norm", "has_embedding", "only", "predicting", "scores_by",
-    "types_of",
+    "answers_by", "call_by", "check_between", "copies_of", "has_batch_norm", "has_embedding", "only", "predicting",
+    "scores_by", "types_of",
 ]  # fmt: skip
 
 
@@ -59,6 +59,29 @@ def predicting(model: nn.Module) -> Iterator[None]:
                 module.train(training)
 
 
+def call_by(weights: Mapping[str, Tensor], model: nn.Module, x: Tensor) -> Tensor:
+    """What the model gives by other weights and buffers, those that are not named being its own, which it keeps.
+
+    A name is that of `named_parameters` or `named_buffers`: one for a weight that several modules have.
+
+    >>> layer = nn.Linear(1, 1, bias=False)
+    >>> model, own = nn.Sequential(layer, layer), layer.weight
+    >>> call_by({"0.weight": torch.full((1, 1), 3.0)}, model, torch.ones(1, 1)), layer.weight is own
+    (tensor([[9.]]), True)
+    """
+    # Not by torch's tie_weights, which names the place in a module that is used twice twice: what is put there first is
+    # then taken for what was there before, and stays.
+    given: dict[int, Tensor] = {}
+    places: dict[str, Tensor] = {}
+    for path, module in model.named_modules():
+        for name, own in (*module._parameters.items(), *module._buffers.items()):
+            place = f"{path}.{name}" if path else name
+            if own is not None and (other := given.get(id(own), weights.get(place))) is not None:
+                given[id(own)] = places[place] = other
+    scores: Tensor = torch.func.functional_call(model, places, (x,), tie_weights=False)
+    return scores
+
+
 @torch.no_grad()
 def answers_by(weights: Mapping[str, Tensor], model: nn.Module, x: Tensor) -> Tensor:
     """What the model predicts by other weights and buffers, those that are not named being its own.
@@ -68,8 +91,7 @@ def answers_by(weights: Mapping[str, Tensor], model: nn.Module, x: Tensor) -> Te
     (tensor([[1.]]), True)
     """
     with predicting(model):
-        scores: Tensor = torch.func.functional_call(model, dict(weights), (x,))
-    return scores
+        return call_by(weights, model, x)
 
 
 def scores_by(weights: Mapping[str, Tensor], model: nn.Module, x: Tensor) -> Tensor:
@@ -83,8 +105,8 @@ def scores_by(weights: Mapping[str, Tensor], model: nn.Module, x: Tensor) -> Ten
     (1.0, tensor([0.]))
     """
     own = {name: buffer for name, buffer in model.named_buffers() if name not in weights}
-    scores: Tensor = torch.func.functional_call(model, {**weights, **copies_of(own)}, (x,))
-    return scores
+    copies = zip(own, copies_of(own.values()), strict=True)
+    return call_by({**weights, **dict(copies)}, model, x)
 
 
 def types_of(model: nn.Module, weights: Iterable[Tensor]) -> list[torch.dtype]:
@@ -104,13 +126,13 @@ def types_of(model: nn.Module, weights: Iterable[Tensor]) -> list[torch.dtype]:
     return [next(iter(uses[weight])) if len(uses[weight]) == 1 else weight.dtype for weight in weights]
 
 
-def copies_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def copies_of(tensors: Iterable[Tensor]) -> list[Tensor]:
     """A copy of each tensor, made by one operation for all of a type: a network has many small buffers."""
-    copies = {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
-    for dtype in {tensor.dtype for tensor in tensors.values()}:
-        some = [name for name, tensor in tensors.items() if tensor.dtype == dtype]
-        torch._foreach_copy_([copies[name] for name in some], [tensors[name] for name in some])
-    return copies
+    pairs = [(torch.empty_like(tensor), tensor) for tensor in tensors]
+    for dtype in {tensor.dtype for _, tensor in pairs}:
+        some = [pair for pair in pairs if pair[1].dtype == dtype]
+        torch._foreach_copy_([copy for copy, _ in some], [tensor for _, tensor in some])
+    return [copy for copy, _ in pairs]
 
 
 def only(classes: Tensor, scores: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping
-from contextlib import ExitStack
 from itertools import accumulate
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from parabolic.checks import invalid
-from parabolic.learners.learner import Batches
+from parabolic.learners.learner import TaskBatches
 from parabolic.learners.programme import inner_products, nonnegative_shares
 from parabolic.learners.projection import ProjectedLearner
 from parabolic.memory import Batch, EqualShares, distinct, equal_shares
@@ -62,7 +61,7 @@ class GEM(ProjectedLearner):
         assert isinstance(self.memory, EqualShares)
         return self.memory
 
-    def start_task(self, batches: Batches) -> None:
+    def start_task(self, batches: TaskBatches) -> None:
         """Note that another task begins."""
         self._turn_to(self.task + 1)
 
@@ -106,15 +105,17 @@ class GEM(ProjectedLearner):
 
     def project(self, vector: Tensor, against: Tensor) -> Tensor:
         """`vector` and at least `margin` of each row of `against`: no more than lets it point against none of them."""
+        given, wide = vector, torch.promote_types(vector.dtype, torch.float32)
+        vector, against = vector.to(wide), against.to(wide)
         least = vector + self.margin * against.sum(0)
         rows = torch.cat([vector[None], least[None], against])
         lengths = rows.norm(dim=1, keepdim=True)
         rows /= lengths.masked_fill(lengths == 0, 1)  # a gradient may be zero
-        products, rounding = inner_products(rows), torch.finfo(vector.dtype).eps
+        products, rounding = inner_products(rows), torch.finfo(wide).eps
         # What lies closer to the span of others than numbers of this precision can tell is taken to lie in it.
         shares = nonnegative_shares(products[2:, 2:], products[2:, 1], tolerance=1e3 * rounding).to(vector)
         bent = least + (lengths[1] * shares) @ rows[2:]
-        return torch.where((products[2:, 0] < -16 * rounding).any(), bent, vector)
+        return torch.where((products[2:, 0] < -16 * rounding).any(), bent, vector).to(given)
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next step depends on, the task included."""
@@ -126,14 +127,9 @@ class GEM(ProjectedLearner):
         self.task = int(state["task"])
         self._count()
 
-    def _undo(self) -> ExitStack:
-        undo = super()._undo()
-        undo.callback(vars(self).update, task=self.task, _since=self._since, _offered=self._offered.copy())
-        return undo
-
     def _turn_to(self, task: int) -> None:
         """Another task is learned from now on."""
-        self._offered[self.task] += self.past.offered - self._since
+        self._offered = self._offered + Counter({self.task: self.past.offered - self._since})
         self._since, self.task = self.past.offered, task
 
     def _count(self) -> None:

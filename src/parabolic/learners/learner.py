@@ -9,7 +9,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar, Self, dataclass_transform
@@ -28,13 +28,13 @@ from parabolic.learners.optimizers import make_optimizer, parse_optimizer
 from parabolic.memory import Batch, Memory
 from parabolic.options import check_options, option, options_of
 
-__all__ = ["Batches", "Learner", "ReplayLearner", "join"]
+__all__ = ["Learner", "ReplayLearner", "TaskBatches", "join"]
 
 NEEDS_TWO = "more than 1 value per channel"  # what torch says of batch norm and one example
 WHOLE = ("step", "start_task", "end_task", "grow", "load_state_dict")  # no other thread sees these half done
 GIVE_WAY = 1e-4  # seconds: enough for a thread that waits to wake up
 
-Batches = Iterable[tuple[Tensor, Tensor]]
+TaskBatches = Iterable[tuple[Tensor, Tensor]]
 """The batches of a task, which can be gone through again and again."""
 
 
@@ -65,8 +65,10 @@ class Learner:
             could run between, such as ids of words: bridges run through what it gives.
         prepare: turns raw examples into the model's input, for learning and for prediction alike. By default
             bytes become floats in [0, 1] (with `embed`, ids), floats those of the model's type, and all else is left
-            alone. If it has a `state_dict`, as `Scale` and modules have, that is part of the learner's.
-        augment: a random change of raw examples before `prepare`, for learning only: `augment(x, generator)`.
+            alone. If it has a `state_dict`, as `Scale` and modules have, that is part of the learner's. `train` gives
+            a learner that has none the stream's; in a loop of your own, give it here.
+        augment: a random change of raw examples before `prepare`, for learning only: `augment(x, generator)`. As with
+            `prepare`, `train` takes the stream's where there is none.
         classes: how many scores count. By default it is asked of the model, at the first batch.
         seed: the seed of `generator`, from which all randomness of the learner comes.
 
@@ -115,7 +117,20 @@ class Learner:
         for name in WHOLE:
             if name in vars(cls):
                 setattr(cls, name, _locked(vars(cls)[name]))
+        about = cls.__doc__
         dataclasses.dataclass(eq=False, kw_only=True, repr=False)(cls)
+        cls.__doc__ = about  # without one, the dataclass has put its signature there
+
+    @classmethod
+    def own_name(cls) -> str:
+        """What an error calls it: its name, or that of the class where the name is inherited, and so another's.
+
+        >>> from parabolic import ER
+        >>> class Mine(ER): ...
+        >>> ER.own_name(), Mine.own_name()
+        ('er', 'Mine')
+        """
+        return vars(cls).get("name") or cls.__name__
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
@@ -142,7 +157,7 @@ class Learner:
         self.device, self.dtype = weights[0].device, weights[0].dtype
         self.criterion = find_criterion(self.criterion).to(self.device)
         if self.needs_classes and not self.error.of_classes:
-            remedy = f"{self.name} tells classes apart: choose another learner for numbers"
+            remedy = f"{self.own_name()} tells classes apart: choose another learner for numbers"
             raise invalid("criterion", self.criterion, "a loss of classes", remedy)
         self.generator = Generator(self.device).manual_seed(self.seed)
         self.optim = self._make_optimizer(weights)
@@ -161,20 +176,18 @@ class Learner:
         checked its data already calls `step`.
         """
         if self.needs_tasks and task is None:
-            remedy = f"{self.name} must know of tasks: pass task=0, 1, … and call start_task and end_task"
+            remedy = f"{self.own_name()} must know of tasks: pass task=0, 1, … and call start_task and end_task"
             raise invalid("task", task, "the number of the task that the batch belongs to", remedy)
         if task is not None:
             check_number("task", task, whole=True, at_least=0, below=2**31)
         with self.lock:
-            undo = self._undo()
+            take_back = self._kept_aside()
             x, y = self._checked(x, y)
             try:
                 loss = self.step(x, y, task)
-            except (ValueError, IndexError) as error:
-                if (refusal := self._refusal(x, error)) is None:
-                    raise
-                undo.close()
-                raise refusal from error
+            except InputError:
+                take_back()
+                raise
         if self._asking:  # a lock goes to whoever comes first, and that would be the next batch
             time.sleep(GIVE_WAY)
         return loss
@@ -195,10 +208,15 @@ class Learner:
                     batch = raw | {"x": self._inputs(x)}
                     loss = self.loss(batch, recalled)
                     if not isinstance(loss, Tensor) or loss.ndim:
-                        raise invalid(f"loss of {self.name}", loss, "a tensor of one number", "take its mean, say")
+                        whose = f"loss of {self.own_name()}"
+                        raise invalid(whose, loss, "a tensor of one number", "take its mean, say")
                     self.descend(loss)
                 self.remember(raw, batch)
                 self.steps += 1
+            except (ValueError, IndexError) as error:
+                if (refusal := self._refusal(x, error)) is None:
+                    raise
+                raise refusal from error
             finally:
                 self.stepping = False
         return loss.detach()
@@ -247,10 +265,10 @@ class Learner:
     def remember(self, raw: Batch, batch: Batch) -> None:
         """Keep what the method keeps of the raw batch (and of what `loss` added to `batch`)."""
 
-    def start_task(self, batches: Batches) -> None:
+    def start_task(self, batches: TaskBatches) -> None:
         """Called before a task, where the stream has tasks, with its batches: each example once."""
 
-    def end_task(self, batches: Batches) -> None:
+    def end_task(self, batches: TaskBatches) -> None:
         """Called after a task, where the stream has tasks, with its batches: each example once."""
 
     def grow(self, classes: int) -> None:
@@ -433,15 +451,24 @@ class Learner:
         finally:
             self._asking.discard(me)
 
-    def _undo(self) -> ExitStack:
-        """What takes back, when it is closed, a step whose loss failed on the way: draws, statistics and notes."""
-        undo = ExitStack()
-        undo.callback(vars(self).update, classes=self.classes, _example=self._example)
-        undo.callback(self.generator.set_state, self.generator.get_state())
-        buffers = dict(self.model.named_buffers())
-        for name, before in copies_of(buffers).items():
-            undo.callback(buffers[name].copy_, before)
-        return undo
+    def _touched(self) -> list[Tensor]:
+        """The tensors that a loss changes in place before it is descended; a batch that is refused changes none."""
+        return list(self.model.buffers())
+
+    def _kept_aside(self) -> Callable[[], None]:
+        """What takes back, when it is called, a step whose loss failed on the way: draws, statistics and notes."""
+        notes, drawn, touched = {**vars(self)}, self.generator.get_state(), self._touched()
+        copies = copies_of(touched)
+
+        def take_back() -> None:
+            for name in vars(self).keys() - notes.keys():
+                delattr(self, name)
+            vars(self).update(notes)
+            self.generator.set_state(drawn)
+            for tensor, before in zip(touched, copies, strict=True):
+                tensor.copy_(before)
+
+        return take_back
 
     def _refusal(self, x: Tensor, error: Exception) -> InputError | None:
         """What to say of a batch on which a step failed; None where that is no matter of what was learned."""
@@ -453,7 +480,7 @@ class Learner:
         if len(x) == 1:
             return invalid("x", x, needed, "hold it back until there is a second one")
         got = Description("one example, recalled or split off, that goes through the model by itself")
-        return invalid(f"step of {self.name}", got, needed, "raise replay, memory or chunk")
+        return invalid(f"step of {self.own_name()}", got, needed, "raise replay, memory or chunk")
 
     def _parts(self) -> dict[str, Any]:
         """What it was given and what has a state of its own, by name."""

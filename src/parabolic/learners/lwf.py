@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable, Mapping
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from parabolic.learners.boundary import check_started, checked, labels_of
 from parabolic.learners.functional import only
 from parabolic.learners.gradients import trainable
 from parabolic.learners.head import check_head, features, last_linear, widen
-from parabolic.learners.learner import Batches, Learner
+from parabolic.learners.learner import Learner, TaskBatches
 from parabolic.learners.optimizers import parse_optimizer
 from parabolic.memory import Batch
 from parabolic.options import option
@@ -63,7 +62,7 @@ class LwF(Learner):
         """In the first task nothing is old."""
         return super().phase(), self.tasks > 1
 
-    def start_task(self, batches: Batches) -> None:
+    def start_task(self, batches: TaskBatches) -> None:
         """Warm up the new classes, and keep the model as it is now."""
         labels = labels_of(self, batches)
         check_head(self.head, self.classes)
@@ -86,12 +85,13 @@ class LwF(Learner):
         before = only(self.old, self.teacher(batch["x"]) / self.temperature).softmax(-1)
         return loss + self.alpha * cross_entropy(only(self.old, scores / self.temperature), before)
 
-    def _warm_up(self, batches: Batches, new: Tensor) -> None:
+    def _warm_up(self, batches: TaskBatches, new: Tensor) -> None:
         """Plain gradient steps of the last layer on the new classes alone; only their rows have a gradient.
 
         All else stays, and so do the features: they are computed for many batches at once.
         """
         weights = trainable(self.head)
+        rates = {weight: float(group["lr"]) for group in self.optim.param_groups for weight in group["params"]}
         for x, y, sizes in checked(self, batches, size=512):
             chosen = new[y].cpu()  # this waits for the device, but once for many batches
             counts = [count for part in chosen.split(sizes) if (count := int(part.sum()))]
@@ -104,7 +104,7 @@ class LwF(Learner):
                 loss = self.error(only(new, self.head(part)), labels)
                 with torch.no_grad():
                     for weight, slope in zip(weights, torch.autograd.grad(loss, weights), strict=True):
-                        weight.sub_(slope, alpha=self.lr)
+                        weight.sub_(slope, alpha=rates.get(weight, self.lr))
 
     def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
         """Let the old model follow, and the notes on which classes are old."""
@@ -114,10 +114,8 @@ class LwF(Learner):
         widen(head, self.head.out_features, self.generator)
         self.seen, self.old = (pad(each, (0, more)) for each in (self.seen, self.old))
 
-    def _undo(self) -> ExitStack:
-        undo = super()._undo()
-        undo.callback(self.seen.copy_, self.seen.clone())
-        return undo
+    def _touched(self) -> list[Tensor]:
+        return [*super()._touched(), self.seen]
 
     def _make_optimizer(self, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
         made = super()._make_optimizer(weights)

@@ -54,7 +54,8 @@ class OBC(ReplayLearner):
         name, _ = last_linear(self.model)
         prefix = name and f"{name}."
         surrogate: dict[str, Tensor] = {prefix + key: weight for key, weight in self.surrogate.named_parameters()}
-        return self.error(functional_call(self.model, surrogate, (x,)), y)
+        # In that layer alone: another that has its weights too, as an embedding may, is one of the features.
+        return self.error(functional_call(self.model, surrogate, (x,), tie_weights=False), y)
 
     def descend(self, loss: Tensor) -> None:
         """A step of the features and the surrogate; then one of the last layer, on what is recalled for it alone."""

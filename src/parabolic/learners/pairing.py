@@ -37,7 +37,9 @@ def across(x: Tensor, new: int, generator: Generator) -> Tensor:
 
 def _distances(x: Tensor) -> Tensor:
     flat = x.flatten(1)
-    return torch.cdist(flat, flat)
+    flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
+    # From differences: by a product of matrices, far from the origin, rounding outweighs the distances.
+    return torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 PAIRINGS: dict[str, Callable[[Tensor, int, Generator], Tensor]] = {

@@ -15,7 +15,7 @@ from parabolic.learners.learner import join
 from parabolic.learners.pairing import PAIRINGS
 from parabolic.memory import Batch, half_by_loss
 from parabolic.options import option
-from parabolic.pde.bridge import VARIANTS, bridge, log_girsanov
+from parabolic.pde.bridges import VARIANTS, bridge, log_girsanov
 
 __all__ = ["ABLATIONS", "PCL"]
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from parabolic.learners.anchor import AnchoredLearner
-from parabolic.learners.learner import Batches
+from parabolic.learners.learner import TaskBatches
 from parabolic.options import option
 
 __all__ = ["SI"]
@@ -46,7 +46,7 @@ class SI(AnchoredLearner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.path = torch.zeros_like(self.anchor)  # ω
+        self.path = torch.zeros_like(self.importance)  # ω
 
     def descend(self, loss: Tensor) -> None:
         """A step down the loss and the penalty, and its share of the path integral."""
@@ -59,13 +59,12 @@ class SI(AnchoredLearner):
         self.apply_gradients()
         if self.variant == "reference":
             descended = self.weights.layout.join(weight.grad for weight in self.weights if weight.grad is not None)
-            self.path += self.optim.param_groups[0]["lr"] * descended.square()
+            self.path += self.optim.param_groups[0]["lr"] * descended.to(self.path).square()
         else:
-            self.path -= own * (self.weights.vector().detach() - before)
+            self.path -= own.to(self.path) * (self.weights.vector().detach() - before)
 
-    def end_task(self, batches: Batches) -> None:
+    def end_task(self, batches: TaskBatches) -> None:
         """Turn the path integral into importance, and begin another from here."""
-        moved = self.weights.vector().detach() - self.anchor
-        self.importance.add_(self.path / (moved**2 + self.damping)).clamp_(min=0)
+        self.importance.add_(self.path / (self._moved().detach() ** 2 + self.damping)).clamp_(min=0)
         self.path.zero_()
         self.drop_anchor()

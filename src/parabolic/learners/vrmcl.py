@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Mapping
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from parabolic.learners.criterion import counted_mean
 from parabolic.learners.functional import only, scores_by, types_of
 from parabolic.learners.gradients import Weights, named_trainable
 from parabolic.learners.layout import Layout
-from parabolic.learners.learner import Batches, ReplayLearner, join
+from parabolic.learners.learner import ReplayLearner, TaskBatches, join
 from parabolic.memory import Batch
 from parabolic.options import option
 from parabolic.states import overwrite, refill
@@ -77,7 +76,7 @@ class VRMCL(ReplayLearner):
         """The first step has no previous weights to compare with."""
         return super().phase(), self.descents == 0
 
-    def start_task(self, batches: Batches) -> None:
+    def start_task(self, batches: TaskBatches) -> None:
         """Note which classes the task has: the steps ahead tell only these apart."""
         labels = labels_of(self, batches)
         self._reserve(self.classes or 0)  # asked of the model with the first batch
@@ -174,11 +173,8 @@ class VRMCL(ReplayLearner):
             refill(getattr(self, name), state[name])
         self.tasks, self.descents = int(state["tasks"]), self.steps * self.repeats
 
-    def _undo(self) -> ExitStack:
-        undo = super()._undo()
-        for classes in (self.current, self.seen):
-            undo.callback(classes.copy_, classes.clone())
-        return undo
+    def _touched(self) -> list[Tensor]:
+        return [*super()._touched(), self.current, self.seen]
 
     def _lay_out(self) -> None:
         """Find out how weights lie in a vector of all of them: those that the model uses in one type together."""

@@ -9,7 +9,7 @@ from parabolic.pde.bounds import (
     forgetting_bound,
     generalisation_bound,
 )
-from parabolic.pde.bridge import bridge, log_girsanov, on_simplex
+from parabolic.pde.bridges import bridge, log_girsanov, on_simplex
 from parabolic.pde.domain import Balls, Domain, Hull, Intersection, MemoryDomain
 from parabolic.pde.feynman_kac import Drift, Estimate, Loss, gradient_of, solve, solve_by_bridges
 

@@ -9,6 +9,7 @@ in and always holds, `stated` is the paper's. The largest and least losses are t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -29,6 +30,9 @@ __all__ = [
     "forgetting_bound",
     "generalisation_bound",
 ]
+
+
+ROUNDING = 16  # by how many last digits two sums of the same losses may differ
 
 
 class SampledDomain(Domain, Protocol):
@@ -92,8 +96,8 @@ class ForgettingBound:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the realised loss keeps to the bound; None without past data."""
-        return None if self.slack is None else self.slack >= 0
+        """Whether the realised loss keeps to the bound, up to rounding; None without past data."""
+        return None if self.realised is None else _at_most(self.realised, self.bound)
 
 
 @dataclass(frozen=True)
@@ -135,8 +139,10 @@ class GeneralisationBound:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the realised loss keeps to both bounds; None without future data."""
-        return None if self.slack is None else self.slack >= 0
+        """Whether the realised loss keeps to both bounds, up to rounding; None without future data."""
+        if self.realised is None:
+            return None
+        return _at_most(self.lower, self.realised) and _at_most(self.realised, self.upper)
 
 
 @dataclass(frozen=True)
@@ -167,9 +173,11 @@ class DriftBound:
 
     @property
     def holds(self) -> bool:
-        """Whether the bound holds at every point, within three standard errors."""
+        """Whether the bound holds at every point, within three standard errors and rounding."""
+        # That of u is relative, so that of its logarithm is not. Where no path runs the bound is an equality.
+        rounding = ROUNDING * torch.finfo(self.base.dtype).eps * (1 + self.bound.abs())
         # Where a path meets no loss at all the bound is infinite, and its error no number: it is not broken there.
-        return not bool((self.slack < -3 * torch.hypot(self.error, self.realised_error)).any())
+        return not bool((self.slack < -3 * torch.hypot(self.error, self.realised_error) - rounding).any())
 
 
 def forgetting_bound(
@@ -298,6 +306,11 @@ def _data(loss: Loss, domain: Domain, data: Tensor | None) -> tuple[Range | None
     if data is None:
         return None, None
     return _range(loss, data), float(domain.inside(data).double().mean())
+
+
+def _at_most(one: float, other: float) -> bool:
+    """Whether a loss is at most another, which may be that of the same point in a batch of another size."""
+    return one <= other or math.isclose(one, other, rel_tol=ROUNDING * torch.finfo(torch.float32).eps)
 
 
 @torch.no_grad()

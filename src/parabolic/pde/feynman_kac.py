@@ -13,7 +13,7 @@ import torch
 from torch import Generator, Tensor
 
 from parabolic.checks import Description, check_finite, check_name, check_number, invalid
-from parabolic.pde.bridge import bridge
+from parabolic.pde.bridges import bridge
 from parabolic.pde.domain import Domain
 
 __all__ = ["Drift", "Estimate", "Loss", "gradient_of", "solve", "solve_by_bridges"]

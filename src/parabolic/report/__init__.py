@@ -1,6 +1,6 @@
 """Results to look at: tables in several formats, pictures, and the page that has them all."""
 
-from parabolic.report.comparison import comparison, in_words
+from parabolic.report.comparisons import comparison, in_words
 from parabolic.report.formats import FORMATS, render, terminal
 from parabolic.report.page import write_page
 from parabolic.report.tables import Cell, Column, Results

@@ -18,17 +18,20 @@ from parabolic.checks import check_name
 from parabolic.report.tables import Column, Results
 from parabolic.statistics import Summary
 
-__all__ = ["FORMATS", "Entry", "Line", "latex", "legend", "lines", "markdown", "render", "terminal"]
+__all__ = [
+    "FORMATS", "Line", "Printed", "accuracies", "latex", "legend", "lines", "markdown", "render", "terminal",
+]  # fmt: skip
 
 FORMATS = ("terminal", "markdown", "latex", "json")
 SIGNS = {"higher": "▲", "lower": "▼", "no difference": "=", "unknown": ""}
 LEVEL = "†"
 GAP = "–"
+NARROW = "% on task 1, 2, …, a row after each"  # what a narrow table has no room to say in its headings
 SMALL = 1e-3  # below which a mean that needs more digits is told by its power of ten
 
 
 @dataclass(frozen=True)
-class Entry:
+class Printed:
     """What is printed for a cell, in whatever format."""
 
     mean: str
@@ -42,7 +45,7 @@ class Line:
     """A printed line: ours, or what was published of the same row."""
 
     name: str
-    entries: Sequence[Entry]
+    entries: Sequence[Printed]
     ranks: Sequence[str]  # the row's mean rank, where one is asked for
     published: bool = False
 
@@ -78,8 +81,8 @@ def lines(results: Results, *, intervals: bool = False) -> Iterator[Line]:
         for column, cell, judged in zip(results.columns, cells, results.judged[i], strict=True):
             n = len(cell.by_seed)
             signs = LEVEL * judged.level + SIGNS[judged.verdict] + (f" (n={n})" if n < cell.wanted else "")
-            mine.append(Entry(*_told(column, cell.ours, intervals), judged.mark, signs.strip()))
-            published.append(Entry(*_told(column, cell.published, intervals), judged.published_mark))
+            mine.append(Printed(*_told(column, cell.ours, intervals), judged.mark, signs.strip()))
+            published.append(Printed(*_told(column, cell.published, intervals), judged.published_mark))
         yield Line(name, mine, ours[i])
         if any(cell.published for cell in cells):
             yield Line("paper", published, theirs[i], published=True)
@@ -175,6 +178,48 @@ def _plain_text(results: Results, *, intervals: bool = False) -> str:
     return captured.get()
 
 
+def accuracies(matrix: Sequence[Sequence[float]], width: int, title: str) -> tuple[Group, int]:
+    """A run's accuracies, a row after each task, and of how many tasks they are.
+
+    Where there is little room they are told in whole percents, then without lines between them, and in the end of the
+    first task, some, and the last alone.
+
+    >>> shown = [[100.0] * (task + 1) for task in range(40)]
+    >>> [accuracies(shown[:tasks], 80, "er")[1] for tasks in (5, 10, 19, 40)]
+    [5, 10, 19, 19]
+    """
+    console, every = Console(width=10_000), range(len(matrix))
+    for digits, roomy in ((1, True), (1, False), (0, False)):
+        table = _accuracies(matrix, every, digits, roomy=roomy)
+        if console.measure(table).maximum <= width:
+            return Group(Text(title if roomy else f"{title}: {NARROW}", style="table.title"), table), len(matrix)
+    for count in range(len(matrix), 0, -1):
+        tasks = [round(i * (len(matrix) - 1) / max(count - 1, 1)) for i in range(count)]
+        table = _accuracies(matrix, tasks, 0, lined=False)
+        if console.measure(table).maximum <= width:
+            break
+    return Group(Text(f"{title}: {NARROW}", style="table.title"), table), count
+
+
+def _accuracies(
+    matrix: Sequence[Sequence[float]],
+    tasks: Sequence[int],
+    digits: int,
+    *,
+    roomy: bool = False,
+    lined: bool = True,
+) -> Table:
+    table = Table()
+    if not lined:
+        table.box, table.padding, table.pad_edge = None, (0, 1, 0, 0), False
+    table.add_column("after task" if roomy else "", justify="left" if roomy else "right")
+    for task in tasks:
+        table.add_column(f"task {task + 1} %" if roomy else str(task + 1), justify="right", no_wrap=True)
+    for task in tasks:
+        table.add_row(str(task + 1), *[f"{matrix[task][other]:.{digits}f}" for other in tasks if other <= task])
+    return table
+
+
 def _told(column: Column, figure: Summary | None, intervals: bool) -> tuple[str, str]:
     """A mean and its spread; a single value has none.
 
@@ -195,7 +240,7 @@ def _number(value: float, digits: int) -> str:
     return GAP if math.isnan(value) else f"{value:z.{digits}f}"
 
 
-def _figure(mean: str, entry: Entry) -> str:
+def _figure(mean: str, entry: Printed) -> str:
     return f"{mean} ± {entry.spread}" if entry.spread else mean
 
 

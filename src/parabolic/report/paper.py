@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from parabolic.experiments import Record, is_record
 from parabolic.experiments.paper import PLUS, Rows, Selection, Tuning, bound_tables, paper_tables
-from parabolic.report.comparison import cell_of
+from parabolic.report.comparisons import cell_of
 from parabolic.report.statements import STATEMENTS, at
 from parabolic.report.tables import Cell, Column, Results
 from parabolic.statistics import Summary

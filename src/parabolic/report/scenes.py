@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parabolic.experiments import FailedRun, Record, Store, known_presets, load_preset
-from parabolic.report.comparison import cell_of, many
+from parabolic.report.comparisons import cell_of, many
 from parabolic.report.runs import Row, departures, place_of, row_of, select, short, unusual, written
 from parabolic.report.tables import Cell, Column, Results
 from parabolic.statistics import Summary
@@ -202,24 +202,34 @@ def _by_making(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def _called(row: Row, presets: Mapping[str, Row]) -> tuple[str, str]:
-    """A learner or one of its presets, and in which options a run departs from it: whichever is shorter to say."""
+    """A learner or one of its presets, and in which options a run departs from it: whichever is shorter to say.
+
+    Of presets that are equally short it is one that was made for the stream of the run.
+    """
     own = {name: value for name, value in departures(row).items() if name.startswith("options.")}
     said = [(row["learner"], own)]
     for preset, usual in presets.items():
         differs = (name for name in row if name.startswith("options.") and row[name] != usual.get(name))
         said.append((preset, {name: row[name] for name in differs}))
-    name, others = min(said, key=lambda each: len(each[1]) + (each[0] != row["learner"]))
+
+    def effort(each: tuple[str, Row]) -> tuple[int, bool, bool]:
+        name, others = each
+        other = name != row["learner"]
+        return len(others) + other, other, other and presets[name]["stream"] != row["stream"]
+
+    name, others = min(said, key=effort)
     return name, written(others)
 
 
 def _presets() -> dict[str, dict[str, Row]]:
-    """The options of every preset that can be used, by learner and name."""
+    """The stream and the options of every preset that can be used, by learner and name."""
     found = defaultdict[str, dict[str, Row]](dict)
     for name in known_presets():
         with suppress(Exception):  # it may be a file of the user's, in which anything can be wrong
             preset = load_preset(name)
             options = preset.spec().resolved()["options"]
-            found[preset.learner][name] = {f"options.{option}": value for option, value in options.items()}
+            usual = {f"options.{option}": value for option, value in options.items()}
+            found[preset.learner][name] = {"stream": preset.stream, **usual}
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from parabolic.report.comparison import fallen, level, many, standing
+from parabolic.report.comparisons import fallen, level, many, standing
 from parabolic.report.scenes import Method, Scene
 from parabolic.statistics import Difference
 

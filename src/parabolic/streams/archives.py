@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parabolic.checks import Description, InputError, invalid
-from parabolic.streams.cache import Progress
+from parabolic.streams.cache import ShowProgress
 
 __all__ = ["Tree", "download", "load_pickle", "open_tree"]
 
@@ -141,7 +141,7 @@ def load_pickle(data: bytes, where: str) -> dict[str, Any]:
     return {key.decode() if isinstance(key, bytes) else str(key): each for key, each in value.items()}
 
 
-def download(url: str, path: Path, sha256: str, progress: Progress | None = None) -> Path:
+def download(url: str, path: Path, sha256: str, progress: ShowProgress | None = None) -> Path:
     """Fetch a file, going on where an earlier attempt stopped, and keep it only if its hash is the right one.
 
     Args:
@@ -176,7 +176,7 @@ def download(url: str, path: Path, sha256: str, progress: Progress | None = None
     return path
 
 
-def _fetch(url: str, part: Path, what: str, progress: Progress | None) -> None:
+def _fetch(url: str, part: Path, what: str, progress: ShowProgress | None) -> None:
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:

@@ -33,12 +33,12 @@ from numpy.typing import NDArray
 from parabolic.checks import Description, InputError, first_line, invalid
 from parabolic.files import disk_errors, write_text
 
-__all__ = ["Arrays", "Cache", "Damaged", "DataSet", "Part", "Progress", "Raw", "data_folder"]
+__all__ = ["Arrays", "Cache", "Damaged", "DataSet", "Part", "Raw", "ShowProgress", "data_folder"]
 
 FILE = "data.json"
 FORMAT = 1
 
-Progress = Callable[[str, int, int | None], None]
+ShowProgress = Callable[[str, int, int | None], None]
 """Called with what is being done, how much of it is done, and how much there is (None: not known)."""
 
 
@@ -173,7 +173,7 @@ class Cache:
         finally:
             guard.release()
 
-    def write(self, name: str, raw: Raw, source: str, progress: Progress | None = None) -> DataSet:
+    def write(self, name: str, raw: Raw, source: str, progress: ShowProgress | None = None) -> DataSet:
         """Write a data set, replacing the one of that name at the very end. The caller holds the lock."""
         place = self._place(name)
         with _telling(self.root):
@@ -206,7 +206,7 @@ class Cache:
                 path.unlink(missing_ok=True)
 
 
-def _write_parts(name: str, folder: Path, raw: Raw, source: str, progress: Progress | None) -> DataSet:
+def _write_parts(name: str, folder: Path, raw: Raw, source: str, progress: ShowProgress | None) -> DataSet:
     content, files, shape, counts = hashlib.sha256(), {}, None, {"train": 0, "test": 0}
     sums = squares = np.zeros(1)
     classes = raw.classes or (len(raw.class_names) if raw.class_names else _highest(raw) + 1)

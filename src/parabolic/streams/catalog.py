@@ -16,7 +16,7 @@ from parabolic.streams.sources import own_names
 from parabolic.streams.stream import Stream
 from parabolic.streams.toy import seq_blobs
 
-__all__ = ["Entry", "find_stream", "known_streams", "make_stream", "prepared_streams"]
+__all__ = ["Listed", "find_stream", "known_streams", "make_stream", "prepared_streams"]
 
 
 IMAGES: dict[str, Any] = {"backbone": "resnet18", "precision": "bf16", "channels_last": True}
@@ -24,7 +24,7 @@ IMAGES: dict[str, Any] = {"backbone": "resnet18", "precision": "bf16", "channels
 
 
 @dataclass(frozen=True)
-class Entry:
+class Listed:
     """A stream that can be named: how it is built, and which network, batch size and precision suit it."""
 
     build: Callable[[int], Stream]  # called with the seed
@@ -36,44 +36,44 @@ class Entry:
     data: str | None = None  # the prepared data set that it is of
 
 
-def known_streams() -> dict[str, Entry]:
+def known_streams() -> dict[str, Listed]:
     """Every built-in stream, by name."""
     return {
-        "seq-digits": Entry(
+        "seq-digits": Listed(
             seq_digits,
             "1,797 handwritten digits of 8 × 8 pixels, 5 tasks of 2 classes; embedded",
             backbone="convnet",
             batch=10,  # a task is under 300 images: batches of 32 would be nine steps
         ),
-        "seq-blobs": Entry(seq_blobs, "1,500 points in the plane, 3 tasks of 2 round clouds; embedded", batch=10),
+        "seq-blobs": Listed(seq_blobs, "1,500 points in the plane, 3 tasks of 2 round clouds; embedded", batch=10),
     } | {
-        name: Entry(each.build, f"{each.about}; needs `parabolic data prepare {each.data}`", data=each.data, **IMAGES)
+        name: Listed(each.build, f"{each.about}; needs `parabolic data prepare {each.data}`", data=each.data, **IMAGES)
         for name, each in BENCHMARKS.items()
     }  # fmt: skip
 
 
-def prepared_streams() -> dict[str, Entry]:
+def prepared_streams() -> dict[str, Listed]:
     """The streams of data that were prepared under names of the user's own."""
     ours = {each.data for each in BENCHMARKS.values()}
     return {
-        f"seq-{name}": Entry(partial(prepared_stream, name), f"prepared data {name!r}", data=name, **IMAGES)
+        f"seq-{name}": Listed(partial(prepared_stream, name), f"prepared data {name!r}", data=name, **IMAGES)
         for name in own_names()
         if name not in ours
     }
 
 
-def find_stream(name: str) -> Entry:
+def find_stream(name: str) -> Listed:
     """The stream called `name`: a built-in one, `hf:NAME` of the Hugging Face hub, `seq-NAME` of data prepared as NAME,
     or the one that `module:function` or `file.py:function` builds from a seed.
     """
     if not isinstance(name, str):
         raise invalid("stream", name, "a name", "a Stream that is made already needs no finding")
     if name.startswith("hf:"):
-        return Entry(partial(prepared_stream, name), "a data set of the Hugging Face hub", data=name, **IMAGES)
+        return Listed(partial(prepared_stream, name), "a data set of the Hugging Face hub", data=name, **IMAGES)
     if ":" in name:
         build = load_object("stream", name)
         check_call("stream", build, "seed")
-        return Entry(build, f"built by {name}")
+        return Listed(build, f"built by {name}")
     known = known_streams()
     if name not in known:
         known |= prepared_streams()

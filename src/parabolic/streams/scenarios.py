@@ -19,7 +19,7 @@ from torch import Tensor
 
 from parabolic.checks import Description, check_name, check_number, invalid
 from parabolic.options import check_options, option, options_of
-from parabolic.streams.stream import Examples, Stream, Task
+from parabolic.streams.stream import Examples, Stream
 
 __all__ = [
     "PAPER_SIZES",
@@ -199,7 +199,8 @@ def resize(stream: Stream, sizes: Sequence[int], seed: int = 0) -> Stream:
             if not 1 <= size <= len(mine):
                 raise invalid("class_sizes", size, f"1 to {len(mine)} for class {label}, which has no more examples")
             kept.append(mine[torch.from_numpy(rng.permutation(len(mine))[:size])])
-        made.append(replace(task, train_rows=torch.cat(kept).sort().values))
+        rows = torch.cat(kept).sort().values
+        made.append(replace(task, train_rows=rows if task.shuffle else _in_order(task.train_rows, rows)))
     return replace(stream, tasks=tuple(made))
 
 
@@ -246,6 +247,9 @@ def blur(stream: Stream, share: float, seed: int = 0) -> Stream:
     """
     if not share:
         return stream
+    if not all(task.shuffle for task in stream):
+        remedy = "a stream of which no learner is told where tasks begin is made with boundaries=False"
+        raise invalid("blur", share, "0, where examples arrive in an order of time (shuffle=False)", remedy)
     rng, kept, traded = _rng(seed, "blur"), [], []
     for task in stream:
         mixed = task.train_rows[torch.from_numpy(rng.permutation(len(task.train_rows)))]
@@ -279,9 +283,9 @@ def domains(stream: Stream, kind: str, tasks: int, seed: int = 0) -> Stream:
     shown = torch.from_numpy(np.stack(views).astype(np.int64))
     train, test = (Examples(each.x, each.y, shown) for each in (first.train, first.test))
     made = (
-        Task(
-            index, first.classes, train, test,
-            first.train_rows + index * len(train.y), first.test_rows + index * len(test.y), first.seed, first.permuted,
+        replace(
+            first, index=index, train=train, test=test,
+            train_rows=first.train_rows + index * len(train.y), test_rows=first.test_rows + index * len(test.y),
         )
         for index in range(tasks)
     )  # fmt: skip
@@ -308,6 +312,11 @@ def rotation(height: int, width: int, degrees: float) -> NDArray[np.int64]:
 def _of_classes(y: Tensor, rows: Tensor, classes: Sequence[int]) -> Tensor:
     """Those of `rows` that are of `classes`, in ascending order."""
     return rows[torch.isin(y[rows], torch.tensor(classes))].sort().values
+
+
+def _in_order(rows: Tensor, some: Tensor) -> Tensor:
+    """Those of `rows` that are among `some`, in their own order."""
+    return rows[torch.isin(rows, some)]
 
 
 def _with_labels(stream: Stream, labels: Tensor) -> Stream:

@@ -20,7 +20,7 @@ from parabolic.checks import Description, InputError, check_name, invalid
 from parabolic.files import file_name
 from parabolic.plugins import require
 from parabolic.streams.archives import Tree, download, load_pickle, open_tree
-from parabolic.streams.cache import Arrays, Cache, Damaged, DataSet, Part, Progress, Raw
+from parabolic.streams.cache import Arrays, Cache, Damaged, DataSet, Part, Raw, ShowProgress
 from parabolic.streams.stream import LABEL_COLUMNS
 
 __all__ = ["PUBLISHED", "Published", "find_data", "load", "open_source", "own_names", "prepare"]
@@ -90,7 +90,7 @@ def prepare(
     label: str | None = None,
     again: bool = False,
     cache: Cache | None = None,
-    progress: Progress | None = None,
+    progress: ShowProgress | None = None,
 ) -> DataSet:
     """Bring a data set into the cache, unless it is there and whole.
 

@@ -59,7 +59,8 @@ class Examples(NamedTuple):
 class Batches:
     """The batches of a task in their order, which can be gone through again and again.
 
-    The order depends on the seed, the task and the epoch alone. The last batch may be shorter: it is not dropped.
+    The order depends on the seed, the task and the epoch alone; without `shuffle` it is that of the rows, in every
+    epoch. The last batch may be shorter: it is not dropped.
     """
 
     data: Examples
@@ -70,6 +71,7 @@ class Batches:
     permuted: float = 0.0  # the share of each batch, from its start, whose labels are permuted within itself
     start: int = 0  # how many batches are left out
     joined: bool = False  # whether a single example that is left goes with the batch before it
+    shuffle: bool = True  # anew in every epoch
 
     def __len__(self) -> int:
         return self.epochs * self._an_epoch - self.start
@@ -103,7 +105,9 @@ class Batches:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         first, left_out = divmod(self.start, self._an_epoch)
         for epoch in range(first, self.epochs):
-            order = np.random.default_rng([*self.entropy, epoch]).permutation(len(self.rows))
+            order = np.arange(len(self.rows))
+            if self.shuffle:
+                order = np.random.default_rng([*self.entropy, epoch]).permutation(len(self.rows))
             rows = self.rows[torch.from_numpy(order).to(self.rows.device)]
             labels = rows
             if self.permuted:
@@ -125,7 +129,10 @@ class Batches:
 
 @dataclass(frozen=True)
 class Task:
-    """One task: its classes, its training examples in the order of arrival, and its test examples."""
+    """One task: its classes, its training examples, and its test examples.
+
+    The training examples arrive shuffled by the seed, or, without `shuffle`, in the order of `train_rows`.
+    """
 
     index: int
     classes: tuple[int, ...]
@@ -135,12 +142,16 @@ class Task:
     test_rows: Tensor = field(repr=False)
     seed: int = 0
     permuted: float = 0.0  # see Batches
+    shuffle: bool = True  # likewise
 
     def batches(self, size: int = 32, epochs: int = 1) -> Batches:
-        """The task's training batches, shuffled anew in every epoch."""
+        """The task's training batches, shuffled anew in every epoch where the task is to be shuffled."""
         check_number("batch", size, whole=True, at_least=1)
         check_number("epochs", epochs, whole=True, at_least=1)
-        return Batches(self.train, self.train_rows, int(size), int(epochs), (self.seed, self.index), self.permuted)
+        return Batches(
+            self.train, self.train_rows, int(size), int(epochs), (self.seed, self.index), self.permuted,
+            shuffle=self.shuffle,
+        )  # fmt: skip
 
     def test_batches(self, size: int = 512) -> Iterator[tuple[Tensor, Tensor]]:
         """The task's test examples, in their own order."""
@@ -151,6 +162,9 @@ class Task:
 @dataclass(frozen=True)
 class Stream(Sequence[Task]):
     """Tasks in the order of their arrival, and how their examples become a model's input.
+
+    `prepare` and `augment` are those of a learner, which does both: `train` gives them to one that has none of its own,
+    and in a loop of your own you do, as in ER(model, prepare=stream.prepare).
 
     >>> x, y = torch.randn(100, 4), torch.arange(100) % 4
     >>> stream = Stream.from_arrays(x, y, tasks=2)
@@ -199,7 +213,7 @@ class Stream(Sequence[Task]):
         """The training batches of all tasks at once, shuffled: what a stream never gives."""
         first = self.tasks[0]
         rows = torch.cat([task.train_rows for task in self.tasks])
-        return replace(first.batches(size, epochs), rows=rows, entropy=(first.seed, len(self.tasks)))
+        return replace(first.batches(size, epochs), rows=rows, entropy=(first.seed, len(self.tasks)), shuffle=True)
 
     def digest(self) -> str:
         """A hash of what arrives: every task's classes, examples and labels, and what decides their order.
@@ -213,7 +227,8 @@ class Stream(Sequence[Task]):
         """
         told = hashlib.sha256(repr((self.classes, self.shape, self.boundaries)).encode())
         for task in self.tasks:
-            told.update(repr((task.classes, task.seed, task.permuted)).encode())
+            ordered = () if task.shuffle else ("in order",)  # of which a hash had no word at first
+            told.update(repr((task.classes, task.seed, task.permuted, *ordered)).encode())
             for data, rows in ((task.train, task.train_rows), (task.test, task.test_rows)):
                 told.update(repr((len(rows), str(data.x.dtype))).encode())
                 for part in rows.split(4096):
@@ -248,6 +263,7 @@ class Stream(Sequence[Task]):
         test: tuple[Any, Any] | None = None,
         tasks: int | Sequence[Sequence[int]] = 5,
         seed: int = 0,
+        shuffle: bool = True,
         name: str = "arrays",
         **settings: Any,
     ) -> Stream:
@@ -259,10 +275,17 @@ class Stream(Sequence[Task]):
             test: test examples and labels; without them every fifth example of each class is held out.
             tasks: how many tasks of equally many classes, in the order of their labels; or the classes of each.
             seed: decides the order of the examples within each task.
+            shuffle: False where their order is one of time: within each task they then arrive as they were given.
             name: what the stream is called.
             settings: `prepare`, `augment`, `class_names`, `boundaries`.
+
+        >>> x, y = torch.arange(20.0), torch.arange(20) % 2
+        >>> stream = Stream.from_arrays(x, y, test=(x, y), tasks=1, shuffle=False)
+        >>> next(iter(stream[0].batches(6)))[0]
+        tensor([0., 1., 2., 3., 4., 5.])
         """
         train = _examples("x", "y", x, y)
+        _check_shuffle(shuffle)
         held_out = _hold_out(train.y) if test is None else None
         if test is not None and not _is_pair(test):
             raise invalid("test", type(test), "a pair of examples and labels")
@@ -281,7 +304,7 @@ class Stream(Sequence[Task]):
                     kind = "training" if part is train and len(rows) == 1 else "test"
                     remedy = "" if held_out is None else "every fifth of a class is held out: bring more, or test"
                     raise invalid("tasks", labels, f"classes with {kind} examples", remedy)
-            made.append(Task(index, tuple(labels), train, tested, rows[0], rows[1], seed))
+            made.append(Task(index, tuple(labels), train, tested, rows[0], rows[1], seed, shuffle=bool(shuffle)))
         classes = max(known) + 1
         return cls(name, tuple(made), classes, tuple(train.x.shape[1:]), **settings)
 
@@ -307,10 +330,13 @@ class Stream(Sequence[Task]):
         parts: Sequence[tuple[tuple[Any, Any], tuple[Any, Any]]],
         *,
         seed: int = 0,
+        shuffle: bool = True,
         name: str = "tasks",
         **settings: Any,
     ) -> Stream:
         """Make a stream of ready tasks, each `((x, y), (test x, test y))`; they may share classes.
+
+        Within each task examples are shuffled by the seed, or arrive as they were given (`shuffle=False`).
 
         >>> part = lambda shift: (torch.randn(20, 2) + shift, torch.arange(20) % 2)
         >>> len(Stream.from_tasks([(part(0), part(0)), (part(3), part(3))]))
@@ -318,6 +344,7 @@ class Stream(Sequence[Task]):
         """
         if not (isinstance(parts, Sequence) and parts):
             raise invalid("parts", parts, "a list of at least one task")
+        _check_shuffle(shuffle)
         pieces: list[list[Examples]] = [[], []]
         for index, part in enumerate(parts):
             if not (_is_pair(part) and all(_is_pair(split) for split in part)):
@@ -336,7 +363,7 @@ class Stream(Sequence[Task]):
         rows = [torch.arange(len(whole.y)).split([len(each.y) for each in split]) for whole, split in
                 zip((train, test), pieces, strict=True)]  # fmt: skip
         made = tuple(
-            Task(index, tuple(train.y[mine].unique().tolist()), train, test, mine, tested, seed)
+            Task(index, tuple(train.y[mine].unique().tolist()), train, test, mine, tested, seed, shuffle=bool(shuffle))
             for index, (mine, tested) in enumerate(zip(*rows, strict=True))
         )
         classes = int(torch.cat([train.y, test.y]).max()) + 1
@@ -426,6 +453,11 @@ def _hold_out(y: Tensor) -> Tensor:
     for label in y.unique():
         mask[(y == label).nonzero().flatten()[4::5]] = True
     return mask
+
+
+def _check_shuffle(shuffle: object) -> None:
+    if not isinstance(shuffle, bool | np.bool_):
+        raise invalid("shuffle", shuffle, "True or False", "the seed decides how they are shuffled")
 
 
 def _is_pair(value: Any) -> bool:

@@ -9,9 +9,9 @@ from typing import Any
 
 from parabolic.engine import BoundsMonitor, Callback
 from parabolic.experiments.code import made_of
+from parabolic.experiments.execution import execute, reason_of
 from parabolic.experiments.grid import Failure
 from parabolic.experiments.paper.tables import PaperTable, paper_tables, published
-from parabolic.experiments.run import execute, reason_of
 from parabolic.experiments.spec import RunSpec
 from parabolic.experiments.store import Store, agree
 from parabolic.files import disk_errors, write_text

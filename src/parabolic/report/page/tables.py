@@ -11,7 +11,7 @@ from pathlib import Path
 from parabolic.checks import InputError
 from parabolic.experiments import RunSpec, Store, known_presets
 from parabolic.experiments.paper import NAMES, Rows, Selection, find_bounds, paper_tables
-from parabolic.report.formats import Entry, Line, legend, lines
+from parabolic.report.formats import Line, Printed, legend, lines
 from parabolic.report.paper import paper_results
 from parabolic.report.scenes import Finds, Scene, results_of
 from parabolic.report.tables import Results
@@ -23,8 +23,8 @@ __all__ = ["TableCell", "TableView", "of_paper", "of_scene"]
 class TableCell:
     """A cell: ours, what was published, and the keys of the runs behind ours."""
 
-    ours: Entry
-    published: Entry | None
+    ours: Printed
+    published: Printed | None
     value: float | None  # to sort by
     runs: Sequence[str]
 

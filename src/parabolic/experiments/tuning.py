@@ -15,8 +15,8 @@ import torch
 from parabolic import metrics
 from parabolic.checks import Description, check_number, invalid
 from parabolic.engine import Callback, Diverged
+from parabolic.experiments.execution import environment, execute_fleet
 from parabolic.experiments.presets import Preset, check_preset_name
-from parabolic.experiments.run import environment, execute_fleet
 from parabolic.experiments.search import Search, Trial
 from parabolic.experiments.spec import RunSpec
 from parabolic.experiments.store import Record, Store, check_store

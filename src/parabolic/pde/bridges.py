@@ -62,7 +62,7 @@ def bridge(
     scale = _scale(sigma, start, times) * (horizon / intervals) ** 0.5
 
     # Everything below works on flat points: [n, bridges, times, d].
-    first, last = start.reshape(n, 1, 1, -1), end.reshape(n, 1, 1, -1)
+    first, last = (each.reshape(n, 1, 1, each.shape[1:].numel()) for each in (start, end))
     drawn = intervals if variant == "paper" else times
     shape = (1 if shared else n, bridges, drawn, 1 if common else first.shape[-1])
     noise = torch.randn(shape, generator=generator, dtype=start.dtype, device=start.device)

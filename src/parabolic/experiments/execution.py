@@ -25,6 +25,7 @@ from parabolic import metrics
 from parabolic.backbones import make_backbone
 from parabolic.checks import Description, InputError, invalid
 from parabolic.engine import Callback, DeviceFailed, Diverged, Fleet, State, computing_in, numerics, train_fleet
+from parabolic.engine.loop import short_of_memory
 from parabolic.experiments.code import made_of, own_code_of
 from parabolic.experiments.resume import Keeping
 from parabolic.experiments.spec import RunSpec, check_spec
@@ -55,11 +56,9 @@ def run(
     finished = None if again else store.find(spec)
     if finished is not None:
         return finished, True
-    keeping = Keeping.of(store, checkpoint)
-    if keeping is not None and again:
-        keeping.forget(spec)
+    keeping = Keeping.of(store, checkpoint, anew=again)
     start = _Start()
-    with _Claim(store, spec.key) as claim:
+    with _Claim(store, spec, keeping) as claim:
         try:
             record = execute(spec, device=device, callbacks=[claim, *callbacks, start], keeping=keeping)
         except Exception as error:
@@ -73,19 +72,23 @@ def run(
 
 class _Claim(Callback):
     """Keeps others from a run while it is trained, as the first of its callbacks. A folder that cannot be written to is
-    told before the first step, rather than after the last; and what cannot be built has left nothing in it.
+    told before the first step, rather than after the last; and what cannot be built has left nothing in it. Of a run
+    that begins anew, what was written down is forgotten only now: before, it may be that of another process.
     """
 
-    def __init__(self, store: Store, key: str) -> None:
-        self.store, self.key = store, key
+    def __init__(self, store: Store, spec: RunSpec, keeping: Keeping | None) -> None:
+        self.store, self.spec, self.keeping = store, spec, keeping
         self.lock: BaseFileLock | None = None
 
     def on_start(self, state: State) -> None:  # noqa: ARG002
-        self.lock = self.store.claim(self.key)
+        key = self.spec.key
+        self.lock = self.store.claim(key)
         if self.lock is None:
-            got = Description(f"{self.key}, which another process is training")
-            remedy = f"`parabolic watch {self.key[:8]}` shows how far it is; or name another folder of runs"
+            got = Description(f"{key}, which another process is training")
+            remedy = f"`parabolic watch {key[:8]}` shows how far it is; or name another folder of runs"
             raise invalid("run", got, "one that nobody else trains", remedy)
+        if self.keeping is not None and self.keeping.anew:
+            self.keeping.forget(self.spec)
 
     def __enter__(self) -> Self:
         return self
@@ -172,7 +175,7 @@ def execute_fleet(
                 yield group[0], _named(group[0], error)
                 continue
             # Where there is no room for all, there may be for half; else one is to blame: alone, each finds out.
-            crowded = isinstance(error.__cause__ or error, torch.OutOfMemoryError)
+            crowded = short_of_memory(error)
         # Only now that the error is gone, nothing holds on to the learners that took the room.
         gc.collect()
         torch.cuda.empty_cache()
@@ -193,7 +196,7 @@ def _abreast(specs: list[RunSpec], size: int, keeping: Keeping | None) -> Iterat
 
 def _named(spec: RunSpec, error: Exception) -> Exception:
     """The error; one of too little memory before training began, which would have told, says of which run it is."""
-    if not isinstance(error, torch.OutOfMemoryError):
+    if isinstance(error, DeviceFailed) or not short_of_memory(error):
         return error
     who = f"{spec.learner} on {spec.stream}, seed {spec.seed}"
     return DeviceFailed(f"{who}: the device is out of memory before the first step")
