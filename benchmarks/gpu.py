@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py                        # on a machine with a GPU and `parabolic data prepare cifar100`
     python benchmarks/gpu.py --random               # images of noise in place of the data: the same work
-    python benchmarks/gpu.py --output results.json
+    python benchmarks/gpu.py --only er --output results.json    # some rows, in place of those that the file has of them
 
 Times are of synchronised clocks, after short runs have warmed everything up. The operations of a step are counted by
 torch's own counter. What takes long is timed over the first tasks and scaled up. The eager loop stands for what is
@@ -317,8 +317,11 @@ def main() -> None:
     console.print(f"ER, small network, ms a step by memory: {steady['ms_a_step_by_memory']}")
     console.print(f"along ten streams: {[round(each, 3) for each in steady['ms_a_step_along_ten_streams']]}")
     if asked.output:
-        made = environment(torch.device("cuda")) | {"commit": asked.commit or commit()}
-        asked.output.write_text(json.dumps({"rows": found, **best, **steady, "environment": made}, indent=1) + "\n")
+        found = [each | {"commit": asked.commit or commit()} for each in found]
+        kept = json.loads(asked.output.read_text())["rows"] if asked.output.exists() else []
+        rows = {(each["row"], each["replicas"], each["precision"]): each for each in [*kept, *found]}
+        made = {"rows": [*rows.values()], **best, **steady, "environment": environment(torch.device("cuda"))}
+        asked.output.write_text(json.dumps(made, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,184 @@
+"""Where the time of a step of ER goes on a GPU, five replicas at once: its convolutions, norms, update, and the whole.
+
+    python benchmarks/parts.py    # on a machine with a GPU; no data needed
+
+Each part is captured by itself, many times over, on a stream for each replica; the time is a replica's share of all.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from gpu import images, learner
+from torch import Tensor
+
+from parabolic.backbones import make_backbone
+from parabolic.engine import Berth, computing_in, numerics
+from parabolic.kernels import norm_add_relu
+
+REPLICAS, BATCH = 5, 64  # 32 new examples and 32 recalled
+STAGES = [(64, 32), (128, 16), (256, 8), (512, 4)]  # channels and sides of ResNet-18's images
+# How many there are, channels in and out, the side of the images, and the stride.
+CONVOLUTIONS = [(1, 8, 64, 32, 1), (4, 64, 64, 32, 1), (1, 64, 128, 32, 2), (3, 128, 128, 16, 1),
+                (1, 128, 256, 16, 2), (3, 256, 256, 8, 1), (1, 256, 512, 8, 2), (3, 512, 512, 4, 1)]  # fmt: skip
+MEMORY_RATE = 4.2e6  # bytes a microsecond, as benchmarks/gpu.py finds it
+
+
+def at_once(make: Callable[[], Callable[[], object]], replicas: int = REPLICAS, times: int = 10) -> float:
+    """Microseconds of some work, a replica."""
+    graphs = []
+    for _ in range(replicas):
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            work = make()
+            for _ in range(3):
+                work()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(capture_error_mode="thread_local")
+            for _ in range(times):
+                work()
+            graph.capture_end()
+        graphs.append((stream, graph, work))
+    best = float("inf")
+    for _ in range(5):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for stream, graph, _ in graphs:
+            with torch.cuda.stream(stream):
+                graph.replay()
+        torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - started)
+    return 1e6 * best / times / replicas
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(shape, device="cuda", dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
+
+
+def convolution(before: int, after: int, side: int, stride: int, which: str):
+    def make():
+        x, weight = random(BATCH, before, side, side), random(after, before, 3, 3)
+        dy = random(BATCH, after, side // stride, side // stride)
+        if which == "forward":
+            return lambda: F.conv2d(x, weight, None, stride, 1)
+        layout, wanted = ((stride, stride), (1, 1), (1, 1), False, (0, 0), 1), (which == "images", which == "weights")
+        return lambda: torch.ops.aten.convolution_backward(dy, x, weight, None, *layout, (*wanted, False))
+
+    return make
+
+
+def norms() -> list[tuple[int, int, bool, bool, bool]]:
+    """Of each: channels, side, whether a shortcut is added, whether ReLU follows, and whether two take its output."""
+    first, *_ = STAGES
+    found = [(*first, False, True, True)]
+    for number, (channels, side) in enumerate(STAGES):
+        for block in range(2):
+            last = number == len(STAGES) - 1 and block == 1
+            found += [(channels, side, False, True, False), (channels, side, True, True, not last)]
+            if number and not block:
+                found.append((channels, side, False, False, False))
+    return found
+
+
+def all_norms():
+    work = []
+    for channels, side, added, relu, two in norms():
+        x, shortcut, *slopes = (random(BATCH, channels, side, side) for _ in range(4))
+        weights = [torch.randn(channels, device="cuda", requires_grad=True) for _ in range(2)]
+        running = (torch.zeros(channels, device="cuda"), torch.ones(channels, device="cuda"))
+        images = [each.requires_grad_() for each in (x, shortcut)[: 1 + added]]
+        work.append((images, weights, running, relu, slopes[: 1 + two]))
+
+    def step():
+        for images, weights, running, relu, slopes in work:
+            made = norm_add_relu(images[0], *weights, running, *images[1:], relu=relu)
+            torch.autograd.grad(made[: len(slopes)], [*images, *weights], slopes)
+
+    return step
+
+
+def bytes_of_norms() -> int:
+    """What their kernels must read and write: forward once to add up and once to normalise, and back likewise."""
+    total = 0
+    for channels, side, added, relu, two in norms():
+        kept = two or (added and relu)
+        passes = 1 + (2 + added) + (2 + two + kept + (added and relu)) + 3
+        total += 2 * BATCH * channels * side * side * passes
+    return total
+
+
+def update(*parts: str):
+    def make():
+        weights = [each.detach().clone() for each in make_backbone("resnet18", (3, 32, 32), 100, 0).cuda().parameters()]
+        halves, slopes = [each.bfloat16() for each in weights], [torch.zeros_like(each) for each in weights]
+        work = {
+            "to bfloat16": lambda: torch._foreach_copy_(halves, weights),
+            "back": lambda: torch._foreach_copy_(slopes, halves),
+            "step": lambda: torch._foreach_add_(weights, slopes, alpha=-0.1),
+        }
+        return lambda: [work[part]() for part in parts]
+
+    return make
+
+
+def prediction():
+    net = computing_in(make_backbone("resnet18", (3, 32, 32), 100, 0).cuda(), "bf16", channels_last=True).eval()
+    x = torch.randn(1000, 3, 32, 32, device="cuda")
+
+    def make():
+        one = copy.deepcopy(net)
+        return lambda: one(x)
+
+    return make
+
+
+def steps(count: int = 250) -> float:
+    stream = images(True, 0, tasks=1, each=640)
+    berths = [Berth(learner("er", {}, 0, stream, "bf16")) for _ in range(REPLICAS)]
+    x = torch.randint(256, (BATCH // 2, 3, 32, 32), dtype=torch.uint8, device="cuda")
+    y = torch.randint(100, (BATCH // 2,), device="cuda")
+
+    def go(times):
+        for _ in range(times):
+            for berth in berths:
+                with berth.aside():
+                    berth.step(x, y)
+        torch.cuda.synchronize()
+
+    go(45)  # until the memory is full and all is captured
+    started = time.perf_counter()
+    go(count)
+    return 1e6 * (time.perf_counter() - started) / count / REPLICAS
+
+
+def main() -> None:
+    with numerics("bf16"):
+        print(f"a step of ER, {REPLICAS} at once, a replica: {steps():.0f} µs\n")
+        total = 0.0
+        for count, before, after, side, stride in CONVOLUTIONS:
+            told, each = [], 2 * BATCH * (side // stride) ** 2 * after * before * 9
+            for which in ("forward", "images", "weights"):
+                if before == 8 and which == "images":  # nobody asks for the gradient of the input
+                    continue
+                took = at_once(convolution(before, after, side, stride, which))
+                total += count * took
+                told.append(f"{which} {took:5.1f} µs {each / took / 1e6:4.0f} TFLOP/s")
+            print(f"{count} × {before:3} to {after:3}, {side:2} × {side:2}, stride {stride}: {', '.join(told)}")
+        print(f"convolutions: {total:.0f} µs")
+        print(
+            f"norms: {at_once(all_norms):.0f} µs; their bytes at the memory's rate {bytes_of_norms() / MEMORY_RATE:.0f}"
+        )
+        parts = ("to bfloat16", "back", "step")
+        shares = ", ".join(f"{part} {at_once(update(part)):.0f}" for part in parts)
+        print(f"update: {at_once(update(*parts)):.0f} µs ({shares})")
+        with torch.no_grad():
+            print(f"prediction of 1,000 images: {at_once(prediction(), times=5):.0f} µs")
+
+
+if __name__ == "__main__":
+    main()
