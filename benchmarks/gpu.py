@@ -317,7 +317,7 @@ def main() -> None:
     console.print(f"ER, small network, ms a step by memory: {steady['ms_a_step_by_memory']}")
     console.print(f"along ten streams: {[round(each, 3) for each in steady['ms_a_step_along_ten_streams']]}")
     if asked.output:
-        found = [each | {"commit": asked.commit or commit()} for each in found]
+        found = [each | {"commit": asked.commit or commit()} for each in found]  # rows may come of several calls
         kept = json.loads(asked.output.read_text())["rows"] if asked.output.exists() else []
         rows = {(each["row"], each["replicas"], each["precision"]): each for each in [*kept, *found]}
         made = {"rows": [*rows.values()], **best, **steady, "environment": environment(torch.device("cuda"))}

@@ -10,8 +10,8 @@ from rich.console import Console
 from torch import nn
 
 from parabolic import ER, MLP, SGD, Callback, InputError, Learner, RunSpec, Stream, make_stream, train
+from parabolic.checks import short_of_memory
 from parabolic.engine import BoundsMonitor, Diverged, ProfileRecorder, ProgressBar, Tracker
-from parabolic.engine.loop import short_of_memory
 from parabolic.experiments import build, execute
 from parabolic.learners import find_learner
 

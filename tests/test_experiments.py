@@ -2,9 +2,12 @@
 
 import dataclasses
 import errno
+import gc
 import json
 import os
 import sys
+import traceback
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +16,9 @@ import torch
 
 import parabolic
 from parabolic import Callback, InputError, RunSpec, Store, run
-from parabolic.experiments import Record, execute
+from parabolic.backbones import make_backbone
+from parabolic.engine import DeviceFailed
+from parabolic.experiments import Record, execute, execute_fleet
 from parabolic.experiments.execution import environment, find_device
 from parabolic.experiments.work import Job, work
 from parabolic.learners import ER
@@ -274,3 +279,39 @@ def test_a_worker_names_the_command_of_its_grid_and_keeps_its_own():
     [news] = work(Job((SPEC,), command="parabolic compare --seeds 1"), "cpu")
     assert news.record.environment["command"] == "parabolic compare --seeds 1"
     assert sys.argv == before
+
+
+def test_a_failed_run_does_not_hold_on_to_its_learner(monkeypatch):
+    made = []
+
+    def make(*given):
+        model = make_backbone(*given)
+        made.append(weakref.ref(model))
+        return model
+
+    def crowded(*_):
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr("parabolic.experiments.execution.make_backbone", make)
+    monkeypatch.setattr("parabolic.learners.er.ER.loss", crowded)
+    [(_, error)] = execute_fleet([RunSpec("er")], device="cpu")
+    assert isinstance(error, DeviceFailed)
+    assert "seed 0: the device failed in task 1, after step 0: no room" in str(error)
+    assert "in crowded" in "".join(traceback.format_exception(error))
+    gc.collect()
+    assert [model() for model in made] == [None]
+
+
+def test_too_little_memory_of_a_library_is_told_with_the_step(monkeypatch):
+    loss, steps = ER.loss, []
+
+    def fails_later(self, *given):
+        steps.append(self.steps)
+        if self.steps == 5:
+            raise RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED")
+        return loss(self, *given)
+
+    monkeypatch.setattr("parabolic.learners.er.ER.loss", fails_later)
+    [(_, error)] = execute_fleet([RunSpec("er")], device="cpu")
+    assert "the device failed in task 1, after step 5: cuDNN error" in str(error)
+    assert "train fewer runs at once" in str(error)

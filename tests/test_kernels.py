@@ -1,6 +1,5 @@
 """The fused kernels compute what torch's own operations do, to the rounding of their type."""
 
-import copy
 import gc
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from parabolic.backbones import Block, Norm, ResNet18
+from parabolic.backbones import Block, Norm
 from parabolic.engine import numerics
 
 pytestmark = pytest.mark.gpu
@@ -76,6 +75,21 @@ def test_norm_add_relu_agrees_with_float64(shape, added, relu, dtype):
         assert error(two, exact_one) < 3 * rounding[one.dtype]
     for mine, exact_one in zip(running, exact_running, strict=True):
         assert error(mine, exact_one) < 2e-6
+
+
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("added", [True, False])
+def test_by_running_statistics_it_is_plain_batch_norm(added, relu):
+    from parabolic.kernels import norm_add_relu
+
+    x, weight, bias, shortcut = tensors((17, 96, 3, 5), torch.float32, added)
+    running = (torch.randn(96, device="cuda"), torch.rand(96, device="cuda") + 0.1)
+    kept = [each.clone() for each in running]
+    y, _ = norm_add_relu(x, weight, bias, running, shortcut, relu=relu, training=False)
+    exact = F.batch_norm(x.double(), *[each.double() for each in running], weight.double(), bias.double())
+    exact = exact if shortcut is None else exact + shortcut.double()
+    assert error(y, exact.relu() if relu else exact) < 2e-6
+    assert all(torch.equal(mine, was) for mine, was in zip(running, kept, strict=True))
 
 
 @pytest.mark.parametrize("relu", [True, False])
@@ -159,53 +173,3 @@ def test_the_outcome_is_the_same_every_time():
         y, _ = norm_add_relu(*given[:3], (torch.zeros(64, device="cuda"), torch.ones(64, device="cuda")), given[3])
         outcomes.append([y, *torch.autograd.grad(y.float().sin().sum(), given)])
     assert all(torch.equal(one, other) for one, other in zip(*outcomes, strict=True))
-
-
-def network(dtype):
-    """A network whose norms have seen something, and that computes in a precision."""
-    torch.manual_seed(0)
-    net = ResNet18((3, 16, 16), 10, width=16).cuda()
-    with torch.no_grad():
-        for norm in [each for each in net.modules() if isinstance(each, Norm)]:
-            norm.running_mean.normal_()
-            norm.running_var.uniform_(0.1, 2.0)
-            norm.weight.normal_()
-            norm.bias.normal_()
-    return net.to(dtype=dtype, memory_format=torch.channels_last).eval()
-
-
-@pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
-def test_for_prediction_norms_are_part_of_convolutions(monkeypatch, dtype, rounding):
-    net, x = network(dtype), torch.randn(7, 3, 16, 16, device="cuda", dtype=dtype)
-    kept = {name: each.clone() for name, each in net.state_dict().items()}
-    with numerics("fp32"), torch.no_grad():
-        exact = copy.deepcopy(net).double()(x.double())
-        with monkeypatch.context() as without:
-            without.setattr(F, "batch_norm", None)
-            found = net(x)
-    assert found.dtype == dtype
-    assert error(found, exact) < rounding
-    assert all(torch.equal(each, kept[name]) for name, each in net.state_dict().items())
-    # Who learns from it gets what can be differentiated.
-    with numerics("fp32"):
-        assert error(net(x), exact) < rounding
-        assert net(x).grad_fn is not None
-
-
-def test_for_prediction_what_is_no_number_stays_so():
-    net, x = network(torch.bfloat16), torch.randn(3, 3, 16, 16, device="cuda", dtype=torch.bfloat16)
-    x[1, 0, 5, 5] = torch.nan
-    with torch.no_grad():
-        assert net(x).isnan().any(1).tolist() == [False, True, False]
-        assert net(x[:0]).shape == (0, 10)
-
-
-def test_for_prediction_blocks_still_tell_what_they_give():
-    net, x, told = network(torch.bfloat16), torch.randn(3, 3, 16, 16, device="cuda", dtype=torch.bfloat16), []
-    for block in net.blocks:
-        block.register_forward_hook(lambda _, __, given: told.append(given.shape[1:]))
-    with torch.no_grad():
-        net(x)
-    assert told[0] == (16, 16, 16)
-    assert told[-1] == (128, 2, 2)
-    assert len(told) == 8

@@ -730,3 +730,30 @@ def test_a_network_that_was_interrupted_while_it_predicted_learns_on_as_before()
     with pytest.raises(KeyboardInterrupt):
         learner.predict(torch.randn(2, 3))
     assert learner.model.training
+
+
+def test_labels_that_are_refused_do_not_say_how_many_classes_there_are():
+    learner = ER(nn.Linear(4, 3), memory=50)
+    with pytest.raises(InputError):
+        learner.observe(torch.randn(4, 4), [0, 1, 2, 7])
+    assert learner.classes is None
+
+
+def test_what_was_descended_is_not_taken_back_by_half():
+    class Fickle(ER):
+        """Refuses the second step on a batch."""
+
+        def loss(self, batch, recalled):
+            if self.steps == 0 and self.again:
+                raise InputError("no more")
+            self.again = True
+            return super().loss(batch, recalled)
+
+        again = False
+
+    learner = Fickle(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), memory=50, repeats=2)
+    before = learner.model[0].weight.detach().clone()
+    with pytest.raises(InputError):
+        learner.observe(torch.randn(4, 4), torch.arange(4) % 3)
+    assert not torch.equal(learner.model[0].weight, before)
+    assert learner.model[1].num_batches_tracked == 1

@@ -15,10 +15,9 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.backends import cudnn
 
 from parabolic.checks import check_call, check_name, check_number, invalid
-from parabolic.convolution import convolve, convolve_both, mix, thin
+from parabolic.convolution import convolve, convolve_both
 from parabolic.plugins import load_object
 
 __all__ = [
@@ -34,8 +33,6 @@ __all__ = [
     "make_backbone",
     "plainly",
 ]
-
-CHANNELS_LAST = torch.channels_last
 
 
 class MLP(nn.Sequential):
@@ -102,7 +99,7 @@ class ResNet18(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """One score a class for images `[n, channels, height, width]`."""
-        scores: Tensor = self.head(self.blocks(_normed(self.norm, self.stem, x)).mean((2, 3)))
+        scores: Tensor = self.head(self.blocks(self.norm(self.stem(x))).mean((2, 3)))
         return scores
 
 
@@ -121,26 +118,25 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's feature maps."""
+        inner, shortcut = self._begun(x)
+        y: Tensor = self.norm2(self.conv2(self.norm1(inner)), shortcut)
+        return y
+
+    def _begun(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the first convolution and the shortcut make of x: on a GPU, at once where the shortcut is one too."""
         short = next(iter(self.shortcut), None)
         if (
             isinstance(self.conv1, Convolution) and isinstance(short, Convolution)  # and nothing put in their place
-            and torch.is_grad_enabled() and _ours(x, short.weight) and x.is_contiguous(memory_format=CHANNELS_LAST)
+            and _ours(x, short.weight) and x.is_contiguous(memory_format=torch.channels_last)
         ):  # fmt: skip
             weight = self.conv1.weight
             inner, thinned = convolve_both(x.to(weight.dtype), weight, short.weight, *self.conv1.layout)
-            return _normed(self.norm2, self.conv2, self.norm1(inner), self.shortcut[1:](thinned))
-        inner, beside = _normed(self.norm1, self.conv1, x), _again(x)
-        if len(self.shortcut) == 2:
-            conv, norm = self.shortcut
-            return _normed(self.norm2, self.conv2, inner, _normed(norm, conv, beside))
-        return _normed(self.norm2, self.conv2, inner, self.shortcut(beside))
+            return inner, self.shortcut[1:](thinned)
+        return self.conv1(x), self.shortcut(_again(x))
 
 
 class Norm(nn.BatchNorm2d):
-    """Batch norm, then the sum with a shortcut and ReLU: where a GPU has the images channels-last, one operation.
-
-    For prediction all of it is part of the convolution before: see `_normed`.
-    """
+    """Batch norm, then the sum with a shortcut and ReLU: where a GPU has the images channels-last, one operation."""
 
     def __init__(self, channels: int, relu: bool = True) -> None:
         super().__init__(channels)
@@ -154,8 +150,9 @@ class Norm(nn.BatchNorm2d):
             from parabolic.kernels import norm_add_relu
 
             y, again = norm_add_relu(
-                x, self.weight, self.bias, running, shortcut, relu=self.relu, momentum=momentum, eps=self.eps
-            )
+                x, self.weight, self.bias, running, shortcut,
+                relu=self.relu, training=self.training, momentum=momentum, eps=self.eps,
+            )  # fmt: skip
             y.again = again  # type: ignore[attr-defined]
             return y
         y = F.batch_norm(x, *running, self.weight, self.bias, self.training, momentum, self.eps)
@@ -164,10 +161,10 @@ class Norm(nn.BatchNorm2d):
         return F.relu(y) if self.relu else y
 
     def _fused(self, x: Tensor) -> bool:
-        """Whether the one operation can do it: by statistics of the batch, and one value has no deviation."""
-        fits = x.is_cuda and x.is_contiguous(memory_format=CHANNELS_LAST) and x.dtype != torch.float64
+        """Whether the one operation can do it: by running statistics it has no gradient, and one value no deviation."""
+        fits = x.is_cuda and x.is_contiguous(memory_format=torch.channels_last) and x.dtype != torch.float64
         fits = fits and x.shape[1] < x.numel() < 2**31  # it counts places in 32 bits
-        return self.training and fits and not in_plain() and has_triton()
+        return fits and not in_plain() and (self.training or not torch.is_grad_enabled()) and has_triton()
 
 
 def _again(x: Tensor) -> Tensor:
@@ -184,58 +181,29 @@ class Convolution(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """The feature maps."""
-        weight = self.filled(self.weight)
-        if torch.is_grad_enabled() and _ours(x, weight):
-            return convolve(self.filled(x.to(weight.dtype)), weight, *self.layout)
-        return F.conv2d(self.filled(x), weight, None, *self.layout)
+        return self._of(x, self.weight)
 
     @property
     def layout(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """The stride and the padding."""
         return cast(tuple[int, int], self.stride), cast(tuple[int, int], self.padding)
 
-    def filled(self, each: Tensor) -> Tensor:
-        """Images or weights, with as many channels as suits the device."""
-        return each
+    def _of(self, x: Tensor, weight: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and _ours(x, weight):
+            return convolve(x.to(weight.dtype), weight, *self.layout)
+        return F.conv2d(x, weight, None, *self.layout)
 
 
 class Stem(Convolution):
     """A convolution of images as they come; on a GPU, fast for multiples of eight channels only, filled up to one."""
 
-    def filled(self, each: Tensor) -> Tensor:
-        """Images or weights with channels of zeros behind their own."""
-        more = -self.in_channels % 8 if each.is_cuda else 0
-        return F.pad(each, (0, 0, 0, 0, 0, more)) if more else each
-
-
-def _normed(norm: nn.Module, conv: nn.Module, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
-    """A norm of a convolution of images, and of their shortcut; on a GPU, one operation where nobody learns from it.
-
-    By running statistics the norm is a factor and a sum for each channel: the one goes into the convolution's weight,
-    the other, the shortcut and ReLU are done before anything is written.
-    """
-    if not (isinstance(conv, Convolution) and isinstance(norm, Norm) and _merges(norm, conv, x)):
-        y: Tensor = norm(conv(x), *([] if shortcut is None else [shortcut]))
-        return y
-    mean, variance = cast(Tensor, norm.running_mean), cast(Tensor, norm.running_var)
-    scale = norm.weight * (variance.float() + norm.eps).rsqrt()
-    weight = (conv.weight * scale.view(-1, 1, 1, 1)).to(conv.weight.dtype)
-    bias = (norm.bias - mean * scale).to(weight.dtype)
-    x, weight, layout = conv.filled(x.to(weight.dtype)), conv.filled(weight), (*conv.layout, (1, 1), 1)
-    if not norm.relu:
-        return mix(thin(x, conv.layout[0]), weight, bias)
-    if shortcut is None:
-        return torch.cudnn_convolution_relu(x, weight, bias, *layout)
-    return torch.cudnn_convolution_add_relu(x, weight, shortcut.to(weight.dtype), 1.0, bias, *layout)
-
-
-def _merges(norm: Norm, conv: Convolution, x: Tensor) -> bool:
-    """Whether a norm can be part of the convolution before it, for which NVIDIA's library has an operation."""
-    if norm.training or torch.is_grad_enabled() or not _ours(x, conv.weight):
-        return False
-    fits = conv.weight.dtype != torch.float64 and x.numel() > 0
-    fits = fits and conv.weight.is_contiguous(memory_format=CHANNELS_LAST)
-    return fits and (norm.relu or conv.kernel_size == (1, 1)) and torch.version.hip is None and cudnn.enabled
+    def forward(self, x: Tensor) -> Tensor:
+        """The first feature maps."""
+        more = -self.in_channels % 8
+        if not more or not x.is_cuda:
+            return super().forward(x)
+        x, weight = (F.pad(each, (0, 0, 0, 0, 0, more)) for each in (x, self.weight))
+        return self._of(x, weight)
 
 
 def _ours(x: Tensor, weight: Tensor) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 __all__ = [
     "InputError", "all_finite", "check_call", "check_finite", "check_name", "check_number", "first_line", "invalid",
-    "plain",
+    "plain", "short_of_memory",
 ]  # fmt: skip
 
 MANY, FEW = 24, 4  # of more names than the first, an error lists no more than the second: the nearest
@@ -90,6 +90,23 @@ def first_line(error: BaseException) -> str:
     'out of memory'
     """
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def short_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one that it came of, says that there is too little memory on a device.
+
+    Torch's allocator has a class of error for it; of CUDA and its libraries, which take some by themselves, there are
+    only words.
+
+    >>> short_of_memory(RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED")), short_of_memory(RuntimeError("no"))
+    (True, False)
+    """
+    while error is not None:
+        said = str(error)
+        if isinstance(error, torch.OutOfMemoryError) or "CUDA error: out of memory" in said or "ALLOC_FAILED" in said:
+            return True
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return False
 
 
 def check_number(

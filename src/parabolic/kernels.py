@@ -29,6 +29,7 @@ def norm_add_relu(
     shortcut: Tensor | None = None,
     *,
     relu: bool = True,
+    training: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor]:
@@ -36,11 +37,39 @@ def norm_add_relu(
 
     Of two uses let each take one of them: then there is no need to add up their gradients before they come here.
 
-    The statistics are the batch's own, and `running`, the running mean and variance, is moved by `momentum`. Sums are
-    made in float32 and always in the same order: the outcome does not depend on how the work is spread.
+    In training the statistics are the batch's own, and `running`, the running mean and variance, is moved by
+    `momentum`; else they are the running ones, and there is no gradient. Sums are made in float32 and always in the
+    same order: the outcome does not depend on how the work is spread.
     """
-    made: tuple[Tensor, Tensor] = _NormAddReLU.apply(x, weight, bias, shortcut, running, relu, momentum, eps)
-    return made
+    if training:
+        made: tuple[Tensor, Tensor] = _NormAddReLU.apply(x, weight, bias, shortcut, running, relu, momentum, eps)
+        return made
+    y = _normalised(x, weight, bias, shortcut, running, relu, 0.0, eps, None)[0]
+    return y, y.detach()
+
+
+def _normalised(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    shortcut: Tensor | None,
+    running: tuple[Tensor, Tensor],
+    relu: bool,
+    momentum: float,
+    eps: float,
+    partial: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The output, and the mean and one over the standard deviation that made it."""
+    work, y = _Work(x), torch.empty_like(x)
+    if shortcut is not None:
+        shortcut = shortcut.contiguous(memory_format=torch.channels_last)
+    mean, scale = x.new_empty(2, x.shape[1], dtype=torch.float32)
+    with torch.cuda.device_of(x):
+        _normalise[work.grid](
+            x, shortcut, y, weight, bias, mean, scale, *running, partial, *work.size, work.parts, momentum, eps,
+            BATCH=partial is not None, ADD=shortcut is not None, RELU=relu, **work.tile, PARTS=work.all_parts,
+        )  # fmt: skip
+    return y, mean, scale
 
 
 class _NormAddReLU(torch.autograd.Function):
@@ -56,17 +85,11 @@ class _NormAddReLU(torch.autograd.Function):
         momentum: float,
         eps: float,
     ) -> tuple[Tensor, Tensor]:
-        work, y = _Work(x), torch.empty_like(x)
+        work = _Work(x)
         partial = work.room(2)
-        mean, scale = x.new_empty(2, x.shape[1], dtype=torch.float32)
-        if shortcut is not None:
-            shortcut = shortcut.contiguous(memory_format=torch.channels_last)
         with torch.cuda.device_of(x):
             _sums[work.shares](x, partial, *work.size, work.share, **work.tile, AHEAD=AHEAD)
-            _normalise[work.grid](
-                x, shortcut, y, weight, bias, mean, scale, *running, partial, *work.size, work.parts, momentum, eps,
-                ADD=shortcut is not None, RELU=relu, **work.tile, PARTS=work.all_parts,
-            )  # fmt: skip
+        y, mean, scale = _normalised(x, weight, bias, shortcut, running, relu, momentum, eps, partial)
         # Without a shortcut the sign of y follows from x, which is one tensor less to read on the way back.
         ctx.save_for_backward(x, weight, bias, mean, scale, y if relu and shortcut is not None else None)
         ctx.relu, ctx.added = relu, shortcut is not None
@@ -196,10 +219,10 @@ def _sums(x, partial, rows, channels, share, ROWS: tl.constexpr, COLUMNS: tl.con
 @triton.jit
 def _normalise(
     x, shortcut, y, weight, bias, mean, scale, running_mean, running_variance, partial, rows, channels, parts,
-    momentum, eps, ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    PARTS: tl.constexpr,
+    momentum, eps, BATCH: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The output, by statistics of the batch, which every program adds up, and the first keeps.
+    """The output, by statistics of the batch (which every program adds up, and the first keeps) or the running ones.
 
     What comes next is on its way meanwhile: the first tile while sums are added up, others while one is worked on.
     """
@@ -210,22 +233,25 @@ def _normalise(
     next_x = tl.load(x + at, here, 0.0)
     if ADD:
         next_shortcut = tl.load(shortcut + at, here, 0.0)
-    total = _add_up(partial, 0, 2, channels, parts, column, inside, PARTS)
-    squares = _add_up(partial, 1, 2, channels, parts, column, inside, PARTS)
-    shift = total / rows
-    centre = tl.load(x + column, inside, 0.0).to(tl.float32) + shift
-    variance = squares / rows - shift * shift
-    variance = tl.where(variance < 0, 0.0, variance)
+    centre = tl.load(running_mean + column, inside, 0.0)
+    variance = tl.load(running_variance + column, inside, 0.0)
+    if BATCH:
+        before, varied = centre, variance
+        total = _add_up(partial, 0, 2, channels, parts, column, inside, PARTS)
+        squares = _add_up(partial, 1, 2, channels, parts, column, inside, PARTS)
+        shift = total / rows
+        centre = tl.load(x + column, inside, 0.0).to(tl.float32) + shift
+        variance = squares / rows - shift * shift
+        variance = tl.where(variance < 0, 0.0, variance)
     factor = 1 / tl.sqrt(variance + eps)
-    if tl.program_id(0) == 0:
-        before = tl.load(running_mean + column, inside, 0.0)
-        varied = tl.load(running_variance + column, inside, 0.0)
-        tl.debug_barrier()  # all threads have read what is now overwritten
-        tl.store(mean + column, centre, inside)
-        tl.store(scale + column, factor, inside)
-        tl.store(running_mean + column, before + momentum * (centre - before), inside)
-        unbiased = variance * (rows / (rows - 1.0))
-        tl.store(running_variance + column, varied + momentum * (unbiased - varied), inside)
+    if BATCH:
+        tl.debug_barrier()  # all have read what is now overwritten
+        if tl.program_id(0) == 0:
+            tl.store(mean + column, centre, inside)
+            tl.store(scale + column, factor, inside)
+            tl.store(running_mean + column, before + momentum * (centre - before), inside)
+            unbiased = variance * (rows / (rows - 1.0))
+            tl.store(running_variance + column, varied + momentum * (unbiased - varied), inside)
     factor *= tl.load(weight + column, inside, 0.0).to(tl.float32)
     shift = tl.load(bias + column, inside, 0.0).to(tl.float32)
     for start in range(first, rows, far):

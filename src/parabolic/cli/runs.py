@@ -299,7 +299,7 @@ def _made_alike(rows: Mapping[str, Sequence[Record]]) -> str:
             alike[_made_with(records)].append(name)
     if len(alike) == 1:
         return next(iter(alike))
-    return "; ".join(f"{' and '.join(names)}: {made}" for made, names in alike.items())
+    return "; ".join(f"{', '.join(names)}: {made}" for made, names in alike.items())
 
 
 def _tried(presets: Sequence[Preset]) -> list[str]:

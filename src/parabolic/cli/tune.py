@@ -131,6 +131,7 @@ def _tune(search: Search, store: Store, *, trials: int, **options: Any) -> Tuned
     """Tune with a bar; the options are those of `tune`."""
     with ProgressBar(many=trials) as bar:
         bar.title = f"{search.spec.learner} on {search.spec.stream}"
+        bar.count("trials", 0)
 
         def watch(done: list[Trial]) -> None:
             best = max((trial.score or 0.0 for trial in done), default=0.0)

@@ -86,18 +86,20 @@ class Bar:
             transient=True,
         )
         self._over = threading.Event()
+        self._reporter: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         self.progress.start()
+        self._over.clear()
         if self.progress.disable:
-            self._over = threading.Event()
-            threading.Thread(target=self._report, args=(self._over,), daemon=True).start()
+            self._reporter = threading.Thread(target=self._report, daemon=True)
+            self._reporter.start()
         return self
 
-    def _report(self, over: threading.Event) -> None:
+    def _report(self) -> None:
         """Say now and then how far it is."""
         started = time.monotonic()
-        while not over.wait(MINUTE):
+        while not self._over.wait(MINUTE):
             known = [each for each in self.progress.tasks if each.total is not None]
             told = [f"{each.description}: {each.completed:.0f} of {each.total:.0f} done" for each in known]
             notes = [each.fields["note"] for each in known]
@@ -110,6 +112,8 @@ class Bar:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over.set()
+        if self._reporter is not None:
+            self._reporter.join()
         self.progress.stop()
 
 

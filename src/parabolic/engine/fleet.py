@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parabolic.checks import first_line, invalid
+from parabolic.checks import first_line, invalid, short_of_memory
 from parabolic.engine.graphs import Graphs
 from parabolic.learners import Learner
 from parabolic.learners.whole import is_ours
@@ -57,7 +57,7 @@ class Berth:
             return learner.step(x, y, task)
         number = None if task is None else torch.full((), task, device=self.device)
         given = self._place("step", x, y, number)
-        key = ("step", x.shape, x.dtype, learner.phase(), learner.classes, _rates(learner))
+        key = ("step", x.shape, x.dtype, learner.phase(), learner.classes, _rates(learner), *_changes(learner))
         loss, replayed = self._run(key, partial(learner.step, *given))
         if replayed:
             for holder, name, more in self._counted[key]:
@@ -85,7 +85,8 @@ class Berth:
                 x, y = (torch.cat([each, each[:1].expand(size - len(some), *each.shape[1:])]) for each in (x, y))
                 number = torch.cat([number, number.new_full((size - len(some),), len(stream))])
             placed = self._place("test", x, y, number, seen, right)
-            self._run(("test", x.shape, x.dtype, seen.shape, right.shape), partial(_mark, self.learner, *placed))
+            key = ("test", x.shape, x.dtype, seen.shape, right.shape, *_changes(self.learner))
+            self._run(key, partial(_mark, self.learner, *placed))
             right.copy_(placed[-1])
         return right[: row + 1]
 
@@ -116,9 +117,9 @@ class Berth:
         if not why_not:
             try:
                 given, _ = self.graphs.run(key, work)
-            except torch.OutOfMemoryError:
-                raise
             except RuntimeError as error:
+                if short_of_memory(error):
+                    raise
                 # Nothing has happened on the device: set the counters back.
                 set_counters(self.learner, before)
                 torch.cuda.synchronize(self.device)
@@ -233,6 +234,11 @@ def _on_host(learner: Learner) -> str:
     values = (value for state in learner.optim.state.values() for value in state.values())
     strays = any(isinstance(value, Tensor) and value.device != learner.device for value in values)
     return f"{type(learner.optim).__name__} counts on the host" if strays else ""
+
+
+def _changes(learner: Learner) -> tuple[int, int]:
+    """What makes inputs of examples, of which a learner may be given another before its first step."""
+    return id(learner.prepare), id(learner.augment)
 
 
 def _rates(learner: Learner) -> Hashable:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from parabolic.checks import Description, check_call, first_line, invalid
+from parabolic.checks import Description, check_call, first_line, invalid, short_of_memory
 from parabolic.engine.callbacks import Callback, State
 from parabolic.engine.checkpoints import Checkpoints, Progress
 from parabolic.engine.feed import at_hand, feed
@@ -23,7 +23,7 @@ from parabolic.learners import Learner
 from parabolic.learners.functional import has_batch_norm
 from parabolic.streams import Batches, Stream
 
-__all__ = ["DeviceFailed", "Diverged", "short_of_memory", "train", "train_fleet"]
+__all__ = ["DeviceFailed", "Diverged", "train", "train_fleet"]
 
 LOOK = 100  # after so many steps the losses are looked at, which waits for the device
 
@@ -314,29 +314,14 @@ def _threads_for(learner: Learner) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def short_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one that it came of, says that there is too little memory on a device.
-
-    Torch's allocator has a class of error for it; of CUDA and its libraries, which take some by themselves, there are
-    only words.
-
-    >>> short_of_memory(RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED")), short_of_memory(RuntimeError("no"))
-    (True, False)
-    """
-    while error is not None:
-        said = str(error)
-        if isinstance(error, torch.OutOfMemoryError) or "CUDA error: out of memory" in said or "ALLOC_FAILED" in said:
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
 @contextmanager
 def _naming(states: list[State]) -> Iterator[None]:
     """Say of which runs and at which step a device failed."""
     try:
         yield
-    except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
+    except RuntimeError as error:
+        if not (isinstance(error, torch.AcceleratorError) or short_of_memory(error)):
+            raise
         who = f"{_who(states[0])}" + (f" and {len(states) - 1} beside it" if len(states) > 1 else "")
         remedy = "start again: what was finished before is kept"
         if short_of_memory(error):

@@ -90,7 +90,7 @@ class Tracker(Callback):
     def on_start(self, state: State) -> None:
         """Open an entry for the run."""
         learner, stream = state.learner, state.stream
-        own = {"learner": learner.name or type(learner).__name__, "stream": stream.name, "seed": learner.seed}
+        own = {"learner": learner.own_name(), "stream": stream.name, "seed": learner.seed}
         options = {name: getattr(learner, name) for name in options_of(type(learner))}
         name = f"{own['learner']}-{own['stream']}-seed{own['seed']}"
         self._entries[id(state)] = self.open(name, self.settings or {**own, "options": options})

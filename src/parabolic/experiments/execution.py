@@ -23,9 +23,8 @@ from filelock import BaseFileLock
 
 from parabolic import metrics
 from parabolic.backbones import make_backbone
-from parabolic.checks import Description, InputError, invalid
+from parabolic.checks import Description, InputError, invalid, short_of_memory
 from parabolic.engine import Callback, DeviceFailed, Diverged, Fleet, State, computing_in, numerics, train_fleet
-from parabolic.engine.loop import short_of_memory
 from parabolic.experiments.code import made_of, own_code_of
 from parabolic.experiments.resume import Keeping
 from parabolic.experiments.spec import RunSpec, check_spec
@@ -171,6 +170,7 @@ def execute_fleet(
             continue
         except Exception as error:
             yard.clear()
+            _let_go(error)
             if len(group) == 1:
                 yield group[0], _named(group[0], error)
                 continue
@@ -192,6 +192,13 @@ def _abreast(specs: list[RunSpec], size: int, keeping: Keeping | None) -> Iterat
         places[(0, 0) if keeping is None or size == 1 else keeping.place(spec)].append(spec)
     for group in places.values():
         yield from (group[start : start + size] for start in range(0, len(group), size))
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Free what the frames of an error hold, learners above all, however long it is kept; its traceback stays."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _named(spec: RunSpec, error: Exception) -> Exception:

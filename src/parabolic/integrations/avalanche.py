@@ -129,8 +129,8 @@ class Strategy(SupervisedTemplate):  # type: ignore[misc]
         if not isinstance(self.experience, OnlineCLExperience):
             self.learner.start_task(_Batches(self))
         elif self.learner.needs_tasks:
-            remedy = "use a learner that needs no tasks: `parabolic list` tells"
-            raise invalid("learner", self.learner.name, "one that can do without tasks, on an online stream", remedy)
+            name, remedy = self.learner.own_name(), "use a learner that needs no tasks: `parabolic list` tells"
+            raise invalid("learner", name, "one that can do without tasks, on an online stream", remedy)
 
     def _after_training_exp(self, **kwargs: Any) -> None:
         if not isinstance(self.experience, OnlineCLExperience):

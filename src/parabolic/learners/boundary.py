@@ -39,7 +39,7 @@ def labels_of(learner: Learner, batches: TaskBatches) -> Tensor:
     """All labels of a task that starts, checked for a learner that must know of them."""
     labels = [y for _, y, _ in checked(learner, batches)]
     if not labels:
-        remedy = f"{learner.name} looks at them for the classes to come"
+        remedy = f"{learner.own_name()} looks at them for the classes to come"
         raise invalid("start_task", Description("no batches"), "the batches of the task", remedy)
     return torch.cat(labels)
 

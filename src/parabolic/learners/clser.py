@@ -109,5 +109,5 @@ class CLSER(ReplayLearner):
         self.plastic.load_state_dict(state["plastic"])
 
     def _touched(self) -> list[Tensor]:
-        averages, names = (self.stable.weights, self.plastic.weights), dict(self.model.named_buffers())
+        averages, names = (self.stable.weights, self.plastic.weights), [name for name, _ in self.model.named_buffers()]
         return super()._touched() + [average[name] for average in averages for name in names if name in average]

@@ -69,12 +69,12 @@ class EWC(AnchoredLearner):
         The model is in its evaluation mode for it: with statistics of a batch an example would have no gradient of
         its own, and what is held is the model as it predicts.
         """
-        total, count = torch.zeros_like(self.importance), 0
+        total, count, known = torch.zeros_like(self.importance), 0, dict[int, bool]()
         with predicting(self.model):
             for x, y, _ in checked(self, batches, self.chunk):
                 for some, labels in zip(x.split(self.chunk), y.split(self.chunk), strict=True):
                     total += self.weights.layout.join(
-                        squared_gradients(self.model, self.inputs(some), labels, self._surprise)
+                        squared_gradients(self.model, self.inputs(some), labels, self._surprise, known)
                     )
                     count += len(labels)
         return total / max(count, 1)

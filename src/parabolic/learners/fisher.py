@@ -29,14 +29,19 @@ Use = tuple[GradientEdge, Squares]
 
 
 def squared_gradients(
-    model: nn.Module, x: Tensor, y: Tensor, loss: Callable[..., Tensor] = F.cross_entropy
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    loss: Callable[..., Tensor] = F.cross_entropy,
+    known: dict[int, bool] | None = None,
 ) -> list[Tensor]:
     """For each weight, the sum over examples of the squared gradient of their loss, for a model in its eval mode.
 
     One pass of all examples gives what goes into each layer and the gradient of what comes out. From these follow an
     example's gradients of a linear layer, a convolution and a norm, which are squared and summed a part at a time. A
     model that uses a weight in any other way, or twice, or on examples that do not lie one after another, is
-    differentiated example by example.
+    differentiated example by example. Which it is takes another pass, of few examples, but where `known` says it for so
+    many examples; it is noted there.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = nn.init.zeros_(model.weight)
@@ -45,9 +50,13 @@ def squared_gradients(
             [1.2500, 4.0000]])]
     """
     weights = trainable(model)
+    known = {} if known is None else known
     scores, uses = _watched(model, x, weights)
-    # As many of something else as there are examples look like these; among fewer or more examples they do not.
-    if uses is None or _watched(model, x[:2] if len(x) > 2 else torch.cat([x, x]), weights)[1] is None:
+    if uses is not None and len(x) not in known:
+        # As many of something else as there are examples look like these; among fewer or more examples they do not.
+        others = x[:2] if len(x) > 2 else torch.cat([x, x])
+        known[len(x)] = _watched(model, others, weights)[1] is not None
+    if uses is None or not known[len(x)]:
         return _one_by_one(model, x, y, loss)
     slopes = torch.autograd.grad(loss(scores, y, reduction="sum"), [edge for edge, _ in uses], allow_unused=True)
     with torch.no_grad():

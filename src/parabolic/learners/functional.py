@@ -71,6 +71,10 @@ def call_by(weights: Mapping[str, Tensor], model: nn.Module, x: Tensor) -> Tenso
     """
     # Not by torch's tie_weights, which names the place in a module that is used twice twice: what is put there first is
     # then taken for what was there before, and stays.
+    scores: Tensor
+    if not weights:
+        scores = model(x)
+        return scores
     given: dict[int, Tensor] = {}
     places: dict[str, Tensor] = {}
     for path, module in model.named_modules():
@@ -78,7 +82,7 @@ def call_by(weights: Mapping[str, Tensor], model: nn.Module, x: Tensor) -> Tenso
             place = f"{path}.{name}" if path else name
             if own is not None and (other := given.get(id(own), weights.get(place))) is not None:
                 given[id(own)] = places[place] = other
-    scores: Tensor = torch.func.functional_call(model, places, (x,), tie_weights=False)
+    scores = torch.func.functional_call(model, places, (x,), tie_weights=False)
     return scores
 
 

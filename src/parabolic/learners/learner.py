@@ -136,6 +136,7 @@ class Learner:
         if not isinstance(self.model, nn.Module):
             raise invalid("model", type(self.model), "a torch.nn.Module")
         self.lock, self.stepping = threading.RLock(), False
+        self._descended = False  # whether the weights have moved since `observe` began
         self._asking: set[int] = set()  # threads that wait to predict
         self.body = self.model  # from what bridges run through to the scores
         if self.embed is not None:
@@ -181,12 +182,13 @@ class Learner:
         if task is not None:
             check_number("task", task, whole=True, at_least=0, below=2**31)
         with self.lock:
-            take_back = self._kept_aside()
-            x, y = self._checked(x, y)
+            take_back, self._descended = self._kept_aside(), False
             try:
+                x, y = self._checked(x, y)
                 loss = self.step(x, y, task)
             except InputError:
-                take_back()
+                if not self._descended:  # else there is no way back: it has learned
+                    take_back()
                 raise
         if self._asking:  # a lock goes to whoever comes first, and that would be the next batch
             time.sleep(GIVE_WAY)
@@ -210,6 +212,7 @@ class Learner:
                     if not isinstance(loss, Tensor) or loss.ndim:
                         whose = f"loss of {self.own_name()}"
                         raise invalid(whose, loss, "a tensor of one number", "take its mean, say")
+                    self._descended = True
                     self.descend(loss)
                 self.remember(raw, batch)
                 self.steps += 1
