@@ -1,5 +1,6 @@
 """Official archives: read pixel for pixel, and nothing that is hostile or broken gets further than an error."""
 
+import codecs
 import functools
 import hashlib
 import http.server
@@ -121,7 +122,7 @@ class Evil:
 def test_a_pickle_that_would_run_something_is_refused(tmp_path, call, protocol):
     marker = str(tmp_path / "was-here")
     data = pickle.dumps({"data": Evil(call, marker)}, protocol=protocol)
-    with pytest.raises(InputError, match="^pickle: got .*, expected plain values and arrays only"):
+    with pytest.raises(InputError, match="^file: got .*, expected plain values and arrays only"):
         load_pickle(data, "file")
     assert not os.path.exists(marker)
 
@@ -137,6 +138,28 @@ def test_a_hostile_batch_in_an_archive_changes_nothing(tmp_path, cache):
     assert not (tmp_path / "was-here").exists()
     assert cache.find("cifar10") == made
     cache.read(made)
+
+
+def test_a_pickle_written_again_by_python_3_for_python_2_is_read():
+    told = {b"data": np.arange(6, dtype=np.uint8).reshape(2, 3), b"names": [b"\xe9\xff", b"cat"]}
+    data = pickle.dumps(told, protocol=2)
+    assert b"_codecs\nencode\n" in data
+    found = load_pickle(data, "file")
+    np.testing.assert_array_equal(found["data"], told[b"data"])
+    assert found["names"] == told[b"names"]
+
+
+@pytest.mark.parametrize("arguments", [("x", "rot13"), ("x", "utf-8"), ("x",), (b"x", "latin1"), ("x", "latin1", 1)])
+def test_no_other_use_of_codecs_is_allowed(arguments):
+    data = pickle.dumps({"data": Evil(codecs.encode, *arguments)}, protocol=4)
+    with pytest.raises(InputError, match="^file: got .*expected a pickle that can be read"):
+        load_pickle(data, "file")
+
+
+def test_a_pickle_cannot_change_what_it_is_given_to_call():
+    data = b"\x80\x02c_codecs\nencode\n}U\x01aK\x01sb."  # which sets an attribute
+    with pytest.raises(InputError, match="^file: got AttributeError"):
+        load_pickle(data, "file")
 
 
 @pytest.mark.parametrize("data", [b"", b"junk", pickle.dumps([1]), pickle.dumps({"a": 1})[:-3]])
@@ -191,6 +214,64 @@ def test_a_truncated_archive_is_refused_and_nothing_is_left(tmp_path, cache, sha
             prepare(name, path)
         assert cache.find(name) is None
         assert list(cache.root.glob("*/files-*")) == []
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
+def test_one_flipped_bit_of_an_archive_is_noticed_wherever_it_is(tmp_path, kind):
+    """Pixels do not compress: a changed one decompresses without complaint, and only the checksum tells."""
+    path = tmp_path / "cifar-10-python.tar.gz"
+    with tarfile.open(path, f"w:{kind}") as archive:
+        for name, data in official.cifar10_files(TRAIN, TEST).items():
+            member = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    whole = path.read_bytes()
+    same(held("cifar10", path)[0], TRAIN, TEST)
+    for at in np.linspace(64, len(whole) - 8, 12).astype(int):  # between a name and bits that do not count
+        data = bytearray(whole)
+        data[at] ^= 4
+        path.write_bytes(bytes(data))
+        with pytest.raises(InputError, match="expected a whole archive; it may be cut off or damaged: download it aga"):
+            held("cifar10", path)
+
+
+def test_what_a_mac_packs_besides_and_a_blank_line_do_not_matter(tmp_path):
+    files = official.tiny_files(3)[0]
+    plain = held("tinyimagenet", official.write_zip(tmp_path / "a.zip", files, "tiny-imagenet-200"))[0]
+    files = {f"tiny-imagenet-200/{name}": data for name, data in files.items()}
+    files["tiny-imagenet-200/val/val_annotations.txt"] += b"\n \n"
+    files |= {f"__MACOSX/{name.replace('images/', 'images/._')}": b"junk" for name in files}
+    files["tiny-imagenet-200/train/.DS_Store"] = files["tiny-imagenet-200/train/n1/images/._n1_0.JPEG"] = b"junk"
+    with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    same(held("tinyimagenet", tmp_path / "b.zip")[0], *plain)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": np.zeros((0, 3072), np.uint8), "labels": []}, "data_batch_2 of .*: got no images"),
+        ({"labels": [2**70] * 12}, "data_batch_2 of .*: got no labels that fit, expected .* all below"),
+    ],
+)
+def test_a_batch_that_is_empty_or_has_impossible_labels_is_named(tmp_path, change, message):
+    files = official.cifar10_files(TRAIN, TEST)
+    files["data_batch_2"] = pickle.dumps(pickle.loads(files["data_batch_2"], encoding="latin1") | change)
+    with pytest.raises(InputError, match=message):
+        held("cifar10", official.write_folder(tmp_path / "cifar-10-batches-py", files))
+
+
+def test_text_that_is_not_utf_8_is_named(tmp_path):
+    files = official.cifar10_files(TRAIN, TEST)
+    files["batches.meta"] = pickle.dumps({"label_names": [b"caf\xe9"] * 10})
+    with pytest.raises(InputError, match="batches.meta of .*expected text in UTF-8"):
+        held("cifar10", official.write_folder(tmp_path / "cifar-10-batches-py", files))
+    for name in ("val/val_annotations.txt", "words.txt"):
+        files = official.tiny_files(3)[0]
+        files[name] += b"\xe9\n"
+        with pytest.raises(InputError, match=rf"{name.rsplit('/')[-1]} of .*expected text in UTF-8"):
+            held("tinyimagenet", official.write_folder(tmp_path / name[0] / "tiny-imagenet-200", files))
 
 
 def test_an_archive_that_lacks_a_file_says_which(tmp_path):

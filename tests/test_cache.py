@@ -181,6 +181,26 @@ def test_data_of_any_name_are_a_stream_save_those_that_the_hub_s_name_stands_for
     assert sorted(prepared_streams()) == ["seq-hf-mine", "seq-hf-too"]
 
 
+def test_hidden_folders_and_files_are_no_data(tmp_path):
+    source = images(tmp_path / "images")
+    before = prepare("mine", source)
+    for name in ("train/.ipynb_checkpoints", "train/__MACOSX", "test/.ipynb_checkpoints", ".git", "train/cat"):
+        (source / name).mkdir(exist_ok=True)
+        Image.fromarray(TRAIN[0][0]).save(source / name / "._copy.png")
+        Image.fromarray(TRAIN[0][0]).save(source / name / ".copy.png")
+    for name in ("train/.ipynb_checkpoints", "test/.ipynb_checkpoints"):
+        Image.fromarray(TRAIN[0][0]).save(source / name / "copy.png")
+    after = prepare("mine", source, again=True)
+    assert (after.content, after.class_names) == (before.content, before.class_names)
+
+
+def test_images_without_pixels_are_refused(cache):
+    for size in ((20, 3, 0, 4), (0, 3, 4, 4)):
+        raw = Raw(Part([np.zeros(size, np.uint8)], np.arange(20) % 2))
+        with cache.lock("mine"), pytest.raises(InputError, match="train images: got .*expected at least one pixel"):
+            cache.write("mine", raw, "an example")
+
+
 def test_without_datasets_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(InputError, match=r"hf:x: got no `datasets`, .*pip install 'parabolic-cl\[hf\]'"):
@@ -302,6 +322,57 @@ def test_damage_is_noticed_and_mended_from_the_source_or_refused(tmp_path, cache
     assert make_stream("seq-mine").digest() == plain().digest()
 
 
+def misspell(told):
+    told["files"]["train_images.npy"]["sha266"] = told["files"]["train_images.npy"].pop("sha256")
+
+
+def lose(told):
+    del told["files"]["train_labels.npy"]
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("damage", [lambda told: told["mean"].__setitem__(0, 0.25), misspell, lose])
+def test_a_changed_description_is_noticed_and_mended_from_the_source_or_refused(tmp_path, cache, damage, signed):
+    source = arrays(tmp_path / "a")
+    path = cache.root / "mine" / "data.json"
+
+    def spoil():
+        told = json.loads(path.read_text())
+        damage(told)
+        if not signed:
+            del told["digest"]
+        path.write_text(json.dumps(told))
+
+    made = prepare("mine", source)
+    spoil()
+    if not signed and damage not in (misspell, lose):
+        assert cache.find("mine").mean[0] == 0.25  # as of an earlier version, which had no digest
+        return
+    assert cache.find("mine") is None
+    assert load("mine")[0].content == made.content
+    assert (cache.find("mine").mean, make_stream("seq-mine").digest()) == (made.mean, plain().digest())
+    spoil()
+    assert prepare("mine").mean == made.mean
+    spoil()
+    source.rename(tmp_path / "moved")
+    with pytest.raises(
+        InputError, match="data 'mine': got a damaged data.json .*`parabolic data prepare mine --again`"
+    ):
+        make_stream("seq-mine")
+    with pytest.raises(InputError, match="--from: got .*which is gone"):
+        prepare("mine")
+    assert prepare("mine", tmp_path / "moved").mean == made.mean
+
+
+def test_a_description_of_an_earlier_version_without_a_digest_is_accepted(tmp_path, cache):
+    made = prepare("mine", arrays(tmp_path / "a"))
+    path = cache.root / "mine" / "data.json"
+    told = json.loads(path.read_text())
+    del told["digest"], told["label"]
+    path.write_text(json.dumps(told, indent=1))
+    assert cache.find("mine") == load("mine")[0] == made
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 99}'])
 def test_a_damaged_description_counts_as_nothing(tmp_path, cache, text):
     prepare("mine", arrays(tmp_path / "a"))
@@ -356,6 +427,27 @@ def unreadable(folder):
     return folder
 
 
+def empty_class(folder):
+    (images(folder) / "train" / "aardvark").mkdir()
+    return folder
+
+
+def only_tested(folder):
+    (images(folder) / "test" / "zebra").mkdir()
+    Image.fromarray(TEST[0][0]).save(folder / "test" / "zebra" / "0.png")
+    return folder
+
+
+def packed(folder):
+    arrays(folder)
+    with open(folder / "train_images.npy", "wb") as file:
+        np.savez(file, TRAIN[0])
+    return folder
+
+
+UNKNOWN = "expected classes with training examples; take"
+
+
 @pytest.mark.parametrize(
     ("write", "name", "message"),
     [
@@ -369,6 +461,12 @@ def unreadable(folder):
         (lambda f: arrays(f, (TRAIN[0] / 255, TRAIN[1])), "mine", "train_images.npy: got .*float64, expected bytes"),
         (lambda f: arrays(f, test=(TEST[0][:, :30], TEST[1])), "mine", "test images: got .*expected all of one size"),
         (lambda f: (arrays(f), cut(f / "train_images.npy"))[0], "mine", "train_images.npy: got .*numpy.save"),
+        (lambda f: arrays(f, (TRAIN[0], TRAIN[1] + 2**40)), "mine", "train labels: got 10995.*below 16777216"),
+        (lambda f: arrays(f, test=(TEST[0], TEST[1] + 2)), "mine", f"test labels: got 10, 11, {UNKNOWN}"),
+        (only_tested, "mine", f"test labels: got zebra, {UNKNOWN}"),
+        (empty_class, "mine", "--from: got no images in aardvark of .*train"),
+        (packed, "mine", "train_images.npy: got an archive, .npz, expected an array written by numpy.save"),
+        (lambda f: arrays(f, (TRAIN[0][:, :0], TRAIN[1])), "mine", r"train_images.npy: got .*\[100, 0, 32, 3\]"),
         (lambda f: f.mkdir() or f, "mine", "--from: got 0 folders"),
         (lambda f: f.mkdir() or f, "cifar10", "--from: got .*expected a folder with cifar-10-python.tar.gz, "),
         (

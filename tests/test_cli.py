@@ -1,6 +1,7 @@
 """The command line, as a person uses it."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from parabolic import InputError, RunSpec, __version__
+from parabolic import InputError, RunSpec, Store, __version__
 from parabolic.report.formats import accuracies
 
 
@@ -327,3 +328,71 @@ def test_a_field_that_is_no_option_is_told_as_such(own):
     assert "no option(...)" not in own("run", "--learner", "mine.py:Named", "--set", "wdth=4")[2]
     with pytest.raises(InputError, match=r"^option of mine.py:Named: got 'width'.* field of the class, but no option"):
         RunSpec("mine.py:Named", options={"width": 4})
+
+
+@pytest.mark.parametrize(
+    ("command", "output"),
+    [
+        (["compare", "--learners", "sgd", "--stream", "seq-blobs", "--seeds", "1"], "file/x.md"),
+        (["compare", "--learners", "sgd", "--stream", "seq-blobs", "--seeds", "1"], "folder"),
+        (["tune", "--learner", "sgd", "--stream", "seq-blobs", "--trials", "1"], "file/presets"),
+        (["paper", "main", "--quick", "--learners", "sgd", "--seeds", "1", "--no-records"], "file/x.md"),
+        (["bounds", "--learner", "er", "--stream", "seq-blobs"], "file/bounds"),
+        (["profile", "--learner", "er"], "file/profile"),
+    ],
+)
+def test_where_nothing_can_be_written_nothing_is_trained(parabolic, tmp_path, command, output):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    runs = [] if command[0] in ("bounds", "profile") else ["--runs", "runs"]
+    code, out, err = parabolic(*command, *runs, "--device", "cpu", "--output", output)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert err.startswith("error: ")
+    assert output.partition("/")[0] in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+    assert not [*(tmp_path / "folder").iterdir()]
+
+
+def test_what_is_there_stays_where_tables_are_to_be_written_and_training_is_refused(parabolic, tmp_path):
+    (tmp_path / "x.md").write_text("old")
+    code, _, _ = parabolic(
+        "compare", "--learners", "sgd", "--stream", "seq-blobs", "--workers", "-1", "--output", "x.md"
+    )
+    assert code == 2
+    assert [path.read_text() for path in tmp_path.glob("*.md")] == ["old"]
+    assert not [*tmp_path.glob(".x.md*")]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no such device")
+@pytest.mark.parametrize("more", [[], ["--json"]])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_under_the_output_is_told_in_a_line_and_the_run_is_kept(tmp_path, more, unbuffered):
+    command = ["run", "--learner", "sgd", "--stream", "seq-blobs", "--device", "cpu", "--runs", str(tmp_path)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "parabolic", *command, *more], stdout=full, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: standard output: got No space left on device, expected ")
+    assert done.stderr.count("\n") == 1
+    assert Store(tmp_path).find(RunSpec("sgd", "seq-blobs")) is not None
+
+
+def test_an_error_of_the_system_is_not_laid_to_the_output(parabolic, monkeypatch):
+    def fail(*args, **kwargs):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("parabolic.cli.runs.known_learners", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        parabolic("list")
+
+
+@pytest.mark.parametrize(("option", "value"), [("checkpoint", "nan"), ("checkpoint", "-1"), ("device", "meta")])
+def test_options_are_looked_at_where_the_run_is_there_too(parabolic, option, value):
+    command = ["run", "--learner", "sgd", "--stream", "seq-blobs"]
+    assert parabolic(*command, "--device", "cpu")[0] == 0
+    code, out, err = parabolic(*command, f"--{option}", value)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {option}: got ")

@@ -254,3 +254,16 @@ def test_a_learner_of_a_preset_is_refused_where_its_run_is():
                 use()
     fields = Preset("mine", "er", settings={"lr": 0.3, "batch": 16, "corruption": "uniform"})  # are no typos
     assert fields.make(MLP((4,), 3)).lr == 0.3
+
+
+def test_the_seed_of_a_preset_counts_where_none_is_given(parabolic, tmp_path):
+    (tmp_path / "mine.toml").write_text('learner = "sgd"\n[settings]\nseed = 3\n')
+    small = ["--preset", "mine.toml", "--stream", "seq-blobs", "--device", "cpu"]
+    for more, seed in ([], 3), (["--seed", "0"], 0), (["--set", "seed=2"], 2):
+        code, out, err = parabolic("run", *small, "--json", *more)
+        assert (code, err) == (0, "")
+        assert json.loads(out)["spec"]["seed"] == seed
+    code, _, err = parabolic("compare", *small)
+    assert code == 2
+    assert "preset 'mine': got 'seed', expected what may differ from row to row" in err
+    assert "--seeds" in err

@@ -172,6 +172,29 @@ def test_a_record_that_contradicts_itself_is_none(store, record, change, reason)
     assert store.unreadable()[path].startswith(reason)
 
 
+def test_a_run_under_the_name_of_another_is_noticed_and_a_copy_is_not(store, record):
+    folder = store.save(record)
+    other = store.path(SPECS[0].key)
+    shutil.copytree(folder, other)
+    shutil.copytree(folder, store.path("a copy"))
+    assert store.unreadable() == {other / "run.json": f"its key, {SPEC.key}, is not that of its folder"}
+    assert list(store) == [record]
+
+
+def test_what_killed_writers_of_checkpoints_left_goes_with_the_claim(store, record):
+    folder = store.save(record)
+    checkpoint, run = (folder / f".{name}.0123456789abcdef" for name in ("checkpoint.safetensors", "run.json"))
+    checkpoint.touch()
+    run.touch()
+    store.save(record)  # without the claim: another may be writing
+    assert checkpoint.exists()
+    assert run.exists()
+    claim = store.claim(record.key)
+    assert not checkpoint.exists()
+    assert run.exists()  # whoever saves needs no claim
+    claim.release()
+
+
 def test_a_record_from_before_a_metric_was_added_counts(store, record):
     path = store.save(record) / "run.json"
     told = json.loads(path.read_text())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import sys
 import warnings
 from typing import Annotated
@@ -48,11 +50,36 @@ def _plainly(message: Warning | str, *_: object, **__: object) -> str:
 
 
 def main() -> None:
-    """The entry point: what cannot be used is told in a line or two, with exit code 2."""
+    """The entry point: what cannot be used is told in a line or two, with exit code 2; what fails otherwise, with 1."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # what a terminal cannot show is no reason to fail
     warnings.formatwarning = _plainly
+    try:
+        try:
+            _command()
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if not _cut_off():
+            raise
+        if error.errno != errno.EPIPE:  # who reads no further wants nothing more
+            told = f"error: standard output: got {error.strerror}, expected room for what is printed"
+            print(f"{told}; what is finished is kept, and the same command prints it", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python has still to write at its end
+        sys.exit(1)
+
+
+def _cut_off() -> bool:
+    """Whether standard output takes no more."""
+    try:
+        print(flush=True)  # what failed need not be in a buffer still
+    except OSError:
+        return True
+    return False
+
+
+def _command() -> None:
     try:
         app()
     except InputError as error:

@@ -25,6 +25,7 @@ __all__ = [
     "OnlyStream",
     "PresetLearner",
     "PresetMemory",
+    "PresetSeed",
     "PresetStream",
     "Runs",
     "Seed",
@@ -85,6 +86,9 @@ Checkpoint = Annotated[
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of a table.")]
 Seed = Annotated[int, typer.Option(help="Decides weights, order and draws.")]
+PresetSeed = Annotated[
+    int | None, typer.Option("--seed", help="Decides weights, order and draws.", show_default="the preset's, or 0")
+]
 
 
 def read_run(

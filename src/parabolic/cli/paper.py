@@ -15,7 +15,7 @@ from rich.table import Table
 from parabolic.checks import check_name
 from parabolic.cli.common import Checkpoint, Device, Runs
 from parabolic.cli.grids import Address, Engine, Fleet, Gpus, Minutes, Workers, close_grid, train_all
-from parabolic.cli.tables import Format, Intervals, Output, show
+from parabolic.cli.tables import Format, Intervals, Output, check_output, show
 from parabolic.cli.tracking import Track
 from parabolic.engine import ProgressBar
 from parabolic.experiments import BackedStore, Outcome, Record, Records, Store, is_record
@@ -90,6 +90,8 @@ def paper(
         _tell_plans(selection.plans(store, Estimates(alike)), at_once, format)
         _tell(_without_presets(selection), aloud=format != "json")
         return
+    if output is not None:
+        check_output(output)
     there = {spec.key: run for spec in selection.runs if (run := store.find(spec)) is not None}
     bounds = {spec.seed: rows for spec in selection.bounds if (rows := find_bounds(spec, store)) is not None}
     missing, outcome = Missing.of(selection, there, bounds), Outcome()

@@ -27,20 +27,22 @@ from parabolic.cli.common import (
     Json,
     PresetLearner,
     PresetMemory,
+    PresetSeed,
     PresetStream,
     Runs,
-    Seed,
     Set,
     read_run,
     read_settings,
     settings_of_each,
 )
 from parabolic.cli.grids import Address, Engine, Fleet, Gpus, Minutes, Workers, close_grid, train_all
-from parabolic.cli.tables import Format, Intervals, Output, show
+from parabolic.cli.tables import Format, Intervals, Output, check_output, show
 from parabolic.cli.tracking import Track, tracking
 from parabolic.engine import Callback, Monitor, ProgressBar
 from parabolic.experiments import Preset, Record, RunSpec, Store, build, load_preset, run
+from parabolic.experiments.execution import find_device
 from parabolic.experiments.paper import Effort
+from parabolic.experiments.resume import Keeping
 from parabolic.learners import Learner, find_learner, known_learners
 from parabolic.options import options_of, write_option
 from parabolic.report import FORMATS, comparison, in_words
@@ -110,7 +112,7 @@ def run_one(
     preset: FromPreset = None,
     stream: PresetStream = None,
     memory: PresetMemory = None,
-    seed: Seed = 0,
+    seed: PresetSeed = None,
     settings: Set = None,
     runs: Runs = Path("runs"),
     again: Again = False,
@@ -123,6 +125,8 @@ def run_one(
     """Train one learner on one stream and keep the result; one that was stopped goes on."""
     chosen, spec = read_run(learner, preset, settings, stream=stream, memory=memory, seed=seed)
     store = Store(runs)
+    find_device(device)  # first, as a run that is there needs none
+    Keeping.of(store, checkpoint)
     with ExitStack() as stack:
         bar = stack.enter_context(ProgressBar())
         bar.title = chosen.name
@@ -208,6 +212,9 @@ def compare(
     for name, instead in (("stream", "--stream"), ("seed", "--seeds")):
         if any(name in own for own in given.values()):
             raise invalid("--set", name, "what may differ from row to row", f"use {instead}, which is for all")
+        for row in (each.name for each in chosen if name in each.settings):
+            remedy = f"take it out of [settings] and use {instead}, which is for all"
+            raise invalid(f"preset {row!r}", name, "what may differ from row to row", remedy)
     stream = _meant_for("stream", chosen, "seq-digits") if stream is None else stream
     memory = _meant_for("memory", chosen, 200) if memory is None else memory
     try:
@@ -223,6 +230,8 @@ def compare(
     store, wanted = Store(runs), [spec for row in specs.values() for spec in row]
     if engine == "local":  # the nodes of a cluster have data that need not be here
         _check_built([row[0] for row in specs.values() if row[0].options and store.find(row[0]) is None])
+    if output is not None:
+        check_output(output)
     outcome = train_all(
         wanted, store, track, engine=engine, workers=workers, address=address, device=device, fleet=fleet, gpus=gpus,
         minutes=minutes, checkpoint=checkpoint, again=again,

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from parabolic.files import disk_errors, write_text
+from parabolic.files import disk_errors, write_text, written_whole
 from parabolic.report import FORMATS, Results, render, terminal
 
-__all__ = ["Format", "Intervals", "Output", "show"]
+__all__ = ["Format", "Intervals", "Output", "check_output", "show"]
 
 Format = Annotated[str, typer.Option(help=f"How tables are printed: {', '.join(FORMATS)}.")]
 Intervals = Annotated[bool, typer.Option("--intervals", help="Show 95 % intervals in place of standard deviations.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="A file for the tables.")]
+
+
+class _Written(Exception):
+    """It could have been written."""
+
+
+def check_output(path: Path, remedy: str = "name another file", name: str = "--output") -> None:
+    """Refuse a file that cannot be written, before anything is trained for it. What is there is left as it is."""
+    with suppress(_Written), disk_errors(name, path.parent, remedy), written_whole(path) as aside:
+        aside.write_bytes(b"-")
+        raise _Written
 
 
 def show(tables: Sequence[Results], format: str, *, intervals: bool, output: Path | None) -> None:

@@ -17,11 +17,12 @@ from parabolic.cli.common import (
     Json,
     PresetLearner,
     PresetMemory,
+    PresetSeed,
     PresetStream,
-    Seed,
     Set,
     read_run,
 )
+from parabolic.cli.tables import check_output
 from parabolic.engine import BoundsMonitor, BoundsRow, Callback, ProfileRecorder, ProgressBar, State, train
 from parabolic.experiments import RunSpec, build
 from parabolic.experiments.paper import bounds_told
@@ -51,7 +52,7 @@ def bounds(
     preset: FromPreset = None,
     stream: PresetStream = None,
     memory: PresetMemory = None,
-    seed: Seed = 0,
+    seed: PresetSeed = None,
     settings: Set = None,
     eps: Eps = 0.01,
     samples: Annotated[int, typer.Option(help="Points of edge and inside that are looked at.")] = 256,
@@ -62,6 +63,7 @@ def bounds(
     """Compare the loss on memory with that on the first and the last task, after every task (the paper's appendix)."""
     chosen, spec = read_run(learner, preset, settings, stream=stream, memory=memory, seed=seed)
     check_picture("--output", output / "picture.png")  # before the training, and not after it
+    check_output(output / "picture.png", "name another folder")
     console = Console(stderr=as_json, markup=False)
     monitor = BoundsMonitor(
         eps=eps, samples=samples, seed=spec.seed, warn=lambda text: console.print(text, style="bold")
@@ -85,7 +87,7 @@ def profile(
     preset: FromPreset = None,
     stream: InPlane = None,
     memory: FewKept = None,
-    seed: Seed = 0,
+    seed: PresetSeed = None,
     settings: Set = None,
     eps: Eps = 0.01,
     time: Annotated[float, typer.Option(help="The time t of u(x, t).")] = 1.0,
@@ -101,6 +103,7 @@ def profile(
     chosen, spec = read_run(learner, preset, settings, usual, stream=stream, memory=memory, seed=seed)
     check_picture("--output", output / "picture.png")  # before the training, and not after it
     check_number("--memory", spec.memory, whole=True, at_least=3, remedy="three points span a part of the plane")
+    check_output(output / "picture.png", "name another folder")
     recorder = ProfileRecorder(grid=grid, eps=eps, t=time, sigma=sigma, paths=paths, seed=spec.seed)
     _train(spec, device, recorder)
     rows: list[dict[str, Any]] = [

@@ -15,9 +15,10 @@ from rich.table import Table
 
 from parabolic.checks import InputError, first_line, invalid
 from parabolic.cli.common import Device, Json, Memory, Runs, Set, Stream, read_settings, settings_of_each
+from parabolic.cli.tables import check_output
 from parabolic.engine import ProgressBar
 from parabolic.experiments import RunSpec, Search, Store, Trial, Tuned, known_presets, load_preset, save_preset, tune
-from parabolic.experiments.presets import is_replaced
+from parabolic.experiments.presets import is_replaced, preset_folder
 from parabolic.learners import known_learners
 from parabolic.options import options_of, write_option
 
@@ -85,6 +86,8 @@ def tune_one(
         )
         for each in names
     ]  # fmt: skip
+    folder = output or preset_folder()
+    check_output(folder / ".preset", "free some space, or name another folder with --output", "presets")
     told, failed = [], []
     for search in searches:
         try:
@@ -92,7 +95,7 @@ def tune_one(
                 search, Store(runs), trials=trials, name=name, storage=storage, parallel=parallel, workers=workers,
                 device=device,
             )  # fmt: skip
-            path = save_preset(tuned.preset(), output)
+            path = save_preset(tuned.preset(), folder)
         except KeyboardInterrupt:
             print("stopped: what is done is kept, and the same command goes on", file=sys.stderr)
             raise typer.Exit(130) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -201,8 +201,7 @@ class Journal:
                 packed = pack_state(describe(self.learner) | {"journal": place, "draws": draws(self.learner)})
         with disk_errors("journal", self.folder, "free some space; what it has is safe"):
             write_bytes(path, packed)
-            for old in self._files()[self.keep :]:
-                old.unlink(missing_ok=True)  # another thread may write, too
+            self._drop_old()
 
     def _check_sound(self) -> None:
         """Refuse what cannot be gone on from: files of it would soon have taken the place of all good ones."""
@@ -265,6 +264,13 @@ class Journal:
         for path, error in damaged:
             path.rename(path.with_suffix(".damaged"))  # else it would count as the newest
             warnings.warn(f"passed over, to go on from batch {self.batches}: {error}", RuntimeWarning, stacklevel=3)
+        with suppress(OSError):  # the next file that is written tells
+            self._drop_old()  # now, as a full disk may have no room for a new file before
+
+    def _drop_old(self) -> None:
+        """Remove all files but the newest that are to stay."""
+        for old in self._files()[self.keep :]:
+            old.unlink(missing_ok=True)  # another thread may write, too
 
     def _path(self, batches: int) -> Path:
         return self.folder / f"{batches:012d}{SUFFIX}"

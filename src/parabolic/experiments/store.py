@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
@@ -35,6 +36,7 @@ __all__ = ["FailedRun", "Record", "Store", "agree", "check_store", "checked", "i
 
 FILE, FAILED, CLAIMS, CHECKPOINT = "run.json", "failed.json", ".claims", "checkpoint.safetensors"
 MONITOR, BOUNDS = "monitor.jsonl", "bounds.json"
+KEY = re.compile("[0-9a-f]{16}")
 
 Kept = TypeVar("Kept", bound="Record | FailedRun")
 
@@ -128,7 +130,7 @@ class Store:
         one that was made by other code of the user's own, or of data that were replaced since.
         """
         record = _read(Record, self.path(spec.key) / FILE)
-        return record if record is not None and is_of(record, spec) else None
+        return record if record is not None and record.key == spec.key and is_of(record, spec) else None
 
     def __iter__(self) -> Iterator[Record]:
         """All finished runs, each once, whatever copies of its folder are there; what cannot be read as one is passed
@@ -159,6 +161,7 @@ class Store:
         with self._telling():
             for name in (FAILED, CHECKPOINT):
                 (folder / name).unlink(missing_ok=True)
+        sweep(folder)
         return folder
 
     def save_failure(self, spec: RunSpec, reason: str, trace: str = "") -> Path:
@@ -180,6 +183,7 @@ class Store:
             except Timeout:
                 return None
         sweep(self.path(key))
+        _sweep_checkpoints(self.path(key))
         return lock
 
     def _each(self, kind: type[Kept], name: str) -> Iterator[Kept]:
@@ -209,7 +213,18 @@ def check_store(store: object) -> None:
 
 
 def _load(kind: type[Kept], path: Path) -> Kept:
-    return checked(kind(**json.loads(path.read_text())))
+    kept = checked(kind(**json.loads(path.read_text())))
+    folder = path.parent.name
+    if KEY.fullmatch(folder) and kept.key != folder:  # a copy may be called otherwise
+        raise ValueError(f"its key, {kept.key}, is not that of its folder")
+    return kept
+
+
+def _sweep_checkpoints(folder: Path) -> None:
+    """Remove what writers of checkpoints that were killed left, however new: only who has the claim writes them."""
+    for path in folder.glob(f".{CHECKPOINT}." + "[0-9a-f]" * 16):
+        with suppress(OSError):
+            path.unlink()
 
 
 def checked(kept: Kept) -> Kept:

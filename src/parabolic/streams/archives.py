@@ -12,8 +12,7 @@ import tarfile
 import urllib.error
 import urllib.request
 import zipfile
-import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ import numpy as np
 from parabolic.checks import Description, InputError, invalid
 from parabolic.streams.cache import ShowProgress
 
-__all__ = ["Tree", "download", "load_pickle", "open_tree"]
+__all__ = ["Tree", "download", "hidden", "load_pickle", "open_tree"]
 
 CHUNK = 1 << 20
 
@@ -47,29 +46,59 @@ class Tree(NamedTuple):
 def open_tree(path: Path, keep: Collection[str] | None = None) -> Iterator[Tree]:
     """The files of a folder, a .zip or a .tar.gz; a leading folder that all of an archive shares is left out.
 
+    What is hidden is left out too.
+
     Args:
         path: the folder or archive.
         keep: the names, without folders, that are wanted of a .tar.gz, which is read through once.
     """
     if path.is_dir():
         names = (each.relative_to(path).as_posix() for each in path.rglob("*") if each.is_file())
-        yield Tree(str(path), frozenset(names), lambda name: _read_file(path / name))
-        return
-    try:
-        if zipfile.is_zipfile(path) or path.suffix == ".zip":
-            with zipfile.ZipFile(path) as archive:
-                found = {name: name for name in archive.namelist() if not name.endswith("/")}
-                _check_inside(path, archive.namelist())
-                yield _without_top(path, found, archive.read)
-        else:
+        yield Tree(str(path), frozenset(_shown(names)), lambda name: _read_file(path / name))
+    elif zipfile.is_zipfile(path) or path.suffix == ".zip":
+        with _whole(path):
+            archive = zipfile.ZipFile(path)
+        with archive:
+            _check_inside(path, archive.namelist())
+
+            def read(name: str) -> bytes:
+                with _whole(path):
+                    return archive.read(name)
+
+            yield _without_top(path, [name for name in archive.namelist() if not name.endswith("/")], read)
+    else:
+        with _whole(path):
             contents = _read_tar(path, keep)
-            yield _without_top(path, {name: name for name in contents}, contents.__getitem__)
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
-        remedy = "it may be cut off: download it again"
+        yield _without_top(path, contents, contents.__getitem__)
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """Refuse an archive that cannot be read to its end."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # each compression has errors of its own, and a damaged header can raise anything
+        remedy = "it may be cut off or damaged: download it again"
         raise invalid(str(path), Description(f"{type(error).__name__}: {error}"), "a whole archive", remedy) from error
 
 
-def _without_top(path: Path, names: dict[str, str], read: Callable[[str], bytes]) -> Tree:
+def hidden(name: str) -> bool:
+    """Whether a file or folder is one that systems and tools leave behind and do not show.
+
+    >>> [name for name in (".DS_Store", ".ipynb_checkpoints", "__MACOSX", "cat", ".") if hidden(name)]
+    ['.DS_Store', '.ipynb_checkpoints', '__MACOSX']
+    """
+    return name == "__MACOSX" or (name.startswith(".") and name != ".")
+
+
+def _shown(names: Iterable[str]) -> list[str]:
+    return [name for name in names if not any(hidden(part) for part in name.split("/"))]
+
+
+def _without_top(path: Path, found: Iterable[str], read: Callable[[str], bytes]) -> Tree:
+    names = {name: name for name in _shown(found)}
     tops = {name.split("/", 1)[0] if "/" in name else "" for name in names}
     if len(tops) == 1 and (top := tops.pop()):
         names = {name.removeprefix(f"{top}/"): name for name in names}
@@ -87,6 +116,9 @@ def _read_tar(path: Path, keep: Collection[str] | None) -> dict[str, bytes]:
                 file = archive.extractfile(member)
                 assert file is not None
                 contents[member.name.removeprefix("./")] = file.read()
+        assert archive.fileobj is not None
+        while archive.fileobj.read(CHUNK):  # the checksum of a .gz is behind all that tarfile reads
+            pass
     return contents
 
 
@@ -105,19 +137,34 @@ def _read_file(path: Path) -> bytes:
         raise invalid(str(path), Description(error.strerror or str(error)), "a file that can be read") from error
 
 
-# What the pickles of CIFAR hold besides plain values: one way to rebuild an array, and what it rebuilds it of.
+class _Latin1:
+    """What `_codecs.encode` is in a pickle: Python 3 writes bytes so, as text, where a file is to suit Python 2."""
+
+    __slots__ = ()  # a pickle cannot change it
+
+    def __call__(self, text: str, encoding: str) -> bytes:
+        if not isinstance(text, str) or encoding != "latin1":
+            raise ValueError(f"_codecs.encode to {encoding!r}")
+        return text.encode("latin1")
+
+
+# What the pickles of CIFAR hold besides plain values: ways to rebuild arrays and bytes, and what arrays are made of.
 _ALLOWED: dict[tuple[str, str], Any] = {
     (f"numpy{core}.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0] for core in (".core", "._core")
-} | {("numpy", "ndarray"): np.ndarray, ("numpy", "dtype"): np.dtype}  # fmt: skip
+} | {("numpy", "ndarray"): np.ndarray, ("numpy", "dtype"): np.dtype, ("_codecs", "encode"): _Latin1()}  # fmt: skip
 
 
 class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, where: str) -> None:
+        super().__init__(io.BytesIO(data), encoding="bytes")
+        self.where = where
+
     def find_class(self, module: str, name: str) -> Any:
         try:
             return _ALLOWED[module, name]
         except KeyError:
             wanted = "plain values and arrays only"
-            raise invalid("pickle", f"{module}.{name}", wanted, "do not use this file") from None
+            raise invalid(self.where, f"{module}.{name}", wanted, "do not use this file") from None
 
 
 def load_pickle(data: bytes, where: str) -> dict[str, Any]:
@@ -128,17 +175,17 @@ def load_pickle(data: bytes, where: str) -> dict[str, Any]:
     >>> load_pickle(pickle.dumps({"labels": print}), "example")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    parabolic.checks.InputError: pickle: got 'builtins.print', expected plain values and arrays only; ...
+    parabolic.checks.InputError: example: got 'builtins.print', expected plain values and arrays only; ...
     """
     try:
-        value = _Unpickler(io.BytesIO(data), encoding="bytes").load()
+        value = _Unpickler(data, where).load()
+        if isinstance(value, dict):
+            return {key.decode() if isinstance(key, bytes) else str(key): each for key, each in value.items()}
     except InputError:
         raise
     except Exception as error:  # a broken pickle can raise anything
         raise invalid(where, Description(f"{type(error).__name__}: {error}"), "a pickle that can be read") from error
-    if not isinstance(value, dict):
-        raise invalid(where, type(value), "a pickled dictionary")
-    return {key.decode() if isinstance(key, bytes) else str(key): each for key, each in value.items()}
+    raise invalid(where, type(value), "a pickled dictionary")
 
 
 def download(url: str, path: Path, sha256: str, progress: ShowProgress | None = None) -> Path:

@@ -5,8 +5,8 @@
     <folder>/<name>/files-…/*.npy   images [n, channels, height, width] and labels [n]
 
 `data.json` is replaced in one go once everything else is written, so that a crash at any moment leaves either what
-was there before or what is new. A folder that `data.json` does not name is what a crash left; the next to prepare
-removes it.
+was there before or what is new. It has a digest of itself (those of earlier versions have none). A folder that it
+does not name is what a crash left; the next to prepare removes it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +32,9 @@ from numpy.typing import NDArray
 
 from parabolic.checks import Description, InputError, first_line, invalid
 from parabolic.files import disk_errors, write_text
+from parabolic.streams.stream import LABELS
 
-__all__ = ["Arrays", "Cache", "Damaged", "DataSet", "Part", "Raw", "ShowProgress", "data_folder"]
+__all__ = ["Arrays", "Cache", "Damaged", "DataSet", "Origin", "Part", "Raw", "ShowProgress", "data_folder"]
 
 FILE = "data.json"
 FORMAT = 1
@@ -90,6 +91,13 @@ class DataSet:
     label: str | None = None  # the column of the labels, where it was named
 
 
+class Origin(NamedTuple):
+    """Where a prepared data set came from."""
+
+    source: str
+    label: str | None
+
+
 def data_folder() -> Path:
     """Where prepared data are kept: `PARABOLIC_DATA`, or the place for caches of the operating system.
 
@@ -128,13 +136,20 @@ class Cache:
         return sorted(path.parent.name for path in self.root.glob(f"*/{FILE}"))
 
     def find(self, name: str) -> DataSet | None:
-        """What is known of a prepared data set; None where there is none. The files are not looked at."""
+        """What is known of a prepared data set; None where there is none, or `data.json` is damaged.
+
+        The files are not looked at.
+        """
         try:
-            told = json.loads((self._place(name) / FILE).read_text())
-            if told.pop("format") != FORMAT:
+            told = self._told(name)
+            if told.pop("format") != FORMAT or told.pop("digest", _digest(told)) != _digest(told):
                 return None
             known = DataSet(**told)
-            if not (isinstance(known.folder, str) and all("bytes" in each for each in known.files.values())):
+            parts = {file.split("_")[0] for file in known.files} | {"train"}
+            whole = {f"{part}_{kind}.npy" for part in parts for kind in ("images", "labels")} == {*known.files}
+            if not (whole and isinstance(known.folder, str)):
+                return None
+            if not all(each.keys() == {"bytes", "sha256"} for each in known.files.values()):
                 return None
             names = known.class_names and tuple(known.class_names)
             channels, height, width = known.shape
@@ -143,6 +158,22 @@ class Cache:
             )
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
+
+    def origin(self, name: str) -> Origin | None:
+        """Where a data set came from, even if the rest of its `data.json` is damaged; None where that is not known."""
+        try:
+            told = self._told(name)
+            source, label = told["source"], told.get("label")
+            known = told["format"] == FORMAT and isinstance(source, str) and isinstance(label, str | None)
+            return Origin(source, label) if known else None
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return None
+
+    def damaged(self, name: str) -> InputError | None:
+        """The error of a `data.json` that is there and cannot be used; None where there is none or it is whole."""
+        if self.find(name) is not None or not (self._place(name) / FILE).exists():
+            return None
+        return _damage(name, FILE, "its contents have changed, or another version wrote it")
 
     def read(self, data: DataSet) -> tuple[Arrays, Arrays | None]:
         """Training and test arrays, after a check that the files are those that were written."""
@@ -184,12 +215,17 @@ class Cache:
         try:
             data = _write_parts(name, folder, raw, source, progress)
             with _telling(self.root):
-                write_text(place / FILE, json.dumps({"format": FORMAT, **dataclasses.asdict(data)}, indent=1))
+                told = dataclasses.asdict(data)
+                write_text(place / FILE, json.dumps({"format": FORMAT, **told, "digest": _digest(told)}, indent=1))
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         self._sweep(place, keep=data.folder)
         return data
+
+    def _told(self, name: str) -> dict[str, Any]:
+        told: dict[str, Any] = json.loads((self._place(name) / FILE).read_text())
+        return told
 
     def _place(self, name: str) -> Path:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
@@ -212,10 +248,12 @@ def _write_parts(name: str, folder: Path, raw: Raw, source: str, progress: ShowP
     classes = raw.classes or (len(raw.class_names) if raw.class_names else _highest(raw) + 1)
     if raw.class_names and len(raw.class_names) != classes:
         raise invalid(name, Description(f"{len(raw.class_names)} names of classes"), f"one for each of the {classes}")
-    for part, given in (("train", raw.train), ("test", raw.test)):
-        if given is None:
-            continue
-        labels = _check_labels(part, given.labels, classes)
+    parts = {part: given for part, given in (("train", raw.train), ("test", raw.test)) if given is not None}
+    checked = {part: _check_labels(part, given.labels, classes) for part, given in parts.items()}
+    if "test" in checked:
+        _check_tested(checked["train"], checked["test"], raw.class_names)
+    for part, given in parts.items():
+        labels = checked[part]
         counts[part] = len(labels)
         path, done = folder / f"{part}_images.npy", 0
         with _Writer(path) as file:
@@ -256,11 +294,19 @@ def _highest(raw: Raw) -> int:
     return max(int(np.max(part.labels, initial=0)) for part in (raw.train, raw.test) if part is not None)
 
 
+def _digest(told: Mapping[str, Any]) -> str:
+    """A hash of the values of a `data.json`."""
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
 def _check_labels(part: str, labels: NDArray[Any], classes: int) -> NDArray[np.int64]:
     labels = np.asarray(labels)
     if labels.ndim != 1 or not len(labels) or labels.dtype.kind not in "iu":
         got = Description(f"an array of shape {list(labels.shape)} and type {labels.dtype}")
         raise invalid(f"{part} labels", got, "one whole number for each image")
+    if (high := int(labels.max())) >= LABELS:
+        expected = f"labels from 0 up, below {LABELS}"
+        raise invalid(f"{part} labels", high, expected, "number the classes 0, 1, 2, …")
     outside = (labels < 0) | (labels >= classes)
     if outside.any():
         first = int(outside.argmax())
@@ -269,10 +315,25 @@ def _check_labels(part: str, labels: NDArray[Any], classes: int) -> NDArray[np.i
     return labels.astype(np.int64)
 
 
+def _check_tested(train: NDArray[np.int64], test: NDArray[np.int64], names: Sequence[str] | None) -> None:
+    """Refuse tests of what is not learned, which a stream would drop."""
+    unknown = [names[label] if names else str(label) for label in np.setdiff1d(test, train)]
+    if unknown:
+        raise not_trained(", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""))
+
+
+def not_trained(classes: str) -> InputError:
+    """The error of classes that are tested only."""
+    remedy = "take them out of the test set, or bring training examples of them"
+    return invalid("test labels", Description(classes), "classes with training examples", remedy)
+
+
 def _check_chunk(part: str, chunk: NDArray[Any], shape: tuple[int, ...] | None, done: int) -> tuple[int, int, int]:
     if chunk.dtype != np.uint8 or chunk.ndim != 4:
         got = Description(f"an array of shape {list(chunk.shape)} and type {chunk.dtype}")
         raise invalid(f"{part} images", got, "bytes [n, channels, height, width]")
+    if 0 in chunk.shape:
+        raise invalid(f"{part} images", Description(f"an array of shape {list(chunk.shape)}"), "at least one pixel")
     size = chunk.shape[1:]
     if shape is not None and size != shape:
         got = Description(f"{list(size)} from image {done} on")
@@ -334,6 +395,10 @@ def _verify(name: str, path: Path, stated: Mapping[str, Any]) -> None:
         problem = "it is gone"
     except OSError as error:
         problem = str(error)
-    got = Description(f"a damaged {path.name} ({problem})")
+    raise _damage(name, path.name, problem)
+
+
+def _damage(name: str, file: str, problem: str) -> InputError:
     remedy = f"run `parabolic data prepare {name} --again`, with --from if the source has moved"
-    raise invalid(f"data {name!r}", got, "the file that was written", remedy, kind=Damaged)
+    got = Description(f"a damaged {file} ({problem})")
+    return invalid(f"data {name!r}", got, "the file that was written", remedy, kind=Damaged)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +20,9 @@ from numpy.typing import NDArray
 from parabolic.checks import Description, InputError, check_name, invalid
 from parabolic.files import file_name
 from parabolic.plugins import require
-from parabolic.streams.archives import Tree, download, load_pickle, open_tree
-from parabolic.streams.cache import Arrays, Cache, Damaged, DataSet, Part, Raw, ShowProgress
-from parabolic.streams.stream import LABEL_COLUMNS
+from parabolic.streams.archives import Tree, download, hidden, load_pickle, open_tree
+from parabolic.streams.cache import Arrays, Cache, Damaged, DataSet, Origin, Part, Raw, ShowProgress, not_trained
+from parabolic.streams.stream import LABEL_COLUMNS, LABELS
 
 __all__ = ["PUBLISHED", "Published", "find_data", "load", "open_source", "own_names", "prepare"]
 
@@ -67,7 +68,9 @@ def load(name: str, cache: Cache | None = None) -> tuple[DataSet, Arrays, Arrays
     cache = cache or Cache()
     known = find_data(name, cache)
     if known is None:
-        if not _at_hand(name, None, cache):
+        if not _at_hand(name, cache):
+            if (damage := cache.damaged(_key(name))) is not None:
+                raise damage
             how = f"`parabolic data prepare {name}`"
             how += " downloads them, or --from FOLDER takes them from there" if name in PUBLISHED else " --from FOLDER"
             raise invalid("data", name, f"data that are prepared in {cache.root}", how)
@@ -77,7 +80,7 @@ def load(name: str, cache: Cache | None = None) -> tuple[DataSet, Arrays, Arrays
     except Damaged:
         newer = find_data(name, cache)  # another process may have replaced it meanwhile, and removed what we knew of
         if newer is None or newer == known:
-            if not _at_hand(name, known, cache):
+            if not _at_hand(name, cache):
                 raise
             newer = prepare(name, cache=cache)
         return newer, *cache.read(newer)
@@ -106,15 +109,15 @@ def prepare(
     """
     cache, key = cache or Cache(), _key(name)
     with cache.lock(key):
-        known = cache.find(key)
+        known, origin = cache.find(key), cache.origin(key)
         there = None if known is None or again or label not in (None, known.label) else known
         if source is None and there is not None and _whole(there, cache):
             return there
-        place = _place(name, source, known)
+        place = _place(name, source, origin)
         if there is not None and there.source == place and _whole(there, cache):
             return there
         if label is None:
-            label = known.label if known is not None and known.source == place else None
+            label = origin.label if origin is not None and origin.source == place else None
         elif not (place or "").startswith(HUB):
             raise invalid("--label", label, "a source that has columns, hf:NAME", "leave it out")
         if place is None:
@@ -132,21 +135,22 @@ def _whole(known: DataSet, cache: Cache) -> bool:
     return True
 
 
-def _at_hand(name: str, known: DataSet | None, cache: Cache) -> bool:
+def _at_hand(name: str, cache: Cache) -> bool:
     """Whether a data set can be prepared from what is here, or is one of the hub, which is asked for by its name."""
     downloaded = name in PUBLISHED and _archive(name, cache).exists()
-    return name.startswith(HUB) or downloaded or (known is not None and Path(known.source).exists())
+    origin = cache.origin(_key(name))
+    return name.startswith(HUB) or downloaded or (origin is not None and Path(origin.source).exists())
 
 
-def _place(name: str, source: str | Path | None, known: DataSet | None) -> str | None:
+def _place(name: str, source: str | Path | None, origin: Origin | None) -> str | None:
     """Where to read a data set from; None: from the official archive, downloaded unless it is here already."""
     if source is None:
-        if known is not None and (known.source.startswith(HUB) or Path(known.source).exists()):
-            return known.source
+        if origin is not None and (origin.source.startswith(HUB) or Path(origin.source).exists()):
+            return origin.source
         if name in PUBLISHED:
             return None
         if not name.startswith(HUB):
-            gone = f"{known.source}, which is gone" if known else "nothing"
+            gone = f"{origin.source}, which is gone" if origin else "nothing"
             raise invalid("--from", Description(gone), f"the folder that holds {name}", "name it with --from")
         source = name
     if str(source).startswith(HUB):
@@ -215,11 +219,19 @@ def _looks_like(folder: Path, official: Published) -> bool:
 
 def _cifar(tree: Tree, train: Sequence[str], test: str, meta: str, labels: str, names: str) -> Raw:
     parts = [_cifar_part(tree, files, labels) for files in (train, [test])]
-    told = load_pickle(tree.get(meta), f"{meta} of {tree.where}").get(names)
+    where = f"{meta} of {tree.where}"
+    told = load_pickle(tree.get(meta), where).get(names)
     if not isinstance(told, list) or not told:
-        raise invalid(f"{meta} of {tree.where}", Description(f"no {names}"), "the names of the classes")
-    words = tuple(each.decode() if isinstance(each, bytes) else str(each) for each in told)
+        raise invalid(where, Description(f"no {names}"), "the names of the classes")
+    words = tuple(_text(where, each) if isinstance(each, bytes) else str(each) for each in told)
     return _raw(parts, words)
+
+
+def _text(where: str, data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise invalid(where, Description(str(error)), "text in UTF-8", "it may be damaged: get it again") from error
 
 
 def _cifar_part(tree: Tree, files: Sequence[str], labels_key: str) -> Part:
@@ -231,8 +243,14 @@ def _cifar_part(tree: Tree, files: Sequence[str], labels_key: str) -> Part:
         if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (3072,):
             got = Description(f"data of shape {list(getattr(pixels, 'shape', []))}")
             raise invalid(where, got, "bytes [n, 3072], an image of 32 × 32 pixels and 3 colours a row")
-        if not isinstance(told, list) or len(told) != len(pixels) or not all(isinstance(each, int) for each in told):
-            wanted = f"a label for each of the {len(pixels)} images"
+        if not len(pixels):
+            raise invalid(where, Description("no images"), "at least one", "it is not whole: get it again")
+        if (
+            not isinstance(told, list)
+            or len(told) != len(pixels)
+            or not all(isinstance(each, int) and abs(each) < LABELS for each in told)
+        ):
+            wanted = f"a label for each of the {len(pixels)} images, all below {LABELS}"
             raise invalid(where, Description(f"no {labels_key} that fit"), wanted)
         images.append(pixels.reshape(-1, 3, 32, 32))
         labels += told
@@ -261,10 +279,11 @@ def _tinyimagenet(tree: Tree) -> Raw:
         raise invalid(tree.where, Description("no train/<class>/images/"), "the folders of TinyImageNet")
     train.sort(key=lambda parts: (parts[1], _number(parts[3])))
     tests = []
-    for line in tree.get("val/val_annotations.txt").decode().splitlines():
+    where = f"val_annotations.txt of {tree.where}"
+    for line in filter(str.strip, _text(where, tree.get("val/val_annotations.txt")).splitlines()):
         file, wordnet, *_ = [*line.split("\t"), ""]
         if wordnet not in number:
-            raise invalid(f"val_annotations.txt of {tree.where}", line, f"one of the {len(ids)} classes of train/")
+            raise invalid(where, line, f"one of the {len(ids)} classes of train/")
         tests.append((number[wordnet], _number(file), f"val/images/{file}"))
     tests.sort()
     listed = [("/".join(parts), number[parts[1]]) for parts in train], [(file, label) for label, _, file in tests]
@@ -272,7 +291,8 @@ def _tinyimagenet(tree: Tree) -> Raw:
         Part(_decode([file for file, _ in part], tree.get, "RGB", tree.where), np.array([label for _, label in part]))
         for part in listed
     ]
-    lines = tree.get("words.txt").decode().splitlines() if "words.txt" in tree.names else []
+    listing = tree.get("words.txt") if "words.txt" in tree.names else b""
+    lines = _text(f"words.txt of {tree.where}", listing).splitlines()
     words = dict(line.split("\t", 1) for line in lines if "\t" in line)
     return _raw(parts, tuple(words.get(each, each).split(",")[0].strip() for each in ids))
 
@@ -312,14 +332,17 @@ def _class_names(path: Path) -> tuple[str, ...]:
 
 def _open_array(path: Path) -> NDArray[Any]:
     try:
-        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        loaded = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
         raise invalid(str(path), Description(str(error)), "an array written by numpy.save") from error
-    return array
+    if isinstance(loaded, np.ndarray):
+        return loaded
+    loaded.close()
+    raise invalid(str(path), Description("an archive, .npz"), "an array written by numpy.save", "save them one by one")
 
 
 def _channels_first(path: Path, images: NDArray[Any]) -> Iterator[NDArray[np.uint8]]:
-    if images.dtype != np.uint8 or images.ndim not in (3, 4) or not len(images):
+    if images.dtype != np.uint8 or images.ndim not in (3, 4) or 0 in images.shape:
         got = Description(f"an array of shape {list(images.shape)} and type {images.dtype}")
         raise invalid(str(path), got, "bytes [n, height, width, 3], or [n, height, width] for grey")
     last = images.ndim == 4 and images.shape[3] in (1, 3)
@@ -332,22 +355,25 @@ def _channels_first(path: Path, images: NDArray[Any]) -> Iterator[NDArray[np.uin
 
 def _from_images(folder: Path) -> Raw:
     """A folder a class, within `train/` and `test/` (or `val/`, `validation/`) or, without a test set, at the top."""
-    inner = {each.name for each in folder.iterdir() if each.is_dir()}
+    inner = _folders(folder)
     tops = [folder / "train", *[folder / each for each in ("test", "val", "validation") if each in inner][:1]]
     tops = tops if "train" in inner else [folder]
-    names = sorted(each.name for each in tops[0].iterdir() if each.is_dir())
+    names = _folders(tops[0])
     if len(names) < 2:
         got = Description(f"{len(names)} folders in {tops[0]}")
         raise invalid("--from", got, "a folder of images for each of two or more classes")
     listed = []
     for top in tops:
-        files = [
-            (file, label) for label, name in enumerate(names) for file in sorted((top / name).glob("*"))
-            if file.suffix.lower() in IMAGES
-        ]  # fmt: skip
+        files = [(file, label) for label, name in enumerate(names) for file in _pictures(top / name)]
         if not files:
             raise invalid("--from", str(top), f"images ({', '.join(IMAGES)}) in {', '.join(names[:3])}, …")
         listed.append(files)
+    filled = {label for _, label in listed[0]}
+    if empty := [name for label, name in enumerate(names) if label not in filled]:
+        got = Description(f"no images in {', '.join(empty)} of {tops[0]}")
+        raise invalid("--from", got, f"images ({', '.join(IMAGES)}) in every class's folder", "remove what is no class")
+    if strange := [name for name in _folders(tops[-1]) if name not in names and _pictures(tops[-1] / name)]:
+        raise not_trained(", ".join(strange))
     paths = [str(file) for files in listed for file, _ in files]
     mode = _mode(paths, _read_path)
     parts = [
@@ -355,6 +381,14 @@ def _from_images(folder: Path) -> Raw:
         for files in listed
     ]
     return _raw(parts, tuple(names))
+
+
+def _folders(folder: Path) -> list[str]:
+    return sorted(each.name for each in folder.iterdir() if each.is_dir() and not hidden(each.name))
+
+
+def _pictures(folder: Path) -> list[Path]:
+    return [each for each in sorted(folder.glob("*")) if each.suffix.lower() in IMAGES and not hidden(each.name)]
 
 
 def _read_path(path: str) -> bytes:
