@@ -25,10 +25,16 @@ class _Written(Exception):
 
 
 def check_output(path: Path, remedy: str = "name another file", name: str = "--output") -> None:
-    """Refuse a file that cannot be written, before anything is trained for it. What is there is left as it is."""
-    with suppress(_Written), disk_errors(name, path.parent, remedy), written_whole(path) as aside:
-        aside.write_bytes(b"-")
-        raise _Written
+    """Refuse a file that cannot be written, before anything is trained for it. All is left as it was."""
+    made = [folder for folder in path.parents if not folder.exists()]  # the innermost first
+    try:
+        with suppress(_Written), disk_errors(name, path.parent, remedy), written_whole(path) as aside:
+            aside.write_bytes(b"-")
+            raise _Written
+    finally:
+        for folder in made:
+            with suppress(OSError):  # another may have put something there
+                folder.rmdir()
 
 
 def show(tables: Sequence[Results], format: str, *, intervals: bool, output: Path | None) -> None:
