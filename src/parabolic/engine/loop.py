@@ -320,12 +320,13 @@ def _naming(states: list[State]) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not (isinstance(error, torch.AcceleratorError) or short_of_memory(error)):
-            raise
-        who = f"{_who(states[0])}" + (f" and {len(states) - 1} beside it" if len(states) > 1 else "")
-        remedy = "start again: what was finished before is kept"
         if short_of_memory(error):
             remedy = "train fewer runs at once, or smaller batches"
+        elif isinstance(error, torch.AcceleratorError):
+            remedy = "start again: what was finished before is kept"
+        else:
+            raise
+        who = f"{_who(states[0])}" + (f" and {len(states) - 1} beside it" if len(states) > 1 else "")
         where = f"task {states[0].task + 1}, after step {states[0].step}"
         raise DeviceFailed(f"{who}: the device failed in {where}: {first_line(error)} ({remedy})") from error
 
