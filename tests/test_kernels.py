@@ -1,5 +1,6 @@
 """The fused kernels compute what torch's own operations do, to the rounding of their type."""
 
+import copy
 import gc
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from parabolic.backbones import Block, Norm
+from parabolic.backbones import Block, Norm, ResNet18
 from parabolic.engine import numerics
 
 pytestmark = pytest.mark.gpu
@@ -173,3 +174,86 @@ def test_the_outcome_is_the_same_every_time():
         y, _ = norm_add_relu(*given[:3], (torch.zeros(64, device="cuda"), torch.ones(64, device="cuda")), given[3])
         outcomes.append([y, *torch.autograd.grad(y.float().sin().sum(), given)])
     assert all(torch.equal(one, other) for one, other in zip(*outcomes, strict=True))
+
+
+def network(dtype=torch.bfloat16):
+    """A network whose norms have seen something."""
+    torch.manual_seed(0)
+    net = ResNet18((3, 16, 16), 10, width=16).cuda()
+    with torch.no_grad():
+        for norm in [each for each in net.modules() if isinstance(each, Norm)]:
+            norm.running_mean.normal_()
+            norm.running_var.uniform_(0.1, 2.0)
+            norm.weight.normal_()
+            norm.bias.normal_()
+    return net.to(dtype=dtype, memory_format=torch.channels_last).eval()
+
+
+def images(n):
+    return torch.randn(n, 3, 16, 16, device="cuda", dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
+
+
+@pytest.fixture
+def merged(monkeypatch):
+    """How many blocks have predicted by convolutions that hold their norms."""
+    counted, original = [], Block._merged
+
+    def counting(self, x):
+        counted.append(self)
+        return original(self, x)
+
+    monkeypatch.setattr(Block, "_merged", counting)
+    return counted
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_for_prediction_norms_are_part_of_convolutions(merged, dtype):
+    net, x = network(dtype), images(7).to(dtype)
+    kept = {name: each.clone() for name, each in net.state_dict().items()}
+    with torch.no_grad():
+        exact = copy.deepcopy(net).double()(x.double())
+        assert not merged
+        found = net(x)
+    assert len(merged) == 8
+    assert found.dtype == dtype
+    assert error(found, exact) < 3e-2
+    assert all(torch.equal(each, kept[name]) for name, each in net.state_dict().items())
+    # Who learns from it gets what can be differentiated.
+    assert error(net(x), exact) < 3e-2
+    assert net(x).grad_fn is not None
+    assert len(merged) == 8
+
+
+def test_a_prediction_does_not_depend_on_what_was_in_memory_before(merged):
+    net, x = network(), images(200)
+    with numerics("bf16"), torch.no_grad():
+        first = net(x)
+        for _ in range(20):
+            junk = [torch.full((200, 16 << stage, 16 >> stage, 16 >> stage), torch.nan, device="cuda",
+                               dtype=torch.bfloat16) for stage in range(4) for _ in range(8)]  # fmt: skip
+            torch.cuda.synchronize()
+            del junk
+            assert torch.equal(net(x), first)
+    assert len(merged) == 21 * 8
+
+
+def test_for_prediction_what_is_no_number_stays_so(merged):
+    net, x = network(), images(3)
+    x[1, 0, 5, 5] = torch.nan
+    with torch.no_grad():
+        assert net(x).isnan().any(1).tolist() == [False, True, False]
+        assert len(merged) == 8
+        assert net(x[:0]).shape == (0, 10)
+
+
+def test_who_looks_into_a_block_sees_its_parts_predict(merged):
+    net, x, told = network(), images(3), []
+    with torch.no_grad():
+        found = net(x)
+        net.blocks[2].norm1.register_forward_hook(lambda _, __, given: told.append(given.shape[1:]))
+        net.blocks[4].conv2 = nn.Conv2d(64, 64, 3, padding=1, bias=False, device="cuda", dtype=torch.bfloat16)
+        net.blocks[4].conv2.weight.zero_()
+        changed = net(x)
+    assert told == [(32, 8, 8)]
+    assert len(merged) == 8 + 6
+    assert not torch.equal(found, changed)

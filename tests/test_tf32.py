@@ -8,8 +8,8 @@ import torch
 from parabolic import RunSpec
 from parabolic.engine import numerics
 from parabolic.experiments import execute
+from parabolic.gpus import tf32
 from parabolic.learners.programme import inner_products
-from parabolic.tf32 import tf32
 
 BACKENDS = torch.backends
 MATMUL, CUDNN = BACKENDS.cuda.matmul, BACKENDS.cudnn

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import itertools
 import math
 import threading
@@ -17,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parabolic.checks import check_call, check_name, check_number, invalid
-from parabolic.convolution import convolve, convolve_both
+from parabolic.convolution import convolve, convolve_both, mix, thin
+from parabolic.gpus import has_cudnn, has_triton
 from parabolic.plugins import load_object
 
 __all__ = [
@@ -118,6 +117,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's feature maps."""
+        if self._merges(x):
+            return self._merged(x)
         inner, shortcut = self._begun(x)
         y: Tensor = self.norm2(self.conv2(self.norm1(inner)), shortcut)
         return y
@@ -133,6 +134,52 @@ class Block(nn.Module):
             inner, thinned = convolve_both(x.to(weight.dtype), weight, short.weight, *self.conv1.layout)
             return inner, self.shortcut[1:](thinned)
         return self.conv1(x), self.shortcut(_again(x))
+
+    def _merges(self, x: Tensor) -> bool:
+        """Whether nobody learns from it, nothing was put in the place of a part, and `_merged` can do it."""
+        if torch.is_grad_enabled() or self.training or in_plain() or not has_cudnn(x):
+            return False
+        convs, norms = self._parts()
+        return (
+            [type(each) for each in (*convs, *norms)] == [Convolution] * len(convs) + [Norm] * len(norms)
+            and [each.kernel_size for each in convs] == [(3, 3), (3, 3), (1, 1)][: len(convs)]
+            and [each.relu for each in norms] == [True, True, False][: len(convs)]
+            and all(each.weight.dtype == x.dtype for each in convs)
+            and not any(each.training or each.running_mean is None for each in norms)
+            and not any(each._forward_hooks or each._forward_pre_hooks for each in (*convs, *norms, self.shortcut))
+            and x.dtype in (torch.bfloat16, torch.float16) and 0 < x.numel() < 2**31
+            and x.is_contiguous(memory_format=torch.channels_last)
+        )  # fmt: skip
+
+    def _merged(self, x: Tensor) -> Tensor:
+        """The feature maps by running statistics: a norm is a factor and a sum for each channel.
+
+        The one goes into the convolution's weight; the other, the shortcut and ReLU are done by the convolution's own
+        kernel before anything is written.
+        """
+        convs, norms = self._parts()
+        (weight1, bias1), (weight2, bias2), *short = itertools.starmap(_as_one, zip(convs, norms, strict=True))
+        shortcut = x if not short else mix(thin(x, convs[2].stride), *short[0])
+        # The kernel always adds something; the first time it is to be nothing, which is anything finite times zero.
+        inner = torch.cudnn_convolution_add_relu(
+            x, weight1, shortcut, 0.0, bias1, convs[0].stride, convs[0].padding, (1, 1), 1
+        )
+        return torch.cudnn_convolution_add_relu(
+            inner, weight2, shortcut, 1.0, bias2, convs[1].stride, convs[1].padding, (1, 1), 1
+        )
+
+    def _parts(self) -> tuple[list[Any], list[Any]]:
+        """The convolutions and the norm after each: of the way through, and of the shortcut."""
+        short = [*self.shortcut]
+        return [self.conv1, self.conv2, *short[:1]], [self.norm1, self.norm2, *short[1:]]
+
+
+def _as_one(conv: Convolution, norm: Norm) -> tuple[Tensor, Tensor]:
+    """The weight and the bias of the convolution that does what a convolution and a norm after it predict."""
+    mean, variance = cast(Tensor, norm.running_mean).float(), cast(Tensor, norm.running_var).float()
+    scale = norm.weight * (variance + norm.eps).rsqrt()
+    weight = (conv.weight * scale.view(-1, 1, 1, 1)).to(conv.weight)
+    return weight.contiguous(memory_format=torch.channels_last), (norm.bias - mean * scale).to(weight)
 
 
 class Norm(nn.BatchNorm2d):
@@ -235,12 +282,6 @@ def plainly() -> Iterator[None]:
 def in_plain() -> bool:
     """Whether operations of our own are out of place: `plainly`, or in a transform of torch.func, which knows none."""
     return _wish.plain or bool(torch._C._are_functorch_transforms_active())
-
-
-@functools.cache
-def has_triton() -> bool:
-    """Whether Triton is here, with which torch brings its kernels to a GPU."""
-    return importlib.util.find_spec("triton") is not None
 
 
 BACKBONES: dict[str, Callable[[Sequence[int], int], nn.Module]] = {

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["convolve", "convolve_both"]
+__all__ = ["convolve", "convolve_both", "mix", "thin"]
 
 Pair = tuple[int, int]
 
@@ -42,8 +42,26 @@ def convolve_both(
     """
     # The gradient of `whole` is added to in place: it must be new, as a convolution's is, and no one else's.
     whole, thinned = _Thin.apply(x, stride)  # type: ignore[no-untyped-call]
-    mixed = F.linear(thinned.movedim(1, -1), short.flatten(1)).movedim(-1, 1)
-    return convolve(whole, weight, stride, padding), mixed
+    return convolve(whole, weight, stride, padding), mix(thinned, short)
+
+
+def mix(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The convolution by a weight of 1 × 1 as the matrix product that it is; for images channels-last.
+
+    >>> x, weight = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 1, 1)
+    >>> torch.allclose(mix(x, weight), F.conv2d(x, weight), atol=1e-5)
+    True
+    """
+    return F.linear(x.movedim(1, -1), weight.flatten(1), bias).movedim(-1, 1)
+
+
+def thin(x: Tensor, stride: Pair) -> Tensor:
+    """Every so many rows and columns of images, channels-last: what a convolution by 1 × 1 sees of them.
+
+    >>> thin(torch.arange(16.0).view(1, 1, 4, 4), (2, 2)).flatten().tolist()
+    [0.0, 2.0, 8.0, 10.0]
+    """
+    return _thinned(x, stride).contiguous(memory_format=torch.channels_last)
 
 
 class _Convolution(torch.autograd.Function):
@@ -104,7 +122,7 @@ class _Thin(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, stride: Pair) -> tuple[Tensor, Tensor]:
         ctx.stride = stride
         x = x.detach()
-        return x, _thinned(x, stride).contiguous(memory_format=torch.channels_last)
+        return x, thin(x, stride)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:

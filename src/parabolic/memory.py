@@ -10,6 +10,7 @@ from torch import Generator, Tensor
 from torch.nn.functional import pad
 
 from parabolic.checks import Description, check_number, invalid
+from parabolic.gpus import has_triton
 from parabolic.states import refill
 
 __all__ = ["Batch", "ClassBalanced", "EqualShares", "Memory", "distinct", "equal_shares", "half_by_loss"]
@@ -18,6 +19,7 @@ Batch = dict[str, Tensor]
 """Named tensors of one length: "x" the examples, "y" the labels, and whatever else a method keeps."""
 
 ARRIVAL = "arrival number"  # what a state calls it: a name that no field has; a state of version 1 has none
+FEW = 128  # draws that a GPU makes one after the other
 OFFERED = "number offered"  # likewise; at first it was "offered"
 
 
@@ -413,13 +415,18 @@ def distinct(
     if t is taken already. Sequentially that is a loop; here all draws are made at once. A draw is taken
     already if an earlier one drew the same, or if it drew an earlier j that had to be taken in its own right;
     that second condition refers back to an earlier draw, and pointer doubling resolves it in log(size) rounds.
+    (On a GPU a few draws are the loop again, within one kernel.)
 
     >>> distinct(3, 3, generator=torch.Generator().manual_seed(0)).sort().values
     tensor([0, 1, 2])
     """
+    chance = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
+    if isinstance(total, Tensor) and total.is_cuda and 0 < size <= FEW and has_triton():
+        from parabolic.draws import floyd
+
+        return floyd(total, chance)
     first = total - size
     ceiling = torch.arange(1, size + 1, device=device) + first  # j + 1
-    chance = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
     drawn = (chance * ceiling).long()
     ordered, order = drawn.sort(stable=True)
     again = torch.zeros(size, dtype=torch.bool, device=device)

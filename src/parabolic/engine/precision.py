@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from parabolic.backbones import in_plain
 from parabolic.checks import check_name
-from parabolic.tf32 import tf32
+from parabolic.gpus import tf32
 
 __all__ = ["PRECISIONS", "computing_in", "numerics"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import hardtanh
 
-from parabolic.backbones import has_triton
+from parabolic.gpus import has_triton
 
 __all__ = ["step_ahead", "turned"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from parabolic.tf32 import tf32
+from parabolic.gpus import tf32
 
 __all__ = ["inner_products", "nonnegative_shares"]
 

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from parabolic.gpus import has_triton
+
 __all__ = ["CropFlip", "Normalise"]
 
 
@@ -31,11 +33,15 @@ class CropFlip:
         n, _, height, width = x.shape
         span, device = 2 * self.padding + 1, x.device
         shift = torch.randint(span, (2, n, 1), generator=generator, device=device)
+        mirror = torch.rand(n, 1, generator=generator, device=device) if self.flip else None
+        if x.is_cuda and 0 < x.numel() < 2**31 and not x.is_complex() and not x.requires_grad and has_triton():
+            from parabolic.draws import crop_flip
+
+            return crop_flip(x, self.padding, shift, mirror)
         rows = shift[0] + torch.arange(height, device=device)
         columns = shift[1] + torch.arange(width, device=device)
-        if self.flip:
-            mirrored = torch.rand(n, 1, generator=generator, device=device) < 0.5
-            columns = torch.where(mirrored, columns.flip(1), columns)
+        if mirror is not None:
+            columns = torch.where(mirror < 0.5, columns.flip(1), columns)
         padded = F.pad(x, [self.padding] * 4)
         # One gather for the batch: image i, its rows, its columns; channels stay where they are.
         image = torch.arange(n, device=device)[:, None, None]

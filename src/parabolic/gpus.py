@@ -1,14 +1,28 @@
-"""TF32: whether a GPU may round what it multiplies in float32."""
+"""Of a GPU: whether kernels of our own can be brought to it, and whether it may round what it multiplies (TF32)."""
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
-__all__ = ["tf32"]
+__all__ = ["has_cudnn", "has_triton", "tf32"]
+
+
+def has_cudnn(x: Tensor) -> bool:
+    """Whether a tensor is on a GPU of NVIDIA, whose library may be used."""
+    return x.is_cuda and torch.version.hip is None and torch.backends.cudnn.enabled
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether Triton is here, by which Python brings kernels to a GPU."""
+    return importlib.util.find_spec("triton") is not None
 
 
 @contextmanager

@@ -1,0 +1,71 @@
+"""Draws without repetition, and crops of images, as one kernel each (Triton)."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["crop_flip", "floyd"]
+
+BLOCK = 1024  # numbers of images that a program moves
+
+
+def floyd(total: Tensor, chance: Tensor) -> Tensor:
+    """As many different numbers below `total` as there are chances, of which each, below 1, decides about one.
+
+    It is Floyd's algorithm as it is written: see `parabolic.memory.distinct`.
+    """
+    taken = torch.empty_like(chance, dtype=torch.long)
+    with torch.cuda.device_of(chance):
+        _floyd[(1,)](total, chance, taken, len(chance), SIZE=triton.next_power_of_2(len(chance)), num_warps=1)
+    return taken
+
+
+def crop_flip(x: Tensor, padding: int, shift: Tensor, mirror: Tensor | None) -> Tensor:
+    """Windows of images within a border of zeros, channels-last.
+
+    `shift` tells how far down and how far right each is, `mirror` is below ½ where it is seen in a mirror.
+    """
+    images, channels, height, width = x.shape
+    y = x.new_empty(images, height, width, channels).permute(0, 3, 1, 2)
+    with torch.cuda.device_of(x):
+        _crop_flip[(triton.cdiv(x.numel(), BLOCK),)](
+            x, y, shift, mirror, x.numel(), *x.shape, padding, *x.stride(), MIRROR=mirror is not None, BLOCK=BLOCK
+        )
+    return y
+
+
+@triton.jit
+def _floyd(total, chance, taken, size, SIZE: tl.constexpr):
+    """For each j from total − size on take the number drawn of 0..j, or j if it is taken already."""
+    at = tl.arange(0, SIZE)
+    first = tl.load(total) - size
+    drawn = (tl.load(chance + at, at < size, 0.0) * (first + at + 1).to(tl.float64)).to(tl.int64)
+    numbers = tl.full((SIZE,), -1, tl.int64)
+    for j in range(size):
+        one = tl.sum(tl.where(at == j, drawn, 0), 0)
+        again = tl.sum((numbers == one).to(tl.int32), 0) > 0
+        numbers = tl.where(at == j, tl.where(again, first + j, one), numbers)
+    tl.store(taken + at, numbers, at < size)
+
+
+@triton.jit
+def _crop_flip(
+    x, y, shift, mirror, n, images, channels, height, width, padding, by_image, by_channel, by_row, by_column,
+    MIRROR: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Each number of y comes from another place of x, or is 0."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    here = at < n
+    channel, place = at % channels, at // channels
+    column, place = place % width, place // width
+    row, image = place % height, place // height
+    row += (tl.load(shift + image, here, 0) - padding).to(tl.int32)
+    if MIRROR:
+        column = tl.where(tl.load(mirror + image, here, 1.0) < 0.5, width - 1 - column, column)
+    column += (tl.load(shift + images + image, here, 0) - padding).to(tl.int32)
+    inside = here & (row >= 0) & (row < height) & (column >= 0) & (column < width)
+    value = tl.load(x + image * by_image + channel * by_channel + row * by_row + column * by_column, inside, 0)
+    tl.store(y + at, value, here)
