@@ -65,10 +65,12 @@ class Graphs:
         return work(), False
 
     def _capture(self, work: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-        graph, drawn = torch.cuda.CUDAGraph(), None
+        graph = torch.cuda.CUDAGraph()
+        generators = [torch.cuda.default_generators[torch.cuda._utils._get_device_index(self.device, optional=True)]]
         if self.generator is not None:
             graph.register_generator_state(self.generator)
-            drawn = self.generator.clone_state()
+            generators.append(self.generator)
+        states = [generator.clone_state() for generator in generators]
         torch.cuda.synchronize(self.device)
         with _no_collection(), torch.cuda.stream(self._aside()):
             # Only this thread is held to what a capture allows: another may be fetching data.
@@ -79,8 +81,8 @@ class Graphs:
                 with suppress(RuntimeError), warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # both only say that the capture came to nothing
                     graph.capture_end()
-                if self.generator is not None and drawn is not None:
-                    self.generator.graphsafe_set_state(drawn)  # its own is left in the middle of a capture
+                for generator, state in zip(generators, states, strict=True):
+                    generator.graphsafe_set_state(state)  # its own is left in the middle of a capture
                 raise
             graph.capture_end()
         # The generator was set up for the capture on that stream: a replay on another must come after.
