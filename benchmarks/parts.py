@@ -1,12 +1,14 @@
 """Where the time of a step of ER goes on a GPU, five replicas at once: its convolutions, norms, update, and the whole.
 
-    python benchmarks/parts.py    # on a machine with a GPU; no data needed
+    python benchmarks/parts.py                # on a machine with a GPU; no data needed
+    python benchmarks/parts.py --stopwatch    # with the fastest algorithm of each convolution, and not that by rule
 
 Each part is captured by itself, many times over, on a stream for each replica; the time is a replica's share of all.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import time
 from collections.abc import Callable
@@ -157,7 +159,11 @@ def steps(count: int = 250) -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--stopwatch", action="store_true", help="choose the algorithms of convolutions by time")
+    stopwatch = parser.parse_args().stopwatch
     with numerics("bf16"):
+        torch.backends.cudnn.benchmark = stopwatch
         print(f"a step of ER, {REPLICAS} at once, a replica: {steps():.0f} µs\n")
         total = 0.0
         for count, before, after, side, stride in CONVOLUTIONS:

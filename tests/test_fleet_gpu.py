@@ -11,6 +11,7 @@ from parabolic import ER, MLP, ReplayLearner, Stream
 from parabolic.backbones import Block, ConvNet, Norm, Stem
 from parabolic.engine import BoundsMonitor, DeviceFailed, Fleet, computing_in, feed, loop, numerics, train, train_fleet
 from parabolic.engine.fleet import Berth
+from parabolic.engine.graphs import Graphs
 from parabolic.experiments import RunSpec, execute, execute_fleet
 from parabolic.experiments.execution import Yard
 from parabolic.learners import find_learner, known_learners
@@ -319,6 +320,28 @@ def test_specs_of_one_shape_in_one_fleet_are_their_solo_runs():
             assert record.environment["fleet"] == 3
             assert record.environment["steps"] == "captured"
             assert record.accuracy == execute(spec, device="cuda").accuracy
+
+
+@pytest.mark.parametrize("fail", [lambda: torch.ones((), device="cuda").item(),
+                                  lambda: torch.empty(2**50, dtype=torch.uint8, device="cuda")])  # fmt: skip
+def test_a_capture_that_fails_leaves_all_generators_as_they_were(fail):
+    own = torch.Generator("cuda").manual_seed(1)
+    graphs = Graphs(torch.device("cuda"), own)
+
+    def work():
+        torch.rand(3, device="cuda"), torch.rand(3, device="cuda", generator=own)
+        return fail() if torch.cuda.is_current_stream_capturing() else None
+
+    for _ in range(2):
+        graphs.run("work", work)
+    before = [torch.cuda.get_rng_state(), own.get_state()]
+    with pytest.raises(RuntimeError):
+        graphs.run("work", work)
+    torch.cuda.synchronize()
+    assert torch.equal(before[0], torch.cuda.get_rng_state())
+    assert torch.equal(before[1], own.get_state())
+    torch.rand(3, device="cuda")
+    torch.rand(3, device="cuda", generator=own)
 
 
 ROOM = 2**31  # bytes that each run takes, and more than libraries keep for all the streams that they were used on

@@ -202,6 +202,14 @@ def test_a_trial_says_how_many_of_its_runs_diverged(parabolic):
     assert {trial["values"]["lr"]: trial["diverged"] for trial in json.loads(out)["trials"]} == {0.1: 0, 1e30: 2}
 
 
+def test_an_own_value_that_no_trial_can_have_is_told(parabolic):
+    asked = ("tune", "--learner", "er", "--stream", "seq-blobs", "--trials", "1", "--device", "cpu")
+    code, _, err = parabolic(*asked, "--space", "lr=0.2:0.3", "--name", "narrow")
+    assert code == 0
+    assert "note: er: its own lr=0.1 is outside 0.2:0.3: no trial has it" in err
+    assert "note" not in parabolic(*asked, "--space", "lr=0.1:0.3")[2]
+
+
 # -- the study -----------------------------------------------------------------------------------------------------
 
 

@@ -138,6 +138,14 @@ def test_rows_without_a_preset_stay_empty_and_the_commands_that_would_fill_them_
     assert json.loads(plan)["all"]["runs"] == 10
     planned = parabolic("paper", "main", "--tuned", "--learners", "er,pcl,gem", "--dry-run")[1]
     assert re.findall(r"^    (parabolic tune .*)$", planned, re.MULTILINE) == commands
+    # VR-MCL's own learning rate is outside such a range: it is left to that which it states.
+    for name, preset in known_presets().items():
+        preset.write_text(preset.read_text().replace('lr = "0.001:1:log"', 'lr = "0.01:0.3:log"'))
+        assert load_preset(name).study["space"]["lr"] == "0.01:0.3:log"
+    told = parabolic("paper", "main", "--tuned", "--learners", "er,pcl,gem,vrmcl", "--show")[1]
+    first, second = re.findall(r"^    (parabolic tune .* --stream seq-cifar10 .*)$", told, re.MULTILINE)
+    assert first == commands[-1].replace("0.001:1", "0.01:0.3")
+    assert second == commands[-1].replace("gem", "vrmcl").replace(" --space lr=0.001:1:log", "")
     save_preset(Preset("er-seq-cifar10", "sgd"))
     code, out, err = parabolic("paper", "main", "--tuned", "--show")
     assert (code, out) == (2, "")

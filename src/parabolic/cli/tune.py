@@ -88,6 +88,10 @@ def tune_one(
     ]  # fmt: skip
     folder = output or preset_folder()
     check_output(folder / ".preset", "free some space, or name another folder with --output", "presets")
+    for search in searches:
+        for option, value in search.outside.items():
+            said = f"its own {option}={write_option(value)} is outside {search.ranges[option]}: no trial has it"
+            print(f"note: {search.spec.learner}: {said}", file=sys.stderr)
     told, failed = [], []
     for search in searches:
         try:

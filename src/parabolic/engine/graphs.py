@@ -66,7 +66,8 @@ class Graphs:
 
     def _capture(self, work: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
         graph = torch.cuda.CUDAGraph()
-        generators = [torch.cuda.default_generators[torch.cuda._utils._get_device_index(self.device, optional=True)]]
+        index = torch.cuda.current_device() if self.device.index is None else self.device.index
+        generators = [torch.cuda.default_generators[index]]  # which every capture takes in
         if self.generator is not None:
             graph.register_generator_state(self.generator)
             generators.append(self.generator)

@@ -133,6 +133,15 @@ class Search:
         values = {name: self._value(name) for name in self.ranges}
         return {name: value for name, value in values.items() if value in self.ranges[name]}
 
+    @cached_property
+    def outside(self) -> dict[str, Any]:
+        """The values that the learner has by itself and that no trial can have.
+
+        >>> Search(RunSpec("vrmcl"), {"lr": "0.01:0.3:log"}).outside
+        {'lr': 0.35}
+        """
+        return {name: self._value(name) for name in self.ranges if name not in self.defaults}
+
     def rounded(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Values that were drawn, as they are tried."""
         return {name: each.nearest(values[name]) for name, each in self.ranges.items()}

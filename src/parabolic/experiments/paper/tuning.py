@@ -13,9 +13,13 @@ from parabolic.experiments.paper.quick import SHRINK, STREAM
 from parabolic.experiments.paper.selection import Selection
 from parabolic.experiments.paper.tables import METHODS, PLUS, Setting
 from parabolic.experiments.presets import Preset
+from parabolic.experiments.search import Search
+from parabolic.experiments.spec import RunSpec
 from parabolic.options import write_option
 
 __all__ = ["Effort", "Tuning"]
+
+_Ranges = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -83,20 +87,26 @@ class Tuning:
 
     @property
     def commands(self) -> list[str]:
-        """What would make the presets that are missing, in the way in which most of the others were made."""
+        """What would make the presets that are missing, in the way in which most of the others were made.
+
+        A learner whose own value a range does not hold is left to the range that it states itself.
+        """
         memory = Setting("").memory // (SHRINK if self.quick else 1)
         spent = self.effort or Effort(0, 0)
         like = [each for each in self.presets.values() if spent.trials and Effort.of(each) == spent]
         share = _shared([each.study for each in like]).get("validation")
         told = {"trials": spent.trials, "seeds": spent.seeds, "validation": share}
         alike = "".join(f" --{name} {value}" for name, value in told.items() if value)
-        for option, tables in (("space", [_space(each) for each in like]), ("set", [_fixed(each) for each in like])):
-            given = (f"{name}={write_option(value)}" for name, value in _shared(tables).items())
-            alike += "".join(f" --{option} {shlex.quote(each)}" for each in given)
-        return [
-            f"parabolic tune --learners {','.join(learners)} --stream {stream} --memory {memory}{alike}"
-            for stream, learners in self.missing.items()
-        ]
+        space, fixed = (_shared([part(each) for each in like]) for part in (_space, _fixed))
+        commands = []
+        for stream, learners in self.missing.items():
+            for ranges, some in _by_space(learners, space).items():
+                given = [("space", each) for each in ranges] + [("set", each) for each in fixed.items()]
+                written = ((option, f"{name}={write_option(value)}") for option, (name, value) in given)
+                more = "".join(f" --{option} {shlex.quote(each)}" for option, each in written)
+                named = f"--learners {','.join(some)} --stream {stream} --memory {memory}"
+                commands.append(f"parabolic tune {named}{alike}{more}")
+        return commands
 
 
 def _rows(selection: Selection, tables: Sequence[str]) -> dict[tuple[str, str], None]:
@@ -105,6 +115,15 @@ def _rows(selection: Selection, tables: Sequence[str]) -> dict[tuple[str, str], 
     for name in tables:
         streams = [STREAM if selection.quick else setting.stream for setting in table_of(name).settings]
         found |= {(row, stream): None for row in selection.rows(name) for stream in streams}
+    return found
+
+
+def _by_space(learners: Sequence[str], space: Mapping[str, str]) -> dict[_Ranges, list[str]]:
+    """The learners by what of a space holds the values that they have by themselves."""
+    found = defaultdict[_Ranges, list[str]](list)
+    for learner in learners:
+        outside = Search(RunSpec(learner), space).outside
+        found[tuple((name, text) for name, text in space.items() if name not in outside)].append(learner)
     return found
 
 
