@@ -10,9 +10,10 @@ from parabolic.memory import distinct
 CLASSES = 4
 
 
-def net(seed=0):
+def net(norm=False, seed=0, classes=CLASSES):
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, CLASSES)).double()
+    layers = [nn.Linear(3, 8), *([nn.BatchNorm1d(8)] if norm else []), nn.Tanh(), nn.Linear(8, classes)]
+    return nn.Sequential(*layers).double()
 
 
 def tasks(batches=4, size=5, seed=1):
@@ -42,6 +43,29 @@ def surprise(scores, label):
 def same_weights(one, other, tolerance=1e-10):
     pairs = zip(one.parameters(), other.parameters(), strict=True)
     return all(torch.allclose(a, b, atol=tolerance, rtol=0) for a, b in pairs)
+
+
+def assert_same(ours, theirs, tolerance=1e-10):
+    """Weights and statistics."""
+    for (name, a), b in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
+        assert torch.allclose(a, b.to(a.device), atol=tolerance, rtol=0), name
+
+
+def step_on_both(learners, stream):
+    """Let a learner on a CPU and one on a GPU go through tasks; a step that waits for the GPU fails."""
+    for index, batches in enumerate(stream):
+        for learner in learners:
+            learner.start_task(batches)
+        moved = [(x.cuda(), y.cuda()) for x, y in batches]
+        for (x, y), (gx, gy) in zip(batches, moved, strict=True):
+            learners[0].step(x, y, index)
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                learners[1].step(gx, gy, index)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        for learner in learners:
+            learner.end_task(batches)
 
 
 def reservoir(kept, seen, capacity, examples, generator):

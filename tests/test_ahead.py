@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import hardtanh
 
-from parabolic.learners.ahead import step_ahead, turned
+from parabolic.learners.ahead import in_types, step_ahead
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 LIMIT = 0.75
@@ -121,10 +121,10 @@ def test_parts_may_be_of_other_types_and_sums_are_made_in_that_of_the_weights(us
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_vector_is_turned_in_parts_and_so_is_its_gradient(device):
+def test_parts_of_a_vector_are_cast_to_their_types_and_so_is_its_gradient(device):
     weights = vectors(5003, device)[0]
     sizes, types = [3001, 2002], [torch.bfloat16, torch.float32]
-    ours = turned(weights, sizes, types)
+    ours = in_types(weights, sizes, types)
     theirs = [part.to(dtype) for part, dtype in zip(weights.split(sizes), types, strict=True)]
     assert alike(ours, theirs)
     assert ours[1].data_ptr() == weights[3001:].data_ptr()  # what has the type already is not moved

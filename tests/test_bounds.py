@@ -100,6 +100,21 @@ def test_the_bound_as_printed_fails_for_a_loss_that_peaks_inside_when_time_is_sh
     assert found.stated < 0.3 < found.bound <= 1
 
 
+def test_a_loss_that_peaks_in_the_margin_of_a_flat_hull_is_seen():
+    points = 4 * torch.eye(20).double()[:3]
+    domain = MemoryDomain(points, eps=0.25)
+
+    def ring(x):
+        far = (torch.cdist(x, points).amin(1) > 1).double()
+        return 10 * far * torch.exp(-(((x[:, 3:].norm(dim=1) - 0.25) / 0.05) ** 2))
+
+    x = torch.zeros(1, 20, dtype=torch.float64)
+    x[0, :3], x[0, 6] = 4 / 3, 0.25
+    u = solve(ring, x, 0.0005, domain, 0.5, source=-1.0, generator=noise())
+    assert float(u.mean - 3 * u.error) > 7
+    assert float(u.mean) < forgetting_bound(ring, domain, generator=noise()).bound <= 10
+
+
 @settings(max_examples=40)
 @given(problems(), st.floats(0.05, 2.0))
 def test_the_future_keeps_to_both_bounds_of_corollary_1(problem, tau):

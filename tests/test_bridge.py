@@ -104,6 +104,10 @@ def test_sigma_may_change_along_the_path_and_from_pair_to_pair():
     weights = torch.tensor([[2 / 3, -1 / 3, -1 / 3], [1 / 3, 1 / 3, -2 / 3]])
     expected = (weights**2 * sigma[:3] ** 2 / 3).sum(1)
     assert torch.allclose(each[:, 1:3].var(0), expected, rtol=0.03)
+    before = sigma[:3].square().cumsum(0)[:2] / 3
+    after, s = sigma[:3].square().sum() / 3 - before, torch.tensor([1 / 3, 2 / 3])
+    assert torch.allclose(expected, (1 - s) ** 2 * before + s**2 * after)  # as the docstring has it
+    assert not torch.allclose(expected, before * after / (before + after), rtol=0.3)  # that of a Brownian bridge
     by_pair = bridge(ends, ends, sigma.expand(n, times), times, generator=generator(4))[:, 0, :, 0]
     assert torch.equal(by_pair, each)
     two = torch.stack([sigma, 0 * sigma])

@@ -1,6 +1,7 @@
 """The loop: the accuracy matrix, what watches it, and that a seed decides everything."""
 
 import io
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +24,57 @@ def blobs(tasks=3, n=60, seed=0):
     angle = 2 * np.pi * y / (2 * tasks)
     x = np.stack([np.cos(angle), np.sin(angle)], 1) * 3 + g.normal(size=(len(y), 2)) * 0.4
     return Stream.from_arrays(x.astype(np.float32), y, tasks=tasks)
+
+
+class Meet(Callback):
+    """Holds a run at its first task until others have come as far, and at its end until it is let go."""
+
+    def __init__(self, others, go):
+        self.others, self.go, self.seen = others, go, []
+
+    def on_task(self, state):
+        if state.task == 0:
+            self.others.wait(60)
+        self.seen.append(torch.get_num_threads())
+
+    def on_end(self, state):
+        assert self.go.wait(60)
+
+
+def in_a_new_thread(what):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(what()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_two_that_train_at_once_leave_as_many_threads_as_there_were(first):
+    """Whichever ends first: each computes in one thread meanwhile, and those that begin afterwards have all."""
+    torch.set_num_threads(3)
+    assert in_a_new_thread(torch.get_num_threads) == 3
+    together, begun, after = threading.Barrier(2), threading.Event(), [None, None]
+    runs = [Meet(together, threading.Event()) for _ in range(2)]
+
+    class Begun(Callback):
+        def on_start(self, state):
+            begun.set()
+
+    def go(number):
+        train(SGD(MLP((2,), 6)), blobs(), callbacks=[Begun(), runs[number]])
+        after[number] = torch.get_num_threads()
+
+    threads = [threading.Thread(target=go, args=(number,)) for number in range(2)]
+    threads[0].start()
+    assert begun.wait(60)  # so that the second begins while the first has one thread
+    threads[1].start()
+    for number in (first, 1 - first):
+        runs[number].go.set()
+        threads[number].join()
+    assert [run.seen for run in runs] == [[1, 1, 1]] * 2
+    assert after == [3, 3]
+    assert in_a_new_thread(torch.get_num_threads) == torch.get_num_threads() == 3
 
 
 class Watch(Callback):

@@ -20,7 +20,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from test_learners import frozen, same
 from torch import nn
 
-from parabolic import MLP, MSE, PCL, InputError, Learner, Numbers, ParabolicClassifier, ParabolicRegressor
+from parabolic import MLP, MSE, PCL, CrossEntropy, InputError, Learner, Numbers, ParabolicClassifier, ParabolicRegressor
 from parabolic.engine import Diverged
 from parabolic.learners import Scale, find_learner, known_learners
 
@@ -28,7 +28,7 @@ from parabolic.learners import Scale, find_learner, known_learners
 @parametrize_with_checks([ParabolicClassifier(random_state=0), ParabolicRegressor(random_state=0)])
 @pytest.mark.filterwarnings("default")
 def test_the_checks_of_scikit_learn(estimator, check):
-    """All of them, without exception; the one on other array libraries skips itself unless SCIPY_ARRAY_API is set."""
+    """None of them raises; the one on other array libraries skips itself unless SCIPY_ARRAY_API is set."""
     check(estimator)
 
 
@@ -200,7 +200,7 @@ def test_regression_of_one_number_and_of_several_in_the_units_of_the_targets():
     one = ParabolicRegressor("er", random_state=0).fit(x, y[:, 0])
     assert one.predict(x).shape == (300,)
     assert one.score(x, y[:, 0]) > 0.9
-    with pytest.raises(InputError, match="^y: got .*, expected 1 numbers an example"):
+    with pytest.raises(InputError, match=r"^y: got .*, expected one of shape \[300, 1\], as before"):
         one.partial_fit(x, y)
 
 
@@ -320,6 +320,130 @@ def test_columns_that_are_rarely_other_than_zero_are_no_surprise():
     digits = Scale()
     for part in torch.from_numpy(load_digits().data).split(10):
         digits.update(part)
+    assert (scale.count, digits.count) == (5000, 1797)  # and nothing was left out
+    alone = copy.deepcopy(scale)
+    alone.update(torch.tensor([[500.0, 500.0, 0.0]]))  # nor is it the batch that decides
+    with pytest.raises(RuntimeWarning, match=r"^x: a batch of 1 multiplies the deviation at \[0\]"):
+        scale.update(torch.tensor([[1e7, 0.0, 0.0]]))
+
+
+@pytest.mark.parametrize("filled", [5, 7])
+def test_a_wrong_value_among_those_that_were_filled_in_is_told_of(filled):
+    x = np.random.default_rng(0).normal(size=(5000, 3))
+    wrong = x[:8].copy()
+    wrong[:filled, 1] = x[:, 1].mean()
+    wrong[7, 1] = 1e7
+    model = ParabolicRegressor("er", random_state=0).partial_fit(x, x[:, 1])
+    with pytest.raises(RuntimeWarning, match=r"^X: a batch of 8 multiplies the deviation at \[1\]"):
+        model.partial_fit(wrong, x[:8, 1])
+    with pytest.raises(RuntimeWarning, match=r"^y: a batch of 8 multiplies the deviation at \[0\]"):
+        model.partial_fit(x[:8], wrong[:, 1])
+
+
+def test_units_of_before_it_was_known_what_is_usual_go_on():
+    """Of those files and pickles nothing is known to be rare: they rather warn."""
+    scale, old, pickled = Scale(), Scale(), Scale.__new__(Scale)
+    x = torch.zeros(2000, 1)
+    x[7] = 0.01
+    scale.update(x)
+    first = {name: scale.state_dict()[name] for name in ("count", "mean", "squares")}
+    old.load_state_dict(first)
+    pickled.__setstate__(first)
+    for each in (old, pickled):
+        assert torch.equal(each(x), scale(x))
+        with pytest.raises(RuntimeWarning, match="^x: a batch of 1 multiplies"):
+            each.update(torch.ones(1, 1))
+    scale.update(torch.ones(1, 1))
+
+
+@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
+def test_masked_values_are_refused_and_a_mask_of_nothing_is_not(make):
+    x, y = np.arange(12.0).reshape(6, 2), np.arange(6) % 2
+    model = make("er", epochs=1, random_state=0).fit(np.ma.masked_array(x), np.ma.masked_array(y))
+    holes, why = np.ma.masked_greater(x, 8), "got an array with 3 masked values, expected one without gaps; fill in "
+    for call in (clone(model).fit, clone(model).partial_fit, model.partial_fit):
+        with pytest.raises(InputError, match=f"^X: {why}what is missing"):
+            call(holes, y)
+        with pytest.raises(InputError, match=f"^y: {why}what is missing"):
+            call(x, np.ma.masked_equal(y, 1))
+    with pytest.raises(InputError, match=f"^X: {why}"):
+        model.predict(holes)
+
+
+@pytest.mark.parametrize("gap", [float("nan"), None, pd.NA, pd.NaT])
+def test_a_missing_label_is_no_class(gap):
+    x, y = [[0.0], [1.0], [2.0]], ["a", "b", gap]
+    whole = ParabolicClassifier("er", epochs=1, random_state=0).fit(x, ["a", "b", "nan"])  # which is a word
+    kinds = (
+        list,
+        tuple,
+        pd.Series,
+        functools.partial(np.array, dtype=object),
+        functools.partial(pd.Series, dtype="string"),
+    )
+    for labels in (kind(y) for kind in kinds):
+        for call in (clone(whole).fit, clone(whole).partial_fit, whole.partial_fit):
+            with pytest.raises(
+                InputError, match="^y: got 1 missing labels, expected words or numbers; fill in what is "
+            ):
+                call(x, labels)
+    with pytest.raises(InputError, match="^classes: got 1 missing labels"):
+        whole.partial_fit(x, ["a"] * 3, classes=y)
+    assert whole.classes_.tolist() == ["a", "b", "nan"]
+
+
+@pytest.mark.parametrize("kind", ["datetime64[s]", "datetime64[ns]", "timedelta64[m]"])
+def test_dates_and_times_are_no_numbers(kind):
+    x, y = np.arange(6.0)[:, None], np.arange(6)
+    model = ParabolicRegressor("er", epochs=1, random_state=0).fit(x, y)
+    for dates in (y.astype(kind), pd.Series(y.astype(kind)), y.astype(kind)[:, None]):
+        for call in (clone(model).fit, model.partial_fit):
+            with pytest.raises(
+                InputError, match=r"^y: got an array of type (date|time).*, expected numbers; turn dates "
+            ):
+                call(x, dates)
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_one_number_is_the_same_flat_and_in_a_column(first):
+    """Predictions have the shape that the first targets had."""
+    x = np.linspace(-1, 1, 40)[:, None]
+    shapes = {1: x[:, 0], 2: x}
+    models = [ParabolicRegressor("er", random_state=0).partial_fit(x, shapes[first]) for _ in shapes]
+    found = [model.partial_fit(x, y).predict(x) for model, y in zip(models, shapes.values(), strict=True)]
+    np.testing.assert_array_equal(*found)
+    assert found[0].ndim == first
+    with pytest.raises(
+        InputError, match=r"^y: got a tensor of shape \[40, 2\] .*, expected one of shape \[40, 1\], as"
+    ):
+        models[0].partial_fit(x, np.hstack([x, x]))
+
+
+@pytest.mark.parametrize("kind", [">f8", ">f4", ">i4", np.longdouble])
+@pytest.mark.parametrize("scale", [True, False])
+def test_numbers_of_types_that_torch_does_not_know_are_those_that_it_knows(kind, scale):
+    x, y = np.arange(12).reshape(6, 2), [0, 1] * 3
+    for make in (ParabolicClassifier, ParabolicRegressor):
+        model = make("er", epochs=1, scale=scale, random_state=0)
+        other, plain = clone(model).fit(x.astype(kind), y), model.fit(x, y)
+        np.testing.assert_array_equal(
+            other.partial_fit(x.astype(kind), y).predict(x), plain.partial_fit(x, y).predict(x)
+        )
+        np.testing.assert_array_equal(plain.predict(x.astype(kind)), plain.predict(x))
+
+
+def test_classes_have_weights_in_their_order_and_new_ones_count_once():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 2))
+    y, part = np.where(x[:, 0] + rng.normal(size=400) > 1.5, "rare", "common"), {}
+    for weight in (1.0, 5.0):
+        options = {"criterion": CrossEntropy(weights=[1.0, weight])}
+        model = ParabolicClassifier("er", options=options, random_state=0).fit(x, y)
+        part[weight] = (model.predict(x) == "rare").mean()
+    assert part[5] > 2 * part[1]
+    model.partial_fit(x[:20] + 9, ["another"] * 20)
+    assert model.classes_.tolist() == ["another", "common", "rare"]
+    assert list(model.learner_.error.weights) == [1.0, 5.0, 1.0]  # in the order of the outputs
 
 
 def test_grids_may_be_of_numpy():
@@ -577,6 +701,32 @@ def test_a_fit_that_fails_leaves_all_as_it_was(make):
     with pytest.raises(Diverged):
         model.set_params(batch_size=32, lr=1e300).fit(x[:, :2], y)
     np.testing.assert_array_equal(model.predict(frame), told)
+
+
+@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
+@pytest.mark.parametrize("name", ["er", "ewc"])
+def test_no_call_copies_the_learner_and_a_prediction_or_a_fit_that_fails_changes_nothing(make, name, monkeypatch):
+    x, y = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2
+    model = make(name, average=0.9, random_state=0).partial_fit(x, y)
+    assert copy.copy(model).learner_ is model.learner_
+    assert copy.deepcopy(model).learner_ is not model.learner_
+
+    def refuse(*_):
+        raise AssertionError("it is copied")
+
+    monkeypatch.setattr(Learner, "__deepcopy__", refuse)
+    parts, state = {**vars(model)}, frozen(model.learner_.state_dict())
+    for ask in (model.predict, getattr(model, "predict_proba", model.predict)):
+        ask(x)
+    with pytest.raises(Diverged):
+        model.set_params(lr=1e300).fit(x[:, :2], y)
+    model.set_params(lr=None)
+    assert vars(model).keys() == parts.keys()
+    assert all(vars(model)[part] is value for part, value in parts.items())
+    assert same(state, model.learner_.state_dict())
+    learner = model.learner_
+    assert model.partial_fit(x, y + 1).learner_ is learner
+    assert model.fit(x, y).learner_ is not learner
 
 
 @pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])

@@ -26,6 +26,38 @@ from parabolic.learners import ER
 SPEC = RunSpec(learner="sgd", options={"lr": 0.05})
 
 
+class Threads(Callback):
+    """Notes how many compute at the end of a task."""
+
+    def on_task(self, state):
+        self.number = torch.get_num_threads()
+
+
+@pytest.mark.parametrize("before", [1, 2, 3])
+@pytest.mark.parametrize(("backbone", "small"), [("mlp", True), ("test_experiments:wide", False)])
+def test_a_record_tells_how_many_threads_have_trained(before, backbone, small):
+    torch.set_num_threads(before)
+    watch = Threads()
+    record = execute(dataclasses.replace(SPEC, stream="seq-blobs", backbone=backbone), device="cpu", callbacks=[watch])
+    assert record.environment["threads"] == watch.number == (1 if small else before)
+    assert torch.get_num_threads() == before
+
+
+def wide(shape, classes):
+    """A network of more than a million weights, of which few compute."""
+    model = torch.nn.Linear(shape[0], classes)
+    model.rest = torch.nn.Parameter(torch.zeros(1_000_000))
+    return model
+
+
+def test_a_worker_trains_in_one_thread():
+    torch.set_num_threads(3)
+    spec = dataclasses.replace(SPEC, stream="seq-blobs", backbone="test_experiments:wide")
+    (news,) = work(Job((spec,)), "cpu")
+    assert news.record.environment["threads"] == 1
+    assert torch.get_num_threads() == 3
+
+
 def test_the_key_depends_on_what_is_run_and_not_on_how_it_is_said():
     assert RunSpec().key == RunSpec(memory=200, batch=10, backbone="convnet", options={"lr": 0.08, "times": 5}).key
     different = [

@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import os
+import pickle
 import pkgutil
 import shutil
 import subprocess
@@ -14,11 +15,12 @@ import pytest
 import torch
 
 import parabolic
-from parabolic import InputError, RunSpec, Store, run
+from parabolic import ER, InputError, RunSpec, Store, run
 from parabolic.experiments import BackedStore, Records, execute, execute_fleet, write_records
 from parabolic.experiments.code import own_code_of
 from parabolic.experiments.execution import Yard
 from parabolic.learners import find_learner, known_learners
+from parabolic.plugins import load_object
 
 NEW = '''
 """Replay that weighs the past."""
@@ -186,8 +188,44 @@ def test_a_package_that_is_broken_takes_no_learner_of_ours_away(monkeypatch):
     point = importlib.metadata.EntryPoint("broken", "no_such_module:Learner", "parabolic.learners")
     monkeypatch.setattr("parabolic.learners.registry.entry_points", lambda group: [point])
     assert find_learner("er") is parabolic.ER
-    with pytest.raises(ModuleNotFoundError):
+    with pytest.raises(
+        InputError, match=r"^learner: got 'broken', .* cannot be used \(No module named 'no_such_module'"
+    ):
         find_learner("broken")
+
+
+def test_a_package_that_is_broken_is_told_once_and_left_out(tmp_path, parabolic, monkeypatch):
+    """Installed as packages are, of which one can be imported and the others cannot."""
+    points = "no_such_module:Mine", "announced_but_raises:Mine", "json:dumps", "parabolic.learners.er:ER"
+    (tmp_path / "announced_but_raises.py").write_text("raise RuntimeError('no driver\\nand more')")
+    about = tmp_path / "badplug-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: badplug\nVersion: 1.0\n")
+    lines = [f"plug{number} = {value}" for number, value in enumerate(points)]
+    (about / "entry_points.txt").write_text("\n".join(["[parabolic.learners]", *lines]))
+    monkeypatch.syspath_prepend(tmp_path)
+    fresh = importlib.metadata.entry_points
+    monkeypatch.setattr("parabolic.learners.registry.entry_points", lambda group: fresh(group=group))
+    with pytest.warns(RuntimeWarning) as told:
+        known = known_learners()
+    assert [str(each.message).partition(" (")[0] for each in told] == [
+        f"the learner 'plug{number}' is left out: badplug cannot be used" for number in range(3)
+    ]
+    assert "(no driver): mend or remove it" in str(told[1].message)
+    assert known["plug3"] is find_learner("plug3") is ER
+    assert not {"plug0", "plug1", "plug2"} & known.keys()
+    code, out, err = parabolic("list", "--json")  # without a second warning, which would be an error
+    assert (code, err) == (0, "")
+    assert "plug3" in json.loads(out)["learners"]
+    code, _, err = parabolic("run", "--learner", "plg3")
+    assert code == 2
+    assert "did you mean 'plug3'?" in err
+    code, _, err = parabolic("run", "--learner", "plug1")
+    assert code == 2
+    assert err.startswith(
+        "error: learner: got 'plug1', expected a learner, as badplug announces; badplug cannot be used"
+    )
+    assert parabolic("report")[2].startswith("error: runs:")
 
 
 def test_streams_and_networks_of_ones_own(tmp_path):
@@ -268,6 +306,112 @@ def test_a_file_may_import_what_is_beside_it(tmp_path):
     arguments = ("--stream", "seq-blobs", "--seeds", "2", "--workers", "2", "--json")
     told = json.loads(command("compare", "--learners", "code/mine.py:WeightedER", *arguments, cwd=tmp_path))
     assert json.dumps(told).count("code/mine.py:WeightedER") >= 1
+
+
+HELPER = """
+from __future__ import annotations
+
+from parabolic import SGD
+from parabolic.options import option
+
+Number{side} = float
+SIDE, FACTOR = "{side}", {factor}
+
+class Base(SGD):
+    weight: Number{side} = option(1.0, "a weight", above=0)
+"""
+
+MINE = """
+from parts import names
+from helper import FACTOR, Base
+
+class Mine(Base):
+    side = names.SIDE
+
+    def loss(self, *both):
+        return FACTOR * super().loss(*both)
+"""
+
+
+@pytest.fixture
+def two_folders(tmp_path):
+    """The learners of two files, each of which imports a module and a package of the same names beside it."""
+    for side, factor in (("a", 1), ("b", 0)):
+        folder = tmp_path / side
+        (folder / "parts").mkdir(parents=True)
+        (folder / "parts" / "__init__.py").touch()
+        (folder / "parts" / "names.py").write_text("from helper import SIDE")
+        (folder / "helper.py").write_text(HELPER.format(side=side, factor=factor))
+        (folder / "mine.py").write_text(MINE)
+    return [f"{tmp_path}/{side}/mine.py:Mine" for side in "ab"]
+
+
+def test_files_of_two_folders_have_each_their_own_helper(two_folders):
+    one, other = map(find_learner, two_folders)
+    assert (one.side, other.side) == ("a", "b")
+    for learner, side in ((one, "a"), (other, "b"), (one, "a")):  # whichever was asked for last
+        made = learner(torch.nn.Linear(2, 2), weight=2)
+        assert (made.side, made.weight) == (side, 2.0)
+        assert pickle.loads(pickle.dumps(made)).side == side
+    assert [find_learner(path) for path in two_folders] == [one, other]  # and nothing is imported anew
+
+
+def test_the_code_of_a_run_is_that_beside_its_file(two_folders, tmp_path):
+    """Of both sides `helper` has its part in the hash, whichever was asked for last."""
+    one, other = (RunSpec(path, stream="seq-blobs") for path in two_folders)
+    hashes = [own_code_of(spec) for spec in (one, other, one, other)]
+    assert hashes[:2] == hashes[2:]
+    assert hashes[0] != hashes[1]
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "helper.py").write_text("from parabolic import make_stream")
+    (tmp_path / "c" / "mine.py").write_text(
+        "from helper import *\nstream = lambda seed: make_stream('seq-blobs', seed)"
+    )
+    before = own_code_of(RunSpec(two_folders[0], stream=f"{tmp_path}/c/mine.py:stream"))
+    (tmp_path / "a" / "helper.py").write_text("")  # that of the learner, which is imported already
+    assert own_code_of(RunSpec(two_folders[0], stream=f"{tmp_path}/c/mine.py:stream")) == before
+    assert before not in hashes
+
+
+def test_runs_of_two_folders_are_trained_by_their_own_code(two_folders, tmp_path):
+    names = ",".join(path.removeprefix(f"{tmp_path}/") for path in two_folders)
+    asked = ("compare", "--learners", names, "--stream", "seq-blobs", "--seeds", "1", "--set", "backbone=mlp", "--json")
+    expected = [
+        execute(RunSpec(path, stream="seq-blobs", backbone="mlp"), device="cpu").accuracy for path in two_folders
+    ]
+    assert expected[0] != expected[1]
+    for number in ("0", "1"):  # here, and in one process for both
+        told = json.loads(command(*asked, "--workers", number, "--runs", f"runs{number}", cwd=tmp_path))
+        assert [each["accuracy"] for each in told["runs"]] == expected
+
+
+def test_a_file_that_asks_for_another_goes_on_with_its_own_helper(two_folders, tmp_path):
+    (tmp_path / "b" / "other.py").write_text("from helper import SIDE")
+    (tmp_path / "a" / "asks.py").write_text(
+        "import helper\nfrom parabolic.plugins import load_object\n"
+        f"other = load_object('other', '{tmp_path}/b/other.py:SIDE')\nimport helper as again\nfrom parts import names\n"
+    )
+    names = ("helper", "again", "names", "other")
+    helper, again, beside, other = (load_object("x", f"{tmp_path}/a/asks.py:{name}") for name in names)
+    assert (helper.SIDE, beside.SIDE, other) == ("a", "a", "b")
+    assert again is helper
+
+
+def test_what_a_file_imports_from_elsewhere_is_imported_once(tmp_path, monkeypatch):
+    """Not so a module that is beside the file and yet was there before; nor one of a package in a folder below."""
+    (tmp_path / "a" / "lib").mkdir(parents=True)
+    (tmp_path / "a" / "lib" / "lies_below.py").touch()
+    (tmp_path / "a" / "was_there_before.py").touch()
+    (tmp_path / "b").mkdir()
+    monkeypatch.syspath_prepend(tmp_path / "a")
+    monkeypatch.syspath_prepend(tmp_path / "a" / "lib")
+    before = importlib.import_module("was_there_before")
+    for side in "ab":
+        (tmp_path / side / "mine.py").write_text("import lies_below, was_there_before\n")
+    one, other = ([load_object("x", f"{tmp_path}/{side}/mine.py:{name}") for name in ("lies_below", "was_there_before")]
+                  for side in "ab")  # fmt: skip
+    assert one == other
+    assert one[1] is before
 
 
 def test_a_file_that_fails_leaves_the_places_of_modules_as_they_were(tmp_path):

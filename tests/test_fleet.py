@@ -1,7 +1,10 @@
 """Fleets on any device: learners that go in step are learners that go alone."""
 
+import threading
 from dataclasses import replace
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -79,6 +82,28 @@ def test_one_that_prepares_its_examples_otherwise_does_not_start_again():
     assert not same({}, {"prepare": plain})
     assert same({"augment": CropFlip(4)}, {"augment": CropFlip(4)})
     assert not same({"augment": CropFlip(4)}, {"augment": CropFlip(2)})
+    channels = np.array([0.5]), np.array([0.2])
+    assert same({"prepare": plain}, {"prepare": Normalise(*channels)})
+    assert same({"prepare": Normalise(*channels)}, {"prepare": Normalise(*channels)})
+
+    class Centred(Normalise):  # does as it likes
+        pass
+
+    class Agreeable:
+        def __call__(self, x):
+            return x
+
+        def __eq__(self, other):
+            if other is not self:
+                raise ValueError("ambiguous")
+            return True
+
+    for cls in (partial(Centred, (0.5,), (0.2,)), Agreeable):
+        one = cls()
+        assert same({"prepare": one}, {"prepare": one})
+        for other in (cls(), plain):
+            assert not same({"prepare": one}, {"prepare": other})
+            assert not same({"prepare": other}, {"prepare": one})
 
 
 @pytest.mark.parametrize(
@@ -239,3 +264,22 @@ def test_batches_at_hand_are_fed_as_they_are():
     for (x, y), (a, b) in zip(feed.feed(batches, torch.device("cpu")), batches, strict=True):
         assert torch.equal(x, a)
         assert torch.equal(y, b)
+
+
+def test_who_waits_for_batches_is_told_that_there_is_no_stream_to_bring_them(monkeypatch):
+    def refuse(device):
+        raise RuntimeError(f"no stream on {device}")
+
+    monkeypatch.setattr(torch.cuda, "Stream", refuse)
+    told = []
+
+    def wait():
+        try:
+            next(feed.feed(stream(0)[0].batches(10), torch.device("cuda", 0)))
+        except RuntimeError as error:
+            told.append(str(error))
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    waiting.join(60)
+    assert told == ["no stream on cuda:0"]

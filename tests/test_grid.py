@@ -119,6 +119,37 @@ def test_a_run_that_fails_does_not_stop_the_others_and_is_tried_again(tmp_path, 
     assert noted.keys() - {failed.key for failed in store.failures()} == {specs["broken"].key}
 
 
+FAULTY = """
+from parabolic import ER
+class Faulty(ER):
+    def loss(self, batch, recalled):
+        return self.missing(batch)
+    def missing(self, batch):
+        return batch["nothing"]
+class Unfit(ER):
+    def loss(self, batch, recalled):
+        return self.model(batch["x"].flatten(1)[:, :1]).sum()
+class Constant(ER):
+    def loss(self, batch, recalled):
+        return self.model(batch["x"]).detach().sum()
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"), [("Faulty", "faulty.py:7, missing"), ("Unfit", "faulty.py:10, loss"), ("Constant", None)]
+)
+def test_a_fault_in_the_users_code_is_told_with_its_place_there(parabolic, kind, place):
+    Path("faulty.py").write_text(FAULTY)
+    _, _, err = parabolic("compare", "--learners", f"faulty.py:{kind}", "--seeds", "2", "--workers", "0")
+    [first, _] = sorted(Store("runs").failures(), key=lambda failed: failed.spec["seed"])
+    for told in (err, parabolic("runs", "--failed")[1]):
+        assert (f" (in {place})\n" in told) == (place is not None)
+        assert "(in /" not in told
+        assert f"    the trace is in runs/{first.key}/failed.json\n" in told
+    assert err.count("the trace") == 1  # of the same fault
+    assert "Traceback" in Path("runs", first.key, "failed.json").read_text()
+
+
 def test_a_worker_that_dies_or_has_failed_is_replaced(tmp_path, undisturbed):
     store, heard = Store(tmp_path / "runs"), []
     specs = [fragile(tmp_path, trouble) for trouble in ("broken", "needs_a_sound_process", "killed", "loud")]

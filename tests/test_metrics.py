@@ -31,6 +31,8 @@ def test_definitions(a):
         assert metrics.backward_transfer(a) == pytest.approx(sum(gained) / (n - 1))
         assert metrics.forgetting(a) >= -metrics.backward_transfer(a) - 1e-9  # the best is at least the first
     assert metrics.summary(a)["acc"] == metrics.acc(a)
+    as_recorded = [row[: i + 1].tolist() for i, row in enumerate(a)]
+    assert metrics.summary(as_recorded) == metrics.summary(a)
 
 
 def test_one_task_forgets_nothing():
@@ -42,7 +44,10 @@ def test_one_task_forgets_nothing():
     }
 
 
-@pytest.mark.parametrize("bad", [[], [[1, 2]], [[np.nan]], [[1, np.nan], [np.nan, 2]], [1, 2]])
+RAGGED = [[[1, 2], [3]], [[1], [2, 3], [4, 5]], [[1], [2, 3, 4]], [["a"], ["b", "c"]]]
+
+
+@pytest.mark.parametrize("bad", [[], [[1, 2]], [[np.nan]], [[1, np.nan], [np.nan, 2]], [1, 2], 5, None, "ab", *RAGGED])
 def test_bad_matrices(bad):
     with pytest.raises(InputError, match="^matrix"):
         metrics.acc(bad)

@@ -1,5 +1,6 @@
 """What people get wrong, and what they are told: at once, in a line, and with nothing half done."""
 
+import dataclasses
 import json
 import signal
 import subprocess
@@ -15,11 +16,13 @@ from grids import fragile, until
 from made_up import few, record
 from torch import nn
 
-from parabolic import ER, InputError, Journal, ParabolicClassifier, RunSpec, Store, Stream, make_backbone, run
+from parabolic import ER, SGD, InputError, Journal, ParabolicClassifier, RunSpec, Store, Stream, make_backbone, run
 from parabolic.checks import check_name
 from parabolic.experiments import Search, build, execute, run_grid, tune
+from parabolic.learners import known_learners
+from parabolic.options import option, options_of
 from parabolic.report.scenes import find_scenes
-from parabolic.streams import Cache, prepare
+from parabolic.streams import Cache, Scenario, prepare
 
 
 @pytest.fixture
@@ -422,6 +425,71 @@ def test_a_learner_with_a_name_of_ours_leaves_our_preset_alone(parabolic, tmp_pa
     code, _, err = parabolic("tune", "--learner", "mine.py:Clash", "--stream", "seq-blobs", "--trials", "1")
     assert (code, err) == (0, "")
     assert [path.name for path in (tmp_path / "presets").iterdir()] == ["Clash-seq-blobs.toml"]
+
+
+def with_option(name, base="ER"):
+    """The file of a learner that has an option of its own."""
+    return (
+        f"from parabolic.learners import {base}\nfrom parabolic.options import option\n\n"
+        f"class Mine({base}):\n    {name}: int = option(5, 'something', at_least=0)\n"
+    )
+
+
+@pytest.mark.parametrize("name", sorted(known_learners()))
+def test_no_field_may_have_the_name_of_what_a_learner_is_made_with(name):
+    kind = known_learners()[name]
+    fields = {field.name for field in dataclasses.fields(SGD)}
+    held = {each for each in vars(SGD(nn.Linear(4, 3), average=0.9)) if not each.startswith("_")} - fields
+    assert held >= {"lock", "stepping", "steps", "body", "device", "dtype", "generator", "optim", "averaged"}
+    for taken in (*held, "loss", "predict", "error", "state_dict", "own_name"):
+        with pytest.raises(
+            InputError, match=f"^field of Mine: got '{taken}', expected a name that is not taken; .*my_"
+        ):
+            type("Mine", (kind,), {"__annotations__": {taken: int}, taken: option(5, "something")})
+
+    class Mine(kind):
+        name: str = "mine"
+        lr: float = 0.5
+        other: int = option(5, "something")
+
+    made = Mine(nn.Sequential(nn.Linear(4, 3)), other=7)
+    assert (made.name, made.lr, made.other) == ("mine", 0.5, 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "whose"),
+    [*((name, "runs") for name in ("epochs", "batch", "precision", "stream", "options")),
+     *((name, "streams") for name in options_of(Scenario))],
+)  # fmt: skip
+def test_an_option_that_is_called_like_another_setting_of_a_run_is_told(parabolic, tmp_path, name, whose):
+    (tmp_path / "mine.py").write_text(with_option(name))
+    told = (
+        f"option of mine.py:Mine: got {name!r}, expected a name that is not taken; {whose} have a setting of that name"
+    )
+    for arguments in (
+        ("run", "--learner", "mine.py:Mine", "--set", f"{name}=3"),
+        ("compare", "--learners", "mine.py:Mine"),
+    ):
+        code, out, err = parabolic(*arguments)
+        assert (code, out) == (2, "")
+        assert err.startswith(f"error: {told}: choose another in the class, such as my_{name}")
+    with pytest.raises(InputError, match="^option of mine.py:Mine: got"):
+        RunSpec("mine.py:Mine", options={name: 3})
+
+
+@pytest.mark.parametrize("name", ["memory", "seed"])
+def test_what_a_run_hands_to_its_learner_may_be_an_option(tmp_path, name):
+    (tmp_path / "mine.py").write_text(with_option(name, "SGD"))
+    learner, _ = build(RunSpec(f"{tmp_path}/mine.py:Mine", **{name: 70}), device="cpu")
+    assert getattr(learner, name) == 70
+
+
+def test_an_option_whose_name_is_taken_is_told_where_the_file_is_named(parabolic, tmp_path):
+    (tmp_path / "mine.py").write_text(with_option("steps"))
+    code, out, err = parabolic("run", "--learner", "mine.py:Mine")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("error: learner: got 'mine.py:Mine'")
+    assert "field of Mine: got 'steps', expected a name that is not taken" in err
 
 
 def test_a_preset_says_where_its_code_was_looked_for(parabolic, tmp_path):

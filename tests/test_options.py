@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -24,6 +25,7 @@ class Settings:
     kind: str = option("plain", "which", among=("plain", "fancy"))
     place: str | Path = option("here", "where it is")
     made: str | Callable[..., int] = option("int", "how it is made")
+    fast: bool = option(False, "whether it hurries")
 
     def __post_init__(self):
         check_options(self)
@@ -40,6 +42,8 @@ class Settings:
         ("kind", len, "kind: got <built-in function len>, expected one of plain, fancy"),
         ("place", len, "place: got <built-in function len>, expected where it is"),
         ("made", 3, "made: got 3, expected how it is made"),
+        ("fast", np.int64(1), "fast: got 1, expected true or false"),
+        ("size", np.bool_(True), "size: got True, expected a whole number"),
     ],
 )
 def test_values_that_an_option_does_not_take_are_refused(name, value, message):
@@ -58,6 +62,8 @@ def test_values_that_an_option_takes():
         "plain, fancy",
     ]
     assert (known["size"].parse("2"), known["share"].parse("none")) == (2, None)
+    assert Settings(fast=np.bool_(True)).fast is True
+    assert PCL(nn.Linear(2, 2), shared=np.array([True]).any()).shared is True
 
 
 @pytest.mark.parametrize(("cls", "name"), [(PCL, "endpoints"), (SI, "variant")])

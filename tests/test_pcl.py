@@ -11,8 +11,9 @@ from torch.nn.functional import cross_entropy
 
 from parabolic import ER, PCL, InputError, bridge
 from parabolic.learners.pairing import PAIRINGS
-from parabolic.learners.pcl import ABLATIONS, path_weights
+from parabolic.learners.pcl import ABLATIONS, path_weights, reference_drift
 from parabolic.memory import distinct, half_by_loss
+from parabolic.pde import gradient_of, log_girsanov
 
 CLASSES, CAPACITY, REPLAY = 4, 12, 5
 
@@ -288,14 +289,51 @@ def test_a_drift_weighs_each_path_by_girsanov():
     x_path = bridge(x, x[ends], 0.5, 5, **settings)
     y_path = bridge(label, label[ends], 0.01, 5, **settings)
     along = mean_along(net(), x_path, y_path.abs(), [0.25] * 4)
-    expected = 0.0
+    weights = []
     for i in range(len(x)):
         exponent = 0.0
         for j in range(4):
             here, there = x_path[i, 0, j], x_path[i, 0, j + 1]
             exponent += (drift(here) * (there - here)).sum() - 0.5 * (drift(here) ** 2).sum() * 0.25
-        expected = expected + exponent.exp() * along[i] / len(x)
+        weights.append(exponent.exp())
+    expected = sum(w * a for w, a in zip(weights, along, strict=True)) / sum(weights)
     assert learner.observe(x, y).item() == pytest.approx(expected.item(), abs=1e-12)
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_a_drift_leaves_a_loss_to_descend_however_many_dimensions_there_are(sign):
+    """By themselves the weights are exp(−1800) here, or e¹⁰⁰ for paths of some length: all 0, or infinite."""
+    torch.manual_seed(0)
+    model = nn.Linear(3072, CLASSES)
+    learner = PCL(model, drift=gradient_of(lambda x: sign * x.square().sum(1) / 2), memory=40, bridges=2)
+    for scale in (1.0, 4.0):
+        batch = {"x": scale * torch.randn(16, 3072), "y": torch.arange(16) % CLASSES}
+        loss = learner.loss(batch, None)
+        (slope,) = torch.autograd.grad(loss, model.weight)
+        assert 0.01 < loss.item() < 100
+        assert slope.isfinite().all()
+        assert slope.norm() > 0.01
+
+
+def test_only_differences_of_the_weights_of_a_drift_count(monkeypatch):
+    def loss(shift, drift=torch.neg):
+        monkeypatch.setattr("parabolic.learners.pcl.log_girsanov", lambda *a, **k: log_girsanov(*a, **k) + shift)
+        learner = PCL(net(), drift=drift, memory=12, replay=5, bridges=2)
+        return [learner.observe(x, y).item() for x, y in stream()]
+
+    assert loss(1e3) == pytest.approx(loss(0.0), abs=1e-9)
+    assert loss(-1e3) == pytest.approx(loss(0.0), abs=1e-9)
+    assert loss(0.0, drift=torch.zeros_like) == pytest.approx(loss(0.0, drift=None), abs=1e-12)
+    assert loss(0.0) != pytest.approx(loss(0.0, drift=None), abs=1e-3)
+
+
+@pytest.mark.parametrize(("sigma", "moved"), [(1.0, 0.5), (0.3, 0.045), (0.03, 0.00045)])
+def test_self_normalised_weights_move_the_ends_of_free_paths_by_the_drift_times_the_square_of_the_noise(sigma, moved):
+    n, k = 100_000, 4
+    noise = torch.randn(n, 1, k, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    path = torch.cat([torch.zeros(n, 1, 1, 1), (sigma * noise / k**0.5).cumsum(2)], 2)
+    weight = log_girsanov(path, lambda x: torch.full_like(x, 0.5)).flatten().softmax(0)
+    assert float(weight @ path[:, 0, -1, 0]) == pytest.approx(moved, abs=4 * 1.2 * sigma / n**0.5)
 
 
 def test_the_drift_of_the_published_code():
@@ -313,6 +351,17 @@ def test_the_drift_of_the_published_code():
                 g, p = slope[i, b, j], x_path[i, b, j]
                 term[i] += ((g * p).sum() - 0.5 * (g**2).sum()) / 2
     assert learner.observe(x, y).item() == pytest.approx((total - 0.3 * term).mean().item(), abs=1e-12)
+
+
+def test_the_drift_of_the_published_code_fades_with_the_size_of_the_batch():
+    path = torch.randn(4, 2, 5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for copies in (1, 10):
+        many = path.repeat(copies, 1, 1, 1).requires_grad_()
+        along, paths = many.square().sum(-1), 8 * copies
+        own = 2 * path / paths  # the gradient of a path's own loss, over their number
+        term = (own * path - 0.5 * own.square()).flatten(2).sum(-1).mean()
+        expected = path.square().flatten(2).sum(-1).mean() - 0.3 * term
+        assert reference_drift(along, many, 0.3).item() == pytest.approx(expected.item(), abs=1e-12)
 
 
 @pytest.mark.parametrize(("name", "value"), [("drift", torch.neg), ("integral", "mean"), ("integral", "euler")])

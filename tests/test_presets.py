@@ -56,6 +56,30 @@ def test_a_preset_can_be_written_by_hand():
     assert preset.spec(seed=4) == RunSpec(learner="pcl", seed=4, options=options)
 
 
+def test_a_file_that_is_named_is_looked_for_here_and_then_beside_the_preset(tmp_path, monkeypatch):
+    beside = tmp_path / "shared"
+    beside.mkdir()
+    (beside / "own.py").write_text(
+        "from parabolic import ER, MLP, make_stream\nclass Mine(ER):\n    name = 'mine'\n"
+        "def stream(seed):\n    return make_stream('seq-blobs', seed)\n"
+    )
+    told = 'learner = "own.py:Mine"\nstream = "own.py:stream"\n[settings]\nbackbone = "own.py:MLP"\n'
+    (beside / "mine.toml").write_text(told)
+    for preset in ("shared/mine.toml", str(beside / "mine.toml")):
+        folder = preset.removesuffix("/mine.toml")
+        spec = load_preset(preset).spec()
+        named = [f"{folder}/own.py:{name}" for name in ("Mine", "stream", "MLP")]
+        assert [spec.learner, spec.stream, spec.backbone] == named
+        assert spec.resolved()["options"]["replay"] == 32
+    (tmp_path / "own.py").write_text("from parabolic import ER\nclass Mine(ER):\n    pass\n")
+    assert load_preset("shared/mine.toml").learner == "own.py:Mine"  # as ever, the one that is here
+    monkeypatch.chdir(beside)
+    assert load_preset("mine.toml").learner == "own.py:Mine"
+    (beside / "gone.toml").write_text('learner = "gone.py:Mine"\n')
+    with pytest.raises(InputError, match=r"^learner: got 'gone.py:Mine', .* there is no "):
+        load_preset("gone.toml").spec()
+
+
 def test_what_is_given_comes_before_the_preset():
     save_preset(Preset("one", "er", "", "seq-blobs", 300, {"lr": 0.3, "batch": 5}))
     preset = load_preset("one")

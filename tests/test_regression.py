@@ -306,9 +306,10 @@ def test_a_step_on_a_gpu_waits_for_nothing(criterion):
         x, y = x.cuda(), y.cuda()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            learner.step(x, y)
+            loss = learner.step(x, y)  # which raises where it waits
         finally:
             torch.cuda.set_sync_debug_mode("default")
+        assert torch.isfinite(loss)
 
 
 # -- what is forgotten -------------------------------------------------------------------------------------------------

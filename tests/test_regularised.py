@@ -6,7 +6,9 @@ import math
 
 import numpy as np
 import pytest
+import slow
 import torch
+from slow import assert_same, step_on_both
 from torch import nn
 from torch.nn.functional import conv2d, cross_entropy, pad
 
@@ -22,11 +24,7 @@ from parabolic.states import same_state
 
 CLASSES = 6
 
-
-def net(norm=False, seed=0):
-    torch.manual_seed(seed)
-    layers = [nn.Linear(3, 8), *([nn.BatchNorm1d(8)] if norm else []), nn.Tanh(), nn.Linear(8, CLASSES)]
-    return nn.Sequential(*layers).double()
+net = functools.partial(slow.net, classes=CLASSES)
 
 
 def tasks(norm=False, seed=1):
@@ -47,11 +45,6 @@ def learn(learner, stream):
         for x, y in batches:
             learner.observe(x, y, index)
         learner.end_task(batches)
-
-
-def assert_same(ours, theirs):
-    for (name, a), b in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
-        assert torch.allclose(a, b, atol=1e-10, rtol=0), name
 
 
 def copies(model):
@@ -609,21 +602,8 @@ def test_bad_options_are_named(cls, name, value):
 def test_a_step_on_a_gpu_waits_for_nothing_and_agrees_with_the_cpu(cls):
     models = [net(norm=True), net(norm=True).cuda()]
     learners = [cls(model, lr=0.1, average=0.9) for model in models]
-    for index, batches in enumerate(tasks(norm=True)):
-        for learner in learners:
-            learner.start_task(batches)
-        moved = [(x.cuda(), y.cuda()) for x, y in batches]
-        for (x, y), (gx, gy) in zip(batches, moved, strict=True):
-            learners[0].step(x, y, index)
-            torch.cuda.set_sync_debug_mode("error")
-            try:
-                learners[1].step(gx, gy, index)
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-        for learner in learners:
-            learner.end_task(batches)
-    for a, b in zip(models[0].state_dict().values(), models[1].state_dict().values(), strict=True):
-        assert torch.allclose(a, b.cpu(), atol=1e-8)
+    step_on_both(learners, tasks(norm=True))
+    assert_same(*models, 1e-6)
 
 
 @pytest.mark.gpu

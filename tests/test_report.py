@@ -17,15 +17,18 @@ import pytest
 import torch
 from grids import until
 from made_up import AROUND, EVIL, few, many, measured, named, record, with_bounds
+from matplotlib.figure import Figure
 from PIL import Image
 from scipy import stats
 
 from parabolic import InputError, RunSpec, Store, load_preset, metrics
 from parabolic.experiments.paper import Selection
-from parabolic.report.curves import SIGNS, plot_text
+from parabolic.report import comparison, in_words
+from parabolic.report.curves import SIGNS, draw_curves, plot_text
+from parabolic.report.formats import legend, lines
 from parabolic.report.page import page_of, write_page
 from parabolic.report.page.bridges import png
-from parabolic.report.scenes import find_scenes
+from parabolic.report.scenes import Method, Scene, find_scenes, results_of
 from parabolic.report.words import headline
 
 
@@ -179,6 +182,64 @@ def test_of_presets_that_are_equal_a_run_is_called_by_the_one_for_its_stream(sto
         store.save(record(replace(load_preset("then").spec(stream=stream), options={"lr": 0.05})))
     found = {scene.stream: {method.name for method in scene.methods} for scene in find_scenes(store).scenes}
     assert found == {"seq-digits": {"first", "er lr=0.05"}, "seq-blobs": {"then", "er lr=0.05"}}
+
+
+OWN = """
+from parabolic import ER
+class Mine(ER):
+    name = "my-er"
+class Taken(ER):
+    name = "er"
+class Silent(Mine):
+    pass
+"""
+
+
+def test_a_class_of_a_file_has_the_name_that_it_states_as_long_as_the_file_is_there(parabolic):
+    store = Store("runs")
+    Path("own.py").write_text(OWN)
+    for number, kind in enumerate(("Mine", "Taken", "Silent")):
+        store.save(record(RunSpec(f"own.py:{kind}"), 90 - 5 * number))
+    store.save(record(RunSpec("er"), 50))
+    [scene] = find_scenes(store).scenes
+    assert [method.name for method in scene.methods] == ["my-er", "Taken", "Silent", "er"]
+    for command in ("runs", "plot"):
+        assert [parabolic(command, "--learner", name)[1].count("Mine") for name in ("er", "Silent")] == [0, 0]
+        assert parabolic(command, "--learner", "my-er") == parabolic(command, "--learner", "Mine")
+        assert parabolic(command, "--learner", "Taken")[1] != parabolic(command, "--learner", "er")[1]
+    assert "1 run in runs" in parabolic("runs", "--learner", "MY-ER")[1]
+    assert parabolic("report", "--learner", "my-er")[0] == 0
+    Path("same.py").write_text(OWN)
+    store.save(record(RunSpec("same.py:Mine"), 30))
+    [scene] = find_scenes(store).scenes
+    assert [method.name for method in scene.methods][::4] == ["own.py:Mine", "same.py:Mine"]
+    store.path(RunSpec("same.py:Mine").key).rename("elsewhere")
+    Path("own.py").unlink()
+    [scene] = find_scenes(store).scenes
+    assert [method.name.split()[0] for method in scene.methods] == ["Mine", "Taken", "Silent", "er"]
+
+
+def test_what_learns_all_tasks_at_once_has_no_forgetting(store):
+    skills = {"joint": 90, "er": 80, "sgd": 30}
+    runs = {name: [record(RunSpec(name, seed=seed), skills[name]) for seed in range(3)] for name in skills}
+    for each in (*runs["joint"], *runs["er"], *runs["sgd"]):
+        store.save(each)
+    [scene] = find_scenes(store).scenes
+    compared = comparison(runs, title="three", seeds=3)
+    for results in (compared, results_of(scene)):
+        place = [column.title.startswith("forgetting") for column in results.columns].index(True)
+        cells, judged = ([row[place] for row in each] for each in (results.rows.values(), results.judged))
+        assert [cell.ours and cell.ours.n for cell in cells] == [None, 3, 3]
+        assert [each.mark for each in judged] == ["", "best", "second"]
+        assert [entry.mean for entry in next(lines(results)).entries][place] == "–"
+        assert "joint learned all tasks at once: there is no forgetting, and AAA is" in legend(results)[-1]
+    assert "joint" not in legend(comparison({"er": runs["er"]}, title="one", seeds=3))[-1]
+    assert "On the earlier tasks sgd has lost" in in_words(runs)
+    assert "On the earlier tasks sgd, which does worst of 3, has lost" in " ".join(headline(scene))
+    figures = data_of(page_of(store))["figures"].values()
+    [bars] = [figure["data"][0] for figure in figures if figure["data"][0]["type"] == "bar"]
+    assert bars["y"] == ["er", "sgd"]
+    assert len(bars["meta"]) == len(bars["x"]) == len(bars["marker"]["color"]) == 2
 
 
 def test_runs_of_code_or_data_that_were_changed_since_have_no_mean_with_others(store):
@@ -449,6 +510,31 @@ def test_curves_for_a_paper(parabolic):
     assert code == 2
     assert ".svg" in err
     assert parabolic("plot", "--style", "papper")[2].endswith("did you mean 'paper'?\n")
+
+
+@pytest.mark.parametrize("style", ["paper", "screen"])
+@pytest.mark.parametrize("methods", [1, 3, 12])
+@pytest.mark.parametrize("words", [0, 3, 12])
+def test_the_words_of_a_picture_lie_within_it(tmp_path, monkeypatch, style, methods, words):
+    width, height, checked = (3.25, 2.4, []) if style == "paper" else (8, 5, [])
+
+    def check(canvas, path, **_):
+        path.touch()
+        canvas.draw_without_rendering()
+        [legend], [axis], room = canvas.legends, canvas.axes, canvas.bbox
+        for each in (legend, *legend.get_texts(), *([axis.title] if style == "screen" else [])):
+            box = each.get_window_extent()
+            assert room.x0 <= box.x0 < box.x1 <= room.x1
+            assert room.y0 <= box.y0 < box.y1 <= room.y1
+        assert canvas.get_figwidth() == width
+        assert axis.get_window_extent().height > 0.5 * height * canvas.dpi  # the curves have room, too
+        checked.append(len(legend.get_texts()))
+
+    monkeypatch.setattr(Figure, "savefig", check)
+    told = " ".join(["settings=0.125"] * words)
+    every = [Method(f"method-{number} {told}", {0: record(RunSpec("er"))}) for number in range(methods)]
+    draw_curves(Scene(f"a stream {told}", "a stream", every), tmp_path / "a.png", style)
+    assert checked == [methods]
 
 
 def test_a_watched_page_is_current_and_whole_at_any_moment(tmp_path):

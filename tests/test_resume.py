@@ -12,12 +12,11 @@ import numpy as np
 import official
 import pytest
 import torch
-from grids import fragile, kill, results, until
+from grids import fragile, kill, until
 
 from parabolic import MLP, Callback, InputError, Learner, RunSpec, Store, Stream, run, train
 from parabolic.engine import Checkpoints, Fleet, train_fleet
-from parabolic.experiments import execute, run_grid
-from parabolic.experiments.execution import _abreast
+from parabolic.experiments import execute, execute_fleet, run_grid
 from parabolic.experiments.resume import Keeping
 from parabolic.learners import find_learner, known_learners
 from parabolic.learners.saving import read_learner
@@ -325,10 +324,17 @@ def test_learners_side_by_side_go_on_together(tmp_path, name):
         assert (state.matrix[1] == alone.matrix[1]).all()
 
 
-def test_runs_that_stand_at_different_places_do_not_go_side_by_side(tmp_path):
+def test_runs_that_stand_at_different_places_do_not_go_side_by_side(tmp_path, monkeypatch):
     specs, store = [spec_of("er", seed=seed) for seed in range(4)], Store(tmp_path)
+    alone = {spec: told(execute(spec, device="cpu")) for spec in specs}
     for spec in (specs[0], specs[2]):
         stop_at(Stop(12), spec, store)
-    assert list(_abreast(specs, 3, Keeping(store))) == [[specs[0], specs[2]], [specs[1], specs[3]]]
-    assert list(_abreast(specs, 3, None)) == [specs[:3], specs[3:]]
-    assert results(tmp_path) == {}
+    for keeping, fleets, resumed in ((Keeping(store), [2] * 4, [1, 0, 1, 0]), (None, [4] * 4, [0] * 4)):
+        asked = iter([torch.device("cuda")])  # only a GPU is asked to train several at once
+        monkeypatch.setattr(
+            "parabolic.experiments.execution.find_device", lambda _, asked=asked: next(asked, torch.device("cpu"))
+        )
+        records = dict(execute_fleet(specs, device="cuda", keeping=keeping))
+        assert {spec: told(record) for spec, record in records.items()} == alone
+        assert [records[spec].environment["fleet"] for spec in specs] == fleets
+        assert [records[spec].environment["resumed"] for spec in specs] == resumed

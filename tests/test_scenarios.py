@@ -425,11 +425,13 @@ def test_a_run_under_a_scenario_is_kept_apart(tmp_path):
     assert store.find(plain) is not None
 
 
-def test_the_example_of_the_guide(capsys):
-    (code,) = re.findall(
+def test_the_examples_of_the_guide(capsys):
+    by_domain, under_a_scenario = re.findall(
         r"```python\n(.*?)```", (Path(__file__).parent.parent / "docs" / "data.md").read_text(), re.DOTALL
     )
-    exec(compile(code, "docs/data.md", "exec"), {})
+    exec(compile(by_domain, "docs/data.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("[(0, 1), (0, 1), (0, 1)]\n[[")
+    exec(compile(under_a_scenario, "docs/data.md", "exec"), {})
     assert re.fullmatch(r"[0-9a-f]{12}\n", capsys.readouterr().out)
 
 

@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
-from parabolic import SGD, InputError, RunSpec, Stream, make_stream, train
+from parabolic import MLP, SGD, InputError, RunSpec, Stream, make_stream, train
 from parabolic.experiments import execute
+from parabolic.learners import find_learner
 from parabolic.plugins import load_object
 from parabolic.streams import CropFlip, Examples, Normalise, Scenario, Task
+from parabolic.streams.scenarios import validate
 
 
 def rows(task, size=32, epochs=1):
@@ -60,6 +62,86 @@ def test_tasks_by_class_by_list_and_ready_made():
     assert len(shifted) == 2
     assert all(task.classes == tuple(range(6)) for task in shifted)
     assert rows(shifted[1]).mean() > 8
+
+
+def in_domains(n=120, domains=3, classes=4):
+    """Examples whose number tells all of them: the domain first, then the class."""
+    numbers = np.random.default_rng(0).permutation(n)
+    return numbers.astype(np.float32)[:, None], numbers % classes, 10 * (numbers // classes % domains)
+
+
+def test_tasks_by_domain_have_the_examples_of_their_number_and_may_share_all_classes():
+    x, y, domains = in_domains()
+    stream = Stream.from_arrays(x, y, domains=domains, seed=3)
+    assert [task.classes for task in stream] == [(0, 1, 2, 3)] * 3
+    assert stream.classes == 4
+    every = set()
+    for task in stream:
+        mine, held_out = (set(task.train.x[own].flatten().tolist()) for own in (task.train_rows, task.test_rows))
+        assert {(number // 4 % 3, number % 4) for number in mine} == {(task.index, label) for label in range(4)}
+        assert {number // 4 % 3 for number in held_out} == {task.index}
+        assert (len(mine), len(held_out), mine & held_out) == (32, 8, set())  # every fifth of ten of each class
+        every |= mine | held_out
+    assert every == set(range(120))
+    assert sorted(torch.cat([y for _, y in stream.together(7)]).tolist()) == sorted([0, 1, 2, 3] * 24)
+    in_time = Stream.from_arrays(x, y, domains=domains, shuffle=False)
+    assert all(torch.equal(task.train_rows, task.train_rows.sort().values) for task in in_time)
+    same = Stream.from_dataset(list(zip(x, y, strict=True)), domains=domains, seed=3)
+    assert same.digest() == stream.digest()
+
+
+def test_test_examples_are_in_the_domain_that_is_told():
+    x, y, domains = in_domains()
+    stream = Stream.from_arrays(x, y, test=(x[:60], y[:60]), domains=domains, test_domains=domains[:60])
+    assert [len(task.train_rows) for task in stream] == [40] * 3
+    for task in stream:
+        told = torch.cat([x for x, _ in task.test_batches()]).flatten().long()
+        assert sorted(told.tolist()) == sorted(x[:60][domains[:60] == 10 * task.index].flatten().astype(int).tolist())
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"domains": [0, 1]}, "^domains: got a tensor of shape .2. .*, expected one whole number for each of the 120"),
+        ({"domains": np.zeros(120)}, "^domains: got .*float64, expected one whole number"),
+        ({"domains": np.zeros((120, 1), int)}, "^domains: got a tensor of shape .120, 1."),
+        ({"domains": ["a"] * 120}, "^domains: got .*; number words by np.unique"),
+        ({"domains": range(120)}, "^domains: got 0, expected a number with test examples; every fifth of a class"),
+        ({"domains": [0] * 120, "tasks": 2}, "^tasks: got 2, expected none beside domains"),
+        ({"domains": [0] * 120, "test_domains": [0] * 120}, "^test_domains: got .*, expected none without test"),
+        ({"test_domains": [0] * 120}, "^domains: got None, expected one whole number"),
+        (
+            {"domains": [0] * 120, "test": 1},
+            "^test_domains: got None, expected one whole number for each of the 120 test",
+        ),
+        ({"domains": [0] * 120, "test": 1, "test_domains": [1] * 120}, r"^test_domains: got \[1\], expected .*, \[0\]"),
+        ({"domains": [0, 1] * 60, "test": 1, "test_domains": [0] * 120}, "^domains: got 1, expected .* test examples$"),
+        ({"tasks": [0, 1] * 60}, "^tasks: .*; the task of each example is told by domains=$"),
+        ({"tasks": np.arange(120) % 2}, "^tasks: .*; the task of each example is told by domains=$"),
+        ({"tasks": [0, 1]}, "^tasks: got .0, 1., expected a number of tasks, or the classes of each$"),
+    ],
+)
+def test_domains_that_do_not_fit(asked, told):
+    x, y, _ = in_domains()
+    asked = asked | ({"test": (x, y)} if "test" in asked else {})
+    with pytest.raises(InputError, match=told):
+        Stream.from_arrays(x, y, **asked)
+
+
+def test_learners_of_tasks_joint_and_validation_work_by_domain():
+    _, y, domains = in_domains(n=480)
+    shifted = np.concatenate([y[:, None] == np.arange(4), domains[:, None] == [0, 10, 20]], axis=1).astype(np.float32)
+    stream = Stream.from_arrays(shifted, y, domains=domains)
+    for name in ("ewc", "lwf", "gem", "joint"):
+        state = train(find_learner(name)(MLP(stream.shape, stream.classes)), stream, batch=10)
+        assert state.matrix.shape == (3, 3)
+        assert state.accuracy > 50
+    judged = validate(stream, 0.25)
+    for task, before in zip(judged, stream, strict=True):
+        tested = set(task.test_rows.tolist())
+        assert tested < set(before.train_rows.tolist())
+        assert tested.isdisjoint(task.train_rows.tolist())
+        assert task.classes == before.classes
 
 
 def test_tasks_made_by_hand_share_one_set_of_examples():
@@ -159,6 +241,9 @@ def test_numbers_of_numpy_cut_a_stream_as_pythons_do():
     ours, theirs = stream[1].batches(np.int64(3), np.int64(2)), plain[1].batches(3, 2)
     assert [x.tolist() for x, _ in ours] == [x.tolist() for x, _ in theirs]
     assert make_stream("seq-blobs", seed=np.int64(3)).digest() == make_stream("seq-blobs", seed=3).digest()
+    ordered = Stream.from_arrays(np.arange(20), Y, tasks=2, shuffle=np.bool_(False))
+    assert [task.shuffle for task in ordered] == [False, False]
+    assert ordered.digest() == Stream.from_arrays(np.arange(20), Y, tasks=2, shuffle=False).digest()
 
 
 def test_targets_that_are_numbers_are_refused_with_the_way_to_learn_them():

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from parabolic import ER, PCL, ParabolicClassifier
+from parabolic import ER, PCL, ParabolicClassifier, ParabolicRegressor
 from parabolic.learners import find_learner, known_learners
 from parabolic.learners.saving import describe
 from parabolic.profile import LearnerLoss
@@ -217,6 +217,27 @@ def test_an_estimator_that_is_fitted_anew_meanwhile():
     found = while_learning(learn, lambda: (model.predict(probe), model.predict_proba(probe)))
     assert {chances.shape[1] for _, chances in found} == {2, 9}
     assert all(set(told) <= {0, 1} or set(told) <= set(range(5, 14)) for told, _ in found)
+
+
+def test_numbers_are_told_in_the_units_of_their_moment():
+    """Targets come in sizes of all kinds, so that the units change with each of the first calls."""
+    rng = np.random.default_rng(0)
+    data = [(rng.normal(size=(8, 4)), 10.0 ** (i % 7) * rng.normal(size=8)) for i in range(100)]
+    model, probe = ParabolicRegressor("er", random_state=0).partial_fit(*data[0]), rng.normal(size=(5, 4))
+    twin = copy.deepcopy(model)
+    alone, learn = [twin.predict(probe)], twin._learn
+
+    def told(*given):  # after the units have changed, and after the step
+        alone.append(twin.predict(probe))
+        learn(*given)
+        alone.append(twin.predict(probe))
+
+    twin._learn = told
+    for each in data[1:]:
+        twin.partial_fit(*each)
+    found = while_learning(lambda: [model.partial_fit(*each) for each in data[1:]], lambda: model.predict(probe))
+    assert len({each.tobytes() for each in found}) > READERS  # they were caught at it
+    assert all(any(np.allclose(each, one, rtol=1e-9, atol=0) for one in alone) for each in found)
 
 
 def test_a_copy_and_a_pickle_have_a_lock_of_their_own():

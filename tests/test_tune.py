@@ -12,6 +12,7 @@ from pathlib import Path
 
 import optuna
 import pytest
+from grids import until
 
 from parabolic import InputError, RunSpec, Store
 from parabolic.experiments import Search, execute, execute_fleet, load_preset, tune, tuning
@@ -481,8 +482,7 @@ def test_a_process_says_that_it_lives(tmp_path, monkeypatch):
     study = Study(Search(BLOBS), "one", optuna.storages.InMemoryStorage(), tmp_path)
     (mine,) = study.ask(1, total=1)
     with study.pulse([mine]):
-        while "pulse" not in study.study.trials[0].user_attrs:
-            time.sleep(0.01)
+        assert until(lambda: "pulse" in study.study.trials[0].user_attrs)
 
 
 def test_the_last_place_is_taken_once(tmp_path):

@@ -34,11 +34,20 @@ __all__ = [
 ]
 
 
-class MLP(nn.Sequential):
+class _Layers(nn.Sequential):
+    """Layers that are made by other arguments than themselves; some of them are a plain Sequential."""
+
+    def __getitem__(self, idx: Any) -> Any:
+        return nn.Sequential(*list(self)[idx]) if isinstance(idx, slice) else super().__getitem__(idx)
+
+
+class MLP(_Layers):
     """A multilayer perceptron on flattened examples.
 
     >>> MLP((1, 8, 8), 10, hidden=(100,))(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])
+    >>> MLP((1, 8, 8), 10, hidden=(100,))[:-1](torch.zeros(2, 1, 8, 8)).shape  # what it makes of them before the scores
+    torch.Size([2, 100])
     """
 
     arguments: dict[str, Any]  # by which a saved one is made anew
@@ -52,7 +61,7 @@ class MLP(nn.Sequential):
         self.arguments = {"shape": tuple(shape), "classes": classes, "hidden": tuple(hidden)}
 
 
-class ConvNet(nn.Sequential):
+class ConvNet(_Layers):
     """Three 3 × 3 convolutions with batch norm, for small images.
 
     >>> ConvNet((3, 32, 32), 10)(torch.zeros(2, 3, 32, 32)).shape

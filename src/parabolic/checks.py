@@ -150,12 +150,12 @@ def check_number(
 
 
 def plain(value: Any) -> Any:
-    """A number of NumPy as Python's own, which files and keys of runs are made of; all else as it is.
+    """A number or truth value of NumPy as Python's own, which files and keys of runs are made of; all else as it is.
 
-    >>> plain(np.int64(3)), plain("er")
-    (3, 'er')
+    >>> plain(np.int64(3)), plain(np.bool_(True)), plain("er")
+    (3, True, 'er')
     """
-    return value.item() if isinstance(value, np.number) else value
+    return value.item() if isinstance(value, np.number | np.bool_) else value
 
 
 def check_call(name: str, function: Any, *given: str, **named: object) -> None:

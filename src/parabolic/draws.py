@@ -67,5 +67,5 @@ def _crop_flip(
         column = tl.where(tl.load(mirror + image, here, 1.0) < 0.5, width - 1 - column, column)
     column += (tl.load(shift + images + image, here, 0) - padding).to(tl.int32)
     inside = here & (row >= 0) & (row < height) & (column >= 0) & (column < width)
-    value = tl.load(x + image * by_image + channel * by_channel + row * by_row + column * by_column, inside, 0)
-    tl.store(y + at, value, here)
+    source = x + image.to(tl.int64) * by_image + channel * by_channel + row * by_row + column * by_column
+    tl.store(y + at, tl.load(source, inside, 0), here)  # images may lie further apart than 32 bits count

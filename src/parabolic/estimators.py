@@ -24,6 +24,7 @@ from parabolic.engine import Diverged
 from parabolic.experiments.execution import find_device
 from parabolic.learners import MSE, Criterion, Huber, Learner, Numbers, ReplayLearner, Scale, find_learner
 from parabolic.learners.functional import has_batch_norm, has_embedding
+from parabolic.learners.learner import FILL_IN
 
 __all__ = ["ParabolicClassifier", "ParabolicRegressor"]
 
@@ -92,17 +93,30 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             self.options = self._own_options() | {name.removeprefix("options__"): own[name] for name in own}
         return self
 
+    def __copy__(self) -> Self:
+        """A shallow one: the learner, which a pickle has a copy of, is the same."""
+        made = object.__new__(type(self))
+        made.__dict__ = {**self.__dict__}
+        return made
+
     def __getstate__(self) -> dict[str, Any]:
         """For a pickle: with a copy of the learner, which other threads may use meanwhile."""
         state: dict[str, Any] = super().__getstate__()
         return state | ({"learner_": copy.deepcopy(state["learner_"])} if "learner_" in state else {})
+
+    def _checked(self, X: Any, *y: Any, **how: Any) -> Any:
+        """Data as scikit-learn checks them, without the gaps that it does not see."""
+        for name, value in zip("Xy", (X, *y), strict=False):
+            _check_gaps(name, value)
+        return validate_data(self, X, *y, allow_nd=True, **how)
 
     def _tensor(self, X: NDArray[Any], learner: Learner, known: torch.dtype | None = None) -> Tensor:
         """Examples as the learner takes them: in the type of those that are known, wherever that is exact."""
         if X.dtype.kind not in "biuf":
             got = Description(f"an array of type {X.dtype}")
             raise invalid("X", got, "numbers", "turn words into columns of their own, and dates into seconds")
-        x = torch.from_numpy(np.array(X, order="C")).to(learner.device)
+        kind = np.float64 if X.dtype == np.longdouble else X.dtype.newbyteorder("=")  # torch knows no others
+        x = torch.from_numpy(np.array(X, kind, order="C")).to(learner.device)
         numbers = x.dtype != torch.uint8 and self.model is None and learner.embed is None  # no bytes, and no ids
         if isinstance(learner.prepare, Scale):
             x = x.double()  # it is rounded once it is scaled
@@ -225,7 +239,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
     def _scores(self, X: Any) -> Tensor:
         """What the network says of examples."""
         check_is_fitted(self)
-        x = self._tensor(validate_data(self, X, reset=False, allow_nd=True), self.learner_, self._example[1])
+        x = self._tensor(self._checked(X, reset=False), self.learner_, self._example[1])
         with self.learner_.lock:  # one network for all of them
             scores = torch.cat([self.learner_.scores(part) for part in x.split(SHEET)]).double()
         if not scores.isfinite().all():
@@ -286,7 +300,8 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         """Go on learning from examples and their labels; `classes` may name labels that will come."""
         if not hasattr(self, "learner_"):
             return self._begin(X, y, classes, None)
-        X, y = validate_data(self, X, y, reset=False, allow_nd=True)
+        _check_labels("y", y)
+        X, y = self._checked(X, y, reset=False)
         x, more = self._tensor(X, self.learner_, self._example[1]), _labels(y, classes)
         self._check_like(x)
         self._check_settings()
@@ -308,7 +323,8 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
     def _begin(self, X: Any, y: Any, classes: Any, epochs: int | None) -> Self:
         new = copy.copy(self)  # what self becomes in one step, or not at all
-        X, y = validate_data(new, X, y, allow_nd=True)
+        _check_labels("y", y)
+        X, y = new._checked(X, y)
         labels, outputs = _merged(y[:0], np.arange(0), _labels(y, classes))
         learner = new._make(X, len(labels), "cross-entropy")
         learner.grow(len(labels))
@@ -394,18 +410,18 @@ class ParabolicRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         """Go on learning from examples and their targets."""
         if not hasattr(self, "learner_"):
             return self._begin(X, y, None)
-        X, y = validate_data(self, X, y, reset=False, allow_nd=True, multi_output=True, y_numeric=True)
+        X, y = self._checked(X, y, reset=False, multi_output=True, y_numeric=True)
         x, target = self._tensor(X, self.learner_, self._example[1]), _target(y, self.learner_)
         self._check_like(x)
         self._check_settings()
-        if target.shape[1] != self.learner_.classes or y.ndim != 2 - self._single:
-            raise invalid("y", target, f"{self.learner_.classes} numbers an example, as before")
+        if target.shape[1] != self.learner_.classes:
+            raise invalid("y", target, f"one of shape {[len(y), self.learner_.classes]}, as before")
         if trial := self._trial(x):
             trial._go_on(x[:1], target[:1])
         return self._go_on(x, target)
 
     def predict(self, X: Any) -> NDArray[np.float64]:
-        """The number, or numbers, of each example."""
+        """The number of each example: flat, if the first targets were, or else in columns, as many as they had."""
         check_is_fitted(self)
         now = copy.copy(self)  # of one moment, whatever is fitted meanwhile
         with now.learner_.lock:  # the units are those of the scores
@@ -414,7 +430,7 @@ class ParabolicRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
 
     def _begin(self, X: Any, y: Any, epochs: int | None) -> Self:
         new = copy.copy(self)  # what self becomes in one step, or not at all
-        X, y = validate_data(new, X, y, allow_nd=True, multi_output=True, y_numeric=True)
+        X, y = new._checked(X, y, multi_output=True, y_numeric=True)
         # Between examples far apart, targets on a straight line are wrong wherever the function is curved.
         learner = new._make(X, 1 if y.ndim == 1 else y.shape[1], new._criterion(), endpoints="nearest")
         x, target = new._tensor(X, learner), _target(y, learner)
@@ -477,7 +493,28 @@ def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     return cast if dtype.is_floating_point or torch.equal(cast.to(x.dtype), x) else x
 
 
+def _check_gaps(name: str, value: Any) -> None:
+    if isinstance(value, np.ma.MaskedArray) and (masked := int(np.ma.getmaskarray(value).sum())):
+        raise invalid(name, Description(f"an array with {masked} masked values"), "one without gaps", FILL_IN)
+
+
+def _check_labels(name: str, y: Any) -> None:
+    """Refuse words of which some are missing; NumPy would make a word of these, too."""
+    _check_gaps(name, y)
+    if y is None or getattr(getattr(y, "dtype", None), "kind", "O") != "O":
+        return
+    if missing := sum(map(_is_missing, np.asarray(y, dtype=object).flat)):
+        raise invalid(name, Description(f"{missing} missing labels"), "words or numbers", f"{FILL_IN}, or drop it")
+
+
+def _is_missing(label: Any) -> bool:
+    """Whether it is None, NaN, NaT or pandas' NA, of which no one can tell what it is equal to."""
+    return label is None or str(label == label) in ("False", "<NA>")
+
+
 def _target(y: NDArray[Any], learner: Learner) -> Tensor:
+    if y.dtype.kind in "mM":
+        raise invalid("y", Description(f"an array of type {y.dtype}"), "numbers", "turn dates and times into seconds")
     target = torch.from_numpy(np.array(y, dtype=np.float64)).reshape(len(y), -1).to(learner.device)
     if not isinstance(learner.error, Numbers) or learner.error.units is None:  # else it is rounded when it is scaled
         target = target.to(learner.dtype)
@@ -501,6 +538,7 @@ def _numbered(y: NDArray[Any], labels: NDArray[Any], outputs: NDArray[np.int64])
 def _labels(y: NDArray[Any], classes: Any) -> NDArray[Any]:
     """The labels of a batch, and those that are announced."""
     check_classification_targets(y)
+    _check_labels("classes", classes)
     found = np.unique(y)
     return found if classes is None else _union(found, np.unique(column_or_1d(classes)))
 

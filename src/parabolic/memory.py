@@ -147,15 +147,8 @@ class Memory:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the state of another memory, in place where the slots are allocated already."""
         key = OFFERED if OFFERED in state else "offered"
-        fields, offered = {name: value for name, value in state.items() if name != key}, int(state[key])
-        filled = min(offered, self.capacity)
-        if any(len(value) != filled for value in fields.values()):
-            raise invalid(
-                "memory",
-                Description(f"a state of {[len(value) for value in fields.values()]} examples"),
-                f"{filled}, for a capacity of {self.capacity} and {offered} offered",
-                "load it into a memory of the capacity it was saved with",
-            )
+        fields = {name: value for name, value in state.items() if name != key}
+        offered, filled = self.check_state(state, *fields)
         arrival = fields.pop(ARRIVAL, None)
         if fields:
             self._allocate(fields)
@@ -166,6 +159,25 @@ class Memory:
         self.offered = offered
         if self._clock is not None:
             self._clock.fill_(self.offered)
+
+    def check_state(self, state: Mapping[str, Any], *fields: str) -> tuple[int, int]:
+        """How many were offered and how many are kept, by the state of another; refused if that is of another size.
+
+        Of the fields, "x" and "y" are looked at, and those that are named.
+        """
+        offered = state.get(OFFERED, state.get("offered"))
+        if offered is None:
+            raise invalid("memory", Description(f"no {OFFERED}"), "a whole state", "load what `state_dict` gave")
+        filled = min(int(offered), self.capacity)
+        lengths = [len(state[name]) for name in dict.fromkeys(("x", "y", *fields)) if name in state]
+        if any(length != filled for length in lengths):
+            raise invalid(
+                "memory",
+                Description(f"a state of {lengths} examples"),
+                f"{filled}, for a capacity of {self.capacity} and {offered} offered",
+                "load it into a memory of the capacity it was saved with",
+            )
+        return int(offered), filled
 
     def _check(self, batch: Mapping[str, Tensor]) -> int:
         sizes = {name: len(value) for name, value in batch.items()}

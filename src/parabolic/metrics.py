@@ -1,7 +1,8 @@
 """The accuracy matrix, and what is read off it.
 
 `matrix[i, j]` is the accuracy, in percent, on the test set of task j after training task i, with all classes seen
-so far competing. Above the diagonal it is NaN: those tasks have not been seen.
+so far competing. Above the diagonal it is NaN: those tasks have not been seen. Rows that end at the diagonal, as
+`Record.accuracy` has them, will do as well.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from parabolic.checks import Description, invalid
 
 __all__ = ["aaa", "acc", "anytime", "backward_transfer", "forgetting", "summary"]
 
+EXPECTED = "a square matrix, a row after each task, or rows that end at its diagonal"
+
 
 def anytime(matrix: ArrayLike) -> NDArray[np.float64]:
     """The mean accuracy over the tasks seen so far, after each task.
 
     >>> anytime([[90, np.nan], [50, 80]])
+    array([90., 65.])
+    >>> anytime([[90], [50, 80]])
     array([90., 65.])
     """
     a = _matrix(matrix)
@@ -71,9 +76,15 @@ def summary(matrix: ArrayLike) -> dict[str, float]:
 
 
 def _matrix(matrix: ArrayLike) -> NDArray[np.float64]:
-    a = np.asarray(matrix, dtype=np.float64)
+    whole = matrix
+    try:
+        if isinstance(matrix, list | tuple) and len(matrix) > 1 and len(matrix[0]) == 1:
+            whole = [[*row, *[np.nan] * (len(matrix) - i)] for i, row in enumerate(matrix, 1)]
+        a = np.asarray(whole, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise invalid("matrix", matrix, EXPECTED) from error
     if a.ndim != 2 or a.shape[0] != a.shape[1] or not a.size:
-        raise invalid("matrix", list(a.shape), "a square matrix, a row after each task")
+        raise invalid("matrix", list(a.shape), EXPECTED)
     if not np.isfinite(a[np.tril_indices(len(a))]).all():
         raise invalid("matrix", Description("NaN on or below the diagonal"), "an accuracy for every task seen so far")
     return a

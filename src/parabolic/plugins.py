@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from threading import RLock
+from types import ModuleType
 from typing import Any
 
 from parabolic.checks import Description, invalid
@@ -17,6 +20,11 @@ from parabolic.checks import Description, invalid
 __all__ = ["load_object", "require", "source_of"]
 
 SOURCE = "__parabolic_source__"  # under which a module that was made of a file keeps what the file said
+
+_turn = RLock()  # held by the thread that imports a file, which may ask for another file
+_importing: list[tuple[Path, set[str]]] = []  # the folder of each file that is being imported, and the modules before
+_brought: defaultdict[Path, set[str]] = defaultdict(set)  # names of what the files of a folder imported from there
+_aside: defaultdict[Path, dict[str, ModuleType]] = defaultdict(dict)  # those that gave way to another folder's
 
 
 def require(module: str, extra: str, argument: str, called: str) -> Any:
@@ -37,7 +45,8 @@ def require(module: str, extra: str, argument: str, called: str) -> Any:
 def load_object(argument: str, path: str) -> Any:
     """The object at `module:name` or `file.py:name`; `argument` is what an error calls it.
 
-    A file may import what is beside it, as a script may.
+    A file may import what is beside it at its top, as a script may. What files of two folders call by one name are two
+    modules: `sys.modules` has the one that is beside the file that was asked for last.
 
     >>> load_object("backbone", "torch.nn:Linear").__name__
     'Linear'
@@ -60,13 +69,13 @@ def load_object(argument: str, path: str) -> Any:
     return getattr(module, name)
 
 
-def source_of(module: str) -> bytes:
+def source_of(module: ModuleType) -> bytes:
     """What the file of a module said when it was imported, as far as that is known; nothing where it has no file.
 
-    >>> source_of("parabolic.plugins") == Path(__file__).read_bytes(), source_of("sys")
+    >>> source_of(sys.modules["parabolic.plugins"]) == Path(__file__).read_bytes(), source_of(sys)
     (True, b'')
     """
-    known = vars(sys.modules[module]) if module in sys.modules else {}
+    known = vars(module)
     return known[SOURCE] if SOURCE in known else _read_once(known.get("__file__") or "")
 
 
@@ -81,30 +90,60 @@ def _load_file(path: Path) -> Any:
     """
     path = path.resolve(strict=True)
     name = f"parabolic_plugin_{path.stem}_{sha256(str(path).encode()).hexdigest()[:8]}"
-    source, before = path.read_bytes(), sys.modules.get(name)
-    if before is not None and vars(before)[SOURCE] == source:
-        return before
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    setattr(module, SOURCE, source)
-    sys.modules[name] = module
-    try:
-        with _beside(path):
+    with _beside(path.parent):
+        source, before = path.read_bytes(), sys.modules.get(name)
+        if before is not None and vars(before)[SOURCE] == source:
+            return before
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
+        setattr(module, SOURCE, source)
+        sys.modules[name] = module
+        try:
             # Not by its loader, which may take what Python compiled before of a file as long and as old to the second.
             exec(compile(source, str(path), "exec"), vars(module))
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+        except BaseException:
+            del sys.modules[name]
+            raise
+        return module
 
 
 @contextmanager
-def _beside(path: Path) -> Iterator[None]:
+def _beside(folder: Path) -> Iterator[None]:
     """Modules in the folder of a file come first, as those beside a script do."""
-    sys.path.insert(0, str(path.parent))
-    try:
-        yield
-    finally:
-        with suppress(ValueError):  # the file may have taken it away
-            sys.path.remove(str(path.parent))
+    with _turn:
+        _note()
+        _give_way(folder)
+        sys.path.insert(0, str(folder))
+        _importing.append((folder, set(sys.modules)))
+        try:
+            yield
+        finally:
+            _note()
+            _importing.pop()
+            with suppress(ValueError):  # the file may have taken it away
+                sys.path.remove(str(folder))
+            if _importing:  # a file that asked for this one goes on
+                _give_way(_importing[-1][0])
+
+
+def _note() -> None:
+    """Which modules the file that is being imported, if any, has brought from beside it so far."""
+    for folder, before in _importing[-1:]:
+        _brought[folder] |= {name for name in sys.modules.keys() - before if _is_beside(name, folder)}
+
+
+def _give_way(folder: Path) -> None:
+    """Set aside the modules that were brought from other folders; those from this one are back."""
+    for other in _brought.keys() - {folder}:
+        for name in [name for name in _brought[other] if _is_beside(name, other)]:
+            _aside[other][name] = sys.modules.pop(name)
+    sys.modules.update(_aside.pop(folder, {}))
+
+
+def _is_beside(name: str, folder: Path) -> bool:
+    """Whether a module, or the package that it is in, lies in a folder; not so a file that was asked for itself."""
+    module = sys.modules.get(name.partition(".")[0])
+    places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+    itself = name not in sys.modules or hasattr(module, SOURCE)
+    return not itself and any(isinstance(at, str) and Path(at).parent == folder for at in places)

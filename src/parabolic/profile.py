@@ -33,9 +33,10 @@ __all__ = [
 class LearnerLoss:
     """ℓ(x): the loss of a learner's model at any point of its input space.
 
-    A point has the label that PCL's bridges, but for their noise, would carry there: on the way between the two memory
-    points nearest to it, by the fraction of the way. At a memory point that is the point's own label, so that ℓ on the
-    memory is the loss of what is remembered.
+    A point has the label that a bridge without noise between the two memory points nearest to it would carry there, by
+    the fraction of the way. At a memory point that is the point's own label, so that ℓ on the memory is the loss of
+    what is remembered. PCL's bridges join random pairs, and most carry other labels past the same point: between memory
+    points ℓ is not the loss that PCL descends.
 
     >>> from parabolic import PCL
     >>> learner = PCL(torch.nn.Linear(2, 2), memory=40)
@@ -119,10 +120,12 @@ def loss_profile(
         x: points of the model's input space (`learner.inputs` makes them of raw examples), within the hull of the
             memory. `Profile.domain.inside` tells which are.
         t: the time.
-        sigma: the diffusion coefficient of the PDE. A bridge of scale s has √(2σ) = s.
+        sigma: the diffusion coefficient of the PDE. A bridge of scale s has √(2σ) = s: the default has the scale 0.32,
+            and PCL's `sigma_x` of 0.03 is a σ of 0.00045.
         eps: the squared radius of the balls.
         paths: how many paths start from each point.
-        steps: how many steps a path takes.
+        steps: how many steps a path takes. The default is for points in the plane; in d = 3 or more dimensions paths
+            need 8σtd/ε of them, 40·d with the other defaults (see `solve`, which warns of far too few).
         generator: where the random numbers come from.
     """
     loss, domain = _setting(learner, eps)

@@ -15,13 +15,13 @@ BLOCK = 1024  # numbers that a program works on
 def clipped_step(reached: Tensor, weights: Tensor, rates: Tensor, descent: Tensor, limit: float) -> Tensor:
     """Fill in `weights + rates * descent.clamp(-limit, limit)`, rounded once; the same in the type of the descent."""
     weights, rates, descent = (each.contiguous() for each in (weights, rates, descent))
-    turned = reached if descent.dtype == reached.dtype else torch.empty_like(descent)
+    cast = reached if descent.dtype == reached.dtype else torch.empty_like(descent)
     with torch.cuda.device_of(weights):
         _clipped_step[_grid(weights)](
-            weights, rates, descent, reached, turned, float(limit), weights.numel(),
-            TURN=turned is not reached, BLOCK=BLOCK,
+            weights, rates, descent, reached, cast, float(limit), weights.numel(),
+            CAST=cast is not reached, BLOCK=BLOCK,
         )  # fmt: skip
-    return turned
+    return cast
 
 
 def clipped_slope(
@@ -53,26 +53,26 @@ def _grid(vector: Tensor) -> tuple[int]:
 
 
 @triton.jit
-def _clipped_step(weights, rates, descent, reached, turned, limit, n, TURN: tl.constexpr, BLOCK: tl.constexpr):
-    """What is reached, and, if it is to be turned, the same in another type."""
+def _clipped_step(weights, rates, descent, reached, cast, limit, n, CAST: tl.constexpr, BLOCK: tl.constexpr):
+    """What is reached, and, if wanted, the same in another type."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
     if start + BLOCK <= n:  # without a mask numbers are loaded several at once, however many there are in all
-        _step_part(weights, rates, descent, reached, turned, limit, start, n, TURN, True, BLOCK)
+        _step_part(weights, rates, descent, reached, cast, limit, start, n, CAST, True, BLOCK)
     else:
-        _step_part(weights, rates, descent, reached, turned, limit, start, n, TURN, False, BLOCK)
+        _step_part(weights, rates, descent, reached, cast, limit, start, n, CAST, False, BLOCK)
 
 
 @triton.jit
 def _step_part(
-    weights, rates, descent, reached, turned, limit, start, n,
-    TURN: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
+    weights, rates, descent, reached, cast, limit, start, n,
+    CAST: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = start + tl.arange(0, BLOCK)
     clipped = _clip(_load(descent, at, n, WHOLE), limit)
     value = _load(weights, at, n, WHOLE) + _load(rates, at, n, WHOLE) * clipped
     _store(reached, at, n, value, WHOLE)
-    if TURN:
-        _store(turned, at, n, value, WHOLE)
+    if CAST:
+        _store(cast, at, n, value, WHOLE)
 
 
 @triton.jit

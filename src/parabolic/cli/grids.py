@@ -11,6 +11,8 @@ from rich.console import Console
 
 from parabolic.cli.tracking import tracking
 from parabolic.experiments import Event, GridBar, Outcome, RunSpec, Store, run_grid, track_record
+from parabolic.experiments.store import FAILED
+from parabolic.report.runs import fault_of
 
 __all__ = ["Address", "Engine", "Fleet", "Gpus", "Minutes", "Workers", "close_grid", "train_all"]
 
@@ -50,15 +52,18 @@ def train_all(specs: Sequence[RunSpec], store: Store, track: str | None = None, 
 def close_grid(outcome: Outcome, store: Store) -> None:
     """Say what failed or was not reached, and end the command with an exit code that tells of it."""
     console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
-    alike: defaultdict[str, list[RunSpec]] = defaultdict(list)  # a hundred runs may lack the same data
+    alike, traced = defaultdict[str, list[RunSpec]](list), set[str]()  # a hundred runs may lack the same data
     for failure in outcome.failures:
-        alike[failure.reason].append(failure.spec)
+        alike[fault_of(failure.reason, failure.trace)].append(failure.spec)
+        traced |= {failure.spec.key} if failure.trace else set()
     for reason, specs in alike.items():
         for spec in specs[:SHOWN]:
             console.print(f"{store.path(spec.key)}: {spec.learner} on {spec.stream}, seed {spec.seed}, failed")
         if len(specs) > SHOWN:
             console.print(f"and {len(specs) - SHOWN} more: `parabolic runs --failed` lists them")
         console.print(f"    {reason}")
+        if specs[0].key in traced:
+            console.print(f"    the trace is in {store.path(specs[0].key) / FAILED}")
     if outcome.failures:
         console.print(f"Runs that failed: {len(outcome.failures)}. The same command tries them again.")
     if outcome.put_off:

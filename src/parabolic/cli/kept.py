@@ -16,9 +16,10 @@ from parabolic.checks import Description, invalid
 from parabolic.cli.common import Json, OnlyLearner, OnlyStream, Runs, Where, read_where
 from parabolic.experiments import Store, write_records
 from parabolic.experiments.paper import is_stand_in
+from parabolic.experiments.store import FAILED
 from parabolic.files import disk_errors
 from parabolic.report.comparisons import briefly, many
-from parabolic.report.runs import Row, row_of, select, settings_of, write_csv, write_parquet
+from parabolic.report.runs import Row, fault_of, row_of, select, settings_of, write_csv, write_parquet
 
 __all__ = ["list_runs"]
 
@@ -57,8 +58,10 @@ def list_runs(
     if not console.is_terminal:
         console.width = WIDE
     if csv is None and parquet is None and records is None:
-        show = _show_failed if failed else _show
-        show(rows, console)
+        if failed:
+            _show_failed(rows, store, console)
+        else:
+            _show(rows, console)
     no_folder = "" if runs.is_dir() else ", which is no folder"
     console.print(Text(f"{many(len(rows), 'failed run' if failed else 'run')} in {runs}{no_folder}"))
     for path in (csv, parquet):
@@ -109,7 +112,9 @@ def _show(rows: list[Row], console: Console) -> None:
     console.print(table)
 
 
-def _show_failed(rows: list[Row], console: Console) -> None:
+def _show_failed(rows: list[Row], store: Store, console: Console) -> None:
     for row in rows:
         told = f"{row['learner']} on {row['stream']}, seed {row['seed']} {settings_of(row)}".strip()
-        console.print(Text(f"{row['key']}  {told}, {row['failed']}\n    {row['reason']}"))
+        console.print(Text(f"{row['key']}  {told}, {row['failed']}\n    {fault_of(row['reason'], row['trace'])}"))
+        if row["trace"]:
+            console.print(Text(f"    the trace is in {store.path(row['key']) / FAILED}"))

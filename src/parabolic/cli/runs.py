@@ -39,7 +39,7 @@ from parabolic.cli.grids import Address, Engine, Fleet, Gpus, Minutes, Workers, 
 from parabolic.cli.tables import Format, Intervals, Output, check_output, show
 from parabolic.cli.tracking import Track, tracking
 from parabolic.engine import Callback, Monitor, ProgressBar
-from parabolic.experiments import Preset, Record, RunSpec, Store, build, load_preset, run
+from parabolic.experiments import Outcome, Preset, Record, RunSpec, Store, build, load_preset, run
 from parabolic.experiments.execution import find_device
 from parabolic.experiments.paper import Effort
 from parabolic.experiments.resume import Keeping
@@ -196,37 +196,8 @@ def compare(
             "--json", Description("it beside --output or --format"), "one way to print", "leave the others out"
         )
     chosen = [load_preset(name) for name in preset or []]
-    if learners is None:
-        learners = "" if chosen else "pcl,er,sgd"
-    names = [name.strip() for name in learners.split(",") if name.strip()]
-    if len(set(names)) < len(names):
-        raise invalid("--learners", learners, "each name once", SEVERAL)
-    rows = {name: Preset(name, name) for name in names}
-    for each in chosen:
-        if each.name in rows:
-            raise invalid("--preset", each.name, "a name that no other row has", "rename the file")
-        rows[each.name] = each
-    if not rows:
-        raise invalid("--learners", learners, "at least one name", "for example --learners pcl,er,sgd")
-    given = settings_of_each({name: row.learner for name, row in rows.items()}, read_settings(settings))
-    for name, instead in (("stream", "--stream"), ("seed", "--seeds")):
-        if any(name in own for own in given.values()):
-            raise invalid("--set", name, "what may differ from row to row", f"use {instead}, which is for all")
-        for row in (each.name for each in chosen if name in each.settings):
-            remedy = f"take it out of [settings] and use {instead}, which is for all"
-            raise invalid(f"preset {row!r}", name, "what may differ from row to row", remedy)
-    stream = _meant_for("stream", chosen, "seq-digits") if stream is None else stream
-    memory = _meant_for("memory", chosen, 200) if memory is None else memory
-    try:
-        specs = {
-            name: [row.spec(given[name], stream=stream, memory=memory, seed=seed) for seed in range(seeds)]
-            for name, row in rows.items()
-        }
-    except InputError as error:
-        texts = [text for own in given.values() for text in own.values()]
-        if any("," in text and repr(text) == error.got for text in texts):  # as if it were a list
-            error.remedy = "; ".join(filter(None, [error.remedy, SEVERAL]))
-        raise
+    rows = _rows(learners, chosen)
+    specs = _specs(rows, chosen, settings, stream, memory, seeds)
     store, wanted = Store(runs), [spec for row in specs.values() for spec in row]
     if engine == "local":  # the nodes of a cluster have data that need not be here
         _check_built([row[0] for row in specs.values() if row[0].options and store.find(row[0]) is None])
@@ -242,25 +213,79 @@ def compare(
         for shown, row in zip(called, specs.values(), strict=True)
     }
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "reused": outcome.reused,
-                    "runs": [dataclasses.asdict(each) for row in records.values() for each in row],
-                    "failed": [{"key": each.spec.key, "reason": each.reason} for each in outcome.failures],
-                },
-                indent=1,
-            )
-        )
+        _print_records(records, outcome)
     else:
         results = comparison(records, title=_title(wanted, settings or []), seeds=seeds, notes=_tried(chosen))
         show([results], format, intervals=intervals, output=output)
         if format == "terminal" and output is None:
-            if told := _made_alike(records):
-                Console(markup=False).print(told)
-            print(f"{many(len(outcome.records), 'run')}, {outcome.reused} of them already there ({runs})")
-            Console(markup=False).print(in_words(records))
+            _print_words(records, outcome, runs)
     close_grid(outcome, store)
+
+
+def _rows(learners: str | None, presets: Sequence[Preset]) -> dict[str, Preset]:
+    """The rows of a comparison, by name: learners as they are, then presets."""
+    if learners is None:
+        learners = "" if presets else "pcl,er,sgd"
+    names = [name.strip() for name in learners.split(",") if name.strip()]
+    if len(set(names)) < len(names):
+        raise invalid("--learners", learners, "each name once", SEVERAL)
+    rows = {name: Preset(name, name) for name in names}
+    for each in presets:
+        if each.name in rows:
+            raise invalid("--preset", each.name, "a name that no other row has", "rename the file")
+        rows[each.name] = each
+    if not rows:
+        raise invalid("--learners", learners, "at least one name", "for example --learners pcl,er,sgd")
+    return rows
+
+
+def _specs(
+    rows: Mapping[str, Preset],
+    presets: list[Preset],
+    settings: list[str] | None,
+    stream: str | None,
+    memory: int | None,
+    seeds: int,
+) -> dict[str, list[RunSpec]]:
+    """The runs of each row, one for each seed; all are of one stream."""
+    given = settings_of_each({name: row.learner for name, row in rows.items()}, read_settings(settings))
+    for name, instead in (("stream", "--stream"), ("seed", "--seeds")):
+        if any(name in own for own in given.values()):
+            raise invalid("--set", name, "what may differ from row to row", f"use {instead}, which is for all")
+        for row in (each.name for each in presets if name in each.settings):
+            remedy = f"take it out of [settings] and use {instead}, which is for all"
+            raise invalid(f"preset {row!r}", name, "what may differ from row to row", remedy)
+    stream = _meant_for("stream", presets, "seq-digits") if stream is None else stream
+    memory = _meant_for("memory", presets, 200) if memory is None else memory
+    try:
+        return {
+            name: [row.spec(given[name], stream=stream, memory=memory, seed=seed) for seed in range(seeds)]
+            for name, row in rows.items()
+        }
+    except InputError as error:
+        texts = [text for own in given.values() for text in own.values()]
+        if any("," in text and repr(text) == error.got for text in texts):  # as if it were a list
+            error.remedy = "; ".join(filter(None, [error.remedy, SEVERAL]))
+        raise
+
+
+def _print_records(rows: Mapping[str, Sequence[Record]], outcome: Outcome) -> None:
+    """All that is known of the runs, for programs."""
+    told = {
+        "reused": outcome.reused,
+        "runs": [dataclasses.asdict(each) for row in rows.values() for each in row],
+        "failed": [{"key": each.spec.key, "reason": each.reason} for each in outcome.failures],
+    }
+    print(json.dumps(told, indent=1))
+
+
+def _print_words(rows: Mapping[str, Sequence[Record]], outcome: Outcome, folder: Path) -> None:
+    """What is said below a table: how the runs were made, how many there are, and what their figures say."""
+    console = Console(markup=False)
+    if told := _made_alike(rows):
+        console.print(told)
+    print(f"{many(len(outcome.records), 'run')}, {outcome.reused} of them already there ({folder})")
+    console.print(in_words(rows))
 
 
 def _check_built(specs: Iterable[RunSpec]) -> None:

@@ -50,8 +50,8 @@ class Progress:
 class Checkpoints:
     """Writes down trainings that go side by side: each to a file of its own, at most every so many seconds.
 
-    `about` each of them something is written along, by which to tell whether a file is of the run that is resumed.
-    `fresh` make the learners as they were made. By them a class that is not ours is put to the test: of one whose state
+    With each, its entry of `about` is written, by which a later process tells whether the file is of its run. `fresh`
+    are functions that make each learner anew. By them a class that is not ours is put to the test: of one whose state
     is not all that it goes on by, nothing is written from there on, as it would be resumed as another.
     """
 

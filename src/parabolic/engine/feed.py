@@ -70,8 +70,8 @@ def _bring(batches: Batches, device: torch.device, queue: Queue[Any], wanted: th
             return True
         return False
 
-    side = torch.cuda.Stream(device)
     try:
+        side = torch.cuda.Stream(device)
         for pair in batches:
             with torch.cuda.stream(side):
                 moved = [each.pin_memory().to(device, non_blocking=True) for each in pair]

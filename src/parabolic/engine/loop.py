@@ -19,17 +19,14 @@ from parabolic.engine.callbacks import Callback, State
 from parabolic.engine.checkpoints import Checkpoints, Progress
 from parabolic.engine.feed import at_hand, feed
 from parabolic.engine.fleet import Fleet
-from parabolic.learners import Learner
+from parabolic.engine.threads import threads_for
+from parabolic.learners import Diverged, Learner
 from parabolic.learners.functional import has_batch_norm
 from parabolic.streams import Batches, Stream
 
 __all__ = ["DeviceFailed", "Diverged", "train", "train_fleet"]
 
 LOOK = 100  # after so many steps the losses are looked at, which waits for the device
-
-
-class Diverged(RuntimeError):
-    """The loss is no longer a finite number."""
 
 
 class DeviceFailed(RuntimeError):
@@ -107,7 +104,7 @@ def train_fleet(
     for state, each in zip(states, progress, strict=bool(progress)):
         each.apply(state)
     try:
-        with _threads_for(fleet.learners[0]), _naming(states):
+        with threads_for(fleet.learners[0]), _naming(states):
             _go_through(fleet, plans, states, watchers, checkpoints)
     except BaseException as error:
         _tell_failures(states, watchers, error)
@@ -284,6 +281,10 @@ def _take_over(learner: Learner, stream: Stream) -> None:
 
 def _check_fit(learner: Learner, stream: Stream) -> None:
     """Refuse a learner that cannot take this stream, before the first step."""
+    for own, asked in learner.overridden().items():
+        remedy = f"override {asked}, or go through the stream in a loop of your own"
+        got, expected = Description("one of its own"), f"{asked}, which is asked here"
+        raise invalid(f"{own} of {type(learner).__name__}", got, expected, remedy)
     if learner.needs_tasks and not stream.boundaries:
         other = "a stream without `blur`, or one made with boundaries=True"
         remedy = f"use a learner that needs no tasks (`parabolic list` tells), or {other}"
@@ -295,23 +296,6 @@ def _check_fit(learner: Learner, stream: Stream) -> None:
     scores = learner.scores(stream[0].train.x[:1])
     if scores.shape[1] < stream.classes:
         raise invalid("model", scores, f"a score for each of the {stream.classes} classes of {stream.name}")
-
-
-@contextmanager
-def _threads_for(learner: Learner) -> Iterator[None]:
-    """One thread for a small network on a CPU.
-
-    More only wait for each other, by a factor of twenty where other work keeps the cores busy; and the outcome then
-    depends on how many there are, as sums are split among them.
-    """
-    before = torch.get_num_threads()
-    small = sum(weight.numel() for weight in learner.model.parameters()) < 1_000_000
-    if learner.device.type == "cpu" and small:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from parabolic.experiments.spec import RunSpec
 from parabolic.learners import find_learner
@@ -47,15 +49,20 @@ def made_of(spec: RunSpec) -> dict[str, str]:
     return {"code": own_code_of(spec), **({"data": data.content} if data is not None else {})}
 
 
-def _modules(spec: RunSpec) -> dict[str, str]:
+def _modules(spec: RunSpec) -> dict[str, ModuleType]:
     """The modules, by their files."""
-    modules = {each.__module__ for each in find_learner(spec.learner).__mro__}
+    found = _of(*find_learner(spec.learner).__mro__)
     for name in (spec.stream, spec.backbone or ""):
         if ":" in name and not name.startswith("hf:"):
-            modules.add(getattr(load_object("spec", name), "__module__", ""))
-    files = {module: getattr(sys.modules.get(module), "__file__", None) for module in modules}
-    return {file: module for module, file in files.items() if file}
+            found |= _of(load_object("spec", name))
+    return found
 
 
-def _digest(modules: Mapping[str, str]) -> str:
+def _of(*objects: Any) -> dict[str, ModuleType]:
+    """Those of objects just found: of files in two folders, only one's modules are there by their names at a time."""
+    modules = [sys.modules.get(getattr(each, "__module__", "")) for each in objects]
+    return {file: module for module in modules if module and (file := getattr(module, "__file__", None))}
+
+
+def _digest(modules: Mapping[str, ModuleType]) -> str:
     return sha256(b"".join(source_of(modules[file]) for file in sorted(modules))).hexdigest()

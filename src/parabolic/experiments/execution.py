@@ -25,6 +25,7 @@ from parabolic import metrics
 from parabolic.backbones import make_backbone
 from parabolic.checks import Description, InputError, invalid, short_of_memory
 from parabolic.engine import Callback, DeviceFailed, Diverged, Fleet, State, computing_in, numerics, train_fleet
+from parabolic.engine.threads import threads_for
 from parabolic.experiments.code import made_of, own_code_of
 from parabolic.experiments.resume import Keeping
 from parabolic.experiments.spec import RunSpec, check_spec
@@ -216,7 +217,11 @@ def _train_side_by_side(
     learners = [make() for make in makers]
     place, resolved = learners[0].device, specs[0].resolved()
     made = made_of(specs[0])  # now, as a file may be edited meanwhile; that of all, as they are of one shape
-    with numerics(resolved["precision"]), torch.random.fork_rng([place] if place.type == "cuda" else []):
+    with (
+        numerics(resolved["precision"]),
+        torch.random.fork_rng([place] if place.type == "cuda" else []),
+        threads_for(learners[0]),
+    ):
         # Seeds torch's own generator, from which dropout draws; a resumed run restores it.
         torch.manual_seed(specs[0].seed + 2**31)
         resumed = [keeping.resume(*each) for each in zip(specs, learners, strict=True)] if keeping is not None else []
@@ -226,10 +231,11 @@ def _train_side_by_side(
             checkpoints=None if keeping is None else keeping.checkpoints(specs, makers),
             progress=[each for each in resumed if each is not None],
         )  # fmt: skip
+        around = environment(fleet.device)  # here, where there are as many threads as have trained
     for spec, state in zip(specs, states, strict=True):
         if keeping is not None and state.error is not None:
             keeping.forget(spec)  # what goes on from there diverges again
-    around = environment(fleet.device) | {
+    around |= {
         "fleet": len(specs),
         "steps": "; ".join(sorted({berth.manner for berth in fleet.berths})),
         **{name: told for name, told in made.items() if told},

@@ -32,6 +32,7 @@ class Failure:
 
     spec: RunSpec
     reason: str
+    trace: str = ""  # of an error that nobody expected
 
 
 @dataclass
@@ -259,7 +260,7 @@ class _Grid:
             self._tell("retried", spec, news.reason)
         else:
             self.store.save_failure(spec, news.reason, news.trace)
-            self.outcome.failures.append(Failure(spec, news.reason))
+            self.outcome.failures.append(Failure(spec, news.reason, news.trace))
             self._tell("failed", spec, news.reason, ended=True)
         self._release(spec)
 

@@ -11,8 +11,9 @@
     [study]                  # how the values were found: anything that should be known
 
 A file `NAME.toml` is found in the folder `presets`, or the one that `PARABOLIC_PRESETS` names, and then among those of
-the package. Only `learner` must be given. Where a preset is used with a memory smaller than its `replay`, all of the
-memory is recalled.
+the package. Only `learner` must be given. A learner, stream or backbone of a file, such as "mine.py:Mine", is sought
+in the current folder, then beside the preset. Where a preset is used with a memory smaller than its `replay`, all of
+the memory is recalled.
 """
 
 from __future__ import annotations
@@ -168,7 +169,17 @@ def _read(path: Path) -> Preset:
             raise _damaged(path, f"{key} = {value!r}", "a number, a text or a truth value there")
     if "learner" not in told:
         raise _damaged(path, "no learner", 'one, as in learner = "er"')
+    for named, name in ((told, "learner"), (told, "stream"), (told.get("settings", {}), "backbone")):
+        if isinstance(named.get(name), str):
+            named[name] = _beside(path, named[name])
     return Preset(path.stem, **told)
+
+
+def _beside(path: Path, named: str) -> str:
+    """What is named as file.py:NAME: where there is no such file here but one beside the preset, by that one."""
+    file, colon, name = named.rpartition(":")
+    found = path.parent / file
+    return f"{found}{colon}{name}" if file.endswith(".py") and not Path(file).is_file() and found.is_file() else named
 
 
 def _fitting(settings: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, str]:

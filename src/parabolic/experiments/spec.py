@@ -18,6 +18,9 @@ from parabolic.streams import Scenario, find_stream
 
 __all__ = ["RunSpec", "check_spec"]
 
+SHARED = ("memory", "seed")
+"""Fields of a run that are handed to its learner: its options of these names are the same settings."""
+
 
 @dataclass(frozen=True)
 class RunSpec:
@@ -79,9 +82,14 @@ class RunSpec:
 
     @staticmethod
     def learner_options(learner: str) -> dict[str, Option]:
-        """The options of a learner, save for those that are fields of the spec."""
-        own = {field.name for field in dataclasses.fields(RunSpec)}
-        return {name: each for name, each in options_of(find_learner(learner)).items() if name not in own}
+        """The options of a learner, save for those that are fields of the spec. A name that means two is refused."""
+        options = options_of(find_learner(learner))
+        taken = {field.name for field in dataclasses.fields(RunSpec)} | options_of(Scenario).keys()
+        for name in sorted(options.keys() & taken - set(SHARED)):
+            of = "streams" if name in options_of(Scenario) else "runs"
+            remedy = f"{of} have a setting of that name: choose another in the class, such as my_{name}"
+            raise invalid(f"option of {learner}", name, "a name that is not taken", remedy)
+        return {name: each for name, each in options.items() if name not in SHARED}
 
     @staticmethod
     def known_settings(learner: str) -> dict[str, Option]:

@@ -242,7 +242,11 @@ class Sampler(optuna.samplers.BaseSampler):
 
 
 def _places(study: optuna.Study, before: int | None = None) -> int:
-    """How many trials count (`before` one of that number): all but those that failed and those that wait."""
+    """How many trials have a place: all but those that failed and those that wait, which are still to be taken.
+
+    `before` a number: how many places are ahead of that trial. There those that wait count too, whether they are taken
+    yet or not, so that a trial's own place, by which its values are drawn, does not depend on when others begin.
+    """
     uncounted = (TrialState.FAIL,) if before is not None else (TrialState.FAIL, TrialState.WAITING)
     return sum(
         each.state not in uncounted and (before is None or each.number < before)

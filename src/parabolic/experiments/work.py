@@ -6,7 +6,6 @@ import os
 import pickle
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from threading import Thread
@@ -15,6 +14,7 @@ from typing import BinaryIO
 import torch
 
 from parabolic.engine import DeviceFailed
+from parabolic.engine.threads import one_thread
 from parabolic.experiments.execution import Yard, execute_fleet, reason_of, typed_command
 from parabolic.experiments.resume import Keeping
 from parabolic.experiments.spec import RunSpec
@@ -58,7 +58,7 @@ def work(job: Job, device: str, yard: Yard | None = None) -> Iterator[News]:
     (None, True)
     """
     left = {spec.key: spec for spec in job.specs}
-    with _one_thread(device):
+    with one_thread(device == "cpu"):  # workers share the cores, and the outcome is then the same in all of them
         try:
             for spec, result in execute_fleet(job.specs, device=device, yard=yard, keeping=job.keeping):
                 del left[spec.key]
@@ -108,15 +108,3 @@ def _news(job: Job, spec: RunSpec, result: Record | Exception) -> News:
     # A GPU that was told something wrong by one run of a fleet fails the others of its process too.
     machine = isinstance(result, MemoryError | DeviceFailed | torch.OutOfMemoryError | torch.AcceleratorError)
     return News(spec.key, reason=reason, trace=trace, retry=machine)
-
-
-@contextmanager
-def _one_thread(device: str) -> Iterator[None]:
-    """One thread on a CPU: workers share the cores, and the outcome is then the same in all of them."""
-    before = torch.get_num_threads()
-    if device == "cpu":
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -9,7 +9,7 @@ from parabolic.learners.er import ER
 from parabolic.learners.ewc import EWC
 from parabolic.learners.gem import GEM
 from parabolic.learners.joint import Joint
-from parabolic.learners.learner import Learner, ReplayLearner, join
+from parabolic.learners.learner import Diverged, Learner, ReplayLearner, join
 from parabolic.learners.lwf import LwF
 from parabolic.learners.mixup import MixupER
 from parabolic.learners.obc import OBC
@@ -38,6 +38,7 @@ __all__ = [
     "Criterion",
     "CrossEntropy",
     "DERpp",
+    "Diverged",
     "Huber",
     "Joint",
     "Learner",

@@ -14,18 +14,18 @@ from torch.nn.functional import hardtanh
 
 from parabolic.gpus import has_triton
 
-__all__ = ["step_ahead", "turned"]
+__all__ = ["in_types", "step_ahead"]
 
 Vectors = tuple[Tensor, ...]
 
 
-def turned(weights: Tensor, sizes: Sequence[int], types: Sequence[torch.dtype]) -> Vectors:
+def in_types(weights: Tensor, sizes: Sequence[int], types: Sequence[torch.dtype]) -> Vectors:
     """The parts of a vector, which are of these sizes, each as a vector of a type of its own.
 
-    >>> turned(torch.tensor([1.001, 2.0, 3.0]), [2, 1], [torch.bfloat16, torch.float32])
+    >>> in_types(torch.tensor([1.001, 2.0, 3.0]), [2, 1], [torch.bfloat16, torch.float32])
     (tensor([1., 2.], dtype=torch.bfloat16), tensor([3.]))
     """
-    parts: Vectors = _Turned.apply(weights, sizes, types)  # type: ignore[no-untyped-call]
+    parts: Vectors = _InTypes.apply(weights, sizes, types)  # type: ignore[no-untyped-call]
     return parts
 
 
@@ -50,7 +50,7 @@ def step_ahead(
     return reached, rates if fixed else again, tuple(parts[: len(descents)]), tuple(parts[len(descents) :])
 
 
-class _Turned(torch.autograd.Function):
+class _InTypes(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weights: Tensor, sizes: Sequence[int], types: Sequence[torch.dtype]) -> Vectors:
         ctx.dtype = weights.dtype

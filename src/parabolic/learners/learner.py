@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import inspect
 import threading
 import time
 from collections import OrderedDict
@@ -28,14 +29,23 @@ from parabolic.learners.optimizers import make_optimizer, parse_optimizer
 from parabolic.memory import Batch, Memory
 from parabolic.options import check_options, option, options_of
 
-__all__ = ["Learner", "ReplayLearner", "TaskBatches", "join"]
+__all__ = ["Diverged", "Learner", "ReplayLearner", "TaskBatches", "join"]
 
 NEEDS_TWO = "more than 1 value per channel"  # what torch says of batch norm and one example
 WHOLE = ("step", "start_task", "end_task", "grow", "load_state_dict")  # no other thread sees these half done
+# What a learner keeps that is no field of it.
+OWN = {"averaged", "body", "device", "dtype", "generator", "lock", "optim", "stepping", "steps"}
+ASKED = {"predict": "scores_at", "scores": "scores_at", "observe": "step", "scores_at": "", "step": ""}
+GO_BACK = "go back to the last file that was saved, and lower lr or set clip_norm"
+FILL_IN = "fill in what is missing"
 GIVE_WAY = 1e-4  # seconds: enough for a thread that waits to wake up
 
 TaskBatches = Iterable[tuple[Tensor, Tensor]]
 """The batches of a task, which can be gone through again and again."""
+
+
+class Diverged(RuntimeError):
+    """Losses, weights or scores are no longer finite numbers."""
 
 
 def _locked(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,9 +127,39 @@ class Learner:
         for name in WHOLE:
             if name in vars(cls):
                 setattr(cls, name, _locked(vars(cls)[name]))
+        cls._check_fields()
         about = cls.__doc__
         dataclasses.dataclass(eq=False, kw_only=True, repr=False)(cls)
         cls.__doc__ = about  # without one, the dataclass has put its signature there
+
+    @classmethod
+    def _check_fields(cls) -> None:
+        """Refuse a field without its type, of which nothing would come, and one that hides what learners need."""
+        bases, typed = cls.__mro__[1:], inspect.get_annotations(cls)
+        inherited = {each.name for base in bases if dataclasses.is_dataclass(base) for each in dataclasses.fields(base)}
+        for name, value in vars(cls).items():
+            state = isinstance(value, dataclasses.Field) or (name in inherited and not isinstance(value, property))
+            if state and name not in typed:
+                raise invalid(f"{cls.__name__}.{name}", value, "a type with it", f"as in {name}: float = …")
+        for name in typed.keys() - inherited:
+            hidden = [vars(base)[name] for base in bases if name in vars(base)]
+            if name in OWN or any(inspect.isroutine(each) or isinstance(each, property) for each in hidden):
+                remedy = f"learners use that name themselves: choose another, such as my_{name}"
+                raise invalid(f"field of {cls.__name__}", name, "a name that is not taken", remedy)
+
+    @classmethod
+    def overridden(cls) -> dict[str, str]:
+        """Methods of one's own that no loop of this package asks, each with the one that it asks instead.
+
+        >>> from parabolic import ER
+        >>> class Nearest(ER):
+        ...     def predict(self, x): ...
+        >>> Nearest.overridden(), ER.overridden()
+        ({'predict': 'scores_at'}, {})
+        """
+        states = {name: next(i for i, base in enumerate(cls.__mro__) if name in vars(base)) for name in ASKED}
+        asked = {name: other for name, other in ASKED.items() if other}
+        return {name: other for name, other in asked.items() if states[name] < states[other]}
 
     @classmethod
     def own_name(cls) -> str:
@@ -207,8 +247,8 @@ class Learner:
                     self.model.train()
                 for _ in range(self.repeats):
                     recalled = self.recall()
-                    batch = raw | {"x": self._inputs(x)}
-                    loss = self.loss(batch, recalled)
+                    batch = raw | {"x": self._given(x)}
+                    loss = self._loss(batch, recalled)
                     if not isinstance(loss, Tensor) or loss.ndim:
                         whose = f"loss of {self.own_name()}"
                         raise invalid(whose, loss, "a tensor of one number", "take its mean, say")
@@ -315,7 +355,7 @@ class Learner:
 
     def inputs(self, x: Tensor) -> Tensor:
         """Raw examples as inputs of the model, as for prediction."""
-        return self._inputs(x, augment=False)
+        return self._given(x, augment=False)
 
     def scores_at(self, inputs: Tensor) -> Tensor:
         """The scores for inputs of the model, by the averaged weights where there are any."""
@@ -329,7 +369,10 @@ class Learner:
     def predict(self, x: Tensor) -> Tensor:
         """The class of each raw example; where targets are numbers, these, `[n, outputs]`."""
         with self._turn():
-            return self.error.answer(self.scores(x)[:, : self.classes])
+            scores = self.scores(x)[:, : self.classes]
+        if bool(scores.isnan().any()):
+            raise Diverged(f"predict: the scores are no numbers any more, after {self.steps} steps; {GO_BACK}")
+        return self.error.answer(scores)
 
     # -- state ---------------------------------------------------------------------------------------------
 
@@ -358,6 +401,12 @@ class Learner:
         if missing := self.state_dict().keys() - state.keys() - optional:
             remedy = "load the state of a learner of the same kind"
             raise invalid("state", Description(f"no {', '.join(sorted(missing))}"), "a whole state", remedy)
+        own = self.model.state_dict()
+        for name, value in state["model"].items():
+            if isinstance(value, Tensor) and name in own and value.shape != own[name].shape:
+                got = Description(f"{name} of shape {list(value.shape)}")
+                remedy = "load it into one that has as many classes, as `Learner.load` makes it of a file"
+                raise invalid("state", got, f"{list(own[name].shape)}, as in this learner", remedy)
         with self.lock:
             self.model.load_state_dict(state["model"])
             self._load_optimizer(state["optimizer"])
@@ -504,6 +553,26 @@ class Learner:
         else:  # of another kind of device: then draws differ, but depend on the state alone
             self.generator.manual_seed(int.from_bytes(sha256(bytes(state.tolist())).digest()[:7]))
 
+    def _loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
+        """The loss, from a model that leaves its input alone: a method may ask it of the same examples again."""
+        inputs = batch["x"]
+        version = inputs._version if isinstance(inputs, Tensor) else 0
+        loss = self.loss(batch, recalled)
+        if isinstance(inputs, Tensor) and inputs._version != version:
+            got = Description("one that changes its input in place")
+            raise invalid("model", got, "one that leaves it alone", "as in x = x - 1, or ReLU(inplace=False) at first")
+        return loss
+
+    def _given(self, x: Tensor, augment: bool = True) -> Tensor:
+        """What the model is given for examples that are someone else's: never these, as it may work in place."""
+        version = x._version
+        made = self._inputs(x, augment)
+        if x._version != version:
+            got = Description("one that changes examples in place")
+            raise invalid("prepare or augment", got, "one that makes new ones", "as in x = x - 1, and not x -= 1")
+        shared = isinstance(made, Tensor) and made.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        return made.clone() if shared else made
+
     def _inputs(self, x: Tensor, augment: bool = True) -> Tensor:
         if augment and self.augment is not None:
             x = self.augment(x, self.generator)
@@ -575,7 +644,7 @@ class Learner:
 
     def _check_inputs(self, x: Tensor, inputs: Tensor) -> None:
         """Refuse numbers that are none any more as the model sees them."""
-        if x.is_floating_point() and inputs is not x:
+        if x.is_floating_point() and (self.prepare is not None or inputs.dtype != x.dtype):
             told = str(self.dtype).removeprefix("torch.")
             check_finite("x", inputs, f"as inputs of the model ({told}) they are not: clip or drop those examples")
 
@@ -649,6 +718,8 @@ class ReplayLearner(Learner):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from the state of another learner of the same kind, model and memory size."""
+        if "memory" in state:  # else it is told what is missing
+            self.past.check_state(state["memory"])
         super().load_state_dict(state)
         # A memory is where its examples are.
         kept = {
@@ -667,6 +738,8 @@ def join(batch: Batch, recalled: Batch | None) -> tuple[Tensor, Tensor]:
 
 
 def _as_tensor(name: str, value: Any, device: torch.device) -> Tensor:
+    if isinstance(value, np.ma.MaskedArray) and (masked := int(np.ma.getmaskarray(value).sum())):
+        raise invalid(name, Description(f"an array with {masked} masked values"), "one without gaps", FILL_IN)
     try:
         if hasattr(value, "__array__") and not isinstance(value, Tensor):  # a frame of pandas, say
             value = np.asarray(value)
@@ -678,8 +751,8 @@ def _as_tensor(name: str, value: Any, device: torch.device) -> Tensor:
         words = several and any(isinstance(each, str) for each in value[:1])
         remedy = "number them from 0, or use an estimator, which takes words" if words else str(error)
         if not words and isinstance(value, np.ndarray) and value.dtype.hasobject:
-            remedy = "it holds Python objects: make every column one of numbers, and fill in what is missing"
+            remedy = f"it holds Python objects: make every column one of numbers, and {FILL_IN}"
         raise invalid(name, type(value), "a tensor, or what torch.as_tensor makes one of", remedy) from error
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise invalid(name, tensor, "a plain tensor", "convert it with .to_dense() or .dequantize()")
-    return tensor
+    return tensor.clone() if tensor.is_inference() else tensor  # of such a one there is no gradient

@@ -34,12 +34,16 @@ ABLATIONS: dict[str, dict[str, object]] = {
 class PCL(BalancedLearner):
     """Minimise the loss along Brownian bridges between new and recalled examples (the paper's Algorithm 1).
 
-    The expected loss of the paths solves a parabolic PDE whose boundary is the memory (Feynman–Kac), so that what
-    lies between the examples is learned with them and the loss there is held by the loss at the boundary.
+    What lies between the examples is learned with them. The motive is the Feynman–Kac formula: a mean loss along paths
+    that stop in the memory solves a parabolic PDE whose boundary is the memory. Bridges are other paths: what is
+    descended is no estimate of that solution, and the bounds of `parabolic.pde` do not speak of it.
 
-    A `drift` μ, from points to velocities, adds the first-order term μ·∇u to the PDE: each path is weighed by its
-    Girsanov weight, which is that of noise of scale one, as the paper has it. With a small `sigma_x` most of what it
-    does is to count paths less along which the drift is strong. `pde.gradient_of` makes one of a convex potential.
+    A `drift` μ, from points to velocities, weighs the paths of a step by Girsanov's weights (those of noise of scale
+    one, as in the paper), normalised to a mean of one. On free paths with `sigma_x=1` that adds the term μ·∇u to the
+    PDE; with less noise a tempered one, σ²μ·∇u for a constant drift: one that moves the end of a path by 0.5 at 1 moves
+    it by 0.045 at 0.3, and by 0.0005 at 0.03. Between given ends it weighs pairs: more where the way leads along the
+    drift, less where the drift is strong. `pde.gradient_of` makes one of a potential φ; scale φ so that examples differ
+    in it by one or so, or else a few pairs have nearly all of the weight.
 
     >>> learner = PCL(torch.nn.Linear(4, 3), memory=50)
     >>> for _ in range(3):
@@ -119,9 +123,11 @@ class PCL(BalancedLearner):
         if self.drift_weight:
             return reference_drift(along, used, self.drift_weight)
         integral = (along * self.point_weights).sum(-1)
-        if self.drift is not None:
-            integral = integral * log_girsanov(path, self.drift, horizon=self.horizon).exp()
-        return integral.mean()
+        if self.drift is None:
+            return integral.mean()
+        # Their mean, self-normalised: by themselves the weights are 0 or infinite where there are many dimensions.
+        weight = log_girsanov(path, self.drift, horizon=self.horizon).flatten().softmax(0)
+        return (weight * integral.flatten()).sum()
 
     def remember(self, raw: Batch, batch: Batch) -> None:
         """Offer the batch to memory, or the half of it that the losses pick."""
@@ -166,7 +172,11 @@ class PCL(BalancedLearner):
 
 
 def reference_drift(along: Tensor, path: Tensor, weight: float) -> Tensor:
-    """The loss of the published code where its drift is on: Σℓ − weight · (Σ ∇ℓ·x − ½ Σ‖∇ℓ‖²), over time points."""
+    """The loss of the published code where its drift is on: Σℓ − weight · (Σ g·x − ½ Σ‖g‖²), over time points.
+
+    There g is the gradient of the mean over all paths of the step: that of a path's own loss, divided by how many they
+    are. So the larger the batch, the less the term weighs.
+    """
     integral = along.mean(1).sum(-1)
     (slope,) = torch.autograd.grad(integral.mean(), path, create_graph=True)
     term = (slope * path - 0.5 * slope.square()).flatten(3).sum(-1).mean(1).sum(-1)

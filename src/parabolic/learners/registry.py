@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import warnings
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from parabolic.checks import check_name, invalid
+from parabolic.checks import InputError, check_name, first_line, invalid
 from parabolic.learners.learner import Learner
+from parabolic.options import options_of
 from parabolic.plugins import load_object
 
 __all__ = ["find_learner", "known_learners"]
 
 
 def known_learners() -> dict[str, type[Learner]]:
-    """Every learner that has a name: one file of this folder each, or an entry point `parabolic.learners`.
+    """Every learner that has a name: one file of this folder each, or an entry point `parabolic.learners`. One that
+    cannot be imported is left out, with a warning.
 
     >>> known_learners()["pcl"].__name__
     'PCL'
     """
-    announced = {point.name: _checked(point.value, point.load()) for point in entry_points("parabolic.learners")}
-    return built_in() | announced
+    known = dict(built_in())
+    for name, point in _announced().items():
+        try:
+            known[name] = _loaded(point)
+        except InputError as error:
+            _warn(f"the learner {name!r} is left out: {error.remedy}")
+    return known
 
 
 @cache  # a run's key asks several times
@@ -49,12 +57,33 @@ def find_learner(name: str) -> type[Learner]:
     'PCL'
     """
     if ":" in name:
-        return _checked(name, load_object("learner", name))
-    if name in built_in() and name not in {point.name for point in entry_points("parabolic.learners")}:
-        return built_in()[name]  # whatever may be wrong with another package
-    known = known_learners()
+        found = _checked(name, load_object("learner", name))
+        options_of(found)  # now, as its annotations may speak of modules beside its file, which may give way to others
+        return found
+    if name in _announced():
+        return _loaded(_announced()[name])
+    known = built_in() if name in built_in() else known_learners()
     check_name("learner", name, known, "`parabolic list` shows them; module:Class names your own")
     return known[name]
+
+
+def _announced() -> dict[str, metadata.EntryPoint]:
+    return {point.name: point for point in entry_points("parabolic.learners")}
+
+
+def _loaded(point: metadata.EntryPoint) -> type[Learner]:
+    """The learner that a package announces, or an error that says why there is none."""
+    try:
+        return _checked(point.value, point.load())
+    except Exception as error:  # of anybody's code
+        package = point.dist.name if point.dist is not None else point.value
+        remedy = f"{package} cannot be used ({first_line(error)}): mend or remove it"
+        raise invalid("learner", point.name, f"a learner, as {package} announces", remedy) from error
+
+
+@cache  # once is enough
+def _warn(told: str) -> None:
+    warnings.warn(told, RuntimeWarning, stacklevel=3)
 
 
 def _checked(path: str, value: object) -> type[Learner]:

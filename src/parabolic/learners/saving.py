@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from parabolic.backbones import BACKBONES
-from parabolic.checks import Description, InputError, check_name, invalid
+from parabolic.checks import Description, InputError, all_finite, check_name, invalid
 from parabolic.files import disk_errors, write_bytes
+from parabolic.learners.gradients import trainable
 from parabolic.learners.head import last_linear
-from parabolic.learners.learner import Learner
+from parabolic.learners.learner import GO_BACK, Diverged, Learner
 from parabolic.memory import Memory
 from parabolic.states import pack_state, read_state, same_state
 
@@ -34,6 +35,8 @@ def save(learner: Learner, path: str | Path) -> Path:
     path = Path(path)
     with learner.lock:
         learner.check_whole("save")
+        if not all(all_finite(weight) for weight in trainable(learner.model)):
+            raise Diverged(f"save: weights are NaN or infinite, and {path} stays as it is; {GO_BACK}")
         packed = pack_state(describe(learner))
     with disk_errors("path", path.parent, "free some space or name another folder; what was there is as it was"):
         return write_bytes(path, packed)

@@ -14,7 +14,10 @@ from parabolic.checks import check_finite, invalid
 __all__ = ["Scale"]
 
 ROUNDING = 64 * torch.finfo(torch.float64).eps  # of its mean, what a number that never changes may seem to deviate
+SOME = 101  # of the first examples, which tell what is usual
 ENOUGH, JUMP = 1000, 10.0  # after so many examples no batch should multiply a deviation by more
+RARE, FAR = 0.01, 1000.0  # but of a number that is seldom another than usual, by values up to so many times as far off
+TENSORS = ("mean", "squares", "usual", "same")
 
 
 class Scale:
@@ -22,7 +25,8 @@ class Scale:
 
     Before anything was seen numbers stay as they are; one that never changed is not divided. A wrong value counts as
     any other: a batch that multiplies a deviation by more than ten, after a thousand examples, is taken in with a
-    warning.
+    warning. No warning tells of a number that was the same in 99 of 100 examples, as a rare flag or a pixel at the
+    edge, unless it is now a thousand times as far from that as it was in the others.
 
     >>> scale = Scale()
     >>> for part in ([[0.0], [0.0]], [[4.0], [4.0]]):
@@ -35,6 +39,8 @@ class Scale:
     def __init__(self) -> None:
         self.count = 0
         self.mean, self.squares = torch.zeros(2, dtype=torch.float64)  # Σ (x − mean)², not yet divided
+        self.usual, self.same = torch.zeros(2, dtype=torch.float64)  # a value of the first batch, and how often it came
+        self._places: dict[tuple[torch.device, torch.Size], tuple[Tensor, Tensor]] = {}
 
     @torch.no_grad()
     def update(self, x: Tensor, name: str = "x") -> None:
@@ -47,7 +53,8 @@ class Scale:
         if self.count and x.shape[1:] != self.mean.shape:
             raise invalid(name, x, f"examples of shape {list(self.mean.shape)}, as before")
         check_finite(name, x)
-        self._move(x.device)
+        for each in TENSORS:
+            setattr(self, each, getattr(self, each).to(x.device))
         x, count = x.double(), self.count + len(x)
         mean = x.mean(0)
         gap = mean - self.mean
@@ -56,7 +63,11 @@ class Scale:
             raise invalid(name, x, "numbers whose squares have a sum in float64", "give them in larger units")
         if self.count >= ENOUGH:
             self._watch(x, (squares / count).sqrt(), name)
+        if not self.count:
+            self.usual = x[:SOME].sort(0).values[len(x[:SOME]) // 2]  # the median, which sorts no more than these
+        self.same = self.same + (x == self.usual).sum(0)
         self.count, self.mean, self.squares = count, self.mean + gap * (len(x) / count), squares
+        self._renew()
 
     @property
     def deviation(self) -> Tensor:
@@ -66,23 +77,31 @@ class Scale:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Numbers in these units, in the type of `x` (float32 for whole numbers)."""
-        self._move(x.device)
-        scaled: Tensor = (x.double() - self.mean) / self.deviation
+        mean, deviation = self._at(x.device)
+        scaled = (x.double() - mean) / deviation
         return scaled.to(x.dtype if x.is_floating_point() else torch.float32)
 
     def undo(self, x: Tensor) -> Tensor:
         """Numbers in these units as they were."""
-        self._move(x.device)
-        undone: Tensor = (x.double() * self.deviation + self.mean).to(x.dtype)
-        return undone
+        mean, deviation = self._at(x.device)
+        return (x.double() * deviation + mean).to(x.dtype)
 
     def state_dict(self) -> dict[str, Any]:
         """All that the units depend on, by name."""
-        return {"count": self.count, "mean": self.mean, "squares": self.squares}
+        return {"count": self.count} | {name: getattr(self, name) for name in TENSORS}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the units of another."""
-        self.count, self.mean, self.squares = (state[name] for name in ("count", "mean", "squares"))
+        state = _whole(state)
+        vars(self).update({name: state[name] for name in ("count", *TENSORS)})
+        self._renew()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but its places: a copy, deep or not, has its own."""
+        return {name: value for name, value in vars(self).items() if name != "_places"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(_whole(state), _places={})
 
     def _spread(self) -> Tensor:
         """The standard deviation of each number; 0 where it is zero up to rounding."""
@@ -95,8 +114,11 @@ class Scale:
         jump = torch.where(known > 0, deviation / known, 0.0)
         if not (jump > JUMP).any():
             return
-        # What is nearly always the same, as a pixel at the edge, may be so here too but for one: that is no mistake.
-        jump = torch.where((x - self.mean).abs().median(0).values > known / JUMP, jump, 0.0)
+        others = self.count - self.same
+        off = self.squares + self.count * (self.mean - self.usual).square()  # Σ (x − usual)²: how far off they were
+        reach = (off / others).sqrt()
+        rare = (others <= RARE * self.count) & ((x - self.usual).abs().amax(0) <= FAR * reach)
+        jump = torch.where(rare, 0.0, jump)
         if (jump > JUMP).any():
             place = [int(i) for i in torch.unravel_index(jump.argmax(), jump.shape)]
             warnings.warn(
@@ -105,6 +127,28 @@ class Scale:
                 RuntimeWarning, stacklevel=4,
             )  # fmt: skip
 
-    def _move(self, device: torch.device) -> None:
-        """Be where the numbers are, once and for all: a step must not wait for the units to come."""
-        self.mean, self.squares = self.mean.to(device), self.squares.to(device)
+    def _at(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Mean and deviation on a device, where they stay.
+
+        A captured step has them by their addresses, and may not wait for them to come from the host.
+        """
+        place = (device, self.mean.shape)
+        if place not in self._places:
+            with torch.inference_mode(False):  # they are to be changed outside of it, too
+                made = self.mean.to(device, copy=True), self.deviation.to(device)
+            if device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()  # another stream does not wait for this one
+            self._places.setdefault(place, made)  # of two threads, the first one's
+        return self._places[place]
+
+    def _renew(self) -> None:
+        """Bring mean and deviation up to date wherever they are, in place."""
+        for (_, shape), (mean, deviation) in [*self._places.items()]:
+            if shape == self.mean.shape:
+                mean.copy_(self.mean)
+                deviation.copy_(self.deviation)
+
+
+def _whole(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state with what the first ones did not have: of those no number is known to be rare."""
+    return {"usual": state["mean"], "same": torch.zeros_like(state["mean"]), **state}

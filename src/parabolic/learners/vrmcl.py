@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from parabolic.learners.ahead import step_ahead, turned
+from parabolic.learners.ahead import in_types, step_ahead
 from parabolic.learners.boundary import check_started, labels_of
 from parabolic.learners.branches import side_by_side
 from parabolic.learners.criterion import counted_mean
@@ -106,7 +106,7 @@ class VRMCL(ReplayLearner):
         """The mean of the losses that follow each step ahead, taken on a part of the new batch."""
         losses = []
         sizes = [sum(layout.sizes) for layout in self._by_type.values()]
-        start = turned(weights, sizes, list(self._by_type))
+        start = in_types(weights, sizes, list(self._by_type))
         # Parts of even size: a last one of a single example would have no batch-norm statistics.
         parts = -(-len(batch["y"]) // self.chunk)
         for x, y in zip(batch["x"].tensor_split(parts), batch["y"].tensor_split(parts), strict=True):

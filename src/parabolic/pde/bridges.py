@@ -33,10 +33,13 @@ def bridge(
         start: the points where the bridges start, `[n, *shape]`, floating.
         end: the points where they end, of the same shape, type and device.
         sigma: the scale of the noise. A number; or one value a time point, `[times]`; or one for each pair
-            and time point, `[n, times]`. Between two time points the value of the earlier one holds (Itô).
+            and time point, `[n, times]`. Between two time points the value of the earlier one holds (Itô). If it
+            varies, the paths are those of Algorithm 2, W(s) − s·W(1), and not those of W under the condition that they
+            end where they do: with A the variance of W up to s and B from there on, a point has the variance
+            (1 − s)²A + s²B, and a Brownian bridge would have AB/(A + B).
         times: how many equidistant time points a bridge has, both ends counted.
         bridges: how many independent bridges join each pair.
-        horizon: the time T that a bridge takes. At the fraction s of it the variance is s(1 − s)Tσ².
+        horizon: the time T that a bridge takes. At the fraction s of it the variance is s(1 − s)Tσ², for one σ.
         variant: "paper" for Gaussian noise. "reference" for the noise of the code published with the paper:
             each increment is also multiplied by an Exp(1) draw, and the first interval carries two increments.
         shared: whether all pairs follow one noise path, each between its own ends.

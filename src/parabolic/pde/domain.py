@@ -106,7 +106,7 @@ class Hull:
 
     Points that do not span their space make a `flat` hull, without an inside; a margin gives it one. In more
     than three dimensions there is no way to tell how deep in a hull that is not flat a point lies: `hit` then
-    returns infinity for every point of it.
+    returns infinity for every point of it, but not of its margin. Such a hull is `blind`.
 
     Args:
         points: `[n, *shape]`, floating.
@@ -134,6 +134,7 @@ class Hull:
         self._slip = rounding if facets else max(slip, rounding)
         self._body = facets or _Cloud(flat, self._slip)
         self.flat = isinstance(self._body, _Cloud) and self._body.flat
+        self.blind = isinstance(self._body, _Cloud) and not self._body.flat
 
     def inside(self, x: Tensor) -> Tensor:
         """Whether x is in the grown hull, its edge included."""
@@ -188,7 +189,7 @@ class MemoryDomain(Intersection):
         points: the memory, `[n, *shape]`, floating.
         eps: the squared radius of the balls.
         margin: how far the region reaches beyond the hull of the points. By default √ε: the hull of M^(ε),
-            which has an inside however few the points are. With 0, the hull of the points themselves.
+            which has an inside however few the points are, if two or more. With 0, the hull of the points themselves.
         tolerance: see `Hull`.
 
     >>> domain = MemoryDomain(torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]]), eps=0.01)
@@ -214,11 +215,22 @@ class MemoryDomain(Intersection):
     def interior(self, count: int, generator: Generator | None = None) -> Tensor:
         """Points scattered over the hull: mixtures of a few random points of the memory.
 
+        A flat hull is nothing but its margin, so there each is moved, by a random part of it in a random direction.
+
         >>> memory = MemoryDomain(torch.randn(9, 2, generator=torch.Generator().manual_seed(0)), eps=0.01)
         >>> bool(memory.inside(memory.interior(100)).all())
         True
         """
         check_number("count", count, whole=True, at_least=1)
+        mixed = self._mix(count, generator)
+        if not self.hull.flat:
+            return mixed
+        # Not evenly by volume: in many dimensions all of that is next to the surface.
+        way = _unit(_random(torch.randn, mixed, count, self.points[0].numel(), generator=generator))
+        length = self.hull.margin * _random(torch.rand, mixed, count, 1, generator=generator)
+        return mixed + (way * length).reshape(mixed.shape)
+
+    def _mix(self, count: int, generator: Generator | None) -> Tensor:
         # A point of a hull in d dimensions mixes d + 1 others; so many that they blur tell little.
         several = min(self.points[0].numel() + 1, 8)
         share = _random(torch.rand, self.points, count, several, generator=generator).clamp_min(1e-6).log()
@@ -239,7 +251,7 @@ class MemoryDomain(Intersection):
         found = self._pick(count, generator=generator)
         found += (way * self.balls.radius * (2 * length).clamp_max(1)).reshape(shape)
         # From inside the hull outwards and back to it: by a random length, or by one that surely leads out.
-        start = self.interior(count, generator)
+        start = self._mix(count, generator)
         out = start + (way * length * 2 * radius).reshape(shape)
         still = (self.hull.hit(out[1::2]) > 0).nonzero().squeeze(1) * 2 + 1
         out[still] = start[still] + (way[still] * 3 * radius).reshape(-1, *shape[1:])

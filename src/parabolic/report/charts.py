@@ -108,8 +108,9 @@ def _ticks(values: Sequence[float]) -> dict[str, Any]:
 
 def forgetting_chart(scene: Scene) -> Figure:
     """How many points the earlier tasks have lost since they were known best: a bar a method."""
-    methods = scene.done[:SHOWN]
-    lost = [method.summary("forgetting") for method in methods]
+    every = [(place, method, method.cell("forgetting").ours) for place, method in enumerate(scene.done[:SHOWN])]
+    told = [(place, method, each) for place, method, each in every if each is not None]
+    methods, lost = [method for _, method, _ in told], [each for *_, each in told]
     names = _distinct([_short(method.name, 22) for method in methods])
     bars: Figure = {
         "type": "bar",
@@ -118,7 +119,7 @@ def forgetting_chart(scene: Scene) -> Figure:
         "y": names,
         "customdata": [[each.n] for each in lost],
         "error_x": _error([each.sd for each in lost]),
-        "marker": {"color": [_look(place)["colour"] for place in range(len(methods))]},
+        "marker": {"color": [_look(place)["colour"] for place, *_ in told]},
         "meta": [_keys(method) for method in methods],
         "hovertemplate": "%{x:.1f} points (n = %{customdata[0]})<extra>%{y}</extra>",
         "showlegend": False,

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from parabolic.experiments import Record
+from parabolic.report.runs import sees_all
 from parabolic.report.tables import Cell, Column, Results
 from parabolic.statistics import Summary
 
-__all__ = ["briefly", "cell_of", "comparison", "fallen", "in_words", "level", "many", "standing"]
+__all__ = ["at_once", "briefly", "cell_of", "comparison", "fallen", "in_words", "level", "many", "standing"]
 
 METRICS = {
     "acc": Column("Acc %"),
@@ -23,15 +24,22 @@ METRICS = {
 def comparison(runs: Mapping[str, Sequence[Record]], *, title: str, seeds: int, notes: Sequence[str] = ()) -> Results:
     """Learners against metrics, over the same seeds."""
     rows = {learner: [cell_of(records, name, seeds) for name in METRICS] for learner, records in runs.items()}
+    notes = [*notes, *at_once(runs)]
     return Results("comparison", title, list(METRICS.values()), rows, notes, heading="learner")
+
+
+def at_once(runs: Mapping[str, Sequence[Record]]) -> list[str]:
+    """What is to be said of those that learn all tasks at once."""
+    names = [name for name, records in runs.items() if _sees_all(records)]
+    if not names:
+        return []
+    told = "all tasks at once: there is no forgetting, and AAA is that of the one model at the end"
+    return [f"{' and '.join(names)} learned {told}."]
 
 
 def in_words(runs: Mapping[str, Sequence[Record]]) -> str:
     """What a comparison shows, in a plain sentence or two."""
-    acc, lost = (
-        {learner: _by_seed(records, name) for learner, records in runs.items() if records}
-        for name in ("acc", "forgetting")
-    )
+    acc = {learner: _by_seed(records, "acc") for learner, records in runs.items() if records}
     means = {learner: fmean(values.values()) for learner, values in acc.items()}
     ranked = sorted(means, key=lambda learner: -means[learner])
     if not ranked:
@@ -47,15 +55,18 @@ def in_words(runs: Mapping[str, Sequence[Record]]) -> str:
                 f"On the same seeds {standing(first, ahead.mean, second)} "
                 f"(95 % interval {ahead.low:z.1f} to {ahead.high:z.1f})."
             )
-        mine, theirs = (fallen(fmean(lost[learner].values())) for learner in (first, last))
-        sentences.append(
-            f"On the earlier tasks {first} has {mine} against its best before the end, {last} has {theirs}."
-        )
+        lost = {learner: cell_of(runs[learner], "forgetting").ours for learner in (first, last)}
+        fell = [f"{learner} has {fallen(each.mean)}" for learner, each in lost.items() if each is not None]
+        if fell:
+            told = ", ".join([f"{fell[0]} against its best before the end", *fell[1:]])
+            sentences.append(f"On the earlier tasks {told}.")
     return " ".join(sentences)
 
 
 def cell_of(records: Sequence[Record], name: str, wanted: int = 0, published: Summary | None = None) -> Cell:
-    """A metric of some runs, or their training `seconds`."""
+    """A metric of some runs, or their training `seconds`; what learns all tasks at once has no forgetting."""
+    if name == "forgetting" and _sees_all(records):
+        return Cell(published=published)
     shared = name == "seconds" and any(record.environment.get("fleet", 1) != 1 for record in records)
     return Cell(_by_seed(records, name), wanted, published, shared)
 
@@ -102,6 +113,10 @@ def many(number: int, what: str) -> str:
     ('1 task', '2 tasks')
     """
     return f"{number} {what}" + ("s" if number != 1 else "")
+
+
+def _sees_all(records: Sequence[Record]) -> bool:
+    return any(sees_all(str(record.spec.get("learner"))) for record in records[:1])
 
 
 def _by_seed(records: Sequence[Record], name: str) -> dict[int, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from rich.text import Text
 from parabolic.checks import check_name, invalid
 from parabolic.files import disk_errors
 from parabolic.plugins import require
-from parabolic.report.figures import COLOURS, MARKERS, check_picture, figure
+from parabolic.report.figures import COLOURS, MARKERS, check_picture, figure, legend_below
 from parabolic.report.scenes import Method, Scene
 
 __all__ = ["STYLES", "draw_curves", "plot_text"]
@@ -91,8 +92,8 @@ def draw_curves(scene: Scene, path: str | Path, style: str = "screen") -> Path:
         axis.set_xticks(range(1, tasks + 1, math.ceil(tasks / 10)))
         axis.grid(alpha=0.3, linewidth=0.5)
         if not paper:
-            axis.set_title(scene.title)
-        canvas.legend(loc="outside lower center", ncols=2 if paper else 3, frameon=False)
+            axis.set_title(textwrap.fill(scene.title, 70))
+        legend_below(canvas, axis, columns=2 if paper else 3)
     return path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from parabolic.files import written_whole
 from parabolic.plugins import require
 from parabolic.profile import Profile
 
-__all__ = ["check_picture", "draw_bounds", "draw_profiles"]
+__all__ = ["check_picture", "draw_bounds", "draw_profiles", "figure", "legend_below"]
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -46,6 +47,23 @@ def figure(path: Path, rows: int, columns: int, width: float, height: float) -> 
         canvas.savefig(aside, dpi=150, format=path.suffix.lstrip(".") or "png")
 
 
+def legend_below(canvas: Any, axis: Any, columns: int) -> None:
+    """The legend of an axis, below the figure: in at most so many columns and in none that the figure has no room for.
+
+    A name that is wider than the figure goes on in the next line. What is tall makes the figure taller.
+    """
+    handles, names = axis.get_legend_handles_labels()
+    for ncols, letters in [*((n, 200) for n in range(columns, 0, -1)), *((1, n) for n in range(100, 0, -20))]:
+        told = [textwrap.fill(name, letters) for name in names]
+        legend = canvas.legend(handles, told, loc="outside lower center", ncols=ncols, frameon=False)
+        size = legend.get_window_extent(canvas.canvas.get_renderer())
+        if size.width <= 0.98 * canvas.bbox.width or letters == 20:
+            break
+        legend.remove()
+    height = canvas.get_figheight()
+    canvas.set_figheight(height + max(0.0, size.height / canvas.dpi - 0.15 * height))
+
+
 def draw_profiles(profiles: Sequence[Profile], path: str | Path, title: str) -> Path:
     """Draw u over the plane after each task: a heat map with the memory, its hull and its eps-balls.
 
@@ -68,8 +86,7 @@ def draw_profiles(profiles: Sequence[Profile], path: str | Path, title: str) -> 
                 xlim=(low[0] - pad, high[0] + pad), ylim=(low[1] - pad, high[1] + pad), aspect="equal",
             )  # fmt: skip
         canvas.colorbar(image, ax=list(axes[0]), label=f"expected loss u(x, t = {profiles[0].t:g})", shrink=0.85)
-        handles, names = axes[0][-1].get_legend_handles_labels()
-        canvas.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
+        legend_below(canvas, axes[0][-1], columns=12)
         canvas.suptitle(title)
     return path
 
@@ -98,8 +115,7 @@ def draw_bounds(rows: Sequence[BoundsRow], path: str | Path, title: str) -> Path
             axis.plot(tasks, among_own, color=COLOURS[2], marker="^", label="task: mean loss among its own classes")
             axis.set(title=title_of, xlabel="after task", ylabel="loss (cross-entropy, nats)", xticks=tasks)
             axis.set_ylim(bottom=0)
-        handles, names = axes[0][0].get_legend_handles_labels()
-        canvas.legend(handles, names, loc="outside lower center", ncols=3, frameon=False)
+        legend_below(canvas, axes[0][0], columns=3)
         canvas.suptitle(title)
     return path
 

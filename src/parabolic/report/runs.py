@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import re
+import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -12,15 +15,19 @@ from typing import Any
 from parabolic.checks import check_name
 from parabolic.experiments import FailedRun, Record, RunSpec
 from parabolic.files import written_whole
+from parabolic.learners import find_learner, known_learners
 from parabolic.plugins import require
 from parabolic.streams import known_streams
 
 __all__ = [
-    "Row", "departures", "flat", "place_of", "row_of", "select", "settings_of", "short", "unusual", "write_csv",
-    "write_parquet", "written",
+    "Row", "departures", "fault_of", "flat", "name_of", "place_of", "row_of", "sees_all", "select", "settings_of",
+    "short", "unusual", "write_csv", "write_parquet", "written",
 ]  # fmt: skip
 
 Row = dict[str, Any]  # by column: the names of run.json, with those of the spec on top: seed, options.lr, metrics.acc
+
+FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
+OTHERS, NOT_OWN = {"site-packages", "dist-packages"}, (Path(__file__).parents[1], Path(sysconfig.get_path("stdlib")))
 
 GROUPS = ("", "options", "scenario", "metrics", "environment")
 
@@ -56,11 +63,17 @@ def select(rows: Iterable[Row], where: Mapping[str, str]) -> list[Row]:
     [{'seed': 0, 'options.lr': 0.1}]
     """
     rows = list(rows)
+    called = {row["learner"]: name_of(row["learner"]).lower() for row in rows} if "learner" in where else {}
     columns = {column for row in rows for column in row} | ({"memory"} if rows else set())
     for name, text in sorted(where.items(), key=lambda each: each[0] == "memory"):  # last: it asks what else is left
         if columns and name not in columns:
             check_name("--where", name, {short(column) for column in columns})
-        fits = [row for row in rows if any(_means(text, row[each]) for each in row if name in (each, short(each)))]
+        fits = [
+            row
+            for row in rows
+            if any(_means(text, row[each]) for each in row if name in (each, short(each)))
+            or (name == "learner" and called[row["learner"]] == text.lower())
+        ]
         rows = fits + (_without_memory(rows, beside=fits) if name == "memory" else [])
     return rows
 
@@ -70,6 +83,48 @@ def _without_memory(rows: Sequence[Row], beside: Sequence[Row]) -> list[Row]:
     places = {place_of(row) for row in beside}
     alone = not any("memory" in row for row in rows)
     return [row for row in rows if "memory" not in row and (alone or place_of(row) in places)]
+
+
+def name_of(learner: str) -> str:
+    """What a learner is called: one of a file or a module by the name that its class states, where it can be loaded and
+    none of ours is called so; else by its class.
+
+    >>> name_of("er"), name_of("gone.py:Mine")
+    ('er', 'Mine')
+    """
+    place, _, own = learner.rpartition(":")
+    if place:
+        with suppress(Exception):  # it is in a file of the user's, in which anything can be wrong
+            stated = vars(find_learner(learner)).get("name")
+            return stated if isinstance(stated, str) and stated and stated not in known_learners() else own
+    return own
+
+
+def fault_of(reason: str, trace: str) -> str:
+    """Why a run failed and, where it was in code of the user's own, the innermost place there.
+
+    >>> fault_of("KeyError: 'x'", '  File "/mine/own.py", line 24, in loss\\n  File "<string>", line 1, in f')
+    "KeyError: 'x' (in /mine/own.py:24, loss)"
+    """
+    places = [(Path(file), line, name) for file, line, name in FRAME.findall(trace) if not file.startswith("<")]
+    own = [each for each in places if not (OTHERS & set(each[0].parts) or any(map(each[0].is_relative_to, NOT_OWN)))]
+    if not own:
+        return reason
+    file, line, name = own[-1]
+    here = Path.cwd()
+    return f"{reason} (in {file.relative_to(here) if file.is_relative_to(here) else file}:{line}, {name})"
+
+
+def sees_all(learner: str) -> bool:
+    """Whether a learner, as far as it is here, learns all tasks at once.
+
+    >>> sees_all("joint"), sees_all("er")
+    (True, False)
+    """
+    try:
+        return find_learner(learner).sees_all
+    except Exception:  # as above
+        return False
 
 
 def place_of(row: Row) -> tuple[str, str]:

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parabolic.experiments import FailedRun, Record, Store, known_presets, load_preset
-from parabolic.report.comparisons import cell_of, many
-from parabolic.report.runs import Row, departures, place_of, row_of, select, short, unusual, written
+from parabolic.report.comparisons import at_once, cell_of, many
+from parabolic.report.runs import Row, departures, name_of, place_of, row_of, select, short, unusual, written
 from parabolic.report.tables import Cell, Column, Results
 from parabolic.statistics import Summary
 
@@ -142,7 +142,8 @@ def results_of(scene: Scene) -> Results:
     """The methods of a scene against metrics."""
     wanted = max([len(scene.seeds), *[len(method.runs) for method in scene.methods]])
     rows = {method.name: [method.cell(name, wanted) for name in COLUMNS] for method in scene.methods}
-    return Results("scene", scene.title, list(COLUMNS.values()), rows, heading="method")
+    notes = at_once({method.name: list(method.runs.values()) for method in scene.methods})
+    return Results("scene", scene.title, list(COLUMNS.values()), rows, notes, heading="method")
 
 
 def _scenes(rows: Iterable[Row], runs: Mapping[str, Record], failed: Mapping[str, FailedRun]) -> list[Scene]:
@@ -173,11 +174,11 @@ def _methods(
     called: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
         called[_called(row, presets.get(row["learner"], {}))].append(row)
-    short = Counter((learner.rpartition(":")[2], settings) for learner, settings in called)
+    names = {learner: name_of(learner) for learner, _ in called}
+    short = Counter((names[learner], settings) for learner, settings in called)
     methods = []
     for (learner, settings), mine in called.items():
-        name = learner.rpartition(":")[2]  # of path/to/file.py:Mine
-        name = name if short[name, settings] == 1 else learner
+        name = names[learner] if short[names[learner], settings] == 1 else learner
         for made, alike in _by_making(mine).items():
             said = " ".join(each for each in (name, settings, made) if each)
             methods.append(Method(said, _by_seed(alike, runs), _by_seed(alike, failed)))

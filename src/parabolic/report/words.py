@@ -27,12 +27,12 @@ def headline(scene: Scene) -> list[str]:
     if others:
         said.append(_against(best, others[0]))
         last = others[-1]
-        mine, theirs = (fallen(method.summary("forgetting").mean, 1) for method in (best, last))
         worst = "" if last.name in leaders else f", which does worst of {len(done)},"
-        said.append(
-            f"On the earlier tasks {best.name} has {mine} against its best before the end; "
-            f"{last.name}{worst} has {theirs}."
-        )
+        lost = [(who, method.cell("forgetting").ours) for who, method in ((best.name, best), (last.name + worst, last))]
+        fell = [f"{who} has {fallen(each.mean, 1)}" for who, each in lost if each is not None]
+        if fell:
+            told = "; ".join([f"{fell[0]} against its best before the end", *fell[1:]])
+            said.append(f"On the earlier tasks {told}.")
         said.append(_times(best, others))
     return said
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Generator, Tensor
 
+from parabolic.checks import Description, check_number, invalid, plain
 from parabolic.gpus import has_triton
 
 __all__ = ["CropFlip", "Normalise"]
@@ -50,26 +53,37 @@ class CropFlip:
 
 @dataclass
 class Normalise:
-    """Raw values to floats: divided by `scale`, then by channel less `mean` and over `std`.
+    """Raw values to floats: divided by `scale`, then by channel less `mean` and over `std`, one number a channel.
 
     >>> Normalise((0.5,), (0.25,))(torch.tensor([[[[255]]]], dtype=torch.uint8))
     tensor([[[[2.]]]])
     """
 
-    mean: Sequence[float]
-    std: Sequence[float]
+    mean: Sequence[float] | Tensor | NDArray[Any]
+    std: Sequence[float] | Tensor | NDArray[Any]
     scale: float = 255.0
 
     def __post_init__(self) -> None:
-        self.factor = torch.tensor([1 / (self.scale * each) for each in self.std])
-        self.shift = torch.tensor([-m / s for m, s in zip(self.mean, self.std, strict=True)])
+        self.mean, self.std = mean, std = _numbers("mean", self.mean), _numbers("std", self.std, above=0)
+        if len(mean) != len(std):
+            raise invalid("std", Description(f"{len(std)} numbers"), f"{len(mean)}, as many as of mean: one a channel")
+        check_number("scale", self.scale, above=0)
+        self.scale = plain(self.scale)
+        factor = torch.tensor([1 / (self.scale * each) for each in std])
+        self._at = _placed(factor, torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_at"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.__post_init__()
 
     def __call__(self, x: Tensor) -> Tensor:
         """The normalised examples, `[n, channels, *rest]`."""
-        if self.factor.device != x.device:  # once: a copy from the host would break the capture of a step
-            self.factor, self.shift = self.factor.to(x.device), self.shift.to(x.device)
         shape = (-1, *[1] * (x.ndim - 2))
-        return x * self.factor.view(shape) + self.shift.view(shape)
+        factor, shift = (each.view(shape) for each in self._at(x.device))
+        return x * factor + shift
 
     def undo(self, x: Tensor) -> Tensor:
         """What was normalised, in fractions of `scale`: what a person can look at.
@@ -79,5 +93,37 @@ class Normalise:
         tensor([[[[0.2000]]]])
         """
         shape = (-1, *[1] * (x.ndim - 2))
-        factor, shift = (each.to(x.device).view(shape) for each in (self.factor, self.shift))
+        factor, shift = (each.view(shape) for each in self._at(x.device))
         return (x - shift) / factor / self.scale
+
+
+def _numbers(name: str, given: Any, above: float | None = None) -> tuple[float, ...]:
+    """One number a channel, of any sequence, array or tensor."""
+    expected = "one number for each channel"
+    try:
+        numbers = tuple(plain(each.item() if isinstance(each, Tensor) else each) for each in given)
+    except (TypeError, RuntimeError) as error:
+        raise invalid(name, given, expected, "as in (0.5, 0.5, 0.5)") from error
+    if not numbers:
+        raise invalid(name, given, expected)
+    for each in numbers:
+        check_number(name, each, above=above)
+    return numbers
+
+
+def _placed(*tensors: Tensor) -> Callable[[torch.device], tuple[Tensor, ...]]:
+    """A function that gives tensors as they are on a device.
+
+    They are copied there once and stay: a captured step has them by their addresses, and may not copy from the host.
+    """
+    places: dict[torch.device, tuple[Tensor, ...]] = {}
+
+    def at(device: torch.device) -> tuple[Tensor, ...]:
+        if device not in places:
+            made = tuple(each.to(device) for each in tensors)
+            if device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()  # another stream does not wait for this one
+            places.setdefault(device, made)  # of two threads, the first one's
+        return places[device]
+
+    return at

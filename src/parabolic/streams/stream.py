@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from parabolic.checks import Description, InputError, check_finite, check_number, invalid
+from parabolic.checks import Description, InputError, check_finite, check_number, invalid, plain
 
 __all__ = ["LABEL_COLUMNS", "Batches", "Examples", "Stream", "Task"]
 
@@ -261,19 +261,25 @@ class Stream(Sequence[Task]):
         y: Any,
         *,
         test: tuple[Any, Any] | None = None,
-        tasks: int | Sequence[Sequence[int]] = 5,
+        tasks: int | Sequence[Sequence[int]] | None = None,
+        domains: Any = None,
+        test_domains: Any = None,
         seed: int = 0,
         shuffle: bool = True,
         name: str = "arrays",
         **settings: Any,
     ) -> Stream:
-        """Cut arrays or tensors into tasks by class.
+        """Cut arrays or tensors into tasks: by class, or by a number that says to which each example belongs.
 
         Args:
             x: raw examples `[n, *shape]`, as they should be kept in memory: bytes may stay bytes.
             y: labels `[n]`, whole numbers from 0.
-            test: test examples and labels; without them every fifth example of each class is held out.
-            tasks: how many tasks of equally many classes, in the order of their labels; or the classes of each.
+            test: test examples and labels; without them every fifth example of each class (and domain) is held out.
+            tasks: how many tasks of equally many classes, in the order of their labels (5 by default); or the classes
+                of each: one that is in several tasks brings all of its examples to each of them.
+            domains: instead, a whole number for each example: those of one number are a task, of whatever classes, and
+                tasks come in the order of these numbers.
+            test_domains: the same for the test examples, where there are some.
             seed: decides the order of the examples within each task.
             shuffle: False where their order is one of time: within each task they then arrive as they were given.
             name: what the stream is called.
@@ -283,29 +289,43 @@ class Stream(Sequence[Task]):
         >>> stream = Stream.from_arrays(x, y, test=(x, y), tasks=1, shuffle=False)
         >>> next(iter(stream[0].batches(6)))[0]
         tensor([0., 1., 2., 3., 4., 5.])
+        >>> years = Stream.from_arrays(x, y, domains=[2024] * 10 + [2025] * 10)
+        >>> [(task.classes, len(task.train_rows), len(task.test_rows)) for task in years]
+        [((0, 1), 8, 2), ((0, 1), 8, 2)]
         """
         train = _examples("x", "y", x, y)
         _check_shuffle(shuffle)
-        held_out = _hold_out(train.y) if test is None else None
         if test is not None and not _is_pair(test):
             raise invalid("test", type(test), "a pair of examples and labels")
         tested = train if test is None else _examples("test x", "test y", *test)
         if tested.x.shape[1:] != train.x.shape[1:] or tested.x.dtype != train.x.dtype:
             raise invalid("test", tested.x, f"examples like x, {list(train.x.shape[1:])} of {train.x.dtype}")
-        known = sorted(set(train.y.unique().tolist()))
-        groups = _groups(tasks, known)
+        by_class = domains is None and test_domains is None
+        if by_class:
+            of, groups = (train.y, tested.y), _groups(5 if tasks is None else tasks, train.y)
+        elif tasks is not None:
+            raise invalid("tasks", tasks, "none beside domains", "these say already which examples make a task")
+        else:
+            mine = _domains("domains", domains, len(train.y))
+            of = mine, mine if test is None else _domains("test_domains", test_domains, len(tested.y), among=mine)
+            if test is None and test_domains is not None:
+                raise invalid("test_domains", type(test_domains), "none without test", "give test=(x, y) as well")
+            groups = mine.unique()[:, None].tolist()
+        held_out = _hold_out(train.y, of[0]) if test is None else None
         made = []
-        for index, labels in enumerate(groups):
+        for index, group in enumerate(groups):
             rows = []
-            for part, in_part in ((train, _not(held_out)), (tested, held_out)):
-                mine = torch.isin(part.y, torch.tensor(labels))
-                rows.append((mine if in_part is None else mine & in_part).nonzero().flatten())
+            for kind, numbers, in_part in (("training", of[0], _not(held_out)), ("test", of[1], held_out)):
+                some = torch.isin(numbers, torch.tensor(group))
+                rows.append((some if in_part is None else some & in_part).nonzero().flatten())
                 if not len(rows[-1]):
-                    kind = "training" if part is train and len(rows) == 1 else "test"
                     remedy = "" if held_out is None else "every fifth of a class is held out: bring more, or test"
-                    raise invalid("tasks", labels, f"classes with {kind} examples", remedy)
+                    if by_class:
+                        raise invalid("tasks", group, f"classes with {kind} examples", remedy)
+                    raise invalid("domains", group[0], f"a number with {kind} examples", remedy)
+            labels = group if by_class else train.y[rows[0]].unique().tolist()
             made.append(Task(index, tuple(labels), train, tested, rows[0], rows[1], seed, shuffle=bool(shuffle)))
-        classes = max(known) + 1
+        classes = int((train.y if by_class else torch.cat([train.y, tested.y])).max()) + 1
         return cls(name, tuple(made), classes, tuple(train.x.shape[1:]), **settings)
 
     @classmethod
@@ -447,16 +467,32 @@ def _tensor(name: str, value: Any) -> Tensor:
     return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
 
 
-def _hold_out(y: Tensor) -> Tensor:
-    """A mask of every fifth example of each class."""
+def _domains(name: str, value: Any, count: int, among: Tensor | None = None) -> Tensor:
+    """Numbers that say to which task each of `count` examples belongs; those of test examples are `among` others."""
+    expected = f"one whole number for each of the {count} {'' if among is None else 'test '}examples"
+    if value is None:
+        raise invalid(name, value, expected)
+    numbers = _tensor(name, value)
+    if numbers.ndim != 1 or len(numbers) != count or numbers.is_floating_point():
+        raise invalid(name, numbers, expected)
+    numbers = numbers.long()
+    if among is not None and not torch.isin(numbers, among).all():
+        strange = numbers[~torch.isin(numbers, among)].unique().tolist()
+        raise invalid(name, strange, f"numbers that training examples have, {among.unique().tolist()}")
+    return numbers
+
+
+def _hold_out(y: Tensor, domains: Tensor) -> Tensor:
+    """A mask of every fifth example of each class in each domain."""
     mask = torch.zeros(len(y), dtype=torch.bool)
-    for label in y.unique():
-        mask[(y == label).nonzero().flatten()[4::5]] = True
+    alike = domains.unique(return_inverse=True)[1] * (int(y.max()) + 1) + y
+    for number in alike.unique():
+        mask[(alike == number).nonzero().flatten()[4::5]] = True
     return mask
 
 
 def _check_shuffle(shuffle: object) -> None:
-    if not isinstance(shuffle, bool | np.bool_):
+    if not isinstance(plain(shuffle), bool):
         raise invalid("shuffle", shuffle, "True or False", "the seed decides how they are shuffled")
 
 
@@ -468,7 +504,8 @@ def _not(mask: Tensor | None) -> Tensor | None:
     return None if mask is None else ~mask
 
 
-def _groups(tasks: int | Sequence[Sequence[int]], known: list[int]) -> list[list[int]]:
+def _groups(tasks: int | Sequence[Sequence[int]], y: Tensor) -> list[list[int]]:
+    known = y.unique().tolist()
     if isinstance(tasks, int | np.integer):
         check_number("tasks", tasks, whole=True, at_least=1)
         if len(known) % tasks:
@@ -483,7 +520,9 @@ def _groups(tasks: int | Sequence[Sequence[int]], known: list[int]) -> list[list
     try:
         groups = [[operator.index(label) for label in labels] for labels in tasks]
     except TypeError as error:
-        raise invalid("tasks", tasks, "a number of tasks, or the classes of each") from error
+        each = hasattr(tasks, "__len__") and len(tasks) == len(y)
+        remedy = "the task of each example is told by domains=" if each else ""
+        raise invalid("tasks", tasks, "a number of tasks, or the classes of each", remedy) from error
     if not groups or any(not labels or not set(labels) <= set(known) for labels in groups):
         raise invalid("tasks", tasks, f"for each task some of the classes {known}")
     if any(len(set(labels)) < len(labels) for labels in groups):

@@ -23,7 +23,7 @@ from parabolic.report import charts
 from parabolic.report.page.bridges import Bridges, draw_bridges
 from parabolic.report.page.tables import TableView, of_paper, of_scene
 from parabolic.report.paper import hardware
-from parabolic.report.runs import departures, flat, row_of, settings_of
+from parabolic.report.runs import departures, fault_of, flat, row_of, settings_of
 from parabolic.report.scenes import Finds, Scene, find_scenes
 from parabolic.report.words import ahead, headline, judgement
 from parabolic.streams import known_streams
@@ -272,7 +272,7 @@ def _all_runs(finds: Finds) -> Iterator[dict[str, Any]]:
     for row in sorted(rows, key=lambda row: ("reason" not in row, row["stream"], row["learner"], row["seed"])):
         yield {
             "key": row["key"],
-            "state": f"failed: {row['reason']}" if "reason" in row else "finished",
+            "state": f"failed: {fault_of(row['reason'], row['trace'])}" if "reason" in row else "finished",
             "named": [
                 row["learner"],
                 row["stream"],

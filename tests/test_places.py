@@ -1,0 +1,179 @@
+"""What prepares examples has its numbers on each device for good: a captured step finds them where they were."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from parabolic import ER, InputError
+from parabolic.engine.graphs import Graphs
+from parabolic.learners import Scale
+from parabolic.learners.whole import left_behind
+from parabolic.streams import Normalise
+
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+
+
+def normalise():
+    return Normalise(MEAN, STD)
+
+
+def units(seed=0):
+    scale = Scale()
+    scale.update(batch(20, seed))
+    return scale
+
+
+def batch(size=8, seed=1):
+    return torch.randn(size, 3, generator=torch.Generator().manual_seed(seed)) + seed
+
+
+MADE = pytest.mark.parametrize("make", [normalise, Scale, units])
+
+
+class Meanwhile(TorchDispatchMode):
+    """Before each operation something else is done, as another thread may; the addresses of what is used are noted."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.other, self.used = other, []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.other()
+        self.used += [each.data_ptr() for each in args if isinstance(each, torch.Tensor) and each.ndim < 2]
+        return operation(*args, **kwargs or {})
+
+
+@MADE
+@pytest.mark.parametrize("way", ["__call__", "undo"])
+def test_another_device_may_be_served_at_any_moment(make, way):
+    part, x = make(), batch()
+    expected = getattr(part, way)(x)
+    with Meanwhile(lambda: getattr(part, way)(x.to("meta"))) as meanwhile:
+        found = getattr(part, way)(x)
+    assert torch.equal(found, expected)
+    assert getattr(part, way)(x.to("meta")).is_meta
+    with Meanwhile(lambda: None) as after:
+        getattr(part, way)(x)
+    assert after.used == meanwhile.used
+
+
+def test_captured_operations_have_the_units_of_now():
+    part, x = units(), batch()
+    part(x)
+    captured = make_fx(part)(x)  # on tensors where they are, as a CUDA graph is
+    for change in (lambda: part.update(batch(30, 2)), lambda: part.load_state_dict(units(3).state_dict())):
+        before = part(x)
+        change()
+        assert torch.equal(captured(x), part(x))
+        assert not torch.equal(captured(x), before)
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_units_that_were_used_in_inference_mode_change_outside_of_it(seen):
+    part, other, x = Scale(), Scale(), batch()
+    for each in (part, other):
+        with torch.inference_mode(each is part):
+            if seen:
+                each.update(batch(20, 0))
+            each(x)
+        each.update(batch(30, 2))
+    assert torch.equal(part(x), other(x))
+    with torch.inference_mode():
+        part.update(batch(30, 3))
+    other.update(batch(30, 3))
+    assert torch.equal(part(x), other(x))
+    weight = torch.ones(3, requires_grad=True)
+    part(x * weight).sum().backward()
+    assert weight.grad.isfinite().all()
+
+
+@MADE
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda part: pickle.loads(pickle.dumps(part))])
+def test_copies_do_the_same_and_go_their_own_way(make, copied):
+    part, x = make(), batch()
+    expected = part(x)
+    part(x.to("meta"))
+    other = copied(part)
+    assert torch.equal(other(x), expected)
+    if isinstance(part, Scale):
+        other.update(batch(30, 2))
+        assert torch.equal(part(x), expected)
+        assert not torch.equal(other(x), expected)
+    else:
+        assert other == part
+        assert repr(other) == repr(part) == f"Normalise(mean={MEAN}, std={STD}, scale=255.0)"
+
+
+def test_a_pickle_of_before_places_were_kept_can_be_read():
+    old = Scale.__new__(Scale)
+    old.__setstate__(units().state_dict())  # which was all that it had
+    assert torch.equal(old(batch()), units()(batch()))
+    other = Normalise.__new__(Normalise)
+    other.__setstate__({"mean": [*MEAN], "std": [*STD], "scale": 255.0, "factor": torch.ones(3), "shift": None})
+    assert other == normalise()
+    assert torch.equal(other(batch()), normalise()(batch()))
+
+
+def test_where_numbers_are_is_no_state():
+    class Mine(ER):
+        def __post_init__(self):
+            super().__post_init__()
+            self.mine, self.own = normalise(), units()
+
+    used, fresh = (Mine(nn.Linear(3, 2)) for _ in range(2))
+    for part in (used.mine, used.own):
+        part(batch())
+        part(batch().to("meta"))
+    assert left_behind(used, fresh) == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    [[*MEAN], np.array(MEAN), torch.tensor(MEAN, dtype=torch.float64), [torch.tensor(0.5), np.float64(0.4), 0.3]],
+)
+def test_numbers_of_channels_come_in_any_form_and_are_kept_as_plain_ones(given):
+    part = Normalise(given, given, np.int64(16))
+    assert part == Normalise(MEAN, MEAN, 16)
+    assert repr(part) == f"Normalise(mean={MEAN}, std={MEAN}, scale=16)"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((MEAN, STD[:2]), "std: got 2 numbers, expected 3, as many as of mean: one a channel"),
+        ((MEAN, (0.2, 0.0, 0.3)), "std: got 0.0, expected a number above 0"),
+        (((0.5, float("nan"), 0.3), STD), "mean: got nan, expected a number"),
+        ((MEAN, STD, 0), "scale: got 0, expected a number above 0"),
+        ((0.5, 0.2), "mean: got 0.5, expected one number for each channel; as in (0.5, 0.5, 0.5)"),
+        (((), ()), "mean: got (), expected one number for each channel"),
+        ((torch.zeros(2, 3), STD), "mean: got a tensor of shape [2, 3] and type float32, expected one number "),
+        ((np.zeros((2, 3)), STD), "mean: got array([0., 0., 0.]), expected a number"),
+    ],
+)
+def test_numbers_that_are_none_of_channels_are_refused(given, message):
+    with pytest.raises(InputError) as told:
+        Normalise(*given)
+    assert str(told.value).startswith(message)
+
+
+@pytest.mark.gpu
+@MADE
+def test_a_captured_call_finds_its_numbers_whatever_happened_meanwhile(make):
+    part, graphs, x = make(), Graphs(torch.device("cuda", 0)), batch().cuda()
+    if isinstance(part, Scale):
+        part.update(batch(20, 0).cuda())
+    for _ in range(4):
+        _, replayed = graphs.run("call", lambda: part(x))
+    assert replayed
+    part(x.cpu())
+    if isinstance(part, Scale):
+        part.update(batch(30, 2))  # on the host
+    others = [torch.full((3,), 7.0, dtype=dtype, device="cuda") for dtype in (torch.float32, torch.float64) * 99]
+    assert torch.equal(graphs.run("call", lambda: part(x))[0], part(x))
+    assert all((each == 7).all() for each in others)  # which are where something was let go
