@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "InputError", "all_finite", "check_call", "check_finite", "check_name", "check_number", "first_line", "invalid",
-    "plain", "short_of_memory",
+    "FILL_IN", "InputError", "all_finite", "check_call", "check_finite", "check_gaps", "check_name", "check_number",
+    "first_line", "invalid", "plain", "short_of_memory",
 ]  # fmt: skip
 
+FILL_IN = "fill in what is missing"
 MANY, FEW = 24, 4  # of more names than the first, an error lists no more than the second: the nearest
 
 
@@ -198,6 +199,12 @@ def all_finite(value: Tensor) -> bool:
     """Whether a floating tensor holds no NaN and no infinity."""
     # As a rule the sum tells, without a mask; it may overflow where no entry has.
     return bool(value.sum().isfinite()) or bool(value.isfinite().all())
+
+
+def check_gaps(name: str, value: Any) -> None:
+    """Refuse a masked array in which something is masked: what lies under a mask is no value."""
+    if isinstance(value, np.ma.MaskedArray) and (masked := int(np.ma.getmaskarray(value).sum())):
+        raise invalid(name, Description(f"an array with {masked} masked values"), "one without gaps", FILL_IN)
 
 
 def check_finite(name: str, value: Tensor, remedy: str = "clean or drop those examples") -> None:

@@ -19,12 +19,22 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from torch import Tensor, nn
 
 from parabolic.backbones import MLP
-from parabolic.checks import Description, InputError, check_call, check_finite, check_name, check_number, invalid, plain
+from parabolic.checks import (
+    FILL_IN,
+    Description,
+    InputError,
+    check_call,
+    check_finite,
+    check_gaps,
+    check_name,
+    check_number,
+    invalid,
+    plain,
+)
 from parabolic.engine import Diverged
 from parabolic.experiments.execution import find_device
 from parabolic.learners import MSE, Criterion, Huber, Learner, Numbers, ReplayLearner, Scale, find_learner
 from parabolic.learners.functional import has_batch_norm, has_embedding
-from parabolic.learners.learner import FILL_IN
 
 __all__ = ["ParabolicClassifier", "ParabolicRegressor"]
 
@@ -107,7 +117,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
     def _checked(self, X: Any, *y: Any, **how: Any) -> Any:
         """Data as scikit-learn checks them, without the gaps that it does not see."""
         for name, value in zip("Xy", (X, *y), strict=False):
-            _check_gaps(name, value)
+            check_gaps(name, value)
         return validate_data(self, X, *y, allow_nd=True, **how)
 
     def _tensor(self, X: NDArray[Any], learner: Learner, known: torch.dtype | None = None) -> Tensor:
@@ -493,14 +503,9 @@ def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     return cast if dtype.is_floating_point or torch.equal(cast.to(x.dtype), x) else x
 
 
-def _check_gaps(name: str, value: Any) -> None:
-    if isinstance(value, np.ma.MaskedArray) and (masked := int(np.ma.getmaskarray(value).sum())):
-        raise invalid(name, Description(f"an array with {masked} masked values"), "one without gaps", FILL_IN)
-
-
 def _check_labels(name: str, y: Any) -> None:
     """Refuse words of which some are missing; NumPy would make a word of these, too."""
-    _check_gaps(name, y)
+    check_gaps(name, y)
     if y is None or getattr(getattr(y, "dtype", None), "kind", "O") != "O":
         return
     if missing := sum(map(_is_missing, np.asarray(y, dtype=object).flat)):

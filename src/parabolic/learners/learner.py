@@ -19,7 +19,17 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
-from parabolic.checks import Description, InputError, check_call, check_finite, check_number, invalid, plain
+from parabolic.checks import (
+    FILL_IN,
+    Description,
+    InputError,
+    check_call,
+    check_finite,
+    check_gaps,
+    check_number,
+    invalid,
+    plain,
+)
 from parabolic.learners.average import WeightAverage
 from parabolic.learners.criterion import Criterion, find_criterion
 from parabolic.learners.functional import answers_by, copies_of, has_embedding
@@ -37,7 +47,6 @@ WHOLE = ("step", "start_task", "end_task", "grow", "load_state_dict")  # no othe
 OWN = {"averaged", "body", "device", "dtype", "generator", "lock", "optim", "stepping", "steps"}
 ASKED = {"predict": "scores_at", "scores": "scores_at", "observe": "step", "scores_at": "", "step": ""}
 GO_BACK = "go back to the last file that was saved, and lower lr or set clip_norm"
-FILL_IN = "fill in what is missing"
 GIVE_WAY = 1e-4  # seconds: enough for a thread that waits to wake up
 
 TaskBatches = Iterable[tuple[Tensor, Tensor]]
@@ -738,8 +747,7 @@ def join(batch: Batch, recalled: Batch | None) -> tuple[Tensor, Tensor]:
 
 
 def _as_tensor(name: str, value: Any, device: torch.device) -> Tensor:
-    if isinstance(value, np.ma.MaskedArray) and (masked := int(np.ma.getmaskarray(value).sum())):
-        raise invalid(name, Description(f"an array with {masked} masked values"), "one without gaps", FILL_IN)
+    check_gaps(name, value)
     try:
         if hasattr(value, "__array__") and not isinstance(value, Tensor):  # a frame of pandas, say
             value = np.asarray(value)
