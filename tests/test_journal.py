@@ -379,15 +379,15 @@ def test_a_full_disk_need_not_stop_learning(tmp_path, crowded):
 CROWDED = """
 import sys
 from test_journal import *
-journal = Journal(sys.argv[1], ER(nn.Linear(1000, 4), memory=20_000), every=10, on_error=sys.argv[3])
-x, y = torch.ones(2000, 1000), torch.arange(2000) % 4
-for _ in range(9):
+journal = Journal(sys.argv[1], ER(nn.Linear(1000, 4), memory=20_000), every=100, on_error=sys.argv[3])
+x, y = torch.ones(200, 1000), torch.arange(200) % 4  # small: what a step leaves free is room, too
+for _ in range(99):
     journal.observe(x, y)
 in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (in_use + int(sys.argv[2]) * 2**20, resource.RLIM_INFINITY))
 warnings.simplefilter("always")
 try:
-    for number in range(9, 15):
+    for number in range(99, 105):
         journal.observe(x[:8], y[:8])
 except InputError as error:
     print(error)
@@ -397,7 +397,7 @@ print(journal.batches, journal.learner.steps, files(sys.argv[1]))
 
 @pytest.mark.parametrize(
     ("room", "on_error", "batches", "written"),
-    [(40, "stop", 10, []), (40, "warn", 15, []), (120, "stop", 15, ["000000000010.safetensors"])],
+    [(40, "stop", 100, []), (40, "warn", 105, []), (120, "stop", 105, ["000000000100.safetensors"])],
 )
 def test_a_write_needs_memory_for_one_copy_and_where_there_is_none_the_files_stay(
     tmp_path, room, on_error, batches, written
