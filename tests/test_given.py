@@ -1,6 +1,7 @@
 """What is given to a learner: it is neither changed nor taken for what it is not."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -106,3 +107,16 @@ def test_a_network_that_diverged_neither_answers_nor_takes_the_place_of_a_good_f
     with pytest.raises(Diverged, match="save: weights are NaN or infinite"):
         learner.save(path)
     assert path.read_bytes() == good
+
+
+def test_no_other_thread_learns_between_scores_and_the_answer_that_is_made_of_them(monkeypatch):
+    learner, free = known_learners()["er"](nn.Linear(4, 3)), []
+    with ThreadPoolExecutor(1) as other:
+
+        def answer(self, scores):
+            free.append(other.submit(learner.lock.acquire, blocking=False).result())
+            return scores.argmax(-1)
+
+        monkeypatch.setattr(type(learner.error), "answer", answer)
+        learner.predict(batches()[0][0])
+    assert free == [False]

@@ -45,7 +45,7 @@ NEEDS_TWO = "more than 1 value per channel"  # what torch says of batch norm and
 WHOLE = ("step", "start_task", "end_task", "grow", "load_state_dict")  # no other thread sees these half done
 # What a learner keeps that is no field of it.
 OWN = {"averaged", "body", "device", "dtype", "generator", "lock", "optim", "stepping", "steps"}
-ASKED = {"predict": "scores_at", "scores": "scores_at", "observe": "step", "scores_at": "", "step": ""}
+ASKED = {"predict": "scores_at", "scores": "scores_at", "observe": "step"}  # what loops ask in place of what
 GO_BACK = "go back to the last file that was saved, and lower lr or set clip_norm"
 GIVE_WAY = 1e-4  # seconds: enough for a thread that waits to wake up
 
@@ -147,8 +147,8 @@ class Learner:
         bases, typed = cls.__mro__[1:], inspect.get_annotations(cls)
         inherited = {each.name for base in bases if dataclasses.is_dataclass(base) for each in dataclasses.fields(base)}
         for name, value in vars(cls).items():
-            state = isinstance(value, dataclasses.Field) or (name in inherited and not isinstance(value, property))
-            if state and name not in typed:
+            field = isinstance(value, dataclasses.Field) or (name in inherited and not isinstance(value, property))
+            if field and name not in typed:
                 raise invalid(f"{cls.__name__}.{name}", value, "a type with it", f"as in {name}: float = …")
         for name in typed.keys() - inherited:
             hidden = [vars(base)[name] for base in bases if name in vars(base)]
@@ -166,9 +166,11 @@ class Learner:
         >>> Nearest.overridden(), ER.overridden()
         ({'predict': 'scores_at'}, {})
         """
-        states = {name: next(i for i, base in enumerate(cls.__mro__) if name in vars(base)) for name in ASKED}
-        asked = {name: other for name, other in ASKED.items() if other}
-        return {name: other for name, other in asked.items() if states[name] < states[other]}
+
+        def stated(name: str) -> int:
+            return next(place for place, base in enumerate(cls.__mro__) if name in vars(base))
+
+        return {name: other for name, other in ASKED.items() if stated(name) < stated(other)}
 
     @classmethod
     def own_name(cls) -> str:
@@ -379,9 +381,9 @@ class Learner:
         """The class of each raw example; where targets are numbers, these, `[n, outputs]`."""
         with self._turn():
             scores = self.scores(x)[:, : self.classes]
-        if bool(scores.isnan().any()):
-            raise Diverged(f"predict: the scores are no numbers any more, after {self.steps} steps; {GO_BACK}")
-        return self.error.answer(scores)
+            if bool(scores.isnan().any()):
+                raise Diverged(f"predict: the scores are no numbers any more, after {self.steps} steps; {GO_BACK}")
+            return self.error.answer(scores)  # in the units of the same moment
 
     # -- state ---------------------------------------------------------------------------------------------
 
