@@ -4,7 +4,8 @@
     python benchmarks/results.py --print    # print them, and leave the page alone
 
 A table stands between <!-- NAME --> and <!-- end --> in the page; NAME is one of the paper's tables, with -tuned for
-tuned values, or `seconds`. It has the methods for which there are runs, and the columns where two have been run.
+tuned values: the methods for which there are runs, and the columns where two have been run. Of two others `even` sets
+the paper's figures of uneven classes beside our runs with even ones, and `seconds` tells what the runs took.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from statistics import fmean
 from parabolic.experiments import Record
 from parabolic.experiments.paper import PLUS, SEEDS, PaperTable, paper_tables
 from parabolic.experiments.records import Records
-from parabolic.statistics import Summary
+from parabolic.statistics import Summary, welch
 
 ROOT = Path(__file__).parents[1]
 PAGE, RECORDS = ROOT / "docs" / "results.md", ROOT / "results" / "records"
@@ -35,6 +36,10 @@ def made(name: str, records: Records) -> str:
     """One of the page's tables."""
     if name == "seconds":
         return "".join(lines(["records", "runs", "seconds of one H200"], seconds()))
+    if name == "even":
+        cells = ("paper, uneven", "uneven", "p", "even", "p")
+        head = [f"{metric} {cell}" for metric in NAMES.values() for cell in cells]
+        return "".join(lines(["", *head], even(records)))
     tuned = name.endswith("-tuned")
     return "".join(of_paper(paper_tables()[name.removesuffix("-tuned")], records, tuned=tuned))
 
@@ -67,6 +72,21 @@ def of_paper(table: PaperTable, records: Records, *, tuned: bool) -> Iterator[st
         last = next(runs[row, place] for place in reversed(places) if runs[row, place])
         cells[row].append(f"{fmean(sum(run.train_seconds) for run in last):.1f}")
     yield from lines(["tuned" if tuned else "", *head, "s"], ([row, *cells[row]] for row in rows))
+
+
+def even(records: Records) -> Iterator[list[str]]:
+    """What the paper has for uneven classes against our runs with uneven and with even ones, by Welch's test."""
+    main, imbalance = paper_tables()["main"], paper_tables()["imbalance"]
+    for row in ("ER", "PCL"):
+        for place, setting in enumerate(imbalance.settings):
+            cells = [f"{row}, {setting.title.split()[-1]}"]
+            for number, metric in enumerate(NAMES):
+                paper = imbalance.rows[row][len(NAMES) * place + number].value
+                cells.append(told(paper))
+                for specs in (setting.specs(row), main.settings[0].specs(row)):
+                    ours = Summary.of([run.metrics[metric] for spec in specs if (run := records.find(spec))])
+                    cells += [told(ours), f"{welch(ours, paper).p:.3f}"]
+            yield cells
 
 
 def told(summary: Summary, *, best: bool = False) -> str:
