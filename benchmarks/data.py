@@ -7,6 +7,7 @@ Each stream is built and gone through once in a process of its own. Memory is wh
 (resident set, mapped files included), as a multiple of the bytes of all images and labels.
 """
 
+import argparse
 import subprocess
 import sys
 import time
@@ -44,8 +45,11 @@ def measure(name: str) -> None:
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
-        measure(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stream", nargs="?", help="only this one, in this process")
+    args = parser.parse_args()
+    if args.stream:
+        measure(args.stream)
         return
     prepared = Cache().names()
     for name, benchmark in BENCHMARKS.items():

@@ -8,6 +8,7 @@ much memory (the resident set, as Linux tells it) grows at most in a save, and i
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import tempfile
 import time
@@ -49,6 +50,7 @@ def resident(name: str) -> int:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(1)
     folder = Path(tempfile.mkdtemp())
     print(f"{'':38}{'size':>10}{'a step':>10}{'packed':>10}{'saved':>10}{'loaded':>10}{'grows':>10}{'grows':>10}")

@@ -7,6 +7,7 @@ Each memory has seen ten times what it holds. The sizes are timed in turn, in sh
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 
@@ -18,6 +19,7 @@ SIZES, BATCH, ROUNDS, CALLS = (10**3, 10**4, 10**5, 10**6), 32, 40, 100
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     memories = {}

@@ -8,6 +8,7 @@ at everything at the end takes. The median over rounds, on one thread.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import tempfile
 import time
@@ -41,6 +42,7 @@ class Timed(Monitor):
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(1)
     print(f"{'':>6}{'all, s':>10}{'monitor, s':>12}{'share':>9}{'at the end, s':>15}")
     with tempfile.TemporaryDirectory() as folder:

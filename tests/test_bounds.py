@@ -308,6 +308,8 @@ def test_where_there_is_no_loss_at_all_the_bound_is_infinite_and_not_broken():
         (lambda d: forgetting_bound(lambda x: x, d), "loss: .* expected to return one number a point"),
         (lambda d: forgetting_bound(lambda x: -hill(x), d), "loss: .* no negative loss"),
         (lambda d: forgetting_bound(hill, d, past=torch.zeros(2, 3)), r"x: .* expected a tensor \[n, 2\]"),
+        (lambda d: forgetting_bound(hill, d, past=torch.zeros(0, 2)), "past: .* expected at least one point"),
+        (lambda d: generalisation_bound(hill, d, 1.0, torch.zeros(0, 2)), "future: .* expected at least one point"),
         (lambda d: generalisation_bound(hill, d, -1.0), "tau: got -1.0"),
         (lambda d: generalisation_bound(hill, d, 1.0, constant=-1.0), "constant: got -1.0"),
         (lambda d: drift_bound(hill, torch.zeros(1, 2), 1.0, d, 0.0, BOWL), "sigma: got 0.0"),

@@ -1,5 +1,6 @@
 """CBRS: its memory against a sequential one, and its step written out slowly."""
 
+import copy
 import itertools
 import math
 from collections import Counter
@@ -15,6 +16,7 @@ from slow import SlowReplay, mean, net, same_weights, surprise, tasks
 from parabolic import InputError, Memory
 from parabolic.learners.cbrs import CBRS
 from parabolic.memory import ClassBalanced
+from parabolic.states import same_state
 
 
 class OneByOne:
@@ -123,8 +125,23 @@ def test_a_batch_without_labels_is_refused_and_leaves_the_memory_alone():
     memory = ClassBalanced(5)
     with pytest.raises(InputError, match='^batch: got .*, expected a field "y"'):
         memory.offer({"x": torch.zeros(3, 2)})
-    memory.offer({"x": torch.zeros(3, 2), "y": torch.zeros(3)})
+    memory.offer({"x": torch.zeros(3, 2), "y": torch.zeros(3, dtype=torch.long)})
     assert len(memory) == 3
+
+
+@pytest.mark.parametrize(
+    ("y", "expected"),
+    [
+        (torch.tensor([0, -1, 1]), "a label of -1, expected numbers from 0 on"),
+        (torch.tensor([0.0, 1.5, 1.0]), "a tensor .*, expected a whole number for each example"),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused_and_leave_no_trace(y, expected):
+    memory = ClassBalanced(5)
+    before = copy.deepcopy(memory.state_dict())
+    with pytest.raises(InputError, match=f"^y: got {expected}"):
+        memory.offer({"x": torch.zeros(3, 2), "y": y})
+    assert (memory.fields, same_state(memory.state_dict(), before)) == ((), True)
 
 
 class SlowCBRS(SlowReplay):

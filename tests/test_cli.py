@@ -8,9 +8,11 @@ import sys
 
 import pytest
 import torch
+from grids import alive, children, until
 from rich.console import Console
 
 from parabolic import InputError, RunSpec, Store, __version__
+from parabolic.engine import Tail
 from parabolic.report.formats import accuracies
 
 
@@ -378,6 +380,86 @@ def test_a_full_disk_under_the_output_is_told_in_a_line_and_the_run_is_kept(tmp_
     assert done.stderr.startswith("error: standard output: got No space left on device, expected ")
     assert done.stderr.count("\n") == 1
     assert Store(tmp_path).find(RunSpec("sgd", "seq-blobs")) is not None
+
+
+@pytest.mark.parametrize("closed", ["1", "2", "1 2"])
+def test_who_closes_the_output_is_told_nothing(tmp_path, closed):
+    told = " ".join(f"{each}>&-" for each in closed.split())
+    done = subprocess.run(
+        f"{sys.executable} -m parabolic list {told}", shell=True, capture_output=True, text=True, cwd=tmp_path
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("Streams" in done.stdout) == ("1" not in closed)
+
+
+WAITING = """
+import time
+from pathlib import Path
+
+from parabolic import ER
+
+
+class Waiting(ER):
+    name = "waiting"
+
+    def loss(self, batch, recalled):
+        if self.steps == 5:
+            Path("here").touch()
+            time.sleep(600)
+        return super().loss(batch, recalled)
+"""
+
+
+@pytest.mark.parametrize("command", ["run --learner", "compare --seeds 1 --workers 1 --learners", "tune --learner"])
+def test_one_that_is_asked_to_end_ends_as_by_ctrl_c(tmp_path, command):
+    (tmp_path / "own.py").write_text(WAITING)
+    given = [*command.split(), "own.py:Waiting", "--stream", "seq-blobs", "--device", "cpu"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "parabolic", *given], cwd=tmp_path, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+    with process:
+        assert until(lambda: (tmp_path / "here").exists() or process.poll() is not None)
+        workers = children(process.pid)
+        process.terminate()
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "topped" in err
+    assert "Traceback" not in err
+    assert until(lambda: not any(map(alive, workers)))
+    tail = Tail(next(tmp_path.glob("runs/*/monitor.jsonl"), tmp_path / "none"))
+    assert tail.poll() == command.startswith("run")
+    assert tail.ended.get("how", "stopped") == "stopped"
+
+
+def test_a_full_disk_is_told_before_the_first_step(parabolic, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr("parabolic.learners.sgd.SGD.step", lambda *_: pytest.fail("a step was made"))
+    code, out, err = parabolic("run", "--learner", "sgd", "--stream", "seq-blobs", "--device", "cpu")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: runs: got No space left on device (runs), expected a folder with room")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and ".claims" not in path.parts]
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_a_run_that_cannot_be_kept_tells_its_figures(parabolic, monkeypatch, more):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("parabolic.experiments.store.write_text", full)
+    code, out, err = parabolic("run", "--learner", "sgd", "--stream", "seq-blobs", "--device", "cpu", *more)
+    assert code == 1
+    if more:
+        assert json.loads(out)["metrics"]["acc"] > 0
+    else:
+        assert re.search(r"acc \d", out)
+        assert "not kept" in out
+        assert "kept in" not in out
+    assert err.startswith("error: runs: got No space left on device (runs), expected a folder with room")
+    assert err.count("\n") == 1
 
 
 def test_an_error_of_the_system_is_not_laid_to_the_output(parabolic, monkeypatch):

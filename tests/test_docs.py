@@ -14,9 +14,11 @@ import torch
 from avalanches import need_avalanche
 from test_learners import frozen, same
 
-from parabolic import MLP, make_stream, train
+from parabolic import ER, MLP, RunSpec, Store, make_stream, run, train
+from parabolic.engine import Callback, Diverged
 from parabolic.experiments.paper import METHODS, PLUS, SEEDS, paper_tables
 from parabolic.experiments.records import Records
+from parabolic.learners.pcl import ABLATIONS
 from parabolic.learners.whole import left_behind
 from parabolic.statistics import Summary
 
@@ -131,7 +133,10 @@ def test_the_code_of_the_guide_to_choosing():
 
 def test_the_code_of_the_guide_to_moving(capsys):
     names = run_blocks("docs/guides/moving.md", without="avalanche")
-    assert int(capsys.readouterr().out.split(" %")[0]) > 70
+    said = [int(each) for each in re.findall(r"^(\d+) %", capsys.readouterr().out, re.MULTILINE)]
+    assert len(said) == 6
+    assert said[0] > 70
+    assert min(said) > 50
     stream = names["stream"]
     own = {"prepare": stream.prepare, "augment": stream.augment}  # as `train` has given it to the other
     fresh = names["Anchored"](MLP(stream.shape, 10), memory=200, **own)
@@ -141,12 +146,78 @@ def test_the_code_of_the_guide_to_moving(capsys):
     for number in range(50):
         recent.observe(torch.tensor([[float(number)]]), [0])
     assert sorted(recent.past["x"].flatten().tolist()) == list(range(18, 50))
+    chosen = names["chosen"]
+    assert chosen.past["y"].bincount().tolist() == [20] * 10
+    there = chosen.past["x"].data_ptr()
+    chosen.end_task([(names["stream"][0].train.x[:10], torch.arange(10))])
+    assert chosen.past["x"].data_ptr() == there  # rewritten in place
+    assert names["frozen"].body[1].num_batches_tracked == 0
+    assert [group["lr"] for group in names["slowly"].optim.param_groups] == [0.001, 0.01]
+    told = re.findall(r"^task,(\d),task-il,", Path("tracked/er-arrays-seed0.csv").read_text(), re.MULTILINE)
+    assert told == ["1", "2", "3", "4", "5"]
     assert names["state"].accuracy > 60
     assert names["data"].digest() == names["same"].digest()
+    assert names["turned"][-1].min() > 75  # both domains are known at the end
     assert [len(row) for row in names["told"].rows] == [1, 2, 3, 4, 5]
     assert min(names["told"].rows[-1]) > 80  # of two digits each, by a single layer
     assert names["again"].accuracy == names["record"].accuracy
     assert [row["accuracy"] for row in names["rows"]] == [value for row in names["record"].accuracy for value in row]
+
+
+def moving(*wanted):
+    """What the blocks of the guide to moving define in which these words are, without what they train."""
+    names = {"__name__": "pasted", "torch": torch}
+    for word in wanted:
+        (code,) = (each for each in blocks("docs/guides/moving.md") if word in each)
+        exec(compile(code[: code.rindex("\n\n\n")], "docs/guides/moving.md", "exec"), names)
+    return names
+
+
+def test_the_rates_of_the_guide_to_moving_go_on_after_a_resume():
+    cosine = moving("class TwoViews", "class Cosine")["Cosine"]
+    learner, fresh = (cosine(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))) for _ in range(2))
+    for _ in range(20):  # memory has as many as are recalled before that
+        before = learner.phase()
+        learner.observe(torch.randn(4, 3), torch.arange(4) % 2)
+        assert learner.phase() != before  # else a captured step would leave the schedule behind
+    assert left_behind(learner, fresh) == []
+    slow, fast = fresh.schedule.get_last_lr()
+    assert fast == pytest.approx(2 * slow)
+    assert slow < learner.lr
+
+
+def test_the_second_view_of_the_guide_to_moving_is_of_raw_examples():
+    views, seen = moving("class TwoViews")["TwoViews"], []
+
+    def augment(x, generator):
+        seen.append(x)
+        return x + torch.rand(x.shape, generator=generator)
+
+    x = torch.randn(4, 3)
+    views(torch.nn.Linear(3, 2), augment=augment).observe(x, torch.arange(4) % 2)
+    assert [torch.equal(each, x) for each in seen] == [True, True]
+
+
+class Faster(Callback):
+    """Changes the training, as a schedule does."""
+
+    def on_start(self, state):
+        state.learner.optim.param_groups[0]["lr"] *= 5
+
+
+def test_neither_callbacks_nor_files_that_code_reads_are_part_of_a_key(tmp_path):
+    """As the pages tell."""
+    (tmp_path / "net.py").write_text(
+        "import torch\ndef net(shape, classes):\n    made = torch.nn.Linear(*shape, classes)\n"
+        "    made.load_state_dict(torch.load('weights.pt'))\n    return made\n"
+    )
+    torch.save(torch.nn.Linear(2, 6).state_dict(), "weights.pt")
+    spec, store = RunSpec("sgd", stream="seq-blobs", backbone="net.py:net"), Store("runs")
+    changed, _ = run(spec, store, callbacks=[Faster()])
+    torch.save(torch.nn.Linear(2, 6).state_dict(), "weights.pt")
+    found, reused = run(spec, store)
+    assert reused
+    assert found.accuracy == changed.accuracy
 
 
 def test_the_learner_of_the_guide_to_moving_is_one_of_a_file(tmp_path, parabolic):
@@ -223,6 +294,65 @@ def test_the_code_of_the_guide_to_promises():
     assert names["share"][2] > 0.8
     assert names["share"][64] == 0
     assert not names["unseen"].holds
+
+
+def test_the_code_of_troubleshooting():
+    names = run_blocks("docs/guides/troubleshooting.md")
+    assert names["found"]["long"] < 60 < 70 < names["found"]["short"]
+
+
+def test_a_step_that_diverges_is_bounded_as_troubleshooting_tells():
+    stream = make_stream("seq-digits")
+
+    def accuracy(**options):
+        torch.manual_seed(0)
+        return train(ER(MLP(stream.shape, 10), memory=200, lr=5, **options), stream, batch=10).accuracy
+
+    with pytest.raises(Diverged, match=r"became nan in task 1, by step 29: lower lr \(now 5\) or set clip_norm"):
+        accuracy()
+    assert accuracy(clip_norm=0.1) > 60
+
+
+def test_published_settings_are_those_of_the_tables():
+    page = (ROOT / "docs/methods.md").read_text().split("## Published settings")[1].split("\n## ")[0]
+    lines = re.findall(r"^\| ([^|]+) \| `(\w+)` \| ([\d.]+) \|([^|]*)\|([^|]*)\|$", page, re.MULTILINE)
+    settings = paper_tables()["main"].settings
+    told = {row: (learner, f"lr={lr}{own}", there) for row, learner, lr, own, there in lines}
+    rows = [row for row in METHODS if row not in ABLATIONS and row != PLUS]
+    assert list(told) == rows
+    for row, (learner, own, there) in told.items():
+        for setting in settings:
+            (spec,) = setting.specs(row, seeds=1)
+            cells = own + there * (setting.stream == "seq-tinyimagenet")  # of two values the later one counts
+            expected = dict(value_of(each) for each in cells.replace("`", " ").split())
+            options = spec.resolved()["options"]
+            assert spec.learner == learner
+            assert {name: options[name] for name in expected} == expected, (row, setting.title)
+            assert options["optimizer"] == "SGD"
+            assert (options["average"], options["repeats"], spec.resolved()["batch"]) == (None, 1, 32)
+            assert options.get("replay", 32) == expected.get("replay", 32)
+
+
+def value_of(text):
+    name, value = text.split("=")
+    return name, value if name == "variant" else json.loads(value)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.name)
+def test_every_benchmark_tells_what_it_does_and_measures_nothing(path, monkeypatch, capsys):
+    if path.name == "parts.py":
+        pytest.importorskip("triton", reason="needs Triton, which torch has where there is CUDA")
+        monkeypatch.syspath_prepend(path.parent)  # it takes some of its parts from gpu.py
+    monkeypatch.setattr(sys, "argv", [path.name, "--help"])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(path), run_name="__main__")
+    assert left.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: {path.name}")
+
+
+def test_every_page_is_in_the_list_of_pages():
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")} - {"README.md"}
+    assert pages <= {*re.findall(r"\]\(([^)]+)\)", (ROOT / "docs/README.md").read_text())}
 
 
 def shown(runs, metric):
@@ -315,6 +445,8 @@ def test_the_figures_of_the_readme_are_those_of_the_records():
         "`pcl-plus`": parts["pcl-plus"],
     }
     page = (ROOT / "README.md").read_text().replace("**", "")
+    theirs = [f"{figure.value.mean:.1f} ± {figure.value.sd:.1f}" for figure in paper_tables()["main"].rows["PCL"][2:4]]
+    assert f"| PCL in the paper | {' | '.join(theirs)} | |" in page
     for row, specs in rows.items():
         runs = [records.find(spec) for spec in specs]
         seconds = fmean(sum(run.train_seconds) for run in runs)

@@ -207,6 +207,28 @@ def test_scattered_points_of_a_flat_hull_fill_its_margin_at_all_depths():
     assert (solid.hull.hit(solid.interior(2000, generator())) > 0.5 - 1e-9).all()  # in the hull of the points
 
 
+@pytest.mark.parametrize("spread", [0.0, 1.0])  # of points that are one, and of others
+@pytest.mark.parametrize("offset", [0.0, 1.0, 1e4])
+@pytest.mark.parametrize("d", [1, 2, 3, 5, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_edge_of_a_memory_is_inside_wherever_it_lies(dtype, d, offset, spread):
+    points = ((normal(1, d) + 1) * offset + spread * normal(7, d, seed=1)).to(dtype)
+    domain = MemoryDomain(points, eps=0.01)
+    assert domain.inside(domain.edge(200, generator())).all()
+    assert domain.inside(domain.interior(200, generator())).all()
+    rounding = torch.finfo(dtype).eps * points.norm(dim=1).max().double()
+    way = torch.nn.functional.normalize(normal(50, d, seed=2))
+    out = points.double().mean(0) + (domain.hull.radius + 0.101 + 10 * rounding) * way
+    assert not domain.inside(out.to(dtype)).any()  # nor is much else
+
+
+def test_the_hull_of_points_that_are_one_needs_no_search(monkeypatch):
+    monkeypatch.setattr("parabolic.pde.domain.ITERATIONS", 0)
+    points = torch.full((12, 64), 0.1).double() + normal(64)  # their mean is another number, by rounding
+    hull, away = Hull(points, margin=0.5), normal(30, 64, seed=1)
+    assert torch.allclose(hull.hit(points[0] + away), 0.5 - away.norm(dim=1))
+
+
 # Bad input
 
 
@@ -216,6 +238,8 @@ def test_scattered_points_of_a_flat_hull_fill_its_margin_at_all_depths():
         (lambda: Balls(torch.zeros(3, 2), eps=0), "eps: got 0, expected a number above 0; it is the squared radius"),
         (lambda: Balls(torch.zeros(0, 2), eps=1.0), "points: .* expected at least 1 points"),
         (lambda: Balls(torch.zeros(3, 2, dtype=torch.int), eps=1.0), "points: .* expected a floating tensor"),
+        (lambda: Hull(torch.eye(2).half()), r"points: .* float16, expected .* float32 or float64; .* \.float\(\)"),
+        (lambda: MemoryDomain(torch.eye(5).bfloat16(), 0.1), "points: .* bfloat16, expected .* float32 or float64"),
         (lambda: Balls(torch.tensor([[float("nan")]]), eps=1.0), "points: got 1 values that are NaN"),
         (lambda: Hull(torch.zeros(1, 2)), "points: .* expected at least 2 points"),
         (lambda: Hull(torch.eye(3), margin=-1), "margin: got -1"),

@@ -5,6 +5,7 @@ import functools
 import pickle
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pandas as pd
@@ -121,6 +122,32 @@ def test_classes_may_be_announced():
     assert model.predict([[5.0]]) == ["aa"]
 
 
+def test_old_labels_in_another_type_change_none():
+    x, y = [[0.0], [1.0]] * 20, [0, 1] * 20
+    model = ParabolicClassifier("er", random_state=0).partial_fit(x, y).partial_fit(x, np.array(y, dtype=float))
+    assert model.classes_.dtype == model.predict(x).dtype == np.int64
+
+
+def test_many_classes_in_a_few_examples_are_no_surprise_in_a_part():
+    x, y = np.arange(30.0)[:, None], np.arange(30)
+    model = ParabolicClassifier("er", epochs=1, random_state=0).partial_fit(x, y)  # in tests warnings are errors
+    assert len(model.partial_fit(x, y + 15).classes_) == 45
+    with pytest.warns(UserWarning, match="number of unique classes is greater than 50%"):
+        model.fit(x, y)
+    with pytest.raises(ValueError, match="Unknown label type"):
+        model.partial_fit(x, y + 0.5)
+
+
+def test_logarithms_of_probabilities_that_are_too_small_for_a_float():
+    network = nn.Linear(1, 2).double()
+    network.weight.data, network.bias.data = torch.tensor([[-1000.0], [1000.0]]).double(), torch.zeros(2).double()
+    x, y = np.array([[-1.0], [1.0], [0.001]]), ["b", "c", "c"]
+    model = ParabolicClassifier("er", model=network, lr=1e-12, scale=False, epochs=1, random_state=0).fit(x, y)
+    told = model.predict_log_proba(x)
+    np.testing.assert_allclose(told[:2], [[0, -2000], [-2000, 0]], atol=1e-6)
+    np.testing.assert_allclose(told[2], np.log(model.predict_proba(x)[2]))
+
+
 def test_labels_of_another_kind_are_refused_and_nothing_changes():
     model = ParabolicClassifier(random_state=0).fit([[0.0], [1.0]] * 20, ["a", "b"] * 20)
     before = frozen(model.learner_.state_dict())
@@ -143,6 +170,15 @@ def test_a_pickle_goes_on_in_another_process_as_if_nothing_had_happened(tmp_path
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
     for model, found in zip(models, pickle.loads((tmp_path / "found.pickle").read_bytes()), strict=True):
         np.testing.assert_array_equal(model.partial_fit(x + 1, y + 1).predict(x), found)
+
+
+@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
+def test_a_model_that_was_fitted_in_inference_mode_goes_on_learning(make):
+    x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
+    told = make("er", random_state=0).fit(x, y).partial_fit(x, y + 1).predict(x)
+    with torch.inference_mode():
+        model = make("er", random_state=0).fit(x, y)
+    np.testing.assert_array_equal(model.partial_fit(x, y + 1).predict(x), told)
 
 
 def test_one_seed_one_outcome_and_a_clone_starts_afresh():
@@ -446,6 +482,14 @@ def test_classes_have_weights_in_their_order_and_new_ones_count_once():
     assert list(model.learner_.error.weights) == [1.0, 5.0, 1.0]  # in the order of the outputs
 
 
+def test_a_class_that_has_a_weight_may_come_later_if_it_is_announced():
+    x, y = np.random.default_rng(0).normal(size=(20, 2)), ["common"] * 20
+    model = ParabolicClassifier("er", options={"criterion": CrossEntropy(weights=[1.0, 5.0])}, random_state=0)
+    with pytest.raises(InputError, match=r"^weights: got 2 .*; .* announced: partial_fit\(X, y, classes=…\)"):
+        model.partial_fit(x, y)
+    assert list(model.partial_fit(x, y, classes=["rare", "common"]).learner_.error.weights) == [1.0, 5.0]
+
+
 def test_grids_may_be_of_numpy():
     x, y = [[0.0], [1.0]] * 20, [0, 1] * 20
     asked = {
@@ -472,6 +516,10 @@ def test_what_cannot_be_is_refused_when_it_is_fitted():
         ParabolicClassifier(options=["lr"]).fit(x, y)
     with pytest.raises(InputError, match=r"^model: got 'mlp', .* called as model\(shape, outputs\)"):
         ParabolicClassifier(model="mlp").fit(x, y)
+    with pytest.raises(InputError, match=r"^replay: got 32, .* memory=20; it is set by options=\{'replay': …\}"):
+        ParabolicClassifier("er", memory=20).fit(x, y)
+    with pytest.raises(InputError, match="^scale: got True, expected False, as embed looks ids up"):
+        ParabolicClassifier("er", options={"embed": nn.Embedding(2, 4)}, model=nn.Linear(4, 2)).fit(x, y)
     with pytest.raises(InputError, match="^criterion: .*lwf tells classes apart"):
         ParabolicRegressor("lwf").fit(x, y)
     with pytest.raises(InputError, match="^model"):
@@ -495,6 +543,24 @@ def test_numbers_too_large_are_refused_and_change_nothing(scale):
         model.predict(x * 1e60)
     assert same(before, model.learner_.state_dict())
     np.testing.assert_array_equal(model.predict(x), told)
+
+
+def test_a_long_prediction_takes_no_more_room_than_a_few_thousand_examples():
+    """Of many bytes no more than some are floats at a time; an error still tells which example it means."""
+    x, y = np.random.default_rng(0).integers(0, 256, (40_000, 50)).astype(np.uint8), np.arange(40_000) % 2
+    model = ParabolicClassifier("er", model=MLP((50,), 2), epochs=1, random_state=0)
+    plain = clone(model).set_params(scale=False).fit(x[:100] / 256, y[:100])
+    model.fit(x[:100], y[:100])
+    tracemalloc.start()
+    model.predict(x)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < x.nbytes / 2
+    wrong = x[:5000].astype(float)
+    wrong[4100, 7] = 1e60
+    for each in (model, plain):
+        with pytest.raises(InputError, match=r"^X: got 1 .* the first at \[4, 7\], counting from row 4096, expected"):
+            each.predict(wrong)
 
 
 def test_large_numbers_that_differ_little_are_scaled_before_they_are_rounded():
@@ -583,7 +649,7 @@ def test_settings_that_change_after_the_fit():
         model.set_params(lr=-1).partial_fit(x, y)
     with pytest.raises(InputError, match="^batch_size: got 0"):
         model.set_params(lr=None, batch_size=0).partial_fit(x, y)
-    model.set_params(batch_size=5, options={"clip_norm": 1.0}).partial_fit(x, y)
+    model.set_params(batch_size=5, options={"clip_norm": 1.0}, device=torch.device("cpu")).partial_fit(x, y)
     changes = {"memory": 50, "options": {"clip_norm": 2.0}, "learner": "pcl", "scale": False, "average": 0.9}
     for name, value in changes.items():
         other = copy.deepcopy(model).set_params(**{name: value})

@@ -196,6 +196,9 @@ def test_a_damaged_record_does_not_count_as_finished(tmp_path, damage):
         ({"learner": "torch.nn:Linear"}, "expected a subclass of parabolic.Learner"),
         ({"learner": "no.such:Thing"}, "learner: got 'no.such:Thing'"),
         ({"learner": "parabolic:Nothing"}, "learner: got 'parabolic:Nothing'"),
+        ({"backbone": "resnet81"}, "backbone: got 'resnet81', expected one of .* did you mean 'resnet18'"),
+        ({"backbone": "parabolic:Nothing"}, "backbone: got 'parabolic:Nothing'"),
+        ({"backbone": "math:sqrt"}, r"backbone: .* called as backbone\(shape, classes\)"),
     ],
 )
 def test_a_bad_spec_is_refused_at_once(arguments, message):

@@ -1,5 +1,6 @@
 """What is given to a learner: it is neither changed nor taken for what it is not."""
 
+import contextlib
 import copy
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from parabolic import InputError
+from parabolic import InputError, Learner, ReplayLearner
 from parabolic.learners import Diverged, known_learners
 from parabolic.states import same_state
 
@@ -78,6 +79,88 @@ def test_what_was_made_in_inference_mode_is_learned_from(name):
     first = learn(True)
     torch.manual_seed(0)
     assert torch.equal(first, learn(False))
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+@pytest.mark.parametrize("name", ALL)
+def test_learning_and_predicting_are_the_same_where_the_caller_switched_gradients_off(name, mode, tmp_path):
+    def live(around):
+        learner, other = known_learners()[name](nn.Linear(4, 3), average=0.9), nn.Linear(4, 4)
+        with around():
+            learner.start_task(batches()[:3])
+            losses = [learner.observe(x, y, task=0) for x, y in batches()[:3]]
+            learner.end_task(batches()[:3])
+            learner.grow(4)
+            learner = Learner.load(learner.save(tmp_path / "learner.safetensors"), model=other)
+            answers = learner.predict(batches()[0][0].numpy())
+        learner.start_task(batches()[3:])
+        return learner, [*losses, *(learner.observe(x, y, task=1) for x, y in batches()[3:])], answers
+
+    torch.manual_seed(0)
+    learner, losses, answers = live(mode)
+    torch.manual_seed(0)
+    same, expected, told = live(contextlib.nullcontext)
+    assert [float(loss) for loss in losses] == [float(loss) for loss in expected]
+    assert torch.equal(answers, told)
+    assert same_state(learner.state_dict(), same.state_dict())
+
+
+def test_a_loss_sees_what_its_inputs_were_made_of_and_makes_other_views():
+    class TwoViews(ReplayLearner):
+        keeps = ("x", "y")
+
+        def loss(self, batch, recalled):
+            for each in filter(None, (batch, recalled)):
+                assert torch.equal(each["x"], self.inputs(each["raw"]) + 1)
+                assert torch.equal(self.augmented(each["raw"]), each["x"])
+                seen.append(each["raw"])
+            return self.error(self.model(batch["x"]), batch["y"])
+
+    seen, given = [], batches()[:2]
+    learner = TwoViews(nn.Linear(4, 3), augment=lambda x, generator: x + 2, prepare=lambda x: x / 2)
+    for x, y in given:
+        learner.observe(x, y)
+    first, second, recalled = seen[0], seen[1], seen[2]
+    assert torch.equal(first, given[0][0])
+    assert torch.equal(second, given[1][0])
+    assert sorted(recalled.tolist()) == sorted(first.tolist())
+    assert learner.past.fields == ("x", "y")
+
+
+@pytest.mark.parametrize("norm_trains", [False, True])
+def test_a_network_that_keeps_its_norm_frozen_when_it_trains_is_let(norm_trains):
+    class Frozen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.BatchNorm1d(4), nn.Linear(4, 3)
+
+        def train(self, mode=True):
+            super().train(mode)
+            self.body.train(mode and norm_trains)
+            return self
+
+        def forward(self, x):
+            return self.head(self.body(x))
+
+    learner = known_learners()["er"](nn.Sequential(Frozen(), nn.Identity()))
+    for x, y in batches():
+        learner.observe(x, y)
+        learner.predict(x)
+    assert bool(learner.model[0].body.running_mean.any()) == norm_trains
+
+
+def test_modules_that_were_set_to_predict_stay_so():
+    model = nn.Sequential(nn.BatchNorm1d(4).eval(), nn.Linear(4, 3))
+    learner = known_learners()["er"](model)
+    learner.observe(*batches()[0])
+    assert not model[0].running_mean.any()
+
+
+def test_a_network_that_can_never_learn_is_refused():
+    with torch.inference_mode():
+        model = nn.Linear(4, 3)
+    with pytest.raises(InputError, match="model: got one made in inference mode, expected one that can learn"):
+        known_learners()["er"](model)
 
 
 def test_masked_values_are_refused_and_a_mask_of_nothing_is_not():

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 import pickle
 
 import numpy as np
@@ -12,10 +13,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from parabolic import CLSER, ER, MLP, PCL, SGD, InputError, Learner, Memory, ReplayLearner
-from parabolic.learners import find_learner, known_learners
+from parabolic.learners import Scale, find_learner, known_learners
 from parabolic.learners.average import WeightAverage
 from parabolic.learners.balance import BalancedLearner
-from parabolic.memory import distinct
+from parabolic.memory import ClassBalanced, EqualShares, distinct
+from parabolic.options import options_of
+from parabolic.states import same_state
 
 ALL = sorted(known_learners())
 
@@ -679,6 +682,67 @@ def test_a_state_of_another_kind_is_refused():
         ER(net()).load_state_dict(SGD(net()).state_dict())
 
 
+@pytest.mark.parametrize("learned", [0, 2])
+@pytest.mark.parametrize(
+    ("giving", "taking", "expected"),
+    [
+        (("derpp", {}), ("er", {}), "memory: got a state of .*'logits'"),
+        (("cbrs", {}), ("er", {}), "memory: got a state of .*'seen of class'"),
+        (("er", {}), ("cbrs", {}), "memory: got a state of .*, expected one of .*'seen of class'"),
+        (("er", {}), ("gem", {}), "memory: got a state of .*'task'"),
+        (("er", {"memory": 8}), ("er", {}), "memory: got a state of .* 20"),
+        (("er", {"optimizer": "Adam"}), ("er", {"optimizer": "SGD(momentum=0.9)"}), "optimizer: got .* betas"),
+        (("er", {"model": nn.Linear(3, 4)}), ("er", {}), "optimizer: got"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(giving, taking, expected, learned):
+    giver, taker = (make(name, **options) for name, options in (giving, taking))
+    for x, y in batches(5):
+        giver.observe(x, y, task=0)
+    for x, y in batches(learned, seed=2):
+        taker.observe(x, y, task=0)
+    before = copy.deepcopy(taker.state_dict())
+    with pytest.raises(InputError, match=expected):
+        taker.load_state_dict(giver.state_dict())
+    assert same_state(taker.state_dict(), before)
+    taker.observe(*batches(1)[0], task=0)
+
+
+@pytest.mark.parametrize("optimizer", ["SGD(momentum=0.9)", "Adam", "NAdam"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_state_that_was_taken_over_is_ones_own_and_the_same_to_the_bit(optimizer, dtype):
+    one, other, alone = (make("er", net().to(dtype), optimizer=optimizer) for _ in range(3))
+    for x, y in batches(3, dtype=dtype):
+        one.observe(x, y)
+        alone.observe(x, y)
+    other.load_state_dict(one.state_dict())
+    assert same_state(other.state_dict(), alone.state_dict())
+    one.observe(*batches(1, seed=2, dtype=dtype)[0])
+    for x, y in batches(2, seed=3, dtype=dtype):
+        assert other.observe(x, y) == alone.observe(x, y)
+    assert same_state(other.state_dict(), alone.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("memory", "options", "expected"),
+    [
+        (EqualShares(20), {}, "memory: got EqualShares.20., expected one that does without task; er keeps x, y"),
+        (ClassBalanced(20), {"criterion": "mse"}, "memory: got ClassBalanced.20., expected one for targets that are"),
+    ],
+)
+def test_a_memory_that_cannot_serve_is_refused_before_anything_is_learned(memory, options, expected):
+    with pytest.raises(InputError, match=expected):
+        ER(net(), memory=memory, replay=5, **options)
+
+
+def test_examples_of_any_floating_type_fit_a_model_of_doubles():
+    scale = Scale()
+    scale.update(torch.randn(9, 3))
+    learner = ER(nn.Linear(3, 4).double(), prepare=scale)
+    learner.observe(*batches(1)[0])
+    assert learner.predict(batches(1)[0][0]).shape == (6,)
+
+
 def test_augmentation_is_for_learning_and_memory_keeps_the_raw():
     shifted = []
 
@@ -708,6 +772,13 @@ def test_a_memory_of_ones_own():
     assert learner.past is memory
     assert len(memory) == 6
     assert "memory=Memory(30)" in repr(learner)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_help_tells_what_every_option_is_for(name):
+    kind = find_learner(name)
+    told = inspect.getdoc(kind).partition("\nOptions:\n")[2].splitlines()
+    assert told == [f"    {each.name}={each.default!r}: {each.about}" for each in options_of(kind).values()]
 
 
 def test_repr_tells_the_options():

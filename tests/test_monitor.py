@@ -2,9 +2,12 @@
 
 import contextlib
 import copy
+import itertools
 import json
 import logging
 import math
+import threading
+import time
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -307,6 +310,38 @@ def test_without_time_to_spend_the_model_is_asked_at_the_first_and_the_last_look
     assert [look.memory_loss is not None for look in seen] == [True, False, False, False, False, True]
     assert [look.bound is not None for look in seen] == [False] * 5 + [True]
     assert all(look.classes for look in seen)
+
+
+def test_threads_that_share_it_are_looked_at_in_order_and_once(tmp_path):
+    learner, seen = ER(MLP((2,), 3), memory=50, lr=1e-3), []
+    batches, errors = list(numbered(40)), []
+
+    def tell(look):
+        time.sleep(0.002)  # long enough for another thread to come
+        seen.append(look.step)
+
+    def learn():
+        try:
+            for x, y in batches:
+                monitor(learner, journal.observe(x, y))
+                learner.predict(x)
+        except Exception as error:
+            errors.append(error)
+
+    monitor = Monitor(every=3, tell=tell, file=tmp_path / "m.jsonl", share=1, bound=16)
+    with Journal(tmp_path, learner, every=10) as journal:
+        threads = [threading.Thread(target=learn, daemon=True) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+    assert not any(thread.is_alive() for thread in threads)
+    assert (errors, learner.steps) == ([], 160)
+    assert all(later - one >= 3 for one, later in itertools.pairwise(seen))
+    monitor.close()
+    tail = Tail(tmp_path / "m.jsonl")
+    assert tail.poll()
+    assert [look.step for look in tail.looks] == seen
 
 
 def test_a_monitor_is_for_one_learner():

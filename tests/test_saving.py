@@ -175,6 +175,15 @@ def test_what_a_file_cannot_hold_is_given_again(tmp_path):
         assert same_state(loaded.state_dict(), learner.state_dict())
 
 
+def test_what_a_file_holds_may_be_given_again_if_it_is_the_same(tmp_path):
+    learner = ER(nn.Linear(3, 4), prepare=Normalise([1.0], [2.0]), memory=Memory(50))
+    path = learner.save(tmp_path / "a")
+    loaded = Learner.load(path, model=nn.Linear(3, 4), prepare=Normalise([1.0], [2.0]))
+    assert same_state(loaded.state_dict(), learner.state_dict())
+    with pytest.raises(InputError, match="^prepare: got .*, expected .* as it was saved"):
+        Learner.load(path, model=nn.Linear(3, 4), prepare=Normalise([0.0], [2.0]))
+
+
 def test_a_class_of_a_script_is_found_by_its_name(tmp_path, monkeypatch):
     """It was saved by a program, and is loaded by one that imports it."""
     with monkeypatch.context() as program:

@@ -22,7 +22,7 @@ from parabolic import ER, MLP, SGD, InputError, RunSpec, Store, Stream, make_str
 from parabolic.experiments import build
 from parabolic.learners import known_learners
 from parabolic.options import options_of
-from parabolic.streams import Scenario
+from parabolic.streams import Scenario, prepare
 from parabolic.streams.scenarios import PAPER_SIZES, rotation
 
 
@@ -425,14 +425,30 @@ def test_a_run_under_a_scenario_is_kept_apart(tmp_path):
     assert store.find(plain) is not None
 
 
-def test_the_examples_of_the_guide(capsys):
-    by_domain, under_a_scenario = re.findall(
+def test_the_examples_of_the_guide(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PARABOLIC_DATA", str(tmp_path / "data"))
+    by_domain, larger, folder_of_images, under_a_scenario, of_ones_own = re.findall(
         r"```python\n(.*?)```", (Path(__file__).parent.parent / "docs" / "data.md").read_text(), re.DOTALL
     )
-    exec(compile(by_domain, "docs/data.md", "exec"), {})
+    names = {}
+    exec(compile(by_domain, "docs/data.md", "exec"), names)
     assert capsys.readouterr().out.startswith("[(0, 1), (0, 1), (0, 1)]\n[[")
+    exec(compile(larger, "docs/data.md", "exec"), names)
+    assert np.shares_memory(names["lazy"][0].train.x.numpy(), names["mapped"])
+    exec(compile(folder_of_images, "docs/data.md", "exec"), {})
+    prepare("mine", "digits")
+    stream = make_stream("seq-mine")
+    joined = [replace(task.batches(32), joined=True) for task in stream]  # as resnet18 needs two of such images
+    assert sum(len(list(batches)) for batches in joined) == 46
+    assert sum(len(list(task.batches(10))) for task in stream) == 146
     exec(compile(under_a_scenario, "docs/data.md", "exec"), {})
     assert re.fullmatch(r"[0-9a-f]{12}\n", capsys.readouterr().out)
+    exec(compile(of_ones_own, "docs/data.md", "exec"), {})
+    assert capsys.readouterr().out == "[(36, 4), (36, 4)]\n"
+    made = "Stream.from_arrays([[0.0]] * 100, [0, 1] * 50, tasks=1)"
+    Path("mine.py").write_text(f"from parabolic import Stream\ndef mine(seed):\n    return {made}\n")
+    assert len(make_stream("mine.py:mine", validation=0.1)[0].test_rows) == 8
 
 
 SCENARIOS = [

@@ -1,17 +1,22 @@
 """The store: many may read and write at once, folders merge by copying, and what is damaged is named."""
 
 import csv
+import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 from grids import SPECS, kill
 
 from parabolic import RunSpec, Store
 from parabolic.experiments import execute, run_grid
+from parabolic.experiments import store as module
+from parabolic.experiments.execution import typed_command
 from parabolic.report.runs import row_of, select, settings_of
 
 SPEC = RunSpec("sgd", backbone="mlp", options={"lr": 0.05})
@@ -297,6 +302,40 @@ def test_runs_are_handed_to_other_programs(parabolic, kept, store, tmp_path):
     code, _, err = parabolic("runs", "--csv", "runs/damaged/run.json/a.csv")
     assert code == 2
     assert "name another file" in err
+
+
+def test_runs_are_printed_for_another_program(parabolic, kept, tmp_path):
+    code, out, err = parabolic("runs", "--csv", "-")
+    assert code == 0
+    assert {row["key"] for row in csv.DictReader(out.splitlines())} == {spec.key for spec in kept}
+    assert err.startswith("3 runs in runs\n")
+    assert not (tmp_path / "-").exists()
+    code, out, err = parabolic("runs", "--csv", "-", "--json")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: --csv: got '-', expected a file beside --json")
+
+
+def test_each_file_is_read_once(parabolic, kept, monkeypatch):
+    read, load = Counter(), module._load
+    monkeypatch.setattr(module, "_load", lambda kind, path: read.update([path]) or load(kind, path))
+    assert parabolic("runs")[0] == 0
+    assert len(read) >= 4
+    assert set(read.values()) == {1}
+
+
+def test_a_command_that_is_no_utf8_can_be_told_everywhere(parabolic, store, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["parabolic", "run", "--runs", "a\udcff"])
+    assert typed_command().encode().endswith(rb"a\udcff'")
+    spec = RunSpec("sgd", "seq-blobs")
+    record = execute(spec, device="cpu")
+    old = replace(record, environment={**record.environment, "command": "parabolic run a\udcff"})
+    store.save(old)  # as it was kept before
+    exports = [("runs", "--csv", "a.csv"), ("runs", "--records", "a.jsonl"), ("report", "-o", "a.html")]
+    if importlib.util.find_spec("pyarrow"):
+        exports.append(("runs", "--parquet", "a.parquet"))
+    for arguments in exports:
+        assert parabolic(*arguments)[0] == 0, arguments
+    assert store.find(spec).environment["command"] == r"parabolic run a\udcff"
 
 
 def test_an_option_may_be_a_number_here_and_a_word_there(tmp_path, record):

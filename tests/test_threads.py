@@ -240,6 +240,108 @@ def test_numbers_are_told_in_the_units_of_their_moment():
     assert all(any(np.allclose(each, one, rtol=1e-9, atol=0) for one in alone) for each in found)
 
 
+def waiting_for(lock, asked, do):
+    """What others find who ask while the lock is held, and then wait until this one has done something."""
+    found = {}
+    threads = [threading.Thread(target=lambda i=i: found.update({i: asked[i]()})) for i in range(len(asked))]
+    with lock:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(0.3)
+            assert thread.is_alive()
+        do()
+    for thread in threads:
+        thread.join()
+    return [found[i] for i in range(len(asked))]
+
+
+def known(label, count=200):
+    return np.random.default_rng(0).normal(10 * label, 1, size=(count, 2)), [label] * count
+
+
+def of_two_classes():
+    return ParabolicClassifier("er", random_state=0).partial_fit(*known(0)).partial_fit(*known(1))
+
+
+def test_a_copy_and_an_answer_of_an_estimator_are_of_one_moment():
+    """Classes and network too: those who waited while a class came know of it."""
+    model, (x, y) = of_two_classes(), known(2)
+    asked = [
+        lambda: copy.deepcopy(model),
+        lambda: pickle.loads(pickle.dumps(model)),
+        lambda: model.predict_proba(x),
+        lambda: model.predict(x),
+    ]
+    *copies, chances, told = waiting_for(model.learner_.lock, asked, lambda: model.partial_fit(x, y))
+    for each in copies:
+        assert each.classes_.tolist() == [0, 1, 2]
+        np.testing.assert_array_equal(each.predict_proba(x), chances)
+    assert (told == 2).mean() > 0.9
+
+
+def test_no_thread_that_learns_loses_the_classes_of_another():
+    model = of_two_classes()
+    learning = [lambda label=label: model.partial_fit(*known(label)) for label in (2, 3)]
+    waiting_for(model.learner_.lock, learning, lambda: model.partial_fit(*known(4)))
+    assert model.classes_.tolist() == [0, 1, 2, 3, 4]
+    assert sorted(model._outputs) == [0, 1, 2, 3, 4]
+    assert (model.learner_.classes, model.learner_.prepare.count) == (5, 1000)
+
+
+class Meeting(ER):
+    """One whose first step waits until another's is made, too."""
+
+    place = threading.Barrier(2)
+
+    def loss(self, batch, recalled):
+        if self.steps == 0:
+            self.place.wait(60)
+        return super().loss(batch, recalled)
+
+
+@pytest.mark.parametrize("kind", [ParabolicClassifier, ParabolicRegressor])
+def test_of_two_first_calls_neither_is_lost(kind):
+    model = kind(Meeting, batch_size=200, random_state=0)
+    threads = [threading.Thread(target=model.partial_fit, args=known(label)) for label in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (model.learner_.steps, model.learner_.prepare.count, len(model.learner_.past)) == (2, 400, 200)
+    assert set(model.learner_.past["y"].flatten().tolist()) == {0, 1}
+    if kind is ParabolicClassifier:
+        assert model.classes_.tolist() == [0, 1]
+
+
+def test_a_network_is_that_of_its_seed_whatever_another_thread_makes():
+    """Another one comes, if it can, when half of the network is made; torch's own generator is left as it was."""
+    x, y = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40) % 2
+    came, done = threading.Event(), threading.Event()
+
+    def coming(shape, outputs):
+        came.set()
+        done.wait(60)
+        return nn.Linear(*shape, outputs)
+
+    def made(wait):
+        def network(shape, outputs):
+            half = nn.Linear(*shape, 8)
+            wait()
+            return nn.Sequential(half, nn.ReLU(), nn.Linear(8, outputs))
+
+        torch.manual_seed(7)
+        return ParabolicClassifier("er", model=network, epochs=1, random_state=0).fit(x, y).predict_proba(x)
+
+    other = ParabolicClassifier("er", model=coming, epochs=1, random_state=1)
+    thread = threading.Thread(target=other.fit, args=(x, y))
+    alone, drawn = made(lambda: None), torch.rand(1)
+    np.testing.assert_array_equal(made(lambda: (thread.start(), came.wait(0.3))), alone)
+    done.set()
+    thread.join()
+    assert torch.equal(torch.rand(1), drawn)
+
+
 def test_a_copy_and_a_pickle_have_a_lock_of_their_own():
     learner = ER(net(), memory=40)
     for other in (copy.deepcopy(learner), pickle.loads(pickle.dumps(learner))):

@@ -197,9 +197,18 @@ def test_mlflow_is_told_where_to_write_by_its_own_variables(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_tracker_that_is_not_installed_is_reported_once_and_the_run_goes_on(tmp_path, monkeypatch, kind):
+def test_a_tracker_that_is_not_installed_is_refused_at_once(tmp_path, monkeypatch, kind):
+    monkeypatch.setitem(sys.modules, kind, None)  # as if it were not there
+    with pytest.raises(InputError, match=rf"tracker: got no .*; pip install 'parabolic-cl\[{kind}\]'"):
+        Tracker(kind, tmp_path / "a")
+    assert not Path(tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tracker_that_cannot_be_imported_is_reported_once_and_the_run_goes_on(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(trackers, "check_installed", str)  # it is there, and what it needs is not
     for module in ("torch.utils.tensorboard", "mlflow", "wandb"):
-        monkeypatch.setitem(sys.modules, module, None)  # as if it were not there
+        monkeypatch.setitem(sys.modules, module, None)
     said = []
     with Tracker(kind, tmp_path, warn=said.append) as tracker:
         for _ in range(2):
@@ -256,12 +265,17 @@ def test_the_commands_tell_trackers_and_say_what_is_wrong_with_one(parabolic, tm
     told = read_mlflow(tmp_path / "tracked")
     assert sorted(told) == names
     assert told["er-seq-blobs-seed0"][1]["key"] == RunSpec("er", "seq-blobs").key
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    code, out, err = parabolic("run", "--stream", "seq-blobs", "--again", "--track", "wandb")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PARABOLIC_TRACKED", "file")
+    code, out, err = parabolic("run", "--stream", "seq-blobs", "--again", "--track", "tensorboard")
     assert code == 0
     assert "kept in" in out
-    assert err.startswith("tracker wandb: ")
+    assert err.startswith("tracker tensorboard: ")
     assert err.count("\n") == 1
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    code, out, err = parabolic("run", "--stream", "seq-blobs", "--again", "--track", "wandb")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: tracker: got no Weights & Biases")
     code, _, err = parabolic("run", "--track", "tensorbord")
     assert code == 2
     assert "did you mean 'tensorboard'?" in err

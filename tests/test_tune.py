@@ -12,7 +12,7 @@ from pathlib import Path
 
 import optuna
 import pytest
-from grids import until
+from grids import alive, kill, until
 
 from parabolic import InputError, RunSpec, Store
 from parabolic.experiments import Search, execute, execute_fleet, load_preset, tune, tuning
@@ -429,25 +429,30 @@ def test_several_processes_work_on_one_study(tmp_path):
     assert len(list(Store(tmp_path / "runs"))) == len({trial.values["lr"] for trial in tuned.trials}) == 7
 
 
-def test_workers_end_with_the_process_that_started_them(tmp_path):
-    (tmp_path / "meeting.py").write_text(MEETING)
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_end_with_the_process_that_started_them_in_the_middle_of_a_run(tmp_path, end):
+    (tmp_path / "meeting.py").write_text(MEETING.replace("return make", "time.sleep(600)\n    return make"))
     command = [sys.executable, "-m", "parabolic", "tune", "--learner", "er", "--stream", "meeting.py:build",
                "--name", "endless", "--trials", "100000", "--workers", "2", "--device", "cpu"]  # fmt: skip
     with subprocess.Popen(command, cwd=tmp_path) as process:
         while len(list(tmp_path.glob("*.here"))) < 2:
             assert process.poll() is None
             time.sleep(0.01)
-        process.kill()
-    (worker,) = {int(path.stem) for path in tmp_path.glob("*.here")} - {process.pid}
-    while _lives(worker):
-        time.sleep(0.01)
-
-
-def _lives(pid):
+        process.send_signal(end)
+        (worker,) = {int(path.stem) for path in tmp_path.glob("*.here")} - {process.pid}
+    assert process.returncode == {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143}[end]
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"  # dead, but nobody looked
-    except FileNotFoundError:
-        return False
+        assert until(lambda: not alive(worker))
+    finally:
+        if alive(worker):
+            kill(worker)
+
+
+@pytest.mark.parametrize("name", ["a?b", "a#b", "a%20b", "{a}", "a b"])
+def test_the_study_lies_in_the_folder_of_runs_whatever_it_is_called(tmp_path, name):
+    tune(Search(BLOBS), Store(tmp_path / name), trials=1, device="cpu")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name / "tune.db").is_file()
 
 
 def test_a_trial_is_taken_over_from_the_dead_but_not_from_the_living(tmp_path):
@@ -460,7 +465,7 @@ def test_a_trial_is_taken_over_from_the_dead_but_not_from_the_living(tmp_path):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     host = mine.user_attrs["worker"].rpartition(":")[0]
-    for worker, heard, alive in (
+    for worker, heard, lives in (
         ("elsewhere:1", now, True),
         ("elsewhere:1", now - 1000, False),
         (f"{host}:{gone.pid}", now, False),
@@ -468,7 +473,7 @@ def test_a_trial_is_taken_over_from_the_dead_but_not_from_the_living(tmp_path):
         mine.set_user_attr("worker", worker)
         mine.set_user_attr("pulse", heard)
         taken = study.ask(1, total=1)
-        assert bool(taken) != alive
+        assert bool(taken) != lives
         if taken:
             assert taken[0].params == mine.params
             study.tell(mine, [1.0])  # whom all thought dead comes back: too late

@@ -10,7 +10,7 @@ import torch
 from test_resume import ALWAYS, Stop, told
 from torch import nn
 
-from parabolic import MLP, SGD, Memory, RunSpec, Store, make_stream, run, train
+from parabolic import ER, MLP, SGD, Memory, RunSpec, Store, make_stream, run, train
 from parabolic.experiments import execute
 from parabolic.learners import known_learners
 from parabolic.learners.whole import is_ours, left_behind
@@ -105,6 +105,22 @@ def test_a_state_that_is_all_is_resumed_without_a_word(tmp_path, spec_of):
     record, said = stopped_and_resumed(spec, Store(tmp_path / "runs"))
     assert told(record) == told(execute(spec, device="cpu"))
     assert (record.environment["resumed"], said) == (1, [])
+
+
+@pytest.mark.parametrize("place", ["", "0"])
+def test_what_a_module_notes_is_told_too(place):
+    class Noting(ER):
+        def end_task(self, batches):
+            self.model.get_submodule(place).task = 1
+
+    def made():
+        return Noting(nn.Sequential(nn.Linear(4, 3)))
+
+    learner = made()
+    assert left_behind(learner, made()) == []
+    learner.end_task([])
+    learner.model[0].seen = torch.ones(3)  # which may be there by any call
+    assert left_behind(learner, made()) == [f"model.{place and place + '.'}task"]
 
 
 def test_what_no_seed_decides_is_no_part_of_a_resumed_run(tmp_path, spec_of):

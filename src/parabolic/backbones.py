@@ -35,7 +35,7 @@ __all__ = [
 
 
 class _Layers(nn.Sequential):
-    """Layers that are made by other arguments than themselves; some of them are a plain Sequential."""
+    """A Sequential whose constructor takes no layers; a slice of it is a plain one."""
 
     def __getitem__(self, idx: Any) -> Any:
         return nn.Sequential(*list(self)[idx]) if isinstance(idx, slice) else super().__getitem__(idx)
@@ -263,7 +263,7 @@ class Stem(Convolution):
 
 
 def _ours(x: Tensor, weight: Tensor) -> bool:
-    """Whether a convolution is an operation of our own: on a GPU, but where autocast has still to turn its weight."""
+    """Whether a convolution is an operation of our own: on a GPU, unless autocast has yet to cast its weight."""
     mixed = torch.is_autocast_enabled("cuda") and weight.dtype == torch.float32
     return x.is_cuda and not mixed and not in_plain()
 
@@ -279,7 +279,7 @@ _wish = _Wish()
 def plainly() -> Iterator[None]:
     """For a while, and in this thread, let our networks consist of torch's own operations on their own weights.
 
-    It is for who looks at single operations, such as the gradients of single examples.
+    For whoever looks at single operations, such as the gradients of single examples.
     """
     before, _wish.plain = _wish.plain, True
     try:

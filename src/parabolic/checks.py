@@ -34,8 +34,8 @@ class InputError(ValueError):
         ...
     parabolic.checks.InputError: lr: got -1, expected a number above 0
 
-    The parts of the message, each a text, are there by themselves (empty in an error that was made of a message alone).
-    Who calls it by another name may say so on the way:
+    The parts of the message are attributes (empty in an error that was made of a message alone). Whoever knows the
+    argument by another name may put that in on the way:
 
     >>> try:
     ...     PCL(torch.nn.Linear(2, 2), lr=-1)

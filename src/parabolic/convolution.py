@@ -15,7 +15,7 @@ Pair = tuple[int, int]
 
 
 def convolve(x: Tensor, weight: Tensor, stride: Pair = (1, 1), padding: Pair = (0, 0)) -> Tensor:
-    """`F.conv2d` and its gradient, to the bit; what is the gradient of that is made of convolutions alike.
+    """`F.conv2d` and its gradient, to the bit; the gradient of its gradient is made of convolutions too.
 
     Torch's own turns examples into channels there and images into filters, for which GPUs have no fast algorithm.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
@@ -42,16 +43,24 @@ Factory = Callable[[Sequence[int], int], nn.Module]
 SHEET = 4096  # examples that are predicted together
 ANEW = ("batch_size", "epochs")  # settings that each call reads
 EXACT = 2**53  # from here on float64 does not tell all whole numbers apart
+SEEDING = threading.RLock()  # held while torch's own generator, which is the whole process's, is another
+FIRST = threading.RLock()  # held in place of a learner's lock where there is no learner yet
+REMEDIES = {
+    "replay": "it is set by options={'replay': …}",
+    "weights": "a class that is still to come is announced: partial_fit(X, y, classes=…)",
+}
 
 
 @contextmanager
-def _renaming() -> Iterator[None]:
-    """Let errors of a learner speak of X, as scikit-learn does, where they speak of x."""
+def _renaming(row: int = 0) -> Iterator[None]:
+    """Let errors of a learner, which was given the examples from that row on, speak as one of scikit-learn does."""
     try:
         yield
     except InputError as error:
-        if error.name == "x":
+        error.remedy = REMEDIES.get(error.name, error.remedy)
+        if error.name in ("x", "X"):
             error.name = "X"
+            error.got += f", counting from row {row}" if row else ""
         raise
 
 
@@ -106,13 +115,33 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
     def __copy__(self) -> Self:
         """A shallow one: the learner, which a pickle has a copy of, is the same."""
         made = object.__new__(type(self))
-        made.__dict__ = {**self.__dict__}
+        with self._held():
+            made.__dict__ = {**self.__dict__}
         return made
 
     def __getstate__(self) -> dict[str, Any]:
         """For a pickle: with a copy of the learner, which other threads may use meanwhile."""
-        state: dict[str, Any] = super().__getstate__()
-        return state | ({"learner_": copy.deepcopy(state["learner_"])} if "learner_" in state else {})
+        with self._held():
+            state: dict[str, Any] = super().__getstate__()
+            return state | ({"learner_": copy.deepcopy(state["learner_"])} if "learner_" in state else {})
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """The learner's lock, under which all that was learned is of one moment: of classes and units too."""
+        while True:
+            learner = getattr(self, "learner_", None)
+            with FIRST if learner is None else learner._turn():
+                if getattr(self, "learner_", None) is learner:  # else it was fitted anew meanwhile
+                    yield
+                    return
+
+    def _become(self, new: Self, first: bool) -> bool:
+        """Be the new one, in one step; not so a `first` one, where another thread's was there before."""
+        with self._held():
+            if first and hasattr(self, "learner_"):
+                return False
+            self.__dict__ = new.__dict__
+        return True
 
     def _checked(self, X: Any, *y: Any, **how: Any) -> Any:
         """Data as scikit-learn checks them, without the gaps that it does not see."""
@@ -171,6 +200,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             for group in learner.optim.param_groups:
                 group["lr"] = learner.lr
 
+    @torch.inference_mode(False)  # it is to learn later
+    @_renaming()
     def _make(self, X: NDArray[Any], outputs: int, criterion: str | Criterion, **usual: Any) -> Learner:
         """A learner that has seen nothing; `usual` are options that it has, if it knows them, unless told otherwise."""
         self._check_counts()
@@ -191,6 +222,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         given |= {name: value for name in ("lr", "average") if (value := getattr(self, name)) is not None}
         learner = kind(self._network(X.shape[1:], outputs, seed).to(place), **given)
         if self.scale and "prepare" not in options:
+            if isinstance(learner.embed, nn.Embedding):
+                raise invalid("scale", self.scale, "False, as embed looks ids up", "ids are no measurements")
             learner.prepare = Scale()
         self._made = self._settings()
         return learner
@@ -200,7 +233,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             return copy.deepcopy(self.model)
         factory = _mlp if self.model is None else self.model
         check_call("model", factory, "shape", "outputs")
-        with torch.random.fork_rng(devices=[]):
+        with SEEDING, torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             made = factory(shape, outputs)
         if not isinstance(made, nn.Module):
@@ -215,8 +248,9 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         rows = [part.to(x.device) for order in orders for part in _batches(order, size, learner.model)]
         task = None
         if learner.needs_tasks:
-            self._tasks = 0 if epochs else getattr(self, "_tasks", -1) + 1
-            task, batches = self._tasks, list(zip(x.split(size), y.split(size), strict=True))
+            with learner.lock:
+                task = self._tasks = 0 if epochs else getattr(self, "_tasks", -1) + 1
+            batches = list(zip(x.split(size), y.split(size), strict=True))
             learner.start_task(batches)
         loss = x.new_zeros(())
         for part in rows:
@@ -241,24 +275,26 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         """A copy to learn first where batch norm meets a single example: whether it is refused only a step can tell."""
         if min(len(x), int(self.batch_size)) > 1 or not has_batch_norm(self.learner_.model):
             return None
-        trial = copy.copy(self)
-        trial.learner_ = copy.deepcopy(self.learner_)
+        with self._held():
+            trial = copy.copy(self)
+            trial.learner_ = copy.deepcopy(self.learner_)
         return trial
 
-    @_renaming()
     def _scores(self, X: Any) -> Tensor:
-        """What the network says of examples."""
+        """What the network says of examples: one network of all of them, as the lock is held."""
         check_is_fitted(self)
-        x = self._tensor(self._checked(X, reset=False), self.learner_, self._example[1])
-        with self.learner_.lock:  # one network for all of them
-            scores = torch.cat([self.learner_.scores(part) for part in x.split(SHEET)]).double()
-        if not scores.isfinite().all():
-            check_finite("X", self.learner_.inputs(x))  # in the network's type
-            raise Diverged(
-                "the scores are not finite numbers: the network has diverged, or X is far from all that it learned; "
-                f"call fit, with a lower lr (now {self.learner_.lr:g}) or a clip_norm among the options"
-            )
-        return scores
+        X, found, learner = self._checked(X, reset=False), [], self.learner_
+        for row in range(0, len(X), SHEET):
+            with _renaming(row):
+                x = self._tensor(X[row : row + SHEET], learner, self._example[1])
+                found.append(learner.scores(x).double())
+                if not found[-1].isfinite().all():
+                    check_finite("X", learner.inputs(x))  # in the network's type
+                    raise Diverged(
+                        "the scores are not finite numbers: the network has diverged, or X is far from all that it "
+                        f"learned; call fit, with a lower lr (now {learner.lr:g}) or a clip_norm among the options"
+                    )
+        return torch.cat(found)
 
 
 class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
@@ -285,11 +321,14 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
             kept in float64, and rounded to the network's type once they are scaled. Without it bytes become numbers
             from 0 to 1 and, for a `model` of your own or with `embed`, other whole numbers stay whole: ids of words.
         device: where to compute: "cpu", "cuda", or "auto".
-        random_state: decides weights, order and draws.
+        random_state: decides weights, order and draws; not those of a network that draws itself (dropout), which are
+            from torch's own generator (`torch.manual_seed`).
 
     Attributes:
-        classes_: the labels seen so far, in their order.
+        classes_: the labels seen so far, sorted.
         learner_: the learner, whose memory and model are there to be looked at.
+        n_features_in_: how many numbers an example has.
+        feature_names_in_: the names of its columns, where X was a frame.
 
     >>> model = ParabolicClassifier(random_state=0)
     >>> _ = model.partial_fit([[0.0], [1.0]] * 50, ["cold", "warm"] * 50)
@@ -304,38 +343,41 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any) -> Self:
         """Learn from examples and their labels, and forget all that was learned before."""
-        return self._begin(X, y, None, self.epochs)
+        self._begin(X, y, None, self.epochs)
+        return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
         """Go on learning from examples and their labels; `classes` may name labels that will come."""
-        if not hasattr(self, "learner_"):
-            return self._begin(X, y, classes, None)
+        if not hasattr(self, "learner_") and self._begin(X, y, classes, None):
+            return self
         _check_labels("y", y)
         X, y = self._checked(X, y, reset=False)
-        x, more = self._tensor(X, self.learner_, self._example[1]), _labels(y, classes)
+        x, labels = self._tensor(X, self.learner_, self._example[1]), _labels(y, classes)
         self._check_like(x)
         self._check_settings()
-        labels, outputs = _merged(self.classes_, self._outputs, more)
-        target = _numbered(y, labels, outputs)
         if trial := self._trial(x):
-            trial._go_on(x[:1], target[:1], labels, outputs)
-        return self._go_on(x, target, labels, outputs)
+            trial._go_on(x[:1], y[:1], labels)
+        return self._go_on(x, y, labels)
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The label of each example."""
-        chances, classes = self._chances(X)
-        found: NDArray[Any] = classes[chances.argmax(1)]
+        scores, classes = self._class_scores(X)
+        found: NDArray[Any] = classes[scores.softmax(1).argmax(1).numpy()]
         return found
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """The probability of each of `classes_`, for each example."""
-        return self._chances(X)[0]
+        return self._class_scores(X)[0].softmax(1).numpy()
 
-    def _begin(self, X: Any, y: Any, classes: Any, epochs: int | None) -> Self:
+    def predict_log_proba(self, X: Any) -> NDArray[np.float64]:
+        """The logarithms of these probabilities, also of those that are too small for a float."""
+        return self._class_scores(X)[0].log_softmax(1).numpy()
+
+    def _begin(self, X: Any, y: Any, classes: Any, epochs: int | None) -> bool:
         new = copy.copy(self)  # what self becomes in one step, or not at all
         _check_labels("y", y)
         X, y = new._checked(X, y)
-        labels, outputs = _merged(y[:0], np.arange(0), _labels(y, classes))
+        labels, outputs = _merged(y[:0], np.arange(0), _labels(y, classes, part=epochs is None))
         learner = new._make(X, len(labels), "cross-entropy")
         learner.grow(len(labels))
         x = new._tensor(X, learner)
@@ -343,24 +385,24 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         new._learn(learner, x, _numbered(y, labels, outputs), epochs)
         new.learner_, new.classes_, new._outputs = learner, labels, outputs
         new._example = (x.shape[1:], x.dtype)
-        self.__dict__ = new.__dict__
-        return self
+        return self._become(new, first=epochs is None)
 
-    def _go_on(self, x: Tensor, y: Tensor, labels: NDArray[Any], outputs: NDArray[np.int64]) -> Self:
-        prepare = _measured(self.learner_.prepare, "X", x)
-        with self.learner_.lock:  # a prediction meanwhile finds all of it as it was, or all of it done
+    def _go_on(self, x: Tensor, y: NDArray[Any], more: NDArray[Any]) -> Self:
+        with self._held():  # another thread finds all of it as it was, or all of it done
+            learner, (labels, outputs) = self.learner_, _merged(self.classes_, self._outputs, more)
+            prepare = _measured(learner.prepare, "X", x)
             if len(labels) > len(self.classes_):
-                self.learner_.grow(len(labels))
-                self.__dict__ = self.__dict__ | {"classes_": labels, "_outputs": outputs}
+                learner.grow(len(labels))
+                self.classes_, self._outputs = labels, outputs
             self._follow_lr()
-            self.learner_.prepare = prepare
-        self._learn(self.learner_, x, y)
+            learner.prepare = prepare
+        self._learn(learner, x, _numbered(y, labels, outputs))
         return self
 
-    def _chances(self, X: Any) -> tuple[NDArray[np.float64], NDArray[Any]]:
-        now = copy.copy(self)  # of one moment, whatever is fitted meanwhile
-        scores = now._scores(X).cpu()[:, torch.from_numpy(now._outputs)]
-        return scores.softmax(1).numpy(), now.classes_
+    def _class_scores(self, X: Any) -> tuple[Tensor, NDArray[Any]]:
+        """The scores of `classes_`, and these."""
+        with self._held():
+            return self._scores(X).cpu()[:, torch.from_numpy(self._outputs)], self.classes_
 
 
 class ParabolicRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
@@ -381,7 +423,7 @@ class ParabolicRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         average: decay of a moving average of the weights, kept for prediction (None: that of `options`, or no average).
         scale: whether inputs and targets are brought to mean 0 and deviation 1, as over everything seen so far.
         device: where to compute: "cpu", "cuda", or "auto".
-        random_state: decides weights, order and draws.
+        random_state: decides weights, order and draws, but none of dropout.
 
     >>> import numpy as np
     >>> x = np.linspace(-2, 2, 400)[:, None]
@@ -414,12 +456,13 @@ class ParabolicRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any) -> Self:
         """Learn from examples and their targets, and forget all that was learned before."""
-        return self._begin(X, y, self.epochs)
+        self._begin(X, y, self.epochs)
+        return self
 
     def partial_fit(self, X: Any, y: Any) -> Self:
         """Go on learning from examples and their targets."""
-        if not hasattr(self, "learner_"):
-            return self._begin(X, y, None)
+        if not hasattr(self, "learner_") and self._begin(X, y, None):
+            return self
         X, y = self._checked(X, y, reset=False, multi_output=True, y_numeric=True)
         x, target = self._tensor(X, self.learner_, self._example[1]), _target(y, self.learner_)
         self._check_like(x)
@@ -432,13 +475,12 @@ class ParabolicRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """The number of each example: flat, if the first targets were, or else in columns, as many as they had."""
-        check_is_fitted(self)
-        now = copy.copy(self)  # of one moment, whatever is fitted meanwhile
-        with now.learner_.lock:  # the units are those of the scores
-            found = now.learner_.error.answer(now._scores(X)).cpu().numpy()
-        return found[:, 0] if now._single else found
+        with self._held():  # the units are those of the scores
+            scores = self._scores(X)
+            found = self.learner_.error.answer(scores).cpu().numpy()
+            return found[:, 0] if self._single else found
 
-    def _begin(self, X: Any, y: Any, epochs: int | None) -> Self:
+    def _begin(self, X: Any, y: Any, epochs: int | None) -> bool:
         new = copy.copy(self)  # what self becomes in one step, or not at all
         X, y = new._checked(X, y, multi_output=True, y_numeric=True)
         # Between examples far apart, targets on a straight line are wrong wherever the function is curved.
@@ -447,14 +489,14 @@ class ParabolicRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         new._measure(learner, x, target)
         new._learn(learner, x, target, epochs)
         new.learner_, new._single, new._example = learner, y.ndim == 1, (x.shape[1:], x.dtype)
-        self.__dict__ = new.__dict__
-        return self
+        return self._become(new, first=epochs is None)
 
     def _go_on(self, x: Tensor, y: Tensor) -> Self:
-        with self.learner_.lock:
-            self._measure(self.learner_, x, y)
+        with self._held():
+            learner = self.learner_
+            self._measure(learner, x, y)
             self._follow_lr()
-        self._learn(self.learner_, x, y)
+        self._learn(learner, x, y)
         return self
 
     def _criterion(self) -> Criterion:
@@ -540,9 +582,10 @@ def _numbered(y: NDArray[Any], labels: NDArray[Any], outputs: NDArray[np.int64])
     return torch.from_numpy(outputs[np.searchsorted(labels, y)])
 
 
-def _labels(y: NDArray[Any], classes: Any) -> NDArray[Any]:
+def _labels(y: NDArray[Any], classes: Any, part: bool = True) -> NDArray[Any]:
     """The labels of a batch, and those that are announced."""
-    check_classification_targets(y)
+    # A part of the data may have a new label in each example: there is no warning of it where each is there twice.
+    check_classification_targets(np.repeat(y, 2) if part else y)
     _check_labels("classes", classes)
     found = np.unique(y)
     return found if classes is None else _union(found, np.unique(column_or_1d(classes)))
@@ -573,7 +616,8 @@ def _union(one: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
 
 def _same(one: Any, other: Any) -> bool:
     """Whether a setting is as it was: equal, where it is a plain value, or else the same thing."""
-    one, other, kinds = plain(one), plain(other), str | int | float
+    one, other = (str(each) if isinstance(each, torch.device) else plain(each) for each in (one, other))
+    kinds = str | int | float
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
     return one is other or (isinstance(one, kinds) and isinstance(other, kinds) and one == other)

@@ -104,9 +104,9 @@ def write_bytes(path: Path, data: bytes | bytearray) -> Path:
     return path
 
 
-def sweep(folder: Path, older: float = 60.0) -> None:
-    """Remove what writers that were killed left in a folder: files aside that are `older` than so many seconds."""
-    for path in folder.glob(".*." + "[0-9a-f]" * 16):
+def sweep(folder: Path, older: float = 60.0, name: str = "*") -> None:
+    """Remove what writers (of `name`) that were killed left in a folder: files aside `older` than so many seconds."""
+    for path in folder.glob(f".{name}." + "[0-9a-f]" * 16):
         with suppress(OSError):  # it has just taken its place, or belongs to someone else
             if time.time() - path.stat().st_mtime > older:
                 path.unlink()

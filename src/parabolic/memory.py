@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -18,9 +18,9 @@ __all__ = ["Batch", "ClassBalanced", "EqualShares", "Memory", "distinct", "equal
 Batch = dict[str, Tensor]
 """Named tensors of one length: "x" the examples, "y" the labels, and whatever else a method keeps."""
 
-ARRIVAL = "arrival number"  # what a state calls it: a name that no field has; a state of version 1 has none
 FEW = 128  # draws that a GPU makes one after the other
-OFFERED = "number offered"  # likewise; at first it was "offered"
+# What a state calls them: names that no field has. In version 1 there was no ARRIVAL, and OFFERED was "offered".
+ARRIVAL, OFFERED = "arrival number", "number offered"
 
 
 class Memory:
@@ -51,6 +51,9 @@ class Memory:
     A learner has it by `policy = Newest` in its class, or by `memory=Newest(200)`. What a policy keeps besides slots
     goes into its `state_dict` and `load_state_dict`.
     """
+
+    needs: ClassVar[tuple[str, ...]] = ()  # the fields that a policy looks at
+    needs_classes: ClassVar[bool] = False  # whether it makes no sense for targets that are numbers
 
     def __init__(self, capacity: int) -> None:
         check_number("memory", capacity, whole=True, at_least=1, remedy="give the number of examples to keep")
@@ -148,7 +151,7 @@ class Memory:
         """Take over the state of another memory, in place where the slots are allocated already."""
         key = OFFERED if OFFERED in state else "offered"
         fields = {name: value for name, value in state.items() if name != key}
-        offered, filled = self.check_state(state, *fields)
+        offered, filled = self._fill_of(state, *fields)
         arrival = fields.pop(ARRIVAL, None)
         if fields:
             self._allocate(fields)
@@ -160,16 +163,29 @@ class Memory:
         if self._clock is not None:
             self._clock.fill_(self.offered)
 
-    def check_state(self, state: Mapping[str, Any], *fields: str) -> tuple[int, int]:
-        """How many were offered and how many are kept, by the state of another; refused if that is of another size.
+    def check_state(self, state: Mapping[str, Any], *fields: str) -> None:
+        """Refuse the state of a memory that does not fit this one: of another size or policy, or of other examples.
 
-        Of the fields, "x" and "y" are looked at, and those that are named.
+        `fields` are those that will be kept, where nothing has been offered yet.
         """
+        kept = {*fields, *self._slots}
+        own, counts = self.state_dict().keys() | kept, {OFFERED, ARRIVAL, "offered"}
+        _, filled = self._fill_of(state, *kept)
+        missing = own - state.keys() - counts - (set() if filled else kept)
+        strange = state.keys() - own - counts if kept else set()
+        if missing or strange:
+            remedy = "load it into a memory of the policy that it was saved with, for the same kind of learner"
+            raise invalid("memory", Description(f"a state of {sorted(state)}"), f"one of {sorted(own)}", remedy)
+        if filled:
+            self._check_kind({name: state[name] for name in self._slots})
+
+    def _fill_of(self, state: Mapping[str, Any], *fields: str) -> tuple[int, int]:
+        """How many were offered and how many are kept, by a state in which these fields, if they are there, fit."""
         offered = state.get(OFFERED, state.get("offered"))
         if offered is None:
             raise invalid("memory", Description(f"no {OFFERED}"), "a whole state", "load what `state_dict` gave")
         filled = min(int(offered), self.capacity)
-        lengths = [len(state[name]) for name in dict.fromkeys(("x", "y", *fields)) if name in state]
+        lengths = [len(state[name]) for name in dict.fromkeys(fields) if name in state]
         if any(length != filled for length in lengths):
             raise invalid(
                 "memory",
@@ -180,6 +196,9 @@ class Memory:
         return int(offered), filled
 
     def _check(self, batch: Mapping[str, Tensor]) -> int:
+        for name in self.needs:
+            if name not in batch:
+                raise invalid("batch", sorted(batch), f'a field "{name}", which {type(self).__name__} looks at')
         sizes = {name: len(value) for name, value in batch.items()}
         size = next(iter(sizes.values()), 0)
         if not size or len(set(sizes.values())) > 1:
@@ -240,6 +259,8 @@ class ClassBalanced(Memory):
     [6, 6]
     """
 
+    needs, needs_classes = ("y",), True
+
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
         self._classes: int | None = None
@@ -261,9 +282,15 @@ class ClassBalanced(Memory):
         return len(self)
 
     def _check(self, batch: Mapping[str, Tensor]) -> int:
-        if "y" not in batch:
-            raise invalid("batch", sorted(batch), 'a field "y", the class of each example')
+        if "y" in batch and len(batch["y"]):
+            self._check_labels(batch["y"])
         return super()._check(batch)
+
+    def _check_labels(self, y: Tensor) -> None:
+        if y.ndim != 1 or y.is_floating_point():
+            raise invalid("y", y, "a whole number for each example, its class")
+        if self._classes is None and int(y.min()) < 0:  # else nobody asks, which would wait for the device
+            raise invalid("y", Description(f"a label of {int(y.min())}"), "numbers from 0 on")
 
     def place(self, batch: Mapping[str, Tensor], generator: Generator | None) -> Tensor:
         """The slot of each new example; `capacity`, the spare row, for those that are not kept."""
@@ -308,6 +335,7 @@ class ClassBalanced(Memory):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the state of another memory, in place where the slots are allocated already."""
+        self.check_state(state)
         own = ("seen of class", "full class")
         super().load_state_dict({name: value for name, value in state.items() if name not in own})
         if len(state[own[0]]):
@@ -329,6 +357,8 @@ class EqualShares(Memory):
     >>> memory["task"].bincount().tolist()
     [4, 4, 4]
     """
+
+    needs = ("task",)
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
@@ -375,12 +405,11 @@ class EqualShares(Memory):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the state of another memory, in place where the slots are allocated already."""
+        self.check_state(state)
         super().load_state_dict({name: value for name, value in state.items() if name != "number drawn"})
         self._chance[: len(self)].copy_(state["number drawn"])
 
     def _allocate(self, batch: Mapping[str, Tensor]) -> None:
-        if "task" not in batch:
-            raise invalid("batch", sorted(batch), 'a field "task", the number of the task of each example')
         if not self._slots:
             self._chance = torch.zeros(self.capacity + 1, dtype=torch.float64, device=batch["task"].device)
         super()._allocate(batch)
@@ -402,8 +431,8 @@ def equal_shares(capacity: int, offered: Sequence[int]) -> list[int]:
         return list(offered)
     shares = [min(count, full) for count in offered]
     for i, share in enumerate(shares):  # the first tasks that gave something up have one more
-        more = sum(shares) < capacity and offered[i] > share
-        shares[i] += more
+        if sum(shares) < capacity and offered[i] > share:
+            shares[i] += 1
     return shares
 
 

@@ -7,6 +7,7 @@ each option is stated once, where it is used.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -16,7 +17,9 @@ from typing import Any
 
 from parabolic.checks import check_name, check_number, invalid, plain
 
-__all__ = ["Option", "check_options", "no_option", "option", "options_of", "parse_option", "write_option"]
+__all__ = [
+    "Option", "check_options", "documented", "no_option", "option", "options_of", "parse_option", "write_option",
+]  # fmt: skip
 
 SIGNS = {"above": ">", "at_least": "≥", "below": "<", "at_most": "≤"}
 
@@ -125,18 +128,33 @@ def options_of(cls: type) -> dict[str, Option]:
 @cache  # a run's key asks for those of several classes, and resolving type hints is slow
 def _options_of(cls: type) -> dict[str, Option]:
     hints = typing.get_type_hints(cls)
-    found = {}
-    for field in dataclasses.fields(cls):
-        lineage = [
-            base.__dict__["__dataclass_fields__"] for base in cls.__mro__ if "__dataclass_fields__" in base.__dict__
-        ]
-        stated = next(
-            (fields[field.name].metadata for fields in lineage if field.name in fields and fields[field.name].metadata),
-            None,
-        )
-        if stated is not None:
-            found[field.name] = Option(field.name, hints[field.name], field.default, **stated)
-    return found
+    return {field.name: Option(field.name, hints[field.name], field.default, **said) for field, said in _stated(cls)}
+
+
+def _stated(cls: type) -> list[tuple[dataclasses.Field[Any], Mapping[str, Any]]]:
+    """The fields of a dataclass that are options, each with what was stated of it last."""
+    said: dict[str, Mapping[str, Any]] = {}
+    for base in reversed(cls.__mro__):  # the nearest last
+        for field in vars(base).get("__dataclass_fields__", {}).values():
+            if field.metadata:
+                said[field.name] = field.metadata
+    return [(field, said[field.name]) for field in dataclasses.fields(cls) if field.name in said]
+
+
+def documented(about: str, cls: type) -> str:
+    """A dataclass's docstring with its options at the end, for `help`: of each the default, and what it is for.
+
+    >>> @dataclass
+    ... class Settings:
+    ...     rate: float = option(0.1, "learning rate", above=0)
+    >>> print(documented("How to learn.", Settings))
+    How to learn.
+    <BLANKLINE>
+    Options:
+        rate=0.1: learning rate
+    """
+    told = [f"    {field.name}={field.default!r}: {said['about']}" for field, said in _stated(cls)]
+    return "\n".join([inspect.cleandoc(about), "", "Options:", *told])
 
 
 def check_options(instance: Any) -> None:

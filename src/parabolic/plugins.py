@@ -128,8 +128,9 @@ def _beside(folder: Path) -> Iterator[None]:
 
 
 def _note() -> None:
-    """Which modules the file that is being imported, if any, has brought from beside it so far."""
-    for folder, before in _importing[-1:]:
+    """Note which modules the file that is being imported, if any, has brought from beside it so far."""
+    if _importing:
+        folder, before = _importing[-1]
         _brought[folder] |= {name for name in sys.modules.keys() - before if _is_beside(name, folder)}
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import io
 import os
+import signal
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -51,13 +54,17 @@ def _plainly(message: Warning | str, *_: object, **__: object) -> str:
 
 def main() -> None:
     """The entry point: what cannot be used is told in a line or two, with exit code 2; what fails otherwise, with 1."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # it was closed, as `>&-` does
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # what a terminal cannot show is no reason to fail
     warnings.formatwarning = _plainly
     try:
         try:
-            _command()
+            with _terminable():
+                _command()
         finally:
             sys.stdout.flush()
     except OSError as error:
@@ -68,6 +75,30 @@ def main() -> None:
             print(f"{told}; what is finished is kept, and the same command prints it", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python has still to write at its end
         sys.exit(1)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends a command as Ctrl-C does, but for the exit code; a second one ends it at once."""
+    asked = []
+
+    def end(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        asked.append(True)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # who started it may want it ignored
+        signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        if not asked:
+            raise
+    finally:
+        if signal.getsignal(signal.SIGTERM) == end:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if asked:
+        sys.exit(128 + signal.SIGTERM)
 
 
 def _cut_off() -> bool:

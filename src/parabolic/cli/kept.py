@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,12 +16,12 @@ from rich.text import Text
 
 from parabolic.checks import Description, invalid
 from parabolic.cli.common import Json, OnlyLearner, OnlyStream, Runs, Where, read_where
-from parabolic.experiments import Store, write_records
+from parabolic.experiments import Record, Store, write_records
 from parabolic.experiments.paper import is_stand_in
 from parabolic.experiments.store import FAILED
 from parabolic.files import disk_errors
 from parabolic.report.comparisons import briefly, many
-from parabolic.report.runs import Row, fault_of, row_of, select, settings_of, write_csv, write_parquet
+from parabolic.report.runs import Row, fault_of, print_csv, row_of, select, settings_of, write_csv, write_parquet
 
 __all__ = ["list_runs"]
 
@@ -31,7 +33,7 @@ def list_runs(
     stream: OnlyStream = None,
     where: Where = None,
     failed: Annotated[bool, typer.Option("--failed", help="Those that failed when they were last tried.")] = False,
-    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all columns as CSV.")] = None,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all columns as CSV; - prints them.")] = None,
     parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all columns as Parquet.")] = None,
     records: Annotated[
         Path | None, typer.Option(metavar="FILE.jsonl", help="Merge them into a file of records, to be kept for good.")
@@ -41,23 +43,29 @@ def list_runs(
 ) -> None:
     """List the runs that are kept, choose among them, and hand them to other programs."""
     store, wanted = Store(runs), read_where(where, learner, stream)
-    lost = list(store.failures())
-    rows = select((row_of(each) for each in (lost if failed else store)), wanted)
+    piped = csv == Path("-")
+    if piped and as_json:
+        raise invalid("--csv", "-", "a file beside --json", "standard output is for one of them")
+    finished, lost, damaged = store.read()
+    rows = select((row_of(each) for each in (lost if failed else finished)), wanted)
     rows.sort(key=lambda row: (row["stream"], row["learner"], row.get("memory", 0), settings_of(row), row["seed"]))
+    if piped:
+        print_csv(rows, sys.stdout)
+        csv = None
     for name, write, path in (("--csv", write_csv, csv), ("--parquet", write_parquet, parquet)):
         if path is not None:
             with disk_errors(name, path, "free some space or name another file"):
                 write(rows, path)
-    written = {} if records is None else _keep(store, rows, records, failed)
-    unreadable = {str(path): reason for path, reason in store.unreadable().items()}
+    written = {} if records is None else _keep(finished, rows, records, failed)
+    unreadable = {str(path): reason for path, reason in damaged.items()}
     if as_json:
         more = {"records": written} if records is not None else {}
         print(json.dumps({"runs": rows, "failed": len(lost), "unreadable": unreadable, **more}, indent=1))
         return
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, stderr=piped)
     if not console.is_terminal:
         console.width = WIDE
-    if csv is None and parquet is None and records is None:
+    if csv is None and parquet is None and records is None and not piped:
         if failed:
             _show_failed(rows, store, console)
         else:
@@ -78,7 +86,7 @@ def list_runs(
         console.print(Text(f"Cannot be read: {name} ({reason})"))
 
 
-def _keep(store: Store, rows: list[Row], path: Path, failed: bool) -> dict[str, int]:
+def _keep(finished: Sequence[Record], rows: list[Row], path: Path, failed: bool) -> dict[str, int]:
     """Merge runs into a file of records. What no result rests on is left out: stand-ins, and runs with held-out
     examples, as trials of a search are.
     """
@@ -87,7 +95,7 @@ def _keep(store: Store, rows: list[Row], path: Path, failed: bool) -> dict[str, 
     if path.suffix != ".jsonl":
         raise invalid("--records", str(path), "a file called NAME.jsonl", "only such files are read as records")
     chosen = {row["key"] for row in rows}
-    runs = [record for record in store if record.key in chosen]
+    runs = [record for record in finished if record.key in chosen]
     quick = [record for record in runs if is_stand_in(record.spec)]
     held_out = [record for record in runs if record.spec.get("scenario", {}).get("validation")]
     left_out = {record.key for record in (*quick, *held_out)}

@@ -40,7 +40,7 @@ from parabolic.cli.tables import Format, Intervals, Output, check_output, show
 from parabolic.cli.tracking import Track, tracking
 from parabolic.engine import Callback, Monitor, ProgressBar
 from parabolic.experiments import Outcome, Preset, Record, RunSpec, Store, build, load_preset, run
-from parabolic.experiments.execution import find_device
+from parabolic.experiments.execution import Unsaved, find_device
 from parabolic.experiments.paper import Effort
 from parabolic.experiments.resume import Keeping
 from parabolic.learners import Learner, find_learner, known_learners
@@ -127,6 +127,7 @@ def run_one(
     store = Store(runs)
     find_device(device)  # first, as a run that is there needs none
     Keeping.of(store, checkpoint)
+    lost: Unsaved | None = None
     with ExitStack() as stack:
         bar = stack.enter_context(ProgressBar())
         bar.title = chosen.name
@@ -139,6 +140,8 @@ def run_one(
             watchers.append(tracker)
         try:
             record, reused = run(spec, store, again=again, device=device, checkpoint=checkpoint, callbacks=watchers)
+        except Unsaved as error:  # the figures are there, and this is the last chance to see them
+            record, reused, lost = error.record, False, error
         except KeyboardInterrupt:
             begun = store.checkpoint(spec.key).exists()
             told = "goes on from its last checkpoint" if begun else "begins anew, as there was no checkpoint yet"
@@ -146,19 +149,26 @@ def run_one(
             raise typer.Exit(130) from None
     if as_json:
         print(json.dumps({**dataclasses.asdict(record), "reused": reused}, indent=1))
-        return
+    else:
+        title = f"{chosen.name} on {spec.stream}, seed {spec.seed}"
+        _print_run(record, title, None if lost else store.path(record.key), reused)
+    if lost:
+        print(f"error: {lost}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _print_run(record: Record, title: str, place: Path | None, reused: bool) -> None:
+    """The figures of a run, how it was made, and where it is kept, if it is."""
     console = Console(markup=False)
-    title = f"{chosen.name} on {spec.stream}, seed {spec.seed}"
     table, shown = accuracies(record.accuracy, console.width, title)
     console.print(table)
     if shown < len(record.accuracy):
-        console.print(f"{shown} of {len(record.accuracy)} tasks; all are in {store.path(record.key)}/run.json")
+        elsewhere = f"; all are in {place}/run.json" if place else ""
+        console.print(f"{shown} of {len(record.accuracy)} tasks{elsewhere}")
     console.print(_made_with([record]))
     console.print(", ".join(f"{name.replace('_', ' ')} {value:z.1f}" for name, value in record.metrics.items()))
-    console.print(
-        f"{briefly(sum(record.train_seconds))} s of training; "
-        f"{'found' if reused else 'kept'} in {store.path(record.key)}"
-    )
+    kept = f"{'found' if reused else 'kept'} in {place}" if place else "not kept"
+    console.print(f"{briefly(sum(record.train_seconds))} s of training; {kept}")
 
 
 def compare(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -42,11 +42,9 @@ class Berth:
         """How steps are done: "captured", or "eager" and why."""
         return f"eager: {self.graphs.why_not}" if self.graphs.why_not else "captured"
 
-    @contextmanager
-    def aside(self) -> Iterator[None]:
+    def aside(self) -> AbstractContextManager[None]:
         """Do things in the berth while other berths do theirs; `Fleet.together` brings them together."""
-        with torch.cuda.stream(self.stream):  # does nothing where there is none
-            yield
+        return torch.cuda.stream(self.stream)  # which does nothing where there is none
 
     def step(self, x: Tensor, y: Tensor, task: int | None = None) -> Tensor:
         """Let the learner learn from a batch; the loss, still on the device."""
@@ -57,7 +55,7 @@ class Berth:
             return learner.step(x, y, task)
         number = None if task is None else torch.full((), task, device=self.device)
         given = self._place("step", x, y, number)
-        key = ("step", x.shape, x.dtype, learner.phase(), learner.classes, _rates(learner), *_changes(learner))
+        key = ("step", x.shape, x.dtype, learner.phase(), learner.classes, _rates(learner), *_input_makers(learner))
         loss, replayed = self._run(key, partial(learner.step, *given))
         if replayed:
             for holder, name, more in self._counted[key]:
@@ -87,7 +85,7 @@ class Berth:
                 x, y = (torch.cat([each, each[:1].expand(size - len(some), *each.shape[1:])]) for each in (x, y))
                 number = torch.cat([number, number.new_full((size - len(some),), len(stream))])
             placed = self._place("test", x, y, number, seen, right)
-            key = ("test", x.shape, x.dtype, seen.shape, right.shape, *_changes(self.learner))
+            key = ("test", x.shape, x.dtype, seen.shape, right.shape, *_input_makers(self.learner))
             self._run(key, partial(_mark, self.learner, *placed))
             right.copy_(placed[-1])
         return right[: row + 1]
@@ -243,8 +241,8 @@ def _alike(one: object, other: object) -> bool:
     return one is other or (type(one).__module__.startswith("parabolic.") and type(one) is type(other) and one == other)
 
 
-def _changes(learner: Learner) -> tuple[int, int]:
-    """What makes inputs of examples, of which a learner may be given another before its first step."""
+def _input_makers(learner: Learner) -> tuple[int, int]:
+    """What turns examples into inputs; a learner may be given another before its first step."""
     return id(learner.prepare), id(learner.augment)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import logging
 import os
@@ -15,7 +16,7 @@ from filelock import FileLock
 
 from parabolic.plugins import require
 
-__all__ = ["TRACKERS", "Log"]
+__all__ = ["TRACKERS", "Log", "check_installed"]
 
 
 class Log(Protocol):
@@ -114,6 +115,15 @@ TRACKERS: Mapping[str, Callable[[str, Mapping[str, str], Path], Log]] = {
     "wandb": _Wandb,
 }
 """The trackers by name: each is called with a run's name, its settings and a folder, and returns its log."""
+
+
+PACKAGES = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "Weights & Biases"}  # what they are called
+
+
+def check_installed(kind: str) -> None:
+    """Refuse a tracker whose package is not here, without importing one that is: that may take seconds."""
+    if kind in PACKAGES and importlib.util.find_spec(kind) is None:
+        require(kind, kind, "tracker", PACKAGES[kind])
 
 
 def _fresh(path: Path) -> Path:

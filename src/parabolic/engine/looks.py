@@ -65,7 +65,8 @@ class Look:
         if self.memory_loss is not None:
             said.append(f"loss on memory {self.memory_loss:.3g}")
         if self.drift is not None:
-            said[-1] += f", drift {self.drift:+.2g} since step {self.since:,}"
+            drift = f"drift {self.drift:+.2g} since step {self.since:,}"
+            said[-1:] = [f"{said[-1]}, {drift}" if said else drift]
         if self.bound is not None:
             said.append(f"bound {self.bound:.3g}")
         if self.accuracy is not None:

@@ -174,7 +174,7 @@ def _go_through(
 
 def _learn(
     fleet: Fleet,
-    visits: list[Batches],
+    todo: list[Batches],
     states: list[State],
     watchers: list[Callback],
     done: int,
@@ -182,14 +182,14 @@ def _learn(
 ) -> None:
     """Learn one visit's batches, each learner aside of the others; `done` of them were learned before."""
     started = time.perf_counter()
-    crew = list(zip(fleet.berths, states, visits, strict=True))
+    crew = list(zip(fleet.berths, states, todo, strict=True))
     for berth, state, batches in crew:
         if state.stream.boundaries and not done:
             with berth.aside():
                 state.learner.start_task(batches.once())
     with ExitStack() as feeds:
-        fed = [feeds.enter_context(closing(feed(batches.after(done), fleet.device))) for batches in visits]
-        for _ in range(len(visits[0]) - done):
+        fed = [feeds.enter_context(closing(feed(batches.after(done), fleet.device))) for batches in todo]
+        for _ in range(len(todo[0]) - done):
             for (berth, state, _), source in zip(crew, fed, strict=True):
                 with berth.aside():
                     state.loss = berth.step(*next(source), state.task)
@@ -230,7 +230,7 @@ def _sound(fleet: Fleet, states: list[State]) -> bool:
         if state.error is None and not math.isfinite(loss):
             state.error = Diverged(
                 f"{_who(state)}: the loss became {loss} in task {state.task + 1}, by step {state.step}: "
-                f"lower lr (now {state.learner.lr:g})"
+                f"lower lr (now {state.learner.lr:g}) or set clip_norm"
             )
     return bool(_going(states))
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import RLock
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -42,7 +43,8 @@ class Monitor(Callback):
 
     Two things that it looks at ask the model, and may take long: the loss on memory (with its drift), and the bound.
     Neither gets more than half of `share` of the time; what would not fit is left to a later look. When the stream
-    ends, as `train` or the end of a `with` tells, there is a last look at everything.
+    ends, as `train` or the end of a `with` tells, there is a last look at everything. Threads that learn may share it:
+    while one looks, the others wait; so call it without holding the learner's lock, for which the look may wait.
 
     Args:
         every: steps from one look to the next.
@@ -103,6 +105,7 @@ class Monitor(Callback):
         if tell is None and file is None and tracker is None:
             self.tell = partial(print, file=sys.stderr)
         self.last: Look | None = None
+        self._turn = RLock()  # taken before the learner's, never after
         self._learner: Learner | None = None  # whom it looks at, while a stream goes on
         self._accuracy: float | None = None
         self._total: Tensor | float = 0.0  # of the losses since the last look
@@ -112,30 +115,33 @@ class Monitor(Callback):
 
     def __call__(self, learner: Learner, loss: Tensor | float | None = None) -> None:
         """To be called after a step, with the loss that it returned; looks if it is time."""
-        self._at(learner, done=1)
-        if isinstance(loss, Tensor):
-            if loss.numel() != 1:
-                raise invalid("loss", loss, "one number", "pass what `observe` returned")
-            loss = loss.detach().double().reshape(())  # a sum of many in half precision would stand still
-        if loss is not None:
-            self._total = self._total + loss
-            self._count += 1
-        if not 0 <= learner.steps - self._from < self.every:  # below 0: it was put back to an earlier state
-            self._look(learner)
+        with self._turn:
+            self._at(learner, done=1)
+            if isinstance(loss, Tensor):
+                if loss.numel() != 1:
+                    raise invalid("loss", loss, "one number", "pass what `observe` returned")
+                loss = loss.detach().double().reshape(())  # a sum of many in half precision would stand still
+            if loss is not None:
+                self._total = self._total + loss
+                self._count += 1
+            if not 0 <= learner.steps - self._from < self.every:  # below 0: it was put back to an earlier state
+                self._look(learner)
 
     def look(self, learner: Learner) -> Look:
         """Look at everything now, whatever it takes."""
-        self._at(learner)
-        return self._look(learner, everything=True)
+        with self._turn:
+            self._at(learner)
+            return self._look(learner, everything=True)
 
     def close(self, how: str = "finished", why: str = "") -> None:
         """The stream is over; the next call begins anew."""
-        if self._learner is None:
-            return
-        if self._lines is not None:
-            self._lines.write("ended", {"step": self._learner.steps, "time": time.time(), "how": how, "why": why})
-            self._lines.close()
-        self._learner = None
+        with self._turn:
+            if self._learner is None:
+                return
+            if self._lines is not None:
+                self._lines.write("ended", {"step": self._learner.steps, "time": time.time(), "how": how, "why": why})
+                self._lines.close()
+            self._learner = None
 
     def __enter__(self) -> Self:
         return self
@@ -145,10 +151,8 @@ class Monitor(Callback):
     ) -> None:
         if error is None:
             self._finish()
-        elif isinstance(error, Exception):
-            self.close("failed", first_line(error))
-        else:  # Ctrl-C, sys.exit()
-            self.close("stopped")
+        else:
+            self._break_off(error)
 
     # -- the engine's loop ---------------------------------------------------------------------------------
 
@@ -172,7 +176,7 @@ class Monitor(Callback):
 
     def on_fail(self, state: State, error: BaseException) -> None:  # noqa: ARG002
         """Say that the run came to no end, and let go of the file."""
-        self.close(*(("failed", first_line(error)) if isinstance(error, Exception) else ("stopped",)))
+        self._break_off(error)
 
     # -- what there is to see ------------------------------------------------------------------------------
 
@@ -199,23 +203,31 @@ class Monitor(Callback):
             self._lines.write("began", {"step": step, "time": time.time(), **told})
 
     def _finish(self) -> None:
-        if self._learner is not None:
-            self._look(self._learner, everything=True)
-            self.close()
+        with self._turn:
+            if self._learner is not None:
+                self._look(self._learner, everything=True)
+                self.close()
+
+    def _break_off(self, error: BaseException) -> None:
+        if isinstance(error, Exception):
+            self.close("failed", first_line(error))
+        else:  # Ctrl-C, sys.exit()
+            self.close("stopped")
 
     def _look(self, learner: Learner, everything: bool = False) -> Look:
+        step = learner.steps  # now, as another thread may learn on meanwhile
         found: dict[str, Any] = {"accuracy": self._accuracy}
         if self._count:
             found["loss"] = float(self._total) / self._count
-        elif self.last is not None and self.last.step == learner.steps:
+        elif self.last is not None and self.last.step == step:
             found["loss"] = self.last.loss
         if isinstance(learner, ReplayLearner) and len(learner.past):
             with learner.lock:
                 found |= _composition(learner.past, learner.error.of_classes)
             if {"x", "y"} <= set(learner.past.fields):  # a method may keep something else
                 found |= self._asked_for(learner, everything)
-        look = Look(learner.steps, time.time(), **found)
-        self._from, self._total, self._count, self.last = learner.steps, 0.0, 0, look
+        look = Look(step, time.time(), **found)
+        self._from, self._total, self._count, self.last = step, 0.0, 0, look
         self._say(look)
         return look
 

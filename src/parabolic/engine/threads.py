@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from threading import Lock, get_ident
 
 import torch
@@ -38,13 +38,11 @@ def one_thread(wanted: bool = True) -> Iterator[None]:
             torch.set_num_threads(_before.pop(me))
 
 
-@contextmanager
-def threads_for(learner: Learner) -> Iterator[None]:
+def threads_for(learner: Learner) -> AbstractContextManager[None]:
     """One thread for a small network on a CPU.
 
     More only wait for each other, by a factor of twenty where other work keeps the cores busy; and the outcome then
     depends on how many there are, as sums are split among them.
     """
     small = sum(weight.numel() for weight in learner.model.parameters()) < 1_000_000
-    with one_thread(learner.device.type == "cpu" and small):
-        yield
+    return one_thread(learner.device.type == "cpu" and small)

@@ -15,7 +15,7 @@ from typing import Any, Self
 from parabolic import metrics
 from parabolic.checks import check_name, check_number, first_line
 from parabolic.engine.callbacks import Callback, State
-from parabolic.engine.logs import TRACKERS, Log
+from parabolic.engine.logs import TRACKERS, Log, check_installed
 from parabolic.files import file_name
 from parabolic.options import options_of
 
@@ -56,6 +56,7 @@ class Tracker(Callback):
         names = [name.strip() for name in kinds.split(",")] if isinstance(kinds, str) else list(kinds)
         for name in names:
             check_name("tracker", name, TRACKERS)
+            check_installed(name)
         self.settings, self.every = settings, every
         check_number("every", every, whole=True, at_least=1)
         warn = warn or (lambda text: warnings.warn(text, RuntimeWarning, stacklevel=4))

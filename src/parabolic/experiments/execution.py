@@ -29,11 +29,17 @@ from parabolic.engine.threads import threads_for
 from parabolic.experiments.code import made_of, own_code_of
 from parabolic.experiments.resume import Keeping
 from parabolic.experiments.spec import RunSpec, check_spec
-from parabolic.experiments.store import Record, Store, check_store
+from parabolic.experiments.store import Record, Store, check_store, encodable
 from parabolic.learners import Learner, find_learner
 from parabolic.streams import Stream, make_stream
 
-__all__ = ["Yard", "build", "execute", "execute_fleet", "find_device", "reason_of", "run", "typed_command"]
+__all__ = ["Unsaved", "Yard", "build", "execute", "execute_fleet", "find_device", "reason_of", "run", "typed_command"]
+
+
+class Unsaved(InputError):
+    """A run came to its end and could not be kept; `record` is what came out."""
+
+    record: Record
 
 
 def run(
@@ -49,7 +55,8 @@ def run(
 
     Every `checkpoint` seconds (0: never) it is written down how far the run has come. One that was stopped in any way
     goes on from there, in the middle of a task, and on a CPU ends with the figures of one that was not. One that fails
-    is noted in the store, unless it was refused before its first step, as one that another process is training is.
+    is noted in the store, unless it was refused before its first step, as one that another process is training is. The
+    error of one that cannot be kept at its end, as the disk is full, has it as its `record`.
     """
     check_spec(spec)
     check_store(store)
@@ -66,7 +73,12 @@ def run(
                 with suppress(InputError):  # of a disk, which is not why the run failed
                     store.save_failure(spec, *reason_of(error))
             raise
-        store.save(record)
+        try:
+            store.save(record)
+        except InputError as error:
+            unsaved = Unsaved(*error.args)
+            unsaved.record = record
+            raise unsaved from error
     return record, False
 
 
@@ -307,7 +319,8 @@ def environment(device: torch.device) -> dict[str, Any]:
 def typed_command() -> str:
     """What was typed; the same for `parabolic` and `python -m parabolic`."""
     program, ours = Path(sys.argv[0]), Path(__file__).parents[1] / "__main__.py"
-    return shlex.join(["parabolic" if program.stem == "parabolic" or program == ours else sys.argv[0], *sys.argv[1:]])
+    called = "parabolic" if program.stem == "parabolic" or program == ours else sys.argv[0]
+    return str(encodable(shlex.join([called, *sys.argv[1:]])))
 
 
 def find_device(name: str) -> torch.device:

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,11 +34,12 @@ from parabolic.experiments.code import made_of
 from parabolic.experiments.spec import RunSpec
 from parabolic.files import disk_errors, sweep, write_text
 
-__all__ = ["FailedRun", "Record", "Store", "agree", "check_store", "checked", "is_of"]
+__all__ = ["FailedRun", "Record", "Store", "agree", "check_store", "checked", "encodable", "is_of"]
 
 FILE, FAILED, CLAIMS, CHECKPOINT = "run.json", "failed.json", ".claims", "checkpoint.safetensors"
 MONITOR, BOUNDS = "monitor.jsonl", "bounds.json"
 KEY = re.compile("[0-9a-f]{16}")
+ROOM = 1 << 14  # bytes that must be free where a run is begun
 
 Kept = TypeVar("Kept", bound="Record | FailedRun")
 
@@ -143,17 +146,15 @@ class Store:
 
     def unreadable(self) -> dict[Path, str]:
         """Files that should tell of a run and cannot be read, each with the reason."""
-        found = {}
-        kinds: dict[str, type[Record | FailedRun]] = {FILE: Record, FAILED: FailedRun}
-        for folder in self._folders():
-            for name, kind in kinds.items():
-                try:
-                    _load(kind, folder / name)
-                except FileNotFoundError:
-                    continue
-                except (OSError, ValueError, TypeError, AttributeError) as error:
-                    found[folder / name] = str(error)
-        return found
+        return self.read()[2]
+
+    def read(self) -> tuple[list[Record], list[FailedRun], dict[Path, str]]:
+        """All that is in the folder, each file read once: finished runs, those that failed, what cannot be read."""
+        damaged: dict[Path, str] = {}
+        runs = list(self._each(Record, FILE, damaged))
+        done = {run.key for run in runs}
+        failed = [each for each in self._each(FailedRun, FAILED, damaged) if each.key not in done]
+        return runs, failed, dict(sorted(damaged.items()))
 
     def save(self, record: Record) -> Path:
         """Write a run, so that a crash at any moment leaves either nothing of it or all."""
@@ -173,7 +174,8 @@ class Store:
         """A lock on a run, to be released when it is done, or None while another process holds it.
 
         It keeps two grids from training the same run. The operating system lets go of it when the process ends, however
-        it ends. Saving needs no claim: whoever comes last writes the same record over the other's.
+        it ends. Saving needs no claim: whoever comes last writes the same record over the other's. A disk without room
+        for a record is told now, rather than when there is one.
         """
         lock = FileLock(self.root / CLAIMS / key)
         with self._telling():
@@ -182,15 +184,20 @@ class Store:
                 lock.acquire(blocking=False)
             except Timeout:
                 return None
+            try:
+                _try_to_write(self.root / CLAIMS)
+            except OSError:
+                lock.release()
+                raise
         sweep(self.path(key))
-        _sweep_checkpoints(self.path(key))
+        sweep(self.path(key), older=0, name=CHECKPOINT)  # however new: only who has the claim writes them
         return lock
 
-    def _each(self, kind: type[Kept], name: str) -> Iterator[Kept]:
+    def _each(self, kind: type[Kept], name: str, damaged: dict[Path, str] | None = None) -> Iterator[Kept]:
         """What files of this name tell, once for each run: of copies, what is in the folder called by its key."""
         found: dict[str, Kept] = {}
         for folder in self._folders():
-            kept = _read(kind, folder / name)
+            kept = _read(kind, folder / name, damaged)
             if kept is not None and (kept.key not in found or folder.name == kept.key):
                 found[kept.key] = kept
         return iter(found.values())
@@ -212,19 +219,32 @@ def check_store(store: object) -> None:
         raise invalid("store", store, "a Store", 'as in Store("runs")')
 
 
+def encodable(told: Any) -> Any:
+    r"""The same with texts that every file takes: bytes of a command that are no UTF-8 are written out.
+
+    >>> encodable({"command": "run \udcff"})
+    {'command': 'run \\udcff'}
+    """
+    if isinstance(told, Mapping):
+        return {name: encodable(value) for name, value in told.items()}
+    return told.encode("utf-8", "backslashreplace").decode() if isinstance(told, str) else told
+
+
+def _try_to_write(folder: Path) -> None:
+    """Write something to a disk, to see whether it can be done, and let it go."""
+    with TemporaryFile(dir=folder) as file:
+        file.write(os.urandom(ROOM))  # which no disk can make smaller
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def _load(kind: type[Kept], path: Path) -> Kept:
-    kept = checked(kind(**json.loads(path.read_text())))
+    told = json.loads(path.read_text())
+    kept = checked(kind(**{name: value if name == "spec" else encodable(value) for name, value in told.items()}))
     folder = path.parent.name
     if KEY.fullmatch(folder) and kept.key != folder:  # a copy may be called otherwise
         raise ValueError(f"its key, {kept.key}, is not that of its folder")
     return kept
-
-
-def _sweep_checkpoints(folder: Path) -> None:
-    """Remove what writers of checkpoints that were killed left, however new: only who has the claim writes them."""
-    for path in folder.glob(f".{CHECKPOINT}." + "[0-9a-f]" * 16):
-        with suppress(OSError):
-            path.unlink()
 
 
 def checked(kept: Kept) -> Kept:
@@ -259,10 +279,14 @@ def _check(record: Record) -> None:
             raise ValueError(f"its {name} is not that of its accuracies")
 
 
-def _read(kind: type[Kept], path: Path) -> Kept | None:
+def _read(kind: type[Kept], path: Path, damaged: dict[Path, str] | None = None) -> Kept | None:
     try:
         return _load(kind, path)
-    except (OSError, ValueError, TypeError, AttributeError):
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        if damaged is not None:
+            damaged[path] = str(error)
         return None
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -100,7 +102,7 @@ def tune(
     check_preset_name(name)
     if workers > 1 and not isinstance(storage, str | None):
         raise invalid("storage", storage, "a URL, where there are several workers", "objects cannot be shared")
-    job = Job(search, store, trials, name, storage or f"sqlite:///{store.root}/tune.db", parallel, device)
+    job = Job(search, store, trials, name, storage or _data_base(store), parallel, device)
     spawn = multiprocessing.get_context("spawn")
     others = [spawn.Process(target=_help, args=(job,), daemon=True) for _ in range(workers - 1)]
     try:
@@ -136,10 +138,19 @@ class Job:
 
 def _help(job: Job) -> None:
     """Work on a study in another process; an error here is one that the process which started it meets too."""
+    Thread(target=_follow, daemon=True).start()
     try:
         _work(job)
     except (Exception, KeyboardInterrupt):
         sys.exit(1)
+
+
+def _follow() -> None:
+    """End with the process that started this one, however it ends, in the middle of a run if need be."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _work(
@@ -148,9 +159,8 @@ def _work(
     """Take trials until there are none left; returns those that have ended, and how many others are still at."""
     from parabolic.experiments.study import open_study  # here: it imports Optuna
 
-    parent = multiprocessing.parent_process()
     with open_study(job.search, job.name, job.storage, job.store.root) as study:
-        while (parent is None or parent.is_alive()) and (taken := study.ask(job.parallel, job.trials)):
+        while taken := study.ask(job.parallel, job.trials):
             try:
                 with study.pulse(taken):
                     scores = _try(taken, job, list(callbacks))
@@ -208,6 +218,13 @@ def _train(specs: list[RunSpec], job: Job, callbacks: list[Callback]) -> dict[st
             else:
                 raise result
     return scores
+
+
+def _data_base(store: Store) -> str:
+    """The URL of a store's own SQLite file, whatever its folder is called."""
+    from sqlalchemy import URL  # here: it comes with Optuna
+
+    return URL.create("sqlite", database=str(store.root / "tune.db")).render_as_string()
 
 
 def _called(spec: RunSpec) -> str:

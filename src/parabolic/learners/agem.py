@@ -33,7 +33,7 @@ class AGEM(ProjectedLearner):
     name = "agem"
     reference = "Chaudhry et al., 2019: Efficient lifelong learning with A-GEM"
 
-    def constraints(self, batch: Batch, recalled: Batch) -> Tensor:
+    def constraints(self, recalled: Batch) -> Tensor:
         """The gradient of the recalled batch's loss."""
         return self._past_gradient(recalled["x"], recalled["y"])
 

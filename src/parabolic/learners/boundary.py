@@ -1,4 +1,4 @@
-"""The batches of a whole task, for the work at its start or end: in few large pieces, as each one checked waits."""
+"""The batches of a whole task, for the work at its start or end: in few large pieces, as every check waits."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ def squared_gradients(
     One pass of all examples gives what goes into each layer and the gradient of what comes out. From these follow an
     example's gradients of a linear layer, a convolution and a norm, which are squared and summed a part at a time. A
     model that uses a weight in any other way, or twice, or on examples that do not lie one after another, is
-    differentiated example by example. Which it is takes another pass, of few examples, but where `known` says it for so
-    many examples; it is noted there.
+    differentiated example by example. To tell which, a few examples go through once more, unless `known` has the answer
+    for a batch of this size; it is noted there.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = nn.init.zeros_(model.weight)

@@ -1,4 +1,4 @@
-"""Scores of a model: by weights that are not its own, or of some classes only."""
+"""A model asked in other ways: by other weights, in evaluation mode, of some classes only; and what it is made of."""
 
 from __future__ import annotations
 

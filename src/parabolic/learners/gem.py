@@ -91,7 +91,7 @@ class GEM(ProjectedLearner):
         """The slots of memory in the order of tasks."""
         return {"slot": self.past.by_task()} if self.parts() else None
 
-    def constraints(self, batch: Batch, recalled: Batch) -> Tensor:
+    def constraints(self, recalled: Batch) -> Tensor:
         """The gradient of each past task's loss, one a row."""
         gradients = []
         for start, share in self.parts():

@@ -1,4 +1,4 @@
-"""The weights of a model as one vector, and gradients too, for methods that change them before they are descended."""
+"""Which weights learning changes; and these and their gradients as one vector, for methods that bend gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All weights of a model as one vector, for methods that compute with such vectors or change a gradient as a whole."""
+"""Tensors laid end to end in one vector, and cut out of it again."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from parabolic.learners.gradients import trainable
 from parabolic.learners.head import check_alone, check_head, follow, last_linear, widen, wider
 from parabolic.learners.optimizers import make_optimizer, parse_optimizer
 from parabolic.memory import Batch, Memory
-from parabolic.options import check_options, option, options_of
+from parabolic.options import check_options, documented, option, options_of
 
 __all__ = ["Diverged", "Learner", "ReplayLearner", "TaskBatches", "join"]
 
@@ -45,7 +45,8 @@ NEEDS_TWO = "more than 1 value per channel"  # what torch says of batch norm and
 WHOLE = ("step", "start_task", "end_task", "grow", "load_state_dict")  # no other thread sees these half done
 # What a learner keeps that is no field of it.
 OWN = {"averaged", "body", "device", "dtype", "generator", "lock", "optim", "stepping", "steps"}
-ASKED = {"predict": "scores_at", "scores": "scores_at", "observe": "step"}  # what loops ask in place of what
+# Methods that users may override, and those that our loops call instead.
+ASKED = {"predict": "scores_at", "scores": "scores_at", "observe": "step"}
 GO_BACK = "go back to the last file that was saved, and lower lr or set clip_norm"
 GIVE_WAY = 1e-4  # seconds: enough for a thread that waits to wake up
 
@@ -57,15 +58,15 @@ class Diverged(RuntimeError):
     """Losses, weights or scores are no longer finite numbers."""
 
 
-def _locked(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of a learner, called with its lock held."""
+def _alone(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a learner that changes it, called when no other thread asks or changes it."""
 
     @functools.wraps(method)
-    def locked(self: Learner, *args: Any, **kwargs: Any) -> Any:
-        with self.lock:
+    def alone(self: Learner, *args: Any, **kwargs: Any) -> Any:
+        with self._changing():
             return method(self, *args, **kwargs)
 
-    return locked
+    return alone
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(dataclasses.field,))
@@ -107,7 +108,7 @@ class Learner:
     model: nn.Module = dataclasses.field(kw_only=False)
     lr: float = option(0.1, "learning rate", above=0, tune="0.001:1:log")
     optimizer: str | Callable[..., torch.optim.Optimizer] = option(
-        "SGD", "a class of torch.optim: SGD, SGD(momentum=0.9), or any factory called as factory(parameters, lr=lr)",
+        "SGD", "a class of torch.optim: SGD, SGD(momentum=0.9); in Python also a factory(parameters, lr=lr)",
         reads=parse_optimizer,
     )  # fmt: skip
     average: float | None = option(
@@ -135,11 +136,11 @@ class Learner:
         super().__init_subclass__(**kwargs)
         for name in WHOLE:
             if name in vars(cls):
-                setattr(cls, name, _locked(vars(cls)[name]))
+                setattr(cls, name, _alone(vars(cls)[name]))
         cls._check_fields()
         about = cls.__doc__
         dataclasses.dataclass(eq=False, kw_only=True, repr=False)(cls)
-        cls.__doc__ = about  # without one, the dataclass has put its signature there
+        cls.__doc__ = about and documented(about, cls)  # without one, the dataclass has put its signature there
 
     @classmethod
     def _check_fields(cls) -> None:
@@ -158,7 +159,7 @@ class Learner:
 
     @classmethod
     def overridden(cls) -> dict[str, str]:
-        """Methods of one's own that no loop of this package asks, each with the one that it asks instead.
+        """Overrides that no loop of this package calls, each with the method that it calls instead.
 
         >>> from parabolic import ER
         >>> class Nearest(ER):
@@ -197,6 +198,9 @@ class Learner:
         weights = trainable(self.model)
         if not weights:
             raise invalid("model", self.model, "a module with trainable parameters")
+        if any(weight.is_inference() for weight in weights):
+            got = Description("one made in inference mode")
+            raise invalid("model", got, "one that can learn", "make it outside, or in torch.inference_mode(False)")
         check_options(self)
         check_number("seed", self.seed, whole=True, at_least=0, below=2**63)
         if self.classes is not None:
@@ -206,6 +210,9 @@ class Learner:
             check_call("prepare", self.prepare, "x")
         if self.augment is not None:
             check_call("augment", self.augment, "x", "generator")
+        for module in self.model.modules():  # such as one that keeps a norm frozen whenever it is set to train
+            if module.training and getattr(module.train, "__func__", None) is not nn.Module.train:
+                module.train()
         self.device, self.dtype = weights[0].device, weights[0].dtype
         self.criterion = find_criterion(self.criterion).to(self.device)
         if self.needs_classes and not self.error.of_classes:
@@ -232,7 +239,7 @@ class Learner:
             raise invalid("task", task, "the number of the task that the batch belongs to", remedy)
         if task is not None:
             check_number("task", task, whole=True, at_least=0, below=2**31)
-        with self.lock:
+        with self._changing():
             take_back, self._descended = self._kept_aside(), False
             try:
                 x, y = self._checked(x, y)
@@ -251,14 +258,14 @@ class Learner:
         if task is not None:
             number = task if isinstance(task, Tensor) else torch.full((), task, device=y.device)
             raw["task"] = number.expand(len(y))
-        with self.lock:
+        with self._changing():
             self.stepping = True
             try:
                 if not self.model.training:
                     self.model.train()
                 for _ in range(self.repeats):
                     recalled = self.recall()
-                    batch = raw | {"x": self._given(x)}
+                    batch = raw | {"x": self._given(x), "raw": x}
                     loss = self._loss(batch, recalled)
                     if not isinstance(loss, Tensor) or loss.ndim:
                         whose = f"loss of {self.own_name()}"
@@ -294,7 +301,11 @@ class Learner:
         return None
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
-        """The method: the number to descend, from the new batch and the recalled one."""
+        """The method: the number to descend, from the new batch and the recalled one.
+
+        Of both, "x" is ready for the model, "raw" is what it was made of, and "y" are the labels; with tasks, the new
+        one has "task" too. Of what is raw `augmented` makes another view, and `inputs` the one for prediction.
+        """
         raise NotImplementedError(f"{type(self).__name__} states no loss(batch, recalled)")
 
     def descend(self, loss: Tensor) -> None:
@@ -339,7 +350,7 @@ class Learner:
         classes = int(classes)
         if not self.error.of_classes:
             raise invalid("criterion", self.criterion, "a loss of classes", "among numbers there are no more classes")
-        with self.lock:
+        with self._changing():
             _, head = last_linear(self.model)
             check_head(head, self.classes)
             known = self.classes or head.out_features
@@ -367,6 +378,10 @@ class Learner:
     def inputs(self, x: Tensor) -> Tensor:
         """Raw examples as inputs of the model, as for prediction."""
         return self._given(x, augment=False)
+
+    def augmented(self, x: Tensor) -> Tensor:
+        """Raw examples as inputs of the model, as for learning: changed at random, anew in every call."""
+        return self._given(x)
 
     def scores_at(self, inputs: Tensor) -> Tensor:
         """The scores for inputs of the model, by the averaged weights where there are any."""
@@ -418,7 +433,8 @@ class Learner:
                 got = Description(f"{name} of shape {list(value.shape)}")
                 remedy = "load it into one that has as many classes, as `Learner.load` makes it of a file"
                 raise invalid("state", got, f"{list(own[name].shape)}, as in this learner", remedy)
-        with self.lock:
+        self._check_optimizer(state["optimizer"])
+        with self._changing():
             self.model.load_state_dict(state["model"])
             self._load_optimizer(state["optimizer"])
             self._load_generator(state["generator"].cpu())
@@ -475,7 +491,8 @@ class Learner:
         """
         from parabolic.learners.saving import load
 
-        return load(cls, path, model, device, given)
+        with torch.inference_mode(False):  # it may learn later
+            return load(cls, path, model, device, given)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copy, with a lock of its own; meanwhile no other thread learns or predicts."""
@@ -501,6 +518,12 @@ class Learner:
         return f"{type(self).__name__}({type(self.model).__name__}, {values})"
 
     # -- the small print -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """The lock, for what changes the learner, with gradients even where the caller has switched them off."""
+        with self.lock, torch.inference_mode(False), torch.enable_grad():
+            yield
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -534,7 +557,7 @@ class Learner:
         return take_back
 
     def _refusal(self, x: Tensor, error: Exception) -> InputError | None:
-        """What to say of a batch on which a step failed; None where that is no matter of what was learned."""
+        """The error to raise for a batch on which a step failed; None where the batch is not to blame."""
         if isinstance(error, IndexError) and has_embedding(self.model):  # of an id that it does not have
             return invalid("x", x, "examples that the model accepts", f"the model says: {error}")
         if NEEDS_TWO not in str(error):
@@ -546,17 +569,33 @@ class Learner:
         return invalid(f"step of {self.own_name()}", got, needed, "raise replay, memory or chunk")
 
     def _parts(self) -> dict[str, Any]:
-        """What it was given and what has a state of its own, by name."""
+        """What it was given that has a state of its own, by name."""
         brought = {"prepare": self.prepare, "units": getattr(self.criterion, "units", None)}
         return {name: part for name, part in brought.items() if hasattr(part, "load_state_dict")}
+
+    def _check_optimizer(self, state: Mapping[str, Any]) -> None:
+        """Refuse the state of another optimiser: it has settings that this one has not, and lacks some of its own."""
+        ours, theirs = self.optim.param_groups, state["param_groups"]
+        same = [len(each["params"]) for each in ours] == [len(each["params"]) for each in theirs]
+        pairs = zip(ours, theirs, strict=False)
+        if not same or any(mine.keys() - its.keys() and its.keys() - mine.keys() for mine, its in pairs):
+            got = Description(" and ".join(f"one of {', '.join(sorted(each.keys() - {'params'}))}" for each in theirs))
+            expected = f"one of {type(self.optim).__name__} for the weights of this model"
+            raise invalid("state of the optimizer", got, expected, "make the learner with the optimizer that it had")
 
     def _load_optimizer(self, state: Mapping[str, Any]) -> None:
         # Where steps are counted is a matter of the device, not of the state.
         groups = [
-            {**saved, **{name: own[name] for name in ("capturable",) if name in own}}
+            {**saved, "capturable": own["capturable"]} if "capturable" in own else saved
             for saved, own in zip(state["param_groups"], self.optim.param_groups, strict=True)
         ]
         self.optim.load_state_dict({**state, "param_groups": groups})
+        # Torch takes over tensors themselves where they fit, and casts others: a copy of each, in its own type.
+        weights = [weight for group in self.optim.param_groups for weight in group["params"]]
+        for number, saved in state["state"].items():
+            own = self.optim.state[weights[number]]
+            for name in [name for name, value in saved.items() if isinstance(value, Tensor)]:
+                own[name] = saved[name].to(own[name].device, copy=True)
 
     def _load_generator(self, state: Tensor) -> None:
         if len(state) == len(self.generator.get_state()):
@@ -567,18 +606,18 @@ class Learner:
     def _loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
         """The loss, from a model that leaves its input alone: a method may ask it of the same examples again."""
         inputs = batch["x"]
-        version = inputs._version if isinstance(inputs, Tensor) else 0
+        version = _version(inputs)
         loss = self.loss(batch, recalled)
-        if isinstance(inputs, Tensor) and inputs._version != version:
+        if _version(inputs) != version:
             got = Description("one that changes its input in place")
             raise invalid("model", got, "one that leaves it alone", "as in x = x - 1, or ReLU(inplace=False) at first")
         return loss
 
     def _given(self, x: Tensor, augment: bool = True) -> Tensor:
         """What the model is given for examples that are someone else's: never these, as it may work in place."""
-        version = x._version
+        version = _version(x)
         made = self._inputs(x, augment)
-        if x._version != version:
+        if _version(x) != version:
             got = Description("one that changes examples in place")
             raise invalid("prepare or augment", got, "one that makes new ones", "as in x = x - 1, and not x -= 1")
         shared = isinstance(made, Tensor) and made.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
@@ -589,16 +628,18 @@ class Learner:
             x = self.augment(x, self.generator)
         if self.prepare is not None:
             made = self.prepare(x)
-            return made.to(self.dtype) if isinstance(made, Tensor) and made.dtype == torch.float64 else made
+            double = isinstance(made, Tensor) and made.is_floating_point() and torch.float64 in (made.dtype, self.dtype)
+            return made.to(self.dtype) if double else made
         if x.dtype != torch.uint8:
             return x.to(self.dtype) if x.is_floating_point() else x  # NumPy's numbers are float64, and few models are
         return (x.float() / 255).to(self.dtype) if self.embed is None else x.long()
 
     def _make_optimizer(self, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
         made = make_optimizer(self.optimizer, weights, self.lr)
-        for group in made.param_groups if isinstance(self.optimizer, str) else ():
-            if self.device.type == "cuda" and "capturable" in group:
-                group["capturable"] = True  # it then counts its steps on the device
+        if self.device.type == "cuda" and isinstance(self.optimizer, str):
+            for group in made.param_groups:
+                if "capturable" in group:
+                    group["capturable"] = True  # it then counts its steps on the device
         return made
 
     def _checked(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -697,6 +738,12 @@ class ReplayLearner(Learner):
         if self.replay > self.memory.capacity:
             remedy = "recall fewer examples, or keep more"
             raise invalid("replay", self.replay, f"at most memory={self.memory.capacity}", remedy)
+        if lacking := [name for name in self.memory.needs if name not in self.keeps]:
+            expected = f"one that does without {', '.join(lacking)}"
+            raise invalid("memory", self.memory, expected, f"{self.own_name()} keeps {', '.join(self.keeps)}")
+        if self.memory.needs_classes and not self.error.of_classes:
+            remedy = f"give memory={self.memory.capacity}"
+            raise invalid("memory", self.memory, "one for targets that are numbers", remedy)
 
     @property
     def past(self) -> Memory:
@@ -713,7 +760,7 @@ class ReplayLearner(Learner):
         if len(self.past) == 0:
             return None
         drawn = self.past.draw(self.replay, generator=self.generator)
-        return drawn | {"x": self._inputs(drawn["x"])}
+        return drawn | {"x": self._inputs(drawn["x"]), "raw": drawn["x"]}
 
     def remember(self, raw: Batch, batch: Batch) -> None:
         """Offer the raw batch to memory, with whatever else the method keeps of it."""
@@ -729,15 +776,16 @@ class ReplayLearner(Learner):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from the state of another learner of the same kind, model and memory size."""
-        if "memory" in state:  # else it is told what is missing
-            self.past.check_state(state["memory"])
-        super().load_state_dict(state)
         # A memory is where its examples are.
         kept = {
-            name: each.to(self.device) if isinstance(each, Tensor) else each for name, each in state["memory"].items()
+            name: each.to(self.device) if isinstance(each, Tensor) else each
+            for name, each in state.get("memory", {}).items()
         }
         if "y" in kept and not self.error.of_classes:  # at first, targets with units were kept in the model's type
             kept["y"] = self.error.check(kept["y"], len(kept["y"]), kept["y"].shape[1], self.dtype)
+        if kept:  # else it is told what is missing
+            self.past.check_state(kept, *self.keeps)
+        super().load_state_dict(state)
         self.past.load_state_dict(kept)
 
 
@@ -746,6 +794,11 @@ def join(batch: Batch, recalled: Batch | None) -> tuple[Tensor, Tensor]:
     if recalled is None:
         return batch["x"], batch["y"]
     return torch.cat([batch["x"], recalled["x"]]), torch.cat([batch["y"], recalled["y"]])
+
+
+def _version(x: Any) -> int:
+    """How often a tensor was changed in place, where torch counts that: not in inference mode."""
+    return 0 if not isinstance(x, Tensor) or x.is_inference() else x._version
 
 
 def _as_tensor(name: str, value: Any, device: torch.device) -> Tensor:

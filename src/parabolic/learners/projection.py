@@ -27,7 +27,7 @@ class ProjectedLearner(ReplayLearner):
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
         """The loss of the new batch."""
-        self._against = None if recalled is None else self.constraints(batch, recalled)
+        self._against = None if recalled is None else self.constraints(recalled)
         return self.error(self.model(batch["x"]), batch["y"])
 
     def descend(self, loss: Tensor) -> None:
@@ -38,8 +38,8 @@ class ProjectedLearner(ReplayLearner):
         self.weights.set_gradient(bent)
         self.apply_gradients()
 
-    def constraints(self, batch: Batch, recalled: Batch) -> Tensor | None:
-        """The gradients of past losses, which the new one is to be held against; None where there are none."""
+    def constraints(self, recalled: Batch) -> Tensor:
+        """The gradients of past losses, which the new one is to be held against."""
         raise NotImplementedError
 
     def project(self, vector: Tensor, against: Tensor) -> Tensor:

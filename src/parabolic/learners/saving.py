@@ -48,7 +48,7 @@ def load(
     """The learner of a file; see `Learner.load`."""
     saved = read_learner(Path(path))
     kind = _find(cls, saved["learner"])
-    if extra := sorted(given.keys() - set(saved["given"])):
+    if extra := sorted(given.keys() - {*saved["given"], *saved["made"]}):
         raise invalid("load", Description(", ".join(extra)), "only what the file cannot hold", "it has the others")
     if missing := sorted(set(saved["given"]) - given.keys()):
         remedy = f"pass {', '.join(f'{name}=' for name in missing)} as it was: a file holds no code"

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from parabolic.checks import plain
 from parabolic.learners.learner import Learner
@@ -22,6 +22,8 @@ from parabolic.states import same_state
 
 __all__ = ["is_ours", "left_behind"]
 
+NOTES = (int, float, str, list, tuple, dict, set)
+
 
 def is_ours(learner: Learner) -> bool:
     """Whether the classes of a learner and its memory are of this package: their states are known to be whole."""
@@ -29,11 +31,12 @@ def is_ours(learner: Learner) -> bool:
 
 
 def left_behind(learner: Learner, fresh: Learner) -> list[str]:
-    """The attributes of a learner and of its memory that its state does not bring back, by name.
+    """The attributes of a learner, its memory and its model's modules that its state does not bring back, by name.
 
     `fresh` is another learner of the same making, which is resumed from that state as a new process would do it. What
     is told is what differs then: numbers, texts, tensors, all that has a `state_dict`, and containers and objects of
-    these. Functions, locks and cached properties are not looked at.
+    these; of modules numbers, texts and containers alone, as a tensor there may be what a call has left. Functions,
+    locks and cached properties are not looked at.
 
     >>> import torch
     >>> from parabolic import ER
@@ -50,6 +53,7 @@ def left_behind(learner: Learner, fresh: Learner) -> list[str]:
     state, back = learner.state_dict(), fresh.state_dict()
     missing = [name for name in state if not same_state(state[name], back.get(name))]
     missing += _differing(learner, fresh, _kept_by_base(learner))
+    missing += _noted_by_modules(learner.model, fresh.model)
     if isinstance(memory := getattr(learner, "memory", None), Memory):
         kept = vars(_base(memory)(memory.capacity)).keys()
         missing += [f"memory.{name}" for name in _differing(memory, getattr(fresh, "memory", None), {*kept})]
@@ -76,6 +80,17 @@ def _differing(one: Any, other: Any, but: set[str]) -> list[str]:
         for name in names
         if not isinstance(inspect.getattr_static(type(one), name, None), cached_property)
         and not _alike(getattr(one, name, None), getattr(other, name, None))
+    ]
+
+
+def _noted_by_modules(model: nn.Module, fresh: nn.Module) -> list[str]:
+    """The plain values that modules have as attributes, and that are not alike."""
+    return [
+        ".".join(filter(None, ["model", path, name]))
+        for (path, module), other in zip(model.named_modules(), fresh.modules(), strict=False)
+        for name, value in vars(module).items()
+        if not name.startswith("_") and name != "training" and isinstance(value, NOTES)
+        if not _alike(value, getattr(other, name, None))
     ]
 
 

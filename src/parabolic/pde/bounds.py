@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Generator, Tensor
 
-from parabolic.checks import check_number
+from parabolic.checks import check_number, invalid
 from parabolic.pde.domain import Domain
 from parabolic.pde.feynman_kac import Drift, Loss, losses_at, solve, walk
 
@@ -208,7 +208,7 @@ def forgetting_bound(
     >>> found.realised, found.holds
     (0.5, True)
     """
-    return ForgettingBound(*_pieces(loss, domain, samples, generator), *_data(loss, domain, past))
+    return ForgettingBound(*_pieces(loss, domain, samples, generator), *_data("past", loss, domain, past))
 
 
 def generalisation_bound(
@@ -244,7 +244,7 @@ def generalisation_bound(
     """
     check_number("tau", tau, at_least=0)
     found = forgetting_bound(loss, domain, samples=samples, generator=generator).ahead(tau, constant)
-    data, covered = _data(loss, domain, future)
+    data, covered = _data("future", loss, domain, future)
     return replace(found, future=data, covered=covered)
 
 
@@ -301,10 +301,12 @@ def _pieces(loss: Loss, domain: SampledDomain, samples: int, generator: Generato
     return _range(loss, domain.points), _range(loss, edge), _range(loss, inside)
 
 
-def _data(loss: Loss, domain: Domain, data: Tensor | None) -> tuple[Range | None, float | None]:
+def _data(name: str, loss: Loss, domain: Domain, data: Tensor | None) -> tuple[Range | None, float | None]:
     """The losses over data, and the share of the data in the domain."""
     if data is None:
         return None, None
+    if not len(data):
+        raise invalid(name, data, "at least one point", "leave it out where there are none")
     return _range(loss, data), float(domain.inside(data).double().mean())
 
 

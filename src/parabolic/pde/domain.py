@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from math import sqrt
 from typing import Protocol, runtime_checkable
@@ -87,7 +87,7 @@ class Balls:
         return (point + _unit(y - point) * self.radius).to(x.dtype).add(self._centre).reshape(x.shape)
 
     def _from_centre(self, x: Tensor) -> Tensor:
-        return (_flat("x", x, self.points) - self._centre).to(self._centred.dtype)
+        return (_flat(x, self.points) - self._centre).to(self._centred.dtype)
 
     def _parts(self, y: Tensor) -> tuple[Tensor, ...]:
         return torch.split(y, _rows(len(self.points), y))
@@ -109,7 +109,7 @@ class Hull:
     returns infinity for every point of it, but not of its margin. Such a hull is `blind`.
 
     Args:
-        points: `[n, *shape]`, floating.
+        points: `[n, *shape]`, float32 or float64.
         margin: how far beyond the hull the region reaches. With √ε it is the hull of M^(ε).
         tolerance: the accuracy of distances and of `inside` in more than three dimensions.
 
@@ -128,25 +128,28 @@ class Hull:
         self.points, self.margin = points, float(margin)
         flat = points.flatten(1)
         self.radius = float((flat - flat.mean(0)).norm(dim=1).max())
-        rounding = 10 * torch.finfo(points.dtype).eps * self.radius
+        eps = torch.finfo(points.dtype).eps
+        rounding = 10 * eps * self.radius
         slip = min(tolerance * self.radius, 0.01 * margin if margin else torch.inf)
         facets = _Facets.of(flat)
-        self._slip = rounding if facets else max(slip, rounding)
-        self._body = facets or _Cloud(flat, self._slip)
+        slip = rounding if facets else max(slip, rounding)
+        self._body = facets or _Cloud(flat, slip)
+        # What `nearest` finds is also off by the rounding of the margin, and of places as far from the origin as these.
+        self._reach = self.margin + slip + eps * (10 * self.margin + 4 * float(flat.norm(dim=1).max()))
         self.flat = isinstance(self._body, _Cloud) and self._body.flat
         self.blind = isinstance(self._body, _Cloud) and not self._body.flat
 
     def inside(self, x: Tensor) -> Tensor:
         """Whether x is in the grown hull, its edge included."""
-        return self._body.within(_flat("x", x, self.points), self.margin + self._slip)
+        return self._body.within(_flat(x, self.points), self._reach)
 
     def hit(self, x: Tensor) -> Tensor:
         """The distance to the edge, negative outside."""
-        return self._body.depth(_flat("x", x, self.points)) + self.margin
+        return self._body.depth(_flat(x, self.points)) + self.margin
 
     def nearest(self, x: Tensor) -> Tensor:
         """The nearest point of the edge; x itself where nobody knows how deep it lies."""
-        base, outward = self._body.surface(_flat("x", x, self.points))
+        base, outward = self._body.surface(_flat(x, self.points))
         return (base + outward * self.margin).reshape(x.shape)
 
 
@@ -186,7 +189,7 @@ class MemoryDomain(Intersection):
     """The paper's domain: the hull of the memory, less the balls M^(ε) round what is remembered.
 
     Args:
-        points: the memory, `[n, *shape]`, floating.
+        points: the memory, `[n, *shape]`, float32 or float64.
         eps: the squared radius of the balls.
         margin: how far the region reaches beyond the hull of the points. By default √ε: the hull of M^(ε),
             which has an inside however few the points are, if two or more. With 0, the hull of the points themselves.
@@ -226,14 +229,14 @@ class MemoryDomain(Intersection):
         if not self.hull.flat:
             return mixed
         # Not evenly by volume: in many dimensions all of that is next to the surface.
-        way = _unit(_random(torch.randn, mixed, count, self.points[0].numel(), generator=generator))
-        length = self.hull.margin * _random(torch.rand, mixed, count, 1, generator=generator)
+        way = _unit(drawn(torch.randn, (count, self.points[0].numel()), mixed, generator))
+        length = self.hull.margin * drawn(torch.rand, (count, 1), mixed, generator)
         return mixed + (way * length).reshape(mixed.shape)
 
     def _mix(self, count: int, generator: Generator | None) -> Tensor:
         # A point of a hull in d dimensions mixes d + 1 others; so many that they blur tell little.
         several = min(self.points[0].numel() + 1, 8)
-        share = _random(torch.rand, self.points, count, several, generator=generator).clamp_min(1e-6).log()
+        share = drawn(torch.rand, (count, several), self.points, generator).clamp_min(1e-6).log()
         mixed = (share / _total(share)).unsqueeze(1) @ self._pick(count, several, generator=generator).flatten(2)
         return mixed.reshape(count, *self.points.shape[1:])
 
@@ -246,8 +249,8 @@ class MemoryDomain(Intersection):
         """
         check_number("count", count, whole=True, at_least=1)
         shape, radius = (count, *self.points.shape[1:]), self.hull.radius
-        way = _unit(_random(torch.randn, self.points, count, self.points[0].numel(), generator=generator))
-        length = _random(torch.rand, way, count, 1, generator=generator)
+        way = _unit(drawn(torch.randn, (count, self.points[0].numel()), self.points, generator))
+        length = drawn(torch.rand, (count, 1), way, generator)
         found = self._pick(count, generator=generator)
         found += (way * self.balls.radius * (2 * length).clamp_max(1)).reshape(shape)
         # From inside the hull outwards and back to it: by a random length, or by one that surely leads out.
@@ -360,7 +363,8 @@ class _Cloud:
         # In double precision: a residual as small as the slip is a difference of much larger numbers.
         self.centre = points.double().mean(0)
         u, s, vt = torch.linalg.svd(points - self.centre, full_matrices=False)
-        span = int((s > s[0] * 1e-10).sum())
+        noise = 10 * torch.finfo(s.dtype).eps * float(points.double().norm())  # by the rounding of the middle
+        span = int((s > max(noise, float(s[0]) * 1e-10)).sum())
         self.u, self.s, self.axes = u[:, :span].contiguous(), s[:span], vt[:span]
         self.corners, self.slip = self.u * self.s, slip
         # Where Qhull could have told and did not, the points lie on one plane too, up to rounding.
@@ -461,27 +465,25 @@ def _unit(x: Tensor) -> Tensor:
     return torch.nn.functional.normalize(x, eps=torch.finfo(x.dtype).tiny)
 
 
-def _random(draw: Callable[..., Tensor], like: Tensor, *shape: int, generator: Generator | None) -> Tensor:
+def drawn(draw: Callable[..., Tensor], shape: Sequence[int], like: Tensor, generator: Generator | None) -> Tensor:
+    """Numbers that `torch.rand` or `torch.randn` draws, of the type and on the device of `like`."""
     return draw(shape, generator=generator, dtype=like.dtype, device=like.device)
 
 
 def _check_points(points: Tensor, least: int) -> None:
-    if not isinstance(points, Tensor) or not points.is_floating_point() or points.ndim < 2:
+    # Half precision is too coarse for balls and margins.
+    if not isinstance(points, Tensor) or points.dtype not in (torch.float32, torch.float64) or points.ndim < 2:
         remedy = "convert it with .float(), and numbers with [:, None]"
-        raise invalid("points", points, "a floating tensor [n, *shape]", remedy)
+        raise invalid("points", points, "a floating tensor [n, *shape], float32 or float64", remedy)
     if len(points) < least or not points[0].numel():
         raise invalid("points", points, f"at least {least} points", "keep more of them in memory")
     check_finite("points", points)
 
 
-def _flat(name: str, x: Tensor, points: Tensor) -> Tensor:
+def _flat(x: Tensor, points: Tensor) -> Tensor:
     if not isinstance(x, Tensor) or x.shape[1:] != points.shape[1:] or x.ndim < 2:
-        raise invalid(name, x, f"a tensor [n{''.join(f', {k}' for k in points.shape[1:])}], as the domain's points")
+        raise invalid("x", x, f"a tensor [n{''.join(f', {k}' for k in points.shape[1:])}], as the domain's points")
     if x.dtype != points.dtype or x.device != points.device:
-        raise invalid(
-            name,
-            x,
-            f"type {points.dtype} on {points.device}, as the domain's points",
-            "convert it with .to()",
-        )
+        expected = f"type {points.dtype} on {points.device}, as the domain's points"
+        raise invalid("x", x, expected, "convert it with .to()")
     return x.flatten(1)

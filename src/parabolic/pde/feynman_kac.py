@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 
 from parabolic.checks import Description, check_finite, check_name, check_number, invalid
 from parabolic.pde.bridges import bridge
-from parabolic.pde.domain import EXACT, Balls, Domain, Hull, Intersection
+from parabolic.pde.domain import EXACT, Balls, Domain, Hull, Intersection, drawn
 
 __all__ = ["Drift", "Estimate", "Loss", "gradient_of", "solve", "solve_by_bridges"]
 
@@ -267,7 +267,7 @@ def _run(
 ) -> tuple[Tensor, ...]:
     """One path from each row of x, at the distance `gap` from the edge: the fields of `Batch`."""
     variance = 2 * sigma * dt
-    draw = partial(_draw, generator=generator, like=x)
+    draw = partial(drawn, like=x, generator=generator)
     value, stopped = loss(x), gap <= 0
     result = torch.stack([value, *(torch.zeros_like(value) for _ in range(3))])
 
@@ -332,10 +332,6 @@ def _run(
     return *result, stopped
 
 
-def _draw(kind: Callable[..., Tensor], shape: torch.Size, generator: Generator | None, like: Tensor) -> Tensor:
-    return kind(shape, generator=generator, dtype=like.dtype, device=like.device)
-
-
 def _dot(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).flatten(1).sum(1)
 
@@ -349,9 +345,9 @@ def _meeting(a: Tensor, b: Tensor, variance: float, generator: Generator | None)
     tiny = 1e-6 * sqrt(variance)
     # From an unknown depth, infinity, to an edge that was crossed: all of the way was inside.
     a, b = a.nan_to_num(posinf=1 / tiny).clamp_min(tiny), b.clamp_min(tiny)
-    q = _draw(torch.randn, a.shape, generator, a).square() * (variance / 2) / (a * b)
+    q = drawn(torch.randn, a.shape, a, generator).square() * (variance / 2) / (a * b)
     root = 1 + q + (q * (2 + q)).sqrt()
-    early = _draw(torch.rand, a.shape, generator, a) * (1 + root) < root
+    early = drawn(torch.rand, a.shape, a, generator) * (1 + root) < root
     return torch.where(early, a / (a + b * root), a * root / (a * root + b))
 
 

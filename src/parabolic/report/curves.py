@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +81,7 @@ def draw_curves(scene: Scene, path: str | Path, style: str = "screen") -> Path:
     paper, tasks = style == "paper", 1
     size = COLUMN if paper else (8.0, 5.0)
     with (
-        _style(PAPER if paper else {}),
+        require("matplotlib", "plot", "output", "matplotlib").rc_context(PAPER if paper else {}),
         disk_errors("output", path, "name another file"),
         figure(path, 1, 1, *size) as (canvas, ((axis,),)),
     ):
@@ -108,13 +107,6 @@ def _draw(axis: Any, place: int, method: Method) -> int:
         spread = curves.std(0, ddof=1)
         axis.fill_between(tasks, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0)
     return len(tasks)
-
-
-@contextmanager
-def _style(settings: dict[str, Any]) -> Iterator[None]:
-    matplotlib = require("matplotlib", "plot", "output", "matplotlib")
-    with matplotlib.rc_context(settings):
-        yield
 
 
 def _task_axis(tasks: int, width: int) -> Text:

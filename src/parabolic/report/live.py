@@ -29,6 +29,8 @@ def sparkline(values: Sequence[float | None], width: int, blocks: str = BLOCKS) 
     >>> sparkline(range(100), 5)
     '▁▃▅▆█'
     """
+    if not values:
+        return ""
     places = min(width, len(values))
     cuts = [i * len(values) // places for i in range(places + 1)]
     parts = [[value for value in values[a:b] if value is not None] for a, b in pairwise(cuts)]

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from parabolic.checks import check_name
 from parabolic.experiments import FailedRun, Record, RunSpec
@@ -20,8 +20,8 @@ from parabolic.plugins import require
 from parabolic.streams import known_streams
 
 __all__ = [
-    "Row", "departures", "fault_of", "flat", "name_of", "place_of", "row_of", "sees_all", "select", "settings_of",
-    "short", "unusual", "write_csv", "write_parquet", "written",
+    "Row", "departures", "fault_of", "flat", "name_of", "place_of", "print_csv", "row_of", "sees_all", "select",
+    "settings_of", "short", "unusual", "write_csv", "write_parquet", "written",
 ]  # fmt: skip
 
 Row = dict[str, Any]  # by column: the names of run.json, with those of the spec on top: seed, options.lr, metrics.acc
@@ -123,7 +123,7 @@ def sees_all(learner: str) -> bool:
     """
     try:
         return find_learner(learner).sees_all
-    except Exception:  # as above
+    except Exception:  # in a file of the user's anything can be wrong
         return False
 
 
@@ -158,10 +158,15 @@ def written(settings: Row) -> str:
 def write_csv(rows: Sequence[Row], path: Path) -> Path:
     """Write rows as CSV, whole or not at all; what a run does not have is left empty."""
     with written_whole(path) as aside, aside.open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, _columns(rows))
-        table.writeheader()
-        table.writerows(rows)
+        print_csv(rows, file)
     return path
+
+
+def print_csv(rows: Sequence[Row], file: TextIO) -> None:
+    """Print rows as CSV to a file that is open."""
+    table = csv.DictWriter(file, _columns(rows))
+    table.writeheader()
+    table.writerows(rows)
 
 
 def write_parquet(rows: Sequence[Row], path: Path) -> Path:

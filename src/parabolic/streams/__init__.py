@@ -29,4 +29,4 @@ __all__ = [
     "make_stream",
     "prepare",
     "prepared_streams",
-]  # fmt: skip
+]

@@ -151,7 +151,7 @@ class _Latin1:
 # What the pickles of CIFAR hold besides plain values: ways to rebuild arrays and bytes, and what arrays are made of.
 _ALLOWED: dict[tuple[str, str], Any] = {
     (f"numpy{core}.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0] for core in (".core", "._core")
-} | {("numpy", "ndarray"): np.ndarray, ("numpy", "dtype"): np.dtype, ("_codecs", "encode"): _Latin1()}  # fmt: skip
+} | {("numpy", "ndarray"): np.ndarray, ("numpy", "dtype"): np.dtype, ("_codecs", "encode"): _Latin1()}
 
 
 class _Unpickler(pickle.Unpickler):

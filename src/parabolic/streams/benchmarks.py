@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from parabolic.streams.augment import CropFlip, Normalise
-from parabolic.streams.cache import Cache
 from parabolic.streams.sources import load
 from parabolic.streams.stream import Stream
 
@@ -51,7 +50,6 @@ def prepared_stream(
     tasks: int | None = None,
     prepare: Normalise | None = None,
     augment: CropFlip | None = None,
-    cache: Cache | None = None,
 ) -> Stream:
     """The stream of a prepared data set; images stay in the memory-mapped file until they are needed.
 
@@ -59,7 +57,7 @@ def prepared_stream(
     data's own mean and deviation, and shifted for learning by up to an eighth of their height: whether they may be
     mirrored depends on what they show.
     """
-    known, train, test = load(data, cache)
+    known, train, test = load(data)
     groups = [part.tolist() for part in np.array_split(np.unique(train.y), 5) if len(part)]
     own = Normalise(known.mean, [each or 1.0 for each in known.std])  # a channel without any contrast stays as it is
     return Stream.from_arrays(

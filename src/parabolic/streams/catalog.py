@@ -49,7 +49,7 @@ def known_streams() -> dict[str, Listed]:
     } | {
         name: Listed(each.build, f"{each.about}; needs `parabolic data prepare {each.data}`", data=each.data, **IMAGES)
         for name, each in BENCHMARKS.items()
-    }  # fmt: skip
+    }
 
 
 def prepared_streams() -> dict[str, Listed]:

@@ -52,9 +52,9 @@ def find_data(name: str, cache: Cache | None = None) -> DataSet | None:
     return (cache or Cache()).find(_key(name))
 
 
-def own_names(cache: Cache | None = None) -> list[str]:
+def own_names() -> list[str]:
     """The names of prepared data that are the user's choice: data asked for as `hf:NAME` are kept under others."""
-    cache = cache or Cache()
+    cache = Cache()
     known = {name: cache.find(name) for name in cache.names()}
     return [name for name, data in known.items() if data is None or _key(data.source) != name]
 

@@ -143,11 +143,13 @@ class PaperTable:
     metrics: Sequence[str] = ("aaa", "acc")
     underlines: bool = True  # the second best of each column
     note: str = ""
+    plus: bool = True  # whether the tuned table has the row PCL+ of ours
     also: Mapping[str, str] = field(default_factory=dict)  # rows of ours alone, and not tuned; and what each is
 
     def of(self, learners: Sequence[str] | None, *, tuned: bool = False) -> list[str]:
         """The rows of some learners, or all, and ours among them."""
-        rows = [*self.rows, *([PLUS] if tuned else self.also)]
+        ours = self.also if not tuned else [PLUS] if self.plus else []
+        rows = [*self.rows, *ours]
         return [row for row in rows if learners is None or {METHODS[row].learner, METHODS[row].preset} & {*learners}]
 
     def specs(

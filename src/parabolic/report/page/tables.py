@@ -44,10 +44,11 @@ class TableView:
 
 def of_scene(scene: Scene) -> TableView:
     """The methods of a scene side by side."""
-    keys = [[[record.key for record in method.runs.values()]] * 4 for method in scene.methods]
+    results = results_of(scene)
+    keys = [[[record.key for record in method.runs.values()]] * len(results.columns) for method in scene.methods]
     most = max(len(method.runs) for method in scene.methods)
     single = ["One seed (n = 1): there is no deviation."] if most == 1 else []
-    return _view(results_of(scene), keys, single)
+    return _view(results, keys, single)
 
 
 def of_paper(finds: Finds, store: Store) -> list[TableView]:
