@@ -217,6 +217,27 @@ def test_a_policy_of_ones_own_says_where_examples_go():
     assert sorted(learner.past.ages.tolist()) == list(range(8))
 
 
+def test_a_policy_may_come_by_more_state_as_it_goes():
+    class Counting(Memory):
+        placed = None
+
+        def place(self, batch, generator):
+            self.placed = (self.placed or 0) + len(batch["x"])
+            return super().place(batch, generator)
+
+        def state_dict(self):
+            return super().state_dict() | ({} if self.placed is None else {"placed": self.placed})
+
+        def load_state_dict(self, state):
+            super().load_state_dict({name: value for name, value in state.items() if name != "placed"})
+            self.placed = state.get("placed")
+
+    learner, other = (ER(torch.nn.Linear(2, 3), memory=Counting(8), replay=3) for _ in range(2))
+    learner.observe(torch.randn(5, 2), torch.arange(5) % 3)
+    other.load_state_dict(learner.state_dict())
+    assert other.past.placed == 5
+
+
 @pytest.mark.parametrize("slots", [torch.zeros(3, dtype=torch.long), torch.zeros(2)])
 def test_slots_that_are_none_are_told_by_the_policys_name(slots):
     class Wrong(Memory):

@@ -172,7 +172,8 @@ class Memory:
         own, counts = self.state_dict().keys() | kept, {OFFERED, ARRIVAL, "offered"}
         _, filled = self._fill_of(state, *kept)
         missing = own - state.keys() - counts - (set() if filled else kept)
-        strange = state.keys() - own - counts if kept else set()
+        known = self._slots or (fields and type(self).__module__ == __name__)  # others may keep more as they go
+        strange = state.keys() - own - counts if known else set()
         if missing or strange:
             remedy = "load it into a memory of the policy that it was saved with, for the same kind of learner"
             raise invalid("memory", Description(f"a state of {sorted(state)}"), f"one of {sorted(own)}", remedy)
