@@ -28,6 +28,8 @@ __all__ = [
     "Norm",
     "ResNet18",
     "Stem",
+    "drawing_apart",
+    "find_backbone",
     "in_plain",
     "make_backbone",
     "plainly",
@@ -310,18 +312,36 @@ def make_backbone(name: str, shape: Sequence[int], classes: int, seed: int = 0) 
     """
     _check_shape(shape)
     check_number("classes", classes, whole=True, at_least=1)
-    if ":" in name:
-        factory = load_object("backbone", name)
-        check_call("backbone", factory, "shape", "classes")
-    else:
-        check_name("backbone", name, BACKBONES, "or give module:factory")
-        factory = BACKBONES[name]
-    with torch.random.fork_rng(devices=[]):
+    factory = find_backbone(name)
+    with drawing_apart():
         torch.default_generator.manual_seed(seed)  # and not, as by torch.manual_seed, those of GPUs
         model = factory(shape, classes)
     if not isinstance(model, nn.Module):
         raise invalid("backbone", type(model), f"{name} to return a torch.nn.Module")
     return model
+
+
+def find_backbone(name: str) -> Callable[..., Any]:
+    """What makes the network of that name, or is at that path `module:factory`."""
+    if ":" not in name:
+        check_name("backbone", name, BACKBONES, "or give module:factory")
+        return BACKBONES[name]
+    factory: Callable[..., Any] = load_object("backbone", name)
+    check_call("backbone", factory, "shape", "classes")
+    return factory
+
+
+@contextmanager
+def drawing_apart() -> Iterator[None]:
+    """Let a network draw its first weights, and leave torch's own generator, which is the process's, as it was.
+
+    Threads do so one after another: each would draw what the others have seeded.
+    """
+    with _drawing, torch.random.fork_rng(devices=[]):
+        yield
+
+
+_drawing = threading.RLock()  # which a factory that makes a learner takes again
 
 
 def _check_shape(shape: Any) -> None:

@@ -19,7 +19,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor, nn
 
-from parabolic.backbones import MLP
+from parabolic.backbones import MLP, drawing_apart
 from parabolic.checks import (
     FILL_IN,
     Description,
@@ -43,7 +43,6 @@ Factory = Callable[[Sequence[int], int], nn.Module]
 SHEET = 4096  # examples that are predicted together
 ANEW = ("batch_size", "epochs")  # settings that each call reads
 EXACT = 2**53  # from here on float64 does not tell all whole numbers apart
-SEEDING = threading.RLock()  # held while torch's own generator, which is the whole process's, is another
 FIRST = threading.RLock()  # held in place of a learner's lock where there is no learner yet
 REMEDIES = {
     "replay": "it is set by options={'replay': …}",
@@ -233,7 +232,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             return copy.deepcopy(self.model)
         factory = _mlp if self.model is None else self.model
         check_call("model", factory, "shape", "outputs")
-        with SEEDING, torch.random.fork_rng(devices=[]):
+        with drawing_apart():
             torch.manual_seed(seed)
             made = factory(shape, outputs)
         if not isinstance(made, nn.Module):

@@ -77,7 +77,7 @@ def run(
             store.save(record)
         except InputError as error:
             unsaved = Unsaved(*error.args)
-            unsaved.record = record
+            vars(unsaved).update(vars(error), record=record)
             raise unsaved from error
     return record, False
 

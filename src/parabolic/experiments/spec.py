@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from parabolic.backbones import BACKBONES
-from parabolic.checks import check_call, check_name, check_number, invalid, plain
+from parabolic.backbones import find_backbone
+from parabolic.checks import check_name, check_number, invalid, plain
 from parabolic.engine import PRECISIONS
 from parabolic.learners import find_learner
 from parabolic.options import Option, check_options, no_option, option, options_of, parse_option
-from parabolic.plugins import load_object
 from parabolic.streams import Scenario, find_stream
 
 __all__ = ["RunSpec", "check_spec"]
@@ -78,11 +77,8 @@ class RunSpec:
             check_number("memory", self.memory, whole=True, at_least=replay, remedy=remedy)
         Scenario.of(self.scenario)
         find_stream(self.stream)
-        backbone = self.backbone or ""
-        if ":" in backbone:
-            check_call("backbone", load_object("backbone", backbone), "shape", "classes")
-        elif backbone:
-            check_name("backbone", backbone, BACKBONES, "or give module:factory")
+        if self.backbone:
+            find_backbone(self.backbone)
 
     def __hash__(self) -> int:
         return hash(self.key)

@@ -522,8 +522,12 @@ class Learner:
     @contextmanager
     def _changing(self) -> Iterator[None]:
         """The lock, for what changes the learner, with gradients even where the caller has switched them off."""
-        with self.lock, torch.inference_mode(False), torch.enable_grad():
-            yield
+        if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():  # as nearly always: a step may be short
+            with self.lock:
+                yield
+        else:
+            with self.lock, torch.inference_mode(False), torch.enable_grad():
+                yield
 
     @contextmanager
     def _turn(self) -> Iterator[None]:

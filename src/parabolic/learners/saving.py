@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from parabolic.backbones import BACKBONES
+from parabolic.backbones import BACKBONES, drawing_apart
 from parabolic.checks import Description, InputError, all_finite, check_name, invalid
 from parabolic.files import disk_errors, write_bytes
 from parabolic.learners.gradients import trainable
@@ -215,7 +215,7 @@ def _rebuild(path: str | Path, backbone: tuple[str, dict[str, Any]] | None, weig
     name, arguments = backbone
     check_name("backbone", name, BACKBONES)
     factory: Callable[..., nn.Module] = BACKBONES[name]
-    with torch.random.fork_rng(devices=[]):
+    with drawing_apart():
         model = factory(**arguments)
     types = [each.dtype for each in weights.values() if isinstance(each, Tensor) and each.is_floating_point()]
     return model.to(dtype=types[-1] if types else None)  # the first may be those of `embed`, of another type
