@@ -54,6 +54,7 @@ def test_run_prints_the_matrix_and_finds_itself_again(parabolic, tmp_path):
     assert (code, err) == (0, "")
     assert "er on seq-digits, seed 0" in out
     assert "forgetting" in out
+    assert "\nwith the task told: acc " in out
     assert "kept in" in out
     code, out, _ = parabolic(
         "run", "--learner", "er", "--memory", "50", "--set", "backbone=mlp", "--set", "lr=0.05", "--json"

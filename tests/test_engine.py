@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from parabolic import ER, MLP, SGD, Callback, InputError, Learner, RunSpec, Stream, make_stream, train
+from parabolic import ER, MLP, SGD, Callback, InputError, Learner, RunSpec, Stream, make_stream, metrics, train
 from parabolic.checks import short_of_memory
 from parabolic.engine import BoundsMonitor, Diverged, ProfileRecorder, ProgressBar, Tracker
 from parabolic.experiments import build, execute
@@ -95,27 +95,39 @@ class Watch(Callback):
         self.events.append("end")
 
 
-def test_the_matrix_is_what_a_slow_look_after_each_task_says():
+def test_the_matrices_are_what_a_slow_look_after_each_task_says():
     stream, slow = blobs(), []
+
+    def accuracy(learner, task, competing):
+        right = 0
+        for index in task.test_rows.tolist():
+            scores = learner.scores(task.test.x[index][None])[0]
+            best = max(competing, key=lambda label: float(scores[label]))
+            right += best == int(task.test.y[index])
+        return 100 * right / len(task.test_rows)
 
     class Look(Callback):
         def on_task(self, state):
-            seen = stream.seen(state.task)
-            row = []
-            for task in stream.tasks[: state.task + 1]:
-                right = 0
-                for index in task.test_rows.tolist():
-                    scores = state.learner.scores(task.test.x[index][None])[0]
-                    best = max(seen, key=lambda label: float(scores[label]))
-                    right += best == int(task.test.y[index])
-                row.append(100 * right / len(task.test_rows))
-            slow.append(row)
+            seen, tasks = stream.seen(state.task), stream.tasks[: state.task + 1]
+            slow.append([
+                [accuracy(state.learner, task, seen) for task in tasks],
+                [accuracy(state.learner, task, task.classes) for task in tasks],
+            ])  # fmt: skip
 
     torch.manual_seed(0)
-    state = train(ER(MLP((2,), 6), memory=50), stream, batch=7, callbacks=[Look()])
-    for i, row in enumerate(slow):
-        assert state.matrix[i, : i + 1].tolist() == row
-        assert np.isnan(state.matrix[i, i + 1 :]).all()
+    state = train(SGD(MLP((2,), 6)), stream, batch=7, callbacks=[Look()])
+    for i, rows in enumerate(slow):
+        for matrix, row in zip((state.matrix, state.task_matrix), rows, strict=True):
+            assert matrix[i, : i + 1].tolist() == row
+            assert np.isnan(matrix[i, i + 1 :]).all()
+    assert metrics.acc(state.task_matrix) > metrics.acc(state.matrix) + 20  # what was forgotten is mostly which task
+
+
+def test_where_all_tasks_have_the_same_classes_it_makes_no_difference_to_be_told_the_task():
+    x, y = torch.randn(120, 2), torch.arange(120) % 3
+    stream = Stream.from_arrays(x, y, domains=torch.arange(120) // 40)
+    state = train(ER(MLP((2,), 3), memory=50), stream, batch=10)
+    np.testing.assert_array_equal(state.matrix, state.task_matrix)
 
 
 def test_callbacks_are_told_in_order_and_short_batches_are_trained_on():

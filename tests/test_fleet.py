@@ -133,7 +133,7 @@ def test_what_a_captured_step_has_in_it_tells_graphs_apart():
     assert fleet._rates(learner) != before
 
 
-def test_accuracy_is_counted_by_task_with_all_classes_seen_competing():
+def test_accuracy_is_counted_by_task_with_all_classes_seen_competing_and_with_its_own():
     learner, data = make("er", 0), stream(0)
     train(learner, data, batch=10)
     for row in (0, 1):
@@ -141,8 +141,9 @@ def test_accuracy_is_counted_by_task_with_all_classes_seen_competing():
         for task in data.tasks[: row + 1]:
             x, y = task.test.take(task.test_rows)
             scores = learner.scores(x)
-            told = [max(data.seen(row), key=lambda label: scores[i, label].item()) for i in range(len(x))]
-            assert right[task.index] == sum(int(a) == int(b) for a, b in zip(told, y, strict=True))
+            for counts, competing in zip(right, (data.seen(row), task.classes), strict=True):
+                told = [max(competing, key=lambda label: scores[i, label].item()) for i in range(len(x))]
+                assert counts[task.index] == sum(int(a) == int(b) for a, b in zip(told, y, strict=True))
 
 
 def test_one_that_diverges_leaves_the_others_alone():

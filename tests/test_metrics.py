@@ -33,6 +33,8 @@ def test_definitions(a):
     assert metrics.summary(a)["acc"] == metrics.acc(a)
     as_recorded = [row[: i + 1].tolist() for i, row in enumerate(a)]
     assert metrics.summary(as_recorded) == metrics.summary(a)
+    told = metrics.summary(a, 100 - a)
+    assert told == metrics.summary(a) | {f"task_{name}": value for name, value in metrics.summary(100 - a).items()}
 
 
 def test_one_task_forgets_nothing():

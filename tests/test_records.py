@@ -82,6 +82,7 @@ def test_a_real_run_is_found_again_by_its_spec_alone(tmp_path):
     write_records([trained], tmp_path / "a.jsonl")
     records = Records(tmp_path / "a.jsonl")
     found = records.find(spec)
+    assert "task_acc" in found.metrics
     assert found.metrics == pytest.approx(trained.metrics, abs=0.001)
     assert is_record(found)
     assert not is_record(trained)

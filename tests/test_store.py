@@ -166,6 +166,9 @@ def test_what_cannot_be_read_is_named_with_the_reason(store, record, damage):
         (lambda told: told["metrics"].update(forgetting=-1.0), "its forgetting is not that of its accuracies"),
         (lambda told: told["accuracy"][-1].__setitem__(0, told["accuracy"][-1][0] + 1), "its acc is not that"),
         (lambda told: told["accuracy"][0].__setitem__(0, 123.0), "its accuracies are no percentages"),
+        (lambda told: told["metrics"].update(task_acc=99.9), "its task_acc is not that of its accuracies"),
+        (lambda told: told["task_accuracy"][0].__setitem__(0, 123.0), "its accuracies are no percentages"),
+        (lambda told: told["task_accuracy"].pop(), "it has not an accuracy for each task that was seen"),
     ],
 )
 def test_a_record_that_contradicts_itself_is_none(store, record, change, reason):
@@ -206,6 +209,10 @@ def test_a_record_from_before_a_metric_was_added_counts(store, record):
     del told["metrics"]["backward_transfer"]
     path.write_text(json.dumps(told))
     assert store.find(SPEC) is not None
+    told["metrics"] = {name: value for name, value in told["metrics"].items() if not name.startswith("task_")}
+    del told["task_accuracy"]
+    path.write_text(json.dumps(told))
+    assert store.find(SPEC).task_matrix is None
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

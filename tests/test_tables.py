@@ -279,6 +279,27 @@ def test_a_comparison_in_a_table_and_in_words():
     assert in_words({"er": []}) == "There is nothing to compare."
 
 
+def test_a_comparison_has_the_figures_that_are_asked_for():
+    new = record(0, 80.0)
+    new = replace(new, metrics={**new.metrics, "task_acc": 97.0})
+    asked = {"title": "t", "seeds": 2, "figures": ["task_acc", "backward_transfer", "acc"]}
+    results = comparison({"er": [new, record(1, 82.0)]}, **asked)
+    assert [column.title for column in results.columns] == ["Acc %, task told", "backward transfer", "Acc %"]
+    assert [cell.by_seed for cell in results.rows["er"]] == [{0: 97.0}, {0: 0.0, 1: 0.0}, {0: 80.0, 1: 82.0}]
+    assert list(results.notes) == ["1 run of an older version has no figure where there is none: train it --again."]
+    assert not comparison({"er": [new]}, **asked).notes
+
+
+def test_compare_has_the_columns_that_are_asked_for(parabolic):
+    asked = ("compare", "--learners", "sgd", "--stream", "seq-blobs", "--seeds", "2", "--workers", "0")
+    code, out, _ = parabolic(*asked, "--metrics", "task_acc, acc", "--format", "markdown")
+    assert code == 0
+    assert "| learner | Acc %, task told | Acc % |" in out
+    code, _, err = parabolic(*asked, "--metrics", "accuracy")
+    assert code == 2
+    assert "--metrics: got 'accuracy', expected one of aaa, acc, " in err
+
+
 def test_words_for_one_point_and_for_none():
     runs = {"pcl": [record(0, 80.0, forgetting=1.2)], "er": [record(0, 70.0, forgetting=-0.3)]}
     assert in_words(runs).endswith("pcl has lost 1 point against its best before the end, er has lost 0 points.")

@@ -153,7 +153,10 @@ def test_what_a_training_tells_can_be_read_back(tmp_path, kind):
     for task in range(3):
         expected = [(row + 1, pytest.approx(state.matrix[row, task])) for row in range(task, 3)]
         assert figures[f"accuracy/task_{task + 1}"] == expected
+        expected = [(row + 1, pytest.approx(state.task_matrix[row, task])) for row in range(task, 3)]
+        assert figures[f"task_accuracy/task_{task + 1}"] == expected
     assert figures["metrics/acc"] == [(3, pytest.approx(state.matrix[2].mean()))]
+    assert figures["metrics/task_acc"] == [(3, pytest.approx(state.task_matrix[2].mean()))]
     assert [value for _, value in figures["seconds/training"]] == pytest.approx(state.train_seconds)
     assert settings["learner"] == "er"
     for option in options_of(ER):

@@ -1,8 +1,9 @@
 """The accuracy matrix, and what is read off it.
 
 `matrix[i, j]` is the accuracy, in percent, on the test set of task j after training task i, with all classes seen
-so far competing. Above the diagonal it is NaN: those tasks have not been seen. Rows that end at the diagonal, as
-`Record.accuracy` has them, will do as well.
+so far competing (class-incremental) or, in a matrix of its own, those of task j alone (task-incremental). Above the
+diagonal it is NaN: those tasks have not been seen. Rows that end at the diagonal, as `Record.accuracy` has them, will
+do as well.
 """
 
 from __future__ import annotations
@@ -65,13 +66,19 @@ def backward_transfer(matrix: ArrayLike) -> float:
     return float(np.mean(gains)) if gains else 0.0
 
 
-def summary(matrix: ArrayLike) -> dict[str, float]:
-    """All of the above by name, in percentage points."""
+def summary(matrix: ArrayLike, task_matrix: ArrayLike | None = None) -> dict[str, float]:
+    """All of the above by name, in percentage points; of a second matrix, where the task was told, as `task_acc` etc.
+
+    >>> summary([[90], [50, 80]], [[90], [85, 95]])["task_acc"]
+    90.0
+    """
+    told = {} if task_matrix is None else {f"task_{name}": value for name, value in summary(task_matrix).items()}
     return {
         "acc": acc(matrix),
         "aaa": aaa(matrix),
         "forgetting": forgetting(matrix),
         "backward_transfer": backward_transfer(matrix),
+        **told,
     }
 
 

@@ -46,7 +46,7 @@ from parabolic.experiments.resume import Keeping
 from parabolic.learners import Learner, find_learner, known_learners
 from parabolic.options import options_of, write_option
 from parabolic.report import FORMATS, comparison, in_words
-from parabolic.report.comparisons import briefly, many
+from parabolic.report.comparisons import FIGURES, USUAL, briefly, many
 from parabolic.report.formats import accuracies
 from parabolic.streams import known_streams
 
@@ -166,7 +166,14 @@ def _print_run(record: Record, title: str, place: Path | None, reused: bool) -> 
         elsewhere = f"; all are in {place}/run.json" if place else ""
         console.print(f"{shown} of {len(record.accuracy)} tasks{elsewhere}")
     console.print(_made_with([record]))
-    console.print(", ".join(f"{name.replace('_', ' ')} {value:z.1f}" for name, value in record.metrics.items()))
+    for start, told in (("", False), ("with the task told: ", True)):
+        figures = {
+            name.removeprefix("task_"): value
+            for name, value in record.metrics.items()
+            if name.startswith("task_") == told
+        }
+        if figures:
+            console.print(start + ", ".join(f"{name.replace('_', ' ')} {each:z.1f}" for name, each in figures.items()))
     kept = f"{'found' if reused else 'kept'} in {place}" if place else "not kept"
     console.print(f"{briefly(sum(record.train_seconds))} s of training; {kept}")
 
@@ -194,6 +201,9 @@ def compare(
     minutes: Minutes = None,
     checkpoint: Checkpoint = 60.0,
     track: Track = None,
+    metrics: Annotated[
+        str, typer.Option(help=f"The columns, with commas between them: of {', '.join(FIGURES)}.")
+    ] = ",".join(USUAL),
     format: Format = "terminal",
     intervals: Intervals = False,
     output: Output = None,
@@ -201,6 +211,9 @@ def compare(
 ) -> None:
     """Train several learners with several seeds and print them side by side."""
     check_name("--format", format, FORMATS)
+    figures = [name.strip() for name in metrics.split(",")]
+    for name in figures:
+        check_name("--metrics", name, FIGURES)
     if as_json and (output is not None or format != "terminal"):
         raise invalid(
             "--json", Description("it beside --output or --format"), "one way to print", "leave the others out"
@@ -225,7 +238,8 @@ def compare(
     if as_json:
         _print_records(records, outcome)
     else:
-        results = comparison(records, title=_title(wanted, settings or []), seeds=seeds, notes=_tried(chosen))
+        title = _title(wanted, settings or [])
+        results = comparison(records, title=title, seeds=seeds, notes=_tried(chosen), figures=figures)
         show([results], format, intervals=intervals, output=output)
         if format == "terminal" and output is None:
             _print_words(records, outcome, runs)

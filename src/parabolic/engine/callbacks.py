@@ -30,7 +30,9 @@ class State:
     learner: Learner
     stream: Stream
     total_steps: int
-    matrix: NDArray[np.float64]  # accuracy in percent: a row after each task, NaN where nothing is known yet
+    # Accuracy in percent, a row after each task, NaN where nothing is known yet; all classes seen so far compete.
+    matrix: NDArray[np.float64]
+    task_matrix: NDArray[np.float64]  # the same, where the task is told: its own classes alone compete
     task: int = 0
     step: int = 0  # steps done, over all tasks
     loss: Tensor | None = None  # of the last step, still on the device: reading it waits for the device

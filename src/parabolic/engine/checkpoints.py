@@ -30,6 +30,7 @@ class Progress:
 
     step: int
     matrix: Tensor
+    task_matrix: Tensor
     train_seconds: list[float]  # a value for each part of the stream that was learned and tested
     test_seconds: list[float]
     spent: float  # seconds of training on the part that was not finished
@@ -42,7 +43,7 @@ class Progress:
 
     def apply(self, state: State) -> None:
         """Let a state go on from here."""
-        state.matrix[:] = self.matrix.numpy()
+        state.matrix[:], state.task_matrix[:] = self.matrix.numpy(), self.task_matrix.numpy()
         state.step, state.spent, state.resumed = self.step, self.spent, self.resumed + 1
         state.train_seconds, state.test_seconds = list(self.train_seconds), list(self.test_seconds)
 
@@ -117,8 +118,10 @@ def _why_partial(learner: Learner, fresh: Callable[[], Learner]) -> str:
 
 def _progress(state: State, since: float | None, share: int) -> Progress:
     now = 0.0 if since is None else (time.perf_counter() - since) / share
-    matrix = torch.from_numpy(state.matrix)
-    return Progress(state.step, matrix, state.train_seconds, state.test_seconds, state.spent + now, state.resumed)
+    return Progress(
+        state.step, torch.from_numpy(state.matrix), torch.from_numpy(state.task_matrix), state.train_seconds,
+        state.test_seconds, state.spent + now, state.resumed,
+    )  # fmt: skip
 
 
 def draws(learner: Learner) -> dict[str, Tensor]:

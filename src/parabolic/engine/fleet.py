@@ -64,31 +64,37 @@ class Berth:
         return made
 
     def test(self, stream: Stream, row: int, size: int = SHEET) -> Tensor:
-        """How many test examples of each task are told right after task `row`, all classes seen so far competing."""
+        """How many test examples of each task are told right after task `row`: all classes seen so far competing, and
+        in a second row the task's own alone.
+        """
         tasks = stream.tasks[: row + 1]
         rows = torch.cat([task.test_rows for task in tasks])
         # Counted for each task of the whole stream, and for what fills up a sheet: of one size all along.
-        right = torch.zeros(len(stream) + 1, dtype=torch.long, device=self.device)
+        right = torch.zeros(2, len(stream) + 1, dtype=torch.long, device=self.device)
         sizes = torch.tensor([len(task.test_rows) for task in tasks])
         numbers = torch.repeat_interleave(sizes).to(rows.device)
-        seen = torch.zeros(stream.classes, dtype=torch.bool, device=self.device)
-        seen[stream.seen(row)] = True
+        # Of each task, which classes compete: one after the other, as above.
+        competing = torch.ones(2, len(stream) + 1, stream.classes, dtype=torch.bool)
+        competing[0] = _among(stream.seen(row), stream.classes)
+        for task in tasks:
+            competing[1, task.index] = _among(task.classes, stream.classes)
+        competing = competing.to(self.device)
         # A prediction of a user's own may ask for what the host knows, such as how much is kept: no graph would notice.
         eager = self.graphs.why_not or type(self.learner).scores_at is not Learner.scores_at
         for some, number in zip(rows.split(size), numbers.split(size), strict=True):
             x, y = tasks[0].test.take(some)
             if eager:
                 x, y, number = (each.to(self.device) for each in (x, y, number))
-                _mark(self.learner, x, y, number, seen, right)
+                _mark(self.learner, x, y, number, competing, right)
                 continue
             if len(some) < size:  # one graph is to do for all
                 x, y = (torch.cat([each, each[:1].expand(size - len(some), *each.shape[1:])]) for each in (x, y))
                 number = torch.cat([number, number.new_full((size - len(some),), len(stream))])
-            placed = self._place("test", x, y, number, seen, right)
-            key = ("test", x.shape, x.dtype, seen.shape, right.shape, *_input_makers(self.learner))
+            placed = self._place("test", x, y, number, competing, right)
+            key = ("test", x.shape, x.dtype, competing.shape, *_input_makers(self.learner))
             self._run(key, partial(_mark, self.learner, *placed))
             right.copy_(placed[-1])
-        return right[: row + 1]
+        return right[:, : row + 1]
 
     def adopt(self, learner: Learner) -> bool:
         """Start again from the state of another learner of the same making: what is captured serves it too.
@@ -254,6 +260,11 @@ def _rates(learner: Learner) -> Hashable:
     )
 
 
-def _mark(learner: Learner, x: Tensor, y: Tensor, task: Tensor, seen: Tensor, right: Tensor) -> None:
-    scores = learner.scores_at(learner.inputs(x))[:, : len(seen)].masked_fill(~seen, -torch.inf)
-    right.index_add_(0, task, (scores.argmax(-1) == y).long())
+def _among(some: Sequence[int], classes: int) -> Tensor:
+    return torch.isin(torch.arange(classes), torch.tensor(some))
+
+
+def _mark(learner: Learner, x: Tensor, y: Tensor, task: Tensor, competing: Tensor, right: Tensor) -> None:
+    scores = learner.scores_at(learner.inputs(x))[:, : competing.shape[-1]]
+    answers = scores.masked_fill(~competing[:, task], -torch.inf).argmax(-1)  # a row with all seen, one with the task's
+    right.index_add_(1, task, (answers == y).long())

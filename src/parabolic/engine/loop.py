@@ -55,6 +55,8 @@ def train(
     True
     >>> state.matrix.shape, state.step
     ((5, 5), 146)
+    >>> bool((state.task_matrix >= state.matrix)[-1].all())  # it is easier to tell the classes of one task apart
+    True
     """
     call = "as in train(learner, stream, batch=32)"
     loop = f"{call}; for batches of your own call learner.observe(x, y) in a loop"
@@ -98,7 +100,7 @@ def train_fleet(
             raise invalid("streams", [stream.name for stream in streams], "as many batches of the same sizes in each")
         given_back.pop_all()
     states = [
-        State(learner, stream, sum(len(visit.batches) for visit in plan), np.full((len(stream),) * 2, np.nan))
+        State(learner, stream, sum(len(visit.batches) for visit in plan), *np.full((2, *[len(stream)] * 2), np.nan))
         for (learner, stream), plan in zip(pairs, plans, strict=True)
     ]
     for state, each in zip(states, progress, strict=bool(progress)):
@@ -209,7 +211,7 @@ def _learn(
 
 
 def _test(fleet: Fleet, states: list[State], row: int) -> None:
-    """Fill in a row of each accuracy matrix."""
+    """Fill in a row of the accuracy matrices of each."""
     found = []
     for berth, state in zip(fleet.berths, states, strict=True):
         with berth.aside():
@@ -217,9 +219,9 @@ def _test(fleet: Fleet, states: list[State], row: int) -> None:
     for berth, (right, state) in zip(fleet.berths, found, strict=True):
         sizes = [len(task.test_rows) for task in state.stream.tasks[: row + 1]]
         with berth.aside():
-            state.matrix[row, : row + 1] = [
-                100 * count / size for count, size in zip(right.tolist(), sizes, strict=True)
-            ]
+            counts = right.tolist()
+        for matrix, count in zip((state.matrix, state.task_matrix), counts, strict=True):
+            matrix[row, : row + 1] = [100 * each / size for each, size in zip(count, sizes, strict=True)]
 
 
 def _sound(fleet: Fleet, states: list[State]) -> bool:

@@ -103,14 +103,14 @@ class Tracker(Callback):
 
     def on_task(self, state: State) -> None:
         """Write down the accuracies after a task, and its times."""
-        row = state.matrix[state.task, : state.task + 1].tolist()
-        told = task_figures(row, state.train_seconds[-1], state.test_seconds[-1])
+        row, task_row = (each[state.task, : state.task + 1].tolist() for each in (state.matrix, state.task_matrix))
+        told = task_figures(row, task_row, state.train_seconds[-1], state.test_seconds[-1])
         self._entries[id(state)].write(told, "task", state.task + 1)
 
     def on_end(self, state: State) -> None:
         """Write down the metrics, and close the entry."""
         entry = self._entries.pop(id(state))
-        entry.write(end_figures(metrics.summary(state.matrix)), "task", len(state.stream))
+        entry.write(end_figures(metrics.summary(state.matrix, state.task_matrix)), "task", len(state.stream))
         entry.close()
         if not self._entries:
             self.finish()
@@ -144,15 +144,20 @@ class Entry:
             desk.close(self._number, failed)
 
 
-def task_figures(row: Sequence[float], train_seconds: float, test_seconds: float) -> dict[str, float]:
-    """What is written down after a task.
+def task_figures(
+    row: Sequence[float], task_row: Sequence[float], train_seconds: float, test_seconds: float
+) -> dict[str, float]:
+    """What is written down after a task; `task_row` is where the task is told, and may be missing.
 
-    >>> task_figures([90.0, 70.0], 1.5, 0.5)["accuracy/so_far"]
+    >>> task_figures([90.0, 70.0], [], 1.5, 0.5)["accuracy/so_far"]
     80.0
     """
-    told = {f"accuracy/task_{task + 1}": value for task, value in enumerate(row)}
-    times = {"seconds/training": train_seconds, "seconds/testing": test_seconds}
-    return {"accuracy/so_far": sum(row) / len(row), **told, **times}
+    told = {}
+    for group, figures in (("accuracy", row), ("task_accuracy", task_row)):
+        if figures:
+            told[f"{group}/so_far"] = sum(figures) / len(figures)
+            told |= {f"{group}/task_{task + 1}": value for task, value in enumerate(figures)}
+    return {**told, "seconds/training": train_seconds, "seconds/testing": test_seconds}
 
 
 def end_figures(summary: Mapping[str, float]) -> dict[str, float]:

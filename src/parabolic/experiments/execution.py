@@ -20,6 +20,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from filelock import BaseFileLock
+from numpy.typing import NDArray
 
 from parabolic import metrics
 from parabolic.backbones import make_backbone
@@ -259,13 +260,18 @@ def _record(spec: RunSpec, state: State, around: dict[str, Any]) -> Record:
     return Record(
         key=spec.key,
         spec=spec.resolved(),
-        metrics=metrics.summary(state.matrix),
-        accuracy=[row[: i + 1].tolist() for i, row in enumerate(state.matrix)],
+        metrics=metrics.summary(state.matrix, state.task_matrix),
+        accuracy=_rows(state.matrix),
         train_seconds=state.train_seconds,
         test_seconds=state.test_seconds,
         steps=state.step,
         environment=around | {"resumed": state.resumed},
+        task_accuracy=_rows(state.task_matrix),
     )
+
+
+def _rows(matrix: NDArray[np.float64]) -> list[list[float]]:
+    return [row[: i + 1].tolist() for i, row in enumerate(matrix)]
 
 
 def build(spec: RunSpec, device: str = "auto") -> tuple[Learner, Stream]:

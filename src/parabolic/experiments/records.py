@@ -20,7 +20,6 @@ from typing import Any
 
 from filelock import FileLock
 
-from parabolic import metrics
 from parabolic.checks import Description, invalid
 from parabolic.experiments.spec import RunSpec
 from parabolic.experiments.store import FailedRun, Record, Store, checked, is_of
@@ -29,6 +28,7 @@ from parabolic.files import disk_errors, write_text
 __all__ = ["BackedStore", "Records", "is_record", "records_place", "write_records"]
 
 PARTS = ("key", "spec", "accuracy", "train_seconds", "test_seconds", "steps", "environment")
+LATER = "task_accuracy"  # a part that older runs lack
 # Of the environment. Not the data's hash: decoders differ between machines.
 TOLD = ("parabolic", "torch", "python", "device", "processor", "fleet", "code", "command", "finished")
 ACCURACY, SECONDS = 4, 3  # digits after the point
@@ -177,7 +177,8 @@ def _newer(one: Record, other: Record | None) -> bool:
 
 def _short(record: Record) -> dict[str, Any]:
     told = {name: getattr(record, name) for name in PARTS}
-    told["accuracy"] = [[round(value, ACCURACY) for value in row] for row in record.accuracy]
+    for name in ("accuracy", *[LATER] * bool(record.task_accuracy)):
+        told[name] = [[round(value, ACCURACY) for value in row] for row in getattr(record, name)]
     for name in ("train_seconds", "test_seconds"):
         told[name] = [round(value, SECONDS) for value in told[name]]
     around = {name: record.environment[name] for name in TOLD if name in record.environment}
@@ -190,8 +191,8 @@ def _short(record: Record) -> dict[str, Any]:
 
 def _parse(line: str, file: str) -> Record:
     told = json.loads(line)
-    if not (isinstance(told, Mapping) and told.keys() == {*PARTS} and isinstance(told["key"], str)):
+    if not (isinstance(told, Mapping) and told.keys() - {LATER} == {*PARTS} and isinstance(told["key"], str)):
         raise ValueError("it is no record of a run")
     record = Record(**told, metrics={})
-    known = replace(record, metrics=metrics.summary(record.matrix))
+    known = replace(record, metrics=record.summary)
     return checked(replace(known, environment={**record.environment, FROM: file}))

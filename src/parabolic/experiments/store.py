@@ -18,7 +18,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -56,14 +56,23 @@ class Record:
     test_seconds: list[float]
     steps: int
     environment: Mapping[str, Any]  # versions, hardware, command, time
+    # As `accuracy`, where the task is told and its own classes alone compete; empty in runs from before it was asked.
+    task_accuracy: list[list[float]] = field(default_factory=list)
 
     @property
     def matrix(self) -> NDArray[np.float64]:
         """The accuracy matrix, NaN above the diagonal."""
-        matrix = np.full((len(self.accuracy),) * 2, np.nan)
-        for row, values in zip(matrix, self.accuracy, strict=True):
-            row[: len(values)] = values
-        return matrix
+        return _square(self.accuracy)
+
+    @property
+    def task_matrix(self) -> NDArray[np.float64] | None:
+        """The accuracy matrix where the task is told, if that was asked."""
+        return _square(self.task_accuracy) if self.task_accuracy else None
+
+    @property
+    def summary(self) -> dict[str, float]:
+        """The metrics, computed again from the accuracies."""
+        return metrics.summary(self.matrix, self.task_matrix)
 
 
 @dataclass(frozen=True)
@@ -213,6 +222,14 @@ class Store:
         return disk_errors("runs", self.root, "free some space or name another folder; what is finished is safe")
 
 
+def _square(rows: list[list[float]]) -> NDArray[np.float64]:
+    """Rows that end at the diagonal as a matrix, NaN above it."""
+    matrix = np.full((len(rows),) * 2, np.nan)
+    for row, values in zip(matrix, rows, strict=True):
+        row[: len(values)] = values
+    return matrix
+
+
 def check_store(store: object) -> None:
     """Refuse what is no store, such as the name of its folder."""
     if not isinstance(store, Store):
@@ -263,20 +280,26 @@ def _check(record: Record) -> None:
     if not (isinstance(spec.get("backbone"), str) and isinstance(spec.get("epochs"), int) and spec["epochs"] > 0):
         raise ValueError("its spec is not that of a run that was trained")
     parts = (record.metrics, record.environment, spec["options"], spec["scenario"])
-    rows = [record.train_seconds, record.test_seconds, *record.accuracy]
+    accuracies = [*record.accuracy, *record.task_accuracy]
+    rows = [record.train_seconds, record.test_seconds, *accuracies]
     if not (record.accuracy and all(record.accuracy) and all(isinstance(each, Mapping) for each in parts)):
         raise ValueError("its parts are not those of a run")
-    if [len(row) for row in record.accuracy] != list(range(1, len(record.accuracy) + 1)):
+    seen = list(range(1, len(record.accuracy) + 1))
+    if not (_lengths(record.accuracy) == seen and _lengths(record.task_accuracy) in ([], seen)):
         raise ValueError("it has not an accuracy for each task that was seen")
     numbers = [*record.metrics.values(), *(value for row in rows for value in row)]
     told = {"acc", "aaa", "forgetting"} <= set(record.metrics)
     if not (told and all(isinstance(each, int | float) and math.isfinite(each) for each in numbers)):
         raise ValueError("its figures are not those of a run")
-    if not all(0 <= value <= 100 for row in record.accuracy for value in row):
+    if not all(0 <= value <= 100 for row in accuracies for value in row):
         raise ValueError("its accuracies are no percentages")
-    for name, value in metrics.summary(record.matrix).items():
+    for name, value in record.summary.items():
         if not math.isclose(record.metrics.get(name, value), value, abs_tol=1e-6):  # some were added later
             raise ValueError(f"its {name} is not that of its accuracies")
+
+
+def _lengths(rows: list[list[float]]) -> list[int]:
+    return [len(row) for row in rows]
 
 
 def _read(kind: type[Kept], path: Path, damaged: dict[Path, str] | None = None) -> Kept | None:

@@ -15,8 +15,9 @@ def track_record(tracker: Tracker, record: Record) -> None:
     name = f"{spec['learner']}-{spec['stream']}-seed{spec['seed']}"
     entry = tracker.open(name, {"key": record.key, **spec, "environment": record.environment})
     times = list(zip(record.train_seconds, record.test_seconds, strict=True))
-    for task, row in enumerate(record.accuracy):
+    task_rows = record.task_accuracy or [[]] * len(record.accuracy)
+    for task, rows in enumerate(zip(record.accuracy, task_rows, strict=True)):
         # Where all tasks are learned at once there is one time for all.
-        entry.write(task_figures(row, *times[min(task, len(times) - 1)]), "task", task + 1)
+        entry.write(task_figures(*rows, *times[min(task, len(times) - 1)]), "task", task + 1)
     entry.write(end_figures(record.metrics), "task", len(record.accuracy))
     entry.close()

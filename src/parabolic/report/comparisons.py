@@ -11,21 +11,47 @@ from parabolic.report.runs import sees_all
 from parabolic.report.tables import Cell, Column, Results
 from parabolic.statistics import Summary
 
-__all__ = ["at_once", "briefly", "cell_of", "comparison", "fallen", "in_words", "level", "many", "standing"]
+__all__ = [
+    "FIGURES", "USUAL", "at_once", "briefly", "cell_of", "comparison", "fallen", "in_words", "level", "many",
+    "standing",
+]  # fmt: skip
 
-METRICS = {
+FIGURES = {
     "acc": Column("Acc %"),
     "aaa": Column("AAA %"),
     "forgetting": Column("forgetting", better="lower"),
+    "backward_transfer": Column("backward transfer"),
+    "task_acc": Column("Acc %, task told"),
+    "task_aaa": Column("AAA %, task told"),
+    "task_forgetting": Column("forgetting, task told", better="lower"),
+    "task_backward_transfer": Column("backward transfer, task told"),
     "seconds": Column("seconds", better="lower"),
 }
+"""What can be told of runs: metrics, and the seconds of training."""
+
+USUAL = ("acc", "aaa", "forgetting", "seconds")
 
 
-def comparison(runs: Mapping[str, Sequence[Record]], *, title: str, seeds: int, notes: Sequence[str] = ()) -> Results:
+def comparison(
+    runs: Mapping[str, Sequence[Record]],
+    *,
+    title: str,
+    seeds: int,
+    notes: Sequence[str] = (),
+    figures: Sequence[str] = USUAL,
+) -> Results:
     """Learners against metrics, over the same seeds."""
-    rows = {learner: [cell_of(records, name, seeds) for name in METRICS] for learner, records in runs.items()}
-    notes = [*notes, *at_once(runs)]
-    return Results("comparison", title, list(METRICS.values()), rows, notes, heading="learner")
+    rows = {learner: [cell_of(records, name, seeds) for name in figures] for learner, records in runs.items()}
+    notes = [*notes, *at_once(runs), *_unasked(runs, figures)]
+    return Results("comparison", title, [FIGURES[name] for name in figures], rows, notes, heading="learner")
+
+
+def _unasked(runs: Mapping[str, Sequence[Record]], figures: Sequence[str]) -> list[str]:
+    """What is to be said of runs from before there was a figure that is asked for."""
+    lacking = sum(not {*figures} - {"seconds"} <= record.metrics.keys() for each in runs.values() for record in each)
+    has, them = ("has", "it") if lacking == 1 else ("have", "them")
+    told = f"of an older version {has} no figure where there is none: train {them} --again"
+    return [f"{many(lacking, 'run')} {told}."] if lacking else []
 
 
 def at_once(runs: Mapping[str, Sequence[Record]]) -> list[str]:
@@ -65,7 +91,7 @@ def in_words(runs: Mapping[str, Sequence[Record]]) -> str:
 
 def cell_of(records: Sequence[Record], name: str, wanted: int = 0, published: Summary | None = None) -> Cell:
     """A metric of some runs, or their training `seconds`; what learns all tasks at once has no forgetting."""
-    if name == "forgetting" and _sees_all(records):
+    if name.endswith(("forgetting", "backward_transfer")) and _sees_all(records):
         return Cell(published=published)
     shared = name == "seconds" and any(record.environment.get("fleet", 1) != 1 for record in records)
     return Cell(_by_seed(records, name), wanted, published, shared)
@@ -120,7 +146,5 @@ def _sees_all(records: Sequence[Record]) -> bool:
 
 
 def _by_seed(records: Sequence[Record], name: str) -> dict[int, float]:
-    return {
-        record.spec["seed"]: sum(record.train_seconds) if name == "seconds" else record.metrics[name]
-        for record in records
-    }
+    told = [(record.spec["seed"], {**record.metrics, "seconds": sum(record.train_seconds)}) for record in records]
+    return {seed: figures[name] for seed, figures in told if name in figures}

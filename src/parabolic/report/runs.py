@@ -33,9 +33,10 @@ GROUPS = ("", "options", "scenario", "metrics", "environment")
 
 
 def row_of(run: Record | FailedRun) -> Row:
-    """A run in one row; times are summed over the tasks, and the accuracy matrix is left out."""
+    """A run in one row; times are summed over the tasks, and the accuracies are left out."""
     told = asdict(run)
-    told.pop("accuracy", None)
+    for name in ("accuracy", "task_accuracy"):
+        told.pop(name, None)
     return flat({"key": told.pop("key"), **told.pop("spec"), **told})
 
 
