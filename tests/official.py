@@ -1,5 +1,6 @@
 """Writes tiny files in the formats in which the data sets are published."""
 
+import gzip
 import io
 import pickle
 import struct
@@ -67,6 +68,19 @@ def cifar100_files(train, test, names):
     meta = {"fine_label_names": names, "coarse_label_names": ["all"]}
     files = {"train": batch(*train, "fine_labels"), "test": batch(*test, "fine_labels"), "meta": python2(meta)}
     return files | {"file.txt~": b""}
+
+
+def idx(values):
+    """Bytes as the files of MNIST have them: two zeros, the type, the number of axes, their lengths, the values."""
+    return struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape) + values.astype(np.uint8).tobytes()
+
+
+def mnist_files(train, test, mark="-", packed=False):
+    """The four files by name; `train` and `test` are grey images [n, height, width] and labels."""
+    files = {}
+    for part, (images, labels) in {"train": train, "t10k": test}.items():
+        files |= {f"{part}-images{mark}idx3-ubyte": idx(images), f"{part}-labels{mark}idx1-ubyte": idx(labels)}
+    return {f"{name}.gz": gzip.compress(data) for name, data in files.items()} if packed else files
 
 
 def write_tar(path, files, top):

@@ -2,6 +2,7 @@
 
 import codecs
 import functools
+import gzip
 import hashlib
 import http.server
 import io
@@ -14,9 +15,10 @@ import zipfile
 import numpy as np
 import official
 import pytest
+import torch
 from PIL import Image
 
-from parabolic import InputError
+from parabolic import InputError, RunSpec, make_stream
 from parabolic.streams import Cache, archives, sources
 from parabolic.streams.archives import download, load_pickle, open_tree
 from parabolic.streams.sources import open_source, prepare
@@ -104,6 +106,87 @@ def test_tinyimagenet_with_grey_images_among_the_others(tmp_path, kind):
     found, raw = held("tinyimagenet", tmp_path)
     same(found, *[(np.stack([each[0] for each in part]), [each[1] for each in part]) for part in (train, test)])
     assert raw.class_names[0] == f"thing {min(ids)}"
+
+
+GREY = [
+    (images[..., 0], labels) for images, labels in (official.pictures(60, 10, 2, 28), official.pictures(20, 10, 3, 28))
+]
+
+
+@pytest.mark.parametrize(
+    ("mark", "packed", "below", "named"),
+    [
+        ("-", True, "", ""),
+        ("-", False, "", ""),
+        (".", False, "", ""),
+        (".", True, "", ""),
+        ("-", True, "MNIST/raw", ""),  # torchvision's
+        ("-", True, "MNIST/raw", "MNIST"),
+        ("-", False, "mnist", ""),
+        ("-", True, "", "t10k-labels-idx1-ubyte.gz"),
+    ],
+)
+def test_mnist(tmp_path, mark, packed, below, named):
+    folder = tmp_path / "d"
+    official.write_folder(folder / below, official.mnist_files(*GREY, mark, packed))
+    if below != "mnist":
+        (folder / "mnist").touch()  # a program, say
+    found, raw = held("mnist", folder / named)
+    same(found, *[(images[..., None], labels) for images, labels in GREY])
+    assert raw.class_names == tuple("0123456789")
+
+
+def test_fashionmnist_from_an_archive_too(tmp_path):
+    path = official.write_zip(tmp_path / "a.zip", official.mnist_files(*GREY, "."), "fashion")
+    found, raw = held("fashionmnist", path)
+    same(found, *[(images[..., None], labels) for images, labels in GREY])
+    assert (len(raw.class_names), raw.class_names[9]) == (10, "ankle boot")
+
+
+def test_other_data_in_the_files_of_mnist_may_have_any_name(tmp_path):
+    official.write_folder(tmp_path / "kmnist", official.mnist_files(*GREY, packed=True))
+    for path in (tmp_path, tmp_path / "kmnist"):
+        same(held("kmnist", path)[0], *[(images[..., None], labels) for images, labels in GREY])
+    with pytest.raises(InputError, match="--from: .*expected a folder with cifar-10-python.tar.gz"):
+        held("cifar10", tmp_path / "kmnist")
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashionmnist"])
+def test_mnist_is_a_stream_of_its_own_pixels(tmp_path, name):
+    (images, labels), (tests, answers) = GREY
+    prepare(name, official.write_folder(tmp_path / "d", official.mnist_files(*GREY)))
+    stream = make_stream(f"seq-{name}")
+    assert (len(stream), stream.classes, stream.shape, stream.name) == (5, 10, (1, 28, 28), f"seq-{name}")
+    for number, task in enumerate(stream):
+        mine, held_out = (np.isin(each, task.classes) for each in (labels, answers))
+        assert task.classes == (2 * number, 2 * number + 1)
+        for rows, (given, told) in (
+            (task.train.take(task.train_rows), (images[mine], labels[mine])),
+            (task.test.take(task.test_rows), (tests[held_out], answers[held_out])),
+        ):
+            np.testing.assert_array_equal(rows[0][:, 0], given)
+            np.testing.assert_array_equal(rows[1], told)
+    mean, std = {"mnist": (0.1307, 0.3081), "fashionmnist": (0.2860, 0.3530)}[name]
+    white = torch.full((1, 1, 28, 28), 255, dtype=torch.uint8)
+    assert torch.allclose(stream.prepare(white), torch.tensor((1 - mean) / std))
+    assert stream.augment is None  # which a permutation of the pixels would not survive
+    told = RunSpec("er", f"seq-{name}").resolved()
+    assert (told["backbone"], told["batch"], told["precision"]) == ("mlp", 10, "fp32")
+
+
+def test_permuted_and_rotated_mnist(tmp_path):
+    (images, labels), _ = GREY
+    prepare("mnist", official.write_folder(tmp_path / "d", official.mnist_files(*GREY)))
+    for domain in ("permutation", "rotation"):
+        stream = make_stream("seq-mnist", seed=1, domain=domain, tasks=3)
+        shown = [task.train.take(task.train_rows) for task in stream]
+        assert all(np.array_equal(y, labels) for _, y in shown)
+        assert not any(torch.equal(shown[0][0], x) for x, _ in shown[1:])
+        if domain == "permutation":
+            views = [x.flatten(1).numpy() for x, _ in shown]
+            for view in views:  # all images have their pixels in the same new places
+                columns = {tuple(column) for column in view.T}
+                assert columns == {tuple(column) for column in images.reshape(60, -1).T}
 
 
 # -- what is refused -----------------------------------------------------------------------------------------------
@@ -282,6 +365,73 @@ def test_an_archive_that_lacks_a_file_says_which(tmp_path):
         prepare("cifar10", tmp_path)
 
 
+def cut(data):
+    return gzip.compress(data)[:-20]
+
+
+def flipped(data):
+    packed = bytearray(gzip.compress(data))
+    packed[len(packed) // 2] ^= 4
+    return bytes(packed)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "message"),
+    [
+        ("train-images-idx3-ubyte", cut, "got EOFError: .*expected a .gz file that can be read to its end"),
+        ("t10k-images-idx3-ubyte", flipped, "expected a .gz file that can be read to its end"),
+        ("train-images-idx3-ubyte", lambda data: b"", "got 0 bytes, the first missing, expected a header of 16 bytes"),
+        (
+            "t10k-images-idx3-ubyte",
+            lambda data: data[:9],
+            "got 9 bytes, the first 00 00 08 03, expected a header of 16",
+        ),
+        (
+            "train-images-idx3-ubyte",
+            lambda data: b"<html>" * 9,
+            "got 54 bytes, .* 3c 68 74 6d, .*the first 00 00 08 03",
+        ),
+        ("train-labels-idx1-ubyte", lambda data: b"\0\0\x0b" + data[3:], "the first 00 00 0b 01, .* 00 00 08 01"),
+        ("t10k-images-idx3-ubyte", lambda data: data[:-1], "got 15,679 bytes after a header that says 20 × 28 × 28"),
+        ("t10k-labels-idx1-ubyte", lambda data: data + b"\0", "got 21 bytes after a header that says 20, expected 20 "),
+        (
+            "train-images-idx3-ubyte",
+            lambda data: data[:4] + b"\xff" * 12 + data[16:],
+            "got 47,040 bytes after a header",
+        ),
+        (
+            "train-images-idx3-ubyte",
+            lambda data: data[:4] + bytes(12),
+            "got 0 bytes after .* says 0 × 0 × 0, expected at least one",
+        ),
+        ("train-labels-idx1-ubyte", lambda data: official.idx(np.arange(59)), "got 59 labels, .* of the 60 images"),
+    ],
+)
+def test_a_damaged_file_of_mnist_is_named_and_changes_nothing(tmp_path, cache, file, damage, message):
+    files = official.mnist_files(*GREY)
+    made = prepare("mnist", official.write_folder(tmp_path / "good", files))
+    files[file] = damage(files[file])
+    bad = official.write_folder(tmp_path / "bad", files)
+    for name in ("mnist", "fashionmnist"):
+        with pytest.raises(InputError, match=f"^{file} of .*bad: .*{message}.*; .*get (it|them) again"):
+            prepare(name, bad)
+    assert (cache.find("mnist"), cache.find("fashionmnist")) == (made, None)
+    cache.read(made)
+    assert [each.name for each in cache.root.glob("*/files-*")] == [made.folder]
+
+
+def test_a_file_of_mnist_that_is_missing_is_named(tmp_path):
+    files = official.mnist_files(*GREY, packed=True)
+    del files["t10k-labels-idx1-ubyte.gz"]
+    with pytest.raises(InputError, match="got no t10k-labels-idx1-ubyte, expected all files"):
+        prepare("mnist", official.write_folder(tmp_path / "d", files))
+    (tmp_path / "e").mkdir()
+    with pytest.raises(
+        InputError, match=r"--from: .*train-images-idx3-ubyte.gz, .*MNIST/raw/.*; .*to be had from http"
+    ):
+        prepare("mnist", tmp_path / "e")
+
+
 # -- downloads -----------------------------------------------------------------------------------------------------
 
 BODY = np.random.default_rng(0).bytes(300_000)
@@ -289,24 +439,25 @@ DIGEST = hashlib.sha256(BODY).hexdigest()
 
 
 class Server(http.server.BaseHTTPRequestHandler):
-    ranges, cut = True, None
+    ranges, cut, files = True, None, {}
 
     def do_GET(self):
         wanted = self.headers.get("Range")
         type(self).asked.append(wanted)
+        body = self.files.get(self.path, BODY)
         if self.path == "/missing":
             self.send_error(404)
             return
         start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.ranges else 0
-        if start >= len(BODY):
+        if start >= len(body):
             self.send_error(416)
             return
         self.send_response(206 if start else 200)
         if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(BODY) - 1}/{len(BODY)}")
-        self.send_header("Content-Length", str(len(BODY) - start))
+            self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+        self.send_header("Content-Length", str(len(body) - start))
         self.end_headers()
-        self.wfile.write(BODY[start : self.cut])
+        self.wfile.write(body[start : self.cut])
 
     def log_message(self, *arguments):
         pass
@@ -368,6 +519,31 @@ def test_what_cannot_be_downloaded_is_told(server, tmp_path):
         download("file:///etc/passwd", tmp_path / "a", DIGEST)
     with pytest.raises(InputError, match="download: got .*refused"):
         download("http://127.0.0.1:9/a", tmp_path / "a", DIGEST)
+
+
+def test_four_files_are_downloaded_and_what_is_there_is_not_asked_for_again(server, cache, monkeypatch):
+    files = official.mnist_files(*GREY, packed=True)
+    hashes = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    for name in ("mnist", "fashionmnist"):  # whose files are called alike
+        known = sources.replace(sources.PUBLISHED[name], url=f"{server.url}/{name}", sha256=hashes)
+        monkeypatch.setitem(sources.PUBLISHED, name, known)
+    server.files = {f"/{at}/{name}": data for at in ("mnist", "fashionmnist") for name, data in files.items()}
+    server.files["/mnist/t10k-labels-idx1-ubyte.gz"] = b"an excuse"
+    with pytest.raises(InputError, match=f"got SHA-256 .*, expected SHA-256 .* of {server.url}/mnist/t10k-labels-"):
+        prepare("mnist")
+    assert cache.find("mnist") is None
+    with pytest.raises(InputError, match="`parabolic data prepare mnist` downloads them"):
+        make_stream("seq-mnist")
+    assert len(server.asked) == 4  # a stream downloads nothing
+    server.files["/mnist/t10k-labels-idx1-ubyte.gz"] = files["t10k-labels-idx1-ubyte.gz"]
+    made = prepare("mnist")
+    assert (made.train, made.test, len(server.asked)) == (60, 20, 5)
+    assert prepare("fashionmnist").content == made.content
+    assert len(server.asked) == 9
+    for file in (cache.root / "mnist").glob("files-*/*"):
+        file.write_bytes(b"damaged")
+    assert make_stream("seq-mnist").classes == 10  # prepared again from what was downloaded
+    assert len(server.asked) == 9
 
 
 def test_a_full_disk_during_a_download_is_told_and_it_goes_on_later(server, tmp_path, monkeypatch):

@@ -151,10 +151,28 @@ def test_a_run_counts_where_its_data_are_not_here_or_it_does_not_say_which_it_sa
     assert is_of(told, spec)
 
 
+def test_what_is_not_known_to_be_as_published_is_not_said_to_be_or_not(parabolic, tmp_path):
+    grey = [(images[..., 0], labels) for images, labels in (TRAIN, TEST)]
+    official.write_folder(tmp_path / "idx", official.mnist_files(*grey))
+    for name, told in (("mnist", False), ("fashionmnist", None)):
+        code, out, _ = parabolic("data", "prepare", name, "--from", "idx")
+        assert code == 0
+        assert ("not those of the official" in out) == (told is False)
+        assert "By default a run has" not in out
+        assert json.loads(parabolic("data", "prepare", name, "--json")[1])["as_published"] is told
+
+
 def test_list_says_what_is_here_and_what_could_be(parabolic, archive, monkeypatch):
     code, out, err = parabolic("data", "list")
     assert (code, err) == (0, "")
-    for word in ("parabolic data prepare cifar100", "tinyimagenet", "corruption_rate", "PARABOLIC_DATA"):
+    for word in (
+        "parabolic data prepare cifar100",
+        "tinyimagenet",
+        " mnist ",
+        "prepare fashionmnist",
+        "corruption_rate",
+        "PARABOLIC_DATA",
+    ):
         assert word in out
     parabolic("data", "prepare", "cifar10", "--from", str(archive))
     content = Cache().find("cifar10").content

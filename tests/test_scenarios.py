@@ -23,7 +23,7 @@ from parabolic.experiments import build
 from parabolic.learners import known_learners
 from parabolic.options import options_of
 from parabolic.streams import Scenario, prepare
-from parabolic.streams.scenarios import PAPER_SIZES, rotation
+from parabolic.streams.scenarios import PAPER_SIZES, domains, rotation
 
 
 def numbers(per_class=40, classes=10, tasks=5, seed=0, tests=4):
@@ -335,6 +335,15 @@ def test_domains_show_every_example_in_every_task_and_share_them_in_memory():
         )
     if torch.cuda.is_available():
         assert stream.to("cuda").digest() == stream.digest()
+
+
+def test_permuted_pixels_are_not_shifted_and_what_is_the_users_own_stays():
+    plain = make_stream("seq-digits", tasks=1)
+    assert plain.augment is not None
+    assert domains(plain, "permutation", 2).augment is None
+    assert domains(plain, "rotation", 2).augment is plain.augment
+    own = replace(plain, augment=lambda x, generator: x)
+    assert domains(own, "permutation", 2).augment is own.augment
 
 
 def test_a_permutation_keeps_the_pixels_of_points_too():

@@ -30,7 +30,7 @@ app = typer.Typer(no_args_is_help=True, help="Data sets: prepare them, list them
 
 @app.command("prepare")
 def prepare(
-    name: Annotated[str, typer.Argument(help="cifar10, cifar100, tinyimagenet, hf:NAME, or a name for your own data.")],
+    name: Annotated[str, typer.Argument(help=f"{', '.join(PUBLISHED)}, hf:NAME, or a name for your own data.")],
     source: Annotated[
         str | None,
         typer.Option("--from", metavar="PATH", help="A folder or archive, or hf:NAME (without it: a download)."),
@@ -58,12 +58,11 @@ def prepare(
     console.print(f"{name}: {parts} of {' × '.join(map(str, data.shape))}, {data.classes} classes, from {data.source}")
     if before is not None and before.content != data.content:
         console.print(f"It replaces other data of that name, from {before.source}: runs on them will be trained again.")
-    published = _published(data)
-    if published is False:
+    if _published(data) is False:
         console.print("Note: the images and labels are not those of the official archive, bit by bit.")
     stream = name if name.startswith("hf:") else f"seq-{name}"
     console.print(f"Use it as a stream: parabolic run --stream {stream}")
-    if published is None:
+    if name not in PUBLISHED:
         usual = streams.find_stream(stream)
         steps = data.train * (1 if data.test else 0.8) / usual.batch
         console.print(
@@ -136,8 +135,9 @@ def _facts(data: DataSet) -> dict[str, object]:
 
 
 def _published(data: DataSet) -> bool | None:
-    """Whether a data set holds what the official archive of that name does; None where there is none."""
-    return data.content == PUBLISHED[data.name].content if data.name in PUBLISHED else None
+    """Whether a data set holds what the official archive of that name does; None where that is not known."""
+    official = PUBLISHED.get(data.name)
+    return None if official is None or official.content is None else data.content == official.content
 
 
 @contextmanager

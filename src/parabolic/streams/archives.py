@@ -218,7 +218,7 @@ def download(url: str, path: Path, sha256: str, progress: ShowProgress | None = 
     if (found := _sha256(part)) != sha256:
         part.unlink()
         remedy = "it was removed: run it again, or get the file elsewhere and name its folder with --from"
-        raise invalid("download", Description(f"SHA-256 {found} of {url}"), f"SHA-256 {sha256}", remedy)
+        raise invalid("download", Description(f"SHA-256 {found}"), f"SHA-256 {sha256} of {url}", remedy)
     os.replace(part, path)
     return path
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from parabolic.checks import check_call, check_name, check_number, invalid
 from parabolic.plugins import load_object
-from parabolic.streams.benchmarks import BENCHMARKS, prepared_stream
+from parabolic.streams.benchmarks import BENCHMARKS, IMAGES, prepared_stream
 from parabolic.streams.digits import seq_digits
 from parabolic.streams.scenarios import Scenario
 from parabolic.streams.sources import own_names
@@ -17,10 +17,6 @@ from parabolic.streams.stream import Stream
 from parabolic.streams.toy import seq_blobs
 
 __all__ = ["Listed", "find_stream", "known_streams", "make_stream", "prepared_streams"]
-
-
-IMAGES: dict[str, Any] = {"backbone": "resnet18", "precision": "bf16", "channels_last": True}
-"""What suits images: in bfloat16 a run is as accurate as in float32 and takes a tenth of the time (docs/engine.md)."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,9 @@ def known_streams() -> dict[str, Listed]:
         ),
         "seq-blobs": Listed(seq_blobs, "1,500 points in the plane, 3 tasks of 2 round clouds; embedded", batch=10),
     } | {
-        name: Listed(each.build, f"{each.about}; needs `parabolic data prepare {each.data}`", data=each.data, **IMAGES)
+        name: Listed(
+            each.build, f"{each.about}; needs `parabolic data prepare {each.data}`", data=each.data, **each.suits
+        )
         for name, each in BENCHMARKS.items()
     }
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from parabolic.checks import Description, check_name, check_number, invalid
 from parabolic.options import check_options, option, options_of
+from parabolic.streams.augment import CropFlip
 from parabolic.streams.stream import Examples, Stream
 
 __all__ = [
@@ -266,7 +267,10 @@ def blur(stream: Stream, share: float, seed: int = 0) -> Stream:
 
 
 def domains(stream: Stream, kind: str, tasks: int, seed: int = 0) -> Stream:
-    """Show all examples in every task, each time turned by another angle or with its pixels permuted anew."""
+    """Show all examples in every task, each time turned by another angle or with its pixels permuted anew.
+
+    Where pixels are permuted, images are no longer shifted or mirrored for learning: their neighbours are others.
+    """
     check_name("domain", kind, ("rotation", "permutation"))
     if len(stream) != 1:
         raise invalid(
@@ -289,7 +293,8 @@ def domains(stream: Stream, kind: str, tasks: int, seed: int = 0) -> Stream:
         )
         for index in range(tasks)
     )  # fmt: skip
-    return replace(stream, tasks=tuple(made))
+    moved = kind == "permutation" and isinstance(stream.augment, CropFlip)
+    return replace(stream, tasks=tuple(made), augment=None if moved else stream.augment)
 
 
 def rotation(height: int, width: int, degrees: float) -> NDArray[np.int64]:

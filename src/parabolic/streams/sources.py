@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
+import math
 import re
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -33,15 +36,15 @@ HUB = "hf:"
 
 @dataclass(frozen=True)
 class Published:
-    """A data set with an official archive."""
+    """A data set with an official archive, or with several files."""
 
     about: str
     classes: int
-    archive: str
-    folder: str  # what it unpacks to
-    url: str
-    sha256: str  # of the archive
-    content: str  # of the images and labels within, as `DataSet.content`
+    archive: str  # or the folder for several files
+    folder: str  # what it unpacks to, or where torchvision keeps the files
+    url: str  # of the archive, or of the place that has the files
+    sha256: str | Mapping[str, str]  # of the archive, or of each file
+    content: str | None  # of the images and labels within, as `DataSet.content`; None where we do not know it
     read: Callable[[Tree], Raw]
     wanted: Collection[str] | None = None  # the files to read of a .tar.gz
     class_names: tuple[str, ...] | None = None
@@ -98,8 +101,8 @@ def prepare(
     """Bring a data set into the cache, unless it is there and whole.
 
     Args:
-        name: `cifar10`, `cifar100`, `tinyimagenet`; `hf:NAME` of the Hugging Face hub (or `hf:FOLDER`, saved by
-            `datasets`); or any name for data of your own, which then are the stream `seq-NAME`.
+        name: `cifar10`, `cifar100`, `tinyimagenet`, `mnist`, `fashionmnist`; `hf:NAME` of the Hugging Face hub (or
+            `hf:FOLDER`, saved by `datasets`); or any name for data of your own, which then are the stream `seq-NAME`.
         source: a folder or archive, or `hf:NAME`. By default where it came from before, or the official download.
         label: the column of `hf:NAME` that has the labels. By default the one that was named before, or that is called
             so, or the only one that can be.
@@ -121,8 +124,7 @@ def prepare(
         elif not (place or "").startswith(HUB):
             raise invalid("--label", label, "a source that has columns, hf:NAME", "leave it out")
         if place is None:
-            official = PUBLISHED[name]
-            place = str(download(official.url, _archive(name, cache), official.sha256, progress))
+            place = _download(name, cache, progress)
         with open_source(name, place, label) as raw:
             return cache.write(key, raw, place, progress)
 
@@ -137,7 +139,7 @@ def _whole(known: DataSet, cache: Cache) -> bool:
 
 def _at_hand(name: str, cache: Cache) -> bool:
     """Whether a data set can be prepared from what is here, or is one of the hub, which is asked for by its name."""
-    downloaded = name in PUBLISHED and _archive(name, cache).exists()
+    downloaded = name in PUBLISHED and all(path.exists() for path in _downloads(name, cache))
     origin = cache.origin(_key(name))
     return name.startswith(HUB) or downloaded or (origin is not None and Path(origin.source).exists())
 
@@ -161,8 +163,20 @@ def _place(name: str, source: str | Path | None, origin: Origin | None) -> str |
     return str(path)
 
 
-def _archive(name: str, cache: Cache) -> Path:
-    return cache.root / "downloads" / PUBLISHED[name].archive
+def _download(name: str, cache: Cache, progress: ShowProgress | None) -> str:
+    """Fetch what is not here yet of an official data set; the archive or folder that has it."""
+    official, paths = PUBLISHED[name], _downloads(name, cache)
+    if isinstance(official.sha256, str):
+        return str(download(official.url, paths[0], official.sha256, progress))
+    for path in paths:
+        download(f"{official.url}/{path.name}", path, official.sha256[path.name], progress)
+    return str(paths[0].parent)
+
+
+def _downloads(name: str, cache: Cache) -> list[Path]:
+    """Where an official data set lies once it is downloaded."""
+    official, path = PUBLISHED[name], cache.root / "downloads" / PUBLISHED[name].archive
+    return [path] if isinstance(official.sha256, str) else [path / file for file in official.sha256]
 
 
 def _with_path(name: str) -> str:
@@ -192,25 +206,37 @@ def open_source(name: str, place: str, label: str | None = None) -> Iterator[Raw
         yield _from_hub(place.removeprefix(HUB), label)
         return
     path, official = Path(place), PUBLISHED.get(name)
+    if path.name in IDX_FILES and path.is_file():  # one of the four
+        path = path.parent
     if official is not None:
-        for each in (path / official.archive, path / official.folder, path):
-            if each.is_file() or (each.is_dir() and _looks_like(each, official)):
+        inner = path / Path(official.folder).name
+        for each in (path / official.archive, path / official.folder, inner, path):
+            packed = each.is_file() and (each == path or isinstance(official.sha256, str))
+            if packed or (each.is_dir() and _looks_like(each, official)):
                 with open_tree(each, official.wanted) as tree:
-                    yield replace(official.read(tree), classes=official.classes)
+                    raw = official.read(tree)
+                    yield replace(raw, classes=official.classes, class_names=raw.class_names or official.class_names)
                 return
     for each in (path / name, path):
         if (each / "train_images.npy").is_file():
             yield _from_arrays(each, official)
             return
+        if official is None and _has_idx(each):
+            with open_tree(each) as tree:
+                yield _idx(tree)
+            return
     if official is not None:
-        looked = f"{official.archive}, {official.folder}/ or {{train,test}}_{{images,labels}}.npy"
-        raise invalid("--from", str(path), f"a folder with {looked}")
+        files = official.archive if isinstance(official.sha256, str) else ", ".join(official.sha256)
+        looked = f"{files}, {official.folder}/ or {{train,test}}_{{images,labels}}.npy"
+        raise invalid("--from", str(path), f"a folder with {looked}", f"they are to be had from {official.url}")
     if not path.is_dir():
         raise invalid("--from", str(path), "a folder of arrays or of images")
     yield _from_images(path)
 
 
 def _looks_like(folder: Path, official: Published) -> bool:
+    if official.read is _idx:
+        return _has_idx(folder)
     return all((folder / each).exists() for each in official.wanted or ("train", "val"))
 
 
@@ -301,6 +327,58 @@ def _number(file: str) -> tuple[int, str]:
     """The number in a file's name, by which its class is ordered."""
     digits = re.findall(r"\d+", file.rsplit(".", 1)[0])
     return (int(digits[-1]) if digits else 0, file)
+
+
+# -- MNIST ---------------------------------------------------------------------------------------------------------
+
+
+def _idx_names(part: str, kind: str) -> list[str]:
+    """How a file of images or labels may be called."""
+    axes = {"images": 3, "labels": 1}[kind]
+    return [f"{part}-{kind}{mark}idx{axes}-ubyte{packed}" for packed in ("", ".gz") for mark in "-."]
+
+
+IDX_FILES = {name for part in ("train", "t10k") for kind in ("images", "labels") for name in _idx_names(part, kind)}
+
+
+def _has_idx(folder: Path) -> bool:
+    return any((folder / each).is_file() for each in _idx_names("train", "images"))
+
+
+def _idx(tree: Tree) -> Raw:
+    """The four files of MNIST, and of the data sets that were made in its likeness."""
+    parts = []
+    for part in ("train", "t10k"):
+        (_, images), (where, labels) = (_idx_array(tree, _idx_names(part, kind)) for kind in ("images", "labels"))
+        if len(labels) != len(images):
+            got, wanted = Description(f"{len(labels):,} labels"), f"one for each of the {len(images):,} images"
+            raise invalid(where, got, wanted, "the files are not of one data set: get them again")
+        chunks = [images[start : start + CHUNK, None] for start in range(0, len(images), CHUNK)]
+        parts.append(Part(chunks, labels))
+    return _raw(parts, None)
+
+
+def _idx_array(tree: Tree, names: Sequence[str]) -> tuple[str, NDArray[np.uint8]]:
+    """An array of bytes in a file of the IDX format, and where it is."""
+    name = next((each for each in names if each in tree.names), names[0])
+    where, again = f"{name} of {tree.where}", "it may be cut off or damaged: get it again"
+    data, axes = tree.get(name), 3 if "images" in name else 1
+    if data.startswith(b"\x1f\x8b"):
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            got = Description(f"{type(error).__name__}: {error}")
+            raise invalid(where, got, "a .gz file that can be read to its end", again) from error
+    start, header = bytes([0, 0, 8, axes]), 4 + 4 * axes
+    if not data.startswith(start) or len(data) < header:
+        got = Description(f"{len(data):,} bytes, the first {data[:4].hex(' ') or 'missing'}")
+        raise invalid(where, got, f"a header of {header} bytes, the first {start.hex(' ')}", again)
+    shape = np.frombuffer(data, ">u4", axes, offset=4).tolist()
+    size, sizes = math.prod(shape), " × ".join(f"{each:,}" for each in shape)
+    if len(data) - header != size or not size:
+        got = Description(f"{len(data) - header:,} bytes after a header that says {sizes}")
+        raise invalid(where, got, f"{size:,} bytes" if size else "at least one", again)
+    return where, np.frombuffer(data, np.uint8, offset=header).reshape(shape)
 
 
 # -- folders -------------------------------------------------------------------------------------------------------
@@ -528,6 +606,7 @@ CIFAR100 = """
     skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger
     tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
 """
+FASHION = "T-shirt/top, trouser, pullover, dress, coat, sandal, shirt, sneaker, bag, ankle boot"
 
 PUBLISHED = {
     "cifar10": Published(
@@ -563,6 +642,38 @@ PUBLISHED = {
         sha256="6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
         content="54e8153e135bff6c70e91ffd7b4dd42fe48353067a79206d0b7538202d6a2dcd",
         read=_tinyimagenet,
+    ),
+    "mnist": Published(
+        about="70,000 handwritten digits of 28 × 28 pixels, grey, 10 classes (LeCun et al., 1998)",
+        classes=10,
+        archive="mnist",
+        folder="MNIST/raw",
+        url="https://ossci-datasets.s3.amazonaws.com/mnist",
+        sha256={
+            "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        },
+        content="e0130f111822ed58de3ba94ad450971c80ee446d2ff4d08e2b4c8e8be16eae50",
+        read=_idx,
+        class_names=tuple("0123456789"),
+    ),
+    "fashionmnist": Published(
+        about="70,000 pictures of clothes of 28 × 28 pixels, grey, 10 classes (Xiao et al., 2017)",
+        classes=10,
+        archive="fashionmnist",
+        folder="FashionMNIST/raw",
+        url="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+        sha256={
+            "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+            "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+            "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        },
+        content=None,
+        read=_idx,
+        class_names=tuple(FASHION.split(", ")),
     ),
 }
 """Data sets that can be downloaded; their hashes are those that are widely quoted."""
