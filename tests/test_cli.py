@@ -116,6 +116,32 @@ def test_a_comparison_says_of_what_it_is(parabolic):
         assert f"use {instead}" in err
 
 
+def test_compare_takes_several_sizes_of_memory(parabolic):
+    asked = ("compare", "--learners", "er,sgd", "--stream", "seq-blobs", "--seeds", "2", "--workers", "0")
+    code, out, err = parabolic(*asked, "--memory", "50, 100")
+    assert (code, err) == (0, "")
+    assert "6 runs, 0 of them already there" in out  # SGD has no memory, and so the same runs at both
+    told = " ".join(out.split())
+    for size in (50, 100):
+        assert f"seq-blobs, memory {size} ┏" in told
+        assert f"seq-blobs, memory {size}: After 3 tasks" in told
+    runs = json.loads(parabolic(*asked, "--memory", "50,100", "--json")[1])["runs"]
+    sizes = [(each["spec"]["learner"], each["spec"].get("memory"), each["spec"]["seed"]) for each in runs]
+    assert sizes == [
+        ("er", 50, 0), ("er", 50, 1), ("sgd", None, 0), ("sgd", None, 1), ("er", 100, 0), ("er", 100, 1)
+    ]  # fmt: skip
+    for memory, more, expected in (
+        ("50,50", (), "each size once"),
+        ("50,many", (), "memory: got 'many', expected a whole number"),
+        ("50,", (), "memory: got ''"),
+        ("50,100", ("--set", "er.memory=70"), "one size beside --set memory"),
+        ("0", (), "memory"),
+    ):
+        code, out, err = parabolic(*asked, "--memory", memory, *more)
+        assert (code, out) == (2, "")
+        assert expected in err
+
+
 def test_compare_takes_settings_for_one_learner_alone(parabolic):
     settings = ("--set", "lr=0.05", "--set", "er.lr=0.2", "--set", "backbone=mlp", "--workers", "0")
     _, out, _ = parabolic("compare", "--learners", "er,sgd", "--seeds", "1", *settings, "--json")

@@ -44,7 +44,7 @@ from parabolic.experiments.execution import Unsaved, find_device
 from parabolic.experiments.paper import Effort
 from parabolic.experiments.resume import Keeping
 from parabolic.learners import Learner, find_learner, known_learners
-from parabolic.options import options_of, write_option
+from parabolic.options import options_of, parse_option, write_option
 from parabolic.report import FORMATS, comparison, in_words
 from parabolic.report.comparisons import FIGURES, USUAL, briefly, many
 from parabolic.report.formats import accuracies
@@ -187,7 +187,13 @@ def compare(
         list[str] | None, typer.Option(help="A preset to compare with them, in a row of its own; may be repeated.")
     ] = None,
     stream: PresetStream = None,
-    memory: PresetMemory = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            help="How many examples are kept; several sizes, with commas between them, have a table each.",
+            show_default="the preset's, or 200",
+        ),
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from 0.")] = 5,
     settings: Set = None,
     runs: Runs = Path("runs"),
@@ -220,30 +226,51 @@ def compare(
         )
     chosen = [load_preset(name) for name in preset or []]
     rows = _rows(learners, chosen)
-    specs = _specs(rows, chosen, settings, stream, memory, seeds)
-    store, wanted = Store(runs), [spec for row in specs.values() for spec in row]
+    tables = [_specs(rows, chosen, settings, stream, size, seeds) for size in _sizes(memory, chosen, settings)]
+    every = (spec for each in tables for row in each.values() for spec in row)
+    wanted = list({spec.key: spec for spec in every}.values())  # one without a memory has the same runs at all sizes
+    store = Store(runs)
     if engine == "local":  # the nodes of a cluster have data that need not be here
-        _check_built([row[0] for row in specs.values() if row[0].options and store.find(row[0]) is None])
+        first = (row[0] for each in tables for row in each.values())
+        _check_built([spec for spec in first if spec.options and store.find(spec) is None])
     if output is not None:
         check_output(output)
     outcome = train_all(
         wanted, store, track, engine=engine, workers=workers, address=address, device=device, fleet=fleet, gpus=gpus,
         minutes=minutes, checkpoint=checkpoint, again=again,
     )  # fmt: skip
-    called = rows if format == "json" or as_json else _called(rows)
-    records = {
-        shown: [outcome.records[spec.key] for spec in row if spec.key in outcome.records]
-        for shown, row in zip(called, specs.values(), strict=True)
-    }
     if as_json:
-        _print_records(records, outcome)
+        _print_records([outcome.records[spec.key] for spec in wanted if spec.key in outcome.records], outcome)
     else:
-        title = _title(wanted, settings or [])
-        results = comparison(records, title=title, seeds=seeds, notes=_tried(chosen), figures=figures)
-        show([results], format, intervals=intervals, output=output)
+        called = rows if format == "json" else _called(rows)
+        records = {
+            _title([spec for row in specs.values() for spec in row], settings or []): {
+                shown: [outcome.records[spec.key] for spec in row if spec.key in outcome.records]
+                for shown, row in zip(called, specs.values(), strict=True)
+            }
+            for specs in tables
+        }
+        results = [
+            comparison(each, title=title, seeds=seeds, notes=_tried(chosen), figures=figures)
+            for title, each in records.items()
+        ]
+        show(results, format, intervals=intervals, output=output)
         if format == "terminal" and output is None:
             _print_words(records, outcome, runs)
     close_grid(outcome, store)
+
+
+def _sizes(memory: str | None, presets: list[Preset], settings: list[str] | None) -> list[int]:
+    """The sizes of memory that are asked for."""
+    if memory is None:
+        return [_meant_for("memory", presets, 200)]
+    sizes = [parse_option(options_of(RunSpec), "memory", text.strip()) for text in memory.split(",")]
+    if len(set(sizes)) < len(sizes):
+        raise invalid("--memory", memory, "each size once")
+    set_too = [each for each in read_settings(settings) if each.rpartition(".")[2] == "memory"]
+    if len(sizes) > 1 and set_too:
+        raise invalid("--memory", memory, "one size beside --set memory", "leave one of them out")
+    return sizes
 
 
 def _rows(learners: str | None, presets: Sequence[Preset]) -> dict[str, Preset]:
@@ -268,7 +295,7 @@ def _specs(
     presets: list[Preset],
     settings: list[str] | None,
     stream: str | None,
-    memory: int | None,
+    memory: int,
     seeds: int,
 ) -> dict[str, list[RunSpec]]:
     """The runs of each row, one for each seed; all are of one stream."""
@@ -280,7 +307,6 @@ def _specs(
             remedy = f"take it out of [settings] and use {instead}, which is for all"
             raise invalid(f"preset {row!r}", name, "what may differ from row to row", remedy)
     stream = _meant_for("stream", presets, "seq-digits") if stream is None else stream
-    memory = _meant_for("memory", presets, 200) if memory is None else memory
     try:
         return {
             name: [row.spec(given[name], stream=stream, memory=memory, seed=seed) for seed in range(seeds)]
@@ -293,23 +319,24 @@ def _specs(
         raise
 
 
-def _print_records(rows: Mapping[str, Sequence[Record]], outcome: Outcome) -> None:
+def _print_records(runs: Iterable[Record], outcome: Outcome) -> None:
     """All that is known of the runs, for programs."""
     told = {
         "reused": outcome.reused,
-        "runs": [dataclasses.asdict(each) for row in rows.values() for each in row],
+        "runs": [dataclasses.asdict(each) for each in runs],
         "failed": [{"key": each.spec.key, "reason": each.reason} for each in outcome.failures],
     }
     print(json.dumps(told, indent=1))
 
 
-def _print_words(rows: Mapping[str, Sequence[Record]], outcome: Outcome, folder: Path) -> None:
-    """What is said below a table: how the runs were made, how many there are, and what their figures say."""
+def _print_words(tables: Mapping[str, Mapping[str, Sequence[Record]]], outcome: Outcome, folder: Path) -> None:
+    """What is said below tables: how the runs were made, how many there are, and what the figures of each say."""
     console = Console(markup=False)
-    if told := _made_alike(rows):
+    if told := _made_alike(next(iter(tables.values()))):
         console.print(told)
     print(f"{many(len(outcome.records), 'run')}, {outcome.reused} of them already there ({folder})")
-    console.print(in_words(rows))
+    for title, rows in tables.items():
+        console.print((f"{title}: " if len(tables) > 1 else "") + in_words(rows))
 
 
 def _check_built(specs: Iterable[RunSpec]) -> None:
