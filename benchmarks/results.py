@@ -46,7 +46,7 @@ def made(name: str, records: Records) -> str:
 
 def of_paper(table: PaperTable, records: Records, *, tuned: bool) -> Iterator[str]:
     """A table of the paper: each method that has been run, in the settings in which some were."""
-    rows = [*table.rows, *([] if tuned else table.also), PLUS]
+    rows = [*table.rows, *([] if tuned else table.also), *[PLUS] * table.plus]
     runs = {
         (row, place): [run for spec in setting.specs(row, tuned=tuned or row == PLUS) if (run := records.find(spec))]
         for row in rows

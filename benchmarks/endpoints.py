@@ -1,0 +1,89 @@
+"""Where PCL's bridges end: at how many examples those of a step do, and what that makes of the accuracy.
+
+    python benchmarks/endpoints.py                                   # seq-digits: two minutes
+    python benchmarks/endpoints.py --stream seq-cifar100 --seeds 0   # once it is prepared; counts alone
+
+`farthest, once` is the farthest again, but so that each example ends one bridge: of all such pairings the one with the
+largest sum of distances. If it is as good as the random one, then what harms `farthest` is not how long the bridges
+are, but that nearly all lead to the same few examples.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Generator, Tensor
+
+from parabolic import PCL, Stream, make_stream, metrics, train
+from parabolic.backbones import make_backbone
+from parabolic.learners import pairing
+from parabolic.statistics import Summary
+from parabolic.streams import find_stream
+
+BATCH, BATCHES = 32, 200
+
+
+def farthest_once(x: Tensor, new: int, generator: Generator) -> Tensor:  # noqa: ARG001
+    """The pairing with the largest sum of distances in which each example is one end."""
+    distances = pairing._distances(x).cpu().numpy()
+    return torch.from_numpy(linear_sum_assignment(distances, maximize=True)[1]).to(x.device)
+
+
+PAIRINGS = {
+    "random": pairing.random,
+    "farthest": pairing.farthest,
+    "farthest, once": farthest_once,
+    "nearest": pairing.nearest,
+    "across": pairing.across,
+}
+
+
+def ends(stream: Stream, name: str, generator: Generator) -> tuple[float, float]:
+    """How many examples end the bridges of a step, and how many end at the commonest: as many new as of the past."""
+    place = len(stream) // 2
+    old, new = torch.cat([task.train_rows for task in stream[:place]]), stream[place].train_rows
+    counts = []
+    for _ in range(BATCHES):
+        rows = [part[torch.randperm(len(part), generator=generator)[:BATCH]] for part in (new, old)]
+        x, _ = stream[place].train.take(torch.cat(rows))
+        for change in (lambda each: stream.augment(each, generator), stream.prepare):
+            x = change(x)
+        counts.append(PAIRINGS[name](x, BATCH, generator).bincount())
+    return (
+        sum(int((each > 0).sum()) for each in counts) / BATCHES,
+        sum(int(each.max()) for each in counts) / BATCHES,
+    )
+
+
+def accuracy(stream: str, name: str, seed: int, memory: int) -> tuple[float, float]:
+    """AAA and Acc of PCL, as its code was published, with a small convolutional network."""
+    made, batch = make_stream(stream, seed), find_stream(stream).batch
+    model = make_backbone("convnet", made.shape, made.classes, seed)
+    learner = PCL(model, memory=memory, classes=made.classes, seed=seed, variant="reference")
+    pairing.PAIRINGS[name] = PAIRINGS[name]
+    learner.endpoints = name
+    state = train(learner, made, batch=batch)
+    return metrics.aaa(state.matrix), metrics.acc(state.matrix)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--stream", default="seq-digits")
+    parser.add_argument("--memory", type=int, default=200)
+    parser.add_argument("--seeds", type=int, default=5, help="0: nothing is trained")
+    asked = parser.parse_args()
+    stream = make_stream(asked.stream)
+    for name in PAIRINGS:
+        many, most = ends(stream, name, Generator().manual_seed(0))
+        print(f"{name:15}{2 * BATCH} bridges end at {many:4.1f} examples, {most:4.1f} at one of them", end="")
+        found = [accuracy(asked.stream, name, seed, asked.memory) for seed in range(asked.seeds)]
+        for metric, values in zip(("AAA", "Acc"), zip(*found, strict=True), strict=False):
+            told = Summary.of(values)
+            print(f"; {metric} {told.mean:.1f} ± {told.sd:.1f}", end="")
+        print(flush=True)
+
+
+if __name__ == "__main__":
+    main()
