@@ -126,11 +126,11 @@ def test_a_run_is_trained_by_one_process_at_a_time(parabolic, store):
 
 
 def test_a_run_that_is_stopped_says_how_it_goes_on(tmp_path):
-    for more, told in (((), "begins anew"), (("--checkpoint", "0.01"), "goes on from its last checkpoint")):
-        command = ("run", "--learner", "sgd", "--set", "epochs=5000", "--set", "backbone=mlp", *more)
-        with started(tmp_path, *command) as process:
-            pattern = "runs/*/checkpoint.safetensors" if more else "runs/*/monitor.jsonl"
-            assert until(lambda pattern=pattern: list(tmp_path.glob(pattern)))
+    for seconds, told in (("0", "begins anew"), ("60", "goes on from its last checkpoint")):
+        command = ("run", "--learner", "sgd", "--set", "epochs=5000", "--set", "backbone=mlp", "--checkpoint", seconds)
+        (tmp_path / seconds).mkdir()
+        with started(tmp_path / seconds, *command) as process:
+            assert until(lambda seconds=seconds: list(tmp_path.glob(f"{seconds}/runs/*/monitor.jsonl")))
             process.send_signal(signal.SIGINT)
             err = process.communicate(timeout=60)[1]
         assert process.returncode == 130

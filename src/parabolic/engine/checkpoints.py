@@ -68,9 +68,12 @@ class Checkpoints:
         self._last = time.monotonic()
         self._partial = set[Path]()  # those of which a state is not all
 
-    def keep(self, fleet: Fleet, states: Sequence[State], since: float | None = None) -> None:
-        """Write down, if it is time, where trainings stand; `since` is when the unfinished part of the stream began."""
-        if time.monotonic() - self._last < self.seconds:
+    def keep(self, fleet: Fleet, states: Sequence[State], since: float | None = None, *, now: bool = False) -> None:
+        """Write down where trainings stand, if it is time or to be done `now`.
+
+        `since` is when the unfinished part of the stream began.
+        """
+        if not now and time.monotonic() - self._last < self.seconds:
             return
         for berth, state, (path, about, fresh) in zip(fleet.berths, states, self.places, strict=True):
             if state.error is not None or path in self._partial:

@@ -19,6 +19,7 @@ from parabolic.engine.callbacks import Callback, State
 from parabolic.engine.checkpoints import Checkpoints, Progress
 from parabolic.engine.feed import at_hand, feed
 from parabolic.engine.fleet import Fleet
+from parabolic.engine.stops import PutOff
 from parabolic.engine.threads import threads_for
 from parabolic.learners import Diverged, Learner
 from parabolic.learners.functional import has_batch_norm
@@ -189,8 +190,9 @@ def _learn(
         if state.stream.boundaries and not done:
             with berth.aside():
                 state.learner.start_task(batches.once())
-    with ExitStack() as feeds:
-        fed = [feeds.enter_context(closing(feed(batches.after(done), fleet.device))) for batches in todo]
+    with ExitStack() as stack:
+        fed = [stack.enter_context(closing(feed(batches.after(done), fleet.device))) for batches in todo]
+        stop = stack.enter_context(PutOff())  # no learner is left in the middle of a step
         for _ in range(len(todo[0]) - done):
             for (berth, state, _), source in zip(crew, fed, strict=True):
                 with berth.aside():
@@ -202,7 +204,8 @@ def _learn(
             if states[0].step % LOOK == 0 and not _sound(fleet, states):
                 return
             if checkpoints is not None:
-                checkpoints.keep(fleet, states, since=started)
+                checkpoints.keep(fleet, states, since=started, now=stop.asked)
+            stop.obey()
     if _sound(fleet, states):
         for berth, state, batches in crew:
             if state.stream.boundaries:

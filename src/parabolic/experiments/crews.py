@@ -19,6 +19,8 @@ from parabolic.experiments.work import Job, News, Over, work
 
 __all__ = ["Crew", "Here", "Processes"]
 
+GRACE = 8.0  # seconds that processes have to end by themselves
+
 
 class Crew(Protocol):
     """Takes jobs and tells what becomes of them; of every job it says in the end that it is over."""
@@ -113,9 +115,16 @@ class Processes:
             yield job, told
 
     def close(self) -> None:
-        """Kill the processes: they write nothing but checkpoints, each whole or not at all."""
-        for worker in [*self._idle, *self._busy]:
-            worker.end()
+        """End the processes. What is being trained is written down first, unless that takes too long."""
+        workers, until = [*self._idle, *self._busy], time.monotonic() + GRACE
+        try:
+            for worker in workers:
+                worker.ask()
+            for worker in workers:
+                worker.wait(until - time.monotonic())
+        finally:  # also where Ctrl-C is pressed once more
+            for worker in workers:
+                worker.end()
 
 
 class _Worker:
@@ -143,7 +152,17 @@ class _Worker:
             pickle.dump((job, self.device), self._process.stdin)
             self._process.stdin.flush()
 
+    def ask(self) -> None:
+        """Ask the process to end: in the middle of a run, when the step is done and written down."""
+        self._process.terminate()
+
+    def wait(self, seconds: float) -> None:
+        """Wait for its end, at most so long."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0, seconds))
+
     def end(self) -> None:
+        """Kill the process: it writes nothing but checkpoints, each whole or not at all."""
         assert self._process.stdin is not None
         self._process.kill()
         self._listener.join()

@@ -82,8 +82,8 @@ def run_grid(
 
     A run is kept as soon as it ends. One that fails is noted in the store and tried again by the next call; one whose
     worker dies or has no memory left is tried `retries` times more at once, alone. Where several grids work on one
-    store, each run is trained by one of them. Ctrl-C, or killing the process in any way, loses only what was being
-    trained since it was last written down, every `checkpoint` seconds (0: never; not on a cluster). After so many
+    store, each run is trained by one of them. Killing the process in any way loses only what was being trained since it
+    was last written down, every `checkpoint` seconds (0: never; not on a cluster), and at Ctrl-C. After so many
     `minutes` no run is begun any more, and those that were come to their end.
 
     >>> import tempfile

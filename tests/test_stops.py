@@ -1,0 +1,196 @@
+"""Ctrl-C and SIGTERM: what was learned is whole and written down first, and nothing is learned twice."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from grids import until
+
+from parabolic import ER, MLP, Callback, RunSpec, Store, make_stream, run, train
+from parabolic.engine.stops import PutOff
+from parabolic.experiments import execute, run_grid
+from parabolic.options import option
+from parabolic.states import read_state
+
+STOPS = {signal.SIGINT: 130, signal.SIGTERM: 143}
+NEVER = "100000"  # seconds: so what is written down was written because of the signal
+
+
+@pytest.fixture
+def handled():
+    """The signals that a handler of the user's own was told of."""
+    told = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    yield told
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_the_first_signal_waits_and_the_second_does_not(handled):
+    with PutOff() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        assert (stop.asked, handled) == (True, [])
+        signal.raise_signal(signal.SIGTERM)
+        assert (stop.asked, handled) == (False, [signal.SIGTERM])
+        signal.raise_signal(signal.SIGTERM)  # the handler has not ended it: from here on all is as without
+    assert handled == [signal.SIGTERM] * 2
+
+
+def test_what_takes_too_long_is_broken_off(monkeypatch):
+    monkeypatch.setattr("parabolic.engine.stops.PATIENCE", 0.1)
+
+    def learn():
+        with PutOff():
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(600)
+
+    with pytest.raises(KeyboardInterrupt):
+        learn()
+    time.sleep(0.2)  # and nothing is sent once more
+
+
+def test_a_signal_that_was_obeyed_is_not_sent_again(monkeypatch, handled):
+    monkeypatch.setattr("parabolic.engine.stops.PATIENCE", 0.1)
+    with PutOff() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        stop.obey()
+        time.sleep(0.3)
+    assert handled == [signal.SIGTERM]
+
+
+def test_a_signal_that_nobody_obeyed_is_obeyed_at_the_end(handled):
+    with pytest.raises(KeyboardInterrupt), PutOff():
+        signal.raise_signal(signal.SIGINT)
+    with PutOff():
+        signal.raise_signal(signal.SIGTERM)
+        assert handled == []
+    assert handled == [signal.SIGTERM]
+
+
+def test_handlers_are_as_they_were_afterwards_and_what_is_ignored_stays_so(handled):
+    before = {number: signal.getsignal(number) for number in STOPS}
+    with PutOff():
+        assert all(signal.getsignal(number) != before[number] for number in STOPS)
+    assert {number: signal.getsignal(number) for number in STOPS} == before
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as nohup does with another
+    with PutOff() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        assert not stop.asked
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+
+
+def test_other_threads_leave_signals_alone():
+    before, within = signal.getsignal(signal.SIGINT), []
+
+    def look():
+        with PutOff() as stop:
+            within.append(signal.getsignal(signal.SIGINT))
+            stop.obey()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert within == [before]
+
+
+class Interrupted(ER):
+    """Presses Ctrl-C in the middle of a step."""
+
+    at: int = option(0, "the step")
+
+    def loss(self, batch, recalled):
+        if self.steps == self.at:
+            signal.raise_signal(signal.SIGINT)
+        return super().loss(batch, recalled)
+
+
+@pytest.mark.parametrize("at", [0, 5, 12])
+def test_a_learner_is_between_two_steps_when_a_training_was_stopped(at):
+    stream = make_stream("seq-digits")
+    learner = Interrupted(MLP(stream.shape, stream.classes), at=at)
+    with pytest.raises(KeyboardInterrupt):
+        train(learner, stream, batch=10)
+    assert not learner.stepping
+    assert learner.steps == at + 1  # the step in which it came was finished, and none came after
+    assert len(learner.past) == 10 * (at + 1)
+    learner.observe(*next(iter(stream[0].batches(10))))
+
+
+def test_no_step_is_made_twice(tmp_path):
+    """Each step of a run that is stopped at every tenth is seen by a callback once."""
+    spec, store, seen = RunSpec("sgd", stream="seq-blobs", batch=50, backbone="mlp"), Store(tmp_path), []
+
+    class Every(Callback):
+        def on_step(self, state):
+            seen.append(state.step)
+            if state.step % 10 == 0:
+                signal.raise_signal(signal.SIGINT)
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            run(spec, store, device="cpu", checkpoint=float(NEVER), callbacks=[Every()])
+    record, _ = run(spec, store, device="cpu", checkpoint=float(NEVER), callbacks=[Every()])
+    assert seen == list(range(1, 25))
+    assert record.accuracy == execute(spec, device="cpu").accuracy
+
+
+MARKED = """
+from pathlib import Path
+
+from parabolic import SGD
+
+
+class Marked(SGD):
+    def loss(self, batch, recalled):
+        if self.steps == 20:
+            Path(__file__).with_name(f"seed-{self.seed}").touch()
+        return super().loss(batch, recalled)
+"""
+
+
+@pytest.fixture
+def stopped(tmp_path, monkeypatch):
+    """Starts a command that trains MARKED, and stops it once runs of so many seeds are in the middle of a task."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "marked.py").write_text(MARKED)
+    settings = ["--set", "backbone=mlp", "--set", "epochs=20", "--device", "cpu", "--checkpoint", NEVER, "--json"]
+
+    def stop(number, seeds, *arguments):
+        command = [sys.executable, "-m", "parabolic", *arguments, *settings]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        assert until(lambda: all((tmp_path / f"seed-{seed}").exists() for seed in range(seeds)))
+        process.send_signal(number)
+        err = process.communicate(timeout=60)[1]
+        assert process.returncode == STOPS[number], err
+        return err
+
+    return stop
+
+
+def check_goes_on(seeds):
+    """Runs that were stopped end as if they had not been."""
+    specs = [RunSpec("marked.py:Marked", seed=seed, backbone="mlp", epochs=20) for seed in range(seeds)]
+    store = Store("runs")
+    for spec in specs:
+        assert 20 < read_state(store.checkpoint(spec.key))["progress"]["step"] < 2920
+    outcome = run_grid(specs, store, workers=2, device="cpu", checkpoint=float(NEVER))
+    assert outcome.failures == []
+    for spec, record in zip(specs, outcome.records.values(), strict=True):
+        assert record.environment["resumed"] == 1
+        assert record.accuracy == execute(spec, device="cpu").accuracy
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_a_run_that_is_stopped_goes_on_after_its_last_step(stopped, number):
+    err = stopped(number, 1, "run", "--learner", "marked.py:Marked")
+    assert err.startswith("stopped: the same command goes on")
+    check_goes_on(1)
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_a_grid_that_is_stopped_has_its_workers_write_down_how_far_they_are(stopped, number):
+    err = stopped(number, 2, "compare", "--learners", "marked.py:Marked", "--seeds", "2", "--workers", "2")
+    assert "Stopped." in err
+    check_goes_on(2)
