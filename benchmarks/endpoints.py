@@ -1,11 +1,11 @@
 """Where PCL's bridges end: at how many examples those of a step do, and what that makes of the accuracy.
 
-    python benchmarks/endpoints.py                                   # seq-digits: two minutes
+    python benchmarks/endpoints.py                                   # seq-digits: two minutes; p paired over seeds
     python benchmarks/endpoints.py --stream seq-cifar100 --seeds 0   # once it is prepared; counts alone
 
 `farthest, once` is the farthest again, but so that each example ends one bridge: of all such pairings the one with the
-largest sum of distances. If it is as good as the random one, then what harms `farthest` is not how long the bridges
-are, but that nearly all lead to the same few examples.
+largest sum of distances. It tells how much of what harms `farthest` is that nearly all bridges lead to the same few
+examples, and how much that they are long.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from torch import Generator, Tensor
 from parabolic import PCL, Stream, make_stream, metrics, train
 from parabolic.backbones import make_backbone
 from parabolic.learners import pairing
-from parabolic.statistics import Summary
+from parabolic.statistics import Summary, paired
 from parabolic.streams import find_stream
 
 BATCH, BATCHES = 32, 200
+METRICS = ("AAA", "Acc")
 
 
 def farthest_once(x: Tensor, new: int, generator: Generator) -> Tensor:  # noqa: ARG001
@@ -48,8 +49,8 @@ def ends(stream: Stream, name: str, generator: Generator) -> tuple[float, float]
     for _ in range(BATCHES):
         rows = [part[torch.randperm(len(part), generator=generator)[:BATCH]] for part in (new, old)]
         x, _ = stream[place].train.take(torch.cat(rows))
-        for change in (lambda each: stream.augment(each, generator), stream.prepare):
-            x = change(x)
+        x = stream.augment(x, generator) if stream.augment is not None else x
+        x = stream.prepare(x) if stream.prepare is not None else x
         counts.append(PAIRINGS[name](x, BATCH, generator).bincount())
     return (
         sum(int((each > 0).sum()) for each in counts) / BATCHES,
@@ -74,14 +75,16 @@ def main() -> None:
     parser.add_argument("--memory", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=5, help="0: nothing is trained")
     asked = parser.parse_args()
-    stream = make_stream(asked.stream)
+    stream, usual = make_stream(asked.stream), list[tuple[float, float]]()
     for name in PAIRINGS:
         many, most = ends(stream, name, Generator().manual_seed(0))
         print(f"{name:15}{2 * BATCH} bridges end at {many:4.1f} examples, {most:4.1f} at one of them", end="")
         found = [accuracy(asked.stream, name, seed, asked.memory) for seed in range(asked.seeds)]
-        for metric, values in zip(("AAA", "Acc"), zip(*found, strict=True), strict=False):
-            told = Summary.of(values)
-            print(f"; {metric} {told.mean:.1f} ± {told.sd:.1f}", end="")
+        usual = usual or found  # of random ends, which come first
+        for metric, values, others in zip(METRICS, zip(*found, strict=True), zip(*usual, strict=True), strict=False):
+            told, gap = Summary.of(values), paired(values, others)
+            against = f" ({gap.mean:+.1f}, p = {gap.p:.2f})" if found is not usual else ""
+            print(f"; {metric} {told.mean:.1f} ± {told.sd:.1f}{against}", end="")
         print(flush=True)
 
 

@@ -2,6 +2,8 @@
 
     python benchmarks/results.py            # write them anew, after runs were added to results/records
     python benchmarks/results.py --print    # print them, and leave the page alone
+    python benchmarks/results.py --pair PCL ER    # by how much two rows differ in each column, over the same seeds
+    python benchmarks/results.py --pair PCL ER --tuned
 
 A table stands between <!-- NAME --> and <!-- end --> in the page; NAME is one of the paper's tables, with -tuned for
 tuned values: the methods for which there are runs, and the columns where two have been run. Of two others `even` sets
@@ -19,7 +21,7 @@ from statistics import fmean
 from parabolic.experiments import Record
 from parabolic.experiments.paper import PLUS, SEEDS, PaperTable, paper_tables
 from parabolic.experiments.records import Records
-from parabolic.statistics import Summary, welch
+from parabolic.statistics import Summary, paired, welch
 
 ROOT = Path(__file__).parents[1]
 PAGE, RECORDS = ROOT / "docs" / "results.md", ROOT / "results" / "records"
@@ -89,6 +91,19 @@ def even(records: Records) -> Iterator[list[str]]:
             yield cells
 
 
+def pair(one: str, other: str, records: Records, *, tuned: bool) -> Iterator[list[str]]:
+    """One row of each table less another, where both have been run, and p by the paired t-test."""
+    for name, table in paper_tables().items():
+        for setting in table.settings if {one, other} <= {*table.rows, *table.also, PLUS} else []:
+            specs = [setting.specs(row, tuned=tuned or row == PLUS) for row in (one, other)]
+            found = [
+                both for both in zip(*[map(records.find, each) for each in specs], strict=False) if all(both)
+            ]  # no preset, no runs
+            for metric in table.metrics if len(found) > 1 else []:
+                gap = paired(*zip(*[[run.metrics[metric] for run in both] for both in found], strict=True))
+                yield [name, setting.title, NAMES[metric], f"{gap.mean:+.2f}", f"{gap.p:.4f}", str(len(found))]
+
+
 def told(summary: Summary, *, best: bool = False) -> str:
     mean = f"{summary.mean:.1f}"
     return (f"**{mean}**" if best else mean) + f" ± {summary.sd:.1f}" + f" (n = {summary.n})" * (summary.n < SEEDS)
@@ -110,7 +125,16 @@ def lines(head: list[str], rows: Iterator[list[str]]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--print", action="store_true", help="print the tables, and leave the page alone")
+    parser.add_argument("--pair", nargs=2, metavar="ROW", help="print by how much one row is ahead of another")
+    parser.add_argument("--tuned", action="store_true", help="with --pair: of tuned values")
     asked = parser.parse_args()
+    if asked.pair:
+        known = {PLUS, *(row for table in paper_tables().values() for row in (*table.rows, *table.also))}
+        if unknown := {*asked.pair} - known:
+            parser.error(f"--pair: got {', '.join(unknown)}, expected two of {', '.join(sorted(known))}")
+        rows = pair(*asked.pair, Records(RECORDS), tuned=asked.tuned)
+        print(*lines(["table", "setting", "", "less", "p", "seeds"], rows), sep="", end="")
+        return
     before = PAGE.read_text(encoding="utf-8")
     after = written(before, Records(RECORDS))
     if asked.print:

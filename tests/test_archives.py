@@ -11,6 +11,7 @@ import pickle
 import tarfile
 import threading
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import official
@@ -19,7 +20,7 @@ import torch
 from PIL import Image
 
 from parabolic import InputError, RunSpec, make_stream
-from parabolic.streams import Cache, archives, sources
+from parabolic.streams import PUBLISHED, Cache, archives, sources
 from parabolic.streams.archives import download, load_pickle, open_tree
 from parabolic.streams.sources import open_source, prepare
 
@@ -145,10 +146,23 @@ def test_fashionmnist_from_an_archive_too(tmp_path):
 
 def test_other_data_in_the_files_of_mnist_may_have_any_name(tmp_path):
     official.write_folder(tmp_path / "kmnist", official.mnist_files(*GREY, packed=True))
-    for path in (tmp_path, tmp_path / "kmnist"):
+    official.write_folder(tmp_path / "torchvision" / "KMNIST" / "raw", official.mnist_files(*GREY))
+    inner = ("", "KMNIST", "KMNIST/raw")
+    for path in (tmp_path, tmp_path / "kmnist", *(tmp_path / "torchvision" / each for each in inner)):
         same(held("kmnist", path)[0], *[(images[..., None], labels) for images, labels in GREY])
     with pytest.raises(InputError, match="--from: .*expected a folder with cifar-10-python.tar.gz"):
         held("cifar10", tmp_path / "kmnist")
+
+
+def test_mnist_is_not_taken_for_something_else(tmp_path, cache, monkeypatch):
+    folder = official.write_folder(tmp_path / "d", official.mnist_files(*GREY))
+    known = prepare("mine", folder, cache=cache)
+    monkeypatch.setitem(PUBLISHED, "mnist", replace(PUBLISHED["mnist"], content=known.content))
+    with pytest.raises(InputError, match="^data 'fashionmnist': got mnist, from .*; prepare it by its own name"):
+        prepare("fashionmnist", folder, cache=cache)
+    assert cache.names() == ["mine"]
+    assert prepare("mnist", folder, cache=cache).content == known.content
+    assert prepare("other", folder, cache=cache).content == known.content  # a name of one's own may be for anything
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashionmnist"])

@@ -98,6 +98,11 @@ def test_compare_prints_every_learner_and_counts_what_was_there(parabolic):
     assert told["runs"][0]["spec"]["options"]["replay"] == 16  # which SGD does not have
 
 
+def test_a_comparison_has_each_figure_once(parabolic):
+    code, _, err = parabolic("compare", "--learners", "sgd", "--metrics", "acc,acc")
+    assert (code, "--metrics: got 'acc,acc', expected each figure once" in err) == (2, True)
+
+
 def test_a_comparison_says_of_what_it_is(parabolic):
     asked = ("compare", "--learners", "er,sgd", "--stream", "seq-blobs", "--seeds", "1", "--workers", "0")
     for settings, title in (

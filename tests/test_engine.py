@@ -130,6 +130,18 @@ def test_where_all_tasks_have_the_same_classes_it_makes_no_difference_to_be_told
     np.testing.assert_array_equal(state.matrix, state.task_matrix)
 
 
+def test_to_be_told_the_task_never_harms_though_it_is_tested_on_more_classes_than_it_has_to_learn():
+    torch.manual_seed(0)
+    y = torch.arange(120) % 4
+    x = 10 * torch.eye(4)[y] + torch.randn(120, 4)
+    tested = (x, y)
+    stream = Stream.from_tasks([((x[y < 2], y[y < 2]), tested), ((x[y >= 2], y[y >= 2]), tested)])
+    state = train(ER(MLP((4,), 4), memory=50), stream, batch=10, epochs=5)
+    np.testing.assert_array_equal(state.matrix, state.task_matrix)  # all that was seen competes in both
+    assert state.matrix[1].min() > 95
+    assert state.matrix[0, 0] == 50  # what has not come yet does not compete, and cannot be told
+
+
 def test_callbacks_are_told_in_order_and_short_batches_are_trained_on():
     watch, stream = Watch(), blobs(tasks=2)
     learner = SGD(MLP((2,), 4))

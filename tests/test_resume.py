@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -16,7 +17,8 @@ from grids import fragile, kill, until
 
 from parabolic import MLP, Callback, InputError, Learner, RunSpec, Store, Stream, run, train
 from parabolic.engine import Checkpoints, Fleet, train_fleet
-from parabolic.experiments import execute, execute_fleet, run_grid
+from parabolic.experiments import code, execute, execute_fleet, run_grid
+from parabolic.experiments.code import package_code
 from parabolic.experiments.resume import Keeping
 from parabolic.learners import find_learner, known_learners
 from parabolic.learners.saving import read_learner
@@ -207,6 +209,21 @@ def test_a_learner_that_was_changed_begins_anew(tmp_path):
     assert keeping.place(spec) == (1, 11)
     (tmp_path / "mine.py").write_text(MINE.format(factor=2))
     assert keeping.place(spec) == (0, 0)
+
+
+def test_a_run_of_another_engine_begins_anew(tmp_path, monkeypatch):
+    """A file by other code of this package is not gone on from, even if it bears the same version."""
+    spec, store, ours = spec_of("er"), Store(tmp_path / "runs"), tmp_path / "parabolic"
+    stop_at(Stop(12), spec, store)
+    keeping, before = Keeping(store), package_code()
+    shutil.copytree(code.OURS, ours, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(code, "OURS", ours)
+    for change, same in (("report/tables.py", True), ("engine/loop.py", False)):
+        (ours / change).write_text("# as it may be some day")
+        package_code.cache_clear()
+        assert (package_code() == before) == same
+        assert keeping.place(spec) == ((1, 11) if same else (0, 0))
+    package_code.cache_clear()
 
 
 def test_a_run_whose_data_were_replaced_begins_anew(tmp_path, monkeypatch):

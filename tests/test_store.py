@@ -169,6 +169,9 @@ def test_what_cannot_be_read_is_named_with_the_reason(store, record, damage):
         (lambda told: told["metrics"].update(task_acc=99.9), "its task_acc is not that of its accuracies"),
         (lambda told: told["task_accuracy"][0].__setitem__(0, 123.0), "its accuracies are no percentages"),
         (lambda told: told["task_accuracy"].pop(), "it has not an accuracy for each task that was seen"),
+        (lambda told: told.pop("task_accuracy"), "it lacks the accuracies that its figures are of"),
+        (lambda told: told.update(task_accuracy={}), "its parts are not those of a run"),
+        (lambda told: told.update(accuracy=""), "its parts are not those of a run"),
     ],
 )
 def test_a_record_that_contradicts_itself_is_none(store, record, change, reason):

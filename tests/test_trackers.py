@@ -147,7 +147,7 @@ def test_what_a_training_tells_can_be_read_back(tmp_path, kind):
     with Listener(kind, tmp_path) as tracker:
         state = train(learner, stream, batch=10, callbacks=[tracker])
     [(name, (figures, settings))] = READ[kind](tmp_path).items()
-    assert name == "er-seq-blobs-seed3"
+    assert name == "er-seq-blobs-memory40-seed3"
     assert EXPECTED | {"loss"} <= set(figures)
     assert figures["loss"][: len(losses)] == [(step, pytest.approx(loss)) for step, loss in losses]
     for task in range(3):
@@ -234,7 +234,7 @@ def test_a_server_that_is_down_stops_nothing(tmp_path, monkeypatch):
     assert state.step == state.total_steps
     assert len(said) == 1
     assert said[0].startswith("tracker mlflow: ")
-    assert "loss" in read_tensorboard(tmp_path)["er-seq-blobs-seed3"][0]  # the other one was not in its way
+    assert "loss" in read_tensorboard(tmp_path)["er-seq-blobs-memory40-seed3"][0]  # the other one was not in its way
 
 
 def test_a_tracker_that_hangs_is_given_up(tmp_path, monkeypatch):
@@ -263,11 +263,11 @@ def test_the_commands_tell_trackers_and_say_what_is_wrong_with_one(parabolic, tm
     assert parabolic("run", "--learner", "er", *settings)[0] == 0
     code, _, err = parabolic("compare", "--learners", "er,sgd", "--seeds", "1", "--workers", "0", *settings)
     assert (code, err) == (0, "")
-    names = ["er-seq-blobs-seed0", "sgd-seq-blobs-seed0"]  # er was there already, and is told of once
+    names = ["er-seq-blobs-memory200-seed0", "sgd-seq-blobs-seed0"]  # er was there already, and is told of once
     assert list(read_tensorboard(tmp_path / "tracked")) == names
     told = read_mlflow(tmp_path / "tracked")
     assert sorted(told) == names
-    assert told["er-seq-blobs-seed0"][1]["key"] == RunSpec("er", "seq-blobs").key
+    assert told["er-seq-blobs-memory200-seed0"][1]["key"] == RunSpec("er", "seq-blobs").key
     (tmp_path / "file").touch()
     monkeypatch.setenv("PARABOLIC_TRACKED", "file")
     code, out, err = parabolic("run", "--stream", "seq-blobs", "--again", "--track", "tensorboard")

@@ -220,6 +220,8 @@ def compare(
     figures = [name.strip() for name in metrics.split(",")]
     for name in figures:
         check_name("--metrics", name, FIGURES)
+    if len(set(figures)) < len(figures):
+        raise invalid("--metrics", metrics, "each figure once")
     if as_json and (output is not None or format != "terminal"):
         raise invalid(
             "--json", Description("it beside --output or --format"), "one way to print", "leave the others out"

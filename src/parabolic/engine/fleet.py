@@ -75,9 +75,9 @@ class Berth:
         numbers = torch.repeat_interleave(sizes).to(rows.device)
         # Of each task, which classes compete: one after the other, as above.
         competing = torch.ones(2, len(stream) + 1, stream.classes, dtype=torch.bool)
-        competing[0] = _among(stream.seen(row), stream.classes)
+        competing[0] = seen = _among(stream.seen(row), stream.classes)
         for task in tasks:
-            competing[1, task.index] = _among(task.classes, stream.classes)
+            competing[1, task.index] = seen & _among((*task.classes, *task.tested), stream.classes)
         competing = competing.to(self.device)
         # A prediction of a user's own may ask for what the host knows, such as how much is kept: no graph would notice.
         eager = self.graphs.why_not or type(self.learner).scores_at is not Learner.scores_at

@@ -17,9 +17,10 @@ from parabolic.checks import check_name, check_number, first_line
 from parabolic.engine.callbacks import Callback, State
 from parabolic.engine.logs import TRACKERS, Log, check_installed
 from parabolic.files import file_name
+from parabolic.learners import ReplayLearner
 from parabolic.options import options_of
 
-__all__ = ["Entry", "Tracker", "end_figures", "task_figures"]
+__all__ = ["Entry", "Tracker", "end_figures", "run_name", "task_figures"]
 
 PATIENCE = 30.0  # seconds that the end of a run waits for a tracker
 
@@ -93,7 +94,8 @@ class Tracker(Callback):
         learner, stream = state.learner, state.stream
         own = {"learner": learner.own_name(), "stream": stream.name, "seed": learner.seed}
         options = {name: getattr(learner, name) for name in options_of(type(learner))}
-        name = f"{own['learner']}-{own['stream']}-seed{own['seed']}"
+        memory = learner.past.capacity if isinstance(learner, ReplayLearner) else None
+        name = run_name(learner.own_name(), stream.name, memory, learner.seed)
         self._entries[id(state)] = self.open(name, self.settings or {**own, "options": options})
 
     def on_step(self, state: State) -> None:
@@ -158,6 +160,15 @@ def task_figures(
             told[f"{group}/so_far"] = sum(figures) / len(figures)
             told |= {f"{group}/task_{task + 1}": value for task, value in enumerate(figures)}
     return {**told, "seconds/training": train_seconds, "seconds/testing": test_seconds}
+
+
+def run_name(learner: str, stream: str, memory: int | None, seed: int) -> str:
+    """What trackers call a run.
+
+    >>> run_name("er", "seq-digits", 200, 0), run_name("sgd", "seq-digits", None, 0)
+    ('er-seq-digits-memory200-seed0', 'sgd-seq-digits-seed0')
+    """
+    return "-".join([learner, stream, *([] if memory is None else [f"memory{memory}"]), f"seed{seed}"])
 
 
 def end_figures(summary: Mapping[str, float]) -> dict[str, float]:

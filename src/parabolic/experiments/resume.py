@@ -11,7 +11,7 @@ import torch
 
 from parabolic.checks import InputError, check_number
 from parabolic.engine import Checkpoints, Progress
-from parabolic.experiments.code import code_of, made_of
+from parabolic.experiments.code import made_of, package_code
 from parabolic.experiments.spec import RunSpec
 from parabolic.experiments.store import Store, agree
 from parabolic.files import sweep
@@ -74,7 +74,7 @@ def _about(spec: RunSpec) -> dict[str, Any]:
     return {
         **made_of(spec),
         "spec": spec.resolved(),
-        "code": code_of(spec),  # that of the package too
+        "package": package_code(),
         "parabolic": __version__,
         "torch": str(torch.__version__),
     }

@@ -280,13 +280,16 @@ def _check(record: Record) -> None:
     if not (isinstance(spec.get("backbone"), str) and isinstance(spec.get("epochs"), int) and spec["epochs"] > 0):
         raise ValueError("its spec is not that of a run that was trained")
     parts = (record.metrics, record.environment, spec["options"], spec["scenario"])
+    listed = all(isinstance(each, list) for each in (record.accuracy, record.task_accuracy))
+    if not (listed and record.accuracy and all(record.accuracy) and all(isinstance(each, Mapping) for each in parts)):
+        raise ValueError("its parts are not those of a run")
     accuracies = [*record.accuracy, *record.task_accuracy]
     rows = [record.train_seconds, record.test_seconds, *accuracies]
-    if not (record.accuracy and all(record.accuracy) and all(isinstance(each, Mapping) for each in parts)):
-        raise ValueError("its parts are not those of a run")
     seen = list(range(1, len(record.accuracy) + 1))
     if not (_lengths(record.accuracy) == seen and _lengths(record.task_accuracy) in ([], seen)):
         raise ValueError("it has not an accuracy for each task that was seen")
+    if not record.task_accuracy and any(name.startswith("task_") for name in record.metrics):
+        raise ValueError("it lacks the accuracies that its figures are of")
     numbers = [*record.metrics.values(), *(value for row in rows for value in row)]
     told = {"acc", "aaa", "forgetting"} <= set(record.metrics)
     if not (told and all(isinstance(each, int | float) and math.isfinite(each) for each in numbers)):

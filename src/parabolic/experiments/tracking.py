@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from parabolic.engine import Tracker
-from parabolic.engine.trackers import end_figures, task_figures
+from parabolic.engine.trackers import end_figures, run_name, task_figures
 from parabolic.experiments.store import Record
 
 __all__ = ["track_record"]
@@ -12,7 +12,7 @@ __all__ = ["track_record"]
 def track_record(tracker: Tracker, record: Record) -> None:
     """Tell of a run that was trained elsewhere: in a worker of a grid, on another machine."""
     spec = record.spec
-    name = f"{spec['learner']}-{spec['stream']}-seed{spec['seed']}"
+    name = run_name(spec["learner"], spec["stream"], spec.get("memory"), spec["seed"])
     entry = tracker.open(name, {"key": record.key, **spec, "environment": record.environment})
     times = list(zip(record.train_seconds, record.test_seconds, strict=True))
     task_rows = record.task_accuracy or [[]] * len(record.accuracy)

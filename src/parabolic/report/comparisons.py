@@ -49,9 +49,8 @@ def comparison(
 def _unasked(runs: Mapping[str, Sequence[Record]], figures: Sequence[str]) -> list[str]:
     """What is to be said of runs from before there was a figure that is asked for."""
     lacking = sum(not {*figures} - {"seconds"} <= record.metrics.keys() for each in runs.values() for record in each)
-    has, them = ("has", "it") if lacking == 1 else ("have", "them")
-    told = f"of an older version {has} no figure where there is none: train {them} --again"
-    return [f"{many(lacking, 'run')} {told}."] if lacking else []
+    told = "trained before one of these figures was measured, and left out of its column: --again trains all anew"
+    return [f"{many(lacking, 'run')} {'was' if lacking == 1 else 'were'} {told}."] if lacking else []
 
 
 def at_once(runs: Mapping[str, Sequence[Record]]) -> list[str]:

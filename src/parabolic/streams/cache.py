@@ -204,8 +204,18 @@ class Cache:
         finally:
             guard.release()
 
-    def write(self, name: str, raw: Raw, source: str, progress: ShowProgress | None = None) -> DataSet:
-        """Write a data set, replacing the one of that name at the very end. The caller holds the lock."""
+    def write(
+        self,
+        name: str,
+        raw: Raw,
+        source: str,
+        progress: ShowProgress | None = None,
+        others: Mapping[str, str] | None = None,
+    ) -> DataSet:
+        """Write a data set, replacing the one of that name at the very end. The caller holds the lock.
+
+        `others` are the names of data sets that it must not be, by their content.
+        """
         place = self._place(name)
         with _telling(self.root):
             place.mkdir(parents=True, exist_ok=True)
@@ -214,6 +224,9 @@ class Cache:
             folder = Path(tempfile.mkdtemp(dir=place, prefix="files-"))
         try:
             data = _write_parts(name, folder, raw, source, progress)
+            if others and data.content in others:
+                got, remedy = Description(f"{others[data.content]}, from {source}"), "prepare it by its own name"
+                raise invalid(f"data {name!r}", got, "what is called so", remedy)
             with _telling(self.root):
                 told = dataclasses.asdict(data)
                 write_text(place / FILE, json.dumps({"format": FORMAT, **told, "digest": _digest(told)}, indent=1))

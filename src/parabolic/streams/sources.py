@@ -125,8 +125,9 @@ def prepare(
             raise invalid("--label", label, "a source that has columns, hf:NAME", "leave it out")
         if place is None:
             place = _download(name, cache, progress)
+        others = {each.content: other for other, each in PUBLISHED.items() if each.content and other != name}
         with open_source(name, place, label) as raw:
-            return cache.write(key, raw, place, progress)
+            return cache.write(key, raw, place, progress, others if name in PUBLISHED else None)
 
 
 def _whole(known: DataSet, cache: Cache) -> bool:
@@ -217,7 +218,7 @@ def open_source(name: str, place: str, label: str | None = None) -> Iterator[Raw
                     raw = official.read(tree)
                     yield replace(raw, classes=official.classes, class_names=raw.class_names or official.class_names)
                 return
-    for each in (path / name, path):
+    for each in _rooms(path, name):
         if (each / "train_images.npy").is_file():
             yield _from_arrays(each, official)
             return
@@ -232,6 +233,13 @@ def open_source(name: str, place: str, label: str | None = None) -> Iterator[Raw
     if not path.is_dir():
         raise invalid("--from", str(path), "a folder of arrays or of images")
     yield _from_images(path)
+
+
+def _rooms(folder: Path, name: str) -> Iterator[Path]:
+    """Where the files of a data set may be: in a folder of that name or in this one, or where torchvision has them."""
+    called = [each for each in sorted(folder.glob("*")) if each.name.lower() == name.lower()]
+    for each in (*called, folder):
+        yield from (each, each / "raw")
 
 
 def _looks_like(folder: Path, official: Published) -> bool:
@@ -439,7 +447,8 @@ def _from_images(folder: Path) -> Raw:
     names = _folders(tops[0])
     if len(names) < 2:
         got = Description(f"{len(names)} folders in {tops[0]}")
-        raise invalid("--from", got, "a folder of images for each of two or more classes")
+        expected = "a folder of images for each of two or more classes, the arrays {train,test}_{images,labels}.npy"
+        raise invalid("--from", got, f"{expected}, or MNIST's four files")
     listed = []
     for top in tops:
         files = [(file, label) for label, name in enumerate(names) for file in _pictures(top / name)]

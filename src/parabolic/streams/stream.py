@@ -6,6 +6,7 @@ import hashlib
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -152,6 +153,11 @@ class Task:
             self.train, self.train_rows, int(size), int(epochs), (self.seed, self.index), self.permuted,
             shuffle=self.shuffle,
         )  # fmt: skip
+
+    @cached_property
+    def tested(self) -> tuple[int, ...]:
+        """The classes of its test examples, which may be more than those that it has to learn."""
+        return tuple(self.test.y[self.test_rows % len(self.test.y)].unique().tolist())
 
     def test_batches(self, size: int = 512) -> Iterator[tuple[Tensor, Tensor]]:
         """The task's test examples, in their own order."""
