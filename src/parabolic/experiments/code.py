@@ -25,14 +25,14 @@ TELLING = ("cli", "estimators.py", "experiments", "integrations", "report")  # r
 
 
 @cache  # what is edited later is not what was imported
-def package_code() -> str:
+def package_code(root: Path = OURS) -> str:
     """A hash of all code of this package that a training goes through.
 
     >>> len(package_code())
     64
     """
-    files = sorted(path.relative_to(OURS) for path in OURS.rglob("*.py"))
-    return _digest((OURS / each).read_bytes() for each in files if each.parts[0] not in TELLING)
+    files = sorted(path.relative_to(root) for path in root.rglob("*.py"))
+    return _digest((root / each).read_bytes() for each in files if each.parts[0] not in TELLING)
 
 
 def own_code_of(spec: RunSpec) -> str:
