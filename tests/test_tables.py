@@ -12,6 +12,7 @@ from parabolic import InputError, RunSpec, Store
 from parabolic.experiments import Record
 from parabolic.experiments.paper import NAMES, Selection, paper_tables
 from parabolic.report import Cell, Column, Results, comparison, in_words, render
+from parabolic.report.comparisons import FIGURES
 from parabolic.report.formats import lines
 from parabolic.report.paper import paper_results
 from parabolic.report.tables import marks
@@ -282,7 +283,8 @@ def test_a_comparison_in_a_table_and_in_words():
 def test_a_comparison_has_the_figures_that_are_asked_for():
     new = record(0, 80.0)
     new = replace(new, metrics={**new.metrics, "task_acc": 97.0})
-    asked = {"title": "t", "seeds": 2, "figures": ["task_acc", "backward_transfer", "acc"]}
+    columns = {name: FIGURES[name] for name in ("task_acc", "backward_transfer", "acc")}
+    asked = {"title": "t", "seeds": 2, "columns": columns}
     results = comparison({"er": [new, record(1, 82.0)]}, **asked)
     assert [column.title for column in results.columns] == ["Acc %, task told", "backward transfer", "Acc %"]
     assert [cell.by_seed for cell in results.rows["er"]] == [{0: 97.0}, {0: 0.0, 1: 0.0}, {0: 80.0, 1: 82.0}]

@@ -224,6 +224,14 @@ def test_a_tracker_that_cannot_be_imported_is_reported_once_and_the_run_goes_on(
         train(*learner_and_stream(), batch=10, callbacks=[Tracker(kind, tmp_path)])
 
 
+def test_measures_of_ones_own_are_told_after_every_task(tmp_path):
+    with Tracker("tensorboard", tmp_path) as tracker:
+        state = train(*learner_and_stream(), batch=10, callbacks=[tracker], measures={"mine": lambda state: state.step})
+    ((figures, _),) = read_tensorboard(tmp_path).values()
+    assert figures["measured/mine"] == [(task, step) for task, step in enumerate(state.measured["mine"], 1)]
+    assert figures["metrics/mine"] == [(3, state.step)]
+
+
 def test_a_server_that_is_down_stops_nothing(tmp_path, monkeypatch):
     pytest.importorskip("mlflow", reason="needs the extra `mlflow`")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")

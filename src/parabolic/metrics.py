@@ -8,6 +8,8 @@ do as well.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -66,11 +68,16 @@ def backward_transfer(matrix: ArrayLike) -> float:
     return float(np.mean(gains)) if gains else 0.0
 
 
-def summary(matrix: ArrayLike, task_matrix: ArrayLike | None = None) -> dict[str, float]:
+def summary(
+    matrix: ArrayLike, task_matrix: ArrayLike | None = None, measured: Mapping[str, Sequence[float]] | None = None
+) -> dict[str, float]:
     """All of the above by name, in percentage points; of a second matrix, where the task was told, as `task_acc` etc.
 
-    >>> summary([[90], [50, 80]], [[90], [85, 95]])["task_acc"]
-    90.0
+    Of what was measured besides, after each task, it tells the last value.
+
+    >>> told = summary([[90], [50, 80]], [[90], [85, 95]], {"calibration": [0.1, 0.3]})
+    >>> told["task_acc"], told["calibration"]
+    (90.0, 0.3)
     """
     told = {} if task_matrix is None else {f"task_{name}": value for name, value in summary(task_matrix).items()}
     return {
@@ -79,6 +86,7 @@ def summary(matrix: ArrayLike, task_matrix: ArrayLike | None = None) -> dict[str
         "forgetting": forgetting(matrix),
         "backward_transfer": backward_transfer(matrix),
         **told,
+        **{name: values[-1] for name, values in (measured or {}).items()},
     }
 
 

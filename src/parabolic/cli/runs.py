@@ -39,6 +39,7 @@ from parabolic.cli.grids import Address, Engine, Fleet, Gpus, Minutes, Workers, 
 from parabolic.cli.tables import Format, Intervals, Output, check_output, show
 from parabolic.cli.tracking import Track, tracking
 from parabolic.engine import Callback, Monitor, ProgressBar
+from parabolic.engine.measures import find_measures
 from parabolic.experiments import Outcome, Preset, Record, RunSpec, Store, build, load_preset, run
 from parabolic.experiments.execution import Unsaved, find_device
 from parabolic.experiments.paper import Effort
@@ -46,13 +47,14 @@ from parabolic.experiments.resume import Keeping
 from parabolic.learners import Learner, find_learner, known_learners
 from parabolic.options import options_of, parse_option, write_option
 from parabolic.report import FORMATS, comparison, in_words
-from parabolic.report.comparisons import FIGURES, USUAL, briefly, many
+from parabolic.report.comparisons import FIGURES, USUAL, briefly, column_of, many
 from parabolic.report.formats import accuracies
+from parabolic.report.tables import Column
 from parabolic.streams import known_streams
 
 __all__ = ["compare", "list_all", "run_one"]
 
-OF_A_RUN = ("backbone", "batch", "epochs", "precision", "channels_last")
+OF_A_RUN = ("backbone", "batch", "epochs", "precision", "channels_last", "measure")
 """Fields of a run that `--set` alone sets."""
 
 SEVERAL = (
@@ -170,10 +172,12 @@ def _print_run(record: Record, title: str, place: Path | None, reused: bool) -> 
         figures = {
             name.removeprefix("task_"): value
             for name, value in record.metrics.items()
-            if name.startswith("task_") == told
+            if name.startswith("task_") == told and name not in record.measured
         }
         if figures:
             console.print(start + ", ".join(f"{name.replace('_', ' ')} {each:z.1f}" for name, each in figures.items()))
+    if record.measured:
+        console.print(", ".join(f"{name} {values[-1]:.4g}" for name, values in record.measured.items()))
     kept = f"{'found' if reused else 'kept'} in {place}" if place else "not kept"
     console.print(f"{briefly(sum(record.train_seconds))} s of training; {kept}")
 
@@ -208,8 +212,12 @@ def compare(
     checkpoint: Checkpoint = 60.0,
     track: Track = None,
     metrics: Annotated[
-        str, typer.Option(help=f"The columns, with commas between them: of {', '.join(FIGURES)}.")
-    ] = ",".join(USUAL),
+        str | None,
+        typer.Option(
+            help=f"The columns, with commas between them: of {', '.join(FIGURES)}, and what `--set measure` measures.",
+            show_default=f"{','.join(USUAL)} and what is measured",
+        ),
+    ] = None,
     format: Format = "terminal",
     intervals: Intervals = False,
     output: Output = None,
@@ -217,11 +225,6 @@ def compare(
 ) -> None:
     """Train several learners with several seeds and print them side by side."""
     check_name("--format", format, FORMATS)
-    figures = [name.strip() for name in metrics.split(",")]
-    for name in figures:
-        check_name("--metrics", name, FIGURES)
-    if len(set(figures)) < len(figures):
-        raise invalid("--metrics", metrics, "each figure once")
     if as_json and (output is not None or format != "terminal"):
         raise invalid(
             "--json", Description("it beside --output or --format"), "one way to print", "leave the others out"
@@ -231,6 +234,7 @@ def compare(
     tables = [_specs(rows, chosen, settings, stream, size, seeds) for size in _sizes(memory, chosen, settings)]
     every = (spec for each in tables for row in each.values() for spec in row)
     wanted = list({spec.key: spec for spec in every}.values())  # one without a memory has the same runs at all sizes
+    columns = _columns(metrics, wanted)
     store = Store(runs)
     if engine == "local":  # the nodes of a cluster have data that need not be here
         first = (row[0] for each in tables for row in each.values())
@@ -253,13 +257,25 @@ def compare(
             for specs in tables
         }
         results = [
-            comparison(each, title=title, seeds=seeds, notes=_tried(chosen), figures=figures)
+            comparison(each, title=title, seeds=seeds, notes=_tried(chosen), columns=columns)
             for title, each in records.items()
         ]
         show(results, format, intervals=intervals, output=output)
         if format == "terminal" and output is None:
             _print_words(records, outcome, runs)
     close_grid(outcome, store)
+
+
+def _columns(asked: str | None, specs: Iterable[RunSpec]) -> dict[str, Column]:
+    """The columns of a comparison, by the names of their figures; all that is measured of the runs can be one."""
+    measures = {name: each for spec in specs for name, each in find_measures(spec.measure).items()}
+    known = FIGURES | {name: column_of(name, measure) for name, measure in measures.items()}
+    names = [*USUAL, *measures] if asked is None else [name.strip() for name in asked.split(",")]
+    for name in names:
+        check_name("--metrics", name, known)
+    if len(set(names)) < len(names):
+        raise invalid("--metrics", asked, "each figure once")
+    return {name: known[name] for name in names}
 
 
 def _sizes(memory: str | None, presets: list[Preset], settings: list[str] | None) -> list[int]:
@@ -356,7 +372,8 @@ def _title(specs: Iterable[RunSpec], settings: Iterable[str]) -> str:
     """Of what a comparison is: the stream, the memory, and what was set."""
     runs = [spec.resolved() for spec in specs]
     sizes = " and ".join(str(size) for size in sorted({run["memory"] for run in runs if "memory" in run}))
-    others = " ".join(each for each in settings if each.partition("=")[0].rpartition(".")[2] != "memory")
+    named = ("memory", "measure")  # in the title, or in columns
+    others = " ".join(each for each in settings if each.partition("=")[0].rpartition(".")[2] not in named)
     told = [runs[0]["stream"], f"memory {sizes}" if sizes else "", others]
     return ", ".join(each for each in told if each)
 

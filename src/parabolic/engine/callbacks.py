@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
+from parabolic import metrics
 from parabolic.checks import check_number
 from parabolic.learners import Learner
 from parabolic.streams import Stream
@@ -42,6 +43,12 @@ class State:
     spent: float = 0.0  # seconds that a process that was stopped had trained on the present task
     resumed: int = 0  # how often such a process was followed by another
     error: Exception | None = None  # why it goes on no more, where others beside it do
+    measured: dict[str, list[float]] = field(default_factory=dict)  # by measures of the user's own: as the seconds
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The figures of a training that has come to its end, by name; what was measured besides among them."""
+        return metrics.summary(self.matrix, self.task_matrix, self.measured)
 
     @property
     def accuracy(self) -> float | None:

@@ -35,6 +35,7 @@ class Progress:
     test_seconds: list[float]
     spent: float  # seconds of training on the part that was not finished
     resumed: int  # how often it had been resumed before
+    measured: dict[str, list[float]]
 
     @property
     def place(self) -> tuple[int, int]:
@@ -46,6 +47,7 @@ class Progress:
         state.matrix[:], state.task_matrix[:] = self.matrix.numpy(), self.task_matrix.numpy()
         state.step, state.spent, state.resumed = self.step, self.spent, self.resumed + 1
         state.train_seconds, state.test_seconds = list(self.train_seconds), list(self.test_seconds)
+        state.measured = {name: list(values) for name, values in self.measured.items()}
 
 
 class Checkpoints:
@@ -123,7 +125,7 @@ def _progress(state: State, since: float | None, share: int) -> Progress:
     now = 0.0 if since is None else (time.perf_counter() - since) / share
     return Progress(
         state.step, torch.from_numpy(state.matrix), torch.from_numpy(state.task_matrix), state.train_seconds,
-        state.test_seconds, state.spent + now, state.resumed,
+        state.test_seconds, state.spent + now, state.resumed, state.measured,
     )  # fmt: skip
 
 

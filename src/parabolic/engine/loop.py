@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -19,6 +19,7 @@ from parabolic.engine.callbacks import Callback, State
 from parabolic.engine.checkpoints import Checkpoints, Progress
 from parabolic.engine.feed import at_hand, feed
 from parabolic.engine.fleet import Fleet
+from parabolic.engine.measures import Measure, check_measures, take
 from parabolic.engine.stops import PutOff
 from parabolic.engine.threads import threads_for
 from parabolic.learners import Diverged, Learner
@@ -41,11 +42,15 @@ def train(
     batch: int = 32,
     epochs: int = 1,
     callbacks: Iterable[Callback] = (),
+    measures: Mapping[str, Measure] | None = None,
 ) -> State:
     """Let a learner go through a stream; what comes back holds the accuracy matrix and the times.
 
     A learner that has no `prepare` or no `augment` takes over the stream's, for good; its own come first. One that has
     learned without is refused, as its inputs would mean something else from here on.
+
+    After each task every function of `measures` is called with the state; the number that it returns is kept in
+    `state.measured`, under the function's name.
 
     >>> from parabolic import ER, make_stream
     >>> from parabolic.backbones import MLP
@@ -64,7 +69,9 @@ def train(
     for name, value, kind, remedy in (("learner", learner, Learner, call), ("stream", stream, Stream, loop)):
         if not isinstance(value, kind):
             raise invalid(name, type(value), f"a {kind.__name__}", remedy)
-    (state,) = train_fleet(Fleet([learner]), [stream], batch=batch, epochs=epochs, callbacks=callbacks)
+    (state,) = train_fleet(
+        Fleet([learner]), [stream], batch=batch, epochs=epochs, callbacks=callbacks, measures=measures
+    )
     if state.error is not None:
         raise state.error
     return state
@@ -77,6 +84,7 @@ def train_fleet(
     batch: int = 32,
     epochs: int = 1,
     callbacks: Iterable[Callback] = (),
+    measures: Mapping[str, Measure] | None = None,
     checkpoints: Checkpoints | None = None,
     progress: Sequence[Progress] = (),
 ) -> list[State]:
@@ -89,6 +97,8 @@ def train_fleet(
     watchers = list(callbacks) if isinstance(callbacks, Iterable) else None
     if watchers is None or not all(isinstance(each, Callback) for each in watchers):
         raise invalid("callbacks", callbacks, "a list of Callbacks", "as in callbacks=[Monitor()]")
+    measures = {} if measures is None else measures
+    check_measures(measures)
     with ExitStack() as given_back:  # by learners that are refused
         for learner, stream in zip(fleet.learners, streams, strict=True):
             given_back.callback(vars(learner).update, prepare=learner.prepare, augment=learner.augment)
@@ -108,7 +118,7 @@ def train_fleet(
         each.apply(state)
     try:
         with threads_for(fleet.learners[0]), _naming(states):
-            _go_through(fleet, plans, states, watchers, checkpoints)
+            _go_through(fleet, plans, states, watchers, measures, checkpoints)
     except BaseException as error:
         _tell_failures(states, watchers, error)
         raise
@@ -141,6 +151,7 @@ def _go_through(
     plans: list[list[Visit]],
     states: list[State],
     watchers: list[Callback],
+    measures: Mapping[str, Measure],
     checkpoints: Checkpoints | None,
 ) -> None:
     for state in states:
@@ -166,6 +177,11 @@ def _go_through(
             state.train_seconds.append(state.spent + (trained - started) / len(states))
             state.test_seconds.append((tested - trained) / len(states))
             state.spent = 0.0
+        for berth, state in zip(fleet.berths, states, strict=True):
+            if state.error is None:
+                with berth.aside():
+                    take(measures, state)
+        for state in _going(states):
             for watcher in watchers:
                 watcher.on_task(state)
         if checkpoints is not None:

@@ -12,7 +12,6 @@ from threading import Event, Thread
 from types import TracebackType
 from typing import Any, Self
 
-from parabolic import metrics
 from parabolic.checks import check_name, check_number, first_line
 from parabolic.engine.callbacks import Callback, State
 from parabolic.engine.logs import TRACKERS, Log, check_installed
@@ -106,13 +105,14 @@ class Tracker(Callback):
     def on_task(self, state: State) -> None:
         """Write down the accuracies after a task, and its times."""
         row, task_row = (each[state.task, : state.task + 1].tolist() for each in (state.matrix, state.task_matrix))
-        told = task_figures(row, task_row, state.train_seconds[-1], state.test_seconds[-1])
+        measured = {name: values[-1] for name, values in state.measured.items()}
+        told = task_figures(row, task_row, state.train_seconds[-1], state.test_seconds[-1], measured)
         self._entries[id(state)].write(told, "task", state.task + 1)
 
     def on_end(self, state: State) -> None:
         """Write down the metrics, and close the entry."""
         entry = self._entries.pop(id(state))
-        entry.write(end_figures(metrics.summary(state.matrix, state.task_matrix)), "task", len(state.stream))
+        entry.write(end_figures(state.metrics), "task", len(state.stream))
         entry.close()
         if not self._entries:
             self.finish()
@@ -147,14 +147,18 @@ class Entry:
 
 
 def task_figures(
-    row: Sequence[float], task_row: Sequence[float], train_seconds: float, test_seconds: float
+    row: Sequence[float],
+    task_row: Sequence[float],
+    train_seconds: float,
+    test_seconds: float,
+    measured: Mapping[str, float],
 ) -> dict[str, float]:
     """What is written down after a task; `task_row` is where the task is told, and may be missing.
 
-    >>> task_figures([90.0, 70.0], [], 1.5, 0.5)["accuracy/so_far"]
+    >>> task_figures([90.0, 70.0], [], 1.5, 0.5, {})["accuracy/so_far"]
     80.0
     """
-    told = {}
+    told = {f"measured/{name}": value for name, value in measured.items()}
     for group, figures in (("accuracy", row), ("task_accuracy", task_row)):
         if figures:
             told[f"{group}/so_far"] = sum(figures) / len(figures)

@@ -1,4 +1,4 @@
-"""What a spec only names: the files that its learner, stream and network are written in, and prepared data.
+"""What a spec only names: the files that its learner, stream, network and measures are written in, and prepared data.
 
 With others it is another run.
 """
@@ -61,9 +61,9 @@ def made_of(spec: RunSpec) -> dict[str, str]:
 def _modules(spec: RunSpec) -> dict[str, ModuleType]:
     """The modules, by their files."""
     found = _of(*find_learner(spec.learner).__mro__)
-    for name in (spec.stream, spec.backbone or ""):
+    for name in (spec.stream, spec.backbone or "", *(spec.measure or "").split(",")):
         if ":" in name and not name.startswith("hf:"):
-            found |= _of(load_object("spec", name))
+            found |= _of(load_object("spec", name.strip()))
     return found
 
 

@@ -22,10 +22,10 @@ import torch
 from filelock import BaseFileLock
 from numpy.typing import NDArray
 
-from parabolic import metrics
 from parabolic.backbones import make_backbone
 from parabolic.checks import Description, InputError, invalid, short_of_memory
 from parabolic.engine import Callback, DeviceFailed, Diverged, Fleet, State, computing_in, numerics, train_fleet
+from parabolic.engine.measures import find_measures
 from parabolic.engine.threads import threads_for
 from parabolic.experiments.code import made_of, own_code_of
 from parabolic.experiments.resume import Keeping
@@ -241,6 +241,7 @@ def _train_side_by_side(
         fleet = yard.launch(specs, learners)
         states = train_fleet(
             fleet, streams, batch=resolved["batch"], epochs=resolved["epochs"], callbacks=callbacks,
+            measures=find_measures(specs[0].measure),
             checkpoints=None if keeping is None else keeping.checkpoints(specs, makers),
             progress=[each for each in resumed if each is not None],
         )  # fmt: skip
@@ -260,13 +261,14 @@ def _record(spec: RunSpec, state: State, around: dict[str, Any]) -> Record:
     return Record(
         key=spec.key,
         spec=spec.resolved(),
-        metrics=metrics.summary(state.matrix, state.task_matrix),
+        metrics=state.metrics,
         accuracy=_rows(state.matrix),
         train_seconds=state.train_seconds,
         test_seconds=state.test_seconds,
         steps=state.step,
         environment=around | {"resumed": state.resumed},
         task_accuracy=_rows(state.task_matrix),
+        measured=state.measured,
     )
 
 

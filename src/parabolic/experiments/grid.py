@@ -132,9 +132,9 @@ def run_grid(
 def _check_importable(specs: Iterable[RunSpec]) -> None:
     """Refuse what only this process has: a worker's `__main__` is another."""
     for spec in specs:
-        for name in ("learner", "stream", "backbone"):
+        for name in ("learner", "stream", "backbone", "measure"):
             given = getattr(spec, name)
-            if given is not None and given.startswith("__main__:"):
+            if given is not None and "__main__:" in given:
                 remedy = f"put it into a file and name it mine.py:{given.rpartition(':')[2]}, or use workers=0"
                 raise invalid(name, given, "what worker processes can import too", remedy)
 

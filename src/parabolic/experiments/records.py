@@ -28,7 +28,7 @@ from parabolic.files import disk_errors, write_text
 __all__ = ["BackedStore", "Records", "is_record", "records_place", "write_records"]
 
 PARTS = ("key", "spec", "accuracy", "train_seconds", "test_seconds", "steps", "environment")
-LATER = "task_accuracy"  # a part that older runs lack
+LATER = {"task_accuracy", "measured"}  # parts that not all runs have
 # Of the environment. Not the data's hash: decoders differ between machines.
 TOLD = ("parabolic", "torch", "python", "device", "processor", "fleet", "code", "command", "finished")
 ACCURACY, SECONDS = 4, 3  # digits after the point
@@ -177,7 +177,7 @@ def _newer(one: Record, other: Record | None) -> bool:
 
 def _short(record: Record) -> dict[str, Any]:
     told = {name: getattr(record, name) for name in PARTS}
-    for name in ("accuracy", *[LATER] * bool(record.task_accuracy)):
+    for name in ("accuracy", *["task_accuracy"] * bool(record.task_accuracy)):
         told[name] = [[round(value, ACCURACY) for value in row] for row in getattr(record, name)]
     for name in ("train_seconds", "test_seconds"):
         told[name] = [round(value, SECONDS) for value in told[name]]
@@ -186,12 +186,12 @@ def _short(record: Record) -> dict[str, Any]:
         around.pop("processor", None)  # it is not what trained
     if "command" in around:  # where folders lie on one machine says nothing on another
         around["command"] = re.sub(r"(?<![\w.~:/])/(?:[^\s/=]+/)*", "", str(around["command"]))
-    return {**told, "environment": around}
+    return {**told, **({"measured": record.measured} if record.measured else {}), "environment": around}
 
 
 def _parse(line: str, file: str) -> Record:
     told = json.loads(line)
-    if not (isinstance(told, Mapping) and told.keys() - {LATER} == {*PARTS} and isinstance(told["key"], str)):
+    if not (isinstance(told, Mapping) and told.keys() - LATER == {*PARTS} and isinstance(told["key"], str)):
         raise ValueError("it is no record of a run")
     record = Record(**told, metrics={})
     known = replace(record, metrics=record.summary)

@@ -13,6 +13,7 @@ from typing import Any
 from parabolic.backbones import find_backbone
 from parabolic.checks import check_name, check_number, invalid, plain
 from parabolic.engine import PRECISIONS
+from parabolic.engine.measures import find_measures
 from parabolic.learners import find_learner
 from parabolic.options import Option, check_options, no_option, option, options_of, parse_option
 from parabolic.streams import Scenario, find_stream
@@ -49,6 +50,11 @@ class RunSpec:
     channels_last: bool | None = option(
         None, "whether images lie with their channels last in memory (none: the stream's own)"
     )
+    measure: str | None = option(
+        None,
+        "functions of your own, as file.py:function with commas between several: after every task each is called with "
+        "the state of the run, and the number that it returns is kept (none: nothing more is measured)",
+    )
     options: Mapping[str, Any] = field(default_factory=dict)  # the learner's own, by name
     scenario: Mapping[str, Any] = field(default_factory=dict)  # how the stream departs from the plain one, by name
 
@@ -79,6 +85,7 @@ class RunSpec:
         find_stream(self.stream)
         if self.backbone:
             find_backbone(self.backbone)
+        find_measures(self.measure)
 
     def __hash__(self) -> int:
         return hash(self.key)

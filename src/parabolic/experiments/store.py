@@ -58,6 +58,7 @@ class Record:
     environment: Mapping[str, Any]  # versions, hardware, command, time
     # As `accuracy`, where the task is told and its own classes alone compete; empty in runs from before it was asked.
     task_accuracy: list[list[float]] = field(default_factory=list)
+    measured: Mapping[str, list[float]] = field(default_factory=dict)  # by measures of the user's own, after each task
 
     @property
     def matrix(self) -> NDArray[np.float64]:
@@ -71,8 +72,8 @@ class Record:
 
     @property
     def summary(self) -> dict[str, float]:
-        """The metrics, computed again from the accuracies."""
-        return metrics.summary(self.matrix, self.task_matrix)
+        """The metrics, computed again from the accuracies and from what was measured."""
+        return metrics.summary(self.matrix, self.task_matrix, self.measured)
 
 
 @dataclass(frozen=True)
@@ -279,12 +280,12 @@ def _check(record: Record) -> None:
     spec = {"options": {}, "scenario": {}, **record.spec}  # there were none at first
     if not (isinstance(spec.get("backbone"), str) and isinstance(spec.get("epochs"), int) and spec["epochs"] > 0):
         raise ValueError("its spec is not that of a run that was trained")
-    parts = (record.metrics, record.environment, spec["options"], spec["scenario"])
+    parts = (record.metrics, record.measured, record.environment, spec["options"], spec["scenario"])
     listed = all(isinstance(each, list) for each in (record.accuracy, record.task_accuracy))
     if not (listed and record.accuracy and all(record.accuracy) and all(isinstance(each, Mapping) for each in parts)):
         raise ValueError("its parts are not those of a run")
     accuracies = [*record.accuracy, *record.task_accuracy]
-    rows = [record.train_seconds, record.test_seconds, *accuracies]
+    rows = [record.train_seconds, record.test_seconds, *accuracies, *record.measured.values()]
     seen = list(range(1, len(record.accuracy) + 1))
     if not (_lengths(record.accuracy) == seen and _lengths(record.task_accuracy) in ([], seen)):
         raise ValueError("it has not an accuracy for each task that was seen")
@@ -298,7 +299,7 @@ def _check(record: Record) -> None:
         raise ValueError("its accuracies are no percentages")
     for name, value in record.summary.items():
         if not math.isclose(record.metrics.get(name, value), value, abs_tol=1e-6):  # some were added later
-            raise ValueError(f"its {name} is not that of its accuracies")
+            raise ValueError(f"its {name} is not that of its {'measures' if name in record.measured else 'accuracies'}")
 
 
 def _lengths(rows: list[list[float]]) -> list[int]:

@@ -17,7 +17,8 @@ def track_record(tracker: Tracker, record: Record) -> None:
     times = list(zip(record.train_seconds, record.test_seconds, strict=True))
     task_rows = record.task_accuracy or [[]] * len(record.accuracy)
     for task, rows in enumerate(zip(record.accuracy, task_rows, strict=True)):
-        # Where all tasks are learned at once there is one time for all.
-        entry.write(task_figures(*rows, *times[min(task, len(times) - 1)]), "task", task + 1)
+        last = min(task, len(times) - 1)  # where all tasks are learned at once there is one time for all
+        measured = {name: values[last] for name, values in record.measured.items()}
+        entry.write(task_figures(*rows, *times[last], measured), "task", task + 1)
     entry.write(end_figures(record.metrics), "task", len(record.accuracy))
     entry.close()

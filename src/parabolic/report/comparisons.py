@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
+from parabolic.checks import check_name
+from parabolic.engine.measures import Measure
 from parabolic.experiments import Record
 from parabolic.report.runs import sees_all
 from parabolic.report.tables import Cell, Column, Results
 from parabolic.statistics import Summary
 
 __all__ = [
-    "FIGURES", "USUAL", "at_once", "briefly", "cell_of", "comparison", "fallen", "in_words", "level", "many",
-    "standing",
+    "FIGURES", "USUAL", "at_once", "briefly", "cell_of", "column_of", "comparison", "fallen", "in_words", "level",
+    "many", "standing",
 ]  # fmt: skip
 
 FIGURES = {
@@ -38,15 +40,28 @@ def comparison(
     title: str,
     seeds: int,
     notes: Sequence[str] = (),
-    figures: Sequence[str] = USUAL,
+    columns: Mapping[str, Column] | None = None,
 ) -> Results:
-    """Learners against metrics, over the same seeds."""
-    rows = {learner: [cell_of(records, name, seeds) for name in figures] for learner, records in runs.items()}
-    notes = [*notes, *at_once(runs), *_unasked(runs, figures)]
-    return Results("comparison", title, [FIGURES[name] for name in figures], rows, notes, heading="learner")
+    """Learners against metrics, over the same seeds; the columns by the names of their figures."""
+    columns = {name: FIGURES[name] for name in USUAL} if columns is None else columns
+    rows = {learner: [cell_of(records, name, seeds) for name in columns] for learner, records in runs.items()}
+    notes = [*notes, *at_once(runs), *_unasked(runs, columns)]
+    return Results("comparison", title, list(columns.values()), rows, notes, heading="learner")
 
 
-def _unasked(runs: Mapping[str, Sequence[Record]], figures: Sequence[str]) -> list[str]:
+def column_of(name: str, measure: Measure) -> Column:
+    """The column of a measure of the user's own; its attribute `better` says which end is good: "higher" or "lower".
+
+    >>> def calibration(state): ...
+    >>> column_of("calibration", calibration).better
+    'neither'
+    """
+    better = getattr(measure, "better", "neither")
+    check_name(f"better of {name}", better, ("higher", "lower", "neither"))
+    return Column(name, better=better, digits=3, spread_digits=3)
+
+
+def _unasked(runs: Mapping[str, Sequence[Record]], figures: Iterable[str]) -> list[str]:
     """What is to be said of runs from before there was a figure that is asked for."""
     lacking = sum(not {*figures} - {"seconds"} <= record.metrics.keys() for each in runs.values() for record in each)
     told = "trained before one of these figures was measured, and left out of its column: --again trains all anew"

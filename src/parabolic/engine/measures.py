@@ -1,0 +1,73 @@
+"""Measures of one's own: a number that is taken of a training after every task, and kept with its figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from parabolic import metrics
+from parabolic.checks import check_call, invalid
+from parabolic.engine.callbacks import State
+from parabolic.learners import Learner
+from parabolic.plugins import load_object
+
+__all__ = ["Measure", "check_measures", "find_measures", "take"]
+
+Measure = Callable[[State], float | Tensor]
+TAKEN = {"seconds", *metrics.summary([[0.0]], [[0.0]])}  # names that tables have already
+
+
+def find_measures(names: str | None) -> dict[str, Measure]:
+    """The functions at `module:function` or `file.py:function`, with commas between them, by their own names.
+
+    >>> find_measures("math:isfinite")
+    {'isfinite': <built-in function isfinite>}
+    """
+    found: dict[str, Measure] = {}
+    for place in [each.strip() for each in names.split(",")] if names else []:
+        if ":" not in place:
+            raise invalid("measure", place, "file.py:function or module:function", "with commas between several")
+        name = place.rpartition(":")[2]
+        if name in found:
+            raise invalid("measure", names, "functions that are called differently", f"two are called {name}")
+        found[name] = load_object("measure", place)
+    check_measures(found)
+    return found
+
+
+def check_measures(measures: Mapping[str, Measure]) -> None:
+    """Refuse what cannot be asked of a training, and names that its figures have already."""
+    if not isinstance(measures, Mapping):
+        raise invalid("measures", measures, "functions by their names", "as in measures={'calibration': calibration}")
+    for name, measure in measures.items():
+        if name in TAKEN:
+            raise invalid("measure", name, "a name that no other figure has", "call the function something else")
+        check_call("measure", measure, "state")
+
+
+def take(measures: Mapping[str, Measure], state: State) -> None:
+    """Ask each measure for its number, and note it. What a measure draws leaves the training's own draws alone."""
+    for name, measure in measures.items():
+        with _draws_apart(state.learner):
+            value = measure(state)
+        try:
+            number = float(value.detach() if isinstance(value, Tensor) else value)
+        except (TypeError, ValueError) as error:
+            raise invalid(f"measure {name}", value, "a number") from error
+        if not math.isfinite(number):
+            raise invalid(f"measure {name}", number, "a finite number", "leave out what cannot be measured")
+        state.measured.setdefault(name, []).append(number)
+
+
+@contextmanager
+def _draws_apart(learner: Learner) -> Iterator[None]:
+    kept = learner.generator.get_state()
+    with torch.random.fork_rng([learner.device] if learner.device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            learner.generator.set_state(kept)

@@ -1,0 +1,198 @@
+"""Measures of one's own: what is asked after every task is kept with the figures of the run, and changes nothing."""
+
+import csv
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from parabolic import ER, MLP, InputError, Joint, RunSpec, Store, make_stream, run, train
+from parabolic.engine import Callback
+from parabolic.experiments import Records, execute, run_grid, write_records
+from parabolic.experiments.execution import build
+
+SPEC = {"learner": "er", "stream": "seq-blobs", "batch": 50, "backbone": "mlp"}
+
+MINE = """
+import torch
+
+
+def length(state):
+    weights = torch.cat([weight.flatten() for weight in state.learner.model.parameters()])
+    return {factor} * weights.norm()
+
+
+length.better = "lower"
+
+
+def drawn(state):
+    torch.randn(3)
+    torch.randn(2, generator=state.learner.generator)
+    return state.task
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE.format(factor=1))
+    return tmp_path
+
+
+def learner_and_stream(kind=ER):
+    stream = make_stream("seq-digits")
+    return kind(MLP(stream.shape, stream.classes)), stream
+
+
+def test_each_is_asked_after_every_task_before_callbacks_are_told():
+    learner, stream = learner_and_stream()
+    told = []
+
+    class Watch(Callback):
+        def on_task(self, state):
+            told.append({name: list(values) for name, values in state.measured.items()})
+
+    measures = {"step": lambda state: state.step, "best": lambda state: state.matrix[state.task, 0]}
+    state = train(learner, stream, batch=10, callbacks=[Watch()], measures=measures)
+    steps = np.cumsum([len(task.batches(10)) for task in stream]).tolist()
+    assert state.measured == {"step": steps, "best": state.matrix[:, 0].tolist()}
+    assert told == [{"step": steps[:n], "best": state.matrix[:n, 0].tolist()} for n in range(1, 6)]
+    assert state.metrics["step"] == 146
+    assert state.metrics["acc"] == pytest.approx(state.matrix[-1].mean())
+
+
+def test_what_learns_all_tasks_at_once_is_asked_once():
+    state = train(*learner_and_stream(Joint), batch=10, measures={"step": lambda state: state.step})
+    assert len(state.measured["step"]) == 1
+
+
+def test_draws_of_a_measure_leave_the_run_as_it_is(folder):
+    plain, measured = (execute(RunSpec(**SPEC, **more)) for more in ({}, {"measure": "mine.py:drawn, mine.py:length"}))
+    assert plain.accuracy == measured.accuracy
+    assert measured.measured["drawn"] == [0, 1, 2]
+    assert set(measured.metrics) - set(plain.metrics) == {"drawn", "length"}
+    assert plain.measured == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (float("nan"), "measure mine: got nan, expected a finite number"),
+        ("many", "measure mine: got 'many', expected a number"),
+        (None, "measure mine: got None, expected a number"),
+    ],
+)
+def test_what_is_no_number_is_refused(given, message):
+    with pytest.raises(InputError, match=message):
+        train(*learner_and_stream(), batch=10, measures={"mine": lambda _: given})
+
+
+def test_what_cannot_be_asked_is_refused_before_the_first_step(folder):
+    learner, stream = learner_and_stream()
+    for measures, message in (
+        ({"mine": 3}, r"measure: got 3, expected a function that is called as measure\(state\)"),
+        ({"mine": lambda: 0}, "expected a function that is called"),
+        ({"acc": lambda _: 0}, "measure: got 'acc', expected a name that no other figure has"),
+        ([len], "measures: got .*, expected functions by their names"),
+    ):
+        with pytest.raises(InputError, match=message):
+            train(learner, stream, measures=measures)
+    assert learner.steps == 0
+    (folder / "other.py").write_text("def length(state): ...\ndef task_acc(state): ...")
+    for named, message in (
+        ("length", "measure: got 'length', expected file.py:function"),
+        ("mine.py:lenght", "measure: got 'mine.py:lenght', expected a name that mine.py defines"),
+        ("mine.py:length,other.py:length", "expected functions that are called differently"),
+        ("other.py:task_acc", "measure: got 'task_acc', expected a name that no other figure has"),
+    ):
+        with pytest.raises(InputError, match=message):
+            RunSpec(measure=named)
+
+
+def test_a_run_keeps_what_was_measured_and_is_another_where_that_is_another(folder):
+    spec, store = RunSpec(**SPEC, measure="mine.py:length"), Store("runs")
+    assert spec.key != RunSpec(**SPEC).key
+    record, _ = run(spec, store, device="cpu")
+    learner, stream = build(spec, "cpu")
+    train(learner, stream, batch=50)
+    norm = torch.cat([weight.detach().flatten() for weight in learner.model.parameters()]).norm()
+    assert record.metrics["length"] == record.measured["length"][-1] == pytest.approx(float(norm))
+    assert store.find(spec) == record
+    (folder / "mine.py").write_text(MINE.format(factor=2))
+    assert store.find(spec) is None  # what it measured is not what it would measure
+    assert run(spec, store, device="cpu")[0].metrics["length"] == pytest.approx(2 * float(norm))
+
+
+def test_a_record_whose_figure_is_not_what_was_measured_is_none(folder):
+    spec, store = RunSpec(**SPEC, measure="mine.py:length"), Store("runs")
+    run(spec, store, device="cpu")
+    path = store.path(spec.key) / "run.json"
+    told = json.loads(path.read_text())
+    told["metrics"]["length"] += 1
+    path.write_text(json.dumps(told))
+    assert store.find(spec) is None
+    assert store.unreadable()[path] == "its length is not that of its measures"
+
+
+def test_records_have_it_too(folder):
+    spec = RunSpec(**SPEC, measure="mine.py:length")
+    record, _ = run(spec, Store("runs"), device="cpu")
+    write_records([record], folder / "kept.jsonl")
+    kept = Records(folder / "kept.jsonl").find(spec)
+    assert (kept.measured, kept.metrics["length"]) == (record.measured, record.metrics["length"])
+
+
+def test_a_run_that_was_stopped_has_what_was_measured_before(folder):
+    class Stop(Callback):
+        def on_step(self, state):
+            if state.step == 20:
+                raise KeyboardInterrupt
+
+    spec, store = RunSpec(**SPEC, measure="mine.py:length"), Store("runs")
+    with pytest.raises(KeyboardInterrupt):
+        run(spec, store, device="cpu", checkpoint=1e-9, callbacks=[Stop()])
+    record, _ = run(spec, store, device="cpu")
+    assert record.environment["resumed"] == 1
+    assert record.measured == execute(spec, device="cpu").measured
+
+
+def test_workers_of_a_grid_measure_too(folder, monkeypatch):
+    specs = [RunSpec(**SPEC, measure="mine.py:length", seed=seed) for seed in range(2)]
+    outcome = run_grid(specs, Store("runs"), workers=2, device="cpu")
+    assert [len(each.measured["length"]) for each in outcome.records.values()] == [3, 3]
+    monkeypatch.setattr(sys.modules["__main__"], "mine", lambda _: 0, raising=False)
+    here = RunSpec(**SPEC, measure="mine.py:length,__main__:mine")
+    assert run_grid([here], Store("runs"), workers=0, device="cpu").trained == 1
+    with pytest.raises(InputError, match="^measure: got .*, expected what worker processes can import too"):
+        run_grid([here], Store("others"), workers=1, device="cpu")
+
+
+def test_a_comparison_has_a_column_for_each(parabolic, folder):
+    settings = ("--stream", "seq-blobs", "--set", "batch=50", "--set", "measure=mine.py:length,mine.py:drawn")
+    asked = ("compare", "--learners", "er,sgd", "--seeds", "2", "--workers", "0", *settings, "--format", "markdown")
+    code, out, err = parabolic(*asked)
+    assert (code, err) == (0, "")
+    title, _, head, _, er, sgd, *_ = out.splitlines()
+    assert title == "**seq-blobs, memory 200, batch=50**"
+    assert head == "| learner | Acc % | AAA % | forgetting | seconds | length | drawn |"
+    lengths = [row.split(" | ")[5] for row in (er, sgd)]
+    values = [float(each.split()[0].strip("*<>/ins")) for each in lengths]
+    assert [each.startswith("**") for each in lengths] == [value == min(values) for value in values]  # the lower
+    assert er.split(" | ")[6] == sgd.split(" | ")[6] == "2.000 ± 0.000 |"  # and of these nobody said which is better
+    code, out, _ = parabolic(*asked, "--metrics", "drawn,acc")
+    assert out.splitlines()[2] == "| learner | drawn | Acc % |"
+    code, _, err = parabolic(*asked, "--metrics", "lenght")
+    assert (code, "did you mean 'length'?" in err) == (2, True)
+
+
+def test_a_run_tells_it_and_a_table_of_runs_has_a_column(parabolic, folder):
+    code, out, _ = parabolic("run", "--learner", "er", "--stream", "seq-blobs", "--set", "measure=mine.py:length")
+    assert code == 0
+    assert any(line.startswith("length ") for line in out.splitlines())
+    parabolic("runs", "--csv", "runs.csv")
+    with open("runs.csv") as file:
+        (row,) = csv.DictReader(file)
+    assert float(row["metrics.length"]) > 0
+    assert "measured" not in "".join(row)
