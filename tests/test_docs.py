@@ -156,7 +156,7 @@ def test_the_code_of_the_guide_to_moving(capsys):
     assert chosen.past["x"].data_ptr() == there  # rewritten in place
     assert names["frozen"].body[1].num_batches_tracked == 0
     assert [group["lr"] for group in names["slowly"].optim.param_groups] == [0.001, 0.01]
-    told = re.findall(r"^task,(\d),worst,", Path("tracked/er-arrays-seed0.csv").read_text(), re.MULTILINE)
+    told = re.findall(r"^task,(\d),worst,", Path("tracked/er-arrays-memory200-seed0.csv").read_text(), re.MULTILINE)
     assert told == ["1", "2", "3", "4", "5"]
     assert names["state"].accuracy > 60
     assert names["data"].digest() == names["same"].digest()
