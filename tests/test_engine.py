@@ -358,8 +358,8 @@ def test_a_learner_that_has_learned_without_is_not_given_another_meaning(name):
     train(learner, prepared(**both))
     stream = prepared(**{**both, name: halved if name == "prepare" else shifted})
     before = learner.steps
-    expected = f"^{name}: got none, in a learner that has made {before} steps without, expected that of arrays.*"
-    ways = rf"make the learner with {name}=stream.{name}; or, .*dataclasses.replace\(stream, {name}=None\)"
+    expected = f"^{name}: got none, in a learner that has made {before} steps without it, expected that of arrays.*"
+    ways = rf"create the learner with {name}=stream.{name}; or, .*dataclasses.replace\(stream, {name}=None\)"
     with pytest.raises(InputError, match=expected + ways):
         train(learner, stream)
     assert (getattr(learner, name), learner.steps) == (None, before)
@@ -394,7 +394,7 @@ def test_an_error_names_the_class_where_the_name_is_another_s():
 
 def test_a_stream_without_boundaries_names_what_makes_it_one():
     ewc = find_learner("ewc")(MLP((2,), 6))
-    with pytest.raises(InputError, match=r"^learner: got 'ewc'.* without `blur`, or one made with boundaries=True"):
+    with pytest.raises(InputError, match=r"^learner: got 'ewc'.* without `blur`, or with boundaries=True"):
         train(ewc, replace(blobs(), boundaries=False))
 
 

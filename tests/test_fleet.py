@@ -207,7 +207,7 @@ def test_specs_that_fail_come_back_with_their_error():
     (_, wrong), (_, right) = execute_fleet(specs, device="cpu")
     assert "sgd on seq-digits, seed 0: the loss became nan" in str(wrong)
     assert right.accuracy == execute(specs[1], device="cpu").accuracy
-    assert right.environment["steps"] == "eager: the device is no GPU"
+    assert right.environment["steps"] == "eager: the device is not a GPU"
 
 
 def test_specs_of_one_shape_differ_in_seed_and_options_only():

@@ -184,7 +184,7 @@ def test_other_optimisers(optimizer):
             fleet, _ = go([make("er", 0, optimizer=optimizer, lr=0.01)], captured=True)
     (berth,) = fleet.berths
     if optimizer == "Adagrad":
-        assert "Adagrad counts on the host" in berth.manner
+        assert "Adagrad keeps state on the host" in berth.manner
     else:
         assert berth.manner == "captured"
     same(eager.learners[0], berth.learner)

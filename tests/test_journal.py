@@ -143,7 +143,8 @@ def start(folder):
 
 def test_one_process_at_a_time_and_a_killed_one_lets_go(tmp_path):
     with start(tmp_path) as other:
-        with pytest.raises(InputError, match="journal: got one that another journal has open.*close the other first"):
+        told = "journal: got a folder that another journal has open.*close the other first"
+        with pytest.raises(InputError, match=told):
             Journal(tmp_path, make())
         other.kill()
     Journal(tmp_path, make()).close()
@@ -170,7 +171,7 @@ def test_a_closed_journal_neither_learns_nor_writes(tmp_path):
             lambda: closed.observe(*batch(1)), closed.skip, lambda: closed.start_task([]), lambda: closed.end_task([]),
             closed.write,
         ):  # fmt: skip
-            with pytest.raises(InputError, match="journal: got a call after it was closed .* make a Journal of"):
+            with pytest.raises(InputError, match="journal: got a call after it was closed .* create a new Journal for"):
                 call()
         assert (closed.learner.steps, closed.batches, closed.tasks) == (0, 0, 0)
         assert {path.name: path.read_bytes() for path in tmp_path.glob("0*")} == before
@@ -290,7 +291,7 @@ def test_what_was_broken_off_in_its_middle_is_not_written(tmp_path):
     journal.observe(*batch(1))
     with pytest.raises(KeyboardInterrupt):
         journal.observe(*batch(2))
-    told = r"broken off in the middle of a step \(after batch 2\), .* start again from 000000000002.safetensors"
+    told = r"interrupted in the middle of a step \(after batch 2\), .* start again from 000000000002.safetensors"
     with pytest.raises(InputError, match=told):
         journal.write()
     journal.close()
@@ -351,7 +352,7 @@ def crowded():
 def test_a_full_disk_stops_learning_and_loses_nothing(tmp_path, crowded):
     go_on(tmp_path, length=10, every=5)
     crowded(1000)
-    with pytest.raises(InputError, match="journal: got File too large .* what it has is safe"):
+    with pytest.raises(InputError, match="journal: got File too large .* existing files are safe"):
         go_on(tmp_path, every=5)
     crowded(resource.RLIM_INFINITY)
     assert files(tmp_path) == [f"{count:012d}.safetensors" for count in (0, 5, 10)]
@@ -367,7 +368,7 @@ def test_a_full_disk_need_not_stop_learning(tmp_path, crowded):
         for number in range(LENGTH):
             crowded(1000 if 12 <= number < 22 else resource.RLIM_INFINITY)
             if number in (14, 19):
-                told = f"batch {number + 1} was not written down, and learning goes on: journal: got File too large"
+                told = f"batch {number + 1} was not saved, and learning continues: journal: got File too large"
                 with pytest.warns(RuntimeWarning, match=told):
                     journal.observe(*batch(number))
             else:
@@ -408,7 +409,7 @@ def test_a_write_needs_memory_for_one_copy_and_where_there_is_none_the_files_sta
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert f"{batches} {batches} {['000000000000.safetensors', *written]}" in done.stdout
-    told = "journal: got no memory left to write, expected room for a copy of the learner; free some"
+    told = "journal: got no memory left for saving, expected room for a copy of the learner; free some"
     assert (told in done.stdout + done.stderr) == (not written)
 
 
@@ -462,7 +463,7 @@ def diverge(journal, first, last):
 def test_a_learner_that_diverged_is_not_written_and_the_next_start_goes_on_before_that(tmp_path):
     go_on(tmp_path, length=10, every=5)
     before = files(tmp_path)
-    told = r"journal: got numbers that are NaN or infinite \(0.weight, after batch 15\).* again from 000000000010.* lr"
+    told = r"journal: got values that are NaN or infinite \(0.weight, after batch 15\).* again from 000000000010.* lr"
     with pytest.raises(Diverged, match=told), Journal(tmp_path, make(), every=5, keep=1) as journal:
         diverge(journal, 10, 20)
     assert files(tmp_path) == before[-1:]  # as many as it keeps
@@ -484,7 +485,7 @@ def test_a_learner_that_diverged_may_learn_on_unwritten(tmp_path):
     with pytest.warns(RuntimeWarning) as told, Journal(tmp_path, make(), every=5, keep=1, on_error="warn") as journal:
         diverge(journal, 5, 15)
     assert [str(each.message).split(":")[0] for each in told] == [
-        f"batch {count} was not written down, and learning goes on" for count in (10, 15, 15)
+        f"batch {count} was not saved, and learning continues" for count in (10, 15, 15)
     ]
     assert files(tmp_path) == ["000000000005.safetensors"]
 
@@ -492,7 +493,7 @@ def test_a_learner_that_diverged_may_learn_on_unwritten(tmp_path):
 def test_a_learner_that_never_was_finite_begins_no_journal(tmp_path):
     learner = make()
     nn.init.constant_(learner.model[0].bias, torch.inf)
-    with pytest.raises(Diverged, match=r"0.bias, after batch 0\), expected finite ones; give the learner others"):
+    with pytest.raises(Diverged, match=r"0.bias, after batch 0\), expected finite ones; start with a finite learner"):
         Journal(tmp_path, learner)
     Journal(tmp_path, make()).close()
 
@@ -529,7 +530,7 @@ def test_an_outlier_that_leaves_statistics_infinite_is_not_written(tmp_path, on_
             for number in range(11, 15):
                 journal.observe(*batch(number))
 
-    told = r"NaN or infinite \(1.running_var, after batch 15\).* again from 000000000010.* leave out what is far off"
+    told = r"NaN or infinite \(1.running_var, after batch 15\).* again from 000000000010.* leave out extreme examples"
     with pytest.raises(Diverged, match=told) if on_error == "stop" else pytest.warns(RuntimeWarning, match=told):
         learn()
     assert files(tmp_path) == before[-1:]  # as many as it keeps
@@ -615,7 +616,8 @@ def test_a_damaged_file_is_passed_over_by_name(tmp_path):
     with pytest.warns(RuntimeWarning) as told:
         journal = go_on(tmp_path, every=5, keep=1)
     for warning, name in zip(told, ("000000000015", "000000000010"), strict=True):
-        assert f"passed over, to go on from batch 5: path: got '{tmp_path}/{name}.safetensors'" in str(warning.message)
+        skipped = f"skipped a damaged file, resuming from batch 5: path: got '{tmp_path}/{name}.safetensors'"
+        assert skipped in str(warning.message)
     assert same_state(journal.learner.state_dict(), trajectory()[LENGTH])
     assert files(tmp_path) == ["000000000010.damaged", "000000000015.damaged", "000000000030.safetensors"]
 
@@ -625,7 +627,7 @@ def test_a_journal_of_damaged_files_alone_does_not_begin_anew(tmp_path):
     before = files(tmp_path)
     for name in before:
         spoil(tmp_path / name)
-    with pytest.raises(InputError, match="only damaged files, the last "):
+    with pytest.raises(InputError, match="only damaged files, the newest "):
         Journal(tmp_path, make())
     assert files(tmp_path) == before
 

@@ -94,8 +94,8 @@ def test_what_cannot_be_asked_is_refused_before_the_first_step(folder):
     for measures, message in (
         ({"mine": 3}, r"measure: got 3, expected a function that is called as measure\(state\)"),
         ({"mine": lambda: 0}, "expected a function that is called"),
-        ({"acc": lambda _: 0}, "measure: got 'acc', expected a name that no other figure has"),
-        ([len], "measures: got .*, expected functions by their names"),
+        ({"acc": lambda _: 0}, "measure: got 'acc', expected a name that no other metric has"),
+        ([len], "measures: got .*, expected a dict of functions"),
     ):
         with pytest.raises(InputError, match=message):
             train(learner, stream, measures=measures)
@@ -104,8 +104,8 @@ def test_what_cannot_be_asked_is_refused_before_the_first_step(folder):
     for named, message in (
         ("length", "measure: got 'length', expected file.py:function"),
         ("mine.py:lenght", "measure: got 'mine.py:lenght', expected a name that mine.py defines"),
-        ("mine.py:length,other.py:length", "expected functions that are called differently"),
-        ("other.py:task_acc", "measure: got 'task_acc', expected a name that no other figure has"),
+        ("mine.py:length,other.py:length", "expected functions with different names"),
+        ("other.py:task_acc", "measure: got 'task_acc', expected a name that no other metric has"),
     ):
         with pytest.raises(InputError, match=message):
             RunSpec(measure=named)

@@ -496,7 +496,7 @@ def test_a_file_that_cannot_be_written_costs_the_file_and_not_the_stream(tmp_pat
         watched(learner, numbered(10), every=2, file=tmp_path / "full")
     assert len(caught) == 1
     taken = Lines(tmp_path / "taken")
-    with pytest.warns(RuntimeWarning, match="another monitor writes to it"):
+    with pytest.warns(RuntimeWarning, match="another monitor is writing to it"):
         watched(learner, numbered(3), file=tmp_path / "taken")
     taken.close()
     assert (tmp_path / "taken").read_bytes() == b""

@@ -302,7 +302,7 @@ def test_a_full_disk_costs_checkpoints_and_not_the_run(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("parabolic.engine.checkpoints.write_bytes", full)
-    with pytest.warns(RuntimeWarning, match="no checkpoint was written .No space left on device"):
+    with pytest.warns(RuntimeWarning, match="no checkpoint was saved .No space left on device"):
         record, _ = run(spec, store, device="cpu", checkpoint=ALWAYS)
     assert told(record) == told(execute(spec, device="cpu"))
 

@@ -252,7 +252,7 @@ def test_blurred_tasks_trade_examples_and_lose_none(share):
         assert torch.equal(y, truth(x))
         foreign = int((~torch.isin(y, torch.tensor(task.classes))).sum())
         assert 0 < foreign <= round(share * 80)
-    with pytest.raises(InputError, match="as seq-digits does not tell where they begin .* a stream without `blur`"):
+    with pytest.raises(InputError, match="as seq-digits does not say where they begin .* a stream without `blur`"):
         train(
             build(RunSpec(learner="ewc" if "ewc" in known_learners() else "si"))[0], make_stream("seq-digits", blur=0.1)
         )

@@ -52,7 +52,8 @@ class Stepping(Observing):
 def test_what_the_loop_would_not_ask_is_refused(cls, own, asked):
     stream = make_stream("seq-blobs")
     learner = cls(make_backbone("mlp", stream.shape, stream.classes), memory=40)
-    with pytest.raises(InputError, match=f"{own} of {cls.__name__}: got one of its own, expected {asked}, which is"):
+    told = f"{own} of {cls.__name__}: got an override, expected one of {asked}, which this loop calls"
+    with pytest.raises(InputError, match=told):
         train(learner, stream)
     assert learner.steps == 0
 

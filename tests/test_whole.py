@@ -95,8 +95,8 @@ def test_what_a_state_leaves_out_is_told_and_the_run_is_not_resumed_without_it(t
     assert record.environment["resumed"] == 1  # from the end of the first task, up to which its state was all
     assert len(said) == 2  # once each time
     assert set(said) == {
-        "no checkpoint is written of Anchor, which would be resumed without `old`, `tasks`: put what it goes on by "
-        "into state_dict(), and take it back in load_state_dict()"
+        "no checkpoint is saved of Anchor, which would be resumed without `old`, `tasks`: include what it needs in "
+        "state_dict(), and restore it in load_state_dict()"
     }
 
 

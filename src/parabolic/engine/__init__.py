@@ -1,4 +1,4 @@
-"""How it runs: the loop, fleets of learners and their CUDA graphs, precision, and what watches."""
+"""The training engine: the loop, fleets of learners and their CUDA graphs, precision, checkpoints and callbacks."""
 
 from parabolic.engine.callbacks import Callback, ProgressBar, State
 from parabolic.engine.checkpoints import Checkpoints, Progress

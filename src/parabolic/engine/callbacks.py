@@ -1,4 +1,4 @@
-"""What can watch a training: a callback is told when a run, a step or a task is done."""
+"""Callbacks: notified when training starts, after each step and task, and at the end."""
 
 from __future__ import annotations
 
@@ -21,65 +21,65 @@ from parabolic.streams import Stream
 
 __all__ = ["Bar", "Callback", "ProgressBar", "State"]
 
-MINUTE = 60.0  # seconds between two lines, where there is no terminal for a bar
+MINUTE = 60.0  # seconds between progress lines when the output is not a terminal
 
 
 @dataclass
 class State:
-    """Where a training stands; the same object is handed to every callback."""
+    """The state of a training run; every callback gets the same object."""
 
     learner: Learner
     stream: Stream
     total_steps: int
-    # Accuracy in percent, a row after each task, NaN where nothing is known yet; all classes seen so far compete.
+    # Accuracy in percent, one row per task, NaN where not measured (yet); all classes seen so far compete.
     matrix: NDArray[np.float64]
-    task_matrix: NDArray[np.float64]  # the same, where the task is told: its own classes alone compete
+    task_matrix: NDArray[np.float64]  # the same if the task is known: only its own classes compete
     task: int = 0
-    step: int = 0  # steps done, over all tasks
-    loss: Tensor | None = None  # of the last step, still on the device: reading it waits for the device
-    # A value a task (one for all, where all are seen at once); of several side by side, each has an equal share.
+    step: int = 0  # steps so far, over all tasks
+    loss: Tensor | None = None  # of the last step, on the device: reading it synchronises
+    # One value per task (a single one if all tasks are learned at once); a fleet's time is split equally.
     train_seconds: list[float] = field(default_factory=list)
     test_seconds: list[float] = field(default_factory=list)
-    spent: float = 0.0  # seconds that a process that was stopped had trained on the present task
-    resumed: int = 0  # how often such a process was followed by another
-    error: Exception | None = None  # why it goes on no more, where others beside it do
-    measured: dict[str, list[float]] = field(default_factory=dict)  # by measures of the user's own: as the seconds
+    spent: float = 0.0  # seconds of training on the current task before the run was resumed
+    resumed: int = 0  # how often the run was resumed
+    error: Exception | None = None  # why this run ended early while the others of its fleet continue
+    measured: dict[str, list[float]] = field(default_factory=dict)  # by the user's own measures; lists as above
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The figures of a training that has come to its end, by name; what was measured besides among them."""
+        """The metrics of a finished run by name, including the user's own measures."""
         return metrics.summary(self.matrix, self.task_matrix, self.measured)
 
     @property
     def accuracy(self) -> float | None:
-        """The mean accuracy over the tasks seen so far, or None before the first task is done."""
+        """The mean accuracy over the tasks seen so far, or None before the first test."""
         done = int(np.isfinite(self.matrix.diagonal()).sum())
         return float(self.matrix[done - 1, :done].mean()) if done else None
 
 
 class Callback:
-    """Watches a training; override what you need."""
+    """Observes training; override the methods you need."""
 
     def on_start(self, state: State) -> None:
         """Before the first step."""
 
     def on_step(self, state: State) -> None:
-        """After every step. To keep the device busy, read `state.loss` only now and then."""
+        """After every step. Reading `state.loss` waits for the device: do so only occasionally."""
 
     def on_task(self, state: State) -> None:
-        """After a task was learned and all tasks so far were tested."""
+        """After a task has been learned and all tasks so far have been tested."""
 
     def on_end(self, state: State) -> None:
         """After the last task."""
 
     def on_fail(self, state: State, error: BaseException) -> None:
-        """In place of `on_end`, where a training goes on no more: it diverged, failed or was stopped."""
+        """Instead of `on_end`, if training diverges, fails or is interrupted."""
 
 
 class Bar:
-    """Bars of progress, each with a note, within a `with`.
+    """Progress bars, each with a note, as a context manager.
 
-    Where the output is not a terminal, as in a log, there is a line about once a minute instead.
+    If the output is not a terminal, as in a log, a line is printed about once a minute instead.
     """
 
     def __init__(self, console: Console | None, time_left: ProgressColumn) -> None:
@@ -106,7 +106,7 @@ class Bar:
         return self
 
     def _report(self) -> None:
-        """Say now and then how far it is."""
+        """Print progress about once a minute."""
         started = time.monotonic()
         while not self._over.wait(MINUTE):
             known = [each for each in self.progress.tasks if each.total is not None]
@@ -129,8 +129,8 @@ class Bar:
 class ProgressBar(Bar, Callback):
     """A bar with task, steps, loss, accuracy so far and time left.
 
-    It lives through several runs; where these are steps of something larger, `many` is of how many, and `count` tells
-    how far that is.
+    One bar serves several runs. If they are part of something larger, `many` is the number of its parts, and `count`
+    reports how many are done.
     """
 
     def __init__(self, console: Console | None = None, *, many: int = 1, every: int = 20) -> None:
@@ -142,19 +142,19 @@ class ProgressBar(Bar, Callback):
         self.title = ""
 
     def count(self, what: str, done: int, note: str = "") -> None:
-        """Say how many of the larger steps are done."""
+        """Report how many of the `many` parts are done."""
         if self.all is not None:
             self.progress.update(self.all, description=what, completed=done, note=note)
 
     def on_start(self, state: State) -> None:
-        """Start the bar of a run."""
+        """Reset the bar for a new run."""
         self.progress.reset(self.one, total=state.total_steps, description=self.title or state.stream.name, note="")
 
     def on_step(self, state: State) -> None:
-        """Move the bar, and now and then read the loss."""
+        """Advance the bar, and read the loss every `every` steps."""
         if state.step % self.every and state.step != state.total_steps:
             return
-        if self.progress.disable:  # then nobody sees the loss, for which the device would have to be waited for
+        if self.progress.disable:  # nobody would see the loss, and reading it waits for the device
             self.progress.update(self.one, completed=state.step)
             return
         loss = f" loss {state.loss.item():.3f}" if state.loss is not None else ""

@@ -1,4 +1,4 @@
-"""What is written down of a training while it goes on, so that a kill costs little."""
+"""Checkpoints: the state of a training run, saved regularly so that a kill costs little."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ __all__ = ["Checkpoints", "Progress", "draws", "set_draws"]
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a training had come when it was written down: the learner aside, all that `State` tells."""
+    """How far a run had come when its checkpoint was saved: all of `State` except the learner."""
 
     step: int
     matrix: Tensor
     task_matrix: Tensor
-    train_seconds: list[float]  # a value for each part of the stream that was learned and tested
+    train_seconds: list[float]  # one value for each part of the stream that was learned and tested
     test_seconds: list[float]
-    spent: float  # seconds of training on the part that was not finished
+    spent: float  # seconds of training on the unfinished part
     resumed: int  # how often it had been resumed before
     measured: dict[str, list[float]]
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where in the stream; learners at one place can go on side by side."""
+        """The position in the stream; learners at the same position can continue side by side."""
         return len(self.train_seconds), self.step
 
     def apply(self, state: State) -> None:
-        """Let a state go on from here."""
+        """Set a state to this position, counting one more resume."""
         state.matrix[:], state.task_matrix[:] = self.matrix.numpy(), self.task_matrix.numpy()
         state.step, state.spent, state.resumed = self.step, self.spent, self.resumed + 1
         state.train_seconds, state.test_seconds = list(self.train_seconds), list(self.test_seconds)
@@ -51,11 +51,11 @@ class Progress:
 
 
 class Checkpoints:
-    """Writes down trainings that go side by side: each to a file of its own, at most every so many seconds.
+    """Checkpoints runs that are trained side by side: each in its own file, at most every `seconds` seconds.
 
-    With each, its entry of `about` is written, by which a later process tells whether the file is of its run. `fresh`
-    are functions that make each learner anew. By them a class that is not ours is put to the test: of one whose state
-    is not all that it goes on by, nothing is written from there on, as it would be resumed as another.
+    Each file includes the run's entry of `about`, by which a later process recognises its own run. `fresh` are
+    functions that build each learner again, to check classes that are not from this package: if a learner's state is
+    incomplete, no further checkpoints of it are saved, as it would resume as a different one.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class Checkpoints:
         check_number("checkpoint", seconds, above=0)
         self.places, self.seconds = list(zip(paths, about, fresh or [None] * len(paths), strict=True)), seconds
         self._last = time.monotonic()
-        self._partial = set[Path]()  # those of which a state is not all
+        self._partial = set[Path]()  # of learners whose state is incomplete
 
     def keep(self, fleet: Fleet, states: Sequence[State], since: float | None = None, *, now: bool = False) -> None:
-        """Write down where trainings stand, if it is time or to be done `now`.
+        """Save a checkpoint of each run, if one is due or `now` is set.
 
-        `since` is when the unfinished part of the stream began.
+        `since` is when training on the unfinished part of the stream began (`time.perf_counter`).
         """
         if not now and time.monotonic() - self._last < self.seconds:
             return
@@ -83,41 +83,41 @@ class Checkpoints:
             with berth.aside():
                 if fresh is not None and (why := _why_partial(state.learner, fresh)):
                     self._partial.add(path)
-                    warnings.warn(f"no checkpoint is written of {why}", RuntimeWarning, stacklevel=2)
+                    warnings.warn(f"no checkpoint is saved of {why}", RuntimeWarning, stacklevel=2)
                     continue
                 progress = _progress(state, since, len(states))
                 own = {"run": about, "progress": vars(progress), "draws": draws(state.learner)}
                 packed = pack_state(describe(state.learner) | own)
             try:
                 write_bytes(path, packed)
-            except OSError as error:  # what is lost is only a place to go on from
-                warnings.warn(f"{path}: no checkpoint was written ({error.strerror})", RuntimeWarning, stacklevel=2)
+            except OSError as error:  # training itself is not affected
+                warnings.warn(f"{path}: no checkpoint was saved ({error.strerror})", RuntimeWarning, stacklevel=2)
         self._last = time.monotonic()
 
     @staticmethod
     def resume(learner: Learner, saved: Mapping[str, Any]) -> Progress:
-        """Bring a learner to where it was written down, and say how far that was."""
+        """Restore a learner from a checkpoint and return how far the run had come."""
         restore(learner, saved)
         set_draws(learner, saved["draws"])
         return Progress(**saved["progress"])
 
 
 def _why_partial(learner: Learner, fresh: Callable[[], Learner]) -> str:
-    """Who would lack what if it were resumed from its state, and what to do about it; nothing where none would."""
+    """What a learner resumed from its state would lack, and the remedy; empty if the state is complete."""
     if is_ours(learner):
         return ""
     cuda = [learner.device] if learner.device.type == "cuda" else []
     try:
-        with torch.random.fork_rng(cuda):  # the draws of the run go on as if nobody had looked
+        with torch.random.fork_rng(cuda):  # the check must not change the run's random draws
             missing = left_behind(learner, fresh())
     except (torch.OutOfMemoryError, torch.AcceleratorError):
         raise
-    except Exception as error:  # whatever the user's own code says, it would say it of the checkpoint too
+    except Exception as error:  # the user's own code would fail in the same way on resume
         return f"{type(learner).__name__}, which could not be resumed: {error}"
     if not missing:
         return ""
     names = ", ".join(f"`{name}`" for name in missing)
-    remedy = "put what it goes on by into state_dict(), and take it back in load_state_dict()"
+    remedy = "include what it needs in state_dict(), and restore it in load_state_dict()"
     return f"{type(learner).__name__}, which would be resumed without {names}: {remedy}"
 
 
@@ -130,7 +130,7 @@ def _progress(state: State, since: float | None, share: int) -> Progress:
 
 
 def draws(learner: Learner) -> dict[str, Tensor]:
-    """The state of torch's own generators, from which a model draws that drops out or samples."""
+    """The states of torch's global generators, which models with dropout or sampling draw from."""
     states = {"cpu": torch.get_rng_state()}
     if learner.device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(learner.device)
@@ -138,7 +138,7 @@ def draws(learner: Learner) -> dict[str, Tensor]:
 
 
 def set_draws(learner: Learner, states: Mapping[str, Tensor]) -> None:
-    """Let torch's own generators go on from there."""
+    """Restore the states of torch's global generators."""
     torch.set_rng_state(states["cpu"])
     if learner.device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"], learner.device)

@@ -1,4 +1,4 @@
-"""Batches on their way to the device."""
+"""Brings batches to the device."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from parabolic.streams import Batches, Stream
 
 __all__ = ["at_hand", "feed"]
 
-SHARE = 0.5  # of a device's free memory that data may take
-DEPTH = 8  # batches under way at once
-PATIENCE = 0.05  # seconds after which a thread looks whether it is still wanted
+SHARE = 0.5  # the share of a device's free memory that data may take
+DEPTH = 8  # batches in flight
+PATIENCE = 0.05  # seconds after which a waiting thread checks whether it should stop
 
 
 def at_hand(streams: Sequence[Stream], device: torch.device) -> list[Stream]:
-    """The streams with their data on the device, where it fits."""
+    """The streams with their data on the device, if they fit."""
     data = {x.data_ptr(): x for stream in streams for x in (stream[0].train.x, stream[0].test.x)}
     size = sum(x.numel() * x.element_size() for x in data.values() if x.device != device)
     if device.type == "cuda" and size > SHARE * torch.cuda.mem_get_info(device)[0]:
@@ -29,7 +29,7 @@ def at_hand(streams: Sequence[Stream], device: torch.device) -> list[Stream]:
 
 
 def feed(batches: Batches, device: torch.device) -> Generator[tuple[Tensor, Tensor]]:
-    """The batches, on the device: at hand there, or brought from the host while the steps before them run."""
+    """Yield the batches on the device; if the data are on the host, copy them while earlier steps run."""
     if device.type != "cuda" or batches.data.x.device == device:
         yield from batches
         return
@@ -46,7 +46,7 @@ def feed(batches: Batches, device: torch.device) -> Generator[tuple[Tensor, Tens
             here = torch.cuda.current_stream(device)
             here.wait_event(copied)
             for each in (x, y):
-                each.record_stream(here)  # so that its memory is not given away before it was used
+                each.record_stream(here)  # so that its memory is not reused too early
             yield x, y
     finally:
         wanted.clear()
@@ -59,7 +59,7 @@ def feed(batches: Batches, device: torch.device) -> Generator[tuple[Tensor, Tens
 
 
 def _bring(batches: Batches, device: torch.device, queue: Queue[Any], wanted: threading.Event) -> None:
-    """Gather batches on the host, pin them, and copy them over on a stream of its own."""
+    """Gather batches on the host, pin them, and copy them to the device on a separate CUDA stream."""
 
     def put(what: Any) -> bool:
         while wanted.is_set():
@@ -79,5 +79,5 @@ def _bring(batches: Batches, device: torch.device, queue: Queue[Any], wanted: th
             if not put((moved, copied)):
                 return
         put(None)
-    except BaseException as error:  # to be raised where the batches are used
+    except BaseException as error:  # raised again by `feed`
         put(error)

@@ -1,4 +1,4 @@
-"""A fleet: learners that are trained side by side, on a GPU by CUDA graphs on a stream each."""
+"""A fleet: learners trained side by side; on a GPU, each with its own CUDA stream and graphs."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from parabolic.streams import Stream
 
 __all__ = ["Berth", "Fleet"]
 
-SHEET = 1000  # test examples that are looked at together
+SHEET = 1000  # test examples per batch
 
 
 class Berth:
-    """The place of one learner on a device: there it steps and is tested, and what comes again is captured.
+    """One learner's place on a device: runs its steps and tests, and captures repeated work as CUDA graphs.
 
-    All that is done in the berth is done on a stream of its own, so that several fill a GPU. A captured step does what
-    the learner's own `step` does, to the bit.
+    Each berth has its own CUDA stream, so that several fill a GPU. A captured step is bit-identical to the learner's
+    own `step`.
     """
 
     def __init__(self, learner: Learner) -> None:
         self.learner, self.device = learner, learner.device
         self.graphs = Graphs(self.device, learner.generator)
         self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        self._places: dict[Hashable, list[Tensor | None]] = {}  # where graphs find their inputs, by kind and shape
-        # What a replayed step adds to which of the host's counters.
+        self._places: dict[Hashable, list[Tensor | None]] = {}  # the graphs' input buffers, by kind and shape
+        # For each captured step: the counters on the host that a replay must advance, and by how much.
         self._counted: dict[Hashable, list[tuple[Any, str, int]]] = {}
 
     @property
     def manner(self) -> str:
-        """How steps are done: "captured", or "eager" and why."""
+        """How steps are executed: "captured", or "eager" with the reason."""
         return f"eager: {self.graphs.why_not}" if self.graphs.why_not else "captured"
 
     def aside(self) -> AbstractContextManager[None]:
-        """Do things in the berth while other berths do theirs; `Fleet.together` brings them together."""
-        return torch.cuda.stream(self.stream)  # which does nothing where there is none
+        """A context in which work goes to this berth's CUDA stream; `Fleet.together` synchronises the streams."""
+        return torch.cuda.stream(self.stream)  # does nothing if the stream is None
 
     def step(self, x: Tensor, y: Tensor, task: int | None = None) -> Tensor:
-        """Let the learner learn from a batch; the loss, still on the device."""
+        """Train the learner on a batch; returns the loss, on the device."""
         learner, graphs = self.learner, self.graphs
         if not learner.needs_tasks:
             task = None
@@ -64,22 +64,23 @@ class Berth:
         return made
 
     def test(self, stream: Stream, row: int, size: int = SHEET) -> Tensor:
-        """How many test examples of each task are told right after task `row`: all classes seen so far competing, and
-        in a second row the task's own alone.
+        """The number of correct test examples of each task so far, after task `row`.
+
+        In the first row all classes seen so far compete, in the second only those of the example's own task.
         """
         tasks = stream.tasks[: row + 1]
         rows = torch.cat([task.test_rows for task in tasks])
-        # Counted for each task of the whole stream, and for what fills up a sheet: of one size all along.
+        # One column for each task of the whole stream and one for padding: a fixed shape, so one graph serves all.
         right = torch.zeros(2, len(stream) + 1, dtype=torch.long, device=self.device)
         sizes = torch.tensor([len(task.test_rows) for task in tasks])
         numbers = torch.repeat_interleave(sizes).to(rows.device)
-        # Of each task, which classes compete: one after the other, as above.
+        # Which classes compete, by row (as in `right`), task and class.
         competing = torch.ones(2, len(stream) + 1, stream.classes, dtype=torch.bool)
         competing[0] = seen = _among(stream.seen(row), stream.classes)
         for task in tasks:
             competing[1, task.index] = seen & _among((*task.classes, *task.tested), stream.classes)
         competing = competing.to(self.device)
-        # A prediction of a user's own may ask for what the host knows, such as how much is kept: no graph would notice.
+        # A user's own prediction may depend on the host's state, such as the memory's size: a graph would freeze it.
         eager = self.graphs.why_not or type(self.learner).scores_at is not Learner.scores_at
         for some, number in zip(rows.split(size), numbers.split(size), strict=True):
             x, y = tasks[0].test.take(some)
@@ -87,7 +88,7 @@ class Berth:
                 x, y, number = (each.to(self.device) for each in (x, y, number))
                 _mark(self.learner, x, y, number, competing, right)
                 continue
-            if len(some) < size:  # one graph is to do for all
+            if len(some) < size:  # pad, so that one graph serves all
                 x, y = (torch.cat([each, each[:1].expand(size - len(some), *each.shape[1:])]) for each in (x, y))
                 number = torch.cat([number, number.new_full((size - len(some),), len(stream))])
             placed = self._place("test", x, y, number, competing, right)
@@ -97,11 +98,11 @@ class Berth:
         return right[:, : row + 1]
 
     def adopt(self, learner: Learner) -> bool:
-        """Start again from the state of another learner of the same making: what is captured serves it too.
+        """Start over from the state of another learner with the same settings, reusing the captured graphs.
 
-        False, and nothing done, where that cannot be: an optimiser with a state of its own starts without one, what is
-        captured has the first learner's `prepare` and `augment` in it, and of a class that is not ours nobody knows
-        whether its `state_dict` is all that there is.
+        Returns False, with nothing changed, if that is impossible: if the optimiser has state (a new one starts
+        without), if `prepare` or `augment` differ (they are part of the graphs), or if the learner's class is not from
+        this package (its `state_dict` may be incomplete).
         """
         mine = self.learner
         if mine.optim.state or not is_ours(mine):
@@ -113,11 +114,11 @@ class Berth:
         return True
 
     def _run(self, key: tuple[Hashable, ...], work: Callable[[], Any]) -> tuple[Any, bool]:
-        """Do work, by its graph where there is one; what it gave back, and whether that was a replay."""
+        """Do work, with a graph where possible; returns its result and whether a graph was replayed."""
         return (self._capture(key, work), False) if self.graphs.due(key) else self.graphs.run(key, work)
 
     def _capture(self, key: tuple[Hashable, ...], work: Callable[[], Any]) -> Any:
-        """Do work and capture it; where that cannot be, say why and do without graphs from here on."""
+        """Do work and capture it; if that fails, warn with the reason and use no graphs from then on."""
         before = counters(self.learner)
         why_not = _on_host(self.learner)
         if not why_not:
@@ -126,7 +127,7 @@ class Berth:
             except RuntimeError as error:
                 if short_of_memory(error):
                     raise
-                # Nothing has happened on the device: set the counters back.
+                # The capture did no work on the device: reset the counters on the host.
                 set_counters(self.learner, before)
                 torch.cuda.synchronize(self.device)
                 why_not = first_line(error)
@@ -145,7 +146,7 @@ class Berth:
         return given
 
     def _place(self, kind: str, *given: Tensor | None) -> list[Any]:
-        """Copy inputs to where graphs find them."""
+        """Copy inputs into the graphs' input buffers."""
         key = (kind, *[None if each is None else (each.shape, each.dtype) for each in given])
         if key not in self._places:
             self._places[key] = [None if each is None else torch.empty_like(each, device=self.device) for each in given]
@@ -156,7 +157,7 @@ class Berth:
 
 
 class Fleet:
-    """Learners on one device, each in a berth of its own. One is a fleet too.
+    """Learners on one device, each in its own berth. A single learner is a fleet too.
 
     >>> from parabolic import ER
     >>> fleet = Fleet([ER(torch.nn.Linear(4, 3), memory=50, seed=seed) for seed in (0, 1)])
@@ -183,7 +184,7 @@ class Fleet:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Around what berths do aside: they begin after all that was done before, and end before what comes next."""
+        """A context for work on the berths' streams: ordered after all earlier and before all later work."""
         if self.device.type != "cuda":
             yield
             return
@@ -198,14 +199,14 @@ class Fleet:
                 outside.wait_stream(stream)
 
     def adopt(self, learners: Sequence[Learner]) -> bool:
-        """Start again from the states of other learners of the same making; False where that cannot be."""
+        """Start over from the states of other learners (see `Berth.adopt`); False if that is impossible."""
         if len(learners) != len(self):
             return False
         return all(berth.adopt(learner) for berth, learner in zip(self.berths, learners, strict=True))
 
 
 def counters(learner: Learner) -> dict[str, int]:
-    """The whole numbers that a learner and its parts keep on the host, by name."""
+    """The integers that a learner and its parts keep on the host, by name."""
     return {
         f"{part}.{name}": value
         for part, holder in _holders(learner).items()
@@ -215,16 +216,16 @@ def counters(learner: Learner) -> dict[str, int]:
 
 
 def set_counters(learner: Learner, values: dict[str, int]) -> None:
-    """Set whole numbers on the host, named as in `counters`."""
+    """Set integers on the host, named as in `counters`."""
     holders, now = _holders(learner), counters(learner)
     for name, value in values.items():
-        if value != now[name]:  # what is the same may be fixed
+        if value != now[name]:  # unchanged attributes may be read-only
             part, _, own = name.rpartition(".")
             setattr(holders[part], own, value)
 
 
 def _holders(learner: Learner) -> dict[str, Any]:
-    """The learner and those of its parts whose classes are this package's or derived from one: its memory, averages."""
+    """The learner and its parts (memory, averages, ...) whose classes are from this package or derived from one."""
     parts = {
         name: value
         for name, value in vars(learner).items()
@@ -236,25 +237,25 @@ def _holders(learner: Learner) -> dict[str, Any]:
 
 
 def _on_host(learner: Learner) -> str:
-    """What a replay would leave behind: numbers that the optimiser counts on the host."""
+    """Why a step cannot be replayed: the optimiser has state on the host, which a replay would not update."""
     values = (value for state in learner.optim.state.values() for value in state.values())
     strays = any(isinstance(value, Tensor) and value.device != learner.device for value in values)
-    return f"{type(learner.optim).__name__} counts on the host" if strays else ""
+    return f"{type(learner.optim).__name__} keeps state on the host" if strays else ""
 
 
 def _alike(one: object, other: object) -> bool:
-    """Whether one is the other, or equal to it by a class of this package: of others nobody knows what == says."""
+    """Whether two objects are identical, or equal if their class is from this package (others may redefine ==)."""
     return one is other or (type(one).__module__.startswith("parabolic.") and type(one) is type(other) and one == other)
 
 
 def _input_makers(learner: Learner) -> tuple[int, int]:
-    """What turns examples into inputs; a learner may be given another before its first step."""
+    """The identities of `prepare` and `augment`, which may be replaced before the first step."""
     return id(learner.prepare), id(learner.augment)
 
 
 def _rates(learner: Learner) -> Hashable:
-    """The optimiser's numbers, which a captured step has in it as they were."""
-    numbers = (float, int, tuple)  # tuples are such as Adam's betas
+    """The optimiser's hyperparameters, which are constants in a captured step."""
+    numbers = (float, int, tuple)  # tuples: Adam's betas, for example
     return tuple(
         tuple(value for value in group.values() if isinstance(value, numbers)) for group in learner.optim.param_groups
     )
@@ -266,5 +267,5 @@ def _among(some: Sequence[int], classes: int) -> Tensor:
 
 def _mark(learner: Learner, x: Tensor, y: Tensor, task: Tensor, competing: Tensor, right: Tensor) -> None:
     scores = learner.scores_at(learner.inputs(x))[:, : competing.shape[-1]]
-    answers = scores.masked_fill(~competing[:, task], -torch.inf).argmax(-1)  # a row with all seen, one with the task's
+    answers = scores.masked_fill(~competing[:, task], -torch.inf).argmax(-1)  # two rows, as in `competing`
     right.index_add_(1, task, (answers == y).long())

@@ -1,4 +1,4 @@
-"""CUDA graphs: work that is the same operations every time is captured once and then replayed."""
+"""CUDA graphs: work with the same operations every time is captured once and then replayed."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from torch import Generator
 
 __all__ = ["Graphs"]
 
-WARM_UP = 2  # how often work is done as it is before it is captured: libraries set themselves up meanwhile
+WARM_UP = 2  # eager executions before a capture, in which libraries initialise themselves
 
 
 class Graphs:
-    """Does work on the current stream of a GPU; what comes again under the same key is captured and replayed.
+    """Does work on the current stream of a GPU; work repeated under the same key is captured and replayed.
 
-    Where nothing can be captured (`why_not` says the reason) work is done as it is.
+    If nothing can be captured (`why_not` gives the reason), work is done eagerly.
 
     >>> graphs = Graphs(torch.device("cpu"))
     >>> graphs.run("sum", lambda: 1 + 1)
     (2, False)
     >>> graphs.why_not
-    'the device is no GPU'
+    'the device is not a GPU'
     """
 
     def __init__(self, device: torch.device, generator: Generator | None = None) -> None:
         self.device = device
-        self.generator = generator  # which the work draws from: a replay goes on where the last draw ended
-        self.why_not = "" if device.type == "cuda" else "the device is no GPU"
+        self.generator = generator  # which the work draws from: replays continue its sequence
+        self.why_not = "" if device.type == "cuda" else "the device is not a GPU"
         self._times = Counter[Hashable]()
         self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
         self._pool: Any = None
 
     def __contains__(self, key: Hashable) -> bool:
-        """Whether work under this key is captured."""
+        """Whether work under this key has been captured."""
         return key in self._captured
 
     def __iter__(self) -> Iterator[Hashable]:
@@ -49,10 +49,10 @@ class Graphs:
         return not self.why_not and key not in self and self._times[key] >= WARM_UP
 
     def run(self, key: Hashable, work: Callable[[], Any]) -> tuple[Any, bool]:
-        """Do the work; what it gave back, and whether that was a replay.
+        """Do the work; returns its result and whether that was a replay.
 
-        A replay changes tensors only: no Python code of the work runs. What it gave back are the same tensors every
-        time, with new values.
+        A replay changes only tensors and runs no Python code. Its result is the same tensors every time, with new
+        values.
         """
         replay = key in self
         if self.due(key):
@@ -67,39 +67,39 @@ class Graphs:
     def _capture(self, work: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
         graph = torch.cuda.CUDAGraph()
         index = torch.cuda.current_device() if self.device.index is None else self.device.index
-        generators = [torch.cuda.default_generators[index]]  # which every capture takes in
+        generators = [torch.cuda.default_generators[index]]  # part of every capture
         if self.generator is not None:
             graph.register_generator_state(self.generator)
             generators.append(self.generator)
         states = [generator.clone_state() for generator in generators]
         torch.cuda.synchronize(self.device)
         with _no_collection(), torch.cuda.stream(self._aside()):
-            # Only this thread is held to what a capture allows: another may be fetching data.
+            # Restrict only this thread during the capture: another may be copying data.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 given = work()
             except BaseException:
                 with suppress(RuntimeError), warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # both only say that the capture came to nothing
+                    warnings.simplefilter("ignore")  # both only say that the capture failed
                     graph.capture_end()
                 for generator, state in zip(generators, states, strict=True):
-                    generator.graphsafe_set_state(state)  # its own is left in the middle of a capture
+                    generator.graphsafe_set_state(state)  # the failed capture leaves the generator in capture mode
                 raise
             graph.capture_end()
-        # The generator was set up for the capture on that stream: a replay on another must come after.
+        # The capture initialised the generator's state on that stream: replays on another must come after it.
         torch.cuda.synchronize(self.device)
         self._pool = self._pool or graph.pool()
         return graph, given
 
     def _aside(self) -> torch.cuda.Stream:
-        """The current stream, or another in place of the default one, on which nothing can be captured."""
+        """The current stream, or a new one if it is the default stream, which cannot be captured."""
         current = torch.cuda.current_stream(self.device)
         return torch.cuda.Stream(self.device) if current == torch.cuda.default_stream(self.device) else current
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Hold back Python's garbage collector: what it frees might be of the GPU, and a capture allows no such thing."""
+    """Disable Python's garbage collector: freeing GPU memory during a capture is not allowed."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""A stream that goes on for months: what was learned is on disk, and a crash costs a few batches."""
+"""The journal of a long-running stream: the learner is saved regularly, and a crash costs at most a few batches."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from parabolic.states import Damaged, pack_state
 __all__ = ["Journal"]
 
 SUFFIX, LOCK = ".safetensors", ".lock"
-PLACE = ("batches", "tasks", "task_batches", "in_task", "notes")  # what is written down beside the learner
+PLACE = ("batches", "tasks", "task_batches", "in_task", "notes")  # saved with the learner
 
 
 class Journal:
-    """Writes a learner to a folder as it learns, and brings it back to where it was at the next start.
+    """Saves a learner to a folder as it learns, and restores it at the next start.
 
-    Every `every` batches there is a new file, whole or not at all; the last `keep` stay. So after any end of the
-    process (kill -9, a full disk, no power) the same program goes on from the last of them: `batches` says how many
-    batches are behind it, and the next to give it is the one of that number, counted from 0. On one CPU it is then
-    what it would be, had nothing happened. A file that is damaged is passed over with a warning, and a learner that is
-    no longer finite is not written down.
+    Every `every` batches a new file is written atomically, and the newest `keep` files are kept. However the process
+    ends (kill -9, a full disk, a power failure), the same program then resumes from the newest file: `batches` is the
+    number of batches processed so far, and so the index of the next one. On the same CPU the result is as if nothing
+    had happened. A damaged file is skipped with a warning, and a learner that is no longer finite is not saved.
 
     Args:
-        folder: where the files are. One journal at a time may have it.
-        learner: as made at every start, with the same options. What is found in the folder becomes its state.
-        every: after how many batches a file is written.
-        keep: how many files stay.
-        on_error: what to do where a file cannot be written (the disk is full, no memory is left, the learner is not
-            finite): "stop", or "warn" and learn on. Either way the files that are there stay, and the next try is
-            `every` batches later.
+        folder: where the files are. Only one journal at a time can have it open.
+        learner: a new learner, created with the same options at every start. Its state is restored from the folder.
+        every: how many batches there are from one file to the next.
+        keep: how many files to keep.
+        on_error: what to do if a file cannot be written (the disk is full, memory has run out, the learner is not
+            finite): "stop" raises, "warn" continues learning. Either way the existing files stay, and the next attempt
+            is `every` batches later.
 
-    `notes` are the caller's own: plain values and tensors that are kept with the learner, such as a schedule's state.
+    `notes` is a dict for the caller's own data, saved with the learner: plain values and tensors, such as the state of
+    a schedule.
 
     >>> import tempfile, torch
     >>> from parabolic import ER
@@ -64,23 +64,23 @@ class Journal:
         self, folder: str | Path, learner: Learner, *, every: int = 100, keep: int = 3, on_error: str = "stop"
     ) -> None:
         if not isinstance(learner, Learner):
-            raise invalid("learner", type(learner), "a learner", "an estimator's is its learner_ once it is fitted")
+            raise invalid("learner", type(learner), "a learner", "that of a fitted estimator is its learner_")
         check_number("every", every, whole=True, at_least=1)
         check_number("keep", keep, whole=True, at_least=1)
         check_name("on_error", on_error, ("stop", "warn"))
         self.folder, self.learner = Path(folder).absolute(), learner
         self.every, self.keep, self.on_error = every, keep, on_error
-        self.batches = 0  # learned or skipped so far
-        self.tasks = 0  # that are over
-        self.task_batches = 0  # learned or skipped so far of the present task
-        self.in_task = False  # whether a task has started and is not over
+        self.batches = 0  # learned or skipped
+        self.tasks = 0  # finished
+        self.task_batches = 0  # learned or skipped in the current task
+        self.in_task = False  # whether a task has started and not ended
         self.notes: dict[str, Any] = {}
-        self._started = False  # whether that was so when it was resumed
-        self._unwritten: Exception | None = None  # why the batch that was learned last could not be written down
-        self._changing = False  # whether a batch is being learned and counted, or a task's start or end told
-        self._due = False  # whether a file was asked for meanwhile
-        self._broken = False  # whether that was broken off, as by Ctrl-C
-        self._infinite = {name for name, each in self._numbers() if not all_finite(each)}  # from the start: masks, say
+        self._started = False  # whether it was resumed in the middle of a task
+        self._unwritten: Exception | None = None  # why the last batch could not be saved
+        self._changing = False  # whether a batch or a task's start or end is being processed
+        self._due = False  # whether `write` was called during such a change
+        self._broken = False  # whether a change was interrupted, as by Ctrl-C
+        self._infinite = {name for name, each in self._numbers() if not all_finite(each)}  # when it began: masks, say
         self._lock = self._hold()
         try:
             self._resume()
@@ -89,7 +89,7 @@ class Journal:
             raise
 
     def observe(self, x: Tensor, y: Tensor, task: int | None = None) -> Tensor:
-        """Let the learner learn a batch, and write it down if it is time; returns the loss, still on the device."""
+        """Learn a batch, and write a file if one is due; returns the loss, on the device."""
         self._check_open()
         self._unwritten = None
         with self._change():
@@ -99,9 +99,9 @@ class Journal:
         return loss
 
     def skip(self) -> None:
-        """Count a batch that was not learned, such as one that `observe` refused, so that it is not given again.
+        """Count a batch without learning it, such as one that `observe` refused, so that it is not repeated on resume.
 
-        Where it was learned and only its file could not be written, the error of that is raised once more.
+        If the batch was learned and only its file could not be written, that error is raised again.
         """
         self._check_open()
         if self._unwritten is not None:
@@ -111,7 +111,7 @@ class Journal:
         self._write_if_due()
 
     def start_task(self, batches: TaskBatches) -> None:
-        """Tell the learner of a task's start; does nothing where it was told before it was stopped in that task."""
+        """Notify the learner of a task's start; does nothing when resuming in the middle of that task."""
         self._check_open()
         if not self._started:
             with self._change():
@@ -121,7 +121,7 @@ class Journal:
         self._started = False
 
     def end_task(self, batches: TaskBatches) -> None:
-        """Tell the learner of a task's end."""
+        """Notify the learner of a task's end."""
         self._check_open()
         with self._change():
             self.learner.end_task(batches)
@@ -129,9 +129,9 @@ class Journal:
         self.write()
 
     def write(self) -> None:
-        """Write the learner down as it is now; where that cannot be done, `on_error` says what happens.
+        """Save the learner now; `on_error` decides what happens if that fails.
 
-        In the middle of a batch, when a signal handler or another thread may call it, it is put off to the end of that.
+        If a signal handler or another thread calls this during a batch, it is deferred to the end of the batch.
         """
         self._check_open()
         try:
@@ -140,11 +140,11 @@ class Journal:
             if self.on_error == "stop":
                 self._unwritten = error
                 raise
-            told = f"batch {self.batches} was not written down, and learning goes on: {error}"
+            told = f"batch {self.batches} was not saved, and learning continues: {error}"
             warnings.warn(told, RuntimeWarning, stacklevel=4)
 
     def close(self) -> None:
-        """Let another journal have the folder. What was learned since the last file is lost unless it is written."""
+        """Release the folder. What was learned since the last file is lost unless `write` is called first."""
         self._lock.release()
 
     def __enter__(self) -> Self:
@@ -163,16 +163,16 @@ class Journal:
     def _check_open(self) -> None:
         if not self._lock.is_locked:
             got = Description(f"a call after it was closed ({self.folder})")
-            raise invalid("journal", got, "one that is open", "make a Journal of the folder again")
+            raise invalid("journal", got, "one that is open", "create a new Journal for the folder")
 
     @contextmanager
     def _change(self) -> Iterator[None]:
-        """While it lasts nothing is written, as learner and counters are only half done."""
+        """Nothing is written in this context: learner and counters may disagree."""
         try:
-            with self.learner.lock:  # so it does not begin while another thread writes
+            with self.learner.lock:  # wait for another thread that is writing
                 self._changing = True
             yield
-        except Exception:  # after which the caller may go on
+        except Exception:  # the learner is consistent: the caller may continue
             raise
         except BaseException:
             self._broken = True
@@ -199,28 +199,28 @@ class Journal:
             with _memory_errors():
                 self._check_sound()
                 packed = pack_state(describe(self.learner) | {"journal": place, "draws": draws(self.learner)})
-        with disk_errors("journal", self.folder, "free some space; what it has is safe"):
+        with disk_errors("journal", self.folder, "free some space; existing files are safe"):
             write_bytes(path, packed)
             self._drop_old()
 
     def _check_sound(self) -> None:
-        """Refuse what cannot be gone on from: files of it would soon have taken the place of all good ones."""
+        """Raise an error if the learner is unusable: its files would soon replace all good ones."""
         good = self._files()
         again = f"start again from {good[0].name}" if good else ""
         if self._broken:
-            broken = Description(f"a learner that was broken off in the middle of a step (after batch {self.batches})")
-            raise invalid("journal", broken, "one between two steps", again)
+            broken = Description(f"a learner interrupted in the middle of a step (after batch {self.batches})")
+            raise invalid("journal", broken, "one between steps", again)
         learned = {name for name, weight in self.learner.model.named_parameters() if weight.requires_grad}
         excused = self._infinite - learned
         for name, each in self._numbers():
             if name not in excused and not all_finite(each):
-                got = f"numbers that are NaN or infinite ({name}, after batch {self.batches})"
-                lower = "lower lr in journal.learner.optim.param_groups or leave out what is far off"
-                remedy = f"{again}, and {lower}" if again else "give the learner others"
+                got = f"values that are NaN or infinite ({name}, after batch {self.batches})"
+                lower = "lower lr in journal.learner.optim.param_groups or leave out extreme examples"
+                remedy = f"{again}, and {lower}" if again else "start with a finite learner"
                 raise Diverged(f"journal: got {got}, expected finite ones; {remedy}")
 
     def _numbers(self) -> Iterator[tuple[str, Tensor]]:
-        """All that predictions and steps are computed with, by name: weights, statistics, averages, units, moments."""
+        """All tensors that predictions and steps depend on, by name: weights, statistics, averages, units, moments."""
         state = self.learner.state_dict()
         yield from _tensors("", state["model"])
         yield from _tensors("average", self.learner.predicting_weights())
@@ -228,14 +228,14 @@ class Journal:
             yield from _tensors(name, state.get(name))
 
     def _hold(self) -> FileLock:
-        lock = FileLock(self.folder / LOCK, thread_local=False)  # any thread may close what another opened
-        with disk_errors("journal", self.folder, "name a folder that can be written to"):
+        lock = FileLock(self.folder / LOCK, thread_local=False)  # any thread may close it
+        with disk_errors("journal", self.folder, "name a writable folder"):
             self.folder.mkdir(parents=True, exist_ok=True)
             try:
                 lock.acquire(blocking=False)
             except Timeout:
-                got = Description(f"one that another journal has open, here or in another process ({self.folder})")
-                raise invalid("journal", got, "a folder of its own for each learner", "close the other first") from None
+                got = Description(f"a folder that another journal has open, here or in another process ({self.folder})")
+                raise invalid("journal", got, "a separate folder for each learner", "close the other first") from None
         sweep(self.folder, older=0)
         return lock
 
@@ -249,7 +249,7 @@ class Journal:
                 continue
             if self.learner.steps:
                 got = Description(f"one that has learned {self.learner.steps} batches")
-                raise invalid("learner", got, "a new one, to become what the journal holds", "or name another folder")
+                raise invalid("learner", got, "a new one, to restore from the journal", "or name another folder")
             restore(self.learner, saved)
             set_draws(self.learner, saved["draws"])
             for name in PLACE:
@@ -258,31 +258,33 @@ class Journal:
             break
         else:
             if damaged:
-                got = Description(f"only damaged files, the last {damaged[0][0]}")
-                raise invalid("journal", got, "at least one that is whole", "bring back a copy, or name another folder")
+                got = Description(f"only damaged files, the newest {damaged[0][0]}")
+                raise invalid("journal", got, "at least one that is intact", "restore a copy, or name another folder")
             self.write()
         for path, error in damaged:
-            path.rename(path.with_suffix(".damaged"))  # else it would count as the newest
-            warnings.warn(f"passed over, to go on from batch {self.batches}: {error}", RuntimeWarning, stacklevel=3)
-        with suppress(OSError):  # the next file that is written tells
-            self._drop_old()  # now, as a full disk may have no room for a new file before
+            path.rename(path.with_suffix(".damaged"))  # or it would count as the newest file
+            warnings.warn(
+                f"skipped a damaged file, resuming from batch {self.batches}: {error}", RuntimeWarning, stacklevel=3
+            )
+        with suppress(OSError):  # the next write will report it
+            self._drop_old()  # now: a full disk may need the space for the next file
 
     def _drop_old(self) -> None:
-        """Remove all files but the newest that are to stay."""
+        """Remove all files but the newest `keep`."""
         for old in self._files()[self.keep :]:
-            old.unlink(missing_ok=True)  # another thread may write, too
+            old.unlink(missing_ok=True)  # another thread may be writing, too
 
     def _path(self, batches: int) -> Path:
         return self.folder / f"{batches:012d}{SUFFIX}"
 
     def _files(self) -> list[Path]:
-        """The files that are there, the newest first."""
+        """The existing files, newest first."""
         return sorted(self.folder.glob("[0-9]" * 12 + SUFFIX), reverse=True)
 
 
 def _tensors(place: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of real numbers in nested dicts and lists, by their places."""
-    if isinstance(value, Tensor) and value.is_floating_point() and value.dtype.itemsize > 1:  # torch adds up no 8 bits
+    """The floating-point tensors in nested dicts and lists, by their paths."""
+    if isinstance(value, Tensor) and value.is_floating_point() and value.dtype.itemsize > 1:  # torch cannot sum 8 bits
         yield place, value
     elif isinstance(value, Mapping | list | tuple):
         for name, each in value.items() if isinstance(value, Mapping) else enumerate(value):
@@ -291,15 +293,15 @@ def _tensors(place: str, value: Any) -> Iterator[tuple[str, Tensor]]:
 
 @contextmanager
 def _memory_errors() -> Iterator[None]:
-    """Turn what Python and torch say where no memory is left into an error that says what to do."""
+    """Turn out-of-memory errors of Python and torch into an error that says what to do."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        # On a CPU torch has no class for it.
+        # On a CPU torch raises a plain RuntimeError.
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
             expected, remedy = (
                 "room for a copy of the learner",
-                "free some, or keep fewer examples; what it has is safe",
+                "free some memory, or keep fewer examples; existing files are safe",
             )
-            raise invalid("journal", Description("no memory left to write"), expected, remedy) from error
+            raise invalid("journal", Description("no memory left for saving"), expected, remedy) from error
         raise

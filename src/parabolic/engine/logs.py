@@ -1,4 +1,4 @@
-"""The books of trackers: TensorBoard, MLflow, Weights & Biases."""
+"""The backends of trackers: TensorBoard, MLflow, Weights & Biases."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ __all__ = ["TRACKERS", "Log", "check_installed"]
 
 
 class Log(Protocol):
-    """One run in the books of one tracker. All it does may fail, or take long: it is called aside of the training."""
+    """One run in one tracker. Its methods may fail or be slow: they are called outside the training thread."""
 
     def write(self, figures: Mapping[str, float], axis: str, at: int, /) -> None:
-        """Write down some figures at a place of an axis, such as after `step` 20 or `task` 3."""
+        """Log figures at a position on an axis, such as `step` 20 or `task` 3."""
 
     def close(self, failed: bool, /) -> None:
-        """The run is over."""
+        """End the run."""
 
 
 class _TensorBoard:
-    """Event files, in a folder a run: `tensorboard --logdir FOLDER/tensorboard` shows them."""
+    """Event files, one folder per run: `tensorboard --logdir FOLDER/tensorboard` shows them."""
 
     def __init__(self, name: str, settings: Mapping[str, str], folder: Path) -> None:
         board = require("torch.utils.tensorboard", "tensorboard", "tracker", "TensorBoard")
@@ -50,7 +50,7 @@ class _Mlflow:
     """Runs of an experiment in `FOLDER/mlflow.db`, or wherever MLFLOW_TRACKING_URI says."""
 
     def __init__(self, name: str, settings: Mapping[str, str], folder: Path) -> None:
-        # Its own defaults would report on us to its makers, and try a server that is down for minutes.
+        # By default MLflow sends telemetry, and keeps retrying an unreachable server for minutes.
         for variable, value in (
             ("MLFLOW_DISABLE_TELEMETRY", "true"),
             ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2"),
@@ -64,7 +64,7 @@ class _Mlflow:
         if not address:
             folder.mkdir(parents=True, exist_ok=True)
             address, artifacts = f"sqlite:///{folder / 'mlflow.db'}", (folder / "mlflow").as_uri()
-        # Of several processes that begin at once, one alone makes the tables and the experiment.
+        # If several processes start at once, only one creates the tables and the experiment.
         with FileLock(folder / ".mlflow.lock") if artifacts else nullcontext():
             self._client = mlflow.MlflowClient(address)
             experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", "parabolic")
@@ -72,7 +72,7 @@ class _Mlflow:
             number = known.experiment_id if known else self._client.create_experiment(experiment, artifacts)
         self._run = self._client.create_run(number, run_name=name).info.run_id
         told = [self._entities.Param(key, value) for key, value in settings.items()]
-        for some in (told[start : start + 100] for start in range(0, len(told), 100)):  # as many as it takes at once
+        for some in (told[start : start + 100] for start in range(0, len(told), 100)):  # MLflow's limit per call
             self._client.log_batch(self._run, params=some)
 
     def write(self, figures: Mapping[str, float], _axis: str, at: int) -> None:
@@ -85,7 +85,7 @@ class _Mlflow:
 
 
 class _Wandb:
-    """Runs of a project: in `FOLDER/wandb`, to be sent with `wandb sync`, or at once if WANDB_MODE is online."""
+    """Runs of a project: in `FOLDER/wandb`, to be uploaded with `wandb sync`, or at once if WANDB_MODE is online."""
 
     def __init__(self, name: str, settings: Mapping[str, str], folder: Path) -> None:
         mode = os.environ.setdefault("WANDB_MODE", "offline")
@@ -117,16 +117,16 @@ TRACKERS: Mapping[str, Callable[[str, Mapping[str, str], Path], Log]] = {
 """The trackers by name: each is called with a run's name, its settings and a folder, and returns its log."""
 
 
-PACKAGES = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "Weights & Biases"}  # what they are called
+PACKAGES = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "Weights & Biases"}  # display names
 
 
 def check_installed(kind: str) -> None:
-    """Refuse a tracker whose package is not here, without importing one that is: that may take seconds."""
+    """Raise an error if a tracker's package is missing, without importing it, which may take seconds."""
     if kind in PACKAGES and importlib.util.find_spec(kind) is None:
         require(kind, kind, "tracker", PACKAGES[kind])
 
 
 def _fresh(path: Path) -> Path:
-    """A path that is not there yet: two runs in one folder would be drawn as one."""
+    """A path that does not exist yet: two runs in one folder would be drawn as one."""
     names = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
     return next(each for each in itertools.chain([path], names) if not each.exists())

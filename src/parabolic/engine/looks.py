@@ -1,11 +1,11 @@
-"""What a monitor sees, and the file it writes it to: a line of JSON each, which others read as it grows.
+"""The looks of a monitor, and their file: one line of JSON each, which other processes read as it grows.
 
     {"began": {"step": 0, "time": …, "learner": "er", "stream": "seq-digits", "until": 146}}
     {"look": {"step": 20, "time": …, "loss": 1.93, …}}
     {"ended": {"step": 146, "time": …, "how": "finished", "why": ""}}
 
-Lines are only ever added. A process that goes on after another was killed says from which step, and what was said of
-later steps no longer counts. While one writes it holds a lock, which the operating system lets go of however it ends.
+Lines are only ever appended. A process that resumes a killed run says from which step, and earlier lines about later
+steps no longer count. The writer holds a lock, which the operating system releases however the process ends.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from parabolic.checks import first_line
 
 __all__ = ["TENTHS", "Lines", "Look", "Tail"]
 
-TENTHS = 10  # parts of the stream that ages are told by
-FEW = 20  # classes that trackers are told of one by one
-MANY = 10_000  # looks that a reader keeps; of more, every other one of the older ones is left out
-TOGETHER = ({"kept", "capacity", "offered"}, {"drift", "since"})  # what is told with each other or not at all
-PATIENCE = 1.0  # seconds to wait for the lock: one who only asks whether somebody writes holds it for a moment
+TENTHS = 10  # parts of the stream by which ages are counted
+FEW = 20  # with more classes, trackers get no figures per class
+MANY = 10_000  # looks that a reader keeps; beyond that, every other one of the older half is dropped
+TOGETHER = ({"kept", "capacity", "offered"}, {"drift", "since"})  # fields that are only valid together
+PATIENCE = 1.0  # seconds to wait for the lock, which `Tail.written` takes for a moment
 
 
 @dataclass(frozen=True)
 class Look:
-    """A learner at one moment. What cannot be said of it, or was not looked for this time, is None."""
+    """A learner at one moment. What is unavailable, or was not measured this time, is None."""
 
-    step: int  # steps that the learner has done
+    step: int  # the learner's steps so far
     time: float  # in seconds since 1970
     loss: float | None = None  # the mean over the steps since the last look
     kept: int | None = None  # examples in memory
     capacity: int | None = None
-    offered: int | None = None  # examples that the memory was ever offered
+    offered: int | None = None  # examples offered to the memory so far
     classes: Mapping[int, int] | None = None  # how many examples of each class are in memory
-    tenths: list[int] | None = None  # how many came in the first, second … last tenth of all that was offered
-    age: float | None = None  # the mean over memory, in examples that were offered since
-    memory_loss: float | None = None  # the mean over (a sample of) memory
-    drift: float | None = None  # by how much the loss on some examples, which were in memory at `since`, has risen
-    since: int | None = None  # step
-    bound: float | None = None  # of Proposition 1, on the expected loss on the past
-    accuracy: float | None = None  # in percent, over the tasks so far, where they were tested
+    tenths: list[int] | None = None  # how many arrived in the first, second … last tenth of all examples offered
+    age: float | None = None  # how many examples were offered since, on average over the memory
+    memory_loss: float | None = None  # the mean over (a sample of) the memory
+    drift: float | None = None  # how much the loss on examples that were in memory at `since` has risen
+    since: int | None = None  # a step
+    bound: float | None = None  # Proposition 1's, on the expected loss on the past
+    accuracy: float | None = None  # in percent, over the tasks tested so far
     note: str = ""  # why there is no loss on memory, or no bound
 
     def __str__(self) -> str:
-        """All of it in a line.
+        """The look in one line.
 
         >>> print(Look(1200, 0.0, loss=0.31, kept=2, capacity=9, offered=2, classes={0: 1, 4: 1}, age=0.5))
         step 1,200: loss 0.31; memory 2 of 9, 2 classes of 1 each, mean age 0
@@ -81,7 +81,7 @@ class Look:
             yield f"mean age {self.age:,.0f}"
 
     def figures(self) -> dict[str, float]:
-        """The numbers among it, named as trackers name theirs."""
+        """The figures for trackers, by name."""
         told = ("loss", "memory_loss", "drift", "bound", "age", "kept")
         named = {f"monitor/{name}": getattr(self, name) for name in told}
         if self.classes and len(self.classes) <= FEW:
@@ -90,7 +90,7 @@ class Look:
         return {name: value for name, value in named.items() if value is not None}
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain JSON, without what is None. A loss that is no longer finite is a text: JSON knows no such number."""
+        """As plain JSON values, without None. NaN and infinity become strings, as JSON has no such numbers."""
         told = {name: value for name, value in vars(self).items() if value not in (None, "")}
         return {
             name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
@@ -99,7 +99,7 @@ class Look:
 
     @classmethod
     def from_dict(cls, told: Mapping[str, Any]) -> Look:
-        """The look that `as_dict` told of; what a later version says more is left out.
+        """The inverse of `as_dict`; unknown fields, as from a later version, are ignored.
 
         >>> look = Look.from_dict({"step": 3, "time": 1.0, "loss": "nan", "classes": {"0": 2}, "news": 5})
         >>> look.loss, look.classes
@@ -127,7 +127,7 @@ KINDS = {
 
 
 class Lines:
-    """Adds lines to a file. Where it cannot, it says so once and lets the others go on."""
+    """Appends lines to a file. If that fails, it warns once and writes no more."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -139,12 +139,12 @@ class Lines:
             self._file = path.open("ab+", buffering=0)
             self._end_line(self._file)
         except Timeout:
-            self._give_up("another monitor writes to it")
-        except (OSError, NotImplementedError) as error:  # no room or no right to, or a disk that knows no locks
+            self._give_up("another monitor is writing to it")
+        except (OSError, NotImplementedError) as error:  # a full disk, no permission, or a file system without locks
             self._give_up(first_line(error))
 
     def write(self, kind: str, told: Mapping[str, Any]) -> None:
-        """Add a line, for all to read at once."""
+        """Append a line, visible to readers at once."""
         if self._file is None:
             return
         try:
@@ -155,7 +155,7 @@ class Lines:
             self._give_up(first_line(error))
 
     def close(self) -> None:
-        """Let another process write."""
+        """Close the file and release the lock."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -163,7 +163,7 @@ class Lines:
 
     @staticmethod
     def _end_line(file: IO[bytes]) -> None:
-        """One that was killed may have left half a line behind."""
+        """End the last line, if a killed process left it unfinished."""
         if file.seek(0, os.SEEK_END):
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
@@ -175,7 +175,7 @@ class Lines:
 
 
 class Tail:
-    """Reads such a file as it grows; `poll` takes in what is new.
+    """Reads such a file as it grows; `poll` reads what is new.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "a.jsonl"
@@ -193,12 +193,12 @@ class Tail:
         self.began: dict[str, Any] = {}
         self.looks: list[Look] = []
         self.ended: dict[str, Any] = {}
-        self.strange = False  # whether there are lines, and none of them is a monitor's
+        self.strange = False  # whether there are lines, but none from a monitor
         self._inode, self._offset = 0, 0
 
     @property
     def written(self) -> bool:
-        """Whether a process is writing to it."""
+        """Whether a process has the file open for writing."""
         lock = _lock(self.path)
         if not Path(lock.lock_file).exists():
             return False
@@ -206,13 +206,13 @@ class Tail:
             lock.acquire(blocking=False)
         except Timeout:
             return True
-        except OSError:  # it is another's, who is not known to be gone
+        except OSError:  # another user's lock: assume that its process is alive
             return True
         lock.release()
         return False
 
     def poll(self) -> bool:
-        """Take in the whole lines that were added; whether there were any. A file that is another now is read anew."""
+        """Read the complete lines that were added; returns whether there were any. A replaced file is read anew."""
         try:
             with self.path.open("rb") as file:
                 found = os.fstat(file.fileno())
@@ -237,7 +237,7 @@ class Tail:
             if kind == "began":
                 told = {**told, "time": float(told["time"]), "until": told["until"] and int(told["until"])}
         except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
-            # half a line, or not ours
+            # an incomplete line, or not a monitor's
             return
         if kind == "began":
             self.began, self.ended = told, {}

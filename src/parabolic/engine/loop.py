@@ -1,4 +1,4 @@
-"""The loop: every task is learned in one go, then all tasks so far are tested."""
+"""The training loop: each task is learned in turn, and then all tasks so far are tested."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from parabolic.streams import Batches, Stream
 
 __all__ = ["DeviceFailed", "Diverged", "train", "train_fleet"]
 
-LOOK = 100  # after so many steps the losses are looked at, which waits for the device
+LOOK = 100  # steps between checks of the losses, each of which waits for the device
 
 
 class DeviceFailed(RuntimeError):
@@ -44,13 +44,13 @@ def train(
     callbacks: Iterable[Callback] = (),
     measures: Mapping[str, Measure] | None = None,
 ) -> State:
-    """Let a learner go through a stream; what comes back holds the accuracy matrix and the times.
+    """Train a learner on a stream; the returned state has the accuracy matrix and the times.
 
-    A learner that has no `prepare` or no `augment` takes over the stream's, for good; its own come first. One that has
-    learned without is refused, as its inputs would mean something else from here on.
+    A learner without its own `prepare` or `augment` takes over the stream's, permanently. If it has already learned
+    without them it is refused, as its inputs would change their meaning.
 
-    After each task every function of `measures` is called with the state; the number that it returns is kept in
-    `state.measured`, under the function's name.
+    After each task every function in `measures` is called with the state, and the number it returns is appended to
+    `state.measured` under the function's name.
 
     >>> from parabolic import ER, make_stream
     >>> from parabolic.backbones import MLP
@@ -88,18 +88,18 @@ def train_fleet(
     checkpoints: Checkpoints | None = None,
     progress: Sequence[Progress] = (),
 ) -> list[State]:
-    """Let the learners of a fleet go through a stream each, side by side; streams must be alike in all but content.
+    """Train the learners of a fleet side by side, each on its own stream; all streams must have the same batch sizes.
 
-    A learner that diverges has its `state.error` set, and the others go on. Learners that were resumed from
-    checkpoints, all of one place in the stream, go on there by their `progress`: on a CPU, as if never stopped. As in
-    `train`, a learner takes over what it lacks of its stream's `prepare` and `augment`.
+    If a learner diverges, its `state.error` is set and the others continue. Learners resumed from checkpoints, all at
+    the same position in the stream, continue from their `progress`: on a CPU, as if never stopped. As in `train`,
+    learners take over a missing `prepare` or `augment` from their streams.
     """
     watchers = list(callbacks) if isinstance(callbacks, Iterable) else None
     if watchers is None or not all(isinstance(each, Callback) for each in watchers):
         raise invalid("callbacks", callbacks, "a list of Callbacks", "as in callbacks=[Monitor()]")
     measures = {} if measures is None else measures
     check_measures(measures)
-    with ExitStack() as given_back:  # by learners that are refused
+    with ExitStack() as given_back:  # undone if a learner is refused
         for learner, stream in zip(fleet.learners, streams, strict=True):
             given_back.callback(vars(learner).update, prepare=learner.prepare, augment=learner.augment)
             _take_over(learner, stream)
@@ -108,7 +108,7 @@ def train_fleet(
         pairs = list(zip(fleet.learners, streams, strict=True))
         plans = [_visits(learner, stream, batch, epochs) for learner, stream in pairs]
         if len({tuple((visit.sizes, *visit.rows) for visit in plan) for plan in plans}) > 1:
-            raise invalid("streams", [stream.name for stream in streams], "as many batches of the same sizes in each")
+            raise invalid("streams", [stream.name for stream in streams], "the same number and sizes of batches")
         given_back.pop_all()
     states = [
         State(learner, stream, sum(len(visit.batches) for visit in plan), *np.full((2, *[len(stream)] * 2), np.nan))
@@ -135,14 +135,14 @@ def _tell_failures(states: Iterable[State], watchers: list[Callback], error: Bas
 
 
 class Visit(NamedTuple):
-    """Batches that are learned in one go, and the rows of the accuracy matrix that are filled in after them."""
+    """Batches to learn without interruption, and the rows of the accuracy matrix to fill in after them."""
 
     batches: Batches
     rows: list[int]
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """What must agree among learners that are trained side by side."""
+        """What learners trained side by side must have in common."""
         return len(self.batches.rows), self.batches.size, self.batches.epochs
 
 
@@ -157,7 +157,7 @@ def _go_through(
     for state in states:
         for watcher in watchers:
             watcher.on_start(state)
-    over = len(states[0].train_seconds)  # visits that were over when it was stopped, and batches of the next one
+    over = len(states[0].train_seconds)  # visits finished before a resume; `done`: batches of the next one
     done = states[0].step - sum(len(visit.batches) for visit in plans[0][:over])
     for visits in islice(zip(*plans, strict=True), over, None):
         rows = visits[0].rows
@@ -199,7 +199,7 @@ def _learn(
     done: int,
     checkpoints: Checkpoints | None,
 ) -> None:
-    """Learn one visit's batches, each learner aside of the others; `done` of them were learned before."""
+    """Learn the batches of one visit, all learners side by side; the first `done` were learned before a resume."""
     started = time.perf_counter()
     crew = list(zip(fleet.berths, states, todo, strict=True))
     for berth, state, batches in crew:
@@ -208,7 +208,7 @@ def _learn(
                 state.learner.start_task(batches.once())
     with ExitStack() as stack:
         fed = [stack.enter_context(closing(feed(batches.after(done), fleet.device))) for batches in todo]
-        stop = stack.enter_context(PutOff())  # no learner is left in the middle of a step
+        stop = stack.enter_context(PutOff())  # stop only between steps
         for _ in range(len(todo[0]) - done):
             for (berth, state, _), source in zip(crew, fed, strict=True):
                 with berth.aside():
@@ -230,7 +230,7 @@ def _learn(
 
 
 def _test(fleet: Fleet, states: list[State], row: int) -> None:
-    """Fill in a row of the accuracy matrices of each."""
+    """Fill in a row of each learner's accuracy matrices."""
     found = []
     for berth, state in zip(fleet.berths, states, strict=True):
         with berth.aside():
@@ -244,7 +244,7 @@ def _test(fleet: Fleet, states: list[State], row: int) -> None:
 
 
 def _sound(fleet: Fleet, states: list[State]) -> bool:
-    """Mark those whose loss is no longer a number; whether any still goes on. This waits for the device."""
+    """Set the error of runs whose loss is not finite; returns whether any run continues. Waits for the device."""
     for berth, state in zip(fleet.berths, states, strict=True):
         with berth.aside():
             loss = 0.0 if state.loss is None else state.loss.item()
@@ -272,10 +272,10 @@ def _visits(learner: Learner, stream: Stream, batch: int, epochs: int) -> list[V
 
 @torch.no_grad()
 def _needs_two(learner: Learner, stream: Stream) -> bool:
-    """Whether batch norm cannot learn from an example alone, as where an image has become a single point."""
+    """Whether batch norm fails on a single example, as with feature maps of 1 × 1."""
     if not has_batch_norm(learner.model):
         return False
-    model = copy.deepcopy(learner.model).train()  # whose statistics are to stay as they are
+    model = copy.deepcopy(learner.model).train()  # so that its statistics do not change
     try:
         model(learner.inputs(stream[0].train.x[:1].to(learner.device)))
     except ValueError:
@@ -284,15 +284,15 @@ def _needs_two(learner: Learner, stream: Stream) -> bool:
 
 
 def _take_over(learner: Learner, stream: Stream) -> None:
-    """Give a learner what it lacks of the stream's `prepare` and `augment`; one that has learned without is refused."""
+    """Give a learner the `prepare` and `augment` that it lacks; refuse one that has learned without them."""
     for name, arguments in (("prepare", ("x",)), ("augment", ("x", "generator"))):
         theirs = getattr(stream, name)
         if theirs is None or getattr(learner, name) is not None:
             continue
         if learner.steps:
-            got = Description(f"none, in a learner that has made {learner.steps} steps without")
+            got = Description(f"none, in a learner that has made {learner.steps} steps without it")
             remedy = (
-                f"make the learner with {name}=stream.{name}; or, if it is to go on without, train it on "
+                f"create the learner with {name}=stream.{name}; or, to continue without it, train on "
                 f"dataclasses.replace(stream, {name}=None)"
             )
             raise invalid(name, got, f"that of {stream.name}, from the first step on", remedy)
@@ -301,19 +301,19 @@ def _take_over(learner: Learner, stream: Stream) -> None:
 
 
 def _check_fit(learner: Learner, stream: Stream) -> None:
-    """Refuse a learner that cannot take this stream, before the first step."""
+    """Raise an error, before the first step, if a learner cannot be trained on this stream."""
     for own, asked in learner.overridden().items():
-        remedy = f"override {asked}, or go through the stream in a loop of your own"
-        got, expected = Description("one of its own"), f"{asked}, which is asked here"
+        remedy = f"override {asked}, or write your own loop over the stream"
+        got, expected = Description("an override"), f"one of {asked}, which this loop calls"
         raise invalid(f"{own} of {type(learner).__name__}", got, expected, remedy)
     if learner.needs_tasks and not stream.boundaries:
-        other = "a stream without `blur`, or one made with boundaries=True"
-        remedy = f"use a learner that needs no tasks (`parabolic list` tells), or {other}"
-        expected = f"one that can do without tasks, as {stream.name} does not tell where they begin and end"
+        other = "a stream without `blur`, or with boundaries=True"
+        remedy = f"use a learner that needs no tasks (see `parabolic list`), or {other}"
+        expected = f"one that needs no tasks, as {stream.name} does not say where they begin and end"
         raise invalid("learner", learner.own_name(), expected, remedy)
     if not learner.error.of_classes:
-        remedy = "let it `observe` your batches in a loop of your own"
-        raise invalid("criterion", learner.criterion, f"a loss of classes, as the labels of {stream.name} are", remedy)
+        remedy = "call its `observe` in your own loop"
+        raise invalid("criterion", learner.criterion, f"a loss of classes, as {stream.name} has class labels", remedy)
     scores = learner.scores(stream[0].train.x[:1])
     if scores.shape[1] < stream.classes:
         raise invalid("model", scores, f"a score for each of the {stream.classes} classes of {stream.name}")
@@ -321,14 +321,14 @@ def _check_fit(learner: Learner, stream: Stream) -> None:
 
 @contextmanager
 def _naming(states: list[State]) -> Iterator[None]:
-    """Say of which runs and at which step a device failed."""
+    """Name the runs and the step in errors of the device."""
     try:
         yield
     except RuntimeError as error:
         if short_of_memory(error):
             remedy = "train fewer runs at once, or smaller batches"
         elif isinstance(error, torch.AcceleratorError):
-            remedy = "start again: what was finished before is kept"
+            remedy = "start again: finished runs are kept"
         else:
             raise
         who = f"{_who(states[0])}" + (f" and {len(states) - 1} beside it" if len(states) > 1 else "")
@@ -341,7 +341,7 @@ def _who(state: State) -> str:
 
 
 def _now(device: torch.device) -> float:
-    """The time, once the device has done all that it was told."""
+    """The time, after waiting for the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

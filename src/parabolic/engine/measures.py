@@ -1,4 +1,4 @@
-"""Measures of one's own: a number that is taken of a training after every task, and kept with its figures."""
+"""The user's own measures: functions called after every task, whose numbers are stored with the run's metrics."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from parabolic.plugins import load_object
 __all__ = ["Measure", "check_measures", "find_measures", "take"]
 
 Measure = Callable[[State], float | Tensor]
-TAKEN = {"seconds", *metrics.summary([[0.0]], [[0.0]])}  # names that tables have already
+TAKEN = {"seconds", *metrics.summary([[0.0]], [[0.0]])}  # names already used in tables
 
 
 def find_measures(names: str | None) -> dict[str, Measure]:
-    """The functions at `module:function` or `file.py:function`, with commas between them, by their own names.
+    """The functions in a comma-separated list of `module:function` or `file.py:function`, by name.
 
     >>> find_measures("math:isfinite")
     {'isfinite': <built-in function isfinite>}
@@ -30,27 +30,27 @@ def find_measures(names: str | None) -> dict[str, Measure]:
     found: dict[str, Measure] = {}
     for place in [each.strip() for each in names.split(",")] if names else []:
         if ":" not in place:
-            raise invalid("measure", place, "file.py:function or module:function", "with commas between several")
+            raise invalid("measure", place, "file.py:function or module:function", "separate several by commas")
         name = place.rpartition(":")[2]
         if name in found:
-            raise invalid("measure", names, "functions that are called differently", f"two are called {name}")
+            raise invalid("measure", names, "functions with different names", f"two are called {name}")
         found[name] = load_object("measure", place)
     check_measures(found)
     return found
 
 
 def check_measures(measures: Mapping[str, Measure]) -> None:
-    """Refuse what cannot be asked of a training, and names that its figures have already."""
+    """Raise an error for measures that cannot be called with a state, or whose names are taken."""
     if not isinstance(measures, Mapping):
-        raise invalid("measures", measures, "functions by their names", "as in measures={'calibration': calibration}")
+        raise invalid("measures", measures, "a dict of functions", "as in measures={'calibration': calibration}")
     for name, measure in measures.items():
         if name in TAKEN:
-            raise invalid("measure", name, "a name that no other figure has", "call the function something else")
+            raise invalid("measure", name, "a name that no other metric has", "rename the function")
         check_call("measure", measure, "state")
 
 
 def take(measures: Mapping[str, Measure], state: State) -> None:
-    """Ask each measure for its number, and note it. What a measure draws leaves the training's own draws alone."""
+    """Call each measure and append its number. Random draws by a measure do not affect training."""
     for name, measure in measures.items():
         with _draws_apart(state.learner):
             value = measure(state)

@@ -1,4 +1,4 @@
-"""A monitor: looks at a learner while it learns, in the engine's loop or in anyone's."""
+"""A monitor: observes a learner while it learns, in `train` or in any other loop."""
 
 from __future__ import annotations
 
@@ -25,40 +25,40 @@ from parabolic.profile import examples_loss, forgetting_of
 
 __all__ = ["Monitor"]
 
-FIRST_GUESS = 0.1  # seconds that a bound may take, before one has been computed
+FIRST_GUESS = 0.1  # assumed seconds for a bound, before one has been computed
 
 
 class Book(Protocol):
-    """Where figures are written down: a `Tracker`, or an entry that it opened."""
+    """Where figures are logged: a `Tracker`, or an entry that it opened."""
 
     def write(self, figures: Mapping[str, float], axis: str, at: int, /) -> None:
-        """Write down some figures at a place of an axis."""
+        """Log figures at a position on an axis."""
 
 
 class Monitor(Callback):
-    """Looks at a learner every so many steps, and tells what it sees: to you, to a file, to trackers.
+    """Looks at a learner at regular intervals and reports what it finds to a function, a file or trackers.
 
-    It is a callback of `train`; in a loop of your own, call it after each step. What is learned is the same with it and
-    without, to the bit. Between looks it adds up the loss and does not wait for the device.
+    Pass it to `train` as a callback; in your own loop, call it after each step. Training is bit-identical with and
+    without it. Between looks it only sums the loss, and does not wait for the device.
 
-    Two things that it looks at ask the model, and may take long: the loss on memory (with its drift), and the bound.
-    Neither gets more than half of `share` of the time; what would not fit is left to a later look. When the stream
-    ends, as `train` or the end of a `with` tells, there is a last look at everything. Threads that learn may share it:
-    while one looks, the others wait; so call it without holding the learner's lock, for which the look may wait.
+    Two figures require evaluating the model and may take long: the loss on memory (with its drift), and the bound. Each
+    gets at most half of `share` of the time, and is left out of looks until that suffices. When the stream ends (in
+    `train`, or at the end of a `with` block), a last look includes everything. Several learning threads may share a
+    monitor: while one looks, the others wait. Do not hold the learner's lock when calling it: the look may need it.
 
     Args:
         every: steps from one look to the next.
-        tell: called with each `Look`; `print` or a logger's `info` will do. By default, where nothing else is asked
-            for, looks are printed to standard error.
-        file: where looks are written, a line of JSON each; `parabolic watch FILE` shows them. What is there stays, and
-            where the learner goes on from an earlier step, what it did after that no longer counts.
-        tracker: a `Tracker`, or one of its entries, to write the figures to.
-        share: the largest share of the time that is spent on asking the model; 1 for everything at every look.
-        sample: how many examples of memory the loss is taken on.
-        follow: the drift is that of the loss on a sample of memory, which is taken anew after so many looks.
-        bound: how many points of edge and inside of the memory's hull are looked at for the bound; 0 for no bound.
-        eps: squared radius of the balls round the memory, for the bound.
-        seed: decides these points.
+        tell: called with each `Look`, for example `print` or a logger's `info`. By default, without a file or tracker,
+            looks are printed to standard error.
+        file: where to write looks, one line of JSON each; `parabolic watch FILE` shows them. New lines are appended; if
+            the learner resumes from an earlier step, lines about later steps no longer count.
+        tracker: a `Tracker`, or one of its entries, to log the figures to.
+        share: the largest share of the time to spend on evaluating the model; 1 for everything at every look.
+        sample: how many examples of the memory the loss is computed on.
+        follow: after how many evaluations of the loss on memory a new sample is taken to measure drift on.
+        bound: how many points on the edge and inside of the memory's hull the bound is computed from; 0 for no bound.
+        eps: squared radius of the balls around the memory, for the bound.
+        seed: determines these points.
 
     >>> import torch
     >>> from parabolic import ER
@@ -91,10 +91,10 @@ class Monitor(Callback):
         for name, value in (("bound", bound), ("seed", seed)):
             check_number(name, value, whole=True, at_least=0)
         if bound == 1:
-            raise invalid("bound", bound, "0 for none, or at least 2 samples")
+            raise invalid("bound", bound, "0 for none, or at least 2")
         check_number("eps", eps, above=0)
         if tell is not None and not callable(tell):
-            raise invalid("tell", tell, "a function of a look", "print, say")
+            raise invalid("tell", tell, "a function of a Look", "print, say")
         if file is not None and not Path(file).name:
             raise invalid("file", file, "the name of a file", "monitor.jsonl, say")
         if tracker is not None and not hasattr(tracker, "write"):
@@ -105,36 +105,36 @@ class Monitor(Callback):
         if tell is None and file is None and tracker is None:
             self.tell = partial(print, file=sys.stderr)
         self.last: Look | None = None
-        self._turn = RLock()  # taken before the learner's, never after
-        self._learner: Learner | None = None  # whom it looks at, while a stream goes on
+        self._turn = RLock()  # always acquired before the learner's lock
+        self._learner: Learner | None = None  # None between streams
         self._accuracy: float | None = None
         self._total: Tensor | float = 0.0  # of the losses since the last look
         self._count = 0
 
-    # -- a loop of one's own -------------------------------------------------------------------------------
+    # -- in your own loop --------------------------------------------------------------------------------
 
     def __call__(self, learner: Learner, loss: Tensor | float | None = None) -> None:
-        """To be called after a step, with the loss that it returned; looks if it is time."""
+        """Call this after each step, with the loss it returned; takes a look if one is due."""
         with self._turn:
             self._at(learner, done=1)
             if isinstance(loss, Tensor):
                 if loss.numel() != 1:
                     raise invalid("loss", loss, "one number", "pass what `observe` returned")
-                loss = loss.detach().double().reshape(())  # a sum of many in half precision would stand still
+                loss = loss.detach().double().reshape(())  # a long sum in half precision would stop growing
             if loss is not None:
                 self._total = self._total + loss
                 self._count += 1
-            if not 0 <= learner.steps - self._from < self.every:  # below 0: it was put back to an earlier state
+            if not 0 <= learner.steps - self._from < self.every:  # below 0: an earlier state was restored
                 self._look(learner)
 
     def look(self, learner: Learner) -> Look:
-        """Look at everything now, whatever it takes."""
+        """Take a full look now, however long it takes."""
         with self._turn:
             self._at(learner)
             return self._look(learner, everything=True)
 
     def close(self, how: str = "finished", why: str = "") -> None:
-        """The stream is over; the next call begins anew."""
+        """End the stream; the next call starts a new one."""
         with self._turn:
             if self._learner is None:
                 return
@@ -154,47 +154,47 @@ class Monitor(Callback):
         else:
             self._break_off(error)
 
-    # -- the engine's loop ---------------------------------------------------------------------------------
+    # -- as a callback of `train` ------------------------------------------------------------------------
 
     def on_start(self, state: State) -> None:
-        """Begin to look at a run."""
+        """Start observing a run."""
         learner = state.learner
         self._begin(learner, learner.steps, state.stream.name, learner.steps + state.total_steps - state.step)
         self._accuracy = state.accuracy
 
     def on_step(self, state: State) -> None:
-        """Look, if it is time."""
+        """Take a look if one is due."""
         self(state.learner, state.loss)
 
     def on_task(self, state: State) -> None:
-        """Take note of the accuracy."""
+        """Note the accuracy for the next look."""
         self._accuracy = state.accuracy
 
     def on_end(self, state: State) -> None:  # noqa: ARG002
-        """Look at everything a last time."""
+        """Take a last, full look."""
         self._finish()
 
     def on_fail(self, state: State, error: BaseException) -> None:  # noqa: ARG002
-        """Say that the run came to no end, and let go of the file."""
+        """Report that the run did not finish, and close the file."""
         self._break_off(error)
 
-    # -- what there is to see ------------------------------------------------------------------------------
+    # -- looks -------------------------------------------------------------------------------------------
 
     def _at(self, learner: Learner, done: int = 0) -> None:
-        """Begin to look at a learner, from before the steps that were just done, unless it is being looked at."""
+        """Start observing a learner, from before the `done` latest steps, unless it is already observed."""
         if not isinstance(learner, Learner):
-            raise invalid("learner", type(learner), "a learner", "pass an estimator's learner_, a journal's learner")
+            raise invalid("learner", type(learner), "a learner", "pass an estimator's learner_ or a journal's learner")
         if self._learner is None:
             self._begin(learner, max(learner.steps - done, 0))
         elif learner is not self._learner:
             remedy = "make a monitor for each learner, or close this one first"
-            raise invalid("learner", type(learner).__name__, "the one that this monitor began with", remedy)
+            raise invalid("learner", type(learner).__name__, "the one that this monitor started with", remedy)
 
     def _begin(self, learner: Learner, step: int, stream: str = "", until: int | None = None) -> None:
-        self.close("stopped")  # a run that came to no end
+        self.close("stopped")  # an earlier run that did not finish
         self._learner, self._from, self.last, self._accuracy = learner, step, None, None
         self._total, self._count = 0.0, 0
-        self._asked = 0  # how often the model was asked
+        self._asked = 0  # how often the loss on memory was computed
         self._followed: _Followed | None = None
         self._asking, self._bounding = _Purse(self.share / 2), _Purse(self.share / 2, FIRST_GUESS)
         self._lines = None if self.file is None else Lines(self.file)
@@ -215,7 +215,7 @@ class Monitor(Callback):
             self.close("stopped")
 
     def _look(self, learner: Learner, everything: bool = False) -> Look:
-        step = learner.steps  # now, as another thread may learn on meanwhile
+        step = learner.steps  # now: another thread may continue learning
         found: dict[str, Any] = {"accuracy": self._accuracy}
         if self._count:
             found["loss"] = float(self._total) / self._count
@@ -224,7 +224,7 @@ class Monitor(Callback):
         if isinstance(learner, ReplayLearner) and len(learner.past):
             with learner.lock:
                 found |= _composition(learner.past, learner.error.of_classes)
-            if {"x", "y"} <= set(learner.past.fields):  # a method may keep something else
+            if {"x", "y"} <= set(learner.past.fields):  # a method may store something else
                 found |= self._asked_for(learner, everything)
         look = Look(step, time.time(), **found)
         self._from, self._total, self._count, self.last = step, 0.0, 0, look
@@ -240,7 +240,7 @@ class Monitor(Callback):
             self.tracker.write(look.figures(), "step", look.step)
 
     def _asked_for(self, learner: ReplayLearner, everything: bool) -> dict[str, Any]:
-        """What the model has to be asked for, as far as there is time, and why there is none of it where it fails."""
+        """The figures that require the model, within the time budget; if one fails, a note says why."""
         found: dict[str, Any] = {}
         notes = []
         asked = [("loss on memory", self._asking, self._ask), ("bound", self._bounding, self._forgetting)]
@@ -249,15 +249,15 @@ class Monitor(Callback):
                 with purse.paying():
                     try:
                         found |= ask(learner)
-                    except Exception as error:  # no memory, say: of what is only watched, nothing may stop
+                    except Exception as error:  # out of memory, say: monitoring must not stop training
                         notes.append(f"no {what}: {first_line(error)}")
         return found | {"note": "; ".join(notes)}
 
     def _ask(self, learner: ReplayLearner) -> dict[str, Any]:
-        """The loss on memory; and of the examples that are followed, what it is now against what it was."""
+        """The loss on memory, and the drift of the loss on the followed examples."""
         with learner.lock:
             kept, size = len(learner.past), min(self.sample, len(learner.past))
-            rows = torch.arange(size, device=learner.device) * kept // size  # spread evenly: nothing is drawn
+            rows = torch.arange(size, device=learner.device) * kept // size  # evenly spaced: no random draws
             x, y = (learner.past[name][rows] for name in ("x", "y"))
         now = float(examples_loss(learner, x, y).mean())
         found: dict[str, Any] = {"memory_loss": now}
@@ -277,7 +277,7 @@ class Monitor(Callback):
 
 @dataclass(frozen=True)
 class _Followed:
-    """Examples that were in memory at some step, and the mean loss on them then."""
+    """Examples that were in memory at a step, and their mean loss at that step."""
 
     x: Tensor
     y: Tensor
@@ -286,14 +286,14 @@ class _Followed:
 
 
 class _Purse:
-    """Time to spend on something: a share of the time since the beginning."""
+    """A time budget: a share of the time since it was created."""
 
     def __init__(self, share: float, guess: float = 0.0) -> None:
-        self.share, self.cost, self.spent = share, guess, 0.0  # cost: what it took last
+        self.share, self.cost, self.spent = share, guess, 0.0  # cost: of the last time
         self.began = time.perf_counter()
 
     def allows(self) -> bool:
-        if self.share >= 0.5:  # all of the time
+        if self.share >= 0.5:  # half of share=1: no limit
             return True
         return self.spent + self.cost <= self.share * (time.perf_counter() - self.began)
 
@@ -306,14 +306,14 @@ class _Purse:
 
 
 def _composition(memory: Memory, of_classes: bool) -> dict[str, Any]:
-    """What a memory holds, by class and by age."""
+    """The contents of a memory, by class and by age."""
     found: dict[str, Any] = {"kept": len(memory), "capacity": memory.capacity, "offered": memory.offered}
     if of_classes and "y" in memory.fields:
         labels, counts = (each.tolist() for each in memory["y"].unique(return_counts=True))
         found["classes"] = dict(zip(labels, counts, strict=True))
     ages = memory.ages
-    ages = ages[ages < memory.offered]  # of the others it is not known
+    ages = ages[ages < memory.offered]  # the other ages are unknown
     if len(ages):
-        tenth = (memory.offered - 1 - ages) * TENTHS // memory.offered  # in which it arrived
+        tenth = (memory.offered - 1 - ages) * TENTHS // memory.offered  # of arrival
         found |= {"tenths": tenth.bincount(minlength=TENTHS).tolist(), "age": float(ages.double().mean())}
     return found
