@@ -114,7 +114,7 @@ def test_a_row_with_a_gap_has_no_rank_and_takes_none():
     [
         (lambda: Summary.of([]), "values: got .*at least one number"),
         (lambda: Summary.of([1.0, math.nan]), "values: got a number that is NaN"),
-        (lambda: paired([1.0, 2.0], [1.0]), "other: got 1 values, expected one for each of the 2; keep the seeds"),
+        (lambda: paired([1.0, 2.0], [1.0]), "other: got 1 values, expected 2, as in the first sample; keep the seeds"),
         (lambda: average_ranks([[1.0]], ["best"]), "better: got 'best'"),
         (lambda: average_ranks([[1.0, 2.0]], ["higher"]), "rows: got"),
     ],

@@ -219,8 +219,8 @@ def test_a_tracker_that_cannot_be_imported_is_reported_once_and_the_run_goes_on(
     assert state.accuracy > 50
     [words] = said
     assert words.startswith(f"tracker {kind}: InputError: ")
-    assert f"pip install 'parabolic-cl[{kind}]'; the run goes on without it" in words
-    with pytest.warns(RuntimeWarning, match="goes on without it"):
+    assert f"pip install 'parabolic-cl[{kind}]'; the run continues without it" in words
+    with pytest.warns(RuntimeWarning, match="continues without it"):
         train(*learner_and_stream(), batch=10, callbacks=[Tracker(kind, tmp_path)])
 
 
@@ -254,7 +254,7 @@ def test_a_tracker_that_hangs_is_given_up(tmp_path, monkeypatch):
         for _ in range(2):
             train(*learner_and_stream(), batch=10, callbacks=[tracker])
     never.set()
-    assert said == ["tracker stuck: TimeoutError: no answer within 0.3 s; the run goes on without it"]
+    assert said == ["tracker stuck: TimeoutError: no answer within 0.3 s; the run continues without it"]
 
 
 def test_a_disk_that_cannot_be_written_to_stops_nothing(tmp_path):

@@ -1,9 +1,9 @@
-"""The accuracy matrix, and what is read off it.
+"""The accuracy matrix and the metrics computed from it.
 
-`matrix[i, j]` is the accuracy, in percent, on the test set of task j after training task i, with all classes seen
-so far competing (class-incremental) or, in a matrix of its own, those of task j alone (task-incremental). Above the
-diagonal it is NaN: those tasks have not been seen. Rows that end at the diagonal, as `Record.accuracy` has them, will
-do as well.
+`matrix[i, j]` is the accuracy, in percent, on the test set of task j after training on task i, with all classes seen
+so far competing (class-incremental) or, in a separate matrix, only those of task j (task-incremental). Above the
+diagonal it is NaN: those tasks have not been seen. Rows that end at the diagonal, as in `Record.accuracy`, are accepted
+as well.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from parabolic.checks import Description, invalid
 
 __all__ = ["aaa", "acc", "anytime", "backward_transfer", "forgetting", "summary"]
 
-EXPECTED = "a square matrix, a row after each task, or rows that end at its diagonal"
+EXPECTED = "a square matrix with a row for each task, or rows that end at its diagonal"
 
 
 def anytime(matrix: ArrayLike) -> NDArray[np.float64]:
@@ -43,9 +43,9 @@ def aaa(matrix: ArrayLike) -> float:
 
 
 def forgetting(matrix: ArrayLike) -> float:
-    """How far each earlier task fell from its best before the end, on average; 0 where there is only one task.
+    """How far each earlier task fell from its best accuracy before the end, on average; 0 for a single task.
 
-    It is below zero where the last task made the earlier ones better than they had ever been.
+    It is negative if the last task raised the earlier ones above their previous best.
 
     >>> forgetting([[90, np.nan, np.nan], [50, 80, np.nan], [60, 40, 70]])
     35.0
@@ -58,7 +58,7 @@ def forgetting(matrix: ArrayLike) -> float:
 
 
 def backward_transfer(matrix: ArrayLike) -> float:
-    """How much each earlier task gained (or, below zero, lost) since it was learned, on average.
+    """How much each earlier task gained (or, if negative, lost) since it was learned, on average.
 
     >>> backward_transfer([[90, np.nan, np.nan], [50, 80, np.nan], [60, 40, 70]])
     -35.0
@@ -71,9 +71,9 @@ def backward_transfer(matrix: ArrayLike) -> float:
 def summary(
     matrix: ArrayLike, task_matrix: ArrayLike | None = None, measured: Mapping[str, Sequence[float]] | None = None
 ) -> dict[str, float]:
-    """All of the above by name, in percentage points; of a second matrix, where the task was told, as `task_acc` etc.
+    """The metrics above by name, in percentage points; those of the second, task-incremental matrix as `task_acc` etc.
 
-    Of what was measured besides, after each task, it tells the last value.
+    Of the user's own measures, taken after each task, it has the last value.
 
     >>> told = summary([[90], [50, 80]], [[90], [85, 95]], {"calibration": [0.1, 0.3]})
     >>> told["task_acc"], told["calibration"]

@@ -1,4 +1,4 @@
-"""What a few runs say: a sample in three figures, two samples against each other, and ranks over several columns."""
+"""Statistics of a few runs: summaries of a sample, tests between two samples, and average ranks over columns."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from parabolic.checks import Description, check_name, invalid
 __all__ = ["Difference", "Summary", "average_ranks", "paired", "welch"]
 
 CONFIDENCE = 0.95  # of every interval
-LEVEL = 0.05  # below which a p-value counts as a difference
+LEVEL = 0.05  # p-values below this count as a difference
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A sample by its mean, its sample standard deviation and its size; one value alone has no deviation (NaN).
+    """The mean, sample standard deviation and size of a sample; a single value has no deviation (NaN).
 
     >>> Summary.of([1.0, 2.0, 3.0])
     Summary(mean=2.0, sd=1.0, n=3)
@@ -41,27 +41,27 @@ class Summary:
 
     @property
     def half_width(self) -> float:
-        """How far the 95 % interval of the mean, by Student's t, reaches to either side."""
+        """Half the width of the 95 % confidence interval of the mean (Student's t)."""
         return _reach(self.sd / math.sqrt(self.n), self.n - 1)
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the mean."""
+        """The 95 % confidence interval of the mean."""
         return self.mean - self.half_width, self.mean + self.half_width
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far the mean of one sample lies above another's: with its 95 % interval, and the p-value of no difference."""
+    """The difference between the means of two samples, with its 95 % confidence interval and p-value."""
 
     mean: float
     low: float
     high: float
-    p: float  # NaN, as low and high are, where a sample of one leaves nothing to judge by
+    p: float  # NaN, like low and high, if a sample has only one value
 
     @property
     def verdict(self) -> str:
-        """The first sample against the second: higher, lower or no difference, at the 5 % level; unknown without p."""
+        """Whether the first mean is higher, lower or no difference is shown at the 5 % level; unknown without p."""
         if math.isnan(self.p):
             return "unknown"
         if self.p >= LEVEL:
@@ -70,7 +70,7 @@ class Difference:
 
 
 def welch(one: Summary, other: Summary) -> Difference:
-    """Welch's test: two independent samples, whose deviations may differ.
+    """Welch's t-test: two independent samples with possibly different variances.
 
     >>> ours, published = Summary.of([57.1, 55.2, 58.3, 56.0, 57.4]), Summary(mean=54.98, sd=4.1, n=5)
     >>> welch(ours, published).verdict
@@ -78,13 +78,13 @@ def welch(one: Summary, other: Summary) -> Difference:
     """
     squares = [each.sd**2 / each.n for each in (one, other)]
     spread = sum(square**2 / (each.n - 1) for square, each in zip(squares, (one, other), strict=True) if each.n > 1)
-    # Without any spread, any degrees of freedom will do: the difference is then certain.
+    # With no variance at all the degrees of freedom do not matter: the difference is certain.
     freedom = sum(squares) ** 2 / spread if spread else 1.0
     return _difference(one.mean - other.mean, math.sqrt(sum(squares)), freedom)
 
 
 def paired(one: ArrayLike, other: ArrayLike) -> Difference:
-    """The paired t-test: two samples whose values belong together one by one, as those of the same seed do.
+    """The paired t-test: two samples whose values correspond one to one, such as runs with the same seeds.
 
     >>> paired([57.1, 55.2, 58.3], [55.0, 53.4, 56.1]).verdict
     'higher'
@@ -92,17 +92,17 @@ def paired(one: ArrayLike, other: ArrayLike) -> Difference:
     first, second = _sample("one", one), _sample("other", other)
     if len(first) != len(second):
         got = Description(f"{len(second)} values")
-        raise invalid("other", got, f"one for each of the {len(first)}", "keep the seeds that both have")
+        raise invalid("other", got, f"{len(first)}, as in the first sample", "keep the seeds that both have")
     gaps = Summary.of(first - second)
     return _difference(gaps.mean, gaps.sd / math.sqrt(gaps.n), gaps.n - 1)
 
 
 def average_ranks(rows: Sequence[Sequence[float]], better: Sequence[str]) -> list[float]:
-    """The mean over the columns of each row's rank, 1 being the best; those that tie share the mean of their places.
+    """Each row's rank, averaged over the columns; 1 is the best, and ties share the mean of their ranks.
 
     Args:
-        rows: the figures. A row with a gap (NaN) has no rank (NaN), and the others are ranked as if it were not there.
-        better: for each column, whether the higher or the lower figure is.
+        rows: the figures. A row with a gap (NaN) gets no rank (NaN), and the others are ranked without it.
+        better: for each column, "higher" or "lower".
 
     >>> average_ranks([[90.0, 3.0], [80.0, 1.0], [90.0, 2.0]], ["higher", "lower"])
     [2.25, 2.0, 1.75]
@@ -114,8 +114,8 @@ def average_ranks(rows: Sequence[Sequence[float]], better: Sequence[str]) -> lis
         raise invalid("rows", list(figures.shape), f"rows of {len(better)} figures, one for each entry of better")
     whole, ranks = ~np.isnan(figures).any(1), np.full(len(figures), np.nan)
     costs = figures[whole] * [-1 if each == "higher" else 1 for each in better]
-    ahead = (costs[None] < costs[:, None]).sum(1)  # how many do better, for each row and column
-    level = (costs[None] == costs[:, None]).sum(1)  # how many do as well, the row itself among them
+    ahead = (costs[None] < costs[:, None]).sum(1)  # how many rows are better, by row and column
+    level = (costs[None] == costs[:, None]).sum(1)  # how many rows are equal, including the row itself
     ranks[whole] = (ahead + (level + 1) / 2).mean(1)
     return [float(rank) for rank in ranks]
 

@@ -1,4 +1,4 @@
-"""How finely a network computes: in float32, in TF32, or in bfloat16 inside the network alone."""
+"""Numerical precision of a network: float32, TF32, or bfloat16 inside the network only."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["PRECISIONS", "computing_in", "numerics"]
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 
-_Place = tuple[dict[str, Any], str, Tensor]  # the weights of a module, the name of one, and the weight itself
+_Place = tuple[dict[str, Any], str, Tensor]  # a module's parameters, a name among them, and the weight
 
 
 def computing_in(model: nn.Module, precision: str = "fp32", *, channels_last: bool = False) -> nn.Module:
-    """Let a model compute in a precision wherever it is called, and keep images channels-last if asked; in place.
+    """Make a model compute in the given precision, with images in channels-last format if requested; in place.
 
-    For "bf16" what is inside the model runs in bfloat16 as far as `torch.autocast` finds safe. What goes in, what comes
-    out, the weights and all that a learner does (paths, losses, averages, the update) stay float32. "fp32" and "tf32"
-    differ by switches of the whole process, which `numerics` sets for a while. This is for GPUs; a CPU always computes
-    in float32.
+    With "bf16" the model's operations run in bfloat16 wherever `torch.autocast` considers it safe. Inputs, outputs,
+    weights and everything that a learner does (paths, losses, averages, the update) stay float32. "fp32" and "tf32"
+    differ by process-wide switches, which `numerics` sets temporarily. This concerns GPUs; a CPU always computes in
+    float32.
 
     >>> computing_in(nn.Linear(4, 8), "bf16")(torch.zeros(2, 4)).dtype
     torch.float32
@@ -36,7 +36,7 @@ def computing_in(model: nn.Module, precision: str = "fp32", *, channels_last: bo
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if precision == "bf16" and next(model.parameters()).is_cuda:
         for module in model.modules():
-            if isinstance(module, nn.Conv2d | nn.Linear):  # whose weights autocast would turn to it
+            if isinstance(module, nn.Conv2d | nn.Linear):  # whose weights autocast would convert
                 module.computes_in = torch.bfloat16  # type: ignore[assignment]
         half = _Half()
         model.register_forward_pre_hook(half.enter)
@@ -45,10 +45,10 @@ def computing_in(model: nn.Module, precision: str = "fp32", *, channels_last: bo
 
 
 class _Half:
-    """Opens autocast before a model's forward pass and closes it after, as hooks: they go along with a deep copy.
+    """Forward hooks that enter autocast before a model's forward pass and leave it after; deep copies include them.
 
-    The weights of modules that compute in bfloat16, which autocast would turn to it one by one, are turned all at once,
-    and their gradients back.
+    Autocast would convert the weights of modules that compute in bfloat16 one by one; here they are converted all at
+    once, and so are their gradients on the way back.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class _Half:
             if weight is not None and weight.dtype == torch.float32
         ]
         if in_plain():
-            places = []  # there autocast does it
+            places = []  # autocast converts them
         cast = torch.autocast("cuda", torch.bfloat16)
         cast.__enter__()
         self.opened.append((cast, places))
@@ -77,11 +77,11 @@ class _Half:
         for weights, name, weight in places:
             weights[name] = weight
         cast.__exit__(None, None, None)
-        return output.float() if isinstance(output, Tensor) else output  # nothing, where the pass has failed
+        return output.float() if isinstance(output, Tensor) else output  # None if the pass failed
 
 
 class _Cast(torch.autograd.Function):
-    """Several tensors to another type in one kernel, and their gradients back in one."""
+    """Converts several tensors to another dtype in one kernel, and their gradients back in one."""
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -100,10 +100,10 @@ class _Cast(torch.autograd.Function):
 
 @contextmanager
 def numerics(precision: str) -> Iterator[None]:
-    """For a while, let a GPU compute as `precision` says, and the same way every time.
+    """A context in which a GPU computes with the given precision, deterministically.
 
-    The algorithms of convolutions are chosen by rule among those that always add up in the same order: choosing them
-    by a stopwatch is up to 6 % faster (docs/engine.md), but then two processes may compute different numbers.
+    Convolution algorithms are chosen by rule among those with a fixed order of summation: choosing by timing is up to
+    6 % faster (docs/engine.md), but two processes might then compute different numbers.
     """
     cudnn = torch.backends.cudnn
     before = cudnn.deterministic, cudnn.benchmark

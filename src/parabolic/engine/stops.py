@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, put off until what was learned is whole and can be written down."""
+"""Ctrl-C and SIGTERM, deferred until the current step is complete and can be checkpointed."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, Self
 
 __all__ = ["PutOff"]
 
-PATIENCE = 5.0  # seconds
+PATIENCE = 5.0  # seconds that a signal may be deferred
 
 
 class PutOff:
-    """Within it the first SIGINT or SIGTERM waits until it is obeyed.
+    """A context in which the first SIGINT or SIGTERM is deferred until `obey` is called or the context ends.
 
-    A second one is obeyed at once, and so is the first if it has waited for five seconds: whoever sent it may soon send
-    one that cannot wait. To obey is to do what would have been done without: to raise KeyboardInterrupt, to end the
-    process, or to call the handler that someone has set. A signal that is ignored stays ignored. Signals are the main
-    thread's: in any other nothing changes.
+    A second signal takes effect at once, and so does the first after five seconds: its sender may soon follow with
+    SIGKILL. Taking effect means what would have happened otherwise: KeyboardInterrupt is raised, the process ends, or
+    the previously installed handler is called. Ignored signals stay ignored. Only the main thread handles signals: in
+    other threads nothing changes.
 
     >>> try:
     ...     with PutOff() as stop:
@@ -32,17 +32,17 @@ class PutOff:
     """
 
     def __init__(self) -> None:
-        self._first: int | None = None  # the signal that waits
-        self._handlers: dict[int, Any] = {}  # of before
+        self._first: int | None = None  # the deferred signal
+        self._handlers: dict[int, Any] = {}  # the previous ones
         self._timer: threading.Timer | None = None
 
     @property
     def asked(self) -> bool:
-        """Whether a signal waits to be obeyed."""
+        """Whether a signal has been deferred."""
         return self._first is not None
 
     def obey(self) -> None:
-        """Do what the signal that waits, if there is one, would have done."""
+        """Let the deferred signal, if any, take effect."""
         waits, self._first = self._first, None
         if self._timer is not None:
             self._timer.cancel()
@@ -53,7 +53,7 @@ class PutOff:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(number) not in (None, signal.SIG_IGN):  # None: not Python's to give back
+                if signal.getsignal(number) not in (None, signal.SIG_IGN):  # None: not restorable
                     self._handlers[number] = signal.signal(number, self._note)
         return self
 
@@ -73,7 +73,7 @@ class PutOff:
         self._timer.start()
 
     def _remind(self) -> None:
-        """Send the signal that waits once more; to the main thread itself, which may wait for something else."""
+        """Send the deferred signal again, directly to the main thread, which may be blocked in a system call."""
         if self._first is not None and sys.platform != "win32":
             signal.pthread_kill(threading.main_thread().ident or 0, self._first)
 

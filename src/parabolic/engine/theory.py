@@ -1,4 +1,4 @@
-"""Callbacks that put the theory beside the practice after each task."""
+"""Callbacks that compare theory with practice after each task."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ __all__ = ["BoundsMonitor", "BoundsRow", "ProfileRecorder"]
 
 @dataclass(frozen=True)
 class BoundsRow:
-    """What the bounds say after a task, and what the loss on the first and on the last task really is."""
+    """The bounds after a task, and the realised losses on the first and on the last task."""
 
     task: int  # counted from 0
-    forgetting: ForgettingBound  # Proposition 1; realised: all classes competing, on the first task's test examples
+    forgetting: ForgettingBound  # Proposition 1; realised: on the first task's test examples, all classes competing
     generalisation: GeneralisationBound  # Corollary 1, one task ahead; realised: on the last task's test examples
     first_among_own: float  # the mean loss on the first task with only its own classes competing
-    last_among_own: float  # and on the last task
+    last_among_own: float  # the same on the last task
 
     @property
     def violations(self) -> list[str]:
-        """The statements that the realised loss breaks."""
+        """The statements that the realised loss violates."""
         return [
             name
             for name, bound in (("Proposition 1", self.forgetting), ("Corollary 1", self.generalisation))
@@ -58,7 +58,7 @@ class BoundsRow:
 
 
 class BoundsMonitor(Callback):
-    """After each task, records the bounds beside the realised losses, and flags where a bound is broken.
+    """After each task, records the bounds and the realised losses, and flags violations.
 
     >>> from parabolic import ER, MLP, make_stream, train
     >>> stream, monitor = make_stream("seq-blobs"), BoundsMonitor(samples=32)
@@ -76,12 +76,12 @@ class BoundsMonitor(Callback):
         self.rows: list[BoundsRow] = []
 
     def on_start(self, state: State) -> None:
-        """Refuse a learner without a memory, and forget an earlier run."""
+        """Raise an error for a learner without a memory, and discard earlier rows."""
         with_memory(state.learner)
         self.rows = []
 
     def on_task(self, state: State) -> None:
-        """Compute a row, and flag a violation."""
+        """Compute a row, and flag violations."""
         learner, first, last = state.learner, state.stream[0], state.stream[-1]
         draws = Generator(learner.device).manual_seed(self.seed)
         past, future = (_test(task, learner.device) for task in (first, last))
@@ -96,7 +96,7 @@ class BoundsMonitor(Callback):
         self.rows.append(row)
         if self.warn is not None:
             for name in row.violations:
-                self.warn(f"after task {state.task + 1} the realised loss breaks the bound of {name}")
+                self.warn(f"after task {state.task + 1} the realised loss violates the bound of {name}")
 
 
 class ProfileRecorder(Callback):
@@ -114,9 +114,9 @@ class ProfileRecorder(Callback):
         self.profiles: list[Profile] = []
 
     def on_start(self, state: State) -> None:
-        """Refuse what cannot be drawn, and lay out the grid over all that will come."""
+        """Raise an error for streams that cannot be drawn, and lay out the grid over all training data."""
         if state.stream.shape != (2,):
-            raise invalid("stream", state.stream.name, "points in the plane, [2]", "use seq-blobs, or your own stream")
+            raise invalid("stream", state.stream.name, "points in the plane, of shape [2]", "use seq-blobs or your own")
         with_memory(state.learner)
         points = state.learner.inputs(state.stream[0].train.x.to(state.learner.device))
         low, high = points.amin(0).tolist(), points.amax(0).tolist()
@@ -128,18 +128,18 @@ class ProfileRecorder(Callback):
         self.profiles = []
 
     def on_task(self, state: State) -> None:
-        """Solve for u where the grid lies within the hull."""
+        """Solve for u at the points of the grid inside the hull."""
         learner = state.learner
         domain = MemoryDomain(LearnerLoss(learner).points, self.eps)
         inside = self.points[domain.inside(self.points)]
         if not len(inside):
-            raise invalid("grid", self.grid, "a grid with a point in the hull of the memory", "take a finer one")
+            raise invalid("grid", self.grid, "a grid with a point in the hull of the memory", "use a finer one")
         generator = Generator(learner.device).manual_seed(self.seed)
         settings: dict[str, Any] = {"t": self.t, "sigma": self.sigma, "eps": self.eps, "paths": self.paths}
         self.profiles.append(loss_profile(learner, inside, generator=generator, **settings))
 
 
 def _test(task: Task, device: torch.device) -> tuple[Tensor, Tensor]:
-    """A task's test examples and labels, on the device: data that do not fit there are on the host."""
+    """A task's test examples and labels, moved to the device if the data are on the host."""
     x, y = task.test.take(task.test_rows)
     return x.to(device), y.to(device)

@@ -1,4 +1,4 @@
-"""How many threads compute on a CPU."""
+"""The number of threads that torch uses on a CPU."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from parabolic.learners import Learner
 __all__ = ["one_thread", "threads_for"]
 
 _turn = Lock()
-_before: dict[int, int] = {}  # of each thread that computes alone just now, how many it had before
+_before: dict[int, int] = {}  # by thread inside `one_thread`: its earlier setting
 
 
 @contextmanager
 def one_thread(wanted: bool = True) -> Iterator[None]:
-    """No other thread helps this one to compute, if so wanted; afterwards it has as many as it had.
+    """A context in which torch computes on the calling thread alone, if `wanted`; the setting is restored afterwards.
 
-    Torch counts for each thread by itself, but one that begins takes over the number that any other set last: what it
-    had is then what that one had.
+    Torch has this setting per thread, but a new thread inherits the value that any thread set last. If that is the 1
+    of another thread inside this context, the value to restore is the one that thread had before.
     """
     me = get_ident()
     if not wanted or me in _before:
@@ -39,10 +39,10 @@ def one_thread(wanted: bool = True) -> Iterator[None]:
 
 
 def threads_for(learner: Learner) -> AbstractContextManager[None]:
-    """One thread for a small network on a CPU.
+    """A context with a single thread for a small network on a CPU.
 
-    More only wait for each other, by a factor of twenty where other work keeps the cores busy; and the outcome then
-    depends on how many there are, as sums are split among them.
+    More threads mostly wait for each other, and are up to twenty times slower if other work keeps the cores busy. The
+    result would also depend on their number, as sums are split among them.
     """
     small = sum(weight.numel() for weight in learner.model.parameters()) < 1_000_000
     return one_thread(learner.device.type == "cpu" and small)

@@ -1,4 +1,4 @@
-"""Trackers: what a training tells is written down where its people look for it, and never stands in its way."""
+"""Trackers: the figures of a run, logged to TensorBoard, MLflow or Weights & Biases without delaying training."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from parabolic.options import options_of
 
 __all__ = ["Entry", "Tracker", "end_figures", "run_name", "task_figures"]
 
-PATIENCE = 30.0  # seconds that the end of a run waits for a tracker
+PATIENCE = 30.0  # seconds to wait for a tracker at the end of a run
 
 
 class Tracker(Callback):
-    """Writes loss, accuracies and times of a training to one or several of `TRACKERS`, with what determines the run.
+    """Logs loss, accuracies and times of a run, with its settings, to one or more of `TRACKERS`.
 
-    It is told of a run as any callback is; `open` is for those that come from elsewhere. Each tracker works in a thread
-    of its own. One that is not installed or fails is reported once and left alone from then on; the training goes on.
-    As a context manager it also closes, as failed, what does not come to its end.
+    Pass it to `train` as a callback; `open` is for runs from elsewhere. Each tracker works in its own thread. One that
+    fails is reported once and not used again, and training continues; one that is not installed is refused here. As a
+    context manager it also closes unfinished runs, as failed.
 
     Args:
-        kinds: names of `TRACKERS`, in a list or with commas between them.
+        kinds: names of `TRACKERS`, as a list or separated by commas.
         folder: where they write, unless their own variables (`MLFLOW_TRACKING_URI`, `WANDB_MODE`, ...) say otherwise.
-        settings: what determines the run; the learner's options, the stream and the seed by default.
-        every: after how many steps the loss is read, which waits for the device.
-        warn: told what went wrong with a tracker; a warning by default.
+        settings: what determines the run; by default the learner's options, the stream and the seed.
+        every: how many steps there are between readings of the loss, each of which waits for the device.
+        warn: called with a text when a tracker fails; by default a warning is issued.
 
     >>> Tracker("tensorboard,mlfow")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -61,7 +61,7 @@ class Tracker(Callback):
         check_number("every", every, whole=True, at_least=1)
         warn = warn or (lambda text: warnings.warn(text, RuntimeWarning, stacklevel=4))
         self._desks = [_Desk(name, Path(folder).absolute(), warn) for name in names]
-        self._entries: dict[int, Entry] = {}  # of the runs that this callback watches, by their state
+        self._entries: dict[int, Entry] = {}  # of the runs in progress, by the id of their state
 
     def __enter__(self) -> Self:
         return self
@@ -75,16 +75,16 @@ class Tracker(Callback):
         self.finish()
 
     def open(self, name: str, settings: Mapping[str, Any]) -> Entry:
-        """Begin to write about a run."""
+        """Open an entry for a run."""
         return Entry(self._desks, file_name(name), _flat(settings))
 
     def write(self, figures: Mapping[str, float], axis: str, at: int) -> None:
-        """Write down more figures of the run that this callback watches, such as a `Monitor` has."""
+        """Log more figures to the open entries, such as those of a `Monitor`."""
         for entry in self._entries.values():
             entry.write(figures, axis, at)
 
     def finish(self) -> None:
-        """Wait, for a while, until all is written."""
+        """Wait for pending writes, up to 30 seconds per tracker."""
         for desk in self._desks:
             desk.finish()
 
@@ -98,19 +98,19 @@ class Tracker(Callback):
         self._entries[id(state)] = self.open(name, self.settings or {**own, "options": options})
 
     def on_step(self, state: State) -> None:
-        """Now and then, write down the loss."""
+        """Log the loss every `every` steps."""
         if state.loss is not None and (state.step % self.every == 0 or state.step == state.total_steps):
             self._entries[id(state)].write({"loss": state.loss.item()}, "step", state.step)
 
     def on_task(self, state: State) -> None:
-        """Write down the accuracies after a task, and its times."""
+        """Log the accuracies and times after a task."""
         row, task_row = (each[state.task, : state.task + 1].tolist() for each in (state.matrix, state.task_matrix))
         measured = {name: values[-1] for name, values in state.measured.items()}
         told = task_figures(row, task_row, state.train_seconds[-1], state.test_seconds[-1], measured)
         self._entries[id(state)].write(told, "task", state.task + 1)
 
     def on_end(self, state: State) -> None:
-        """Write down the metrics, and close the entry."""
+        """Log the metrics, and close the entry."""
         entry = self._entries.pop(id(state))
         entry.write(end_figures(state.metrics), "task", len(state.stream))
         entry.close()
@@ -118,7 +118,7 @@ class Tracker(Callback):
             self.finish()
 
     def on_fail(self, state: State, error: BaseException) -> None:  # noqa: ARG002
-        """Close the entry as one of a run that failed."""
+        """Close the entry as failed."""
         if (entry := self._entries.pop(id(state), None)) is not None:
             entry.close(failed=True)
         if not self._entries:
@@ -126,7 +126,7 @@ class Tracker(Callback):
 
 
 class Entry:
-    """A run, as all trackers of a `Tracker` are told of it; its methods come back at once."""
+    """A run in all trackers of a `Tracker`; its methods return at once."""
 
     _numbers = itertools.count()
 
@@ -136,12 +136,12 @@ class Entry:
             desk.open(self._number, name, settings)
 
     def write(self, figures: Mapping[str, float], axis: str, at: int) -> None:
-        """Write down some figures at a place of an axis."""
+        """Log figures at a position on an axis."""
         for desk in self._desks:
             desk.write(self._number, dict(figures), axis, at)
 
     def close(self, failed: bool = False) -> None:
-        """The run is over."""
+        """End the run."""
         for desk in self._desks:
             desk.close(self._number, failed)
 
@@ -153,7 +153,7 @@ def task_figures(
     test_seconds: float,
     measured: Mapping[str, float],
 ) -> dict[str, float]:
-    """What is written down after a task; `task_row` is where the task is told, and may be missing.
+    """The figures to log after a task; `task_row` has the accuracies with known tasks, and may be empty.
 
     >>> task_figures([90.0, 70.0], [], 1.5, 0.5, {})["accuracy/so_far"]
     80.0
@@ -167,7 +167,7 @@ def task_figures(
 
 
 def run_name(learner: str, stream: str, memory: int | None, seed: int) -> str:
-    """What trackers call a run.
+    """The name of a run in trackers.
 
     >>> run_name("er", "seq-digits", 200, 0), run_name("sgd", "seq-digits", None, 0)
     ('er-seq-digits-memory200-seed0', 'sgd-seq-digits-seed0')
@@ -176,12 +176,12 @@ def run_name(learner: str, stream: str, memory: int | None, seed: int) -> str:
 
 
 def end_figures(summary: Mapping[str, float]) -> dict[str, float]:
-    """What is written down at the end: the metrics."""
+    """The figures to log at the end: the metrics."""
     return {f"metrics/{name}": value for name, value in summary.items()}
 
 
 class _Desk:
-    """One tracker at work, in a thread: what is asked of it is done in turn, and nothing more once it has failed."""
+    """One tracker with its thread, which does its jobs in order; after a failure it does no more."""
 
     def __init__(self, kind: str, folder: Path, warn: Callable[[str], object]) -> None:
         self._kind, self._folder, self._warn = kind, folder, warn
@@ -189,7 +189,7 @@ class _Desk:
         self._logs: dict[int, Log] = {}
         self._thread: Thread | None = None
         self._error: Exception | None = None
-        self._off = False  # it has failed, and that was said
+        self._off = False  # whether it has failed and was reported
 
     def open(self, number: int, name: str, settings: Mapping[str, str]) -> None:
         make = TRACKERS[self._kind]
@@ -219,11 +219,11 @@ class _Desk:
         self._jobs.put(job)
 
     def _look(self) -> None:
-        """Say what went wrong: here, since a warning in a thread of its own would be nobody's."""
+        """Report an error here, in the caller's thread: a warning from the tracker's thread would point nowhere."""
         if self._error is not None and not self._off:
             self._off = True
             said = first_line(self._error)
-            self._warn(f"tracker {self._kind}: {type(self._error).__name__}: {said}; the run goes on without it")
+            self._warn(f"tracker {self._kind}: {type(self._error).__name__}: {said}; the run continues without it")
 
     def _work(self) -> None:
         try:
@@ -234,7 +234,7 @@ class _Desk:
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Settings as texts, those of groups as `group.name`."""
+    """Settings as strings; those of nested groups as `group.name`."""
     told: dict[str, str] = {}
     for name, value in settings.items():
         inner = {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, Mapping) else {name: value}
