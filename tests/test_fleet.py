@@ -155,7 +155,7 @@ def test_one_that_diverges_leaves_the_others_alone():
 
 
 def test_streams_of_different_lengths_are_refused():
-    with pytest.raises(InputError, match="as many batches of the same sizes"):
+    with pytest.raises(InputError, match="the same number and sizes of batches"):
         train_fleet(Fleet([make("er", 0), make("er", 1)]), [stream(0), stream(1, size=60)], batch=10)
 
 

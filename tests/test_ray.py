@@ -46,7 +46,7 @@ def test_tasks_ask_for_their_share_of_a_gpu_and_failures_are_told(tmp_path):
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        ("127.0.0.1:9", "address: got '127.0.0.1:9', expected a Ray cluster that is up; start one"),
+        ("127.0.0.1:9", "address: got '127.0.0.1:9', expected a running Ray cluster; start one"),
         ("ray://somewhere:10001", "expected auto or HOST:PORT; call it on a node"),
     ],
 )

@@ -53,7 +53,7 @@ class PutOff:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(number) not in (None, signal.SIG_IGN):  # None: not restorable
+                if signal.getsignal(number) not in (None, signal.SIG_IGN):  # None: not set by Python, so not restorable
                     self._handlers[number] = signal.signal(number, self._note)
         return self
 

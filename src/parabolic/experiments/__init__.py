@@ -1,4 +1,4 @@
-"""Many runs: what determines one, how it is run, and where it is kept."""
+"""Experiments: specs of runs, their execution one by one or in grids, stored results, presets and tuning."""
 
 from parabolic.experiments.bar import GridBar
 from parabolic.experiments.execution import build, execute, execute_fleet, run

@@ -1,4 +1,4 @@
-"""A grid's progress in a terminal."""
+"""The progress bar of a grid."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["GridBar"]
 
 
 class GridBar(Bar):
-    """A bar of the runs that ended, how many run and how many failed, and the time left: the `watch` of a grid."""
+    """A bar with the numbers of finished, running and failed runs and the time left: pass it to a grid as `watch`."""
 
     def __init__(self, console: Console | None = None) -> None:
         super().__init__(console, _TimeLeft())
@@ -24,7 +24,7 @@ class GridBar(Bar):
         self.task = self.progress.add_task("runs", total=None, note="")
 
     def __call__(self, event: Event) -> None:
-        """Take note of what happened to a run; those that were there already are no part of the bar."""
+        """Count an event; reused runs are not part of the bar."""
         self.counts[event.what] += 1
         ended = self.counts["trained"] + self.counts["failed"]
         note = f"{self.counts['started'] - ended - self.counts['retried']} running"
@@ -34,7 +34,7 @@ class GridBar(Bar):
 
 
 class _TimeLeft(ProgressColumn):
-    """The time left if the rest goes as what has been done. (Rich's own looks at the last half minute alone.)"""
+    """The time left at the average speed so far. (Rich's own column considers only the last half minute.)"""
 
     def render(self, task: Task) -> Text:
         if not (task.completed and task.remaining and task.elapsed):

@@ -1,4 +1,4 @@
-"""Who does the work of a grid on a cluster: tasks of Ray (the extra `ray`)."""
+"""A grid's workers on a cluster: Ray tasks (extra `ray`)."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ __all__ = ["Cluster"]
 
 
 class Cluster:
-    """One task a job, as many at once as the cluster has room for, or `workers`.
+    """One Ray task per job, as many at once as the cluster has room for, or `workers`.
 
-    The nodes need this package and the data, but not the store: records come back through Ray and the grid keeps them.
+    The nodes need this package and the data, but not the store: records come back through Ray and the grid saves them.
     """
 
     def __init__(self, address: str | None, workers: int | None, device: str, gpus: float) -> None:
         self._ray = require("ray", "ray", "engine", "Ray")
-        self._connected = not self._ray.is_initialized()  # else someone has, and will want to go on
+        self._connected = not self._ray.is_initialized()  # otherwise the caller did, and keeps the connection
         if self._connected:
             _connect(self._ray, address)
         has_gpu = bool(self._ray.cluster_resources().get("GPU"))
         if device.startswith("cuda") and not has_gpu:
-            raise invalid("device", device, "a device that is on the cluster", "it has no GPU: use --device cpu")
+            raise invalid("device", device, "a device of the cluster", "it has no GPU: use --device cpu")
         self.gpu = has_gpu and device != "cpu"
-        self._device = "cuda" if self.gpu else "cpu"  # Ray shows a task only the GPU that it may use
+        self._device = "cuda" if self.gpu else "cpu"  # Ray makes only the assigned GPU visible to a task
         self._needs = {"CPU": 1.0} | ({"GPU": gpus} if self.gpu else {})
         self._workers = workers
         self._task = self._ray.remote(
             num_cpus=self._needs["CPU"],
             num_gpus=self._needs.get("GPU", 0),
             num_returns="streaming",
-            max_retries=0,  # the grid tries again, by the same rule as everywhere
+            max_retries=0,  # the grid retries, as with any other crew
         )(_work_in)
-        self._busy: dict[Any, Job] = {}  # by the generator of its news
+        self._busy: dict[Any, Job] = {}  # by the generator of the job's news
 
     def free(self) -> bool:
-        """Whether there is room for another task, as the cluster is now: nodes come and go."""
+        """Whether the cluster, whose nodes come and go, has room for another task now."""
         if self._workers is not None:
             return len(self._busy) < self._workers
         has = self._ray.cluster_resources()
@@ -52,11 +52,11 @@ class Cluster:
 
     def start(self, job: Job) -> None:
         """Submit a task."""
-        elsewhere = replace(job, keeping=None)  # where no store need be
+        elsewhere = replace(job, keeping=None)  # nodes need not see the store
         self._busy[self._task.remote(os.getcwd(), elsewhere, self._device)] = job
 
     def wait(self, seconds: float | None) -> Iterator[tuple[Job, News | Over]]:
-        """Wait for the next word of any task."""
+        """Wait for the next message of any task."""
         if not self._busy:
             time.sleep(seconds or 0)
             return
@@ -66,7 +66,7 @@ class Cluster:
             yield self._busy.pop(task) if isinstance(told, Over) else self._busy[task], told
 
     def close(self) -> None:
-        """End the tasks, and the connection if it was made here."""
+        """Cancel the tasks, and close the connection if it was opened here."""
         for task in self._busy:
             self._ray.cancel(task, force=True)
         if self._connected:
@@ -78,13 +78,13 @@ class Cluster:
         except StopIteration:
             return Over()
         except self._ray.exceptions.RayError as error:
-            ours = isinstance(error, self._ray.exceptions.RayTaskError)  # then its last line says what was raised
+            ours = isinstance(error, self._ray.exceptions.RayTaskError)  # its last line says what was raised
             return Over(died=f"Ray lost the worker: {str(error).strip().splitlines()[-1 if ours else 0]}")
         return news
 
 
 def _work_in(folder: str, job: Job, device: str) -> Iterator[News]:
-    """Work where the grid was called, if that is on this node: `--learner mine.py:Mine` is then found."""
+    """Work in the folder where the grid was called, if this node has it, so that `--learner mine.py:Mine` is found."""
     with suppress(OSError):
         os.chdir(folder)
     yield from work(job, device)
@@ -93,11 +93,11 @@ def _work_in(folder: str, job: Job, device: str) -> Iterator[News]:
 def _connect(ray: Any, address: str | None) -> None:
     host, _, port = (address or "").rpartition(":")
     if address not in (None, "auto") and not (port.isdecimal() and "/" not in host):
-        remedy = "call it on a node of the cluster, for example with `ray job submit`"
+        remedy = "run the command on a node of the cluster, for example with `ray job submit`"
         raise invalid("address", address, "auto or HOST:PORT", remedy)
     try:
-        if host:  # Ray itself would go on trying for many minutes
+        if host:  # Ray itself would keep trying for many minutes
             socket.create_connection((host, int(port)), timeout=10).close()
         ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     except OSError as error:
-        raise invalid("address", address, "a Ray cluster that is up", "start one with `ray start --head`") from error
+        raise invalid("address", address, "a running Ray cluster", "start one with `ray start --head`") from error

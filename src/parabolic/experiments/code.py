@@ -1,6 +1,6 @@
-"""What a spec only names: the files that its learner, stream, network and measures are written in, and prepared data.
+"""Hashes of what a spec only names: the source files of its learner, stream, network and measures, and prepared data.
 
-With others it is another run.
+If any of them changes, it is a different run.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from parabolic.streams import find_data, find_stream
 __all__ = ["made_of", "own_code_of", "package_code"]
 
 OURS = Path(__file__).parents[1]
-TELLING = ("cli", "estimators.py", "experiments", "integrations", "report")  # rooms that no step of a run is in
+TELLING = ("cli", "estimators.py", "experiments", "integrations", "report")  # parts that do not affect training
 
 
-@cache  # what is edited later is not what was imported
+@cache  # later edits do not change what was imported
 def package_code(root: Path = OURS) -> str:
-    """A hash of all code of this package that a training goes through.
+    """A hash of the code of this package that affects training.
 
     >>> len(package_code())
     64
@@ -36,7 +36,7 @@ def package_code(root: Path = OURS) -> str:
 
 
 def own_code_of(spec: RunSpec) -> str:
-    """A hash of those that are the user's own; empty where there are none. What they import is not looked at.
+    """A hash of the spec's source files outside this package, without what they import; empty if there are none.
 
     >>> own_code_of(RunSpec("er"))
     ''
@@ -47,8 +47,7 @@ def own_code_of(spec: RunSpec) -> str:
 
 
 def made_of(spec: RunSpec) -> dict[str, str]:
-    """Hashes of the user's own `code`, empty where there is none, and of prepared `data`, where the stream is of some
-    that are here.
+    """Hashes of the user's own `code` (empty if there is none) and of the stream's prepared `data`, if they are here.
 
     >>> made_of(RunSpec("er"))
     {'code': ''}
@@ -59,7 +58,7 @@ def made_of(spec: RunSpec) -> dict[str, str]:
 
 
 def _modules(spec: RunSpec) -> dict[str, ModuleType]:
-    """The modules, by their files."""
+    """The modules behind a spec, by file."""
     found = _of(*find_learner(spec.learner).__mro__)
     for name in (spec.stream, spec.backbone or "", *(spec.measure or "").split(",")):
         if ":" in name and not name.startswith("hf:"):
@@ -68,7 +67,7 @@ def _modules(spec: RunSpec) -> dict[str, ModuleType]:
 
 
 def _of(*objects: Any) -> dict[str, ModuleType]:
-    """Those of objects just found: of files in two folders, only one's modules are there by their names at a time."""
+    """The modules of objects just loaded: of files of the same name in two folders, `sys.modules` has only the last."""
     modules = [sys.modules.get(getattr(each, "__module__", "")) for each in objects]
     return {file: module for module in modules if module and (file := getattr(module, "__file__", None))}
 

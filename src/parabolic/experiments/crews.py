@@ -1,4 +1,4 @@
-"""Who does the work of a grid on this machine: this process itself, or worker processes."""
+"""A grid's workers on this machine: this process itself, or worker processes."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from parabolic.experiments.work import Job, News, Over, work
 
 __all__ = ["Crew", "Here", "Processes"]
 
-GRACE = 8.0  # seconds that processes have to end by themselves
+GRACE = 8.0  # seconds that processes get to end by themselves
 
 
 class Crew(Protocol):
-    """Takes jobs and tells what becomes of them; of every job it says in the end that it is over."""
+    """Works on jobs and reports news of their runs; the last report of every job is `Over`."""
 
-    gpu: bool  # whether a job may hold several runs, to be trained side by side
+    gpu: bool  # whether a job may have several runs, trained side by side
 
     def free(self) -> bool:
         """Whether another job can be started now."""
 
     def start(self, job: Job) -> None:
-        """Start a job; call it only while there is someone free."""
+        """Start a job; call this only while `free()`."""
 
     def wait(self, seconds: float | None) -> Iterable[tuple[Job, News | Over]]:
-        """What is new, waiting for it if need be (with `seconds`, only so long)."""
+        """The next reports, waiting for them if necessary, at most `seconds` if given."""
 
     def close(self) -> None:
-        """End all that is still at work."""
+        """Stop all running jobs."""
 
 
 class Here:
-    """This process does the work itself: nothing to start, and a debugger finds its way."""
+    """Works in this process: nothing to start, and debuggers work."""
 
     def __init__(self, device: str) -> None:
         self.device, self.gpu = device, device != "cpu"
@@ -53,7 +53,7 @@ class Here:
         return self._job is None
 
     def start(self, job: Job) -> None:
-        """Note the job; it is done in `wait`."""
+        """Accept the job, to be done in `wait`."""
         self._job = job
 
     def wait(self, seconds: float | None) -> Iterator[tuple[Job, News | Over]]:
@@ -68,37 +68,37 @@ class Here:
         yield job, Over()
 
     def close(self) -> None:
-        """Nothing is left to end."""
+        """Nothing to stop."""
 
 
 class Processes:
-    """Worker processes, one for each device named, with one job at a time. One that dies is replaced."""
+    """Worker processes, one for each entry of `devices`, each with one job at a time. One that dies is replaced."""
 
     def __init__(self, devices: Sequence[str]) -> None:
         self.gpu = "cpu" not in devices
-        self._vacant = list(devices)  # without a process: one is started when there is a job for it
+        self._vacant = list(devices)  # devices without a process: started once there is a job
         self._idle: list[_Worker] = []
         self._busy: dict[_Worker, Job] = {}
         self._heard: SimpleQueue[tuple[_Worker, News | Over]] = SimpleQueue()
 
     def free(self) -> bool:
-        """Whether a process is idle or may be started."""
+        """Whether a process is idle or can be started."""
         return bool(self._idle or self._vacant)
 
     def start(self, job: Job) -> None:
-        """Give the job to an idle process, or to a new one."""
+        """Give the job to an idle process or to a new one."""
         worker = self._idle.pop() if self._idle else _Worker(self._vacant.pop(0), self._heard)
         self._busy[worker] = job
         worker.give(job)
 
     def wait(self, seconds: float | None) -> Iterator[tuple[Job, News | Over]]:
-        """Wait for the next word of any process."""
+        """Wait for the next message of any process."""
         try:
             worker, told = self._heard.get(timeout=seconds)
         except Empty:
             return
         if isinstance(told, News):
-            worker.sound &= not told.trace  # after an error that nobody expected, who knows what state it is in
+            worker.sound &= not told.trace  # after an unexpected error its state is unknown
             yield self._busy[worker], told
             return
         job = self._busy.pop(worker, None)
@@ -110,25 +110,25 @@ class Processes:
         elif worker.sound:
             self._idle.append(worker)
         else:
-            worker.end()  # and then it is heard to have died
+            worker.end()  # its death is then reported
         if job is not None:
             yield job, told
 
     def close(self) -> None:
-        """End the processes. What is being trained is written down first, unless that takes too long."""
+        """End the processes. Runs in progress are checkpointed first, unless that takes too long."""
         workers, until = [*self._idle, *self._busy], time.monotonic() + GRACE
         try:
             for worker in workers:
                 worker.ask()
             for worker in workers:
                 worker.wait(until - time.monotonic())
-        finally:  # also where Ctrl-C is pressed once more
+        finally:  # also after another Ctrl-C
             for worker in workers:
                 worker.end()
 
 
 class _Worker:
-    """A process that serves, and a thread that listens to it."""
+    """A worker process, and a thread that listens to it."""
 
     def __init__(self, device: str, heard: SimpleQueue[tuple[_Worker, News | Over]]) -> None:
         self.device = device
@@ -141,28 +141,28 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
-            process_group=0,  # so that Ctrl-C is for this process alone, which then ends the others
+            process_group=0,  # Ctrl-C reaches only the grid's process, which then ends the others
         )
         self._listener = Thread(target=self._listen, args=(heard,), daemon=True)
         self._listener.start()
 
     def give(self, job: Job) -> None:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it has just died, which will be heard
+        with suppress(BrokenPipeError):  # it has just died, which the listener reports
             pickle.dump((job, self.device), self._process.stdin)
             self._process.stdin.flush()
 
     def ask(self) -> None:
-        """Ask the process to end: in the middle of a run, when the step is done and written down."""
+        """Ask the process to end: in the middle of a run, after finishing and checkpointing the current step."""
         self._process.terminate()
 
     def wait(self, seconds: float) -> None:
-        """Wait for its end, at most so long."""
+        """Wait for its end, at most `seconds`."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0, seconds))
 
     def end(self) -> None:
-        """Kill the process: it writes nothing but checkpoints, each whole or not at all."""
+        """Kill the process. It writes nothing but checkpoints, and those atomically."""
         assert self._process.stdin is not None
         self._process.kill()
         self._listener.join()
@@ -171,7 +171,7 @@ class _Worker:
 
     def _listen(self, heard: SimpleQueue[tuple[_Worker, News | Over]]) -> None:
         assert self._process.stdout is not None
-        with self._process.stdout as pipe, suppress(Exception):  # cut off by its death, perhaps in the middle of a word
+        with self._process.stdout as pipe, suppress(Exception):  # its death may cut a message short
             while True:
                 heard.put((self, pickle.load(pipe)))
         heard.put((self, Over(died=_cause(self._process.wait()))))
@@ -179,6 +179,6 @@ class _Worker:
 
 def _cause(code: int) -> str:
     if code >= 0:
-        return f"the worker process ended by itself with code {code}"
+        return f"the worker process exited with code {code}"
     name = signal.Signals(-code).name
-    return f"the worker process was killed by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
+    return f"the worker process was killed by {name}" + (", perhaps for lack of memory" if name == "SIGKILL" else "")

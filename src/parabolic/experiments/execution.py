@@ -38,7 +38,7 @@ __all__ = ["Unsaved", "Yard", "build", "execute", "execute_fleet", "find_device"
 
 
 class Unsaved(InputError):
-    """A run came to its end and could not be kept; `record` is what came out."""
+    """A finished run that could not be saved; `record` has its results."""
 
     record: Record
 
@@ -52,12 +52,12 @@ def run(
     checkpoint: float = 60.0,
     callbacks: Iterable[Callback] = (),
 ) -> tuple[Record, bool]:
-    """The record of a run, and whether it was there already; it is trained only if not, or if asked `again`.
+    """Return the record of a run and whether it was found in the store; if not, or if `again`, the run is trained.
 
-    Every `checkpoint` seconds (0: never) it is written down how far the run has come. One that was stopped in any way
-    goes on from there, in the middle of a task, and on a CPU ends with the figures of one that was not. One that fails
-    is noted in the store, unless it was refused before its first step, as one that another process is training is. The
-    error of one that cannot be kept at its end, as the disk is full, has it as its `record`.
+    A checkpoint is saved every `checkpoint` seconds (0: never). A run stopped in any way resumes from there, in the
+    middle of a task, and on a CPU gives the same figures as an uninterrupted one. A failure is noted in the store,
+    unless the run was refused before its first step, for example because another process is training it. If a finished
+    run cannot be saved, because the disk is full, say, the error has it as its `record`.
     """
     check_spec(spec)
     check_store(store)
@@ -71,7 +71,7 @@ def run(
             record = execute(spec, device=device, callbacks=[claim, *callbacks, start], keeping=keeping)
         except Exception as error:
             if start.made or not isinstance(error, InputError):
-                with suppress(InputError):  # of a disk, which is not why the run failed
+                with suppress(InputError):  # the disk's error must not hide the run's
                     store.save_failure(spec, *reason_of(error))
             raise
         try:
@@ -84,9 +84,11 @@ def run(
 
 
 class _Claim(Callback):
-    """Keeps others from a run while it is trained, as the first of its callbacks. A folder that cannot be written to is
-    told before the first step, rather than after the last; and what cannot be built has left nothing in it. Of a run
-    that begins anew, what was written down is forgotten only now: before, it may be that of another process.
+    """Locks a run while it is trained; the first of its callbacks.
+
+    An unwritable folder is thus reported before the first step rather than after the last, and a run that cannot be
+    built leaves nothing behind. The old checkpoint of a restarted run is deleted only now: before, another process may
+    be using it.
     """
 
     def __init__(self, store: Store, spec: RunSpec, keeping: Keeping | None) -> None:
@@ -98,8 +100,8 @@ class _Claim(Callback):
         self.lock = self.store.claim(key)
         if self.lock is None:
             got = Description(f"{key}, which another process is training")
-            remedy = f"`parabolic watch {key[:8]}` shows how far it is; or name another folder of runs"
-            raise invalid("run", got, "one that nobody else trains", remedy)
+            remedy = f"`parabolic watch {key[:8]}` shows its progress; or name another folder of runs"
+            raise invalid("run", got, "one that no other process is training", remedy)
         if self.keeping is not None and self.keeping.anew:
             self.keeping.forget(self.spec)
 
@@ -112,7 +114,7 @@ class _Claim(Callback):
 
 
 class _Start(Callback):
-    """Knows, as the last of a run's callbacks, whether none of them refused it."""
+    """The last of a run's callbacks: notes that none of the others refused the run."""
 
     made = False
 
@@ -121,7 +123,7 @@ class _Start(Callback):
 
 
 def reason_of(error: Exception) -> tuple[str, str]:
-    """Why a run failed, as a store notes it; and the trace of an error that nobody expected, else an empty text."""
+    """Why a run failed, for the store, and the traceback of an unexpected error (otherwise empty)."""
     if isinstance(error, InputError | Diverged):
         return str(error), ""
     return f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
@@ -130,7 +132,7 @@ def reason_of(error: Exception) -> tuple[str, str]:
 def execute(
     spec: RunSpec, *, device: str = "auto", callbacks: Iterable[Callback] = (), keeping: Keeping | None = None
 ) -> Record:
-    """Train a run and return its record; nothing is written, save for checkpoints where there is a `keeping`."""
+    """Train a run and return its record; nothing is written, except checkpoints if there is a `keeping`."""
     ((_, result),) = execute_fleet([spec], device=device, callbacks=callbacks, keeping=keeping)
     if isinstance(result, Exception):
         raise result
@@ -139,15 +141,15 @@ def execute(
 
 @dataclass
 class Yard:
-    """Keeps the last fleet, so that the next of the same making need not be captured anew."""
+    """Keeps the last fleet, so that one with the same settings can reuse its CUDA graphs."""
 
-    made: str = ""  # what the fleet was made of
+    made: str = ""  # the settings of the fleet
     fleet: Fleet | None = None
 
     def launch(self, specs: Sequence[RunSpec], learners: Sequence[Learner]) -> Fleet:
-        """The fleet of these learners, or the last one in their state."""
-        code = own_code_of(specs[0])  # that of all, as they are of one shape
-        # A learner is told of a stream by its batches, but for how many classes it has.
+        """A fleet of these learners: the last one set to their states if possible, else a new one."""
+        code = own_code_of(specs[0])  # the same for all, as they have one shape
+        # A learner knows the stream only by its batches and its number of classes.
         elsewhere = dict.fromkeys(("seed", "scenario", "epochs"))
         parts = ({**spec.resolved(), **elsewhere} for spec in specs)
         made = json.dumps([code, learners[0].classes, *parts], sort_keys=True)
@@ -156,7 +158,7 @@ class Yard:
         return self.fleet
 
     def clear(self) -> None:
-        """Keep nothing."""
+        """Drop the fleet."""
         self.made, self.fleet = "", None
 
 
@@ -168,11 +170,11 @@ def execute_fleet(
     yard: Yard | None = None,
     keeping: Keeping | None = None,
 ) -> Iterator[tuple[RunSpec, Record | Exception]]:
-    """Train runs of one shape (`RunSpec.shape`), side by side on a GPU, else one after the other.
+    """Train runs of one shape (`RunSpec.shape`): side by side on a GPU, otherwise one after the other.
 
-    A run that fails comes back with its error in place of a record, and the others go on; if there is no room for all
-    at once they are tried in halves. With a `yard` that is kept from call to call, what was captured for one fleet
-    serves the next of its kind. Nothing is written, save for checkpoints where there is a `keeping`.
+    For a run that fails, the error is yielded in place of a record, and the others continue; if the device has no room
+    for all at once, they are tried in halves. A `yard` passed to several calls lets a fleet reuse the CUDA graphs of
+    the one before. Nothing is written, except checkpoints if there is a `keeping`.
     """
     specs, callbacks, yard = list(specs), list(callbacks), yard or Yard()
     for spec in specs:
@@ -188,9 +190,9 @@ def execute_fleet(
             if len(group) == 1:
                 yield group[0], _named(group[0], error)
                 continue
-            # Where there is no room for all, there may be for half; else one is to blame: alone, each finds out.
+            # If memory is short, half of the group may fit; otherwise run each alone, to find the one that fails.
             crowded = short_of_memory(error)
-        # Only now that the error is gone, nothing holds on to the learners that took the room.
+        # The learners that filled the memory can be freed only now, without references from the error.
         gc.collect()
         torch.cuda.empty_cache()
         part = max(1, len(group) // 2) if crowded else 1
@@ -200,7 +202,7 @@ def execute_fleet(
 
 
 def _abreast(specs: list[RunSpec], size: int, keeping: Keeping | None) -> Iterator[list[RunSpec]]:
-    """The runs in groups of at most `size`, each of runs that begin at one place of the stream."""
+    """The runs in groups of at most `size`, each of runs that start at the same position in the stream."""
     places = defaultdict(list)
     for spec in specs:
         places[(0, 0) if keeping is None or size == 1 else keeping.place(spec)].append(spec)
@@ -209,18 +211,18 @@ def _abreast(specs: list[RunSpec], size: int, keeping: Keeping | None) -> Iterat
 
 
 def _let_go(error: BaseException | None) -> None:
-    """Free what the frames of an error hold, learners above all, however long it is kept; its traceback stays."""
+    """Free the local variables of an error's frames, learners above all; the traceback stays."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
 
 
 def _named(spec: RunSpec, error: Exception) -> Exception:
-    """The error; one of too little memory before training began, which would have told, says of which run it is."""
+    """The error; if memory ran out before training, which would have named the run, with the run's name."""
     if isinstance(error, DeviceFailed) or not short_of_memory(error):
         return error
     who = f"{spec.learner} on {spec.stream}, seed {spec.seed}"
-    return DeviceFailed(f"{who}: the device is out of memory before the first step")
+    return DeviceFailed(f"{who}: the device ran out of memory before the first step")
 
 
 def _train_side_by_side(
@@ -229,13 +231,13 @@ def _train_side_by_side(
     makers, streams = zip(*[_prepare(spec, device) for spec in specs], strict=True)
     learners = [make() for make in makers]
     place, resolved = learners[0].device, specs[0].resolved()
-    made = made_of(specs[0])  # now, as a file may be edited meanwhile; that of all, as they are of one shape
+    made = made_of(specs[0])  # now: a file may be edited meanwhile; the same for all, by shape
     with (
         numerics(resolved["precision"]),
         torch.random.fork_rng([place] if place.type == "cuda" else []),
         threads_for(learners[0]),
     ):
-        # Seeds torch's own generator, from which dropout draws; a resumed run restores it.
+        # Seeds torch's global generator, which dropout draws from; a resumed run restores its state.
         torch.manual_seed(specs[0].seed + 2**31)
         resumed = [keeping.resume(*each) for each in zip(specs, learners, strict=True)] if keeping is not None else []
         fleet = yard.launch(specs, learners)
@@ -245,10 +247,10 @@ def _train_side_by_side(
             checkpoints=None if keeping is None else keeping.checkpoints(specs, makers),
             progress=[each for each in resumed if each is not None],
         )  # fmt: skip
-        around = environment(fleet.device)  # here, where there are as many threads as have trained
+        around = environment(fleet.device)  # here, as the number of threads is that of training
     for spec, state in zip(specs, states, strict=True):
         if keeping is not None and state.error is not None:
-            keeping.forget(spec)  # what goes on from there diverges again
+            keeping.forget(spec)  # resumed from there, it would diverge again
     around |= {
         "fleet": len(specs),
         "steps": "; ".join(sorted({berth.manner for berth in fleet.berths})),
@@ -277,7 +279,7 @@ def _rows(matrix: NDArray[np.float64]) -> list[list[float]]:
 
 
 def build(spec: RunSpec, device: str = "auto") -> tuple[Learner, Stream]:
-    """The learner and the stream of a run, before the first step.
+    """Build the learner and the stream of a run.
 
     >>> learner, stream = build(RunSpec(learner="er"), device="cpu")
     >>> type(learner).__name__, stream.name
@@ -289,7 +291,7 @@ def build(spec: RunSpec, device: str = "auto") -> tuple[Learner, Stream]:
 
 
 def _prepare(spec: RunSpec, device: str) -> tuple[Callable[[], Learner], Stream]:
-    """What makes the learner of a run, by its code as it is now, and the stream."""
+    """A function that builds the learner of a run, with its class as it is now, and the stream."""
     place, resolved, kind = find_device(device), spec.resolved(), find_learner(spec.learner)
     stream = make_stream(spec.stream, spec.seed, **spec.scenario)
     options = resolved["options"] | ({"memory": spec.memory} if "memory" in resolved else {})
@@ -306,7 +308,7 @@ def _prepare(spec: RunSpec, device: str) -> tuple[Callable[[], Learner], Stream]
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Versions, hardware, command and time: where a number comes from."""
+    """Where a result comes from: versions, hardware, command and time."""
     from parabolic import __version__
 
     return {
@@ -325,14 +327,14 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def typed_command() -> str:
-    """What was typed; the same for `parabolic` and `python -m parabolic`."""
+    """The command line; the same for `parabolic` and `python -m parabolic`."""
     program, ours = Path(sys.argv[0]), Path(__file__).parents[1] / "__main__.py"
     called = "parabolic" if program.stem == "parabolic" or program == ours else sys.argv[0]
     return str(encodable(shlex.join([called, *sys.argv[1:]])))
 
 
 def find_device(name: str) -> torch.device:
-    """The device of that name; `auto` is a GPU where there is one."""
+    """The device of that name; `auto` is a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -343,8 +345,8 @@ def find_device(name: str) -> torch.device:
         raise invalid("device", name, "auto, cpu, cuda or cuda:N")
     here = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type == "cuda" and (device.index or 0) >= here:
-        found = f"of {here} the last is cuda:{here - 1}" if here else "no CUDA device was found"
-        raise invalid("device", name, "a device that is here", f"{found}: use cpu")
+        found = f"of {here}, the last is cuda:{here - 1}" if here else "no CUDA device was found"
+        raise invalid("device", name, "a device of this machine", f"{found}: use cpu")
     return device
 
 

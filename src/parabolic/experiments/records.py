@@ -1,10 +1,10 @@
-"""Records: finished runs that are kept with the project, to be read and not to be trained again.
+"""Records: stored results that come with the package, to be read instead of trained again.
 
     results/records/NAME.jsonl    in a checkout; an installed package has them in `parabolic/records`
 
-A line is a run, in short: what `run.json` tells, without what can be computed again or says nothing elsewhere. Lines
-are sorted by key, so that a difference between two versions of a file reads well. `PARABOLIC_RECORDS` names another
-folder, or a file.
+Each line is a run: the content of `run.json` without what can be recomputed or is meaningless on other machines. Lines
+are sorted by key, so that diffs between versions of a file are readable. `PARABOLIC_RECORDS` names another folder, or a
+file.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from parabolic.files import disk_errors, write_text
 __all__ = ["BackedStore", "Records", "is_record", "records_place", "write_records"]
 
 PARTS = ("key", "spec", "accuracy", "train_seconds", "test_seconds", "steps", "environment")
-LATER = {"task_accuracy", "measured"}  # parts that not all runs have
-# Of the environment. Not the data's hash: decoders differ between machines.
+LATER = {"task_accuracy", "measured"}  # optional parts
+# Parts of the environment. Not the data's hash: decoders differ between machines.
 TOLD = ("parabolic", "torch", "python", "device", "processor", "fleet", "code", "command", "finished")
-ACCURACY, SECONDS = 4, 3  # digits after the point
-FROM = "record"  # in the environment of a run that was read here: the file that it is from
+ACCURACY, SECONDS = 4, 3  # decimal places
+FROM = "record"  # key in the environment of a run read from records: the name of its file
 
 
 class Records:
-    """The runs in some files of records, and in those of some folders; of the same run in several, the newest.
+    """The runs in the given records files, or folders of them; of copies of a run, the newest.
 
     >>> import tempfile
     >>> records = Records(tempfile.mkdtemp())
@@ -49,23 +49,23 @@ class Records:
 
     @classmethod
     def ours(cls) -> Records:
-        """Those that come with the package, or are where `PARABOLIC_RECORDS` says."""
+        """The records that come with the package, or those that `PARABOLIC_RECORDS` names."""
         return cls(records_place())
 
     def find(self, spec: RunSpec) -> Record | None:
-        """The run of this spec, if there is one: as in a store, one made with other defaults or code does not count."""
+        """The run of this spec, or None; as in a store, one made with other defaults or code does not count."""
         record = self._runs.get(spec.key)
         return record if record is not None and is_of(record, spec) else None
 
     def __iter__(self) -> Iterator[Record]:
-        """All runs, by key; lines that cannot be read as one are passed over (`unreadable` names them)."""
+        """All runs, sorted by key; unreadable lines are skipped (see `unreadable`)."""
         return (self._runs[key] for key in sorted(self._runs))
 
     def __contains__(self, key: str) -> bool:
         return key in self._runs
 
     def unreadable(self) -> dict[Path, str]:
-        """Lines that should tell of a run and do not, as FILE:LINE, each with the reason."""
+        """Unreadable lines, as FILE:LINE, each with the reason."""
         return dict(self._read[1])
 
     @property
@@ -100,14 +100,14 @@ class Records:
 
 
 class BackedStore(Store):
-    """A store with records behind it: what is not in the one is looked for in the other. Writing goes to the store."""
+    """A store that falls back on records for runs that it does not have. Only the store is written to."""
 
     def __init__(self, root: str | Path, records: Records) -> None:
         super().__init__(root)
         self.records = records
 
     def find(self, spec: RunSpec) -> Record | None:
-        """The finished run of this spec, here or among the records."""
+        """The finished run of this spec, from the store or the records, or None."""
         return super().find(spec) or self.records.find(spec)
 
     def __iter__(self) -> Iterator[Record]:
@@ -117,16 +117,16 @@ class BackedStore(Store):
         yield from (record for record in self.records if record.key not in own)
 
     def failures(self) -> Iterator[FailedRun]:
-        """The runs that failed here when they were last tried, and of which there is no record either."""
+        """The runs whose last attempt failed and that have no record either."""
         return (each for each in super().failures() if each.key not in self.records)
 
     def unreadable(self) -> dict[Path, str]:
-        """Files of the store and lines of the records that cannot be read, each with the reason."""
+        """Unreadable files of the store and lines of the records, each with the reason."""
         return super().unreadable() | self.records.unreadable()
 
 
 def records_place() -> Path:
-    """Where records are looked for: `PARABOLIC_RECORDS`, else in the package, else in the checkout that it is from."""
+    """Where records are: `PARABOLIC_RECORDS`, else in the package, else in its checkout."""
     if named := os.environ.get("PARABOLIC_RECORDS"):
         return Path(named).expanduser()
     package = Path(__file__).parent.parent
@@ -135,15 +135,15 @@ def records_place() -> Path:
 
 
 def is_record(run: Record) -> bool:
-    """Whether a run was read from records, and not from a store."""
+    """Whether a run was read from records, not from a store."""
     return FROM in run.environment
 
 
 def write_records(runs: Iterable[Record], path: Path) -> int:
-    """Merge runs into a file of records, whole or not at all; of the same run the newer stays. Returns how many it has.
+    """Merge runs into a records file, atomically; of copies of a run the newer stays. Returns how many runs it has.
 
-    Processes that merge into one file wait for each other. A file with a line that cannot be read is left as it is:
-    what the line was to tell would be lost.
+    Processes that merge into the same file wait for each other. A file with an unreadable line is refused, as that line
+    would be lost.
     """
     with disk_errors("--records", path.parent, "free some space or name another file"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -160,17 +160,17 @@ def write_records(runs: Iterable[Record], path: Path) -> int:
 
 
 def _undamaged(path: Path) -> Records:
-    """What a file has, if it is there; one with a line that cannot be read is refused."""
+    """The contents of a file, if it exists; an unreadable line is an error."""
     there = Records(path) if path.exists() else Records()
     if damaged := there.unreadable():
         place, reason = next(iter(damaged.items()))
         got = Description(f"{place} ({reason})")
-        raise invalid("--records", got, "a file of records", "mend or remove the line, or name another file")
+        raise invalid("--records", got, "a records file", "repair or remove the line, or name another file")
     return there
 
 
 def _newer(one: Record, other: Record | None) -> bool:
-    """Whether a run takes the place of another of its key; of two that ended at once, the one that comes last does."""
+    """Whether a run replaces another with its key; if both ended at the same time, it does."""
     ends = [str(each.environment.get("finished", "")) for each in (one, other) if each is not None]
     return len(ends) == 1 or ends[0] >= ends[1]
 
@@ -183,8 +183,8 @@ def _short(record: Record) -> dict[str, Any]:
         told[name] = [round(value, SECONDS) for value in told[name]]
     around = {name: record.environment[name] for name in TOLD if name in record.environment}
     if around.get("device") != "cpu":
-        around.pop("processor", None)  # it is not what trained
-    if "command" in around:  # where folders lie on one machine says nothing on another
+        around.pop("processor", None)  # irrelevant to training on a GPU
+    if "command" in around:  # paths are meaningless on other machines
         around["command"] = re.sub(r"(?<![\w.~:/])/(?:[^\s/=]+/)*", "", str(around["command"]))
     return {**told, **({"measured": record.measured} if record.measured else {}), "environment": around}
 
@@ -192,7 +192,7 @@ def _short(record: Record) -> dict[str, Any]:
 def _parse(line: str, file: str) -> Record:
     told = json.loads(line)
     if not (isinstance(told, Mapping) and told.keys() - LATER == {*PARTS} and isinstance(told["key"], str)):
-        raise ValueError("it is no record of a run")
+        raise ValueError("it is not the record of a run")
     record = Record(**told, metrics={})
     known = replace(record, metrics=record.summary)
     return checked(replace(known, environment={**record.environment, FROM: file}))

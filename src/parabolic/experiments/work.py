@@ -1,4 +1,4 @@
-"""What a worker does, in whatever process, on whatever machine: it trains runs, tells of each and keeps no record."""
+"""The work of a worker, in any process on any machine: it trains runs and reports on each, but saves no records."""
 
 from __future__ import annotations
 
@@ -25,57 +25,57 @@ __all__ = ["Job", "News", "Over", "serve", "work"]
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """Runs that one worker trains side by side (on a CPU: one run)."""
+    """Runs for one worker to train side by side (on a CPU: a single run)."""
 
     specs: tuple[RunSpec, ...]
-    command: str = field(default_factory=typed_command)  # that of the grid, which the records are to name
-    keeping: Keeping | None = None  # that they are written down while they are trained
+    command: str = field(default_factory=typed_command)  # the grid's, to be named in the records
+    keeping: Keeping | None = None  # how to checkpoint them
 
 
 @dataclass(frozen=True)
 class News:
-    """What became of one run: its record, or the reason why there is none."""
+    """The result of one run: its record, or the reason why it failed."""
 
     key: str
     record: Record | None = None
     reason: str = ""
-    trace: str = ""  # of an error that nobody expected
-    retry: bool = False  # the machine is to blame and not the run: in a fresh process it may do better
+    trace: str = ""  # of an unexpected error
+    retry: bool = False  # the machine may be to blame: a fresh process may succeed
 
 
 @dataclass(frozen=True)
 class Over:
-    """A job came to its end, or its worker did: then `died` says how."""
+    """The end of a job; if its worker died, `died` says how."""
 
     died: str = ""
 
 
 def work(job: Job, device: str, yard: Yard | None = None) -> Iterator[News]:
-    """Train the runs of a job and tell of each as it ends, whatever happens to it.
+    """Train the runs of a job and yield news of each when it ends, successfully or not.
 
     >>> [news] = work(Job((RunSpec(learner="sgd", options={"lr": 1e30}),)), "cpu")
     >>> news.record, news.reason.endswith("lower lr (now 1e+30) or set clip_norm")
     (None, True)
     """
     left = {spec.key: spec for spec in job.specs}
-    with one_thread(device == "cpu"):  # workers share the cores, and the outcome is then the same in all of them
+    with one_thread(device == "cpu"):  # workers share the cores, and all get the same results
         try:
             for spec, result in execute_fleet(job.specs, device=device, yard=yard, keeping=job.keeping):
                 del left[spec.key]
                 yield _news(job, spec, result)
-        except Exception as error:  # of the fleet as a whole
+        except Exception as error:  # in the fleet as a whole
             for spec in left.values():
                 yield _news(job, spec, error)
 
 
 def serve() -> None:
-    """The life of a worker process: jobs come in on standard input, news go out on standard output.
+    """The main loop of a worker process: reads jobs from standard input and writes news to standard output.
 
-    It ends when its input does, in the middle of a run if need be: that is how it learns that the grid is over or was
-    killed. So no process outlives its grid, and no record is written after it.
+    The process exits when its input is closed, even in the middle of a run: the grid is then finished or was killed.
+    So no worker outlives its grid, and no record is written after it.
     """
     news = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a learner prints is not news
+    os.dup2(2, 1)  # a learner's output must not mix with the news
     jobs: SimpleQueue[tuple[Job, str]] = SimpleQueue()
     yard = Yard()
     Thread(target=_listen, args=(sys.stdin.buffer, jobs), daemon=True).start()
@@ -89,7 +89,7 @@ def _listen(pipe: BinaryIO, jobs: SimpleQueue[tuple[Job, str]]) -> None:
     try:
         while True:
             jobs.put(pickle.load(pipe))
-    finally:  # the other end is closed, perhaps in the middle of a word
+    finally:  # the other end is closed, perhaps in the middle of a message
         os._exit(0)
 
 
@@ -97,7 +97,7 @@ def _send(pipe: BinaryIO, told: News | Over) -> None:
     try:
         pickle.dump(told, pipe)
         pipe.flush()
-    except BrokenPipeError:  # nobody is there to hear it
+    except BrokenPipeError:  # the grid is gone
         os._exit(0)
 
 
@@ -105,6 +105,6 @@ def _news(job: Job, spec: RunSpec, result: Record | Exception) -> News:
     if isinstance(result, Record):
         return News(spec.key, replace(result, environment={**result.environment, "command": job.command}))
     reason, trace = reason_of(result)
-    # A GPU that was told something wrong by one run of a fleet fails the others of its process too.
+    # After an invalid operation by one run of a fleet, the GPU fails for all others of the process too.
     machine = isinstance(result, MemoryError | DeviceFailed | torch.OutOfMemoryError | torch.AcceleratorError)
     return News(spec.key, reason=reason, trace=trace, retry=machine)
