@@ -165,7 +165,7 @@ def test_workers_of_a_grid_measure_too(folder, monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "mine", lambda _: 0, raising=False)
     here = RunSpec(**SPEC, measure="mine.py:length,__main__:mine")
     assert run_grid([here], Store("runs"), workers=0, device="cpu").trained == 1
-    with pytest.raises(InputError, match="^measure: got .*, expected what worker processes can import too"):
+    with pytest.raises(InputError, match="^measure: got .*, expected a name that worker processes can import"):
         run_grid([here], Store("others"), workers=1, device="cpu")
 
 

@@ -48,7 +48,7 @@ def started(folder, *arguments):
         (("compare", "--learners", "er,sgd", "--set", "average_part=0.1"), "average_part: got 0.1"),
         (("compare", "--learners", "sgd,pcl", "--set", "drift_weight=1", "--workers", "0"), "drift_weight: got 1.0"),
         (("runs", "--csv", "."), "--csv: got a folder (.)"),
-        (("run", "--preset", "nothing.toml"), "preset: got 'nothing.toml', expected a file that is there"),
+        (("run", "--preset", "nothing.toml"), "preset: got 'nothing.toml', expected an existing file"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_trained(parabolic, tmp_path, arguments, message):
@@ -352,12 +352,12 @@ def observed(y, memory=50):
         (lambda _: RunSpec(ER), "learner: got <class .*ER'>, expected a name, .* name it mine.py:NAME"),
         (lambda _: RunSpec("er", stream=len), "stream: got <.* len>, expected a name"),
         (lambda _: RunSpec("er", backbone=nn.Linear), "backbone: got <class .*>, expected a name"),
-        (lambda store: run("er", store), r"spec: got 'er', expected a run; as in RunSpec\(\"er\"\)"),
+        (lambda store: run("er", store), r"spec: got 'er', expected a RunSpec; as in RunSpec\(\"er\"\)"),
         (lambda _: build("er"), "spec: got 'er'"),
         (lambda _: execute("er"), "spec: got 'er'"),
         (lambda _: Search("er"), "spec: got 'er'"),
         (lambda store: run_grid(["er"], store), "spec: got 'er'"),
-        (lambda store: run_grid(RunSpec("er"), store), r"specs: got RunSpec\(.*, expected a list of runs"),
+        (lambda store: run_grid(RunSpec("er"), store), r"specs: got RunSpec\(.*, expected a list of RunSpecs"),
         (lambda _: run_grid([RunSpec("er")], "runs"), "store: got 'runs', expected a Store"),
         (lambda _: tune(Search(RunSpec("er")), "runs"), "store: got 'runs', expected a Store"),
         (lambda _: Store(None), "root: got None, expected a folder"),

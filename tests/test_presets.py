@@ -117,7 +117,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("learner = ", "got .*, expected a TOML file; mend the file, or remove it"),
+        ("learner = ", "got .*, expected a TOML file; repair the file, or remove it"),
         ("learner = \xff", "got .*, expected a TOML file"),
         ("about = 'no learner'", "got no learner, expected one"),
         ("learner = 'er'\nlr = 0.1", "got 'lr', expected one of about, learner"),
@@ -142,7 +142,7 @@ def test_a_damaged_preset_says_what_is_wrong_with_it(parabolic, tmp_path, text, 
     ("arguments", "message"),
     [
         (("run", "--preset", "pcl-plu"), "preset: got 'pcl-plu', .* did you mean 'pcl-plus'"),
-        (("run", "--preset", "nothing.toml"), "preset: got 'nothing.toml', expected a file that is there"),
+        (("run", "--preset", "nothing.toml"), "preset: got 'nothing.toml', expected an existing file"),
         (
             ("run", "--preset", "pcl-plus", "--learner", "er"),
             "--learner: got 'er', expected pcl, as in preset 'pcl-plus'",

@@ -157,7 +157,7 @@ def test_a_comparison_writes_runs_down_as_often_as_it_is_told(tmp_path, paraboli
     for command in (("compare",), ("paper", "main", "--quick")):
         code, _, err = parabolic(*command, "--checkpoint", "-1")
         assert code == 2
-        assert "checkpoint: got -1.0, expected a number of at least 0; 0 writes nothing down" in err
+        assert "checkpoint: got -1.0, expected a number of at least 0; 0 saves no checkpoints" in err
 
 
 def test_a_grid_goes_on_with_a_run_whose_worker_was_killed(tmp_path):
@@ -188,7 +188,7 @@ def test_a_damaged_checkpoint_is_named_and_the_run_begins_anew(tmp_path):
     stop_at(Stop(12), spec, store)
     path = store.checkpoint(spec.key)
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.warns(RuntimeWarning, match=f"starts at the beginning: path: got '{path}'"):
+    with pytest.warns(RuntimeWarning, match=f"the run starts over: path: got '{path}'"):
         record, _ = run(spec, store, device="cpu")
     assert (record.environment["resumed"], told(record)) == (0, told(execute(spec, device="cpu")))
 
@@ -291,7 +291,7 @@ def test_checkpoints_can_be_left_out(tmp_path):
     spec, store = spec_of("er"), Store(tmp_path)
     stop_at(Stop(12), spec, store, checkpoint=0)
     assert store.begun() == []
-    with pytest.raises(InputError, match="checkpoint: got -1, expected a number of at least 0; 0 writes nothing down"):
+    with pytest.raises(InputError, match="checkpoint: got -1, expected a number of at least 0; 0 saves no checkpoints"):
         run(spec, store, device="cpu", checkpoint=-1)
 
 

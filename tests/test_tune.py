@@ -98,7 +98,7 @@ def test_other_test_data_change_nothing(tmp_path):
         (("--validation", "0"), "validation: got 0.0, expected a number above 0"),
         (("--set", "validation=0"), "validation: got 0.0, .* use --validation"),
         (("--set", "validation=0.2"), "validation: got 0.2, .* use --validation"),
-        (("--set", "seed=9"), "seed: got 9, expected none for the run, .* --seeds says how many"),
+        (("--set", "seed=9"), "seed: got 9, expected none for the run, .* --seeds sets how many"),
         (("--space", "lr"), "--space: got 'lr', expected NAME=VALUE; for example --space lr=0.01:0.3:log"),
         (("--space", "lrr=0.1:1"), "--space: got 'lrr', .* did you mean 'lr'"),
         (("--space", "lr=1:0.1"), "--space lr: got '1:0.1', expected LOW:HIGH"),

@@ -1,4 +1,4 @@
-"""Many runs: those that are missing in a store are trained at once, and one that fails does not stop the others."""
+"""Grids: train the runs that a store lacks in parallel; one that fails does not stop the others."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from parabolic.experiments.work import Job, News
 __all__ = ["ENGINES", "Event", "Failure", "Outcome", "run_grid", "worker_devices"]
 
 ENGINES = ("local", "ray")
-POLL = 0.5  # seconds until a run that another grid is at is looked at again
+POLL = 0.5  # seconds between checks of runs that another grid is training
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that did not come to its end, and why."""
+    """A run that failed, and why."""
 
     spec: RunSpec
     reason: str
-    trace: str = ""  # of an error that nobody expected
+    trace: str = ""  # of an unexpected error
 
 
 @dataclass
 class Outcome:
-    """What became of the runs of a grid."""
+    """The results of a grid."""
 
-    records: dict[str, Record] = field(default_factory=dict)  # by key, in the order asked for
-    reused: int = 0  # were in the store already, or came from another grid meanwhile
+    records: dict[str, Record] = field(default_factory=dict)  # by key, in the order of the specs
+    reused: int = 0  # already in the store, or finished by another grid meanwhile
     trained: int = 0
     failures: list[Failure] = field(default_factory=list)
-    put_off: int = 0  # were not begun, as the time was up
-    interrupted: bool = False  # by Ctrl-C; the same call goes on where it stopped
+    put_off: int = 0  # not started because the time was up
+    interrupted: bool = False  # by Ctrl-C; the same call continues from there
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Event:
 
     what: str
     spec: RunSpec
-    left: int  # how many runs have not come to their end yet
+    left: int  # how many runs have not ended yet
     reason: str = ""
 
 
@@ -73,18 +73,17 @@ def run_grid(
     minutes: float | None = None,
     watch: Callable[[Event], object] | None = None,
 ) -> Outcome:
-    """Bring runs into the store: those that are not there, or all if asked `again`, are trained in parallel.
+    """Train the runs that are missing from the store, or all if `again`, in parallel, and save them there.
 
-    On a CPU each of the `workers` processes (as many as there are cores) trains one run at a time; on GPUs there is a
-    process for each, which trains up to `fleet` runs of one shape side by side; `workers=0` does the work in this
-    process. With engine "ray" the workers are tasks on the cluster at `address`, each with the share `gpus` of a GPU
-    where there are any.
+    On a CPU each of the `workers` processes (by default one per core) trains one run at a time; on GPUs each process
+    (by default one per GPU) trains up to `fleet` runs of one shape side by side; `workers=0` works in this process.
+    With engine "ray" the workers are tasks on the cluster at `address`, each with `gpus` of a GPU if there are any.
 
-    A run is kept as soon as it ends. One that fails is noted in the store and tried again by the next call; one whose
-    worker dies or has no memory left is tried `retries` times more at once, alone. Where several grids work on one
-    store, each run is trained by one of them. Killing the process in any way loses only what was being trained since it
-    was last written down, every `checkpoint` seconds (0: never; not on a cluster), and at Ctrl-C. After so many
-    `minutes` no run is begun any more, and those that were come to their end.
+    A run is saved as soon as it ends. A failure is noted in the store, and the next call tries the run again; a run
+    whose worker died or ran out of memory is retried immediately, alone, up to `retries` times. If several grids share a
+    store, each run is trained by one of them. Checkpoints are saved every `checkpoint` seconds (0: never; none on a
+    cluster) and at Ctrl-C; killing the process in any way loses only what was trained since. After `minutes` minutes no
+    new runs are started, and those in progress are finished.
 
     >>> import tempfile
     >>> specs = [RunSpec("sgd", seed=seed, backbone="mlp") for seed in range(2)]
@@ -94,7 +93,7 @@ def run_grid(
     (2, [], 2)
     """
     if not isinstance(specs, Iterable):
-        raise invalid("specs", specs, "a list of runs", 'as in [RunSpec("er")]')
+        raise invalid("specs", specs, "a list of RunSpecs", 'as in [RunSpec("er")]')
     specs = list(specs)
     for spec in specs:
         check_spec(spec)
@@ -103,7 +102,7 @@ def run_grid(
     if workers is not None:
         check_number("workers", workers, whole=True, at_least=0 if engine == "local" else 1)
     if address is not None and engine != "ray":
-        raise invalid("address", address, f"none with engine {engine!r}", "it names a Ray cluster: use engine 'ray'")
+        raise invalid("address", address, f"none with engine {engine!r}", "for a Ray cluster use engine 'ray'")
     check_number("fleet", fleet, whole=True, at_least=1)
     check_number("retries", retries, whole=True, at_least=0)
     check_number("gpus", gpus, above=0)
@@ -130,13 +129,13 @@ def run_grid(
 
 
 def _check_importable(specs: Iterable[RunSpec]) -> None:
-    """Refuse what only this process has: a worker's `__main__` is another."""
+    """Raise an error for names in `__main__`, which worker processes cannot import."""
     for spec in specs:
         for name in ("learner", "stream", "backbone", "measure"):
             given = getattr(spec, name)
             if given is not None and "__main__:" in given:
-                remedy = f"put it into a file and name it mine.py:{given.rpartition(':')[2]}, or use workers=0"
-                raise invalid(name, given, "what worker processes can import too", remedy)
+                remedy = f"put it into a file, as mine.py:{given.rpartition(':')[2]}, or use workers=0"
+                raise invalid(name, given, "a name that worker processes can import", remedy)
 
 
 def _crew(engine: str, workers: int | None, address: str | None, device: str, gpus: float) -> Crew:
@@ -148,7 +147,7 @@ def _crew(engine: str, workers: int | None, address: str | None, device: str, gp
 
 
 def worker_devices(device: str, workers: int | None = None) -> list[str]:
-    """The device of each worker process on this machine: one process for each core or GPU, unless told how many.
+    """The device of each worker process on this machine; by default one process per core or GPU.
 
     >>> worker_devices("cpu", 2)
     ['cpu', 'cpu']
@@ -161,7 +160,7 @@ def worker_devices(device: str, workers: int | None = None) -> list[str]:
 
 
 class _Grid:
-    """A grid at work: the runs that wait, those that are being trained, and what became of the others."""
+    """A grid in progress: the runs waiting, those being trained, and the outcome so far."""
 
     def __init__(
         self,
@@ -175,17 +174,17 @@ class _Grid:
         watch: Callable[[Event], object] | None,
     ) -> None:
         self.store, self.again, self.retries, self.keeping, self.watch = store, again, retries, keeping, watch
-        self.until = until  # by the monotonic clock: no run is begun later
+        self.until = until  # by the monotonic clock: no run is started later
         self.outcome = Outcome()
         self.left = len(specs)
         self.missing = [spec for spec in specs if not self._reuse(spec)]
-        self.waiting: deque[list[RunSpec]] = deque()  # what is to be trained side by side
-        self.running: dict[Job, dict[str, RunSpec]] = {}  # what has not ended of each job
+        self.waiting: deque[list[RunSpec]] = deque()  # groups to train side by side
+        self.running: dict[Job, dict[str, RunSpec]] = {}  # the unfinished runs of each job
         self.claims: dict[str, BaseFileLock] = {}
         self.tries: Counter[str] = Counter()
 
     def go(self, crew: Crew, fleet: int) -> None:
-        """Have the crew train what is missing."""
+        """Have the crew train the missing runs."""
         self.waiting.extend(_groups(self.missing, fleet))
         while True:
             if time.monotonic() >= self.until:
@@ -194,7 +193,7 @@ class _Grid:
             self._start(crew)
             if not (self.waiting or self.running):
                 return
-            elsewhere = bool(self.waiting) and crew.free()  # all that waits is with other grids
+            elsewhere = bool(self.waiting) and crew.free()  # other grids are training all waiting runs
             for job, told in crew.wait(POLL if elsewhere else None):
                 if isinstance(told, News):
                     self._settle(self.running[job].pop(told.key), told)
@@ -203,7 +202,7 @@ class _Grid:
                         self._settle(spec, News(spec.key, reason=told.died, retry=True))
 
     def let_go(self) -> None:
-        """Let other grids have what was not finished."""
+        """Release the claims on unfinished runs."""
         for claim in self.claims.values():
             claim.release()
 
@@ -222,7 +221,7 @@ class _Grid:
                     self._tell("started", spec)
 
     def _claim(self, group: list[RunSpec]) -> tuple[list[RunSpec], list[RunSpec]]:
-        """The runs of a group that are ours to train now, and those that another grid is at."""
+        """The runs of a group that this grid has claimed, and those that another grid is training."""
         mine, others = [], []
         for spec in group:
             claim = self.store.claim(spec.key)
@@ -230,7 +229,7 @@ class _Grid:
                 others.append(spec)
                 continue
             self.claims[spec.key] = claim
-            if self._reuse(spec):  # another grid has finished it since we looked
+            if self._reuse(spec):  # another grid has finished it meanwhile
                 self._release(spec)
                 continue
             if self.keeping is not None and self.again and not self.tries[spec.key]:
@@ -248,7 +247,7 @@ class _Grid:
         return True
 
     def _settle(self, spec: RunSpec, news: News) -> None:
-        """Keep what came of a run, or let it be tried again."""
+        """Save the result of a run, or have it retried."""
         if news.record is not None:
             self.store.save(news.record)
             self.outcome.records[spec.key] = news.record
@@ -274,7 +273,7 @@ class _Grid:
 
 
 def _groups(specs: Iterable[RunSpec], size: int) -> list[list[RunSpec]]:
-    """The runs in groups of one shape and at most `size`."""
+    """The runs in groups of one shape, of at most `size`."""
     if size == 1:
         return [[spec] for spec in specs]
     shapes: dict[str, list[RunSpec]] = {}

@@ -1,19 +1,19 @@
-"""Presets: learners with values that suit them, by name, in files that people can read and write.
+"""Presets: learners with settings that suit them, by name, in files that are easy to read and write.
 
-    about = "what it is, in a line"
+    about = "what it is, in one line"
     learner = "er"
-    stream = "seq-cifar100"  # what it was made for; it can be used for anything
+    stream = "seq-cifar100"  # what it was made for; it can be used with any other
     memory = 1000            # likewise
 
-    [settings]               # as for --set: options of the learner, and fields of a run
+    [settings]               # as for --set: options of the learner and fields of a run
     lr = 0.04
 
-    [study]                  # how the values were found: anything that should be known
+    [study]                  # how the values were found: any information worth keeping
 
-A file `NAME.toml` is found in the folder `presets`, or the one that `PARABOLIC_PRESETS` names, and then among those of
-the package. Only `learner` must be given. A learner, stream or backbone of a file, such as "mine.py:Mine", is sought
-in the current folder, then beside the preset. Where a preset is used with a memory smaller than its `replay`, all of
-the memory is recalled.
+A file `NAME.toml` is looked up in the folder `presets`, or the one that `PARABOLIC_PRESETS` names, and then among the
+package's presets. Only `learner` is required. A learner, stream or backbone in a file, such as "mine.py:Mine", is
+looked up in the current folder, then beside the preset. With a memory smaller than the preset's `replay`, the whole
+memory is recalled.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ KINDS: Mapping[str, tuple[type, str]] = {
 
 @dataclass(frozen=True)
 class Preset:
-    """A learner with values that suit it.
+    """A learner with settings that suit it.
 
     >>> preset = Preset("mine", learner="er", settings={"lr": 0.05, "batch": 16}, memory=500)
     >>> preset.spec(seed=3)  # doctest: +ELLIPSIS
@@ -75,11 +75,11 @@ class Preset:
     study: Mapping[str, Any] = field(default_factory=dict)
 
     def spec(self, settings: Mapping[str, str] | None = None, **given: Any) -> RunSpec:
-        """The run that it makes; texts of `settings` (as of --set), and then what is given, come before its own."""
+        """The spec of a run; `settings` (strings, as for --set) and given fields take precedence over the preset's."""
         own = {name: write_option(value) for name, value in self.settings.items()}
         meant = {name: value for name in ("stream", "memory") if (value := getattr(self, name)) is not None}
         if own:
-            try:  # by themselves first, so that it is clear whose fault it is
+            try:  # the preset alone first, so that an error can name it
                 RunSpec.from_settings(self.learner, _fitting(own, meant), **meant)
             except InputError as error:
                 error.name = f"preset {self.name!r}: {error.name}"
@@ -90,7 +90,7 @@ class Preset:
         return RunSpec.from_settings(self.learner, _fitting(kept | asked, fields) | asked, **fields)
 
     def make(self, model: nn.Module, **given: Any) -> Learner:
-        """A learner of your own model with its values; options that are given come before them.
+        """Create a learner for your own model; the options given take precedence over the preset's.
 
         >>> learner = load_preset("pcl-plus").make(nn.Linear(4, 3), memory=100)
         >>> learner.repeats, learner.past.capacity
@@ -106,7 +106,7 @@ class Preset:
 
 
 def known_presets() -> dict[str, Path]:
-    """The files of all presets, by name; the user's own come before the package's.
+    """The files of all presets by name; the user's own take precedence over the package's.
 
     >>> "er-seq-digits" in known_presets()
     True
@@ -115,33 +115,33 @@ def known_presets() -> dict[str, Path]:
 
 
 def is_replaced(path: Path) -> bool:
-    """Whether a preset of the user's own has the name of one of the package's, in place of which it is used."""
+    """Whether a preset of the user's own takes the place of one of the package's with the same name."""
     ours = OURS / path.name
     return ours.exists() and not path.samefile(ours)
 
 
 def preset_folder() -> Path:
-    """Where the user's own presets are: `PARABOLIC_PRESETS`, or `presets` in the current folder."""
+    """The folder of the user's own presets: `PARABOLIC_PRESETS`, or `presets` in the current folder."""
     return Path(os.environ.get("PARABOLIC_PRESETS") or "presets").expanduser()
 
 
 def load_preset(name: str) -> Preset:
-    """The preset of that name, or of that file.
+    """Load the preset of that name, or from that file if the name ends in `.toml`.
 
     >>> load_preset("er-seq-digits").learner
     'er'
     """
     if name.endswith(".toml"):
         if not Path(name).exists():
-            raise invalid("preset", name, "a file that is there", "`parabolic presets` shows those that have a name")
+            raise invalid("preset", name, "an existing file", "`parabolic presets` lists presets by name")
         return _read(Path(name))
     known = known_presets()
-    check_name("preset", name, known, "`parabolic presets` shows them; FILE.toml names your own")
+    check_name("preset", name, known, "`parabolic presets` lists them; for a file of your own, give FILE.toml")
     return _read(known[name])
 
 
 def save_preset(preset: Preset, folder: Path | None = None) -> Path:
-    """Write a preset, so that a crash at any moment leaves what was there or all of the new."""
+    """Write a preset atomically; returns its file."""
     check_preset_name(preset.name)
     folder = folder or preset_folder()
     told = {name: value for name in KINDS if (value := getattr(preset, name)) not in (None, "", {})}
@@ -150,7 +150,7 @@ def save_preset(preset: Preset, folder: Path | None = None) -> Path:
 
 
 def check_preset_name(name: str) -> None:
-    """Refuse a name that cannot be a file's."""
+    """Raise an error for a name that cannot be a file name."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise invalid("name", name, "letters, digits, dots, dashes and underscores", "choose one with --name")
 
@@ -166,7 +166,7 @@ def _read(path: Path) -> Preset:
             raise _damaged(path, f"{key} = {value!r}", f"{KINDS[key][1]} there")
     for key, value in told.get("settings", {}).items():
         if not isinstance(value, str | int | float):
-            raise _damaged(path, f"{key} = {value!r}", "a number, a text or a truth value there")
+            raise _damaged(path, f"{key} = {value!r}", "a number, a text, true or false there")
     if "learner" not in told:
         raise _damaged(path, "no learner", 'one, as in learner = "er"')
     for named, name in ((told, "learner"), (told, "stream"), (told.get("settings", {}), "backbone")):
@@ -176,24 +176,24 @@ def _read(path: Path) -> Preset:
 
 
 def _beside(path: Path, named: str) -> str:
-    """What is named as file.py:NAME: where there is no such file here but one beside the preset, by that one."""
+    """A name file.py:NAME with the path of the file beside the preset, if it exists there and not here."""
     file, colon, name = named.rpartition(":")
     found = path.parent / file
     return f"{found}{colon}{name}" if file.endswith(".py") and not Path(file).is_file() and found.is_file() else named
 
 
 def _fitting(settings: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, str]:
-    """A preset's settings where the memory is smaller than what it was made for: at most all of it is recalled."""
+    """A preset's settings with `replay` reduced to the size of the memory, if that is smaller."""
     memory = settings.get("memory", given.get("memory", RunSpec.memory))
     try:
         size, replay = int(getattr(memory, "capacity", memory)), int(settings["replay"])
-    except (KeyError, TypeError, ValueError):  # there is none, or it is no number: whoever reads it says so
+    except (KeyError, TypeError, ValueError):  # missing, or not a number, which is reported where it is parsed
         return dict(settings)
     return {**settings, "replay": str(size)} if 0 < size < replay else dict(settings)
 
 
 def _damaged(path: Path, got: str, expected: str) -> InputError:
-    return invalid(f"preset {path}", Description(got), expected, "mend the file, or remove it")
+    return invalid(f"preset {path}", Description(got), expected, "repair the file, or remove it")
 
 
 def _toml(told: Mapping[str, Any], section: str = "") -> str:
@@ -210,7 +210,7 @@ def _value(value: Any) -> str:
         return "{" + ", ".join(f"{_key(key)} = {_value(each)}" for key, each in value.items()) + "}"
     if isinstance(value, list):
         return "".join(["[\n", *[f"    {_value(each)},\n" for each in value], "]"])
-    if isinstance(value, str | None):  # TOML has no word for None: as for --set, it is a text
+    if isinstance(value, str | None):  # TOML has no None: it is written as a string, as for --set
         value = write_option(value)
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return write_option(value)

@@ -1,4 +1,4 @@
-"""Runs that were stopped: each is written down in its folder now and then, and goes on from there."""
+"""Resuming stopped runs from the checkpoints in their folders."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ __all__ = ["Keeping"]
 
 @dataclass(frozen=True)
 class Keeping:
-    """Runs are checkpointed to a store every so many seconds, and resumed from there."""
+    """Checkpoints runs to a store every `seconds` seconds, and resumes them from there."""
 
     store: Store
     seconds: float = 60.0
-    anew: bool = False  # whether they begin at the beginning, whatever is there
+    anew: bool = False  # whether to start over, ignoring existing checkpoints
 
     @classmethod
     def of(cls, store: Store, seconds: float, *, anew: bool = False) -> Keeping | None:
-        """Every so many seconds; none for 0, which means never."""
-        check_number("checkpoint", seconds, at_least=0, remedy="0 writes nothing down")
+        """Checkpoints every `seconds` seconds, or None for 0, which means never."""
+        check_number("checkpoint", seconds, at_least=0, remedy="0 saves no checkpoints")
         return cls(store, seconds, anew) if seconds else None
 
     def checkpoints(self, specs: list[RunSpec], fresh: Sequence[Callable[[], Learner]]) -> Checkpoints:
-        """What writes these runs down, while they are trained side by side; `fresh` make their learners anew."""
+        """The checkpoints of runs trained side by side; `fresh` are functions that build their learners again."""
         paths = [self.store.checkpoint(spec.key) for spec in specs]
         return Checkpoints(paths, self.seconds, [_about(spec) for spec in specs], fresh)
 
     def place(self, spec: RunSpec) -> tuple[int, int]:
-        """Where in the stream a run would be resumed."""
+        """The position in the stream at which a run would resume."""
         saved = self._find(spec)
         return (0, 0) if saved is None else Progress(**saved["progress"]).place
 
     def resume(self, spec: RunSpec, learner: Learner) -> Progress | None:
-        """Bring a run's learner to where it was written down; None where it has to start at the beginning."""
+        """Restore a run's learner from its checkpoint; returns its progress, or None if it has to start over."""
         saved = self._find(spec)
         return None if saved is None else Checkpoints.resume(learner, saved)
 
     def forget(self, spec: RunSpec) -> None:
-        """Let a run start at the beginning."""
+        """Delete a run's checkpoint, so that it starts over."""
         self.store.checkpoint(spec.key).unlink(missing_ok=True)
 
     def _find(self, spec: RunSpec) -> dict[str, Any] | None:
@@ -62,13 +62,13 @@ class Keeping:
         try:
             saved = read_learner(path, "run", "progress", "draws")
         except InputError as error:
-            warnings.warn(f"the run starts at the beginning: {error}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"the run starts over: {error}", RuntimeWarning, stacklevel=2)
             return None
         return saved if agree(saved["run"], _about(spec)) else None
 
 
 def _about(spec: RunSpec) -> dict[str, Any]:
-    """All that must be as it was for a run to go on: what it came to by other code or data is not mixed with this."""
+    """Everything that must be unchanged for a run to resume, so that results of different code or data never mix."""
     from parabolic import __version__
 
     return {

@@ -1,4 +1,4 @@
-"""What is searched when a learner is tuned: which values, and by what they are judged."""
+"""The definition of a search for a learner's best settings: which values are tried, and how they are judged."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from parabolic.options import Option, check_options, option, options_of, write_o
 __all__ = ["METRICS", "Choices", "Range", "Search", "Trial"]
 
 METRICS = ("aaa", "acc")
-CONTEXT = ("learner", "stream", "memory", "seed")  # what values are tuned for, and so not tuned
+CONTEXT = ("learner", "stream", "memory", "seed")  # what settings are tuned for, and therefore not tuned
 
 
 @dataclass(frozen=True)
 class Range:
-    """All numbers from `low` to `high`; with `log`, there are as many from 0.1 to 1 as from 1 to 10.
+    """All numbers from `low` to `high`; with `log`, on a logarithmic scale.
 
     >>> Range(0.001, 1, log=True).nearest(0.0123456)
     0.01235
@@ -38,12 +38,12 @@ class Range:
         return isinstance(value, int | float) and self.low <= value <= self.high
 
     def nearest(self, value: float) -> float:
-        """The value with four digits, as more would be noise, if it is not a whole number."""
+        """The value as it is if an integer, otherwise rounded to four significant digits: more would be noise."""
         return value if isinstance(value, int) else min(max(float(f"{value:.4g}"), self.low), self.high)
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The lowest and the highest."""
+        """The lowest and the highest value."""
         return self.low, self.high
 
 
@@ -59,25 +59,25 @@ class Choices(tuple[Any, ...]):
 
     @property
     def ends(self) -> tuple[Any, Any]:
-        """The first and the last."""
+        """The first and the last value."""
         return self[0], self[-1]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Values that were tried, and what came of them."""
+    """Values that were tried, and their score."""
 
     values: Mapping[str, Any]
-    score: float | None  # in percent; none where it was given up on the way
-    diverged: int = 0  # how many of its runs: these count as 0 %
+    score: float | None  # in percent; None if the trial was pruned
+    diverged: int = 0  # how many of its runs diverged, which count as 0 %
 
 
 @dataclass(frozen=True)
 class Search:
-    """A run whose best values are looked for on training examples that are held out: test examples are never used.
+    """A search for the best settings of a run, judged on held-out training examples: test examples are never used.
 
     Every option for which the learner states a range (`option(..., tune=...)`) is tuned, unless the spec fixes it.
-    `space` adds to them or replaces them: by name, a text such as "0.01:0.3:log", "1:8" or "euler,mean".
+    `space` adds or replaces ranges by name, as strings such as "0.01:0.3:log", "1:8" or "euler,mean".
 
     >>> search = Search(RunSpec(learner="der", options={"alpha": 0.5}), space={"batch": "8,16"})
     >>> search.ranges
@@ -88,29 +88,29 @@ class Search:
 
     spec: RunSpec
     space: Mapping[str, str] = field(default_factory=dict)
-    metric: str = option("aaa", "what is made as high as can be", among=METRICS)
-    seeds: int = option(1, "how many seeds a trial is run with, from 0; their mean counts", at_least=1)
-    validation: float = option(0.1, "share of each class's training examples that judge", above=0, below=1)
-    seed: int = option(0, "decides which values are tried", at_least=0)
-    prune: bool = option(False, "whether a trial is given up once it is worse than half of those before it")
+    metric: str = option("aaa", "the metric to maximise", among=METRICS)
+    seeds: int = option(1, "how many seeds a trial is run with, from 0; their mean is its score", at_least=1)
+    validation: float = option(0.1, "share of each class's training examples to hold out for judging", above=0, below=1)
+    seed: int = option(0, "determines which values are tried", at_least=0)
+    prune: bool = option(False, "whether to stop a trial once it is below the median of the earlier ones")
 
     def __post_init__(self) -> None:
         check_options(self)
         check_spec(self.spec)
         if "validation" in self.spec.scenario:
             got = self.spec.scenario["validation"]
-            raise invalid("validation", got, "it to be set for the search and not for the run", "use --validation")
+            raise invalid("validation", got, "it to be set for the search, not for the run", "use --validation")
         if self.spec.seed:
-            remedy = "--seeds says how many they are, and --seed which values are tried"
-            raise invalid("seed", self.spec.seed, "none for the run, as the seeds of a trial count from 0", remedy)
+            remedy = "--seeds sets how many there are, and --seed which values are tried"
+            raise invalid("seed", self.spec.seed, "none for the run, as the seeds of a trial start at 0", remedy)
         if not self.ranges:
             raise invalid("--space", Description("nothing to tune"), "an option", "for example --space lr=0.01:0.3:log")
-        for end in (0, 1):  # what a run refuses is refused before the first one
+        for end in (0, 1):  # find invalid values before the first run
             self.specs({name: each.ends[end] for name, each in self.ranges.items()})
 
     @cached_property
     def ranges(self) -> dict[str, Range | Choices]:
-        """What is tuned, and where good values may lie."""
+        """The options to tune, each with its range or choices."""
         known = self._tunable()
         for name in self.space:
             check_name("--space", name, known)
@@ -122,20 +122,20 @@ class Search:
 
     @cached_property
     def fixed(self) -> dict[str, Any]:
-        """What the spec says of the learner and of how it is run; it is not tuned."""
+        """The settings that the spec gives for the learner and the run, which are not tuned."""
         run = {name: getattr(self.spec, name) for name in self._tunable().keys() - self._own().keys()}
         given = {name: value for name, value in run.items() if value != options_of(RunSpec)[name].default}
         return {**given, **self.spec.options}
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
-        """The values that the learner has by itself, where they lie within the ranges."""
+        """The default values that lie within the ranges."""
         values = {name: self._value(name) for name in self.ranges}
         return {name: value for name, value in values.items() if value in self.ranges[name]}
 
     @cached_property
     def outside(self) -> dict[str, Any]:
-        """The values that the learner has by itself and that no trial can have.
+        """The default values outside the ranges, which no trial can have.
 
         >>> Search(RunSpec("vrmcl"), {"lr": "0.01:0.3:log"}).outside
         {'lr': 0.35}
@@ -143,11 +143,11 @@ class Search:
         return {name: self._value(name) for name in self.ranges if name not in self.defaults}
 
     def rounded(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Values that were drawn, as they are tried."""
+        """Sampled values, rounded as they are tried."""
         return {name: each.nearest(values[name]) for name, each in self.ranges.items()}
 
     def specs(self, values: Mapping[str, Any]) -> list[RunSpec]:
-        """The runs of a trial with these values, a seed each. All are tested on held-out training examples alone."""
+        """The runs of a trial with these values, one per seed, all tested on held-out training examples only."""
         own = self._own()
         given: dict[str, Any] = {name: value for name, value in values.items() if name not in own}
         given["options"] = {**self.spec.options, **{name: values[name] for name in values if name in own}}
@@ -155,7 +155,7 @@ class Search:
         return [dataclasses.replace(self.spec, seed=seed, **given) for seed in range(self.seeds)]
 
     def definition(self) -> dict[str, Any]:
-        """All that determines the search, as plain JSON values."""
+        """Everything that determines the search, as plain JSON values."""
         first = self.specs({})[0]
         spec = first.resolved() | {name: told[:12] for name, told in made_of(first).items()}
         del spec["seed"]
@@ -174,7 +174,7 @@ class Search:
 
 
 def _read(stated: Option, text: str) -> Range | Choices:
-    """The range or the values that a text stands for, each a value that the option takes."""
+    """Parse a range or a list of choices; all values must be valid for the option."""
     low, *rest = text.split(":")
     if not rest:
         return Choices(stated.parse(value.strip()) for value in text.split(","))
@@ -184,9 +184,9 @@ def _read(stated: Option, text: str) -> Range | Choices:
     if not all(isinstance(end, int | float) for end in ends) or not ends[0] < ends[1]:
         raise _refused(stated.name, text)
     if rest[1:] and ends[0] <= 0:
-        raise invalid(f"--space {stated.name}", text, "a range above 0, where it is log")
+        raise invalid(f"--space {stated.name}", text, "a range above 0 if it is log")
     return Range(ends[0], ends[1], log=bool(rest[1:]))
 
 
 def _refused(name: str, text: str) -> InputError:
-    return invalid(f"--space {name}", text, "LOW:HIGH, LOW:HIGH:log or values with commas", f"say --space {name}=0.1:1")
+    return invalid(f"--space {name}", text, "LOW:HIGH, LOW:HIGH:log or A,B,C", f"as in --space {name}=0.1:1")

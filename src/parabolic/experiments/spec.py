@@ -1,4 +1,4 @@
-"""What determines a run, and the name that it has by it."""
+"""The spec of a run, and the key derived from it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from parabolic.streams import Scenario, find_stream
 __all__ = ["RunSpec", "check_spec"]
 
 SHARED = ("memory", "seed")
-"""Fields of a run that are handed to its learner: its options of these names are the same settings."""
+"""Fields of a run that are passed to its learner as the options of the same names."""
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """All that determines the outcome of a run. What is not given is the learner's or the stream's own.
+    """Everything that determines the outcome of a run. What is not given takes the learner's or the stream's default.
 
     >>> spec = RunSpec(learner="pcl", options={"lr": 0.05})
     >>> spec.resolved()["options"]["sigma_x"]
@@ -38,22 +38,22 @@ class RunSpec:
     learner: str = option("pcl", "the method, by name or as module:Class")
     stream: str = option("seq-digits", "what arrives, by name or as module:function")
     memory: int = option(200, "how many examples a learner that has a memory keeps", at_least=1)
-    seed: int = option(0, "decides the initial weights, the order of arrival and every draw", at_least=0, below=2**63)
+    seed: int = option(0, "determines initial weights, order of arrival and every draw", at_least=0, below=2**63)
     backbone: str | None = option(None, "the network, by name or as module:factory (none: the stream's own)")
     batch: int | None = option(None, "how many examples arrive at a step (none: the stream's own)", at_least=1)
     epochs: int = option(1, "passes over each task", at_least=1)
     precision: str | None = option(
         None,
-        "what the network computes in on a GPU: fp32, tf32 or bf16; a CPU does in fp32 (none: the stream's own)",
+        "the precision of the network on a GPU: fp32, tf32 or bf16; a CPU uses fp32 (none: the stream's own)",
         among=PRECISIONS,
     )
     channels_last: bool | None = option(
-        None, "whether images lie with their channels last in memory (none: the stream's own)"
+        None, "whether images are stored channels-last (none: the stream's own)"
     )
     measure: str | None = option(
         None,
-        "functions of your own, as file.py:function with commas between several: after every task each is called with "
-        "the state of the run, and the number that it returns is kept (none: nothing more is measured)",
+        "your own functions, as file.py:function, separated by commas: after every task each is called with the state "
+        "of the run, and the number it returns is stored (none: nothing else is measured)",
     )
     options: Mapping[str, Any] = field(default_factory=dict)  # the learner's own, by name
     scenario: Mapping[str, Any] = field(default_factory=dict)  # how the stream departs from the plain one, by name
@@ -62,24 +62,24 @@ class RunSpec:
         for name in ("learner", "stream", "backbone"):
             given = getattr(self, name)
             if not isinstance(given, str) and (given is not None or name != "backbone"):
-                own = "put one of your own into a file, and name it mine.py:NAME"
-                raise invalid(name, given, "a name, as a run is written down", f"`parabolic list` shows them; {own}")
+                own = "put one of your own into a file, and give mine.py:NAME"
+                raise invalid(name, given, "a name, as specs are saved as text", f"`parabolic list` shows them; {own}")
         check_options(self)
         for group in ("options", "scenario"):
             given = getattr(self, group)
             if not isinstance(given, Mapping):
-                raise invalid(group, given, "values by their names", "as in {'lr': 0.05}")
+                raise invalid(group, given, "a dict of values by name", "as in {'lr': 0.05}")
             object.__setattr__(self, group, {name: plain(value) for name, value in given.items()})
         known = self.learner_options(self.learner)
         for name, value in self.options.items():
             check_name(f"option of {self.learner}", name, known, no_option(find_learner(self.learner), name))
             if not isinstance(value, str | int | float | None):
                 known[name].check(value)
-                raise invalid(name, value, "a value that can be written down", "give an optimizer, say, by its name")
+                raise invalid(name, value, "a value that can be saved as text", "give an optimizer, say, by its name")
         object.__setattr__(self, "options", {name: known[name].taken(value) for name, value in self.options.items()})
         if "replay" in known:
             replay = self.options.get("replay", known["replay"].default)
-            remedy = f"the learner recalls replay={replay} at a step: keep at least as many, or recall fewer"
+            remedy = f"the learner recalls replay={replay} per step: keep at least as many, or recall fewer"
             check_number("memory", self.memory, whole=True, at_least=replay, remedy=remedy)
         Scenario.of(self.scenario)
         find_stream(self.stream)
@@ -92,7 +92,7 @@ class RunSpec:
 
     @staticmethod
     def learner_options(learner: str) -> dict[str, Option]:
-        """The options of a learner, save for those that are fields of the spec. A name that means two is refused."""
+        """The options of a learner that are not fields of the spec. An ambiguous name is an error."""
         options = options_of(find_learner(learner))
         taken = {field.name for field in dataclasses.fields(RunSpec)} | options_of(Scenario).keys()
         for name in sorted(options.keys() & taken - set(SHARED)):
@@ -103,15 +103,16 @@ class RunSpec:
 
     @staticmethod
     def known_settings(learner: str) -> dict[str, Option]:
-        """What can be set of a run of a learner by a name alone: fields, the learner's options, and the scenario's."""
+        """Everything that --set accepts for a learner: fields of a run, the learner's options, and the scenario's."""
         fields = options_of(RunSpec)
-        del fields["learner"]  # it decides what the settings are
+        del fields["learner"]  # it determines the settings
         return options_of(Scenario) | RunSpec.learner_options(learner) | fields
 
     @classmethod
     def from_settings(cls, learner: str, settings: Mapping[str, str], **given: Any) -> RunSpec:
-        """A spec from texts, as a command line has them: `name=value` for any field or option. They come before what is
-        given besides, be it a field or one of the `options` or of the `scenario`.
+        """A spec from strings, as on a command line: `name=value` for any field, option or part of the scenario.
+
+        They take precedence over the keyword arguments, including those in `options` and `scenario`.
 
         >>> RunSpec.from_settings("er", {"lr": "0.05", "batch": "16", "corruption": "uniform"})  # doctest: +ELLIPSIS
         RunSpec(learner='er', ..., batch=16, ..., options={'lr': 0.05}, scenario={'corruption': 'uniform'})
@@ -136,14 +137,14 @@ class RunSpec:
         spec["options"] |= self.options
         spec["scenario"] = dataclasses.asdict(Scenario.of(self.scenario))
         if "memory" not in options_of(learner):
-            del spec["memory"]  # so that a learner without memory is run once for all sizes
+            del spec["memory"]  # so that a learner without a memory has one run for all sizes
         return spec
 
     @cached_property
     def key(self) -> str:
         """The name of the run's folder: a hash of what differs from the defaults.
 
-        A field or option that is added later, with a default that changes nothing, leaves it as it is.
+        Adding a field or option with a neutral default does not change it.
         """
         ordinary = RunSpec(learner=self.learner, stream=self.stream).resolved()
         mine = self.resolved()
@@ -151,24 +152,24 @@ class RunSpec:
         differs |= {"learner": self.learner, "stream": self.stream, "seed": self.seed}
         for group in ("options", "scenario"):
             changed = {name: value for name, value in mine[group].items() if value != ordinary[group][name]}
-            if changed or group == "options":  # there were no scenarios at first: a plain stream's key has none
+            if changed or group == "options":  # keys predate scenarios: without one, the key must not change
                 differs[group] = changed
         return hashlib.sha256(json.dumps(differs, sort_keys=True).encode()).hexdigest()[:16]
 
     @cached_property
     def shape(self) -> str:
-        """What runs must have in common to be trained side by side: a hash of all but seed and learner's options."""
+        """What runs must share to be trained side by side: a hash of all but the seed and the learner's options."""
         shape = {name: value for name, value in self.resolved().items() if name not in ("seed", "options")}
         return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def check_spec(spec: object) -> None:
-    """Refuse what is no run, such as the name of a learner.
+    """Raise an error unless `spec` is a RunSpec (and not, say, a learner's name).
 
     >>> check_spec("er")
     Traceback (most recent call last):
         ...
-    parabolic.checks.InputError: spec: got 'er', expected a run; as in RunSpec("er")
+    parabolic.checks.InputError: spec: got 'er', expected a RunSpec; as in RunSpec("er")
     """
     if not isinstance(spec, RunSpec):
-        raise invalid("spec", spec, "a run", 'as in RunSpec("er")')
+        raise invalid("spec", spec, "a RunSpec", 'as in RunSpec("er")')
