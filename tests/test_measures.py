@@ -133,7 +133,7 @@ def test_a_record_whose_figure_is_not_what_was_measured_is_none(folder):
     told["metrics"]["length"] += 1
     path.write_text(json.dumps(told))
     assert store.find(spec) is None
-    assert store.unreadable()[path] == "its length is not that of its measures"
+    assert store.unreadable()[path] == "its length does not match its measures"
 
 
 def test_records_have_it_too(folder):

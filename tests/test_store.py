@@ -162,16 +162,16 @@ def test_what_cannot_be_read_is_named_with_the_reason(store, record, damage):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda told: told["metrics"].update(acc=99.9), "its acc is not that of its accuracies"),
-        (lambda told: told["metrics"].update(forgetting=-1.0), "its forgetting is not that of its accuracies"),
-        (lambda told: told["accuracy"][-1].__setitem__(0, told["accuracy"][-1][0] + 1), "its acc is not that"),
-        (lambda told: told["accuracy"][0].__setitem__(0, 123.0), "its accuracies are no percentages"),
-        (lambda told: told["metrics"].update(task_acc=99.9), "its task_acc is not that of its accuracies"),
-        (lambda told: told["task_accuracy"][0].__setitem__(0, 123.0), "its accuracies are no percentages"),
-        (lambda told: told["task_accuracy"].pop(), "it has not an accuracy for each task that was seen"),
-        (lambda told: told.pop("task_accuracy"), "it lacks the accuracies that its figures are of"),
-        (lambda told: told.update(task_accuracy={}), "its parts are not those of a run"),
-        (lambda told: told.update(accuracy=""), "its parts are not those of a run"),
+        (lambda told: told["metrics"].update(acc=99.9), "its acc does not match its accuracies"),
+        (lambda told: told["metrics"].update(forgetting=-1.0), "its forgetting does not match its accuracies"),
+        (lambda told: told["accuracy"][-1].__setitem__(0, told["accuracy"][-1][0] + 1), "its acc does not match"),
+        (lambda told: told["accuracy"][0].__setitem__(0, 123.0), "its accuracies are not percentages"),
+        (lambda told: told["metrics"].update(task_acc=99.9), "its task_acc does not match its accuracies"),
+        (lambda told: told["task_accuracy"][0].__setitem__(0, 123.0), "its accuracies are not percentages"),
+        (lambda told: told["task_accuracy"].pop(), "it does not have an accuracy for each task seen"),
+        (lambda told: told.pop("task_accuracy"), "it lacks the accuracies that its metrics are computed from"),
+        (lambda told: told.update(task_accuracy={}), "its parts are missing or of the wrong type"),
+        (lambda told: told.update(accuracy=""), "its parts are missing or of the wrong type"),
     ],
 )
 def test_a_record_that_contradicts_itself_is_none(store, record, change, reason):
@@ -188,7 +188,7 @@ def test_a_run_under_the_name_of_another_is_noticed_and_a_copy_is_not(store, rec
     other = store.path(SPECS[0].key)
     shutil.copytree(folder, other)
     shutil.copytree(folder, store.path("a copy"))
-    assert store.unreadable() == {other / "run.json": f"its key, {SPEC.key}, is not that of its folder"}
+    assert store.unreadable() == {other / "run.json": f"its key, {SPEC.key}, does not match its folder"}
     assert list(store) == [record]
 
 

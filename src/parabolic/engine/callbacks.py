@@ -36,7 +36,7 @@ class State:
     task_matrix: NDArray[np.float64]  # the same if the task is known: only its own classes compete
     task: int = 0
     step: int = 0  # steps so far, over all tasks
-    loss: Tensor | None = None  # of the last step, on the device: reading it synchronises
+    loss: Tensor | None = None  # of the last step, on the device: reading it waits for the device
     # One value per task (a single one if all tasks are learned at once); a fleet's time is split equally.
     train_seconds: list[float] = field(default_factory=list)
     test_seconds: list[float] = field(default_factory=list)

@@ -172,7 +172,7 @@ class Journal:
             with self.learner.lock:  # wait for another thread that is writing
                 self._changing = True
             yield
-        except Exception:  # the learner is consistent: the caller may continue
+        except Exception:  # the caller may continue after it
             raise
         except BaseException:
             self._broken = True

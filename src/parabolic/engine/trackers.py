@@ -28,8 +28,8 @@ class Tracker(Callback):
     """Logs loss, accuracies and times of a run, with its settings, to one or more of `TRACKERS`.
 
     Pass it to `train` as a callback; `open` is for runs from elsewhere. Each tracker works in its own thread. One that
-    fails is reported once and not used again, and training continues; one that is not installed is refused here. As a
-    context manager it also closes unfinished runs, as failed.
+    fails is reported once and not used again, and training continues; one that is not installed raises an error here.
+    As a context manager it also closes unfinished runs, as failed.
 
     Args:
         kinds: names of `TRACKERS`, as a list or separated by commas.

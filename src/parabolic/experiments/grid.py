@@ -80,8 +80,8 @@ def run_grid(
     With engine "ray" the workers are tasks on the cluster at `address`, each with `gpus` of a GPU if there are any.
 
     A run is saved as soon as it ends. A failure is noted in the store, and the next call tries the run again; a run
-    whose worker died or ran out of memory is retried immediately, alone, up to `retries` times. If several grids share a
-    store, each run is trained by one of them. Checkpoints are saved every `checkpoint` seconds (0: never; none on a
+    whose worker died or ran out of memory is retried immediately, alone, up to `retries` times. If several grids share
+    a store, each run is trained by one of them. Checkpoints are saved every `checkpoint` seconds (0: never; none on a
     cluster) and at Ctrl-C; killing the process in any way loses only what was trained since. After `minutes` minutes no
     new runs are started, and those in progress are finished.
 

@@ -47,9 +47,7 @@ class RunSpec:
         "the precision of the network on a GPU: fp32, tf32 or bf16; a CPU uses fp32 (none: the stream's own)",
         among=PRECISIONS,
     )
-    channels_last: bool | None = option(
-        None, "whether images are stored channels-last (none: the stream's own)"
-    )
+    channels_last: bool | None = option(None, "whether images are stored channels-last (none: the stream's own)")
     measure: str | None = option(
         None,
         "your own functions, as file.py:function, separated by commas: after every task each is called with the state "

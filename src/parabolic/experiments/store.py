@@ -1,13 +1,13 @@
-"""Runs on disk: a folder a run, named by its spec.
+"""Runs on disk: one folder per run, named after its spec's hash.
 
     <root>/<key>/run.json       a finished run
-    <root>/<key>/failed.json    why it failed when it was last tried, if it has not finished since
-    <root>/<key>/checkpoint.safetensors    where it stands, while it is trained or after it was stopped
-    <root>/<key>/monitor.jsonl  what a monitor saw of it, for `parabolic watch`
-    <root>/<key>/bounds.json    what the theory's bounds say of it, where they were measured
-    <root>/.claims/<key>        locked by the process that sees to the run
+    <root>/<key>/failed.json    why the last attempt failed, until the run is finished
+    <root>/<key>/checkpoint.safetensors    its latest checkpoint, while it is trained or after it was stopped
+    <root>/<key>/monitor.jsonl  a monitor's looks, for `parabolic watch`
+    <root>/<key>/bounds.json    the theory's bounds, if they were measured
+    <root>/.claims/<key>        locked by the process that is training the run
 
-Folders of several machines are merged by copying them into one.
+Stores of several machines are merged by copying their folders into one.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ __all__ = ["FailedRun", "Record", "Store", "agree", "check_store", "checked", "e
 FILE, FAILED, CLAIMS, CHECKPOINT = "run.json", "failed.json", ".claims", "checkpoint.safetensors"
 MONITOR, BOUNDS = "monitor.jsonl", "bounds.json"
 KEY = re.compile("[0-9a-f]{16}")
-ROOM = 1 << 14  # bytes that must be free where a run is begun
+ROOM = 1 << 14  # bytes that must be free on disk to start a run
 
 Kept = TypeVar("Kept", bound="Record | FailedRun")
 
 
 @dataclass(frozen=True)
 class Record:
-    """A finished run: what was run, what came out, how long it took and on what."""
+    """A finished run: its spec, results, times and environment."""
 
     key: str
     spec: Mapping[str, Any]
     metrics: Mapping[str, float]  # in percent and percentage points
     accuracy: list[list[float]]  # row i: the accuracies on tasks 0 to i after task i, in percent
-    train_seconds: list[float]  # a value a task
+    train_seconds: list[float]  # one value per task
     test_seconds: list[float]
     steps: int
     environment: Mapping[str, Any]  # versions, hardware, command, time
-    # As `accuracy`, where the task is told and its own classes alone compete; empty in runs from before it was asked.
+    # Like `accuracy`, with only the task's own classes competing; empty in runs that predate this field.
     task_accuracy: list[list[float]] = field(default_factory=list)
-    measured: Mapping[str, list[float]] = field(default_factory=dict)  # by measures of the user's own, after each task
+    measured: Mapping[str, list[float]] = field(default_factory=dict)  # by the user's own measures, after each task
 
     @property
     def matrix(self) -> NDArray[np.float64]:
@@ -67,28 +67,28 @@ class Record:
 
     @property
     def task_matrix(self) -> NDArray[np.float64] | None:
-        """The accuracy matrix where the task is told, if that was asked."""
+        """The accuracy matrix with only each task's own classes competing, if it was recorded."""
         return _square(self.task_accuracy) if self.task_accuracy else None
 
     @property
     def summary(self) -> dict[str, float]:
-        """The metrics, computed again from the accuracies and from what was measured."""
+        """The metrics, recomputed from the accuracies and the user's own measures."""
         return metrics.summary(self.matrix, self.task_matrix, self.measured)
 
 
 @dataclass(frozen=True)
 class FailedRun:
-    """A run that did not come to its end when it was last tried: what was run, why and when it failed."""
+    """A run whose last attempt failed: its spec, and why and when it failed."""
 
     key: str
     spec: Mapping[str, Any]
     reason: str
-    trace: str  # of an error that nobody expected; else empty
+    trace: str  # of an unexpected error; otherwise empty
     failed: str  # when
 
 
 class Store:
-    """The folder of runs. A run is there, whole, or it is not: files are written aside and moved into place.
+    """The folder of runs. Files are written atomically: under a temporary name, then moved into place.
 
     Any number of processes may read and write at once.
 
@@ -108,58 +108,57 @@ class Store:
         return self.root / key
 
     def checkpoint(self, key: str) -> Path:
-        """The file that says where the run with this key stands, if it was begun and is not finished."""
+        """The checkpoint of the run with this key, which exists if the run was started and is not finished."""
         return self.path(key) / CHECKPOINT
 
     def monitor(self, key: str) -> Path:
-        """The file that a monitor of the run with this key writes to."""
+        """The monitor's file of the run with this key."""
         return self.path(key) / MONITOR
 
     def bounds(self, key: str) -> Path:
-        """The file of the bounds that were measured in a training of the run with this key."""
+        """The file of the bounds measured for the run with this key."""
         return self.path(key) / BOUNDS
 
     def unfinished(self, key: str) -> bool:
-        """Whether a run was written down on its way and has not come to its end; or a stream, as its journal has it."""
+        """Whether a folder has checkpoints but no finished run; a journal's folder counts too."""
         folder = self.path(key)
         return not (folder / FILE).exists() and any(folder.glob("*.safetensors"))
 
     def written(self) -> dict[Path, int]:
-        """The files that tell of runs, and when each was written, in nanoseconds: another answer means news."""
+        """The JSON files of all runs with their modification times in nanoseconds, to detect changes."""
         found = {}
         for path in (path for folder in self._folders() for path in folder.glob("*.json")):
-            with suppress(FileNotFoundError):  # it has just gone
+            with suppress(FileNotFoundError):  # deleted meanwhile
                 found[path] = path.stat().st_mtime_ns
         return found
 
     def begun(self, prefix: str = "") -> list[str]:
-        """The keys, with this beginning, of all runs that were begun: finished, failed, stopped or on their way."""
+        """The keys, with this prefix, of all runs that were started: finished, failed, stopped or in progress."""
         return [folder.name for folder in self._folders() if folder.name.startswith(prefix)]
 
     def find(self, spec: RunSpec) -> Record | None:
-        """The finished run of this spec, if there is one.
+        """The finished run of this spec, or None.
 
-        A record made when a default had another value has the same key but is another run: it does not count. Nor does
-        one that was made by other code of the user's own, or of data that were replaced since.
+        A record made when a default had another value has the same key but is a different run, and does not count. Nor
+        does one made with a different version of the user's own code or of prepared data.
         """
         record = _read(Record, self.path(spec.key) / FILE)
         return record if record is not None and record.key == spec.key and is_of(record, spec) else None
 
     def __iter__(self) -> Iterator[Record]:
-        """All finished runs, each once, whatever copies of its folder are there; what cannot be read as one is passed
-        over (`unreadable` names it)."""
+        """All finished runs, each once even if there are copies; unreadable files are skipped (see `unreadable`)."""
         return self._each(Record, FILE)
 
     def failures(self) -> Iterator[FailedRun]:
-        """The runs that failed when they were last tried."""
+        """The runs whose last attempt failed."""
         return (each for each in self._each(FailedRun, FAILED) if _read(Record, self.path(each.key) / FILE) is None)
 
     def unreadable(self) -> dict[Path, str]:
-        """Files that should tell of a run and cannot be read, each with the reason."""
+        """The unreadable files, each with the reason."""
         return self.read()[2]
 
     def read(self) -> tuple[list[Record], list[FailedRun], dict[Path, str]]:
-        """All that is in the folder, each file read once: finished runs, those that failed, what cannot be read."""
+        """Read each file once; returns finished runs, failed runs, and unreadable files with the reasons."""
         damaged: dict[Path, str] = {}
         runs = list(self._each(Record, FILE, damaged))
         done = {run.key for run in runs}
@@ -167,7 +166,7 @@ class Store:
         return runs, failed, dict(sorted(damaged.items()))
 
     def save(self, record: Record) -> Path:
-        """Write a run, so that a crash at any moment leaves either nothing of it or all."""
+        """Save a run atomically; returns its folder."""
         folder = self._write(record.key, FILE, record)
         with self._telling():
             for name in (FAILED, CHECKPOINT):
@@ -176,16 +175,16 @@ class Store:
         return folder
 
     def save_failure(self, spec: RunSpec, reason: str, trace: str = "") -> Path:
-        """Write down that a run failed, until it is saved."""
+        """Note that a run failed; removed once the run is saved."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         return self._write(spec.key, FAILED, FailedRun(spec.key, spec.resolved(), reason, trace, now))
 
     def claim(self, key: str) -> BaseFileLock | None:
-        """A lock on a run, to be released when it is done, or None while another process holds it.
+        """Lock a run; returns the lock, to be released at the end, or None if another process holds it.
 
-        It keeps two grids from training the same run. The operating system lets go of it when the process ends, however
-        it ends. Saving needs no claim: whoever comes last writes the same record over the other's. A disk without room
-        for a record is told now, rather than when there is one.
+        It keeps two grids from training the same run. The operating system releases it however the process ends.
+        Saving needs no claim: two processes would write the same record. A disk without room for a record is reported
+        now, rather than after training.
         """
         lock = FileLock(self.root / CLAIMS / key)
         with self._telling():
@@ -200,11 +199,11 @@ class Store:
                 lock.release()
                 raise
         sweep(self.path(key))
-        sweep(self.path(key), older=0, name=CHECKPOINT)  # however new: only who has the claim writes them
+        sweep(self.path(key), older=0, name=CHECKPOINT)  # at any age: only the holder of the claim writes them
         return lock
 
     def _each(self, kind: type[Kept], name: str, damaged: dict[Path, str] | None = None) -> Iterator[Kept]:
-        """What files of this name tell, once for each run: of copies, what is in the folder called by its key."""
+        """The contents of all files of this name, one per run; of copies, the one in the folder named after the key."""
         found: dict[str, Kept] = {}
         for folder in self._folders():
             kept = _read(kind, folder / name, damaged)
@@ -220,7 +219,7 @@ class Store:
             return write_text(self.path(key) / name, json.dumps(asdict(content), indent=1)).parent
 
     def _telling(self) -> AbstractContextManager[None]:
-        return disk_errors("runs", self.root, "free some space or name another folder; what is finished is safe")
+        return disk_errors("runs", self.root, "free some space or name another folder; finished runs are safe")
 
 
 def _square(rows: list[list[float]]) -> NDArray[np.float64]:
@@ -232,13 +231,13 @@ def _square(rows: list[list[float]]) -> NDArray[np.float64]:
 
 
 def check_store(store: object) -> None:
-    """Refuse what is no store, such as the name of its folder."""
+    """Raise an error unless `store` is a Store (and not, say, the name of its folder)."""
     if not isinstance(store, Store):
         raise invalid("store", store, "a Store", 'as in Store("runs")')
 
 
 def encodable(told: Any) -> Any:
-    r"""The same with texts that every file takes: bytes of a command that are no UTF-8 are written out.
+    r"""The value with strings that can be encoded: bytes of a command that are not UTF-8 become escape sequences.
 
     >>> encodable({"command": "run \udcff"})
     {'command': 'run \\udcff'}
@@ -249,9 +248,9 @@ def encodable(told: Any) -> Any:
 
 
 def _try_to_write(folder: Path) -> None:
-    """Write something to a disk, to see whether it can be done, and let it go."""
+    """Write a temporary file, to find out whether the disk has room."""
     with TemporaryFile(dir=folder) as file:
-        file.write(os.urandom(ROOM))  # which no disk can make smaller
+        file.write(os.urandom(ROOM))  # which no file system can compress
         file.flush()
         os.fsync(file.fileno())
 
@@ -260,13 +259,13 @@ def _load(kind: type[Kept], path: Path) -> Kept:
     told = json.loads(path.read_text())
     kept = checked(kind(**{name: value if name == "spec" else encodable(value) for name, value in told.items()}))
     folder = path.parent.name
-    if KEY.fullmatch(folder) and kept.key != folder:  # a copy may be called otherwise
-        raise ValueError(f"its key, {kept.key}, is not that of its folder")
+    if KEY.fullmatch(folder) and kept.key != folder:  # a copy may have any other name
+        raise ValueError(f"its key, {kept.key}, does not match its folder")
     return kept
 
 
 def checked(kept: Kept) -> Kept:
-    """A run as it was read; a ValueError, or another, where no run has written such a thing."""
+    """Return a run that was read from a file; raises a ValueError (or another error) if it is not valid."""
     named = {"learner": str, "stream": str, "seed": int}
     if not all(isinstance(kept.spec.get(name), each) for name, each in named.items()):
         raise ValueError("its spec is not that of a run")
@@ -276,30 +275,30 @@ def checked(kept: Kept) -> Kept:
 
 
 def _check(record: Record) -> None:
-    """Refuse what no run has written: files are edited by hand, and disks fail."""
-    spec = {"options": {}, "scenario": {}, **record.spec}  # there were none at first
+    """Raise a ValueError for an invalid record: files are edited by hand, and disks fail."""
+    spec = {"options": {}, "scenario": {}, **record.spec}  # missing in old records
     if not (isinstance(spec.get("backbone"), str) and isinstance(spec.get("epochs"), int) and spec["epochs"] > 0):
-        raise ValueError("its spec is not that of a run that was trained")
+        raise ValueError("its spec lacks a backbone or epochs")
     parts = (record.metrics, record.measured, record.environment, spec["options"], spec["scenario"])
     listed = all(isinstance(each, list) for each in (record.accuracy, record.task_accuracy))
     if not (listed and record.accuracy and all(record.accuracy) and all(isinstance(each, Mapping) for each in parts)):
-        raise ValueError("its parts are not those of a run")
+        raise ValueError("its parts are missing or of the wrong type")
     accuracies = [*record.accuracy, *record.task_accuracy]
     rows = [record.train_seconds, record.test_seconds, *accuracies, *record.measured.values()]
     seen = list(range(1, len(record.accuracy) + 1))
     if not (_lengths(record.accuracy) == seen and _lengths(record.task_accuracy) in ([], seen)):
-        raise ValueError("it has not an accuracy for each task that was seen")
+        raise ValueError("it does not have an accuracy for each task seen")
     if not record.task_accuracy and any(name.startswith("task_") for name in record.metrics):
-        raise ValueError("it lacks the accuracies that its figures are of")
+        raise ValueError("it lacks the accuracies that its metrics are computed from")
     numbers = [*record.metrics.values(), *(value for row in rows for value in row)]
     told = {"acc", "aaa", "forgetting"} <= set(record.metrics)
     if not (told and all(isinstance(each, int | float) and math.isfinite(each) for each in numbers)):
-        raise ValueError("its figures are not those of a run")
+        raise ValueError("its figures are missing or not finite numbers")
     if not all(0 <= value <= 100 for row in accuracies for value in row):
-        raise ValueError("its accuracies are no percentages")
+        raise ValueError("its accuracies are not percentages")
     for name, value in record.summary.items():
         if not math.isclose(record.metrics.get(name, value), value, abs_tol=1e-6):  # some were added later
-            raise ValueError(f"its {name} is not that of its {'measures' if name in record.measured else 'accuracies'}")
+            raise ValueError(f"its {name} does not match its {'measures' if name in record.measured else 'accuracies'}")
 
 
 def _lengths(rows: list[list[float]]) -> list[int]:
@@ -318,14 +317,15 @@ def _read(kind: type[Kept], path: Path, damaged: dict[Path, str] | None = None) 
 
 
 def is_of(record: Record, spec: RunSpec) -> bool:
-    """Whether a record with the key of a spec is of this run: by the same defaults, the same code of the user's and the
-    same prepared data, as far as it tells of them and they are here.
+    """Whether a record with the key of a spec is a record of this run.
+
+    Defaults, the user's own code and prepared data must be the same, as far as they are recorded and available here.
     """
     return agree(record.spec, spec.resolved()) and agree(record.environment, made_of(spec))
 
 
 def agree(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether two resolved specs say the same wherever both say something.
+    """Whether two nested mappings, such as resolved specs, agree on all keys that both have.
 
     >>> agree({"seed": 0, "options": {"lr": 0.1}}, {"seed": 0, "options": {"lr": 0.1, "added": None}})
     True

@@ -1,9 +1,9 @@
 """The trials of a search in an Optuna storage, on which any number of processes can work at once.
 
-All they need to know of each other is in the storage. A process takes a trial by asking for it and says every few
-seconds that it is still at it. A trial whose process is gone is marked as failed, and its values wait for whoever asks
-next. So a study that was killed ends like one that was not; a trial that two processes take by mistake does no
-harm, as both find the same.
+Processes communicate only through the storage. Each asks for a trial and then sends a heartbeat every few seconds. A
+trial whose process is gone is marked as failed, and its values are queued for the next process that asks. So a study
+that was killed gives the same result as one that was not. If two processes work on the same trial by mistake, nothing
+is lost: both get the same result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import optuna  # an extra: `tune` imports this module when it is called
+import optuna  # an extra: `tune` imports this module only when called
 from filelock import FileLock
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.storages.journal import JournalFileBackend
@@ -34,15 +34,15 @@ from parabolic.files import disk_errors
 
 __all__ = ["Pruner", "Study", "open_study"]
 
-PULSE = 10.0  # seconds between two signs of life
-SILENCE = 60.0  # after so many without one, a process is taken to be gone
-DIVERGED = "diverged"  # under which a trial says how many of its runs did
-WORKER = "worker"  # under which a process puts its name to a trial and, from the start, to the study
+PULSE = 10.0  # seconds between heartbeats
+SILENCE = 60.0  # seconds without a heartbeat after which a process counts as gone
+DIVERGED = "diverged"  # attribute of a trial: how many of its runs diverged
+WORKER = "worker"  # attribute of a trial: its process; also the prefix of a study's attributes, one per process
 
 
 @contextmanager
 def open_study(search: Search, name: str, storage: str | optuna.storages.BaseStorage, folder: Path) -> Iterator[Study]:
-    """The study of that name, made if there is none; what goes wrong with its storage is told in a line."""
+    """Open the study of that name, creating it if needed; errors of its storage are reported in one line."""
     try:
         with closing(Study(search, name, storage, folder)) as study:
             yield study
@@ -51,20 +51,20 @@ def open_study(search: Search, name: str, storage: str | optuna.storages.BaseSto
 
 
 class Study:
-    """A search as it stands: what was tried, what is being tried, what is tried next."""
+    """The state of a search: finished, running and next trials."""
 
     def __init__(self, search: Search, name: str, storage: str | optuna.storages.BaseStorage, folder: Path) -> None:
-        optuna.logging.set_verbosity(optuna.logging.WARNING)  # what there is to say we say
+        optuna.logging.set_verbosity(optuna.logging.WARNING)  # `tune` reports progress itself
         self.search = search
         self.distributions = {name: _distribution(each) for name, each in search.ranges.items()}
         with disk_errors("runs", folder, "free some space, or name another folder with --runs"):
             folder.mkdir(parents=True, exist_ok=True)
-            guard = FileLock(folder / "tune.lock")  # the tables of a new data base are made by one process alone
+            guard = FileLock(folder / "tune.lock")  # one process creates the tables of a new database
             guard.acquire()
         try:
             self.storage = _open(storage)
             self.study = self._found_or_made(name)
-            if self._differs() and not self._begun():  # its settings were refused, say, and are mended now
+            if self._differs() and not self._begun():  # its settings were refused, say, and have been corrected
                 optuna.delete_study(study_name=name, storage=self.storage)
                 self.study = self._found_or_made(name)
             self._check_definition(name)
@@ -80,14 +80,14 @@ class Study:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Let go of the storage."""
+        """Close the storage."""
         self.storage.remove_session()
         if isinstance(self.storage, optuna.storages.RDBStorage):
             self.storage.engine.dispose()
 
     @property
     def trials(self) -> list[Trial]:
-        """What was tried, in the order in which it began."""
+        """The finished trials, in the order in which they started."""
         done = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
         return [
             Trial(
@@ -100,7 +100,7 @@ class Study:
 
     @property
     def running(self) -> int:
-        """How many trials are being worked on."""
+        """The number of trials in progress."""
         return len(self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)))
 
     def ask(self, count: int, total: int) -> list[optuna.Trial]:
@@ -111,7 +111,7 @@ class Study:
         taken: list[optuna.Trial] = []
         while len(taken) < count and _places(self.study) < total:
             trial = self.study.ask(self.distributions)
-            if _places(self.study, before=trial.number) >= total:  # another process took the last place meanwhile
+            if _places(self.study, before=trial.number) >= total:  # another process took the last place
                 self.study.tell(trial, state=TrialState.FAIL)
                 break
             trial.set_user_attr(WORKER, _here())
@@ -119,30 +119,30 @@ class Study:
         return taken
 
     def tell(self, trial: optuna.Trial, scores: Sequence[float] | None) -> None:
-        """Say what the runs of a trial scored, NaN where one diverged; none means that the trial was given up."""
+        """Report the scores of a trial's runs, NaN for those that diverged; None means that the trial was pruned."""
         if scores is None:
             self.study.tell(trial, state=TrialState.PRUNED, skip_if_finished=True)
             return
         if diverged := int(np.isnan(scores).sum()):
             with suppress(optuna.exceptions.UpdateFinishedTrialError):
                 trial.set_user_attr(DIVERGED, diverged)
-        score = float(np.nan_to_num(scores).mean())  # what diverged has learned nothing
+        score = float(np.nan_to_num(scores).mean())  # a diverged run counts as 0
         self.study.tell(trial, score, TrialState.COMPLETE, skip_if_finished=True)
 
     def give_back(self, trials: Sequence[optuna.Trial]) -> None:
-        """Let someone else try, later, what could not be tried to the end."""
+        """Return unfinished trials, to be retried later by any process."""
         for each in trials:
             self._retry(each.number, each.params)
 
     @contextmanager
     def pulse(self, trials: Sequence[optuna.Trial]) -> Iterator[None]:
-        """Say every few seconds that these trials are being worked on."""
+        """Send heartbeats for these trials while the context is open."""
         done = threading.Event()
 
         def beat() -> None:
             while not done.wait(PULSE):
                 for each in trials:
-                    with suppress(Exception):  # a sign that is missed now is given the next time
+                    with suppress(Exception):  # the next heartbeat will do
                         each.set_user_attr("pulse", time.time())
             self.storage.remove_session()
 
@@ -155,8 +155,8 @@ class Study:
             thread.join()
 
     def _abandoned(self, trial: FrozenTrial) -> bool:
-        """Whether the process that worked on a trial is gone: dead, if it was here, or silent for long."""
-        # Killed before it could put its name to the trial, it was one of those that have worked on the study.
+        """Whether the process of a trial is gone: dead, if it was on this machine, or silent for too long."""
+        # If it was killed before it could name itself, it was one of the processes that have worked on the study.
         suspects = [trial.user_attrs[WORKER]] if WORKER in trial.user_attrs else self._others()
         if suspects and all(_dead(each) for each in suspects):
             return True
@@ -170,39 +170,39 @@ class Study:
         return [worker for kind, _, worker in known if kind == WORKER and worker != _here()]
 
     def _begun(self) -> bool:
-        """Whether a trial of the study counts, or someone may be about to make one."""
+        """Whether the study has trials, or another live process may be about to add one."""
         return _places(self.study) > 0 or not all(_dead(each) for each in self._others())
 
     def _retry(self, number: int, values: Mapping[str, Any]) -> None:
-        """Mark a trial as failed and have its values tried again, unless it is finished or someone was faster."""
+        """Mark a trial as failed and queue its values again, unless it has finished or another process already did."""
         with suppress(ValueError, optuna.exceptions.UpdateFinishedTrialError):
             self.study.tell(number, state=TrialState.FAIL)
             self.study.enqueue_trial(dict(values))
 
     def _check_definition(self, name: str) -> None:
-        """A study goes on only as it began."""
+        """Raise an error unless the search is the one that the study began with."""
         if "definition" not in self.study.user_attrs:
             self.study.set_user_attr("definition", self.search.definition())
         if differs := self._differs():
             got = Description(f"{name!r} with " + ", ".join(f"{each}={now}" for each, (now, _) in differs.items()))
-            began = "it to go on as it began, with " + ", ".join(f"{each}={was}" for each, (_, was) in differs.items())
-            raise invalid("study", got, began, "give another --name, or what was given at first")
+            began = "its original settings, " + ", ".join(f"{each}={was}" for each, (_, was) in differs.items())
+            raise invalid("study", got, began, "give another --name, or the original settings")
 
     def _differs(self) -> dict[str, tuple[Any, Any]]:
-        """What is other than when the study began, by name: as it is now, and as it was."""
+        """The settings that have changed since the study began, by name: the new and the old value."""
         now, then = _flat(self.search.definition()), _flat(self.study.user_attrs.get("definition", {}))
-        # What only one of them says was added to the package later, and its default changes nothing.
+        # A setting that only one of them has was added to the package later, with a neutral default.
         return {each: (now[each], then[each]) for each in now if each in then and now[each] != then[each]}
 
 
 class Pruner(Callback):
-    """Tells the study how a trial stands after each task, and ends it once it is worse than half of those before it."""
+    """Reports a trial's accuracy after each task, and ends it once it is below the median of the earlier ones."""
 
     def __init__(self, trial: optuna.Trial) -> None:
         self.trial = trial
 
     def on_task(self, state: State) -> None:
-        """Report the accuracy so far, and raise optuna.TrialPruned where it is too low."""
+        """Report the accuracy so far; raises optuna.TrialPruned if it is too low."""
         assert state.accuracy is not None
         self.trial.report(state.accuracy, state.task)
         if self.trial.should_prune():
@@ -210,28 +210,28 @@ class Pruner(Callback):
 
 
 class Sampler(optuna.samplers.BaseSampler):
-    """Optuna's TPE with draws that depend on the search's seed and a trial's place alone, and not on who draws.
+    """Optuna's TPE with draws that depend only on the search's seed and a trial's place, not on the process.
 
-    The first trial has the learner's own values, so that what is found is never worse (by the same measure).
+    The first trial has the learner's default values, so that the best is never worse (by the same metric).
     """
 
     def __init__(self, search: Search) -> None:
         self.search = search
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Which values are drawn together."""
+        """The parameters that are drawn together."""
         return self._tpe(study, trial).infer_relative_search_space(study, trial)
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Draw those."""
+        """Draw them."""
         return self._tpe(study, trial).sample_relative(study, trial, search_space)
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Draw one of the others."""
+        """Draw one of the other parameters."""
         if _places(study, before=trial.number) == 0 and param_name in self.search.defaults:
             return self.search.defaults[param_name]
         return self._tpe(study, trial, param_name).sample_independent(study, trial, param_name, param_distribution)
@@ -242,10 +242,10 @@ class Sampler(optuna.samplers.BaseSampler):
 
 
 def _places(study: optuna.Study, before: int | None = None) -> int:
-    """How many trials have a place: all but those that failed and those that wait, which are still to be taken.
+    """The number of trials that count: all but those that failed or are still waiting in the queue.
 
-    `before` a number: how many places are ahead of that trial. There those that wait count too, whether they are taken
-    yet or not, so that a trial's own place, by which its values are drawn, does not depend on when others begin.
+    With `before`, only trials with a lower number are counted, those waiting included: a trial's place, which
+    determines its draws, then does not depend on when others start.
     """
     uncounted = (TrialState.FAIL,) if before is not None else (TrialState.FAIL, TrialState.WAITING)
     return sum(
@@ -259,7 +259,7 @@ def _here() -> str:
 
 
 def _dead(worker: str) -> bool:
-    """Whether a process was on this machine and is gone."""
+    """Whether a process of this machine has ended."""
     host, _, pid = worker.rpartition(":")
     if host != platform.node() or os.name != "posix":
         return False
@@ -267,7 +267,7 @@ def _dead(worker: str) -> bool:
         os.kill(int(pid), 0)
     except ProcessLookupError:
         return True
-    except PermissionError:  # it lives, under another user
+    except PermissionError:  # alive, under another user
         pass
     return False
 
@@ -287,15 +287,15 @@ def _open(storage: str | optuna.storages.BaseStorage) -> optuna.storages.BaseSto
     if kind == "journal":
         with disk_errors("--storage", Path(rest).parent, "name another file"):
             return optuna.storages.JournalStorage(JournalFileBackend(rest))
-    patient = {"connect_args": {"timeout": 60}} if kind == "sqlite" else {}  # others may be writing
+    patient = {"connect_args": {"timeout": 60}} if kind == "sqlite" else {}  # wait while others are writing
     try:
         return optuna.storages.RDBStorage(storage, engine_kwargs=patient)
-    except ImportError as error:  # of what speaks to that kind of data base
+    except ImportError as error:  # the driver of that database is missing
         raise _unusable(storage, error) from error
 
 
 def _flat(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested settings by their names; the space is one, as it is a difference to tune more or less."""
+    """Nested settings, flattened; the space becomes one string, as adding or removing options is a change too."""
     flat: dict[str, Any] = {}
     for name, value in told.items():
         if name == "space":
@@ -308,5 +308,5 @@ def _flat(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unusable(storage: object, error: BaseException) -> InputError:
-    shown = re.sub(r"//[^/]*@", "//…@", str(storage))  # without a password
+    shown = re.sub(r"//[^/]*@", "//…@", str(storage))  # hide the password
     return invalid("--storage", shown, "an Optuna storage that works", str(error).partition("\n")[0])

@@ -1,4 +1,4 @@
-"""Find the values with which a learner does best, by trials on training examples that are held out."""
+"""Tuning: find a learner's best settings by trials on held-out training examples."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ TOLD = ("parabolic", "torch", "optuna", "python", "processor", "device", "comman
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a search has found."""
+    """The result of a search."""
 
     name: str
     search: Search
-    trials: list[Trial]  # in the order in which they began
-    running: int  # trials that other processes are still at
-    environment: Mapping[str, Any]  # where the best was trained: versions, hardware, command, time
+    trials: list[Trial]  # in the order in which they started
+    running: int  # trials in progress in other processes
+    environment: Mapping[str, Any]  # of the best trial: versions, hardware, command, time
 
     @property
     def best(self) -> Trial:
-        """The trial with the highest score, the first of several."""
+        """The trial with the highest score; of several, the first."""
         return _best(self.trials)
 
     def preset(self) -> Preset:
-        """The best values, and a record of how they were found."""
+        """A preset with the best values and a record of how they were found."""
         spec, best, told = self.search.spec, self.best, self.search.definition()
         about = f"best of {len(self.trials)} trials by {told['metric']} on held-out training examples"
         study: dict[str, Any] = {"score": _rounded(best.score)}
@@ -76,20 +76,20 @@ def tune(
     callbacks: Iterable[Callback] = (),
     watch: Callable[[list[Trial]], None] | None = None,
 ) -> Tuned:
-    """Go on with a search until its study has so many trials in all, and return what it found.
+    """Start or continue a search until its study has `trials` trials in total, and return the result.
 
     Args:
-        search: what is tuned, and by what it is judged.
-        store: where the trials' runs are kept; a run that is there is not trained again.
-        trials: how many there are to be, those of earlier calls and of other processes included.
-        name: of the study (by default learner-stream). A study goes on only with the search it began with.
-        storage: an Optuna storage: a URL as Optuna takes it, `journal:FILE`, or an object (by default SQLite, in the
+        search: what to tune, and how to judge it.
+        store: where the trials' runs are saved; a run that is already there is not trained again.
+        trials: the total number of trials, including those of earlier calls and of other processes.
+        name: the study's name (by default LEARNER-STREAM). A study continues only with the search it began with.
+        storage: an Optuna storage: a URL that Optuna accepts, `journal:FILE`, or an object (by default SQLite, in the
             store's folder). Processes anywhere that name the same storage and study work on it together.
-        parallel: how many trials are asked for at once, and trained side by side where the device can.
+        parallel: how many trials to propose at once; a GPU trains their runs side by side.
         workers: how many processes of this machine work on the study; with more than one, or with several that
-            share a storage, the values that are tried depend on who is done first.
-        device: where runs are trained.
-        callbacks: watch the runs that this process trains.
+            share a storage, the values tried depend on which finishes first.
+        device: where to train runs.
+        callbacks: observe the runs that this process trains.
         watch: called with all trials so far whenever some have ended.
     """
     require("optuna", "tune", "tune", "Optuna")
@@ -97,11 +97,11 @@ def tune(
     for what, value in (("trials", trials), ("parallel", parallel), ("workers", workers)):
         check_number(what, value, whole=True, at_least=1)
     if search.prune and parallel > 1:
-        raise invalid("parallel", parallel, "1, where trials are pruned", "use --workers to have several at once")
+        raise invalid("parallel", parallel, "1 if trials are pruned", "use --workers to run several at once")
     name = name or _called(search.spec)
     check_preset_name(name)
     if workers > 1 and not isinstance(storage, str | None):
-        raise invalid("storage", storage, "a URL, where there are several workers", "objects cannot be shared")
+        raise invalid("storage", storage, "a URL if there are several workers", "objects cannot be shared")
     job = Job(search, store, trials, name, storage or _data_base(store), parallel, device)
     spawn = multiprocessing.get_context("spawn")
     others = [spawn.Process(target=_help, args=(job,), daemon=True) for _ in range(workers - 1)]
@@ -112,10 +112,10 @@ def tune(
         if others:
             for each in others:
                 each.join()
-            found, running = _work(job, callbacks, watch)  # what one of them left undone
+            found, running = _work(job, callbacks, watch)  # finish what they left undone
     finally:
         for each in others:
-            if each.pid is not None:  # it was started
+            if each.pid is not None:  # started
                 each.terminate()
                 each.join()
     record = store.find(search.specs(_best(found).values)[0])
@@ -125,7 +125,7 @@ def tune(
 
 @dataclass(frozen=True)
 class Job:
-    """All that a process must know to work on a study."""
+    """Everything that a process needs to work on a study."""
 
     search: Search
     store: Store
@@ -137,7 +137,7 @@ class Job:
 
 
 def _help(job: Job) -> None:
-    """Work on a study in another process; an error here is one that the process which started it meets too."""
+    """Work on a study in another process; its errors need no report, as the parent process meets them too."""
     Thread(target=_follow, daemon=True).start()
     try:
         _work(job)
@@ -146,7 +146,7 @@ def _help(job: Job) -> None:
 
 
 def _follow() -> None:
-    """End with the process that started this one, however it ends, in the middle of a run if need be."""
+    """End when the parent process ends, however it ends, even in the middle of a run."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -156,7 +156,7 @@ def _follow() -> None:
 def _work(
     job: Job, callbacks: Iterable[Callback] = (), watch: Callable[[list[Trial]], None] | None = None
 ) -> tuple[list[Trial], int]:
-    """Take trials until there are none left; returns those that have ended, and how many others are still at."""
+    """Do trials until none are left; returns those that have ended, and how many are still running elsewhere."""
     from parabolic.experiments.study import open_study  # here: it imports Optuna
 
     with open_study(job.search, job.name, job.storage, job.store.root) as study:
@@ -175,7 +175,7 @@ def _work(
 
 
 def _try(taken: Sequence[optuna.Trial], job: Job, callbacks: list[Callback]) -> list[list[float] | None]:
-    """What the runs of each trial score, NaN where one diverged; none where the trial was given up."""
+    """The scores of each trial's runs, NaN for those that diverged; None if the trial was pruned."""
     specs = [job.search.specs(job.search.rounded(trial.params)) for trial in taken]
     if job.search.prune:
         return [_try_watched(taken[0], specs[0], job, callbacks)]
@@ -184,7 +184,7 @@ def _try(taken: Sequence[optuna.Trial], job: Job, callbacks: list[Callback]) -> 
 
 
 def _try_watched(trial: optuna.Trial, specs: list[RunSpec], job: Job, callbacks: list[Callback]) -> list[float] | None:
-    """What the runs of a trial score that is given up if its first run does badly after a task."""
+    """The scores of a trial's runs, or None if it was pruned because its first run did badly after a task."""
     from optuna import TrialPruned
 
     from parabolic.experiments.study import Pruner
@@ -201,7 +201,7 @@ def _try_watched(trial: optuna.Trial, specs: list[RunSpec], job: Job, callbacks:
 
 
 def _train(specs: list[RunSpec], job: Job, callbacks: list[Callback]) -> dict[str, float]:
-    """What each run scores, by its key, NaN where it diverged; those of one shape are trained together, all kept."""
+    """The score of each run by key, NaN if it diverged; runs of one shape are trained together, and all are saved."""
     metric, scores, missing = job.search.metric, dict[str, float](), dict[str, dict[str, RunSpec]]()
     for spec in specs:
         if (record := job.store.find(spec)) is not None:
@@ -221,16 +221,16 @@ def _train(specs: list[RunSpec], job: Job, callbacks: list[Callback]) -> dict[st
 
 
 def _data_base(store: Store) -> str:
-    """The URL of a store's own SQLite file, whatever its folder is called."""
+    """The URL of a store's own SQLite file, with its path properly escaped."""
     from sqlalchemy import URL  # here: it comes with Optuna
 
     return URL.create("sqlite", database=str(store.root / "tune.db")).render_as_string()
 
 
 def _called(spec: RunSpec) -> str:
-    """What the study of a run is called: LEARNER-STREAM, without the paths of those that are the user's own."""
+    """The default name of a study: LEARNER-STREAM, without the paths of the user's own."""
     kind = find_learner(spec.learner)
-    taken = built_in().get(kind.name, kind) is not kind  # by one of ours, from which it was copied or is derived
+    taken = built_in().get(kind.name, kind) is not kind  # by one of ours, which it was copied or derived from
     learner = spec.learner if taken or not kind.name else kind.name
     names = (each.rpartition(":")[2] for each in (learner, spec.stream))
     return file_name("-".join(names))
@@ -243,5 +243,5 @@ def _rounded(score: float | None) -> float | None:
 def _best(trials: list[Trial]) -> Trial:
     done = [trial for trial in trials if trial.score is not None]
     if not done:
-        raise invalid("trials", Description("none that came to an end"), "at least one", "try more of them")
+        raise invalid("trials", Description("none that finished"), "at least one", "try more")
     return max(done, key=lambda trial: trial.score or 0.0)

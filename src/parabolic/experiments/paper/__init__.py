@@ -1,4 +1,4 @@
-"""The paper's tables as runs, with what was published beside them."""
+"""The paper's tables: the runs behind them and the published figures."""
 
 from parabolic.experiments.paper.bounds import (
     BoundTable,

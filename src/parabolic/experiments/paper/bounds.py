@@ -1,4 +1,4 @@
-"""The paper's two tables of bounds: what they need is measured in trainings of their own, and kept with the runs."""
+"""The paper's two tables of bounds, measured in separate trainings and saved with the runs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from parabolic.files import disk_errors, write_text
 __all__ = ["BoundTable", "Rows", "bound_tables", "bounds_told", "find_bounds", "measure_bounds", "table_of"]
 
 Rows = list[dict[str, Any]]
-"""What was measured in a run: `BoundsRow.as_dict` after each task."""
+"""The measurements of a run: `BoundsRow.as_dict` after each task."""
 
 
 @dataclass(frozen=True)
 class BoundTable:
-    """What was published of a bound: mean losses after each task, on memory and on one task's examples.
+    """The published figures for a bound: mean losses after each task, on memory and on one task's examples.
 
     >>> bound_tables()["forgetting"].memory[0]
     0.5077
@@ -36,30 +36,30 @@ class BoundTable:
 
 
 def bound_tables() -> dict[str, BoundTable]:
-    """The tables of Proposition 1 (`forgetting`) and of Corollary 1 (`generalisation`)."""
+    """The tables for Proposition 1 (`forgetting`) and Corollary 1 (`generalisation`)."""
     return {name: BoundTable(**parts) for name, parts in published()["bounds"].items()}
 
 
 def table_of(name: str) -> PaperTable:
-    """The runs of a table of the paper; of both tables of bounds, which are asked for as one.
+    """The table of that name; "bounds" stands for both tables of bounds.
 
     >>> [setting.stream for setting in table_of("bounds").settings]
     ['seq-cifar10']
     """
     if name != "bounds":
         return paper_tables()[name]
-    # PCL on Seq-CIFAR10, which are runs of the main table too.
+    # PCL on Seq-CIFAR10: the same runs as in the main table.
     return PaperTable("bounds", {"PCL": ()}, paper_tables()["main"].settings[:1], metrics=(), plus=False)
 
 
 def bounds_told(spec: RunSpec, monitor: BoundsMonitor) -> dict[str, Any]:
-    """What a monitor has measured in a run, as plain JSON values."""
+    """The measurements of a monitor in a run, as plain JSON values."""
     rows = [row.as_dict() for row in monitor.rows]
     return {"spec": spec.resolved(), "eps": monitor.eps, "samples": monitor.samples, "rows": rows}
 
 
 def find_bounds(spec: RunSpec, store: Store) -> Rows | None:
-    """What was measured in a run, if it was."""
+    """The bounds measured for a run, or None."""
     try:
         told = json.loads(store.bounds(spec.key).read_text())
         mine = agree(told["spec"], spec.resolved()) and agree(told.get("environment", {}), made_of(spec))
@@ -71,9 +71,9 @@ def find_bounds(spec: RunSpec, store: Store) -> Rows | None:
 def measure_bounds(
     specs: Iterable[RunSpec], store: Store, *, device: str = "auto", callbacks: Iterable[Callback] = ()
 ) -> tuple[dict[int, Rows], list[Failure]]:
-    """The bounds of runs, by seed, measured where they have not been; and the runs that failed.
+    """The bounds of runs by seed, measured if they have not been yet, and the runs that failed.
 
-    Measuring takes a training of its own, in this process; what is found is kept beside the run's record.
+    Measuring takes a separate training, in this process; the results are saved beside the run's record.
     """
     measured, failures = dict[int, Rows](), list[Failure]()
     for spec in specs:

@@ -1,4 +1,4 @@
-"""What is missing of the paper's tables, and why it cannot be trained here."""
+"""The runs missing from the paper's tables, and those that cannot be trained here for lack of data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Gap", "Missing", "lacking_data"]
 
 @dataclass
 class Gap:
-    """Runs that are not there, all on one stream with one size of memory: how many, by row.
+    """The numbers of missing runs by row, for one stream, memory size and scenario.
 
     >>> str(Gap("seq-cifar10", 1000, {"corruption": "shuffle"}, {"ER": 5, "PCL": 2}))
     'seq-cifar10, memory 1000, corruption=shuffle: ER 5, PCL 2'
@@ -37,7 +37,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Missing:
-    """The runs of some tables that are not there, and those whose bounds have not been measured.
+    """The missing runs of some tables, and those whose bounds have not been measured.
 
     >>> selection = Selection(("small_buffers",), learners=("sgd",), seeds=2)
     >>> [str(gap) for gap in Missing.of(selection, {}).gaps(selection)]  # without a memory one run serves all sizes
@@ -49,14 +49,14 @@ class Missing:
 
     @classmethod
     def of(cls, selection: Selection, there: Container[str], bounds: Container[int] = ()) -> Missing:
-        """What is missing where there are runs with these keys, and bounds for these seeds."""
+        """What is missing, given the keys of the available runs and the seeds with measured bounds."""
         return cls(
             [spec for spec in selection.runs if spec.key not in there],
             [spec for spec in selection.bounds if spec.seed not in bounds],
         )
 
     def parted(self, *, cluster: bool = False) -> tuple[Missing, Missing]:
-        """What can be trained, and that whose data are not here; what is trained on a cluster has its data there."""
+        """What can be trained, and what cannot because its data are not here; a cluster is assumed to have its data."""
         lacking = {each for each in {spec.stream for spec in (*self.runs, *self.bounds)} if lacking_data(each)}
 
         def chosen(here: bool) -> Missing:
@@ -68,7 +68,7 @@ class Missing:
         return chosen(True), chosen(False)
 
     def gaps(self, selection: Selection) -> list[Gap]:
-        """The places of what is missing; what several tables share is told once."""
+        """What is missing, grouped; runs that several tables share are counted once."""
         left, gaps = {spec.key for spec in self.runs}, dict[str, Gap]()
         for row, spec in selection.by_row():
             if spec.key in left:
@@ -80,7 +80,7 @@ class Missing:
 
 
 def lacking_data(stream: str) -> str | None:
-    """The data set that has to be prepared before a stream of the paper can be built, if there is one.
+    """The data set that must be prepared before a stream of the paper can be built, or None.
 
     >>> lacking_data("seq-digits") is None
     True

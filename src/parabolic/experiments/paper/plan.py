@@ -1,4 +1,4 @@
-"""How much is left to do, and how long it may take, from what was done so far."""
+"""How many runs are left to do, and an estimate of how long they take, from finished runs."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ __all__ = ["Estimates", "Plan", "plan"]
 
 @dataclass(frozen=True)
 class Plan:
-    """Runs that are wanted, those that are done, and the seconds that the others may take, one after another."""
+    """The numbers of runs wanted and done, and the estimated seconds for the rest, one after another."""
 
     runs: int
     done: int
     seconds: float  # of those that can be estimated
-    unknown: int  # how many cannot: nothing like them has been done
+    unknown: int  # how many cannot be estimated: nothing similar has been done
 
     def __add__(self, other: Plan) -> Plan:
         return Plan(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
 
 class Estimates:
-    """The seconds that a run may take, by the finished runs that are most like it.
+    """Estimates the seconds of a run from the most similar finished runs.
 
-    Those that differ only in the seed, if there are any; else those of the same learner, stream and network, in
-    proportion to the passes over the data.
+    These are runs that differ only in the seed, if there are any; otherwise runs with the same learner, stream and
+    network, in proportion to the number of epochs.
     """
 
     def __init__(self, records: Iterable[Record]) -> None:
@@ -45,7 +45,7 @@ class Estimates:
             self.a_pass[_kind(record.spec)].append(seconds / record.spec["epochs"])
 
     def seconds(self, spec: RunSpec) -> float | None:
-        """The seconds of a run, or None where nothing like it has been done."""
+        """The estimated seconds of a run, or None if nothing similar has been done."""
         resolved = spec.resolved()
         if alike := self.alike.get(_but_for_seed(resolved)):
             return fmean(alike)
@@ -55,7 +55,7 @@ class Estimates:
 
 
 def plan(specs: Iterable[RunSpec], find: Callable[[RunSpec], object | None], estimates: Estimates) -> Plan:
-    """What is left to do of some runs, each counted once; `find` returns what is there of a run that is done.
+    """What is left to do of some runs, each counted once; `find` returns None for a run that is not done.
 
     >>> plan([RunSpec(), RunSpec(), RunSpec(seed=1)], lambda spec: spec.seed or None, Estimates([]))
     Plan(runs=2, done=1, seconds=0.0, unknown=1)

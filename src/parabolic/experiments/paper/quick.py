@@ -1,4 +1,4 @@
-"""The paper's tables in minutes: every run has a stand-in on the embedded digits."""
+"""The paper's tables in minutes: every run is replaced by a stand-in on the bundled digits."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from parabolic.experiments.spec import RunSpec
 
 __all__ = ["STREAM", "is_stand_in", "stand_in"]
 
-STREAM, BACKBONE = "seq-digits", "mlp"  # of all stand-ins, and of hardly anything else
-# Three different streams of the digits for the paper's three, which have ever more classes and tasks.
+STREAM, BACKBONE = "seq-digits", "mlp"  # of all stand-ins, and of hardly any other run
+# Three different streams of the digits for the paper's three, which have increasingly many classes and tasks.
 STREAMS: dict[str, dict[str, Any]] = {
     "seq-cifar10": {},
     "seq-cifar100": {"tasks": 2},
     "seq-tinyimagenet": {"class_order": "shuffled"},
 }
-BATCH = 10  # as many are recalled as arrive, as in the paper
-SHRINK = 5  # of the memory: 1000 becomes 200 of 1,442 examples, 50 becomes one batch
+BATCH = 10  # as many examples are recalled as arrive, as in the paper
+SHRINK = 5  # divides the memory: 1000 becomes 200 of 1,442 examples, 50 becomes one batch
 
 
 def stand_in(spec: RunSpec) -> RunSpec:
-    """The run on seq-digits, with a small network, that takes the place of one of the paper's.
+    """The run on seq-digits, with a small network, that replaces one of the paper's.
 
     >>> stand_in(RunSpec(learner="er", stream="seq-cifar100", memory=600))  # doctest: +ELLIPSIS
     RunSpec(learner='er', stream='seq-digits', memory=120, ..., scenario={'tasks': 2})
     """
     options, scenario, memory = dict(spec.options), {**spec.scenario, **STREAMS[spec.stream]}, spec.memory // SHRINK
     recalled = RunSpec.learner_options(spec.learner).get("replay")
-    if recalled is not None and recalled.default:  # GEM's is 0, for all that is kept
-        options["replay"] = min(options.get("replay", BATCH), memory)  # a preset may say how many
+    if recalled is not None and recalled.default:  # GEM's is 0: the whole memory
+        options["replay"] = min(options.get("replay", BATCH), memory)  # a preset may set it
     if sizes := scenario.pop("class_sizes", None):  # paper-normal, paper-reversed or paper-random
         scenario |= {"imbalance": 2.0, "imbalance_order": sizes.removeprefix("paper-")}
     return dataclasses.replace(
@@ -39,5 +39,5 @@ def stand_in(spec: RunSpec) -> RunSpec:
 
 
 def is_stand_in(resolved: Mapping[str, Any]) -> bool:
-    """Whether a run, by its resolved spec, is such a stand-in or like one: nothing that a result should rest on."""
+    """Whether a resolved spec is that of a stand-in or like one, on which no result should rest."""
     return (resolved["stream"], resolved.get("backbone")) == (STREAM, BACKBONE)

@@ -1,4 +1,4 @@
-"""Which of the paper's tables are wanted, and the runs that they need."""
+"""A selection of the paper's tables, and the runs they need."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ NAMES = (
     "main", "buffers", "corrupt", "corrupt_buffers", "imbalance", "small_buffers", "ablation", "ablation_buffers",
     "bounds", "runtime",
 )  # fmt: skip
-"""The paper's tables, in its order."""
+"""The paper's tables, in the paper's order."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Some of the paper's tables: for which learners, with how many seeds, whether on the embedded digits, and whether
-    with the values of presets in place of published ones.
+    """Some of the paper's tables: for which learners, with how many seeds, whether on the bundled digits (`quick`), and
+    whether with the settings of presets instead of the published ones (`tuned`).
 
     >>> Selection(("main", "ablation"), learners=("er",), seeds=2).tables
     ['main']
@@ -46,12 +46,12 @@ class Selection:
 
     @property
     def tables(self) -> list[str]:
-        """The names of the tables in which there is something of the learners."""
+        """The names of the tables that include any of the learners."""
         return [name for name in self.names if self.learners is None or self._learners(name) & {*self.learners}]
 
     @property
     def runs(self) -> list[RunSpec]:
-        """The runs of all tables but those of bounds."""
+        """The runs of all tables except `bounds`."""
         return [spec for _, spec in self.by_row()]
 
     @property
@@ -64,7 +64,7 @@ class Selection:
         return table_of(name).specs(self.learners, self.seeds, quick=self.quick, tuned=self.tuned)
 
     def rows(self, name: str) -> list[str]:
-        """The rows of a table (of bounds: those of the runs behind it)."""
+        """The rows of a table (for `bounds`, those of the underlying runs)."""
         return table_of(name).of(self.learners, tuned=self.tuned)
 
     def cell(self, row: str, setting: Setting) -> list[RunSpec]:
@@ -72,14 +72,14 @@ class Selection:
         return setting.specs(row, self.seeds, quick=self.quick, tuned=self.tuned)
 
     def by_row(self) -> Iterator[tuple[str, RunSpec]]:
-        """The runs of all tables but those of bounds, each with the row that it is of; tables share some."""
+        """The runs of all tables except `bounds`, each with its row; a run may be in several tables."""
         for name in self._of_records:
             for row in self.rows(name):
                 for setting in table_of(name).settings:
                     yield from ((row, spec) for spec in self.cell(row, setting))
 
     def plans(self, store: Store, estimates: Estimates) -> dict[str, Plan]:
-        """What is left to do for each table and, last, for `all`, where what several tables share is done once."""
+        """What is left to do for each table and, last, for `all`, which counts shared runs once."""
         plans = {name: plan(self.specs(name), store.find, estimates) for name in self._of_records}
         together = plan(self.runs, store.find, estimates)
         if self.bounds:
@@ -89,10 +89,10 @@ class Selection:
 
     @property
     def _of_records(self) -> list[str]:
-        """The tables that finished runs fill."""
+        """The selected tables except `bounds`."""
         return [name for name in self.tables if name != "bounds"]
 
     def _learners(self, name: str) -> set[str]:
-        """By which names the rows of a table can be asked for."""
+        """The names by which the rows of a table can be selected."""
         rows = table_of(name).of(None, tuned=self.tuned)
         return {called for row in rows for called in (METHODS[row].learner, METHODS[row].preset) if called}

@@ -1,4 +1,4 @@
-"""Which runs each cell of the paper's tables needs, and what was published there."""
+"""The runs behind each cell of the paper's tables, and the published figures."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ from parabolic.statistics import Summary
 __all__ = ["METHODS", "PLUS", "SEEDS", "Figure", "Method", "PaperTable", "Setting", "paper_tables"]
 
 SEEDS = 5  # "All experiments are repeated over 5 trials."
-PLUS = "PCL+"  # the row that tuned tables have besides the paper's
+PLUS = "PCL+"  # the additional row of tuned tables
 
 
 @dataclass(frozen=True)
 class Method:
-    """A row: the learner, the options in which it departs from its own, and those that depend on the stream.
+    """A row: the learner, the options that differ from its defaults, and those that depend on the stream (`on`).
 
-    A row that is tuned has the values of a preset instead: LEARNER-STREAM or, where `preset` gives it a name of its
-    own, NAME-STREAM or NAME.
+    A tuned row has the settings of a preset instead: LEARNER-STREAM or, if `preset` is a NAME, NAME-STREAM or NAME.
     """
 
     learner: str
@@ -37,7 +36,7 @@ class Method:
     preset: str = ""
 
     def tuned(self, stream: str) -> Preset | None:
-        """The preset for a stream, if there is one.
+        """The preset for a stream, or None.
 
         >>> METHODS["ER"].tuned("seq-digits").name
         'er-seq-digits'
@@ -48,15 +47,15 @@ class Method:
             return None
         found = load_preset(name)
         if found.learner != self.learner and not self.preset:
-            raise invalid(f"preset {name!r}", found.learner, f"the learner {self.learner}", "give it another name")
+            raise invalid(f"preset {name!r}", found.learner, f"the learner {self.learner}", "rename the preset")
         return found
 
     def preset_name(self, stream: str) -> str:
-        """What its preset for a stream is called."""
+        """The name of its preset for a stream."""
         return f"{self.preset or self.learner}-{stream}"
 
 
-# The published figures come from published code: where a learner can follow it, it does, but for SI so far.
+# The published figures come from the published code, so rows follow it where they can; SI does not yet.
 REFERENCE = {"variant": "reference"}
 METHODS = {
     "SGD": Method("sgd", on={"seq-tinyimagenet": {"lr": 0.03}}),
@@ -77,12 +76,12 @@ METHODS = {
     "PCL (text)": Method("pcl"),
     PLUS: Method("pcl", preset="pcl-plus"),
 } | {row: Method("pcl", {**REFERENCE, **options}) for row, options in ABLATIONS.items()}
-"""The rows of the paper's tables, by the paper's names, and our own."""
+"""The rows of the paper's tables by the paper's names, and ours."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the columns of one group have in common."""
+    """What a group of columns has in common."""
 
     title: str
     stream: str = "seq-cifar100"
@@ -90,9 +89,9 @@ class Setting:
     scenario: Mapping[str, Any] = field(default_factory=dict)
 
     def specs(self, row: str, seeds: int = SEEDS, *, quick: bool = False, tuned: bool = False) -> list[RunSpec]:
-        """The runs of a row, one a seed; `quick`: their stand-ins on the embedded digits.
+        """The runs of a row, one per seed; with `quick`, their stand-ins on the bundled digits.
 
-        With `tuned` a row has the values of its preset for the stream, and no runs where there is no preset.
+        With `tuned` a row has the settings of its preset for the stream, and no runs if there is no preset.
 
         >>> [spec.seed for spec in Setting("memory 200", memory=200).specs("ER", seeds=3)]
         [0, 1, 2]
@@ -112,15 +111,15 @@ class Setting:
         preset = METHODS[row].tuned(stream)
         if preset is None:
             return None
-        # On what a row is run its column says, whatever the preset was made for.
+        # The column determines stream and memory, whatever the preset was made for.
         spec = preset.spec(stream=self.stream, memory=self.memory)
-        options = {**spec.options, **ABLATIONS.get(row, {})}  # an ablation is one of the tuned method
+        options = {**spec.options, **ABLATIONS.get(row, {})}  # an ablation changes the tuned method
         return replace(spec, options=options, scenario=self.scenario)
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure as printed, and whether the paper marks it as the best or the second of its column."""
+    """A figure as printed, and whether the paper marks it as the best or second best of its column."""
 
     value: Summary
     mark: str = ""
@@ -128,7 +127,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A table of the paper: a row for each method, a column for each metric in each setting.
+    """A table of the paper: one row per method, one column per metric and setting.
 
     >>> table = paper_tables()["main"]
     >>> table.rows["PCL"][1]
@@ -138,16 +137,16 @@ class PaperTable:
     """
 
     title: str
-    rows: Mapping[str, Sequence[Figure]]  # a figure for every metric in the first setting, then in the next
+    rows: Mapping[str, Sequence[Figure]]  # the figures of all metrics in the first setting, then in the next
     settings: Sequence[Setting]
     metrics: Sequence[str] = ("aaa", "acc")
-    underlines: bool = True  # the second best of each column
+    underlines: bool = True  # whether the second best of each column is underlined
     note: str = ""
-    plus: bool = True  # whether the tuned table has the row PCL+ of ours
-    also: Mapping[str, str] = field(default_factory=dict)  # rows of ours alone, and not tuned; and what each is
+    plus: bool = True  # whether the tuned table has our row PCL+
+    also: Mapping[str, str] = field(default_factory=dict)  # our own untuned rows, and what each is
 
     def of(self, learners: Sequence[str] | None, *, tuned: bool = False) -> list[str]:
-        """The rows of some learners, or all, and ours among them."""
+        """The rows of some learners or of all, including ours."""
         ours = self.also if not tuned else [PLUS] if self.plus else []
         rows = [*self.rows, *ours]
         return [row for row in rows if learners is None or {METHODS[row].learner, METHODS[row].preset} & {*learners}]
@@ -155,14 +154,14 @@ class PaperTable:
     def specs(
         self, learners: Sequence[str] | None = None, seeds: int = SEEDS, *, quick: bool = False, tuned: bool = False
     ) -> list[RunSpec]:
-        """The runs of all cells, which may share some."""
+        """The runs of all cells; cells may share runs."""
         cells = [(row, setting) for row in self.of(learners, tuned=tuned) for setting in self.settings]
         return [spec for row, setting in cells for spec in setting.specs(row, seeds, quick=quick, tuned=tuned)]
 
 
 @cache
 def paper_tables() -> dict[str, PaperTable]:
-    """The paper's tables by name, as `tables.toml` has them.
+    """The paper's tables by name, from `tables.toml`.
 
     >>> list(paper_tables())[:3]
     ['main', 'buffers', 'corrupt']
@@ -172,7 +171,7 @@ def paper_tables() -> dict[str, PaperTable]:
 
 @cache
 def published() -> dict[str, Any]:
-    """`tables.toml` as it is."""
+    """The content of `tables.toml`."""
     return tomllib.loads(files("parabolic.experiments.paper").joinpath("tables.toml").read_text("utf-8"))
 
 

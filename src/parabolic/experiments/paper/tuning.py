@@ -1,4 +1,4 @@
-"""What tuned tables rest on: presets, whether as much was tried for each, and how to get those that are missing."""
+"""The presets behind tuned tables: whether each took the same effort, and how to create missing ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Ranges = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Effort:
-    """What was spent on a preset: trials, and the seeds that each was run with.
+    """The effort spent on a preset: the number of trials, and of seeds per trial.
 
     >>> str(Effort(20, 3)), str(Effort(30, 1)), str(Effort(0, 0))
     ('20 trials of 3 seeds', '30 trials', 'no trials')
@@ -38,7 +38,7 @@ class Effort:
 
     @classmethod
     def of(cls, preset: Preset) -> Effort:
-        """What the preset's record of its study says; one that was written by hand took no trials."""
+        """The effort according to the preset's record of its study; one written by hand took no trials."""
         trials, seeds = (preset.study.get(name) for name in ("trials", "seeds"))
         if not (isinstance(trials, list) and trials):
             return cls(0, 0)
@@ -54,14 +54,14 @@ class Tuning:
     (['er-seq-digits'], {})
     """
 
-    presets: Mapping[str, Preset]  # of rows that are tuned alike, by name
-    plus: Mapping[str, Preset | None]  # of the row PCL+, by stream; empty where it is not asked for
+    presets: Mapping[str, Preset]  # those of all rows but PCL+, by name
+    plus: Mapping[str, Preset | None]  # of the row PCL+, by stream; empty if it is not selected
     missing: Mapping[str, Sequence[str]]  # learners without a preset, by stream
     quick: bool = False
 
     @classmethod
     def of(cls, selection: Selection, tables: Sequence[str] | None = None) -> Tuning:
-        """The presets of some of the tables that are selected, or of all."""
+        """The presets of some of the selected tables, or of all."""
         presets, plus, missing = dict[str, Preset](), dict[str, Preset | None](), defaultdict[str, list[str]](list)
         for row, stream in _rows(selection, selection.tables if tables is None else tables):
             method, found = METHODS[row], METHODS[row].tuned(stream)
@@ -75,21 +75,21 @@ class Tuning:
 
     @property
     def effort(self) -> Effort | None:
-        """What most of the presets took."""
+        """The effort that most presets took, or None."""
         spent = Counter(Effort.of(preset) for preset in self.presets.values())
         return spent.most_common(1)[0][0] if spent else None
 
     @property
     def unlike(self) -> dict[str, Effort]:
-        """The presets that took more or less than most, by name."""
+        """The presets that took another effort than most, by name."""
         spent = {name: Effort.of(preset) for name, preset in self.presets.items()}
         return {name: each for name, each in spent.items() if each != self.effort}
 
     @property
     def commands(self) -> list[str]:
-        """What would make the presets that are missing, in the way in which most of the others were made.
+        """The commands that would create the missing presets, in the way most of the others were created.
 
-        A learner whose own value a range does not hold is left to the range that it states itself.
+        If a range does not include a learner's default value, the learner's own range is used instead.
         """
         memory = Setting("").memory // (SHRINK if self.quick else 1)
         spent = self.effort or Effort(0, 0)
@@ -110,7 +110,7 @@ class Tuning:
 
 
 def _rows(selection: Selection, tables: Sequence[str]) -> dict[tuple[str, str], None]:
-    """The rows of the tables, each with the streams whose presets it takes."""
+    """The rows of the tables, each with the streams whose presets it uses."""
     found = dict[tuple[str, str], None]()
     for name in tables:
         streams = [STREAM if selection.quick else setting.stream for setting in table_of(name).settings]
@@ -119,7 +119,7 @@ def _rows(selection: Selection, tables: Sequence[str]) -> dict[tuple[str, str], 
 
 
 def _by_space(learners: Sequence[str], space: Mapping[str, str]) -> dict[_Ranges, list[str]]:
-    """The learners by what of a space holds the values that they have by themselves."""
+    """The learners, grouped by the ranges of a space that include their default values."""
     found = defaultdict[_Ranges, list[str]](list)
     for learner in learners:
         outside = Search(RunSpec(learner), space).outside
@@ -128,17 +128,17 @@ def _by_space(learners: Sequence[str], space: Mapping[str, str]) -> dict[_Ranges
 
 
 def _space(preset: Preset) -> Mapping[str, Any]:
-    """Where the preset's values were looked for."""
+    """The ranges in which the preset's values were searched."""
     space = preset.study.get("space")
     return space if isinstance(space, Mapping) else {}
 
 
 def _fixed(preset: Preset) -> Mapping[str, Any]:
-    """What was set beforehand."""
+    """The settings that were fixed beforehand."""
     return {name: value for name, value in preset.settings.items() if name not in _space(preset)}
 
 
 def _shared(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What all tables say alike."""
+    """The entries that all tables have in common."""
     first, *rest = tables or [{}]
     return {name: value for name, value in first.items() if all(each.get(name) == value for each in rest)}
