@@ -264,7 +264,7 @@ def test_a_full_and_a_read_only_disk_are_told_and_nothing_is_lost(tmp_path):
         with contextlib.suppress(OSError), open(tmp_path / "filler", "wb", buffering=0) as filler:
             while filler.write(bytes(4096)):
                 pass
-        with pytest.raises(InputError, match="runs: got No space left on device .*free some space.*is safe"):
+        with pytest.raises(InputError, match="runs: got No space left on device .*free some space.*are safe"):
             run_grid(SPECS[:2], store, workers=0, device="cpu")
         assert finished(tmp_path) == before
         assert run_grid(SPECS[:1], store).reused == 1

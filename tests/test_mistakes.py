@@ -349,7 +349,7 @@ def observed(y, memory=50):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda _: RunSpec(ER), "learner: got <class .*ER'>, expected a name, .* name it mine.py:NAME"),
+        (lambda _: RunSpec(ER), "learner: got <class .*ER'>, expected a name, .* give mine.py:NAME"),
         (lambda _: RunSpec("er", stream=len), "stream: got <.* len>, expected a name"),
         (lambda _: RunSpec("er", backbone=nn.Linear), "backbone: got <class .*>, expected a name"),
         (lambda store: run("er", store), r"spec: got 'er', expected a RunSpec; as in RunSpec\(\"er\"\)"),
@@ -372,7 +372,7 @@ def test_what_is_no_run_and_no_store_is_told(store, call, message):
 def test_what_only_this_process_has_is_not_given_to_others(store, monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "Mine", ER, raising=False)
     spec = RunSpec("__main__:Mine", stream="seq-blobs", backbone="mlp")
-    with pytest.raises(InputError, match="learner: got '__main__:Mine', .* name it mine.py:Mine, or use workers=0"):
+    with pytest.raises(InputError, match="learner: got '__main__:Mine', .* a file, as mine.py:Mine, or use workers=0"):
         run_grid([spec], store, workers=2, device="cpu")
     assert run_grid([spec], store, workers=0, device="cpu").trained == 1
 

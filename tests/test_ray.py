@@ -47,7 +47,7 @@ def test_tasks_ask_for_their_share_of_a_gpu_and_failures_are_told(tmp_path):
     ("address", "message"),
     [
         ("127.0.0.1:9", "address: got '127.0.0.1:9', expected a running Ray cluster; start one"),
-        ("ray://somewhere:10001", "expected auto or HOST:PORT; call it on a node"),
+        ("ray://somewhere:10001", "expected auto or HOST:PORT; run the command on a node"),
     ],
 )
 def test_a_cluster_that_is_not_there_is_told_at_once(tmp_path, address, message):

@@ -249,7 +249,7 @@ class Journal:
                 continue
             if self.learner.steps:
                 got = Description(f"one that has learned {self.learner.steps} batches")
-                raise invalid("learner", got, "a new one, to restore from the journal", "or name another folder")
+                raise invalid("learner", got, "a new one, to be restored", "create one, or name another folder")
             restore(self.learner, saved)
             set_draws(self.learner, saved["draws"])
             for name in PLACE:

@@ -21,12 +21,12 @@ from parabolic.streams import find_data, find_stream
 __all__ = ["made_of", "own_code_of", "package_code"]
 
 OURS = Path(__file__).parents[1]
-TELLING = ("cli", "estimators.py", "experiments", "integrations", "report")  # parts that do not affect training
+TELLING = ("cli", "estimators.py", "experiments", "integrations", "report")  # whose code no training step runs
 
 
 @cache  # later edits do not change what was imported
 def package_code(root: Path = OURS) -> str:
-    """A hash of the code of this package that affects training.
+    """A hash of all code of this package that training steps may run.
 
     >>> len(package_code())
     64
