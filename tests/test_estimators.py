@@ -224,7 +224,7 @@ def test_one_of_the_options_can_be_set_and_searched_by_its_own_name():
     assert ParabolicRegressor().set_params(options__replay=8).options == {"replay": 8}
     with pytest.raises(InputError, match="options: got 'replya', .*did you mean 'replay'"):
         clone(model).set_params(options__replya=8).fit(x[:50], y[:50])
-    with pytest.raises(InputError, match="options: got 3, expected values by their names"):
+    with pytest.raises(InputError, match="options: got 3, expected a mapping of names to values"):
         ParabolicClassifier(options=3).set_params(options__replay=8)
 
 
@@ -512,13 +512,13 @@ def test_what_cannot_be_is_refused_when_it_is_fitted():
         ParabolicClassifier(batch_size=0).fit(x, y)
     with pytest.raises(InputError, match="^learner: got 3, expected a method's name, or its class"):
         ParabolicClassifier(3).fit(x, y)
-    with pytest.raises(InputError, match=r"^options: got \['lr'\], expected values by their names"):
+    with pytest.raises(InputError, match=r"^options: got \['lr'\], expected a mapping of names to values"):
         ParabolicClassifier(options=["lr"]).fit(x, y)
     with pytest.raises(InputError, match=r"^model: got 'mlp', .* called as model\(shape, outputs\)"):
         ParabolicClassifier(model="mlp").fit(x, y)
-    with pytest.raises(InputError, match=r"^replay: got 32, .* memory=20; it is set by options=\{'replay': …\}"):
+    with pytest.raises(InputError, match=r"^replay: got 32, .* memory=20; set it with options=\{'replay': …\}"):
         ParabolicClassifier("er", memory=20).fit(x, y)
-    with pytest.raises(InputError, match="^scale: got True, expected False, as embed looks ids up"):
+    with pytest.raises(InputError, match="^scale: got True, expected False, as embed looks up ids"):
         ParabolicClassifier("er", options={"embed": nn.Embedding(2, 4)}, model=nn.Linear(4, 2)).fit(x, y)
     with pytest.raises(InputError, match="^criterion: .*lwf tells classes apart"):
         ParabolicRegressor("lwf").fit(x, y)
@@ -802,6 +802,6 @@ def test_a_network_that_diverged_tells_nothing(make):
     with pytest.raises(Diverged, match="lower lr"):
         model.partial_fit(x, y)
     for ask in (model.predict, getattr(model, "predict_proba", model.predict)):
-        with pytest.raises(Diverged, match="the scores are not finite numbers: .*call fit, with a lower lr"):
+        with pytest.raises(Diverged, match="the scores are not finite numbers: .*call fit with a lower lr"):
             ask(x)
     assert np.isfinite(model.set_params(lr=0.01).fit(x, y).predict(x)).all()

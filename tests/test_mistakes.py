@@ -85,7 +85,7 @@ def test_a_name_that_is_not_known_is_told_with_where_the_others_are(parabolic, t
 def test_two_settings_of_one_method_are_two_presets(parabolic, tmp_path, arguments):
     code, out, err = parabolic("compare", "--learners", *arguments)
     assert (code, out) == (2, "")
-    assert "settings of one method are compared as presets: --preset a.toml --preset b.toml" in err
+    assert "compare settings of one method as presets: --preset a.toml --preset b.toml" in err
     for name, lr in (("a", 0.1), ("b", 0.2)):
         (tmp_path / f"{name}.toml").write_text(f'learner = "er"\n[settings]\nlr = {lr}\n')
     more = ("--stream", "seq-blobs", "--seeds", "1", "--workers", "0", "--json")
@@ -126,7 +126,7 @@ def test_a_run_is_trained_by_one_process_at_a_time(parabolic, store):
 
 
 def test_a_run_that_is_stopped_says_how_it_goes_on(tmp_path):
-    for seconds, told in (("0", "begins anew"), ("60", "goes on from its last checkpoint")):
+    for seconds, told in (("0", "starts over"), ("60", "resumes from the last checkpoint")):
         command = ("run", "--learner", "sgd", "--set", "epochs=5000", "--set", "backbone=mlp", "--checkpoint", seconds)
         (tmp_path / seconds).mkdir()
         with started(tmp_path / seconds, *command) as process:
@@ -160,7 +160,7 @@ def test_warnings_of_a_command_are_lines(tmp_path):
 
 
 def test_a_folder_that_is_not_there_is_told(parabolic):
-    assert parabolic("runs", "--runs", "ruins")[1].endswith("0 runs in ruins, which is no folder\n")
+    assert parabolic("runs", "--runs", "ruins")[1].endswith("0 runs in ruins, which is not a folder\n")
 
 
 # -- runs that are kept ------------------------------------------------------------------------------------------------

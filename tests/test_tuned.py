@@ -134,7 +134,7 @@ def test_rows_without_a_preset_stay_empty_and_the_commands_that_would_fill_them_
         f"parabolic tune --learners er,gem,pcl --stream seq-tinyimagenet {alike}",
         f"parabolic tune --learners gem --stream seq-cifar10 {alike}",
     ]
-    assert f"{PLUS} stays empty where there is no preset pcl-plus, nor pcl-plus-STREAM." in out
+    assert f"{PLUS} stays empty without a preset pcl-plus or pcl-plus-STREAM." in out
     plan = parabolic("paper", "main", "--tuned", "--learners", "er,pcl,gem", "--dry-run", "--format", "json")[1]
     assert json.loads(plan)["all"]["runs"] == 10
     planned = parabolic("paper", "main", "--tuned", "--learners", "er,pcl,gem", "--dry-run")[1]
@@ -296,8 +296,8 @@ def test_one_that_fails_does_not_stop_the_others(parabolic, folder, monkeypatch)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--learners", "er,sgd", "--learner", "pcl"), "--learner: got 'pcl', expected none beside --learners"),
-        (("--learners", "er,sgd", "--name", "a"), "--name: got 'a', expected none for several learners"),
+        (("--learners", "er,sgd", "--learner", "pcl"), "--learner: got 'pcl', expected none with --learners"),
+        (("--learners", "er,sgd", "--name", "a"), "--name: got 'a', expected no name for several learners"),
         (("--learners", ","), "--learners: got ',', expected at least one name"),
         (("--learners", "er,sdg"), "learner: got 'sdg', .* did you mean 'sgd'"),
         (("--learners", "er,sgd", "--set", "lrr=1"), "--set: got 'lrr'"),
