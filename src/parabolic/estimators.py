@@ -297,7 +297,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
 
 
 class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
-    """A classifier that keeps learning: any `partial_fit` may add classes, without training on the old ones again.
+    """A classifier that keeps learning: any `partial_fit` may add classes, and old ones are remembered.
 
     `fit` starts over and makes `epochs` passes over the data, shuffled; `partial_fit` continues with one pass over new
     data, in their order. For methods that need tasks, each call is a task. If `fit` fails, the estimator stays as it
@@ -405,7 +405,7 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
 
 class ParabolicRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
-    """A regressor that keeps learning, for one target or several, without training on all past data again.
+    """A regressor that keeps learning, for one target or several, and remembers what it learned before.
 
     `fit`, `partial_fit` and all settings work as in `ParabolicClassifier`; `scale` applies to the targets too. PCL's
     bridges end at the nearest example, unless `options` says otherwise.
