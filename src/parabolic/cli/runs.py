@@ -128,7 +128,7 @@ def run_one(
     """Train one learner on one stream and store the result; a run that was stopped resumes."""
     chosen, spec = read_run(learner, preset, settings, stream=stream, memory=memory, seed=seed)
     store = Store(runs)
-    find_device(device)  # refused even if the run is already stored and needs no device
+    find_device(device)  # checked even if the run is already stored and needs no device
     Keeping.of(store, checkpoint)
     lost: Unsaved | None = None
     with ExitStack() as stack:
@@ -234,9 +234,7 @@ def compare(
     rows = _rows(learners, chosen)
     tables = [_specs(rows, chosen, settings, stream, size, seeds) for size in _sizes(memory, chosen, settings)]
     every = (spec for each in tables for row in each.values() for spec in row)
-    wanted = list(
-        {spec.key: spec for spec in every}.values()
-    )  # a learner without memory has the same runs at all sizes
+    wanted = list({spec.key: spec for spec in every}.values())  # without a memory, runs are the same at all sizes
     columns = _columns(metrics, wanted)
     store = Store(runs)
     if engine == "local":  # the data on the nodes of a cluster may be missing here
