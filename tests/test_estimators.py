@@ -485,7 +485,7 @@ def test_classes_have_weights_in_their_order_and_new_ones_count_once():
 def test_a_class_that_has_a_weight_may_come_later_if_it_is_announced():
     x, y = np.random.default_rng(0).normal(size=(20, 2)), ["common"] * 20
     model = ParabolicClassifier("er", options={"criterion": CrossEntropy(weights=[1.0, 5.0])}, random_state=0)
-    with pytest.raises(InputError, match=r"^weights: got 2 .*; .* announced: partial_fit\(X, y, classes=…\)"):
+    with pytest.raises(InputError, match=r"^weights: got 2 .*; announce .*: partial_fit\(X, y, classes=…\)"):
         model.partial_fit(x, y)
     assert list(model.partial_fit(x, y, classes=["rare", "common"]).learner_.error.weights) == [1.0, 5.0]
 
