@@ -220,7 +220,7 @@ def test_damaged_names_of_classes_are_told(tmp_path, text, got):
     np.save(tmp_path / "train_images.npy", np.zeros((20, 8, 8, 3), np.uint8))
     np.save(tmp_path / "train_labels.npy", np.arange(20) % 2)
     (tmp_path / "class_names.json").write_text(text)
-    with pytest.raises(InputError, match=rf"class_names\.json: got .*{got}.*mend or remove it"):
+    with pytest.raises(InputError, match=rf"class_names\.json: got .*{got}.*fix or remove it"):
         prepare("mine", tmp_path, cache=Cache(tmp_path / "cache"))
     (tmp_path / "class_names.json").write_text('["cat", 7]')
     assert prepare("mine", tmp_path, cache=Cache(tmp_path / "cache")).class_names == ("cat", "7")
