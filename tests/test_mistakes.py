@@ -497,5 +497,5 @@ def test_a_preset_says_where_its_code_was_looked_for(parabolic, tmp_path):
     (tmp_path / "presets" / "a.toml").write_text('learner = "mine.py:Mine"\n[settings]\nlr = 0.1\n')
     code, _, err = parabolic("run", "--preset", "a")
     assert code == 2
-    assert "learner: got 'mine.py:Mine', expected file.py:name of a file that is there" in err
-    assert f"there is no {tmp_path / 'mine.py'}: go to the folder" in err
+    assert "learner: got 'mine.py:Mine', expected file.py:name of an existing file" in err
+    assert f"there is no {tmp_path / 'mine.py'}: change to the folder" in err
