@@ -360,7 +360,9 @@ def test_a_field_that_is_no_option_is_told_as_such(own):
     assert code == 2
     assert "it is a field of the class, but not an option(...); `parabolic list mine.py:Named` shows them" in err
     assert "no option(...)" not in own("run", "--learner", "mine.py:Named", "--set", "wdth=4")[2]
-    with pytest.raises(InputError, match=r"^option of mine.py:Named: got 'width'.* field of the class, but not an option"):
+    with pytest.raises(
+        InputError, match=r"^option of mine.py:Named: got 'width'.* field of the class, but not an option"
+    ):
         RunSpec("mine.py:Named", options={"width": 4})
 
 
