@@ -358,9 +358,11 @@ def test_a_class_without_a_description_has_none(own):
 def test_a_field_that_is_no_option_is_told_as_such(own):
     code, _, err = own("run", "--learner", "mine.py:Named", "--set", "width=4")
     assert code == 2
-    assert "it is a field of the class, but no option(...); `parabolic list mine.py:Named` shows them" in err
+    assert "it is a field of the class, but not an option(...); `parabolic list mine.py:Named` shows them" in err
     assert "no option(...)" not in own("run", "--learner", "mine.py:Named", "--set", "wdth=4")[2]
-    with pytest.raises(InputError, match=r"^option of mine.py:Named: got 'width'.* field of the class, but no option"):
+    with pytest.raises(
+        InputError, match=r"^option of mine.py:Named: got 'width'.* field of the class, but not an option"
+    ):
         RunSpec("mine.py:Named", options={"width": 4})
 
 

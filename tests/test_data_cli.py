@@ -228,10 +228,10 @@ def test_show_takes_colours_and_a_place(parabolic, archive, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "names", "remedy"),
     [
-        (["prepare", "mine"], "--from", "name it with --from"),
-        (["prepare", "mine", "--from", "nowhere"], "--from", "that is there"),
+        (["prepare", "mine"], "--from", "pass it with --from"),
+        (["prepare", "mine", "--from", "nowhere"], "--from", "an existing folder or archive"),
         (["prepare", "../mine", "--from", "."], "name", "letters"),
-        (["prepare", "mine", "--from", ".", "--label", "y"], "--label", "a source that has columns, hf:NAME"),
+        (["prepare", "mine", "--from", ".", "--label", "y"], "--label", "a source with columns, hf:NAME"),
         (["show", "seq-digit"], "stream", "did you mean 'seq-digits'?"),
         (["show", "seq-cifar10"], "data", "parabolic data prepare cifar10"),
         (["show", "seq-digits", "--set", "corupt=1"], "--set", "did you mean 'corruption'?"),

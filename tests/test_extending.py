@@ -258,7 +258,7 @@ def test_streams_and_networks_of_ones_own(tmp_path):
 def test_a_file_that_is_named_like_a_module_is_pointed_out(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine_alone.py").write_text(NEW)
-    with pytest.raises(parabolic.InputError, match=r"so mine_alone\.py:WeightedER may be meant"):
+    with pytest.raises(parabolic.InputError, match=r"did you mean mine_alone\.py:WeightedER\?"):
         find_learner("mine_alone:WeightedER")
 
 

@@ -220,7 +220,7 @@ def test_damaged_names_of_classes_are_told(tmp_path, text, got):
     np.save(tmp_path / "train_images.npy", np.zeros((20, 8, 8, 3), np.uint8))
     np.save(tmp_path / "train_labels.npy", np.arange(20) % 2)
     (tmp_path / "class_names.json").write_text(text)
-    with pytest.raises(InputError, match=rf"class_names\.json: got .*{got}.*mend or remove it"):
+    with pytest.raises(InputError, match=rf"class_names\.json: got .*{got}.*fix or remove it"):
         prepare("mine", tmp_path, cache=Cache(tmp_path / "cache"))
     (tmp_path / "class_names.json").write_text('["cat", 7]')
     assert prepare("mine", tmp_path, cache=Cache(tmp_path / "cache")).class_names == ("cat", "7")
@@ -497,5 +497,5 @@ def test_a_preset_says_where_its_code_was_looked_for(parabolic, tmp_path):
     (tmp_path / "presets" / "a.toml").write_text('learner = "mine.py:Mine"\n[settings]\nlr = 0.1\n')
     code, _, err = parabolic("run", "--preset", "a")
     assert code == 2
-    assert "learner: got 'mine.py:Mine', expected file.py:name of a file that is there" in err
-    assert f"there is no {tmp_path / 'mine.py'}: go to the folder" in err
+    assert "learner: got 'mine.py:Mine', expected file.py:name of an existing file" in err
+    assert f"there is no {tmp_path / 'mine.py'}: change to the folder" in err

@@ -97,7 +97,7 @@ def test_ctrl_c_ends_the_watching_and_not_the_run(tmp_path):
     lines = Lines(tmp_path / "monitor.jsonl")
     lines.write("began", {"step": 0, "time": 0.0, "learner": "er", "stream": "", "until": None})
     terminal = Terminal(tmp_path, str(tmp_path))
-    terminal.shows("nothing was looked at yet")
+    terminal.shows("nothing measured yet")
     lines.write("look", {"step": 40, "time": 1.0, "loss": 0.25})
     terminal.shows(r"step 40, running\s+loss +0.25")
     terminal.process.send_signal(signal.SIGINT)
@@ -109,7 +109,7 @@ def test_ctrl_c_ends_the_watching_and_not_the_run(tmp_path):
 def test_a_stream_that_was_begun_is_waited_for(tmp_path):
     (tmp_path / "000000000000.safetensors").write_bytes(b"")  # a journal's
     terminal = Terminal(tmp_path, ".")
-    terminal.shows("not begun")
+    terminal.shows("not started")
     lines = Lines(tmp_path / "monitor.jsonl")
     lines.write("began", {"step": 0, "time": 0.0, "learner": "er", "stream": "", "until": None})
     terminal.shows("running")
