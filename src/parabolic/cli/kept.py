@@ -49,6 +49,7 @@ def list_runs(
     finished, lost, damaged = store.read()
     rows = select((row_of(each) for each in (lost if failed else finished)), wanted)
     rows.sort(key=lambda row: (row["stream"], row["learner"], row.get("memory", 0), settings_of(row), row["seed"]))
+    written = {} if records is None else _keep(finished, rows, records, failed)  # first, as it may be refused
     if piped:
         print_csv(rows, sys.stdout)
         csv = None
@@ -56,7 +57,6 @@ def list_runs(
         if path is not None:
             with disk_errors(name, path, "free some space or name another file"):
                 write(rows, path)
-    written = {} if records is None else _keep(finished, rows, records, failed)
     unreadable = {str(path): reason for path, reason in damaged.items()}
     if as_json:
         more = {"records": written} if records is not None else {}
@@ -78,7 +78,7 @@ def list_runs(
     if records is not None:
         words = {"stand-ins": "stand-ins", "held-out": "with held-out examples"}
         left_out = [f"{written[what]} {words[what]} left out" for what in words if written[what]]
-        told = ", ".join([f"{written['written']} runs written", f"{written['there']} in the file", *left_out])
+        told = ", ".join([f"{many(written['written'], 'run')} written", f"{written['there']} in the file", *left_out])
         console.print(Text(f"Records: {records} ({told})"))
     if lost and not failed:
         console.print(f"{len(lost)} more failed at their last attempt: parabolic runs --failed")

@@ -139,7 +139,11 @@ def _in_words(missing: Missing, selection: Selection, again: str) -> list[str]:
     data = dict.fromkeys(name for gap in gaps if (name := lacking_data(gap.stream)) is not None)
     steps = [*(f"parabolic data prepare {name}" for name in data), again]
     count = sum(sum(gap.rows.values()) for gap in gaps)
-    return [f"{count} runs are missing. To train them: {', then '.join(steps)}.", *(f"    {gap}" for gap in gaps)]
+    are = "is" if count == 1 else "are"
+    return [
+        f"{many(count, 'run')} {are} missing. To train them: {', then '.join(steps)}.",
+        *(f"    {gap}" for gap in gaps),
+    ]
 
 
 def _without_presets(selection: Selection) -> list[str]:

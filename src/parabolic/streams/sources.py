@@ -560,7 +560,7 @@ def _mode(items: Iterable[Any], read: Callable[[Any], bytes]) -> str:
             with pillow.open(io.BytesIO(read(item))) as image:
                 if image.mode not in ("1", "L"):
                     return "RGB"
-        except (OSError, ValueError) as error:
+        except Exception as error:  # as in `_decode`
             raise _unreadable(item, error) from error
     return "L"
 
