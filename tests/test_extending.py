@@ -211,7 +211,7 @@ def test_a_package_that_is_broken_is_told_once_and_left_out(tmp_path, parabolic,
     assert [str(each.message).partition(" (")[0] for each in told] == [
         f"the learner 'plug{number}' is left out: badplug cannot be used" for number in range(3)
     ]
-    assert "(no driver): mend or remove it" in str(told[1].message)
+    assert "(no driver): fix or remove it" in str(told[1].message)
     assert known["plug3"] is find_learner("plug3") is ER
     assert not {"plug0", "plug1", "plug2"} & known.keys()
     code, out, err = parabolic("list", "--json")  # without a second warning, which would be an error
