@@ -223,7 +223,7 @@ def test_a_package_that_is_broken_is_told_once_and_left_out(tmp_path, parabolic,
     code, _, err = parabolic("run", "--learner", "plug1")
     assert code == 2
     assert err.startswith(
-        "error: learner: got 'plug1', expected a learner, as badplug announces; badplug cannot be used"
+        "error: learner: got 'plug1', expected a learner, as badplug declares; badplug cannot be used"
     )
     assert parabolic("report")[2].startswith("error: runs:")
 
@@ -273,7 +273,7 @@ def test_a_learner_without_a_loss_says_so():
     class Empty(parabolic.Learner):
         """Nothing yet."""
 
-    with pytest.raises(NotImplementedError, match=r"Empty states no loss\(batch, recalled\)"):
+    with pytest.raises(NotImplementedError, match=r"Empty defines no loss\(batch, recalled\)"):
         Empty(torch.nn.Linear(2, 2)).observe(torch.zeros(1, 2), [0])
 
 

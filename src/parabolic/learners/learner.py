@@ -467,7 +467,7 @@ class Learner:
         return save(self, path)
 
     def check_whole(self, what: str) -> None:
-        """Raise an error in the middle of a step, where a signal handler may call."""
+        """Raise an error if called in the middle of a step, as a signal handler might."""
         if self.stepping:
             raise RuntimeError(f"{what}: called in the middle of a step; set a flag, and check it after `observe`")
 
