@@ -290,7 +290,7 @@ def test_scale_refuses_what_it_could_not_forget_and_stays_as_it_was():
     bad = {
         "values that are NaN or infinite": torch.tensor([[1.0, torch.nan, 0.0]]),
         "1 values that are NaN or infinite": torch.tensor([[-torch.inf, 1.0, 0.0]]),
-        r"numbers whose squares have a sum in float64": torch.full((2, 3), 1e200, dtype=torch.float64) * x[:2],
+        r"numbers whose sum of squares fits into float64": torch.full((2, 3), 1e200, dtype=torch.float64) * x[:2],
         "a batch of at least one example": x[:0],
         r"examples of shape \[3\], as before": x[:, :1],
     }
@@ -520,7 +520,7 @@ def test_what_cannot_be_is_refused_when_it_is_fitted():
         ParabolicClassifier("er", memory=20).fit(x, y)
     with pytest.raises(InputError, match="^scale: got True, expected False, as embed looks up ids"):
         ParabolicClassifier("er", options={"embed": nn.Embedding(2, 4)}, model=nn.Linear(4, 2)).fit(x, y)
-    with pytest.raises(InputError, match="^criterion: .*lwf tells classes apart"):
+    with pytest.raises(InputError, match="^criterion: .*lwf is for classes"):
         ParabolicRegressor("lwf").fit(x, y)
     with pytest.raises(InputError, match="^model"):
         ParabolicClassifier(model=lambda shape, outputs: "network").fit(x, y)

@@ -211,7 +211,7 @@ def test_a_package_that_is_broken_is_told_once_and_left_out(tmp_path, parabolic,
     assert [str(each.message).partition(" (")[0] for each in told] == [
         f"the learner 'plug{number}' is left out: badplug cannot be used" for number in range(3)
     ]
-    assert "(no driver): mend or remove it" in str(told[1].message)
+    assert "(no driver): fix or remove it" in str(told[1].message)
     assert known["plug3"] is find_learner("plug3") is ER
     assert not {"plug0", "plug1", "plug2"} & known.keys()
     code, out, err = parabolic("list", "--json")  # without a second warning, which would be an error
@@ -223,7 +223,7 @@ def test_a_package_that_is_broken_is_told_once_and_left_out(tmp_path, parabolic,
     code, _, err = parabolic("run", "--learner", "plug1")
     assert code == 2
     assert err.startswith(
-        "error: learner: got 'plug1', expected a learner, as badplug announces; badplug cannot be used"
+        "error: learner: got 'plug1', expected a learner, as badplug declares; badplug cannot be used"
     )
     assert parabolic("report")[2].startswith("error: runs:")
 
@@ -273,7 +273,7 @@ def test_a_learner_without_a_loss_says_so():
     class Empty(parabolic.Learner):
         """Nothing yet."""
 
-    with pytest.raises(NotImplementedError, match=r"Empty states no loss\(batch, recalled\)"):
+    with pytest.raises(NotImplementedError, match=r"Empty defines no loss\(batch, recalled\)"):
         Empty(torch.nn.Linear(2, 2)).observe(torch.zeros(1, 2), [0])
 
 

@@ -404,7 +404,9 @@ def test_one_example_that_batch_norm_cannot_learn_alone_is_told_as_the_library_t
     code, _, err = parabolic("run", "--learner", "der", "--stream", "seq-blobs", "--set", "replay=1",
                              "--set", "backbone=net.py:small")  # fmt: skip
     assert code == 2
-    assert err.startswith("error: step of der: got one example, recalled or split off, that goes through the model by")
+    assert err.startswith(
+        "error: step of der: got one example, recalled or split off, that passes through the model alone"
+    )
     assert err.endswith("expected at least two examples, as batch norm needs here; raise replay, memory or chunk\n")
     [failed] = store.failures()
     assert f"error: {failed.reason}\n" == err
