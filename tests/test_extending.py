@@ -19,7 +19,7 @@ from parabolic import ER, InputError, RunSpec, Store, run
 from parabolic.experiments import BackedStore, Records, execute, execute_fleet, write_records
 from parabolic.experiments.code import own_code_of
 from parabolic.experiments.execution import Yard
-from parabolic.learners import find_learner, known_learners
+from parabolic.learners import find_learner, known_learners, registry
 from parabolic.plugins import load_object
 
 NEW = '''
@@ -182,6 +182,15 @@ def test_a_package_adds_learners_by_entry_point(monkeypatch):
     point = importlib.metadata.EntryPoint("borrowed", "parabolic.learners.er:ER", "parabolic.learners")
     monkeypatch.setattr("parabolic.learners.registry.entry_points", lambda group: [point])
     assert find_learner("borrowed") is parabolic.ER
+
+
+def test_a_package_cannot_take_the_name_of_a_learner_of_ours(monkeypatch):
+    point = importlib.metadata.EntryPoint("er", "parabolic.learners.sgd:SGD", "parabolic.learners")
+    monkeypatch.setattr("parabolic.learners.registry.entry_points", lambda group: [point])
+    registry._warn.cache_clear()
+    assert find_learner("er") is parabolic.ER
+    with pytest.warns(RuntimeWarning, match="the learner 'er' of .* is left out: the name is taken"):
+        assert known_learners()["er"] is parabolic.ER
 
 
 def test_a_package_that_is_broken_takes_no_learner_of_ours_away(monkeypatch):

@@ -118,7 +118,7 @@ def loss_profile(
     Args:
         learner: a learner with a memory.
         x: points of the model's input space (`learner.inputs` makes them from raw examples), within the hull of the
-            memory. `Profile.domain.inside` says which are.
+            memory; points outside are refused.
         t: the time.
         sigma: the diffusion coefficient of the PDE. A bridge of scale s corresponds to √(2σ) = s: the default is a
             scale of 0.32, and PCL's `sigma_x` of 0.03 is a σ of 0.00045.

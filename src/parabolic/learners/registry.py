@@ -20,13 +20,16 @@ __all__ = ["find_learner", "known_learners"]
 def known_learners() -> dict[str, type[Learner]]:
     """Every learner with a name, from this folder or an entry point of the group `parabolic.learners`.
 
-    A learner that cannot be imported is left out, with a warning.
+    A learner that cannot be imported, or has the name of one of ours, is left out with a warning.
 
     >>> known_learners()["pcl"].__name__
     'PCL'
     """
     known = dict(built_in())
     for name, point in _announced().items():
+        if name in known:
+            _warn(f"the learner {name!r} of {_package(point)} is left out: the name is taken; give it another one")
+            continue
         try:
             known[name] = _loaded(point)
         except InputError as error:
@@ -61,9 +64,11 @@ def find_learner(name: str) -> type[Learner]:
         found = _checked(name, load_object("learner", name))
         options_of(found)  # resolves its annotations now: modules beside its file may later give way to others
         return found
+    if name in built_in():
+        return built_in()[name]
     if name in _announced():
         return _loaded(_announced()[name])
-    known = built_in() if name in built_in() else known_learners()
+    known = known_learners()
     check_name("learner", name, known, "`parabolic list` shows them; module:Class names your own")
     return known[name]
 
@@ -77,9 +82,13 @@ def _loaded(point: metadata.EntryPoint) -> type[Learner]:
     try:
         return _checked(point.value, point.load())
     except Exception as error:  # foreign code may raise anything
-        package = point.dist.name if point.dist is not None else point.value
+        package = _package(point)
         remedy = f"{package} cannot be used ({first_line(error)}): fix or remove it"
         raise invalid("learner", point.name, f"a learner, as {package} declares", remedy) from error
+
+
+def _package(point: metadata.EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else point.value
 
 
 @cache  # so that each warning appears once
