@@ -1,4 +1,4 @@
-"""What all tests share, those in the docstrings of `src` too."""
+"""Fixtures and settings for all tests, including the doctests in `src`."""
 
 import signal
 import sys
@@ -9,18 +9,18 @@ from hypothesis import settings
 
 from parabolic.cli import main
 
-# Examples are drawn anew on a developer's machine and repeat exactly in CI; a failing one is printed either way.
+# Hypothesis draws the same examples in every run.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
 
-# A shell lets what it starts in the background ignore Ctrl-C: programs that tests interrupt must not inherit that.
+# A shell makes background jobs ignore Ctrl-C; programs that tests interrupt must not inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):
-    """Skip what needs a GPU where there is none, and say so."""
+    """Skip tests that need a GPU if there is none, with the reason."""
     if torch.cuda.is_available():
         return
     for item in items:
@@ -30,13 +30,13 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def _repeatable():
-    """What a test draws without a seed of its own is the same in every run: one that fails, fails again."""
+    """Seed what a test draws without a seed of its own, so that a test that fails will fail again."""
     torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    """Tests run small networks: more threads than one only get in each other's way."""
+    """Use one thread: on the small networks of tests, more are slower."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -45,13 +45,13 @@ def _one_thread():
 
 @pytest.fixture(autouse=True)
 def _no_records(monkeypatch, tmp_path_factory):
-    """What tests find must not depend on the records that the project has by now."""
+    """Hide the project's own records, on which tests must not depend."""
     monkeypatch.setenv("PARABOLIC_RECORDS", str(tmp_path_factory.getbasetemp() / "no records"))
 
 
 @pytest.fixture
 def parabolic(monkeypatch, capsys, tmp_path):
-    """Call the command in an empty folder; returns exit code, output and errors."""
+    """A function that calls the command in an empty folder and returns exit code, output and errors."""
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments):

@@ -1,4 +1,4 @@
-"""How memory size, noise, learning rate, averaging, repeats and the like decide the accuracy on seq-digits.
+"""How memory size, noise, learning rate, averaging, repeats and similar settings affect the accuracy on seq-digits.
 
 python benchmarks/choosing.py [--seeds 10] [--only memory] [--runs runs] [--picture docs/guides/choosing.png]
 """
@@ -22,7 +22,7 @@ PLUS = {
 }  # fmt: skip
 WHOLE = {"er": PLUS | {"learner": "er", "lr": 0.2}, "pcl": PLUS | {"learner": "pcl", "lr": 0.2, "times": 3}}
 WRONG = {"corruption": "uniform", "corruption_rate": 0.3}
-SWEEPS = {  # of each: what is varied, over which values, and the rows
+SWEEPS = {  # for each: the setting that varies, its values, and the rows
     "memory": ("memory", (50, 100, 200, 500, 1000), BOTH),
     "lr": ("lr", (0.02, 0.05, 0.1, 0.2, 0.4, 0.8), BOTH),
     "sigma": ("sigma_x", (0, 0.01, 0.03, 0.1, 0.3, 1), {f"pcl, memory {n}": PCL | {"memory": n} for n in (50, 200)}),
@@ -66,7 +66,7 @@ def spec(settings, seed):
 
 
 def measure(sweep, seeds, store):
-    """The records of a sweep by row and value, one for each seed."""
+    """Return the records of a sweep by row and value, one for each seed."""
     name, values, rows = SWEEPS[sweep]
     specs = {
         (row, value): [spec(settings | {name: value}, seed) for seed in range(seeds)]
@@ -101,7 +101,7 @@ def cell(records):
 
 
 def cost(rounds=10, steps=50):
-    """Processor time of a step, against one of ER: the best of several rounds, in which all take turns."""
+    """Print the CPU time of a step relative to ER's: the best of several rounds, in which all take turns."""
     stream = make_stream("seq-digits")
     batches = list(islice((batch for task in stream for batch in task.batches(10)), steps))
     rows = {

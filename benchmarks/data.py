@@ -1,10 +1,10 @@
-"""What it takes to load the paper's benchmarks: seconds, memory, and whether they are what they should be.
+"""The time and memory that the paper's benchmarks take to load, and whether their contents are right.
 
     parabolic data prepare cifar10 --from FOLDER    # and cifar100, tinyimagenet
     python benchmarks/data.py
 
-Each stream is built and gone through once in a process of its own. Memory is what the process holds more than before
-(resident set, mapped files included), as a multiple of the bytes of all images and labels.
+Each stream is built and iterated once in a process of its own. Memory is the growth of the process (resident set,
+mapped files included), as a multiple of the bytes of all images and labels.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def resident() -> int:
 
 def measure(name: str) -> None:
     torch.set_num_threads(1)
-    warm = make_stream("seq-digits")  # what is imported on the way does not count
+    warm = make_stream("seq-digits")  # so that imports do not count
     sum(len(y) for task in warm for _, y in task.batches(32))
     before, start = resident(), time.perf_counter()
     stream = make_stream(name)

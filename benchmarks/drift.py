@@ -1,4 +1,4 @@
-"""A function that drifts: what is left of the past once a stream has moved on, by learner.
+"""Regression on a drifting stream: how much of the past each learner retains once the stream has moved on.
 
 python benchmarks/drift.py [--seeds 10] [--picture docs/guides/drift.png]
 """
@@ -23,7 +23,7 @@ GRID = np.linspace(-2, 2, 200)
 
 @functools.cache
 def found(learner, seed, size=6000):
-    """What a learner says of the whole wave after a window has moved along it once."""
+    """Return a learner's predictions for the whole wave after a window has moved along it once."""
     rng = np.random.default_rng(seed)
     x = np.linspace(-2, 2, size) + rng.normal(0, 0.2, size)
     y = np.sin(2 * x) + rng.normal(0, 0.1, size)

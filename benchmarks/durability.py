@@ -1,9 +1,9 @@
-"""What it costs to write a learner down, and to bring it back.
+"""The cost of saving a learner and of loading it.
 
     python benchmarks/durability.py
 
-The median over repetitions, on one thread, with a file that is on disk (fsync) when it counts as written; and by how
-much memory (the resident set, as Linux tells it) grows at most in a save, and in a load with the learner that it makes.
+Medians over repetitions, on one thread; a file counts as written once it is on disk (fsync). The last two columns are
+the peak growth of memory (the resident set, as Linux reports it) in a save, and in a load with the learner it returns.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def median(work: Callable[[], object], times: int) -> float:
 
 
 def growth(work: Callable[[], object]) -> float:
-    """By how many megabytes the process grows at most."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
+    """Return the peak growth of the process, in megabytes."""
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = resident("VmRSS")
     work()
     return (resident("VmHWM") - before) / 1e3
@@ -60,7 +60,7 @@ def main() -> None:
         for part in range(0, memory, 100):
             learner.remember({"x": x[part : part + 100], "y": y[part : part + 100]}, {})
         path = folder / "a.safetensors"
-        # First, as what was freed before would be used again.
+        # First, as memory that was freed earlier would be reused.
         grows = growth(lambda: learner.save(path)), growth(lambda: Learner.load(path))  # noqa: B023
         step = median(lambda: learner.observe(x[:10], y[:10]), times)  # noqa: B023
         packed = median(lambda: pack_state(describe(learner)), times)  # noqa: B023

@@ -1,11 +1,11 @@
-"""Where PCL's bridges end: at how many examples those of a step do, and what that makes of the accuracy.
+"""Where PCL's bridges end: at how many examples in a step, and how that affects the accuracy.
 
     python benchmarks/endpoints.py                                   # seq-digits: two minutes; p paired over seeds
-    python benchmarks/endpoints.py --stream seq-cifar100 --seeds 0   # once it is prepared; counts alone
+    python benchmarks/endpoints.py --stream seq-cifar100 --seeds 0   # once it is prepared; only the counts
 
-`farthest, once` is the farthest again, but so that each example ends one bridge: of all such pairings the one with the
-largest sum of distances. It tells how much of what harms `farthest` is that nearly all bridges lead to the same few
-examples, and how much that they are long.
+`farthest, once` also leads far away, but each example ends exactly one bridge: of all such pairings it is the one with
+the largest sum of distances. It separates two reasons why `farthest` is worse: that nearly all bridges lead to the same
+few examples, and that they are long.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ METRICS = ("AAA", "Acc")
 
 
 def farthest_once(x: Tensor, new: int, generator: Generator) -> Tensor:  # noqa: ARG001
-    """The pairing with the largest sum of distances in which each example is one end."""
+    """Return the pairing with the largest sum of distances in which each example ends one bridge."""
     distances = pairing._distances(x).cpu().numpy()
     return torch.from_numpy(linear_sum_assignment(distances, maximize=True)[1]).to(x.device)
 
@@ -42,7 +42,7 @@ PAIRINGS = {
 
 
 def ends(stream: Stream, name: str, generator: Generator) -> tuple[float, float]:
-    """How many examples end the bridges of a step, and how many end at the commonest: as many new as of the past."""
+    """Return at how many examples the bridges of a step end, and how many at the most common; half are new examples."""
     place = len(stream) // 2
     old, new = torch.cat([task.train_rows for task in stream[:place]]), stream[place].train_rows
     counts = []
@@ -59,7 +59,7 @@ def ends(stream: Stream, name: str, generator: Generator) -> tuple[float, float]
 
 
 def accuracy(stream: str, name: str, seed: int, memory: int) -> tuple[float, float]:
-    """AAA and Acc of PCL, as its code was published, with a small convolutional network."""
+    """Return AAA and Acc of PCL as in the published code, with a small convolutional network."""
     made, batch = make_stream(stream, seed), find_stream(stream).batch
     model = make_backbone("convnet", made.shape, made.classes, seed)
     learner = PCL(model, memory=memory, classes=made.classes, seed=seed, variant="reference")
@@ -73,14 +73,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stream", default="seq-digits")
     parser.add_argument("--memory", type=int, default=200)
-    parser.add_argument("--seeds", type=int, default=5, help="0: nothing is trained")
+    parser.add_argument("--seeds", type=int, default=5, help="0: train nothing")
     asked = parser.parse_args()
     stream, usual = make_stream(asked.stream), list[tuple[float, float]]()
     for name in PAIRINGS:
         many, most = ends(stream, name, Generator().manual_seed(0))
-        print(f"{name:15}{2 * BATCH} bridges end at {many:4.1f} examples, {most:4.1f} at one of them", end="")
+        print(f"{name:15}{2 * BATCH} bridges end at {many:4.1f} examples, {most:4.1f} at the most common", end="")
         found = [accuracy(asked.stream, name, seed, asked.memory) for seed in range(asked.seeds)]
-        usual = usual or found  # of random ends, which come first
+        usual = usual or found  # that of random endpoints, which come first
         for metric, values, others in zip(METRICS, zip(*found, strict=True), zip(*usual, strict=True), strict=False):
             told, gap = Summary.of(values), paired(values, others)
             against = f" ({gap.mean:+.1f}, p = {gap.p:.2f})" if found is not usual else ""

@@ -1,8 +1,8 @@
-"""Paths a second of `parabolic.pde.solve`, of torchsde's Euler–Maruyama, and of one path at a time in NumPy.
+"""Paths per second of `parabolic.pde.solve`, of torchsde's Euler–Maruyama, and of one path at a time in NumPy.
 
-One problem for all: u at one point of a hull in two dimensions with 20 eps-balls cut out, in as many steps, on one
-thread, in seconds of CPU time. torchsde makes whole paths, which are then cut where they first left; it and the
-NumPy loop look for the edge after each step only, and the last column says what that costs.
+All solve the same problem: u at one point of a hull in two dimensions with 20 eps-balls cut out, in the same number of
+steps, on one thread, in CPU time. torchsde simulates whole paths, which are then cut where they first leave the domain;
+it and the NumPy loop check for the boundary only after each step, and the last column shows the error this causes.
 
     python benchmarks/feynman_kac.py
 """

@@ -1,13 +1,13 @@
-"""Seconds a run on a GPU: PCL and ER on Seq-CIFAR-100, alone and five at once, beside a plain eager loop.
+"""Seconds per run on a GPU: PCL and ER on Seq-CIFAR-100, alone and five at once, and a plain eager loop.
 
     python benchmarks/gpu.py                        # on a machine with a GPU and `parabolic data prepare cifar100`
-    python benchmarks/gpu.py --random               # images of noise in place of the data: the same work
-    python benchmarks/gpu.py --only er --output results.json    # some rows, in place of those that the file has of them
+    python benchmarks/gpu.py --random               # random images instead of the data: the same work
+    python benchmarks/gpu.py --only er --output results.json    # some rows only; they replace those in the file
 
-Times are of synchronised clocks, after short runs have warmed everything up. The operations of a step are counted by
-torch's own counter. What takes long is timed over the first tasks and scaled up. The eager loop stands for what is
-usual: float32, examples augmented one by one on the CPU by the workers of a DataLoader, every operation launched by
-itself; it too is timed over some steps and scaled up.
+The GPU is synchronised before each reading of the clock, and short runs come first as a warm-up. The operations of a
+step are counted by torch's own counter. Long runs are timed over their first tasks and scaled up. The eager loop
+represents common practice: float32, examples augmented one by one on the CPU by the workers of a DataLoader, every
+operation launched separately; it too is timed over some steps and scaled up.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from parabolic.streams import CropFlip, Normalise
 
 MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 REFERENCE = {"variant": "reference"}
-STEPS, TESTED = 1570, 55_000  # of a whole run: its steps, and the examples that it is tested on
+STEPS, TESTED = 1570, 55_000  # of a whole run: its steps, and its test examples
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Row:
     learner: str
     options: dict = field(default_factory=dict)
     fleets: tuple[int, ...] = (5,)  # how many replicas at once
-    tasks: int = 10  # how many are trained
-    streamed: bool = False  # whether examples come from the host
+    tasks: int = 10  # how many tasks are trained
+    streamed: bool = False  # whether examples are streamed from the host
 
 
 ROWS = [
@@ -81,7 +81,7 @@ def learner(name: str, options: dict, seed: int, stream: Stream, precision: str,
 
 
 def measure(row: Row, replicas: int, random: bool, precision: str = "bf16") -> dict:
-    """One run of a fleet, after short ones."""
+    """Measure one run of a fleet, after short ones to warm up."""
     gc.collect()
     torch.cuda.empty_cache()
     streams = [images(random, seed) for seed in range(replicas)]
@@ -103,7 +103,7 @@ def measure(row: Row, replicas: int, random: bool, precision: str = "bf16") -> d
         with numerics(precision):
             started = time.perf_counter()
             fleet = Fleet(fresh())
-            for _ in range(3):  # so that the first step, a short last batch and the tests were captured too
+            for _ in range(3):  # so that the first step, a short last batch and the tests are captured too
                 fleet.adopt(fresh())
                 train_fleet(fleet, [short(stream) for stream in streams])
             warm_up = time.perf_counter() - started
@@ -136,7 +136,7 @@ def measure(row: Row, replicas: int, random: bool, precision: str = "bf16") -> d
 
 
 def count(one) -> int:
-    """The operations of convolutions and matrix products in a step, forward and back."""
+    """Count the operations of convolutions and matrix products in a step, forward and backward."""
     x = torch.randint(256, (32, 3, 32, 32), dtype=torch.uint8, device="cuda")
     y = torch.randint(100, (32,), device="cuda")
     one.start_task([(x, y)])
@@ -223,7 +223,7 @@ def bridges(model, x, y, points: int, sigma_x=0.03, sigma_y=0.01):
 
 
 def ceilings() -> dict:
-    """What the card does at best: bfloat16 matrix products, and bytes copied."""
+    """Measure the card's peak rates: bfloat16 matrix products and memory copies."""
     one, other = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16)
     source = torch.empty(2**31, dtype=torch.uint8, device="cuda").random_()
     target = torch.empty_like(source)
@@ -247,7 +247,7 @@ def ceilings() -> dict:
 
 
 def flat(steps: int = 1000) -> dict:
-    """Milliseconds a step of ER with a small network: by memory size, and along a stream ten times as long."""
+    """Measure milliseconds per ER step with a small network: by memory size, and along a stream ten times as long."""
     by_memory = {}
     batch = (torch.randint(256, (32, 3, 32, 32), dtype=torch.uint8, device="cuda"),
              torch.randint(100, (32,), device="cuda"))  # fmt: skip
@@ -279,10 +279,10 @@ def commit() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--random", action="store_true", help="noise in place of the data")
-    parser.add_argument("--output", type=Path, help="where to keep the figures as JSON")
-    parser.add_argument("--commit", default=None, help="the commit that is measured, where git cannot tell")
-    parser.add_argument("--only", default="", help="learners, with commas: pcl,er")
+    parser.add_argument("--random", action="store_true", help="random images instead of the data")
+    parser.add_argument("--output", type=Path, help="write the figures to this JSON file")
+    parser.add_argument("--commit", default=None, help="the measured commit, if git does not know it")
+    parser.add_argument("--only", default="", help="only these learners, separated by commas: pcl,er")
     asked = parser.parse_args()
     best = ceilings()
     found = []
@@ -294,8 +294,8 @@ def main() -> None:
             print(json.dumps(found[-1]), flush=True)
         if row.title in ("PCL", "ER"):
             found.append({"row": row.title, **eager_loop(row.title)})
-    table = Table("", "replicas", "precision", "train s", "test s", "ms a step", "images/s", "TFLOP/s",
-                  "of matrix rate", "peak GiB", title="Seq-CIFAR-100, memory 1000, a replica")  # fmt: skip
+    table = Table("", "replicas", "precision", "train s", "test s", "ms per step", "images/s", "TFLOP/s",
+                  "of matrix rate", "peak GiB", title="Seq-CIFAR-100, memory 1000, per replica")  # fmt: skip
     for each in found:
         share = f"{100 * each['tflops'] / best['matrix_tflops']:.0f} %" if "tflops" in each else ""
         figures = [
@@ -314,10 +314,10 @@ def main() -> None:
     console = Console(width=140)
     console.print(table)
     console.print(f"matrix rate {best['matrix_tflops']:.0f} TFLOP/s, copies {best['copy_tb_a_second']:.2f} TB/s")
-    console.print(f"ER, small network, ms a step by memory: {steady['ms_a_step_by_memory']}")
+    console.print(f"ER, small network, ms per step by memory size: {steady['ms_a_step_by_memory']}")
     console.print(f"along ten streams: {[round(each, 3) for each in steady['ms_a_step_along_ten_streams']]}")
     if asked.output:
-        found = [each | {"commit": asked.commit or commit()} for each in found]  # rows may come of several calls
+        found = [each | {"commit": asked.commit or commit()} for each in found]  # rows may come from several calls
         kept = json.loads(asked.output.read_text())["rows"] if asked.output.exists() else []
         rows = {(each["row"], each["replicas"], each["precision"]): each for each in [*kept, *found]}
         made = {"rows": [*rows.values()], **best, **steady, "environment": environment(torch.device("cuda"))}

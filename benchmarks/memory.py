@@ -1,8 +1,9 @@
-"""What remembering costs: draw and offer, for memories from a thousand to a million slots.
+"""The cost of the memory: `draw` and `offer`, from a thousand to a million slots.
 
     python benchmarks/memory.py
 
-Each memory has seen ten times what it holds. The sizes are timed in turn, in short rounds, on one CPU thread.
+Each memory has been offered ten times as many examples as it holds. The sizes are timed in turn, in short rounds, on
+one CPU thread.
 """
 
 from __future__ import annotations

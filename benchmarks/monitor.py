@@ -1,9 +1,9 @@
-"""What a monitor costs, as `parabolic run` has it: a look every 20 steps, written to a file.
+"""The cost of a monitor as in `parabolic run`: a look every 20 steps, written to a file.
 
     python benchmarks/monitor.py
 
-Five epochs of the digits: the time that is spent in the monitor while it trains, as a share of all, and what the look
-at everything at the end takes. The median over rounds, on one thread.
+Five epochs of the digits: the time spent in the monitor during training, as a share of the total, and the time of the
+complete look at the end. Medians over rounds, on one thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROUNDS, EPOCHS = 5, 5
 
 
 class Timed(Monitor):
-    """A monitor that knows how long it takes."""
+    """A monitor that measures how long it takes."""
 
     def on_start(self, state: State) -> None:
         self.spent, self.started = 0.0, time.perf_counter()

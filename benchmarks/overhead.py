@@ -1,9 +1,9 @@
-"""What the library costs: a step of ours against the same step written by hand in plain torch.
+"""The library's overhead: one of its steps against the same step written by hand in plain torch.
 
     python benchmarks/overhead.py
 
 A multilayer perceptron 784-256-256-10, batch 32 + 32, memory 1000, on one CPU thread. Both sides are timed in turn,
-in short rounds, and the median of the rounds' ratios is reported, so that a busy machine disturbs both alike.
+in short rounds, and the median of the rounds' ratios is reported, so that a busy machine affects both equally.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BATCH, REPLAY, CAPACITY, TIMES, SIGMA_X, SIGMA_Y, LR = 32, 32, 1000, 5, 0.03, 0.
 
 
 def by_hand(kind: str) -> Callable[[torch.Tensor, torch.Tensor], object]:
-    """ER or PCL as one would write it for this one network: no checks, no names, nothing to extend."""
+    """ER or PCL as written for this network only: no checks, no names, nothing to extend."""
     torch.manual_seed(0)
     model = MLP((784,), 10)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
@@ -71,16 +71,16 @@ def ours(kind: str) -> Callable[[torch.Tensor, torch.Tensor], object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--steps", type=int, default=50, help="steps a round")
+    parser.add_argument("--steps", type=int, default=50, help="steps per round")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    torch.set_flush_denormal(True)  # else a network that has learned its batches by heart is slower than a fresh one
+    torch.set_flush_denormal(True)  # a network that has memorised its batches would be slower than a fresh one
     pool = [(torch.randn(BATCH, 784), torch.randint(10, (BATCH,))) for _ in range(500)]
     print(f"{'step':>6} {'by hand, µs':>12} {'ours, µs':>10} {'ratio':>7}")
     for kind in ("er", "pcl"):
         sides = (by_hand(kind), ours(kind))
         for side in sides:
-            for x, y in pool[: 2 * CAPACITY // BATCH]:  # past the filling of the memory
+            for x, y in pool[: 2 * CAPACITY // BATCH]:  # until the memory is full
                 side(x, y)
         times: list[list[float]] = [[], []]
         for turn in range(args.rounds):

@@ -1,9 +1,9 @@
-"""Where the time of a step of ER goes on a GPU, five replicas at once: its convolutions, norms, update, and the whole.
+"""Where the time of an ER step goes on a GPU, five replicas at once: convolutions, norms, update, and the whole step.
 
     python benchmarks/parts.py                # on a machine with a GPU; no data needed
-    python benchmarks/parts.py --stopwatch    # with the fastest algorithm of each convolution, and not that by rule
+    python benchmarks/parts.py --stopwatch    # with each convolution's fastest algorithm, by timing rather than by rule
 
-Each part is captured by itself, many times over, on a stream for each replica; the time is a replica's share of all.
+Each part is captured on its own, many times over, on one CUDA stream per replica; times are per replica.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from parabolic.engine import Berth, computing_in, numerics
 from parabolic.kernels import norm_add_relu
 
 REPLICAS, BATCH = 5, 64  # 32 new examples and 32 recalled
-STAGES = [(64, 32), (128, 16), (256, 8), (512, 4)]  # channels and sides of ResNet-18's images
-# How many there are, channels in and out, the side of the images, and the stride.
+STAGES = [(64, 32), (128, 16), (256, 8), (512, 4)]  # channels and sides of ResNet-18's feature maps
+# Their number, channels in and out, the side of the input, and the stride.
 CONVOLUTIONS = [(1, 8, 64, 32, 1), (4, 64, 64, 32, 1), (1, 64, 128, 32, 2), (3, 128, 128, 16, 1),
                 (1, 128, 256, 16, 2), (3, 256, 256, 8, 1), (1, 256, 512, 8, 2), (3, 512, 512, 4, 1)]  # fmt: skip
-MEMORY_RATE = 4.2e6  # bytes a microsecond, as benchmarks/gpu.py finds it
+MEMORY_RATE = 4.2e6  # bytes per microsecond, as benchmarks/gpu.py measures it
 
 
 def at_once(make: Callable[[], Callable[[], object]], replicas: int = REPLICAS, times: int = 10) -> float:
-    """Microseconds of some work, a replica."""
+    """Return the microseconds of some work, per replica."""
     graphs = []
     for _ in range(replicas):
         stream = torch.cuda.Stream()
@@ -75,7 +75,7 @@ def convolution(before: int, after: int, side: int, stride: int, which: str):
 
 
 def norms() -> list[tuple[int, int, bool, bool, bool]]:
-    """Of each: channels, side, whether a shortcut is added, whether ReLU follows, and whether two take its output."""
+    """For each: channels, side, whether a shortcut is added, whether ReLU follows, and whether two layers read it."""
     first, *_ = STAGES
     found = [(*first, False, True, True)]
     for number, (channels, side) in enumerate(STAGES):
@@ -105,7 +105,7 @@ def all_norms():
 
 
 def bytes_of_norms() -> int:
-    """What their kernels must read and write: forward once to add up and once to normalise, and back likewise."""
+    """The bytes that their kernels must move: forward, one pass to sum and one to normalise, and the same backward."""
     total = 0
     for channels, side, added, relu, two in norms():
         kept = two or (added and relu)
@@ -152,7 +152,7 @@ def steps(count: int = 250) -> float:
                     berth.step(x, y)
         torch.cuda.synchronize()
 
-    go(45)  # until the memory is full and all is captured
+    go(45)  # until the memory is full and everything is captured
     started = time.perf_counter()
     go(count)
     return 1e6 * (time.perf_counter() - started) / count / REPLICAS
@@ -160,25 +160,23 @@ def steps(count: int = 250) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--stopwatch", action="store_true", help="choose the algorithms of convolutions by time")
+    parser.add_argument("--stopwatch", action="store_true", help="choose the convolution algorithms by timing")
     stopwatch = parser.parse_args().stopwatch
     with numerics("bf16"):
         torch.backends.cudnn.benchmark = stopwatch
-        print(f"a step of ER, {REPLICAS} at once, a replica: {steps():.0f} µs\n")
+        print(f"a step of ER, {REPLICAS} at once: {steps():.0f} µs per replica\n")
         total = 0.0
         for count, before, after, side, stride in CONVOLUTIONS:
             told, each = [], 2 * BATCH * (side // stride) ** 2 * after * before * 9
             for which in ("forward", "images", "weights"):
-                if before == 8 and which == "images":  # nobody asks for the gradient of the input
+                if before == 8 and which == "images":  # the gradient of the input is not needed
                     continue
                 took = at_once(convolution(before, after, side, stride, which))
                 total += count * took
                 told.append(f"{which} {took:5.1f} µs {each / took / 1e6:4.0f} TFLOP/s")
             print(f"{count} × {before:3} to {after:3}, {side:2} × {side:2}, stride {stride}: {', '.join(told)}")
         print(f"convolutions: {total:.0f} µs")
-        print(
-            f"norms: {at_once(all_norms):.0f} µs; their bytes at the memory's rate {bytes_of_norms() / MEMORY_RATE:.0f}"
-        )
+        print(f"norms: {at_once(all_norms):.0f} µs; at the memory's rate {bytes_of_norms() / MEMORY_RATE:.0f} µs")
         parts = ("to bfloat16", "back", "step")
         shares = ", ".join(f"{part} {at_once(update(part)):.0f}" for part in parts)
         print(f"update: {at_once(update(*parts)):.0f} µs ({shares})")

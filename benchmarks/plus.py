@@ -1,11 +1,11 @@
-"""What each part of the preset pcl-plus adds: the whole, and the whole less one part, five seeds each.
+"""What each part of the preset pcl-plus adds: the whole preset, and the preset minus one part, five seeds each.
 
-    python benchmarks/plus.py                    # the table of the runs that are on record: no GPU needed
-    python benchmarks/plus.py --train            # and train what is missing, after `parabolic data prepare cifar100`
+    python benchmarks/plus.py                    # the table from the stored results: no GPU needed
+    python benchmarks/plus.py --train            # also train missing runs, after `parabolic data prepare cifar100`
     python benchmarks/plus.py --stream seq-cifar10
-    python benchmarks/plus.py --balance 1        # each row with classes balanced wholly, as the preset was at first
+    python benchmarks/plus.py --balance 1        # every row with fully balanced classes, as the preset first had
 
-Each row is compared with the whole, seed by seed, by Student's paired test.
+Each row is compared with the whole preset by a paired t-test over the seeds.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ PARTS: dict[str, dict[str, Any]] = {
 }
 REPLAY: dict[str, dict[str, Any]] = {
     "no bridges (ER)": {},
-    "no bridges, labels smoothed (ER)": {"smoothing": 0.14},  # what folding spreads on average, with 100 classes
+    "no bridges, labels smoothed (ER)": {"smoothing": 0.14},  # as much as folding spreads on average, with 100 classes
     "no bridges, three steps a batch (ER)": {"repeats": 3},
     "no bridges, twice the learning rate (ER)": {"lr": 0.1},
 }
 
 
 def rows(stream: str, memory: int, seeds: int, **others: Any) -> dict[str, list[RunSpec]]:
-    """The runs of each row, one a seed; of the preset's options, some may be others."""
+    """Return the runs of each row, one per seed; `others` override options of the preset."""
     whole = load_preset("pcl-plus").spec(stream=stream, memory=memory)
     whole = replace(whole, options={**whole.options, **others})
     shared = {name: value for name, value in whole.options.items() if name in RunSpec.learner_options("er")}
@@ -60,10 +60,10 @@ def main() -> None:
     parser.add_argument("--stream", default="seq-cifar100")
     parser.add_argument("--memory", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--balance", type=float, help="in place of the preset's own")
-    parser.add_argument("--rows", help="some of them only: numbers, with commas between them")
-    parser.add_argument("--train", action="store_true", help="train what is missing")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where runs are kept")
+    parser.add_argument("--balance", type=float, help="instead of the preset's own")
+    parser.add_argument("--rows", help="only some rows: numbers, separated by commas")
+    parser.add_argument("--train", action="store_true", help="train missing runs")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="the folder in which runs are stored")
     asked = parser.parse_args()
     others = {} if asked.balance is None else {"balance": asked.balance}
     table = rows(asked.stream, asked.memory, asked.seeds, **others)
@@ -74,7 +74,7 @@ def main() -> None:
         table = {name: specs for number, (name, specs) in enumerate(table.items()) if str(number) in chosen}
     store = BackedStore(asked.runs, Records.ours())
     if asked.train:
-        for specs in table.values():  # by themselves, for the sake of their seconds
+        for specs in table.values():  # row by row, so that each has its own seconds
             for failure in run_grid(specs, store, workers=0).failures:
                 print(failure.spec, failure.reason)
     found = {row: [record for spec in specs if (record := store.find(spec))] for row, specs in table.items()}
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def shown(found: dict[str, list[Record]], title: str) -> Table:
-    table = Table("", "n", "AAA %", "less pcl-plus", "Acc %", "less pcl-plus", "forgetting", "s a run", title=title)
+    table = Table("", "n", "AAA %", "minus pcl-plus", "Acc %", "minus pcl-plus", "forgetting", "s per run", title=title)
     whole = next(iter(found.values()))
     for row, records in found.items():
         if len(records) < 2:

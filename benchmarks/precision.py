@@ -1,11 +1,11 @@
 """What bfloat16 costs in accuracy: PCL and ER on Seq-CIFAR-100 in three precisions, ten seeds each.
 
-    python benchmarks/precision.py                 # the table of the runs that are on record: no GPU needed
+    python benchmarks/precision.py                 # the table from the stored results: no GPU needed
     python benchmarks/precision.py --no-records    # train them, on a GPU, after `parabolic data prepare cifar100`
 
-Runs are kept in a store, so that the experiment can be cut into portions: a later call trains what is missing. Every
-precision is compared with float32 by Welch's test. The means of each seed over its precisions are compared with the
-paper's figures by the same test, and between the learners paired by seed.
+Runs are stored, so that the experiment can be done in portions: a later call trains what is missing. Every precision is
+compared with float32 by Welch's test. The mean of each seed over the precisions is compared with the paper's figures by
+the same test, and between the learners by a test paired over seeds.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def specs(learner: str, precision: str, seeds: int) -> list[RunSpec]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where runs are kept")
-    parser.add_argument("--no-records", action="store_true", help="train all that is not in there")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="the folder in which runs are stored")
+    parser.add_argument("--no-records", action="store_true", help="train every run that is not in that folder")
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--seconds", type=float, help="begin no fleet after so long")
+    parser.add_argument("--seconds", type=float, help="start no fleet after this many seconds")
     asked = parser.parse_args()
     store = Store(asked.runs) if asked.no_records else BackedStore(asked.runs, Records.ours())
     minutes = None if asked.seconds is None else asked.seconds / 60
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def table(store: Store, seeds: int) -> Table:
-    shown = Table("learner", "precision", "n", "Acc %", "AAA %", "Acc against fp32", "AAA against fp32", "s a run",
+    shown = Table("learner", "precision", "n", "Acc %", "AAA %", "Acc against fp32", "AAA against fp32", "s per run",
                   title="Seq-CIFAR-100, memory 1000: mean ± sd [95 % interval]")  # fmt: skip
     for learner in LEARNERS:
         found = {
@@ -80,7 +80,7 @@ def table(store: Store, seeds: int) -> Table:
 
 
 def differences(store: Store, seeds: int) -> Iterator[str]:
-    """The learners against what was published (Welch) and against each other (paired): a seed counts once."""
+    """Compare the learners with the published figures (Welch) and with each other (paired); a seed counts once."""
     ours = {
         (learner, metric): found
         for learner in LEARNERS
@@ -98,11 +98,11 @@ def differences(store: Store, seeds: int) -> Iterator[str]:
         if metric != "forgetting":
             found["the paper's"] = welch(summary, published[learner][metric == "acc"].value)
         for name, differs in found.items():
-            yield f"    less {name}: {differs.mean:+.2f} [{differs.low:+.2f}, {differs.high:+.2f}] p={differs.p:.2g}"
+            yield f"    minus {name}: {differs.mean:+.2f} [{differs.low:+.2f}, {differs.high:+.2f}] p={differs.p:.2g}"
 
 
 def by_seed(store: Store, learner: str, metric: str, seeds: int) -> dict[int, float]:
-    """The mean over the precisions, of each seed that has a run in all: they share data, order and first weights."""
+    """Return each seed's mean over the precisions, if it has all: these runs share data, order and initial weights."""
     alike = zip(*(specs(learner, precision, seeds) for precision in PRECISIONS), strict=True)
     found = {seed: [record for spec in each if (record := store.find(spec))] for seed, each in enumerate(alike)}
     return {

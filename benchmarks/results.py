@@ -1,13 +1,13 @@
-"""The tables of docs/results.md from the runs on record, written into the page between its marks.
+"""Write the tables of docs/results.md from the stored results into the page, between its markers.
 
-    python benchmarks/results.py            # write them anew, after runs were added to results/records
-    python benchmarks/results.py --print    # print them, and leave the page alone
-    python benchmarks/results.py --pair PCL ER    # by how much two rows differ in each column, over the same seeds
+    python benchmarks/results.py            # update them, after runs were added to results/records
+    python benchmarks/results.py --print    # print them and leave the page unchanged
+    python benchmarks/results.py --pair PCL ER    # the difference of two rows in each column, over the same seeds
     python benchmarks/results.py --pair PCL ER --tuned
 
-A table stands between <!-- NAME --> and <!-- end --> in the page; NAME is one of the paper's tables, with -tuned for
-tuned values: the methods for which there are runs, and the columns where two have been run. Of two others `even` sets
-the paper's figures of uneven classes beside our runs with even ones, and `seconds` tells what the runs took.
+In the page, a table is between <!-- NAME --> and <!-- end -->. NAME is one of the paper's tables, with -tuned for tuned
+values; it shows the methods that have runs, and the columns in which at least two have. There are two more: `even`
+compares the paper's figures for uneven classes with our runs on uneven and even ones, and `seconds` shows run times.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ MARKED = re.compile(r"(<!-- (?!end)([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTAL
 
 
 def written(page: str, records: Records) -> str:
-    """The page with its tables as the records have them."""
+    """Return the page with its tables made from the records."""
     return MARKED.sub(lambda found: found[1] + made(found[2], records) + found[4], page)
 
 
 def made(name: str, records: Records) -> str:
-    """One of the page's tables."""
+    """Return one of the page's tables."""
     if name == "seconds":
         return "".join(lines(["records", "runs", "seconds of one H200"], seconds()))
     if name == "even":
@@ -47,7 +47,7 @@ def made(name: str, records: Records) -> str:
 
 
 def of_paper(table: PaperTable, records: Records, *, tuned: bool) -> Iterator[str]:
-    """A table of the paper: each method that has been run, in the settings in which some were."""
+    """Yield a table of the paper: each method that has runs, in the settings in which at least two methods have."""
     rows = [*table.rows, *([] if tuned else table.also), *[PLUS] * table.plus]
     runs = {
         (row, place): [run for spec in setting.specs(row, tuned=tuned or row == PLUS) if (run := records.find(spec))]
@@ -77,7 +77,7 @@ def of_paper(table: PaperTable, records: Records, *, tuned: bool) -> Iterator[st
 
 
 def even(records: Records) -> Iterator[list[str]]:
-    """What the paper has for uneven classes against our runs with uneven and with even ones, by Welch's test."""
+    """Compare the paper's figures for uneven classes with our runs on uneven and on even ones, by Welch's test."""
     main, imbalance = paper_tables()["main"], paper_tables()["imbalance"]
     for row in ("ER", "PCL"):
         for place, setting in enumerate(imbalance.settings):
@@ -92,7 +92,7 @@ def even(records: Records) -> Iterator[list[str]]:
 
 
 def pair(one: str, other: str, records: Records, *, tuned: bool) -> Iterator[list[str]]:
-    """One row of each table less another, where both have been run, and p by the paired t-test."""
+    """Yield the difference of two rows in each setting where both have runs, and p by the paired t-test."""
     for name, table in paper_tables().items():
         for setting in table.settings if {one, other} <= {*table.rows, *table.also, PLUS} else []:
             specs = [setting.specs(row, tuned=tuned or row == PLUS) for row in (one, other)]
@@ -110,7 +110,7 @@ def told(summary: Summary, *, best: bool = False) -> str:
 
 
 def seconds() -> Iterator[list[str]]:
-    """How long the runs of each file took: a fleet's seconds are divided among its runs."""
+    """Yield how long the runs of each file took; a fleet's seconds are divided among its runs."""
     for path in sorted(RECORDS.glob("*.jsonl")):
         runs: list[Record] = list(Records(path))
         total = sum(sum(run.train_seconds) + sum(run.test_seconds) for run in runs)
@@ -124,16 +124,16 @@ def lines(head: list[str], rows: Iterator[list[str]]) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--print", action="store_true", help="print the tables, and leave the page alone")
-    parser.add_argument("--pair", nargs=2, metavar="ROW", help="print by how much one row is ahead of another")
-    parser.add_argument("--tuned", action="store_true", help="with --pair: of tuned values")
+    parser.add_argument("--print", action="store_true", help="print the tables and leave the page unchanged")
+    parser.add_argument("--pair", nargs=2, metavar="ROW", help="print the difference of two rows")
+    parser.add_argument("--tuned", action="store_true", help="with --pair: use tuned values")
     asked = parser.parse_args()
     if asked.pair:
         known = {PLUS, *(row for table in paper_tables().values() for row in (*table.rows, *table.also))}
         if unknown := {*asked.pair} - known:
             parser.error(f"--pair: got {', '.join(unknown)}, expected two of {', '.join(sorted(known))}")
         rows = pair(*asked.pair, Records(RECORDS), tuned=asked.tuned)
-        print(*lines(["table", "setting", "", "less", "p", "seeds"], rows), sep="", end="")
+        print(*lines(["table", "setting", "", "difference", "p", "seeds"], rows), sep="", end="")
         return
     before = PAGE.read_text(encoding="utf-8")
     after = written(before, Records(RECORDS))

@@ -1,11 +1,11 @@
-"""A million batches through one learner: whether memory use and the time of a step stay as they are.
+"""A million batches through one learner: whether memory use and step time stay constant.
 
     python benchmarks/soak.py                      # PCL; half an hour on an idle core
     python benchmarks/soak.py --learner er --out results/soak-er.json
 
-Ten classes turn round each other for ever in 16 dimensions, eight examples at a time. A journal writes the learner down
-every thousand batches, and for one window in five a monitor looks at it every hundred. At the end of each window the
-resident memory of the process is read, and how many files it has open.
+Ten classes rotate endlessly in 16 dimensions, eight examples a batch. A journal saves the learner every thousand
+batches, and in one window of five a monitor looks at it every hundred. At the end of each window the resident memory of
+the process and the number of its open files are recorded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def stream(length: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def resident() -> float:
-    """The memory that the process has, in MB."""
+    """Return the resident memory of the process, in MB."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
@@ -52,14 +52,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/soak.json"))
     args = parser.parse_args()
     if not 2 <= args.window <= args.batches:
-        parser.error("--window: at least two batches, and no more than there are (--batches)")
+        parser.error("--window: expected a number from 2 to that of --batches")
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     torch.manual_seed(0)
     kind = {"pcl": PCL, "er": ER}[args.learner]
     learner = kind(MLP((DIMENSIONS,), CLASSES, hidden=(32,)), memory=200, replay=8, lr=0.05)
     batches, rows = stream(args.batches), []
-    print(f"{'batches':>10}{'MB':>8}{'µs a step':>11}{'slowest 1 %':>13}{'loss':>8}{'files':>7}  monitor", flush=True)
+    print(f"{'batches':>10}{'MB':>8}{'µs/step':>11}{'slowest 1 %':>13}{'loss':>8}{'files':>7}  monitor", flush=True)
     with tempfile.TemporaryDirectory() as folder, Journal(folder, learner, every=1000) as journal:
         for window in range(args.batches // args.window):
             watched, spent, total = window % 5 == 4, [], torch.zeros(())
@@ -84,7 +84,7 @@ def main() -> None:
             told = f"{journal.batches:10,}{rows[-1][1]:8.1f}{step:11.0f}{slow:13.0f}{loss:8.3f}{files:7}"
             print(f"{told}  {'on' if watched else ''}", flush=True)
         sound = all(bool(weight.isfinite().all()) for weight in learner.model.parameters())
-    settled = rows[len(rows) // 10 :]  # after the first tenth all that is made once is there
+    settled = rows[len(rows) // 10 :]  # after the first tenth, one-time allocations are done
     part = max(1, len(settled) // 5)
     quiet = [row for row in settled if not row[-1]]
     first, last = (statistics.median(row[2] for row in some) for some in (quiet[:part], quiet[-part:]))

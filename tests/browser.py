@@ -1,4 +1,4 @@
-"""A headless Chromium for tests, driven by its own DevTools protocol through two pipes: nothing else is needed."""
+"""A headless Chromium for tests, driven by its DevTools protocol through two pipes, without any other package."""
 
 import base64
 import fcntl
@@ -13,12 +13,12 @@ from select import select
 
 
 def chromium():
-    """The browser that is installed, if there is one."""
+    """Return the path of the installed browser, or None."""
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 class Reloaded(Exception):
-    """The page that was asked is no longer there: it has loaded again."""
+    """The page that was queried is gone, because it was reloaded."""
 
 
 class Raised(AssertionError):
@@ -26,7 +26,7 @@ class Raised(AssertionError):
 
 
 class Browser:
-    """A page in a browser of its own; all that it asks for and all that it complains of is noted."""
+    """A page in a browser of its own; its requests and its console messages are recorded."""
 
     def __init__(self):
         self.folder = tempfile.mkdtemp()
@@ -66,7 +66,7 @@ class Browser:
         self.close()
 
     def call(self, method, **params):
-        """Call a method of the protocol and wait for its result; what happens meanwhile is kept in `events`."""
+        """Call a method of the protocol and wait for its result; events that arrive meanwhile are added to `events`."""
         self.number += 1
         message = {"id": self.number, "method": method, "params": params}
         if self.session:
@@ -82,7 +82,7 @@ class Browser:
             self.events.append(told)
 
     def open(self, path, width=1440, height=1000, scheme="light"):
-        """Load a file, and wait until it is there."""
+        """Load a file and wait until it is complete."""
         self.resize(width, height)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.events.clear()
@@ -95,7 +95,7 @@ class Browser:
         )
 
     def do(self, script):
-        """The value of an expression of JavaScript in the page."""
+        """Return the value of a JavaScript expression in the page."""
         told = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in told:
             raise Raised(script, told["exceptionDetails"])
@@ -114,13 +114,13 @@ class Browser:
             time.sleep(0.05)
 
     def draw_all(self):
-        """Let the page draw every chart that is not hidden, as scrolling through it would."""
+        """Make the page draw every chart that is not hidden, as scrolling through it would."""
         self.resize(self.do("innerWidth"), self.do("document.documentElement.scrollHeight") + 100)
         shown = "[...document.querySelectorAll('.chart')].filter(each => each.offsetParent)"
         self.until(f"{shown}.every(each => each.querySelector('.main-svg'))")
 
     def picture(self, path):
-        """Write the whole page as PNG."""
+        """Write the whole page as a PNG."""
         height = self.do("document.documentElement.scrollHeight")
         clip = {"x": 0, "y": 0, "width": self.do("innerWidth"), "height": height, "scale": 1}
         told = self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
@@ -128,7 +128,7 @@ class Browser:
 
     @property
     def complaints(self):
-        """Errors and warnings of the console, and exceptions."""
+        """Messages of the console and the log, and exceptions."""
         found = []
         for event in self.events:
             told = event.get("params", {})
@@ -142,7 +142,7 @@ class Browser:
 
     @property
     def requests(self):
-        """The addresses that the page asked for, but for those that stand in it."""
+        """The URLs that the page requested, except those embedded in it (data: and blob:)."""
         asked = [
             each["params"]["request"]["url"]
             for each in self.events

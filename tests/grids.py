@@ -1,4 +1,4 @@
-"""What the tests of grids share: specs, a learner that gets into trouble, and what may be compared of two stores."""
+"""Helpers for tests of grids: specs, a learner that gets into trouble, and the comparable part of a store."""
 
 import json
 import os
@@ -64,14 +64,14 @@ def first_time(name):
 
 
 def fragile(folder, trouble, seed=0):
-    """The spec of a run of that learner; its file is written to the folder."""
+    """Write the learner's file to the folder, and return the spec of a run."""
     path = Path(folder) / "fragile.py"
     path.write_text(FRAGILE)
     return RunSpec(f"{path}:Fragile", seed=seed, backbone="mlp", options={"trouble": trouble})
 
 
 def results(root):
-    """What the runs of a store say, as bytes, times and place aside."""
+    """Return the results of a store's runs as bytes, without times and environment."""
     found = {}
     for path in sorted(Path(root).glob("*/run.json")):
         told = json.loads(path.read_bytes())
@@ -82,7 +82,7 @@ def results(root):
 
 
 def children(pid):
-    """The processes that a process has started, by their ids."""
+    """Return the ids of the child processes of a process."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -95,7 +95,7 @@ def children(pid):
 
 
 def alive(pid):
-    """Whether a process is there and not only waits for its parent to take note of its end."""
+    """Whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -103,7 +103,7 @@ def alive(pid):
 
 
 def until(condition, seconds=60):
-    """Wait until something holds; that it does is the test's to say."""
+    """Wait until a condition holds, and return whether it does."""
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.02)
@@ -111,5 +111,5 @@ def until(condition, seconds=60):
 
 
 def kill(pid):
-    """SIGKILL: the process cannot do anything about it."""
+    """Send SIGKILL, which the process cannot catch."""
     os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Writes tiny files in the formats in which the data sets are published."""
+"""Write tiny files in the published formats of the data sets."""
 
 import gzip
 import io
@@ -16,7 +16,7 @@ RECONSTRUCT = np.empty(0).__reduce__()[0]
 
 
 class Python2Pickler(pickle._Pickler):
-    """Pickles as Python 2 did, by which the official files were made: every string is a byte string."""
+    """Pickles like Python 2, which wrote the official files: every string is a byte string."""
 
     dispatch: ClassVar = dict(pickle._Pickler.dispatch)
 
@@ -47,7 +47,7 @@ def python2(value):
 
 
 def batch(images, labels, key="labels"):
-    """A batch as CIFAR has it: images [n, 32, 32, 3] become rows of red, green and blue planes."""
+    """A batch in CIFAR's format: images [n, 32, 32, 3] become rows of red, green and blue planes."""
     names = [f"image_{i}.png" for i in range(len(images))]
     told = {
         "batch_label": "a batch", key: [int(label) for label in labels],
@@ -71,7 +71,7 @@ def cifar100_files(train, test, names):
 
 
 def idx(values):
-    """Bytes as the files of MNIST have them: two zeros, the type, the number of axes, their lengths, the values."""
+    """Bytes in the format of MNIST's files: two zeros, the type, the number of axes, their lengths, the values."""
     return struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape) + values.astype(np.uint8).tobytes()
 
 
@@ -119,7 +119,7 @@ def jpeg(pixels):
 
 
 def tiny_files(classes=200, per_class=2, seed=0):
-    """The files of tiny-imagenet-200, some of them grey, the ids in no particular order; and what they hold."""
+    """The files of tiny-imagenet-200, with some grey images, and the ids of its classes, in no particular order."""
     rng = np.random.default_rng(seed)
     ids = [f"n{number:08d}" for number in rng.choice(10**8, classes, replace=False)]
     files = {
@@ -132,7 +132,7 @@ def tiny_files(classes=200, per_class=2, seed=0):
         for i in range(per_class):
             grey = (number + i) % 7 == 0
             shape = (64, 64) if grey else (64, 64, 3)
-            # File numbers pass ten, so that their order is not that of their names.
+            # File numbers pass ten, so that their order differs from that of the names.
             files[f"train/{wordnet}/images/{wordnet}_{9 + i}.JPEG"] = jpeg(rng.integers(0, 256, shape, np.uint8))
         files[f"val/images/val_{classes - number}.JPEG"] = jpeg(rng.integers(0, 256, (64, 64, 3), np.uint8))
         notes.append(f"val_{classes - number}.JPEG\t{wordnet}\t0\t32\t44\t62")

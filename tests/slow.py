@@ -1,4 +1,4 @@
-"""Slow, obvious pieces that the oracles of several learners share."""
+"""Slow, obvious building blocks of the reference implementations of several learners."""
 
 import math
 
@@ -46,13 +46,13 @@ def same_weights(one, other, tolerance=1e-10):
 
 
 def assert_same(ours, theirs, tolerance=1e-10):
-    """Weights and statistics."""
+    """Assert that weights and statistics are the same."""
     for (name, a), b in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
         assert torch.allclose(a, b.to(a.device), atol=tolerance, rtol=0), name
 
 
 def step_on_both(learners, stream):
-    """Let a learner on a CPU and one on a GPU go through tasks; a step that waits for the GPU fails."""
+    """Train a learner on a CPU and one on a GPU on the same tasks; a step that waits for the GPU fails."""
     for index, batches in enumerate(stream):
         for learner in learners:
             learner.start_task(batches)
@@ -69,7 +69,7 @@ def step_on_both(learners, stream):
 
 
 def reservoir(kept, seen, capacity, examples, generator):
-    """Offer examples to the list `kept` one by one, as in Vitter's algorithm R; returns how many were seen by then."""
+    """Offer examples to the list `kept` one by one, as in Vitter's algorithm R; returns the new `seen`."""
     chances = torch.rand(len(examples), generator=generator, dtype=torch.float64).tolist()
     for example, chance in zip(examples, chances, strict=True):
         slot = math.floor(chance * (seen + 1))
@@ -82,7 +82,7 @@ def reservoir(kept, seen, capacity, examples, generator):
 
 
 class SlowReplay:
-    """A model, a list of what is kept, and the generator whose numbers both sides take in the same order."""
+    """A model, a list of stored examples, and a generator that is drawn from in the learner's order."""
 
     def __init__(self, model, *, lr, memory, replay, seed):
         self.model, self.lr, self.capacity, self.replay = model, lr, memory, replay

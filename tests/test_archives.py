@@ -158,7 +158,7 @@ def test_mnist_is_not_taken_for_something_else(tmp_path, cache, monkeypatch):
     folder = official.write_folder(tmp_path / "d", official.mnist_files(*GREY))
     known = prepare("mine", folder, cache=cache)
     monkeypatch.setitem(PUBLISHED, "mnist", replace(PUBLISHED["mnist"], content=known.content))
-    with pytest.raises(InputError, match="^data 'fashionmnist': got mnist, from .*; prepare it by its own name"):
+    with pytest.raises(InputError, match="^data 'fashionmnist': got mnist, from .*; prepare it under its own name"):
         prepare("fashionmnist", folder, cache=cache)
     assert cache.names() == ["mine"]
     assert prepare("mnist", folder, cache=cache).content == known.content
@@ -328,7 +328,9 @@ def test_one_flipped_bit_of_an_archive_is_noticed_wherever_it_is(tmp_path, kind)
         data = bytearray(whole)
         data[at] ^= 4
         path.write_bytes(bytes(data))
-        with pytest.raises(InputError, match="expected a whole archive; it may be cut off or damaged: download it aga"):
+        with pytest.raises(
+            InputError, match="expected a whole archive; it may be truncated or damaged: download it again"
+        ):
             held("cifar10", path)
 
 
@@ -349,7 +351,7 @@ def test_what_a_mac_packs_besides_and_a_blank_line_do_not_matter(tmp_path):
     ("change", "message"),
     [
         ({"data": np.zeros((0, 3072), np.uint8), "labels": []}, "data_batch_2 of .*: got no images"),
-        ({"labels": [2**70] * 12}, "data_batch_2 of .*: got no labels that fit, expected .* all below"),
+        ({"labels": [2**70] * 12}, "data_batch_2 of .*: got no matching labels, expected .* all below"),
     ],
 )
 def test_a_batch_that_is_empty_or_has_impossible_labels_is_named(tmp_path, change, message):
@@ -362,12 +364,12 @@ def test_a_batch_that_is_empty_or_has_impossible_labels_is_named(tmp_path, chang
 def test_text_that_is_not_utf_8_is_named(tmp_path):
     files = official.cifar10_files(TRAIN, TEST)
     files["batches.meta"] = pickle.dumps({"label_names": [b"caf\xe9"] * 10})
-    with pytest.raises(InputError, match="batches.meta of .*expected text in UTF-8"):
+    with pytest.raises(InputError, match="batches.meta of .*expected UTF-8 text"):
         held("cifar10", official.write_folder(tmp_path / "cifar-10-batches-py", files))
     for name in ("val/val_annotations.txt", "words.txt"):
         files = official.tiny_files(3)[0]
         files[name] += b"\xe9\n"
-        with pytest.raises(InputError, match=rf"{name.rsplit('/')[-1]} of .*expected text in UTF-8"):
+        with pytest.raises(InputError, match=rf"{name.rsplit('/')[-1]} of .*expected UTF-8 text"):
             held("tinyimagenet", official.write_folder(tmp_path / name[0] / "tiny-imagenet-200", files))
 
 
@@ -441,7 +443,7 @@ def test_a_file_of_mnist_that_is_missing_is_named(tmp_path):
         prepare("mnist", official.write_folder(tmp_path / "d", files))
     (tmp_path / "e").mkdir()
     with pytest.raises(
-        InputError, match=r"--from: .*train-images-idx3-ubyte.gz, .*MNIST/raw/.*; .*to be had from http"
+        InputError, match=r"--from: .*train-images-idx3-ubyte.gz, .*MNIST/raw/.*; .*download them from http"
     ):
         prepare("mnist", tmp_path / "e")
 
@@ -505,7 +507,7 @@ def test_a_download_tells_how_far_it_is(server, tmp_path):
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_download_goes_on_where_it_stopped(server, tmp_path, ranges):
     server.ranges, server.cut = ranges, 100_000
-    with pytest.raises(InputError, match="download: got .*ended after 100,000 of 300,000.*goes on after 100,000 bytes"):
+    with pytest.raises(InputError, match="download: got .*ended after 100,000 of 300,000.*resume after 100,000 bytes"):
         download(f"{server.url}/a", tmp_path / "a", DIGEST)
     assert [each.name for each in tmp_path.iterdir()] == ["a.part"]
     server.cut = None
@@ -546,7 +548,7 @@ def test_four_files_are_downloaded_and_what_is_there_is_not_asked_for_again(serv
     with pytest.raises(InputError, match=f"got SHA-256 .*, expected SHA-256 .* of {server.url}/mnist/t10k-labels-"):
         prepare("mnist")
     assert cache.find("mnist") is None
-    with pytest.raises(InputError, match="`parabolic data prepare mnist` downloads them"):
+    with pytest.raises(InputError, match="`parabolic data prepare mnist` downloads it"):
         make_stream("seq-mnist")
     assert len(server.asked) == 4  # a stream downloads nothing
     server.files["/mnist/t10k-labels-idx1-ubyte.gz"] = files["t10k-labels-idx1-ubyte.gz"]

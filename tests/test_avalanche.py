@@ -185,7 +185,7 @@ def test_an_online_stream_has_no_tasks(benchmark):
     learned = strategy("er", memory=60)
     learned.train(online)
     assert learned.learner.steps == len(online) == 18
-    with pytest.raises(InputError, match="learner: got 'lwf', expected one that can do without tasks, on an online"):
+    with pytest.raises(InputError, match="learner: got 'lwf', expected one that works without tasks, on an online"):
         strategy("lwf").train(online[:1])
 
 
@@ -359,9 +359,9 @@ def test_the_optimiser_begins_anew_on_demand_only(benchmark):
     [
         ({"model": nn.Sequential(nn.Linear(64, 8), IncrementalClassifier(8))}, "model: got IncrementalClassifier in 1"),
         ({"criterion": nn.CrossEntropyLoss(label_smoothing=0.1)}, "criterion: got .*with no setting but weight"),
-        ({"optimizer": momentum(network().parameters()), "lr": 0.1}, "lr: got 0.1, expected none beside an optimizer"),
+        ({"optimizer": momentum(network().parameters()), "lr": 0.1}, "lr: got 0.1, expected none with an optimizer"),
         ({"model": 3}, "model: got 3, expected a torch.nn.Module"),
-        ({"optimizer": "SGD"}, "optimizer: got 'SGD', expected one of torch, over the model's weights, or None"),
+        ({"optimizer": "SGD"}, "optimizer: got 'SGD', expected a torch optimizer over the model's weights, or None"),
         ({"memory": -1}, "memory: got -1, expected a whole number of at least 1"),
     ],
 )  # fmt: skip
@@ -373,7 +373,7 @@ def test_what_cannot_work_is_refused(given, message):
 def test_unknown_options_and_joint_training_are_refused():
     with pytest.raises(TypeError, match="unexpected keyword argument: sigmax"):
         strategy(sigmax=1)
-    with pytest.raises(InputError, match="learner: got 'joint', expected a learner of streams"):
+    with pytest.raises(InputError, match="learner: got 'joint', expected one that learns from a stream"):
         strategy_of("joint")
     with pytest.raises(InputError, match="learner: got <class 'int'>, expected a subclass of parabolic.Learner"):
         strategy_of(int)
@@ -382,7 +382,7 @@ def test_unknown_options_and_joint_training_are_refused():
 def test_a_model_that_was_exchanged_is_refused(benchmark):
     made = strategy("er")
     made.model = network()
-    with pytest.raises(InputError, match="expected the model that the strategy began with"):
+    with pytest.raises(InputError, match="expected the model that the strategy was made with"):
         made.train(benchmark.train_stream[0])
 
 

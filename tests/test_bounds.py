@@ -305,7 +305,7 @@ def test_where_there_is_no_loss_at_all_the_bound_is_infinite_and_not_broken():
     ("make", "message"),
     [
         (lambda d: forgetting_bound(hill, d, samples=1), "samples: got 1"),
-        (lambda d: forgetting_bound(lambda x: x, d), "loss: .* expected to return one number a point"),
+        (lambda d: forgetting_bound(lambda x: x, d), "loss: .* expected to return one number per point"),
         (lambda d: forgetting_bound(lambda x: -hill(x), d), "loss: .* no negative loss"),
         (lambda d: forgetting_bound(hill, d, past=torch.zeros(2, 3)), r"x: .* expected a tensor \[n, 2\]"),
         (lambda d: forgetting_bound(hill, d, past=torch.zeros(0, 2)), "past: .* expected at least one point"),

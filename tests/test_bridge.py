@@ -1,4 +1,4 @@
-"""Brownian bridges: the ends, the law, and what is refused."""
+"""Brownian bridges: their ends, their distribution, and invalid input."""
 
 import math
 
@@ -96,7 +96,7 @@ def test_reference_variance_counts_two_increments_in_the_first_interval():
 
 
 def test_sigma_may_change_along_the_path_and_from_pair_to_pair():
-    """With σ(t) on the interval after t, W − sW(1) has variance Σ σᵢ²Δ·(weight)²: an oracle by hand."""
+    """With σ(t) on the interval after t, W − sW(1) has variance Σ σᵢ²Δ·(weight)², computed by hand."""
     n, times = 100_000, 4
     sigma = torch.tensor([0.5, 1.0, 2.0, 99.0])  # the last is never used: no interval follows it
     ends = torch.zeros(n, 1)
@@ -106,7 +106,7 @@ def test_sigma_may_change_along_the_path_and_from_pair_to_pair():
     assert torch.allclose(each[:, 1:3].var(0), expected, rtol=0.03)
     before = sigma[:3].square().cumsum(0)[:2] / 3
     after, s = sigma[:3].square().sum() / 3 - before, torch.tensor([1 / 3, 2 / 3])
-    assert torch.allclose(expected, (1 - s) ** 2 * before + s**2 * after)  # as the docstring has it
+    assert torch.allclose(expected, (1 - s) ** 2 * before + s**2 * after)  # as the docstring says
     assert not torch.allclose(expected, before * after / (before + after), rtol=0.3)  # that of a Brownian bridge
     by_pair = bridge(ends, ends, sigma.expand(n, times), times, generator=generator(4))[:, 0, :, 0]
     assert torch.equal(by_pair, each)

@@ -316,7 +316,7 @@ def test_damage_is_noticed_and_mended_from_the_source_or_refused(tmp_path, cache
     source.rename(tmp_path / "moved")
     with pytest.raises(InputError, match=f"data 'mine': got a damaged {file} .*`parabolic data prepare mine --again`"):
         make_stream("seq-mine")
-    with pytest.raises(InputError, match="--from: got .*which is gone"):
+    with pytest.raises(InputError, match="--from: got .*which no longer exists"):
         prepare("mine")
     prepare("mine", tmp_path / "moved")
     assert make_stream("seq-mine").digest() == plain().digest()
@@ -359,7 +359,7 @@ def test_a_changed_description_is_noticed_and_mended_from_the_source_or_refused(
         InputError, match="data 'mine': got a damaged data.json .*`parabolic data prepare mine --again`"
     ):
         make_stream("seq-mine")
-    with pytest.raises(InputError, match="--from: got .*which is gone"):
+    with pytest.raises(InputError, match="--from: got .*which no longer exists"):
         prepare("mine")
     assert prepare("mine", tmp_path / "moved").mean == made.mean
 
@@ -397,7 +397,7 @@ def test_a_description_with_a_damaged_part_counts_as_nothing(tmp_path, cache, pa
 
 
 def test_what_is_not_prepared_says_how():
-    with pytest.raises(InputError, match="data: got 'cifar10', .*`parabolic data prepare cifar10` downloads them"):
+    with pytest.raises(InputError, match="data: got 'cifar10', .*`parabolic data prepare cifar10` downloads it"):
         make_stream("seq-cifar10")
     (Cache().root / "downloads").mkdir(parents=True)
     (Cache().root / "downloads" / "none").touch()  # which is nobody's archive
@@ -445,7 +445,7 @@ def packed(folder):
     return folder
 
 
-UNKNOWN = "expected classes with training examples; take"
+UNKNOWN = "expected classes with training examples; remove"
 
 
 @pytest.mark.parametrize(
@@ -465,13 +465,13 @@ UNKNOWN = "expected classes with training examples; take"
         (lambda f: arrays(f, test=(TEST[0], TEST[1] + 2)), "mine", f"test labels: got 10, 11, {UNKNOWN}"),
         (only_tested, "mine", f"test labels: got zebra, {UNKNOWN}"),
         (empty_class, "mine", "--from: got no images in aardvark of .*train"),
-        (packed, "mine", "train_images.npy: got an archive, .npz, expected an array written by numpy.save"),
+        (packed, "mine", "train_images.npy: got an .npz archive, expected an array written by numpy.save"),
         (lambda f: arrays(f, (TRAIN[0][:, :0], TRAIN[1])), "mine", r"train_images.npy: got .*\[100, 0, 32, 3\]"),
         (lambda f: f.mkdir() or f, "mine", "--from: got 0 folders"),
         (lambda f: f.mkdir() or f, "cifar10", "--from: got .*expected a folder with cifar-10-python.tar.gz, "),
         (
             lambda f: official.write_folder(f / "tiny-imagenet-200", official.tiny_files(3)[0]).parent,
-            "tinyimagenet", "tinyimagenet: got 3 names of classes, expected one for each of the 200",
+            "tinyimagenet", "tinyimagenet: got 3 class names, expected one for each of the 200",
         ),
     ],
 )  # fmt: skip

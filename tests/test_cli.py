@@ -55,7 +55,7 @@ def test_run_prints_the_matrix_and_finds_itself_again(parabolic, tmp_path):
     assert "er on seq-digits, seed 0" in out
     assert "forgetting" in out
     assert "\nwith the task told: acc " in out
-    assert "kept in" in out
+    assert "stored in" in out
     code, out, _ = parabolic(
         "run", "--learner", "er", "--memory", "50", "--set", "backbone=mlp", "--set", "lr=0.05", "--json"
     )
@@ -100,7 +100,7 @@ def test_compare_prints_every_learner_and_counts_what_was_there(parabolic):
 
 def test_a_comparison_has_each_figure_once(parabolic):
     code, _, err = parabolic("compare", "--learners", "sgd", "--metrics", "acc,acc")
-    assert (code, "--metrics: got 'acc,acc', expected each figure once" in err) == (2, True)
+    assert (code, "--metrics: got 'acc,acc', expected each metric once" in err) == (2, True)
 
 
 def test_a_comparison_says_of_what_it_is(parabolic):
@@ -139,7 +139,7 @@ def test_compare_takes_several_sizes_of_memory(parabolic):
         ("50,50", (), "each size once"),
         ("50,many", (), "memory: got 'many', expected a whole number"),
         ("50,", (), "memory: got ''"),
-        ("50,100", ("--set", "er.memory=70"), "one size beside --set memory"),
+        ("50,100", ("--set", "er.memory=70"), "one size with --set memory"),
         ("0", (), "memory"),
     ):
         code, out, err = parabolic(*asked, "--memory", memory, *more)
@@ -242,7 +242,7 @@ def test_a_device_that_fails_is_told_in_a_line(parabolic, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("compare", "--json", "--output", "x.json"), "--json: got it beside --output"),
+        (("compare", "--json", "--output", "x.json"), "--json: got it with --output"),
         (("data", "show", "seq-digits", "-o", "s.foo"), "--output: got 's.foo'"),
         (("profile", "--memory", "2", "--set", "replay=1"), "--memory: got 2"),
     ],
@@ -358,9 +358,11 @@ def test_a_class_without_a_description_has_none(own):
 def test_a_field_that_is_no_option_is_told_as_such(own):
     code, _, err = own("run", "--learner", "mine.py:Named", "--set", "width=4")
     assert code == 2
-    assert "it is a field of the class, but no option(...); `parabolic list mine.py:Named` shows them" in err
+    assert "it is a field of the class, but not an option(...); `parabolic list mine.py:Named` shows them" in err
     assert "no option(...)" not in own("run", "--learner", "mine.py:Named", "--set", "wdth=4")[2]
-    with pytest.raises(InputError, match=r"^option of mine.py:Named: got 'width'.* field of the class, but no option"):
+    with pytest.raises(
+        InputError, match=r"^option of mine.py:Named: got 'width'.* field of the class, but not an option"
+    ):
         RunSpec("mine.py:Named", options={"width": 4})
 
 
@@ -488,8 +490,8 @@ def test_a_run_that_cannot_be_kept_tells_its_figures(parabolic, monkeypatch, mor
         assert json.loads(out)["metrics"]["acc"] > 0
     else:
         assert re.search(r"acc \d", out)
-        assert "not kept" in out
-        assert "kept in" not in out
+        assert "not stored" in out
+        assert "stored in" not in out
     assert err.startswith("error: runs: got No space left on device (runs), expected a folder with room")
     assert err.count("\n") == 1
 

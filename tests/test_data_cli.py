@@ -34,7 +34,7 @@ def test_prepare_then_run(parabolic, archive):
     code, out, err = parabolic("data", "prepare", "cifar10", "--from", str(archive))
     assert (code, err) == (0, "")
     assert "100 training and 20 test images of 3 × 32 × 32, 10 classes" in out
-    assert "not those of the official archive" in out  # they are random
+    assert "not bit for bit those of the official archive" in out  # they are random
     told = json.loads(parabolic("data", "prepare", "cifar10", "--json")[1])
     assert (told["train"], told["as_published"]) == (100, False)
     run = ("run", "--learner", "sgd", "--stream", "seq-cifar10", "--set", "backbone=mlp", "--set", "tasks=2", "--json")
@@ -46,13 +46,13 @@ def test_prepare_then_run(parabolic, archive):
 
 def test_prepare_says_what_a_run_on_your_own_data_is_like_and_how_to_choose(parabolic, archive, tmp_path):
     official = parabolic("data", "prepare", "cifar10", "--from", str(archive))[1]
-    assert "By default a run has" not in official  # the paper's settings are those of the paper
+    assert "By default a run uses" not in official  # the paper's settings are those of the paper
     (tmp_path / "mine").mkdir()
     for kind, each in zip(("images", "labels"), TRAIN, strict=True):
         np.save(tmp_path / "mine" / f"train_{kind}.npy", each)
     code, out, _ = parabolic("data", "prepare", "mine", "--from", "mine")
     assert code == 0
-    [(network, batch, steps)] = re.findall(r"the network (\w+) and batches of (\d+): some (\d+) steps", out)
+    [(network, batch, steps)] = re.findall(r"uses network (\w+) and batches of (\d+): about (\d+) steps", out)
     spec = RunSpec("er", "seq-mine").resolved()
     assert (network, int(batch)) == (spec["backbone"], spec["batch"])
     learned = sum(len(task.train_rows) for task in make_stream("seq-mine"))
@@ -157,8 +157,8 @@ def test_what_is_not_known_to_be_as_published_is_not_said_to_be_or_not(parabolic
     for name, told in (("mnist", False), ("fashionmnist", None)):
         code, out, _ = parabolic("data", "prepare", name, "--from", "idx")
         assert code == 0
-        assert ("not those of the official" in out) == (told is False)
-        assert "By default a run has" not in out
+        assert ("not bit for bit those of the official" in out) == (told is False)
+        assert "By default a run uses" not in out
         assert json.loads(parabolic("data", "prepare", name, "--json")[1])["as_published"] is told
 
 
@@ -228,10 +228,10 @@ def test_show_takes_colours_and_a_place(parabolic, archive, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "names", "remedy"),
     [
-        (["prepare", "mine"], "--from", "name it with --from"),
-        (["prepare", "mine", "--from", "nowhere"], "--from", "that is there"),
+        (["prepare", "mine"], "--from", "pass it with --from"),
+        (["prepare", "mine", "--from", "nowhere"], "--from", "an existing folder or archive"),
         (["prepare", "../mine", "--from", "."], "name", "letters"),
-        (["prepare", "mine", "--from", ".", "--label", "y"], "--label", "a source that has columns, hf:NAME"),
+        (["prepare", "mine", "--from", ".", "--label", "y"], "--label", "a source with columns, hf:NAME"),
         (["show", "seq-digit"], "stream", "did you mean 'seq-digits'?"),
         (["show", "seq-cifar10"], "data", "parabolic data prepare cifar10"),
         (["show", "seq-digits", "--set", "corupt=1"], "--set", "did you mean 'corruption'?"),

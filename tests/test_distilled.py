@@ -189,5 +189,5 @@ def test_defaults_are_the_published_ones():
 def test_a_state_without_a_memory_is_refused_by_name():
     learner = DER(net(), memory=40)
     state = {name: value for name, value in learner.state_dict().items() if name != "memory"}
-    with pytest.raises(InputError, match="^state: got no memory, expected a whole state"):
+    with pytest.raises(InputError, match="^state: got no memory, expected a complete state"):
         learner.load_state_dict(state)

@@ -109,7 +109,9 @@ def test_ids_without_an_embedding_of_their_own_are_refused_and_change_nothing():
     learner = PCL(nn.Sequential(nn.Embedding(10, 3), nn.Flatten(), nn.Linear(12, 2)), memory=40)
     (x, y), *_ = sentences(1)
     before = frozen(learner.state_dict())
-    with pytest.raises(InputError, match=r"^x: got .* int64, expected floating numbers.*; .* pass embed=nn.Embedding"):
+    with pytest.raises(
+        InputError, match=r"^x: got .* int64, expected floating-point numbers.*; .* pass embed=nn.Embedding"
+    ):
         learner.observe(x, y)
     assert same(before, learner.state_dict())
     assert learner.classes is None
@@ -133,7 +135,7 @@ def test_what_is_embedded_for_good_has_bounds():
     trained, fixed = PCL(body, embed=embed, memory=40), PCL(body, prepare=embed, memory=40)
     for learner in (trained, fixed):
         learner.observe(*next(sentences()))
-    with pytest.raises(InputError, match="let `prepare` embed, by an embedding that stays as it is$"):
+    with pytest.raises(InputError, match="embed in `prepare`, with an embedding that is not trained$"):
         bounds_of(trained)
     before, _ = bounds_of(fixed, samples=8)
     assert before.stated <= before.bound

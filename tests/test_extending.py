@@ -19,7 +19,7 @@ from parabolic import ER, InputError, RunSpec, Store, run
 from parabolic.experiments import BackedStore, Records, execute, execute_fleet, write_records
 from parabolic.experiments.code import own_code_of
 from parabolic.experiments.execution import Yard
-from parabolic.learners import find_learner, known_learners
+from parabolic.learners import find_learner, known_learners, registry
 from parabolic.plugins import load_object
 
 NEW = '''
@@ -184,6 +184,15 @@ def test_a_package_adds_learners_by_entry_point(monkeypatch):
     assert find_learner("borrowed") is parabolic.ER
 
 
+def test_a_package_cannot_take_the_name_of_a_learner_of_ours(monkeypatch):
+    point = importlib.metadata.EntryPoint("er", "parabolic.learners.sgd:SGD", "parabolic.learners")
+    monkeypatch.setattr("parabolic.learners.registry.entry_points", lambda group: [point])
+    registry._warn.cache_clear()
+    assert find_learner("er") is parabolic.ER
+    with pytest.warns(RuntimeWarning, match="the learner 'er' of .* is left out: the name is taken"):
+        assert known_learners()["er"] is parabolic.ER
+
+
 def test_a_package_that_is_broken_takes_no_learner_of_ours_away(monkeypatch):
     point = importlib.metadata.EntryPoint("broken", "no_such_module:Learner", "parabolic.learners")
     monkeypatch.setattr("parabolic.learners.registry.entry_points", lambda group: [point])
@@ -211,7 +220,7 @@ def test_a_package_that_is_broken_is_told_once_and_left_out(tmp_path, parabolic,
     assert [str(each.message).partition(" (")[0] for each in told] == [
         f"the learner 'plug{number}' is left out: badplug cannot be used" for number in range(3)
     ]
-    assert "(no driver): mend or remove it" in str(told[1].message)
+    assert "(no driver): fix or remove it" in str(told[1].message)
     assert known["plug3"] is find_learner("plug3") is ER
     assert not {"plug0", "plug1", "plug2"} & known.keys()
     code, out, err = parabolic("list", "--json")  # without a second warning, which would be an error
@@ -223,7 +232,7 @@ def test_a_package_that_is_broken_is_told_once_and_left_out(tmp_path, parabolic,
     code, _, err = parabolic("run", "--learner", "plug1")
     assert code == 2
     assert err.startswith(
-        "error: learner: got 'plug1', expected a learner, as badplug announces; badplug cannot be used"
+        "error: learner: got 'plug1', expected a learner, as badplug declares; badplug cannot be used"
     )
     assert parabolic("report")[2].startswith("error: runs:")
 
@@ -258,7 +267,7 @@ def test_streams_and_networks_of_ones_own(tmp_path):
 def test_a_file_that_is_named_like_a_module_is_pointed_out(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine_alone.py").write_text(NEW)
-    with pytest.raises(parabolic.InputError, match=r"so mine_alone\.py:WeightedER may be meant"):
+    with pytest.raises(parabolic.InputError, match=r"did you mean mine_alone\.py:WeightedER\?"):
         find_learner("mine_alone:WeightedER")
 
 
@@ -273,7 +282,7 @@ def test_a_learner_without_a_loss_says_so():
     class Empty(parabolic.Learner):
         """Nothing yet."""
 
-    with pytest.raises(NotImplementedError, match=r"Empty states no loss\(batch, recalled\)"):
+    with pytest.raises(NotImplementedError, match=r"Empty defines no loss\(batch, recalled\)"):
         Empty(torch.nn.Linear(2, 2)).observe(torch.zeros(1, 2), [0])
 
 

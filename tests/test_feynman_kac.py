@@ -232,7 +232,7 @@ def test_in_a_solid_hull_of_four_dimensions_the_bias_is_of_order_one_half_and_wa
     expected, bias = 1 + cube_time(4, 2.0, 0.5), []
     for steps in (50, 200):
         with pytest.warns(
-            RuntimeWarning, match=f"steps={steps} is too few: in a hull of 4 .* unseen.* Use a margin"
+            RuntimeWarning, match=f"steps={steps} is too few: in a hull of 4 .* missed.* Use a margin"
         ) as w:
             u = solve(
                 one, torch.zeros(1, 4).double(), 2.0, Hull(cube(4)), 0.5, paths=6000, steps=steps, generator=noise()
@@ -268,7 +268,7 @@ def test_steps_of_half_a_radius_meet_a_ball_as_often_as_they_should_and_steps_of
     short = share(r / 2)
     assert abs(float(short.mean) - expected) < 0.1 * expected + 3 * float(short.error)
     with pytest.warns(
-        RuntimeWarning, match=r"balls.* of 0.4 are met too often by steps of 0.79. Use steps=\d+ or more"
+        RuntimeWarning, match=r"steps of length 0.79 meet balls.* of 0.4 too often. Use steps=\d+ or more"
     ):
         long = share(2 * r)
     assert float(long.mean) > 2 * expected
@@ -544,14 +544,14 @@ def test_a_gpu_estimates_the_same():
     ("change", "message"),
     [
         ({"x": column(0.5, 1.5, 2.0)}, "x: got 2 points outside the domain, the first in row 1"),
-        ({"x": torch.tensor([[1]])}, "x: .* expected a floating tensor"),
+        ({"x": torch.tensor([[1]])}, "x: .* expected a floating-point tensor"),
         ({"x": column(float("nan"))}, "x: got 1 values that are NaN"),
         ({"sigma": -1.0}, "sigma: got -1.0, expected a number above 0"),
         ({"sigma": 0}, "sigma: got 0"),
         ({"t": -0.1}, "t: got -0.1, expected a number of at least 0"),
         ({"drift": lambda x: x[:, 0]}, r"drift: got a tensor of shape \[1\]"),
         ({"drift": lambda x: x.float()}, "drift: .* type float32"),
-        ({"loss": lambda x: x}, r"loss: .* expected to return one number a point, a tensor \[1\]"),
+        ({"loss": lambda x: x}, r"loss: .* expected to return one number per point, a tensor \[1\]"),
         ({"loss": lambda x: x[:, 0] - 9}, "loss: got -8.5, expected no negative loss"),
         ({"by": "weigh"}, "by: got 'weigh', expected one of reweight, simulate"),
         ({"paths": 1}, "paths: got 1"),

@@ -185,7 +185,7 @@ def test_a_network_that_diverged_neither_answers_nor_takes_the_place_of_a_good_f
     good = path.read_bytes()
     with torch.no_grad():
         learner.model.weight[0, 0] = torch.nan
-    with pytest.raises(Diverged, match="predict: the scores are no numbers any more, after 1 steps; go back to"):
+    with pytest.raises(Diverged, match="predict: the scores are NaN after 1 steps; go back to"):
         learner.predict(batches()[0][0])
     with pytest.raises(Diverged, match="save: weights are NaN or infinite"):
         learner.save(path)

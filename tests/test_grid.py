@@ -79,7 +79,7 @@ def test_ctrl_c_ends_all_processes_and_says_what_is_done(tmp_path):
     assert running.returncode == 130
     assert not any(map(alive, workers))
     assert json.loads(out)["runs"]
-    assert err == f"Stopped. Runs that are done: {len(finished(tmp_path))}. The same command goes on from there.\n"
+    assert err == f"Stopped. Finished runs: {len(finished(tmp_path))}. The same command resumes from there.\n"
 
 
 def test_two_grids_on_one_store_train_each_run_once(tmp_path, undisturbed):
@@ -145,7 +145,7 @@ def test_a_fault_in_the_users_code_is_told_with_its_place_there(parabolic, kind,
     for told in (err, parabolic("runs", "--failed")[1]):
         assert (f" (in {place})\n" in told) == (place is not None)
         assert "(in /" not in told
-        assert f"    the trace is in runs/{first.key}/failed.json\n" in told
+        assert f"    the traceback is in runs/{first.key}/failed.json\n" in told
     assert err.count("the trace") == 1  # of the same fault
     assert "Traceback" in Path("runs", first.key, "failed.json").read_text()
 
@@ -214,7 +214,7 @@ def test_the_command_says_what_it_has_put_off(tmp_path):
     out, err = (process := grid(tmp_path, "--workers", "0", "--minutes", "1e-9")).communicate(timeout=60)
     assert process.returncode == 0
     assert json.loads(out)["runs"] == []
-    assert "The time is up. Runs that were put off: 12. The same command goes on from there." in err
+    assert "The time is up. Runs not started: 12. The same command resumes from there." in err
 
 
 def test_again_trains_what_is_there(tmp_path):

@@ -78,7 +78,7 @@ def refused(learner, classes, match):
 
 def test_a_head_that_shares_its_weights_does_not_grow():
     learner = SGD(Tied())
-    refused(learner, 5, r"^model: got .*that shares weights with words, expected its own")
+    refused(learner, 5, r"^model: got .*that shares weights with words, expected its own weights")
     learner.observe(torch.tensor([[0, 1], [2, 2]]), torch.tensor([0, 1]))
 
 

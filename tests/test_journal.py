@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from grids import until
 from torch import nn
 
 from parabolic import ER, PCL, InputError, Journal, Learner, LwF
@@ -226,6 +227,8 @@ def test_signals_at_random_moments_write_only_whole_states(tmp_path):
         for _ in range(10):
             time.sleep(moments.uniform(0, 0.02))
             process.send_signal(signal.SIGUSR1)
+        assert until(lambda: any(int(name[:12]) > place for name in files(tmp_path)))  # noqa: B023
+        time.sleep(0.05)  # some batches more, so that it is not the file of the end
         process.terminate()
         last = int(process.communicate()[0])
         assert process.returncode == 0

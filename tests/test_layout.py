@@ -107,5 +107,5 @@ def test_however_weights_lie_they_are_learned_alike_and_states_go_across(name):
 def test_a_state_of_another_making_is_refused():
     learner = SI(net())
     state = learner.state_dict() | {"anchor": torch.zeros(3)}
-    with pytest.raises(ValueError, match=r"^state: got a tensor .*, expected tensors by the names 0.weight, "):
+    with pytest.raises(ValueError, match=r"^state: got a tensor .*, expected tensors named 0.weight, "):
         learner.load_state_dict(state)

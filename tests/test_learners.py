@@ -160,7 +160,9 @@ def test_a_loss_that_is_not_one_number_is_refused(wrong):
             return wrong(super().loss(batch, recalled))
 
     learner = Mine(net())
-    with pytest.raises(InputError, match="^loss of mine: got .*, expected a tensor of one number; take its mean, say$"):
+    with pytest.raises(
+        InputError, match="^loss of mine: got .*, expected a tensor of one number; take its mean, for example$"
+    ):
         learner.observe(*batches(1)[0])
     assert not learner.stepping
 
@@ -175,7 +177,8 @@ def test_a_number_that_the_model_cannot_hold_is_refused_before_anything_changes(
     more[2, 1] = value
     for call in (lambda: learner.observe(more, y), lambda: learner.predict(more)):
         with pytest.raises(
-            InputError, match=r"^x: got 1 values .* the first at \[2, 1\].*as inputs of the model \(float32\)"
+            InputError,
+            match=r"^x: got 1 values .* the first at \[2, 1\].*not finite as inputs of the model \(float32\)",
         ):
             call()
     assert same(frozen(learner.state_dict()), before)
@@ -341,11 +344,11 @@ def test_an_optimiser_is_named_with_its_arguments():
     ("text", "message"),
     [
         ("SDG", "expected one of .*; did you mean 'SGD'"),
-        ("SGD(0.9)", "expected a class of torch.optim, its arguments by name"),
+        ("SGD(0.9)", "expected a class of torch.optim, with arguments by name"),
         ("SGD(momentum=)", "expected a class of torch.optim and plain values for its arguments"),
         ("SGD(momentum=1 + x)", "expected a class of torch.optim and plain values for its arguments"),
-        ("SGD(**{'momentum': 0.9})", "expected a class of torch.optim, its arguments by name"),
-        ("SGD(momentum=0.9).step()", "expected a class of torch.optim, its arguments by name"),
+        ("SGD(**{'momentum': 0.9})", "expected a class of torch.optim, with arguments by name"),
+        ("SGD(momentum=0.9).step()", "expected a class of torch.optim, with arguments by name"),
         ("", "expected a class of torch.optim and plain values for its arguments"),
         ("Optimizer", "expected one of"),
         ("LBFGS", "expected one of"),  # it would ask for a closure
@@ -355,7 +358,7 @@ def test_an_optimiser_is_named_with_its_arguments():
         ("SGD(momentum=-1)", "expected arguments that torch.optim.SGD takes.*momentum"),
         ("Adam(fused=True, foreach=True)", "expected arguments that torch.optim.Adam takes.*`fused` and `foreach`"),
         ("Adam(betas=(0.9,))", "expected arguments that torch.optim.Adam takes"),
-        ("__import__('os').getcwd()", "expected a class of torch.optim, its arguments by name"),
+        ("__import__('os').getcwd()", "expected a class of torch.optim, with arguments by name"),
     ],
 )
 def test_an_optimiser_that_cannot_be_made_is_refused(text, message):
@@ -368,7 +371,7 @@ def test_an_optimiser_that_cannot_be_made_is_refused(text, message):
     [
         (None, "got None, expected a class of torch.optim.*factory"),
         (torch.optim.SGD(net().parameters(), lr=0.1), "got SGD .*, expected a class of torch.optim.*factory"),
-        (torch.optim.LBFGS, "LBFGS.*, expected a factory of an optimiser .* without a closure"),
+        (torch.optim.LBFGS, "LBFGS.*, expected a factory of an optimiser .* no closure"),
         (lambda parameters, lr: None, "NoneType.*, expected a factory"),
         (lambda parameters: None, r"expected a function that is called as optimizer\(parameters, lr=lr\)"),
     ],
@@ -726,7 +729,7 @@ def test_a_state_that_was_taken_over_is_ones_own_and_the_same_to_the_bit(optimiz
 @pytest.mark.parametrize(
     ("memory", "options", "expected"),
     [
-        (EqualShares(20), {}, "memory: got EqualShares.20., expected one that does without task; er keeps x, y"),
+        (EqualShares(20), {}, "memory: got EqualShares.20., expected one that does not need task; er keeps x, y"),
         (ClassBalanced(20), {"criterion": "mse"}, "memory: got ClassBalanced.20., expected one for targets that are"),
     ],
 )
@@ -761,7 +764,7 @@ def test_augmentation_is_for_learning_and_memory_keeps_the_raw():
 
 @pytest.mark.parametrize("name", [name for name in ALL if find_learner(name).needs_tasks])
 def test_a_learner_that_must_know_of_tasks_says_so(name):
-    with pytest.raises(InputError, match=f"^task: got None.*{name} must know of tasks"):
+    with pytest.raises(InputError, match=f"^task: got None.*{name} must know the tasks"):
         make(name).observe(*batches(1)[0])
 
 

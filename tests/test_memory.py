@@ -1,4 +1,4 @@
-"""The reservoir: exactly Vitter's, uniform, and flat in what it holds."""
+"""The reservoir: exactly Vitter's algorithm, uniform, resumable, and open to custom policies."""
 
 import itertools
 import math
@@ -18,7 +18,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 class OneByOne:
-    """Algorithm R as it is told: one example at a time, one random number each."""
+    """Algorithm R as published: one example at a time, one random number each."""
 
     def __init__(self, capacity):
         self.slots, self.capacity, self.seen = [], capacity, 0
@@ -190,14 +190,14 @@ def test_an_empty_memory_cannot_be_drawn_from():
 
 
 class Newest(Memory):
-    """A policy of one's own: a ring of the newest examples."""
+    """A custom policy: a ring of the newest examples."""
 
     def place(self, batch, generator):
         return (self.clock + torch.arange(len(batch["x"]), device=self.clock.device)) % self.capacity
 
 
 def test_a_policy_of_ones_own_says_where_examples_go():
-    """Beside a queue of the newest, by a learner that has it as its policy and after a resume."""
+    """Compared with a queue of the newest examples, in a learner with this policy, and after a resume."""
 
     class Recent(ER):
         policy = Newest

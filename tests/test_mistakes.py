@@ -85,7 +85,7 @@ def test_a_name_that_is_not_known_is_told_with_where_the_others_are(parabolic, t
 def test_two_settings_of_one_method_are_two_presets(parabolic, tmp_path, arguments):
     code, out, err = parabolic("compare", "--learners", *arguments)
     assert (code, out) == (2, "")
-    assert "settings of one method are compared as presets: --preset a.toml --preset b.toml" in err
+    assert "compare settings of one method as presets: --preset a.toml --preset b.toml" in err
     for name, lr in (("a", 0.1), ("b", 0.2)):
         (tmp_path / f"{name}.toml").write_text(f'learner = "er"\n[settings]\nlr = {lr}\n')
     more = ("--stream", "seq-blobs", "--seeds", "1", "--workers", "0", "--json")
@@ -126,7 +126,7 @@ def test_a_run_is_trained_by_one_process_at_a_time(parabolic, store):
 
 
 def test_a_run_that_is_stopped_says_how_it_goes_on(tmp_path):
-    for seconds, told in (("0", "begins anew"), ("60", "goes on from its last checkpoint")):
+    for seconds, told in (("0", "starts over"), ("60", "resumes from the last checkpoint")):
         command = ("run", "--learner", "sgd", "--set", "epochs=5000", "--set", "backbone=mlp", "--checkpoint", seconds)
         (tmp_path / seconds).mkdir()
         with started(tmp_path / seconds, *command) as process:
@@ -160,7 +160,7 @@ def test_warnings_of_a_command_are_lines(tmp_path):
 
 
 def test_a_folder_that_is_not_there_is_told(parabolic):
-    assert parabolic("runs", "--runs", "ruins")[1].endswith("0 runs in ruins, which is no folder\n")
+    assert parabolic("runs", "--runs", "ruins")[1].endswith("0 runs in ruins, which is not a folder\n")
 
 
 # -- runs that are kept ------------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ def test_damaged_names_of_classes_are_told(tmp_path, text, got):
     np.save(tmp_path / "train_images.npy", np.zeros((20, 8, 8, 3), np.uint8))
     np.save(tmp_path / "train_labels.npy", np.arange(20) % 2)
     (tmp_path / "class_names.json").write_text(text)
-    with pytest.raises(InputError, match=rf"class_names\.json: got .*{got}.*mend or remove it"):
+    with pytest.raises(InputError, match=rf"class_names\.json: got .*{got}.*fix or remove it"):
         prepare("mine", tmp_path, cache=Cache(tmp_path / "cache"))
     (tmp_path / "class_names.json").write_text('["cat", 7]')
     assert prepare("mine", tmp_path, cache=Cache(tmp_path / "cache")).class_names == ("cat", "7")
@@ -404,7 +404,9 @@ def test_one_example_that_batch_norm_cannot_learn_alone_is_told_as_the_library_t
     code, _, err = parabolic("run", "--learner", "der", "--stream", "seq-blobs", "--set", "replay=1",
                              "--set", "backbone=net.py:small")  # fmt: skip
     assert code == 2
-    assert err.startswith("error: step of der: got one example, recalled or split off, that goes through the model by")
+    assert err.startswith(
+        "error: step of der: got one example, recalled or split off, that passes through the model alone"
+    )
     assert err.endswith("expected at least two examples, as batch norm needs here; raise replay, memory or chunk\n")
     [failed] = store.failures()
     assert f"error: {failed.reason}\n" == err
@@ -497,5 +499,5 @@ def test_a_preset_says_where_its_code_was_looked_for(parabolic, tmp_path):
     (tmp_path / "presets" / "a.toml").write_text('learner = "mine.py:Mine"\n[settings]\nlr = 0.1\n')
     code, _, err = parabolic("run", "--preset", "a")
     assert code == 2
-    assert "learner: got 'mine.py:Mine', expected file.py:name of a file that is there" in err
-    assert f"there is no {tmp_path / 'mine.py'}: go to the folder" in err
+    assert "learner: got 'mine.py:Mine', expected file.py:name of an existing file" in err
+    assert f"there is no {tmp_path / 'mine.py'}: change to the folder" in err

@@ -104,5 +104,7 @@ def test_ids_are_mixed_behind_their_embedding_and_nowhere_else():
     assert (plain[:, :, None] == points).all(-1).any(-1).all()  # each a word as it is
     assert not (mixed[:, :, None] == points).all(-1).any(-1).all()  # some between two
     whole = MixupER(nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(12, 3)), memory=40)
-    with pytest.raises(InputError, match=r"^x: got .*, expected floating numbers, which can be mixed; .* pass embed="):
+    with pytest.raises(
+        InputError, match=r"^x: got .*, expected floating-point numbers, which can be mixed; .* pass embed="
+    ):
         whole.observe(ids, y)

@@ -248,7 +248,7 @@ def test_why_there_is_no_bound_tells_a_model_that_diverged_from_examples_that_ar
     assert seen[-1].note.endswith("clean or drop those examples")
     note = watched(model, numbered(20))[-1].note
     assert note.startswith("no bound: loss: got 120 values that are NaN or infinite")
-    assert note.endswith("the points are finite, so it is the model: where it has diverged, lower its lr")
+    assert note.endswith("the points are finite, so it is the model: if it has diverged, lower its lr")
 
 
 # -- what it must not do -----------------------------------------------------------------------------------

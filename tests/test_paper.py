@@ -193,7 +193,7 @@ def test_run_times_are_told_with_the_hardware(parabolic, tmp_path):
     assert "| paper | 972.52 ± 10.27 |" in out
     assert "| PCL | 165.00 ± 2.00 = |" in out
     assert "NVIDIA RTX 6000" in out
-    assert "Ours are of A fast GPU." in out
+    assert "Ours were measured on A fast GPU." in out
 
 
 def test_run_times_of_a_fleet_have_no_deviation_and_no_verdict(parabolic, tmp_path):
@@ -204,7 +204,7 @@ def test_run_times_of_a_fleet_have_no_deviation_and_no_verdict(parabolic, tmp_pa
     assert code == 0
     assert "| PCL | 7.93 |" in out
     assert "▲ 0 higher, ▼ 0 lower, = 0 no difference, 2 unknown." in out
-    assert "Runs side by side share one time" in out
+    assert "Runs side by side share their time" in out
 
 
 QUICK = ("--quick", "--learners", "sgd,si", "--workers", "0", "--device", "cpu")
@@ -218,7 +218,7 @@ def test_quick_tables_are_trained_once_and_then_found(parabolic, tmp_path, monke
     code, out, err = parabolic(*arguments, "--seeds", "2")
     assert (code, err) == (0, "")
     assert "4 runs, 0 of them already there (runs)" in out  # without a memory all columns are one run
-    assert "No verdicts: the paper's figures are of other data." in out
+    assert "No verdicts: the paper's figures are for other data." in out
     assert not {*"▲▼"} & {*out}
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "step", pytest.fail)

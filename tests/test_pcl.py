@@ -1,4 +1,4 @@
-"""PCL against the paper's Algorithms 1 and 2, written out slowly."""
+"""PCL compared with a slow, literal version of the paper's Algorithms 1 and 2."""
 
 import copy
 import math
@@ -127,7 +127,7 @@ def test_the_step_is_algorithm_1(variant, integral, rule, simplex, times, bridge
 
 @pytest.mark.parametrize("variant", ["paper", "reference"])
 def test_outputs_that_are_no_classes_have_no_part_in_a_label(variant):
-    """A network may have more outputs than there are classes: what it learns of these does not depend on the others."""
+    """A network may have more outputs than there are classes: what it learns about the classes is not affected."""
     few = PCL(net(), memory=CAPACITY, replay=REPLAY, sigma_y=0.1, variant=variant)
     model = net()
     wide = nn.Linear(model[-1].in_features, 50, dtype=torch.float64)
@@ -302,7 +302,7 @@ def test_a_drift_weighs_each_path_by_girsanov():
 
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 def test_a_drift_leaves_a_loss_to_descend_however_many_dimensions_there_are(sign):
-    """By themselves the weights are exp(−1800) here, or e¹⁰⁰ for paths of some length: all 0, or infinite."""
+    """The unnormalised weights are exp(−1800) here, or e¹⁰⁰ for longer paths: all 0, or infinite."""
     torch.manual_seed(0)
     model = nn.Linear(3072, CLASSES)
     learner = PCL(model, drift=gradient_of(lambda x: sign * x.square().sum(1) / 2), memory=40, bridges=2)
@@ -358,7 +358,7 @@ def test_the_drift_of_the_published_code_fades_with_the_size_of_the_batch():
     for copies in (1, 10):
         many = path.repeat(copies, 1, 1, 1).requires_grad_()
         along, paths = many.square().sum(-1), 8 * copies
-        own = 2 * path / paths  # the gradient of a path's own loss, over their number
+        own = 2 * path / paths  # the gradient of a path's own loss, divided by the number of paths
         term = (own * path - 0.5 * own.square()).flatten(2).sum(-1).mean()
         expected = path.square().flatten(2).sum(-1).mean() - 0.3 * term
         assert reference_drift(along, many, 0.3).item() == pytest.approx(expected.item(), abs=1e-12)

@@ -146,11 +146,11 @@ def test_numbers_of_channels_come_in_any_form_and_are_kept_as_plain_ones(given):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ((MEAN, STD[:2]), "std: got 2 numbers, expected 3, as many as of mean: one a channel"),
+        ((MEAN, STD[:2]), "std: got 2 numbers, expected 3, one per channel as for mean"),
         ((MEAN, (0.2, 0.0, 0.3)), "std: got 0.0, expected a number above 0"),
         (((0.5, float("nan"), 0.3), STD), "mean: got nan, expected a number"),
         ((MEAN, STD, 0), "scale: got 0, expected a number above 0"),
-        ((0.5, 0.2), "mean: got 0.5, expected one number for each channel; as in (0.5, 0.5, 0.5)"),
+        ((0.5, 0.2), "mean: got 0.5, expected one number for each channel; for example (0.5, 0.5, 0.5)"),
         (((), ()), "mean: got (), expected one number for each channel"),
         ((torch.zeros(2, 3), STD), "mean: got a tensor of shape [2, 3] and type float32, expected one number "),
         ((np.zeros((2, 3)), STD), "mean: got array([0., 0., 0.]), expected a number"),

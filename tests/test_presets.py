@@ -206,7 +206,7 @@ def test_a_comparison_of_presets_tells_where_not_as_much_was_tried_for_each(para
         chosen = [part for name in names for part in ("--preset", name)]
         return parabolic("compare", *chosen, "--seeds", "1", "--workers", "0", "--format", format)[1]
 
-    said = "Not as much was tried for each: one (30 trials), two (20 trials)."
+    said = "Tuning effort differs: one (30 trials), two (20 trials)."
     assert said in told("one", "two")
     assert said in told("one", "two", format="markdown")
     assert "one (30 trials), none (no trials)." in told("one", "none")
@@ -289,5 +289,5 @@ def test_the_seed_of_a_preset_counts_where_none_is_given(parabolic, tmp_path):
         assert json.loads(out)["spec"]["seed"] == seed
     code, _, err = parabolic("compare", *small)
     assert code == 2
-    assert "preset 'mine': got 'seed', expected what may differ from row to row" in err
+    assert "preset 'mine': got 'seed', expected a setting that may differ between rows" in err
     assert "--seeds" in err

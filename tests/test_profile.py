@@ -143,7 +143,7 @@ def test_what_has_no_memory_or_cannot_be_drawn_is_refused_before_training():
             train(SGD(MLP((2,), 6)), stream, callbacks=[watcher])
     with pytest.raises(InputError, match="points in the plane"):
         train(ER(MLP((1, 8, 8), 10)), make_stream("seq-digits"), callbacks=[ProfileRecorder()])
-    with pytest.raises(InputError, match="nothing in it"):
+    with pytest.raises(InputError, match="got an empty memory"):
         LearnerLoss(ER(MLP((2,), 6)))
     with pytest.raises(InputError, match="^eps"):
         forgetting_of(ER(MLP((2,), 6)), eps=-1)

@@ -45,7 +45,7 @@ def test_a_store_and_its_records_make_the_same_tables(parabolic, tmp_path, folde
     before = {name: parabolic("paper", name, *asked[name]) for name in asked}
     code, out, err = parabolic("runs", "--records", "records/all.jsonl")
     assert (code, err) == (0, "")
-    assert "Records: records/all.jsonl (36 runs written, 36 there now)" in out
+    assert "Records: records/all.jsonl (36 runs written, 36 in the file)" in out
     for name, (code, table, _) in before.items():
         known = 36 if name == "main" else 6
         note = f" {known} of {known} runs are records, which come with the package (A fast GPU, 2026-11-15). "
@@ -220,7 +220,7 @@ def test_failed_runs_stand_ins_and_trials_are_no_records(parabolic, tmp_path):
     assert told["records"] == {"written": 1, "there": 1, "stand-ins": 1, "held-out": 1}
     assert [record.key for record in Records(tmp_path / "a.jsonl")] == [real.key]
     told = parabolic("runs", "--learner", "sgd", "--records", "a.jsonl")[1]
-    assert "(1 runs written, 1 there now, 1 stand-ins left out, 1 with held-out examples left out)" in told
+    assert "(1 runs written, 1 in the file, 1 stand-ins left out, 1 with held-out examples left out)" in told
 
 
 # -- the paper's tables --------------------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ def test_every_learner_learns_numbers_or_says_that_it_tells_classes_apart(name, 
     kind = find_learner(name)
     options = {"memory": 60, "replay": 20} if issubclass(kind, ReplayLearner) else {}
     if name in TELL_CLASSES_APART:
-        with pytest.raises(InputError, match=f"^criterion: .*{name} tells classes apart"):
+        with pytest.raises(InputError, match=f"^criterion: .*{name} is for classes"):
             kind(net(), criterion=criterion, **options)
         return
     learner, data, task = kind(net(), criterion=criterion, lr=0.05, **options), list(numbers(8, size=20)) * 6, None

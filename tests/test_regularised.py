@@ -562,7 +562,9 @@ def test_a_start_without_batches_is_refused_and_changes_nothing(name):
     learner, stream = find_learner(name)(net()), tasks()
     learn(learner, stream[:1])
     before = copy.deepcopy(learner.state_dict())
-    with pytest.raises(InputError, match=f"^start_task: got no batches, expected .*; {name} looks at them"):
+    with pytest.raises(
+        InputError, match=f"^start_task: got no batches, expected .*; {name} takes the classes of the task from them"
+    ):
         learner.start_task([])
     assert same_state(learner.state_dict(), before)
 

@@ -69,7 +69,7 @@ def test_the_page_says_first_who_wins_by_how_much_and_whether_that_may_be_chance
     ahead = mean(er) - mean(pcl)
     assert (
         f"On the same 4 seeds er is {ahead:.1f} points ahead of pcl (95 % interval {interval.low:.1f} to "
-        f"{interval.high:.1f}, p = {test.pvalue:.2g}): that is too much for chance, at the 5 % level." in said
+        f"{interval.high:.1f}, p = {test.pvalue:.2g}): that is unlikely to be chance (5 % level)." in said
     )
     assert said.index("er does best") < said.index("All figures")
     assert f"{mean(er):.1f} ± {stdev(er):.1f}" in said
@@ -80,7 +80,7 @@ def test_a_difference_that_may_be_chance_is_said_to_be(store):
         store.save(record(RunSpec("er", seed=seed), one))
         store.save(record(RunSpec("pcl", seed=seed), other))
     [scene] = find_scenes(store).scenes
-    assert "that may be chance, and more seeds would tell" in " ".join(headline(scene))
+    assert "that may be chance; more seeds would tell" in " ".join(headline(scene))
     [alone] = find_scenes(store, {"seed": "0"}).scenes
     assert "a single seed cannot tell whether that is chance" in " ".join(headline(alone))
     store.path(RunSpec("er", seed=0).key).joinpath("run.json").unlink()
@@ -107,7 +107,7 @@ def test_a_tie_is_no_lead_and_a_gain_no_loss(store):
     assert re.findall("<td>(.*?)</td>", glance)[:4] == [
         "er, pcl",
         "80.0 ± 0.0 (n=2)",
-        "+0.0 points to pcl",
+        "+0.0 points over pcl",
         "no difference",
     ]
     store.path(RunSpec("sgd").key).joinpath("run.json").unlink()
@@ -266,8 +266,8 @@ def test_failed_and_missing_runs_are_told(store):
     page = page_of(store)
     said = text_of(page)
     assert "8 finished runs, 1 failed" in said
-    assert "pcl: Not run with seed 1, as others were." in said
-    assert "gem: failed with seed 0 (the loss became nan). Not run with seed 1, 2, as others were." in said
+    assert "pcl: Not run with seed 1, unlike others." in said
+    assert "gem: failed with seed 0 (the loss became nan). Not run with seed 1, 2, unlike others." in said
     assert "(n=2)" in said
     assert "never shown" not in said
     assert data_of(page)["runs"][RunSpec("gem").key]["trace"] == "Traceback ..."
@@ -330,7 +330,7 @@ def test_ours_stands_beside_what_the_paper_has(store):
     assert f"{mean(ours):.2f} ± {stdev(ours):.1f}" in text_of(first)
     assert "paper 64.55 ± 1.9" in text_of(first)
     assert "none yet" in page  # of the methods that were not run
-    assert "the paper's figures are of other data" in text_of(page)
+    assert "the paper's figures are for other data" in text_of(page)
 
 
 def test_bounds_are_drawn_from_beside_the_runs_and_from_their_own_folder(store, tmp_path):
@@ -344,10 +344,10 @@ def test_bounds_are_drawn_from_beside_the_runs_and_from_their_own_folder(store, 
     (elsewhere / "b.json").write_text('{"rows": [{}]}')
     page = page_of(store, bounds=elsewhere)
     said = text_of(page)
-    assert "pcl on seq-digits, memory 200 The loss on memory" in said
+    assert "pcl on seq-digits, memory 200 In theory, the loss on memory" in said
     assert "Mean of 2 runs (n = 2)." in said
     assert "er on seq-blobs" in said
-    assert "b.json: it does not tell of bounds" in said
+    assert "b.json: it does not contain bounds" in said
     curves = [
         trace["y"]
         for figure in data_of(page)["figures"].values()

@@ -167,7 +167,7 @@ def test_what_a_file_cannot_hold_is_given_again(tmp_path):
         Learner.load(tmp_path / "a", prepare=half, optimizer=factory)
     with pytest.raises(InputError, match="load: got lr, expected only what the file cannot hold"):
         Learner.load(tmp_path / "a", model=own_net(), prepare=half, optimizer=factory, lr=1.0)
-    with pytest.raises(InputError, match="expected a SGD that is known here; call Learner.load"):
+    with pytest.raises(InputError, match="expected a SGD that has been imported; call Learner.load"):
         SGD.load(tmp_path / "a", model=own_net(), prepare=half, optimizer=factory)
     for cls in (Learner, ER, Doubled):
         loaded = cls.load(tmp_path / "a", model=own_net(), prepare=half, optimizer=factory)
@@ -190,7 +190,7 @@ def test_a_class_of_a_script_is_found_by_its_name(tmp_path, monkeypatch):
         program.setattr(Doubled, "__module__", "__main__")
         Doubled(net()).save(tmp_path / "a")
     with pytest.raises(
-        InputError, match="'__main__:Doubled', expected a Learner that is known here; import the module"
+        InputError, match="'__main__:Doubled', expected a Learner that has been imported; import the module"
     ):
         Learner.load(tmp_path / "a")
     assert type(Doubled.load(tmp_path / "a")) is Doubled
@@ -540,7 +540,7 @@ def test_a_save_that_fails_leaves_the_file_that_was_there(tmp_path, monkeypatch)
 
     monkeypatch.setattr(Path, "write_bytes", full)
     learn(learner, 0, 1)
-    with pytest.raises(InputError, match="No space left on device .* what was there is as it was"):
+    with pytest.raises(InputError, match="No space left on device .* an existing file is unchanged"):
         learner.save(tmp_path / "a")
     assert (tmp_path / "a").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["a"]

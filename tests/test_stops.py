@@ -185,7 +185,7 @@ def check_goes_on(seeds):
 @pytest.mark.parametrize("number", STOPS)
 def test_a_run_that_is_stopped_goes_on_after_its_last_step(stopped, number):
     err = stopped(number, 1, "run", "--learner", "marked.py:Marked")
-    assert err.startswith("stopped: the same command goes on")
+    assert err.startswith("stopped: the same command resumes")
     check_goes_on(1)
 
 

@@ -283,7 +283,7 @@ def test_the_list_tells_of_what_failed_and_what_is_damaged(parabolic, kept):
         ]
     )
     assert "3 runs in runs" in out
-    assert "1 more failed when they were last tried" in out
+    assert "1 more failed at their last attempt" in out
     assert "Cannot be read: runs/damaged/run.json (Expecting" in out
     _, out, _ = parabolic("runs", "--failed")
     assert "er on seq-digits, seed 3 lr=0.5" in out
@@ -322,7 +322,7 @@ def test_runs_are_printed_for_another_program(parabolic, kept, tmp_path):
     assert not (tmp_path / "-").exists()
     code, out, err = parabolic("runs", "--csv", "-", "--json")
     assert (code, out) == (2, "")
-    assert err.startswith("error: --csv: got '-', expected a file beside --json")
+    assert err.startswith("error: --csv: got '-', expected a file together with --json")
 
 
 def test_each_file_is_read_once(parabolic, kept, monkeypatch):

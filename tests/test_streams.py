@@ -105,9 +105,9 @@ def test_test_examples_are_in_the_domain_that_is_told():
         ({"domains": [0, 1]}, "^domains: got a tensor of shape .2. .*, expected one whole number for each of the 120"),
         ({"domains": np.zeros(120)}, "^domains: got .*float64, expected one whole number"),
         ({"domains": np.zeros((120, 1), int)}, "^domains: got a tensor of shape .120, 1."),
-        ({"domains": ["a"] * 120}, "^domains: got .*; number words by np.unique"),
-        ({"domains": range(120)}, "^domains: got 0, expected a number with test examples; every fifth of a class"),
-        ({"domains": [0] * 120, "tasks": 2}, "^tasks: got 2, expected none beside domains"),
+        ({"domains": ["a"] * 120}, "^domains: got .*; for words, use np.unique"),
+        ({"domains": range(120)}, "^domains: got 0, expected a domain with test examples; every fifth of a class"),
+        ({"domains": [0] * 120, "tasks": 2}, "^tasks: got 2, expected none if domains are given"),
         ({"domains": [0] * 120, "test_domains": [0] * 120}, "^test_domains: got .*, expected none without test"),
         ({"test_domains": [0] * 120}, "^domains: got None, expected one whole number"),
         (
@@ -116,8 +116,8 @@ def test_test_examples_are_in_the_domain_that_is_told():
         ),
         ({"domains": [0] * 120, "test": 1, "test_domains": [1] * 120}, r"^test_domains: got \[1\], expected .*, \[0\]"),
         ({"domains": [0, 1] * 60, "test": 1, "test_domains": [0] * 120}, "^domains: got 1, expected .* test examples$"),
-        ({"tasks": [0, 1] * 60}, "^tasks: .*; the task of each example is told by domains=$"),
-        ({"tasks": np.arange(120) % 2}, "^tasks: .*; the task of each example is told by domains=$"),
+        ({"tasks": [0, 1] * 60}, "^tasks: .*; domains= takes the task of each example$"),
+        ({"tasks": np.arange(120) % 2}, "^tasks: .*; domains= takes the task of each example$"),
         ({"tasks": [0, 1]}, "^tasks: got .0, 1., expected a number of tasks, or the classes of each$"),
     ],
 )
@@ -155,9 +155,7 @@ def test_tasks_made_by_hand_share_one_set_of_examples():
     assert [rows(task).sum().item() for task in shared.to("cpu")] == [0 + 1 + 2 + 3, 4 + 5 + 6 + 7]
     for own in ({"train": other}, {"test": other}, {"train": Examples(whole.x, other.y)}):
         tasks = (shared[0], replace(shared[1], **own))
-        with pytest.raises(
-            InputError, match="^tasks: got task 1 with examples of its own, .*; Stream.from_tasks makes"
-        ):
+        with pytest.raises(InputError, match="^tasks: got task 1 with examples of its own, .*; use Stream.from_tasks"):
             replace(shared, tasks=tasks)
 
 
@@ -230,7 +228,7 @@ def test_bad_arrays_are_named(arguments, named):
 
 
 def test_words_and_too_few_examples_are_told_what_to_do():
-    with pytest.raises(InputError, match=r"^y: got an array of type <U1, .*; number words by np.unique"):
+    with pytest.raises(InputError, match=r"^y: got an array of type <U1, .*; for words, use np.unique"):
         Stream.from_arrays(X, list("abcd") * 5, tasks=2)
     with pytest.raises(InputError, match="^tasks: got .* expected classes with test examples; every fifth"):
         Stream.from_arrays(X[:8], Y[:8], tasks=2)
@@ -248,7 +246,7 @@ def test_numbers_of_numpy_cut_a_stream_as_pythons_do():
 
 def test_targets_that_are_numbers_are_refused_with_the_way_to_learn_them():
     x, y = torch.randn(20, 2), torch.randn(20)
-    way = "let a learner `observe` them in a loop, or use ParabolicRegressor"
+    way = "call a learner's `observe` in a loop, or use ParabolicRegressor"
     with pytest.raises(InputError, match=f"^y: got .*float32, expected one whole number .*{way}$"):
         Stream.from_arrays(x, y, tasks=1)
     with pytest.raises(InputError, match=f"^test y of task 0: .*{way}$"):
@@ -368,5 +366,5 @@ def test_scenarios_keep_the_order(scenario, count):
 
 
 def test_an_order_of_time_cannot_be_dealt_anew():
-    with pytest.raises(InputError, match=r"^blur: got 0.5, expected 0, where .* order of time .*boundaries=False"):
+    with pytest.raises(InputError, match=r"^blur: got 0.5, expected 0 if .* in a fixed order .*boundaries=False"):
         Scenario.of({"blur": 0.5}).apply(drifting(shuffle=False), 0)

@@ -13,9 +13,9 @@ from parabolic.states import same_state
 
 
 def test_a_default_needs_its_type():
-    with pytest.raises(InputError, match=r"Mine\.lr: got 0\.5, expected a type with it; as in lr: float = …"):
+    with pytest.raises(InputError, match=r"Mine\.lr: got 0\.5, expected a field with its type; as in lr: float = …"):
         type("Mine", (ER,), {"lr": 0.5})
-    with pytest.raises(InputError, match=r"Mine\.weight: got .*, expected a type with it"):
+    with pytest.raises(InputError, match=r"Mine\.weight: got .*, expected a field with its type"):
         type("Mine", (ER,), {"weight": option(0.5, "a weight")})
 
     class Typed(ER):

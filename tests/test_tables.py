@@ -150,9 +150,9 @@ def test_ranks_are_over_the_columns_and_there_are_none_while_one_figure_is_missi
     """Else a row may be the first of those that are whole, and behind another in every column that both have."""
     whole = replace(table(), rows={name: cells for name, cells in table().rows.items() if name != "gone"})
     assert whole.ranks() == [1.0, 2.0]
-    assert "rank: the mean over the columns." in render([whole])
+    assert "rank: the mean rank over the columns." in render([whole])
     assert all(map(math.isnan, table().ranks()))
-    assert "rank: the mean over the columns; ours have none while a figure is missing." in render([table()])
+    assert "rank: the mean rank over the columns; ours have none while a figure is missing." in render([table()])
     assert not any(line.ranks for line in lines(table(ranked=False)))
 
 
@@ -173,7 +173,7 @@ def test_shares_of_one_time_are_no_sample():
     text = render([results], "markdown")
     assert "| pcl | **7.9** |" in text
     assert "▲ 0 higher, ▼ 0 lower, = 0 no difference, 2 unknown." in text
-    assert "Runs side by side share one time: their seconds have no deviation and no verdict." in text
+    assert "Runs side by side share their time: their seconds have no deviation and no verdict." in text
     assert [row[0].behind for row in results.judged] == [None] * 3
     assert "side by side" not in render([replace(results, rows={"er": rows["er"]})])
 
@@ -184,7 +184,7 @@ def test_a_gap_stays_a_gap():
     assert [(entry.mean, entry.signs) for entry in ours.entries] == [("40.00", "(n=1)"), ("–", "(n=0)")]
     assert ours.ranks == ["–"]
     for format in ("terminal", "markdown", "latex"):
-        assert "where some are missing" in render([table()], format)
+        assert "if some are missing" in render([table()], format)
     told = json.loads(render([table()], "json"))[0]["rows"][2]["cells"]
     assert (told[0]["ours"]["n"], told[0]["ours"]["sd"], told[1]["ours"]) == (1, None, None)
 

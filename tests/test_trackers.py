@@ -280,7 +280,7 @@ def test_the_commands_tell_trackers_and_say_what_is_wrong_with_one(parabolic, tm
     monkeypatch.setenv("PARABOLIC_TRACKED", "file")
     code, out, err = parabolic("run", "--stream", "seq-blobs", "--again", "--track", "tensorboard")
     assert code == 0
-    assert "kept in" in out
+    assert "stored in" in out
     assert err.startswith("tracker tensorboard: ")
     assert err.count("\n") == 1
     monkeypatch.setitem(sys.modules, "wandb", None)

@@ -207,7 +207,7 @@ def test_an_own_value_that_no_trial_can_have_is_told(parabolic):
     asked = ("tune", "--learner", "er", "--stream", "seq-blobs", "--trials", "1", "--device", "cpu")
     code, _, err = parabolic(*asked, "--space", "lr=0.2:0.3", "--name", "narrow")
     assert code == 0
-    assert "note: er: its own lr=0.1 is outside 0.2:0.3: no trial has it" in err
+    assert "note: er: the default lr=0.1 is outside 0.2:0.3: no trial uses it" in err
     assert "note" not in parabolic(*asked, "--space", "lr=0.1:0.3")[2]
 
 
@@ -389,7 +389,7 @@ def test_killed_or_stopped_at_any_moment_a_study_ends_like_an_undisturbed_one(tm
             _, told = process.communicate()
         if stop == signal.SIGINT:
             assert process.returncode == 130
-            assert told == "stopped: what is done is kept, and the same command goes on\n"
+            assert told == "stopped: finished trials are stored, and the same command resumes\n"
         done = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/run.json")}
         assert kept.items() <= done.items()  # what was there is not trained again
         kept = done

@@ -104,7 +104,7 @@ def test_a_tuned_table_says_how_it_was_tuned_and_by_how_many_trials(parabolic, t
     code, out, err = parabolic(*asked)
     assert (code, err) == (0, "")
     assert out.startswith("**Three streams, memory 1000, tuned**")
-    assert "of each method the best of 10 trials on held-out training examples" in out
+    assert "for each method, the best of 10 trials on held-out training examples" in out
     assert f"{PLUS} is the preset pcl-plus: PCL, and more." in out
     assert "Not as much was tried" not in out
     rows = [line.split(" | ")[0] for line in out.splitlines() if line.startswith("| ")]
@@ -134,7 +134,7 @@ def test_rows_without_a_preset_stay_empty_and_the_commands_that_would_fill_them_
         f"parabolic tune --learners er,gem,pcl --stream seq-tinyimagenet {alike}",
         f"parabolic tune --learners gem --stream seq-cifar10 {alike}",
     ]
-    assert f"{PLUS} stays empty where there is no preset pcl-plus, nor pcl-plus-STREAM." in out
+    assert f"{PLUS} stays empty without a preset pcl-plus or pcl-plus-STREAM." in out
     plan = parabolic("paper", "main", "--tuned", "--learners", "er,pcl,gem", "--dry-run", "--format", "json")[1]
     assert json.loads(plan)["all"]["runs"] == 10
     planned = parabolic("paper", "main", "--tuned", "--learners", "er,pcl,gem", "--dry-run")[1]
@@ -182,7 +182,7 @@ def test_presets_that_were_written_by_hand_took_no_trials_whatever_they_say(para
     by_hand(folder, "er-seq-cifar10", f'learner = "er"\n[settings]\nlr = 0.1\n[study]\n{study}')
     code, out, err = parabolic("paper", "main", "--tuned", "--learners", "er", "--seeds", "1", "--show")
     assert (code, err) == (0, "")
-    assert "The presets say of no trials" in out
+    assert "The presets mention no trials" in out
     assert "held-out" not in out
     assert "    parabolic tune --learners er --stream seq-cifar100 --memory 1000\n" in out
     study = "trials = [1, 2]\nseeds = '3'\nspace = 'wide'"  # what is no number of seeds is not told, and no space
@@ -296,8 +296,8 @@ def test_one_that_fails_does_not_stop_the_others(parabolic, folder, monkeypatch)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--learners", "er,sgd", "--learner", "pcl"), "--learner: got 'pcl', expected none beside --learners"),
-        (("--learners", "er,sgd", "--name", "a"), "--name: got 'a', expected none for several learners"),
+        (("--learners", "er,sgd", "--learner", "pcl"), "--learner: got 'pcl', expected none with --learners"),
+        (("--learners", "er,sgd", "--name", "a"), "--name: got 'a', expected no name for several learners"),
         (("--learners", ","), "--learners: got ',', expected at least one name"),
         (("--learners", "er,sdg"), "learner: got 'sdg', .* did you mean 'sgd'"),
         (("--learners", "er,sgd", "--set", "lrr=1"), "--set: got 'lrr'"),

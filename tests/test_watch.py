@@ -97,7 +97,7 @@ def test_ctrl_c_ends_the_watching_and_not_the_run(tmp_path):
     lines = Lines(tmp_path / "monitor.jsonl")
     lines.write("began", {"step": 0, "time": 0.0, "learner": "er", "stream": "", "until": None})
     terminal = Terminal(tmp_path, str(tmp_path))
-    terminal.shows("nothing was looked at yet")
+    terminal.shows("nothing measured yet")
     lines.write("look", {"step": 40, "time": 1.0, "loss": 0.25})
     terminal.shows(r"step 40, running\s+loss +0.25")
     terminal.process.send_signal(signal.SIGINT)
@@ -109,7 +109,7 @@ def test_ctrl_c_ends_the_watching_and_not_the_run(tmp_path):
 def test_a_stream_that_was_begun_is_waited_for(tmp_path):
     (tmp_path / "000000000000.safetensors").write_bytes(b"")  # a journal's
     terminal = Terminal(tmp_path, ".")
-    terminal.shows("not begun")
+    terminal.shows("not started")
     lines = Lines(tmp_path / "monitor.jsonl")
     lines.write("began", {"step": 0, "time": 0.0, "learner": "er", "stream": "", "until": None})
     terminal.shows("running")
@@ -123,14 +123,14 @@ def test_without_a_terminal_it_prints_what_there_is(parabolic, tmp_path):
     code, out, err = parabolic("watch")
     assert (code, out) == (2, "")
     assert "no run in runs has a monitor: `parabolic run` has one, " in err
-    assert "compare, tune and paper do without" in err
+    assert "compare, tune and paper have none" in err
     run = ["run", "--learner", "er", "--set", "backbone=mlp"]
     assert parabolic(*run, "--no-monitor")[0] == 0
     (key,) = Store("runs").begun()
     code, _, err = parabolic("watch", key)
     assert code == 2
     assert "where there is no monitor.jsonl" in err
-    assert "`parabolic run` has one, and a loop of your own with the callback `Monitor`" in err
+    assert "`parabolic run` has one, and so has your own loop with the callback `Monitor`" in err
     assert parabolic(*run, "--again")[0] == 0
     for chosen in ([], [key], [key[:5]], [f"runs/{key}"], [f"runs/{key}/monitor.jsonl"], ["--once"]):
         code, out, err = parabolic("watch", *chosen)
@@ -147,8 +147,8 @@ def test_what_is_no_run_is_told_in_a_line(parabolic, tmp_path):
         (tmp_path / "runs" / key).mkdir(parents=True)
     for run, said in (
         ("nope", "RUN: got 'nope', expected the key of a run in runs, or the file of a monitor, or its folder"),
-        ("ab", "the beginning of one key, not of 2; say more of it: ab01, ab02"),
-        ("letter", "expected the file of a monitor; it is something else"),
+        ("ab", "the beginning of one key, not of 2; give more of it: ab01, ab02"),
+        ("letter", "expected the file of a monitor; this file is something else"),
         ("folder", "expected a run, a file or a folder that can be read; Is a directory"),
         ("a" * 300, "expected a run, a file or a folder that can be read; File name too long"),
     ):

@@ -1,4 +1,4 @@
-"""Learn from a stream without forgetting: parabolic continual learning and its rivals, on PyTorch."""
+"""Learn from a stream without forgetting: parabolic continual learning and other methods, on PyTorch."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +88,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The estimators, once they are asked for: to import scikit-learn takes half as long again as all the rest."""
+    """Import the estimators on first use: importing scikit-learn takes half as long again as everything else."""
     if name not in ("ParabolicClassifier", "ParabolicRegressor"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from parabolic import estimators

@@ -1,4 +1,4 @@
-"""`python -m parabolic` is the command `parabolic`."""
+"""`python -m parabolic`: the same as the command `parabolic`."""
 
 from parabolic.cli import main
 

@@ -37,7 +37,7 @@ __all__ = [
 
 
 class _Layers(nn.Sequential):
-    """A Sequential whose constructor takes no layers; a slice of it is a plain one."""
+    """A Sequential with a constructor of its own; a slice of it is a plain `nn.Sequential`."""
 
     def __getitem__(self, idx: Any) -> Any:
         return nn.Sequential(*list(self)[idx]) if isinstance(idx, slice) else super().__getitem__(idx)
@@ -48,11 +48,11 @@ class MLP(_Layers):
 
     >>> MLP((1, 8, 8), 10, hidden=(100,))(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])
-    >>> MLP((1, 8, 8), 10, hidden=(100,))[:-1](torch.zeros(2, 1, 8, 8)).shape  # what it makes of them before the scores
+    >>> MLP((1, 8, 8), 10, hidden=(100,))[:-1](torch.zeros(2, 1, 8, 8)).shape  # features
     torch.Size([2, 100])
     """
 
-    arguments: dict[str, Any]  # by which a saved one is made anew
+    arguments: dict[str, Any]  # of the constructor, to rebuild a saved network
 
     def __init__(self, shape: Sequence[int], classes: int, hidden: Sequence[int] = (256, 256)) -> None:
         widths = [math.prod(shape), *hidden]
@@ -86,7 +86,7 @@ class ConvNet(_Layers):
 
 
 class ResNet18(nn.Module):
-    """ResNet-18 for small images: a 3 × 3 stem without pooling, four stages of two blocks, `width` channels first.
+    """ResNet-18 for small images: a 3 × 3 stem without pooling, then four stages of two blocks, the first `width` wide.
 
     >>> ResNet18((3, 32, 32), 10, width=8)(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
@@ -108,7 +108,7 @@ class ResNet18(nn.Module):
         self.head = nn.Linear(before, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """One score a class for images `[n, channels, height, width]`."""
+        """One score per class for images `[n, channels, height, width]`."""
         scores: Tensor = self.head(self.blocks(self.norm(self.stem(x))).mean((2, 3)))
         return scores
 
@@ -135,10 +135,10 @@ class Block(nn.Module):
         return y
 
     def _begun(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What the first convolution and the shortcut make of x: on a GPU, at once where the shortcut is one too."""
+        """The first convolution and the shortcut of x; on a GPU both at once if the shortcut has a convolution too."""
         short = next(iter(self.shortcut), None)
         if (
-            isinstance(self.conv1, Convolution) and isinstance(short, Convolution)  # and nothing put in their place
+            isinstance(self.conv1, Convolution) and isinstance(short, Convolution)  # they may have been replaced
             and _ours(x, short.weight) and x.is_contiguous(memory_format=torch.channels_last)
         ):  # fmt: skip
             weight = self.conv1.weight
@@ -147,7 +147,7 @@ class Block(nn.Module):
         return self.conv1(x), self.shortcut(_again(x))
 
     def _merges(self, x: Tensor) -> bool:
-        """Whether nobody learns from it, nothing was put in the place of a part, and `_merged` can do it."""
+        """Whether `_merged` can be used: no gradient is needed, no part was replaced, and the tensors fit."""
         if torch.is_grad_enabled() or self.training or in_plain() or not has_cudnn(x):
             return False
         convs, norms = self._parts()
@@ -163,15 +163,15 @@ class Block(nn.Module):
         )  # fmt: skip
 
     def _merged(self, x: Tensor) -> Tensor:
-        """The feature maps by running statistics: a norm is a factor and a sum for each channel.
+        """The feature maps by running statistics, with which a norm is a scale and a bias per channel.
 
-        The one goes into the convolution's weight; the other, the shortcut and ReLU are done by the convolution's own
-        kernel before anything is written.
+        The scale is folded into the convolution's weight; the bias, the shortcut and ReLU are applied by the
+        convolution's own kernel before anything is written.
         """
         convs, norms = self._parts()
         (weight1, bias1), (weight2, bias2), *short = itertools.starmap(_as_one, zip(convs, norms, strict=True))
         shortcut = x if not short else mix(thin(x, convs[2].stride), *short[0])
-        # The kernel always adds something; the first time it is to be nothing, which is anything finite times zero.
+        # The kernel always adds a tensor; the first call has none to add, so any finite one is scaled by zero.
         inner = torch.cudnn_convolution_add_relu(
             x, weight1, shortcut, 0.0, bias1, convs[0].stride, convs[0].padding, (1, 1), 1
         )
@@ -180,13 +180,13 @@ class Block(nn.Module):
         )
 
     def _parts(self) -> tuple[list[Any], list[Any]]:
-        """The convolutions and the norm after each: of the way through, and of the shortcut."""
+        """The convolutions and the norms that follow them, those of the shortcut last."""
         short = [*self.shortcut]
         return [self.conv1, self.conv2, *short[:1]], [self.norm1, self.norm2, *short[1:]]
 
 
 def _as_one(conv: Convolution, norm: Norm) -> tuple[Tensor, Tensor]:
-    """The weight and the bias of the convolution that does what a convolution and a norm after it predict."""
+    """The weight and bias of one convolution that equals a convolution followed by a norm in evaluation mode."""
     mean, variance = cast(Tensor, norm.running_mean).float(), cast(Tensor, norm.running_var).float()
     scale = norm.weight * (variance + norm.eps).rsqrt()
     weight = (conv.weight * scale.view(-1, 1, 1, 1)).to(conv.weight)
@@ -194,14 +194,14 @@ def _as_one(conv: Convolution, norm: Norm) -> tuple[Tensor, Tensor]:
 
 
 class Norm(nn.BatchNorm2d):
-    """Batch norm, then the sum with a shortcut and ReLU: where a GPU has the images channels-last, one operation."""
+    """Batch norm, then the sum with a shortcut and ReLU; fused into one operation for channels-last images on a GPU."""
 
     def __init__(self, channels: int, relu: bool = True) -> None:
         super().__init__(channels)
         self.relu = relu
 
     def forward(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
-        """The normalised images, with the shortcut added."""
+        """Normalise the images, add the shortcut if given, and apply ReLU if the layer has it."""
         running = (cast(Tensor, self.running_mean), cast(Tensor, self.running_var))
         momentum = self.momentum or 0.0
         if self._fused(x):
@@ -219,20 +219,20 @@ class Norm(nn.BatchNorm2d):
         return F.relu(y) if self.relu else y
 
     def _fused(self, x: Tensor) -> bool:
-        """Whether the one operation can do it: by running statistics it has no gradient, and one value no deviation."""
+        """Whether the fused operation applies: by running statistics it has no gradient, and one value no deviation."""
         fits = x.is_cuda and x.is_contiguous(memory_format=torch.channels_last) and x.dtype != torch.float64
-        fits = fits and x.shape[1] < x.numel() < 2**31  # it counts places in 32 bits
+        fits = fits and x.shape[1] < x.numel() < 2**31  # its offsets have 32 bits
         return fits and not in_plain() and (self.training or not torch.is_grad_enabled()) and has_triton()
 
 
 def _again(x: Tensor) -> Tensor:
-    """The same images for a second use: if they are as a Norm has made them on a GPU, it is given both gradients."""
+    """The same images for a second use; if a fused Norm made them, its backward receives both gradients unsummed."""
     again: Tensor = getattr(x, "again", x)
-    return again if again.grad_fn is x.grad_fn else x  # they may have been changed in place
+    return again if again.grad_fn is x.grad_fn else x  # x may have been changed in place
 
 
 class Convolution(nn.Conv2d):
-    """A convolution without bias; on a GPU, one whose gradient can be differentiated fast in its turn."""
+    """A convolution without bias; on a GPU, one with a fast second derivative."""
 
     def __init__(self, before: int, after: int, size: int, stride: int = 1, padding: int = 0) -> None:
         super().__init__(before, after, size, stride, padding, bias=False)
@@ -253,7 +253,7 @@ class Convolution(nn.Conv2d):
 
 
 class Stem(Convolution):
-    """A convolution of images as they come; on a GPU, fast for multiples of eight channels only, filled up to one."""
+    """A convolution of input images; on a GPU, where only multiples of eight channels are fast, padded to one."""
 
     def forward(self, x: Tensor) -> Tensor:
         """The first feature maps."""
@@ -265,7 +265,7 @@ class Stem(Convolution):
 
 
 def _ours(x: Tensor, weight: Tensor) -> bool:
-    """Whether a convolution is an operation of our own: on a GPU, unless autocast has yet to cast its weight."""
+    """Whether to use our own convolution: on a GPU, unless autocast has yet to cast the weight."""
     mixed = torch.is_autocast_enabled("cuda") and weight.dtype == torch.float32
     return x.is_cuda and not mixed and not in_plain()
 
@@ -279,9 +279,9 @@ _wish = _Wish()
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """For a while, and in this thread, let our networks consist of torch's own operations on their own weights.
+    """Within this context, in this thread, make our networks use only torch's own operations on their own weights.
 
-    For whoever looks at single operations, such as the gradients of single examples.
+    This is for code that inspects single operations, such as per-example gradients.
     """
     before, _wish.plain = _wish.plain, True
     try:
@@ -291,7 +291,7 @@ def plainly() -> Iterator[None]:
 
 
 def in_plain() -> bool:
-    """Whether operations of our own are out of place: `plainly`, or in a transform of torch.func, which knows none."""
+    """Whether to avoid our own operations: within `plainly`, or in a torch.func transform, which cannot handle them."""
     return _wish.plain or bool(torch._C._are_functorch_transforms_active())
 
 
@@ -303,9 +303,9 @@ BACKBONES: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
 
 
 def make_backbone(name: str, shape: Sequence[int], classes: int, seed: int = 0) -> nn.Module:
-    """Build a network by name, or by the path `module:factory` of anything called as factory(shape, classes).
+    """Build a network by name, or by the path `module:factory` of a function that is called as factory(shape, classes).
 
-    The weights depend on `seed` alone; torch's own random state is left as it was.
+    The initial weights depend on `seed` alone; torch's global random state is restored.
 
     >>> len(make_backbone("mlp", (1, 8, 8), 10))
     6
@@ -314,7 +314,7 @@ def make_backbone(name: str, shape: Sequence[int], classes: int, seed: int = 0) 
     check_number("classes", classes, whole=True, at_least=1)
     factory = find_backbone(name)
     with drawing_apart():
-        torch.default_generator.manual_seed(seed)  # and not, as by torch.manual_seed, those of GPUs
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed the GPUs' generators
         model = factory(shape, classes)
     if not isinstance(model, nn.Module):
         raise invalid("backbone", type(model), f"{name} to return a torch.nn.Module")
@@ -322,7 +322,7 @@ def make_backbone(name: str, shape: Sequence[int], classes: int, seed: int = 0) 
 
 
 def find_backbone(name: str) -> Callable[..., Any]:
-    """What makes the network of that name, or is at that path `module:factory`."""
+    """The factory of a built-in network, or the one at the path `module:factory`."""
     if ":" not in name:
         check_name("backbone", name, BACKBONES, "or give module:factory")
         return BACKBONES[name]
@@ -333,15 +333,15 @@ def find_backbone(name: str) -> Callable[..., Any]:
 
 @contextmanager
 def drawing_apart() -> Iterator[None]:
-    """Let a network draw its first weights, and leave torch's own generator, which is the process's, as it was.
+    """Let a network draw its initial weights, then restore torch's global random state.
 
-    Threads do so one after another: each would draw what the others have seeded.
+    Only one thread at a time may do so: the generator is shared, and each would draw from what another has seeded.
     """
     with _drawing, torch.random.fork_rng(devices=[]):
         yield
 
 
-_drawing = threading.RLock()  # which a factory that makes a learner takes again
+_drawing = threading.RLock()  # reentrant: a factory that makes a learner takes it again
 
 
 def _check_shape(shape: Any) -> None:

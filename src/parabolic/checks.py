@@ -1,6 +1,6 @@
-"""Checks of what a caller gives, and the one error they raise.
+"""Checks of arguments, and the one error that they raise.
 
-Every refusal reads the same way: the argument's name, what came, what was expected, what to do.
+Every error text has the same form: the argument's name, what was given, what was expected, what to do.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = [
 ]  # fmt: skip
 
 FILL_IN = "fill in what is missing"
-MANY, FEW = 24, 4  # of more names than the first, an error lists no more than the second: the nearest
+MANY, FEW = 24, 4  # if there are more than MANY names, an error lists only the FEW nearest
 
 
 class InputError(ValueError):
-    """Something that was given cannot be used; the message names it and says what to do.
+    """An argument or input cannot be used; the message names it and says what to do.
 
     >>> from parabolic import PCL
     >>> import torch
@@ -34,8 +34,8 @@ class InputError(ValueError):
         ...
     parabolic.checks.InputError: lr: got -1, expected a number above 0
 
-    The parts of the message are attributes (empty in an error that was made of a message alone). Whoever knows the
-    argument by another name may put that in on the way:
+    The parts of the message are attributes (empty in an error created from a message alone). A caller that exposes the
+    argument under another name can set that:
 
     >>> try:
     ...     PCL(torch.nn.Linear(2, 2), lr=-1)
@@ -61,14 +61,14 @@ class InputError(ValueError):
 def invalid(
     name: str, got: object, expected: str, remedy: str = "", *, kind: type[InputError] = InputError
 ) -> InputError:
-    """The error for argument `name`: what came, what was expected, and how to mend it.
+    """The error for argument `name`: what was given, what was expected, and how to fix it.
 
     >>> str(invalid("sigma", -1, "a number of at least 0", "pass 0 for no noise"))
     'sigma: got -1, expected a number of at least 0; pass 0 for no noise'
     """
     error = kind()
     error.name, error.got, error.expected, error.remedy = name, _brief(got), expected, remedy
-    error.args = (str(error),)  # as any error has it
+    error.args = (str(error),)  # as in any other exception
     return error
 
 
@@ -81,11 +81,11 @@ def _brief(got: object) -> str:
 
 
 class Description(str):
-    """Words that describe what came, shown as they are rather than quoted."""
+    """A description of what was given, shown as it is rather than quoted."""
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in short: its first line, or its kind where it says nothing.
+    """The first line of an error's message, or the name of its type if it has none.
 
     >>> first_line(RuntimeError("out of memory\\nin a long story"))
     'out of memory'
@@ -94,10 +94,10 @@ def first_line(error: BaseException) -> str:
 
 
 def short_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one that it came of, says that there is too little memory on a device.
+    """Whether an error, or one that caused it, says that a device is out of memory.
 
-    Torch's allocator has a class of error for it; of CUDA and its libraries, which take some by themselves, there are
-    only words.
+    Torch's allocator has an error class for this; errors of CUDA and its libraries, which allocate memory of their own,
+    can only be recognised by their messages.
 
     >>> short_of_memory(RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED")), short_of_memory(RuntimeError("no"))
     (True, False)
@@ -121,9 +121,9 @@ def check_number(
     at_most: float | None = None,
     remedy: str = "",
 ) -> None:
-    """Refuse `value` unless it is a finite number (a `whole` one, if asked) within the limits given.
+    """Refuse `value` unless it is a finite number (an integer, with `whole`) within the given limits.
 
-    Numbers of NumPy, such as come from `np.arange` and grids of scikit-learn, are numbers too: see `plain`.
+    NumPy numbers, as from `np.arange` and scikit-learn's grids, are accepted too: see `plain`.
     """
     value, kind = plain(value), int if whole else (int, float)
     limits = [
@@ -139,7 +139,7 @@ def check_number(
     fits = (
         isinstance(value, kind)
         and not isinstance(value, bool)
-        and abs(value) <= sys.float_info.max  # also of whole numbers that no float holds
+        and abs(value) <= sys.float_info.max  # integers may be too large for a float
         and (above is None or value > above)
         and (at_least is None or value >= at_least)
         and (below is None or value < below)
@@ -151,7 +151,7 @@ def check_number(
 
 
 def plain(value: Any) -> Any:
-    """A number or truth value of NumPy as Python's own, which files and keys of runs are made of; all else as it is.
+    """Convert a NumPy number or bool to Python's own type, as files and run keys need; return all else unchanged.
 
     >>> plain(np.int64(3)), plain(np.bool_(True)), plain("er")
     (3, True, 'er')
@@ -160,7 +160,7 @@ def plain(value: Any) -> Any:
 
 
 def check_call(name: str, function: Any, *given: str, **named: object) -> None:
-    """Refuse what cannot be called with so many arguments, and with those of these names.
+    """Refuse a `function` that cannot be called with these positional and keyword arguments.
 
     >>> check_call("prepare", abs, "x")
     >>> check_call("prepare", 3, "x")
@@ -170,7 +170,7 @@ def check_call(name: str, function: Any, *given: str, **named: object) -> None:
     """
     try:
         inspect.signature(function).bind(*given, **named)
-    except ValueError:  # some of C's do not tell
+    except ValueError:  # some functions written in C have no signature
         return
     except TypeError as error:
         call = ", ".join([*given, *(f"{key}={key}" for key in named)])
@@ -197,12 +197,12 @@ def check_name(name: str, value: object, known: Iterable[str], remedy: str = "")
 
 def all_finite(value: Tensor) -> bool:
     """Whether a floating tensor holds no NaN and no infinity."""
-    # As a rule the sum tells, without a mask; it may overflow where no entry has.
+    # The sum usually suffices, and needs no mask; but it may overflow although all entries are finite.
     return bool(value.sum().isfinite()) or bool(value.isfinite().all())
 
 
 def check_gaps(name: str, value: Any) -> None:
-    """Refuse a masked array in which something is masked: what lies under a mask is no value."""
+    """Refuse a masked array with masked entries: the data under a mask are not values."""
     if isinstance(value, np.ma.MaskedArray) and (masked := int(np.ma.getmaskarray(value).sum())):
         raise invalid(name, Description(f"an array with {masked} masked values"), "one without gaps", FILL_IN)
 

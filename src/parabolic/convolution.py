@@ -1,4 +1,4 @@
-"""Convolutions that can be differentiated twice at the speed of convolutions and matrix products."""
+"""Convolutions whose second derivatives are as fast as convolutions and matrix products."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Pair = tuple[int, int]
 
 
 def convolve(x: Tensor, weight: Tensor, stride: Pair = (1, 1), padding: Pair = (0, 0)) -> Tensor:
-    """`F.conv2d` and its gradient, to the bit; the gradient of its gradient is made of convolutions too.
+    """`F.conv2d` and its gradient, bit-identical to torch's, with a double backward that consists of convolutions too.
 
-    Torch's own turns examples into channels there and images into filters, for which GPUs have no fast algorithm.
+    Torch's own double backward uses examples as channels and images as filters, for which GPUs have no fast algorithm.
 
     >>> x, weight = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
     >>> torch.equal(convolve(x, weight), F.conv2d(x, weight))
@@ -30,23 +30,23 @@ def convolve(x: Tensor, weight: Tensor, stride: Pair = (1, 1), padding: Pair = (
 def convolve_both(
     x: Tensor, weight: Tensor, short: Tensor, stride: Pair = (1, 1), padding: Pair = (0, 0)
 ) -> tuple[Tensor, Tensor]:
-    """`convolve` by `weight`, and beside it by `short`, a weight of 1 × 1, with the same stride and no padding.
+    """`convolve` x with `weight`, and with `short`, a 1 × 1 weight, with the same stride and no padding.
 
-    The second is the matrix product of the few rows and columns that it sees, for which GPUs are faster than for such a
-    convolution; its gradient goes straight into their places in that of the first.
+    The second is computed as a matrix product of the strided rows and columns, which is faster on GPUs than a 1 × 1
+    convolution; its gradient is added in place to that of the first.
 
     >>> x, weight, short = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3), torch.randn(4, 3, 1, 1)
     >>> y, z = convolve_both(x, weight, short, (2, 2), (1, 1))
     >>> torch.equal(y, F.conv2d(x, weight, None, 2, 1)), torch.allclose(z, F.conv2d(x, short, None, 2), atol=1e-5)
     (True, True)
     """
-    # The gradient of `whole` is added to in place: it must be new, as a convolution's is, and no one else's.
+    # The gradient of `whole` is added to in place: it must be a new tensor that nothing else uses, as convolve's is.
     whole, thinned = _Thin.apply(x, stride)  # type: ignore[no-untyped-call]
     return convolve(whole, weight, stride, padding), mix(thinned, short)
 
 
 def mix(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The convolution by a weight of 1 × 1 as the matrix product that it is; for images channels-last.
+    """A convolution with a 1 × 1 weight, computed as a matrix product; for channels-last images.
 
     >>> x, weight = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 1, 1)
     >>> torch.allclose(mix(x, weight), F.conv2d(x, weight), atol=1e-5)
@@ -56,7 +56,7 @@ def mix(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def thin(x: Tensor, stride: Pair) -> Tensor:
-    """Every so many rows and columns of images, channels-last: what a convolution by 1 × 1 sees of them.
+    """Every `stride`-th row and column of images, channels-last: the input of a strided 1 × 1 convolution.
 
     >>> thin(torch.arange(16.0).view(1, 1, 4, 4), (2, 2)).flatten().tolist()
     [0.0, 2.0, 8.0, 10.0]
@@ -78,7 +78,7 @@ class _Convolution(torch.autograd.Function):
 
 
 class _Slope(torch.autograd.Function):
-    """The gradients of x and of the weight, as far as they are wanted."""
+    """The gradients of x and of the weight, each if wanted."""
 
     @staticmethod
     def forward(
@@ -116,7 +116,7 @@ def _slope(
 
 
 class _Thin(torch.autograd.Function):
-    """Images as they are, and every so many of their rows and columns."""
+    """The images unchanged, and every `stride`-th of their rows and columns."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, stride: Pair) -> tuple[Tensor, Tensor]:
@@ -130,7 +130,7 @@ class _Thin(torch.autograd.Function):
 
 
 class _Fill(torch.autograd.Function):
-    """The other way round: thinned images are added to where they came from. It changes the whole ones in place."""
+    """The transpose of `_Thin`: add thinned images to the rows and columns they came from, in place."""
 
     @staticmethod
     def forward(ctx: Any, whole: Tensor, thinned: Tensor, stride: Pair) -> Tensor:

@@ -1,4 +1,4 @@
-"""Draws without repetition, and crops of images, as one kernel each (Triton)."""
+"""Draws without replacement, and crops of images, as one Triton kernel each."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 
 __all__ = ["crop_flip", "floyd"]
 
-BLOCK = 1024  # numbers of images that a program moves
+BLOCK = 1024  # values that a program moves
 
 
 def floyd(total: Tensor, chance: Tensor) -> Tensor:
-    """As many different numbers below `total` as there are chances, of which each, below 1, decides about one.
+    """Draw distinct numbers below `total`, one for each uniform value from [0, 1) in `chance`.
 
-    It is Floyd's algorithm as it is written: see `parabolic.memory.distinct`.
+    This is Floyd's algorithm in its sequential form: see `parabolic.memory.distinct`.
     """
     taken = torch.empty_like(chance, dtype=torch.long)
     with torch.cuda.device_of(chance):
@@ -24,9 +24,9 @@ def floyd(total: Tensor, chance: Tensor) -> Tensor:
 
 
 def crop_flip(x: Tensor, padding: int, shift: Tensor, mirror: Tensor | None) -> Tensor:
-    """Windows of images within a border of zeros, channels-last.
+    """Crop a window of the same size from each zero-padded image; the result is channels-last.
 
-    `shift` tells how far down and how far right each is, `mirror` is below ½ where it is seen in a mirror.
+    `shift` holds each window's row and column offset; images whose `mirror` is below ½ are mirrored.
     """
     images, channels, height, width = x.shape
     y = x.new_empty(images, height, width, channels).permute(0, 3, 1, 2)
@@ -39,7 +39,7 @@ def crop_flip(x: Tensor, padding: int, shift: Tensor, mirror: Tensor | None) -> 
 
 @triton.jit
 def _floyd(total, chance, taken, size, SIZE: tl.constexpr):
-    """For each j from total − size on take the number drawn of 0..j, or j if it is taken already."""
+    """For each j from total − size on, take the number drawn from 0..j, or j if that number is already taken."""
     at = tl.arange(0, SIZE)
     first = tl.load(total) - size
     drawn = (tl.load(chance + at, at < size, 0.0) * (first + at + 1).to(tl.float64)).to(tl.int64)
@@ -56,7 +56,7 @@ def _crop_flip(
     x, y, shift, mirror, n, images, channels, height, width, padding, by_image, by_channel, by_row, by_column,
     MIRROR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Each number of y comes from another place of x, or is 0."""
+    """Copy each value of y from its place in x, or write 0 if that is outside."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = at < n
     channel, place = at % channels, at // channels
@@ -68,4 +68,4 @@ def _crop_flip(
     column += (tl.load(shift + images + image, here, 0) - padding).to(tl.int32)
     inside = here & (row >= 0) & (row < height) & (column >= 0) & (column < width)
     source = x + image.to(tl.int64) * by_image + channel * by_channel + row * by_row + column * by_column
-    tl.store(y + at, tl.load(source, inside, 0), here)  # images may lie further apart than 32 bits count
+    tl.store(y + at, tl.load(source, inside, 0), here)  # offsets between images may exceed 32 bits

@@ -1,4 +1,4 @@
-"""The learners as scikit-learn knows them: a classifier and a regressor that go on learning."""
+"""Estimators for scikit-learn: a classifier and a regressor that learn continually."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ from parabolic.learners.functional import has_batch_norm, has_embedding
 __all__ = ["ParabolicClassifier", "ParabolicRegressor"]
 
 Factory = Callable[[Sequence[int], int], nn.Module]
-SHEET = 4096  # examples that are predicted together
-ANEW = ("batch_size", "epochs")  # settings that each call reads
-EXACT = 2**53  # from here on float64 does not tell all whole numbers apart
-FIRST = threading.RLock()  # held in place of a learner's lock where there is no learner yet
+SHEET = 4096  # examples predicted at once
+ANEW = ("batch_size", "epochs")  # settings that every call reads again
+EXACT = 2**53  # from here on float64 cannot represent every whole number
+FIRST = threading.RLock()  # taken instead of a learner's lock while there is no learner yet
 REMEDIES = {
-    "replay": "it is set by options={'replay': …}",
-    "weights": "a class that is still to come is announced: partial_fit(X, y, classes=…)",
+    "replay": "set it with options={'replay': …}",
+    "weights": "announce classes that come later: partial_fit(X, y, classes=…)",
 }
 
 
 @contextmanager
 def _renaming(row: int = 0) -> Iterator[None]:
-    """Let errors of a learner, which was given the examples from that row on, speak as one of scikit-learn does."""
+    """Phrase a learner's errors in the estimator's terms; `row` is the first row of X that the learner was given."""
     try:
         yield
     except InputError as error:
@@ -64,10 +64,10 @@ def _renaming(row: int = 0) -> Iterator[None]:
 
 
 class _Estimator(BaseEstimator):  # type: ignore[misc]
-    """What both share: how data become tensors, and how a learner is made and goes through them."""
+    """The base of both estimators: converts data to tensors, builds a learner and trains it."""
 
     learner_: Learner
-    _example: tuple[torch.Size, torch.dtype]  # what one is like
+    _example: tuple[torch.Size, torch.dtype]  # shape and type of an example
     _made: dict[str, Any]  # the settings that the learner was made with
 
     def __init__(
@@ -98,13 +98,13 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The settings by name and, if `deep`, each of `options` as options__NAME."""
+        """Return the settings by name and, if `deep`, each entry of `options` as options__NAME."""
         params: dict[str, Any] = super().get_params(deep)
         own = self.options if deep and isinstance(self.options, Mapping) else {}
         return params | {f"options__{name}": value for name, value in own.items()}
 
     def set_params(self, **params: Any) -> Self:
-        """Change settings; options__NAME changes that one of `options` and leaves the others."""
+        """Change settings; options__NAME changes that entry of `options` and leaves the others."""
         own = {name: params.pop(name) for name in [*params] if name.startswith("options__")}
         super().set_params(**params)
         if own:
@@ -112,30 +112,30 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         return self
 
     def __copy__(self) -> Self:
-        """A shallow one: the learner, which a pickle has a copy of, is the same."""
+        """Return a shallow copy, which shares the learner (a pickle has a copy of it)."""
         made = object.__new__(type(self))
         with self._held():
             made.__dict__ = {**self.__dict__}
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a pickle: with a copy of the learner, which other threads may use meanwhile."""
+        """Return the state to pickle, with a copy of the learner, as other threads may use it meanwhile."""
         with self._held():
             state: dict[str, Any] = super().__getstate__()
             return state | ({"learner_": copy.deepcopy(state["learner_"])} if "learner_" in state else {})
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """The learner's lock, under which all that was learned is of one moment: of classes and units too."""
+        """Hold the learner's lock, so that learner, classes and units are all of the same moment."""
         while True:
             learner = getattr(self, "learner_", None)
             with FIRST if learner is None else learner._turn():
-                if getattr(self, "learner_", None) is learner:  # else it was fitted anew meanwhile
+                if getattr(self, "learner_", None) is learner:  # otherwise it was refitted meanwhile
                     yield
                     return
 
     def _become(self, new: Self, first: bool) -> bool:
-        """Be the new one, in one step; not so a `first` one, where another thread's was there before."""
+        """Take the state of `new` in one step; with `first`, return False if another thread was the first to fit."""
         with self._held():
             if first and hasattr(self, "learner_"):
                 return False
@@ -143,36 +143,36 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         return True
 
     def _checked(self, X: Any, *y: Any, **how: Any) -> Any:
-        """Data as scikit-learn checks them, without the gaps that it does not see."""
+        """Validate data as scikit-learn does, and refuse missing values that it does not detect."""
         for name, value in zip("Xy", (X, *y), strict=False):
             check_gaps(name, value)
         return validate_data(self, X, *y, allow_nd=True, **how)
 
     def _tensor(self, X: NDArray[Any], learner: Learner, known: torch.dtype | None = None) -> Tensor:
-        """Examples as the learner takes them: in the type of those that are known, wherever that is exact."""
+        """Convert examples for the learner: to the type of earlier ones (`known`), wherever that is exact."""
         if X.dtype.kind not in "biuf":
             got = Description(f"an array of type {X.dtype}")
-            raise invalid("X", got, "numbers", "turn words into columns of their own, and dates into seconds")
-        kind = np.float64 if X.dtype == np.longdouble else X.dtype.newbyteorder("=")  # torch knows no others
+            raise invalid("X", got, "numbers", "encode words as columns of numbers, and dates as seconds")
+        kind = np.float64 if X.dtype == np.longdouble else X.dtype.newbyteorder("=")  # torch has no others
         x = torch.from_numpy(np.array(X, kind, order="C")).to(learner.device)
-        numbers = x.dtype != torch.uint8 and self.model is None and learner.embed is None  # no bytes, and no ids
+        numbers = x.dtype != torch.uint8 and self.model is None and learner.embed is None  # neither bytes nor ids
         if isinstance(learner.prepare, Scale):
-            x = x.double()  # it is rounded once it is scaled
+            x = x.double()  # rounded only after scaling
         elif known is not None and not self.scale:
             x = _cast(x, known)
         elif self.scale or x.is_floating_point() or numbers:
             x = x.to(learner.dtype)
-        check_finite("X", x)  # it may have been, in a wider type
+        check_finite("X", x)  # it may have been finite only in a wider type
         return x
 
     def _settings(self) -> dict[str, Any]:
-        """All settings but those that each call reads anew."""
+        """Return all settings except those that every call reads again."""
         kept = {name: value for name, value in self.get_params(deep=False).items() if name not in ANEW}
         return {name: dict(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
 
     def _own_options(self) -> dict[str, Any]:
         if not isinstance(self.options, Mapping | None):
-            raise invalid("options", self.options, "values by their names", "as in {'sigma_x': 0.1}")
+            raise invalid("options", self.options, "a mapping of names to values", "as in {'sigma_x': 0.1}")
         return dict(self.options or {})
 
     def _check_counts(self) -> None:
@@ -180,18 +180,18 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             check_number(name, getattr(self, name), whole=True, at_least=1)
 
     def _check_settings(self) -> None:
-        """Refuse a change of what the learner is made of; its lr may change."""
+        """Refuse changes to the settings that the learner was made with, except to lr."""
         self._check_counts()
         now = self._settings()
         for name, before in self._made.items():
             if name != "lr" and not _same(now[name], before):
                 remedy = "a change takes effect at the next fit: call fit, or set it back"
-                raise invalid(name, now[name], "what it was when the learner was made", remedy)
+                raise invalid(name, now[name], "the value that the learner was made with", remedy)
         if now["lr"] is not None:
             check_number("lr", now["lr"], above=0)
 
     def _follow_lr(self) -> None:
-        """Let the learner go on with the lr that is set now."""
+        """Apply the current lr to the learner."""
         now, learner = self._settings(), self.learner_
         if now["lr"] != self._made["lr"]:
             usual = (now["options"] or {}).get("lr", type(learner).lr)
@@ -199,16 +199,16 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             for group in learner.optim.param_groups:
                 group["lr"] = learner.lr
 
-    @torch.inference_mode(False)  # it is to learn later
+    @torch.inference_mode(False)  # the learner must be able to train later
     @_renaming()
     def _make(self, X: NDArray[Any], outputs: int, criterion: str | Criterion, **usual: Any) -> Learner:
-        """A learner that has seen nothing; `usual` are options that it has, if it knows them, unless told otherwise."""
+        """Build an untrained learner; `usual` are defaults for those options that its class has."""
         self._check_counts()
         seed = int(check_random_state(self.random_state).randint(2**31))
         kind = find_learner(self.learner) if isinstance(self.learner, str) else self.learner
         if not (isinstance(kind, type) and issubclass(kind, Learner)):
             raise invalid("learner", kind, "a method's name, or its class", "`parabolic list` shows the names")
-        options = copy.deepcopy(self._own_options())  # whatever it holds is the user's own
+        options = copy.deepcopy(self._own_options())  # the values belong to the user
         fields = {each.name for each in dataclasses.fields(kind)} - {"model"}
         for name in options:
             check_name("options", name, fields)
@@ -222,7 +222,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         learner = kind(self._network(X.shape[1:], outputs, seed).to(place), **given)
         if self.scale and "prepare" not in options:
             if isinstance(learner.embed, nn.Embedding):
-                raise invalid("scale", self.scale, "False, as embed looks ids up", "ids are no measurements")
+                raise invalid("scale", self.scale, "False, as embed looks up ids", "ids cannot be scaled")
             learner.prepare = Scale()
         self._made = self._settings()
         return learner
@@ -241,7 +241,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
 
     @_renaming()
     def _learn(self, learner: Learner, x: Tensor, y: Tensor, epochs: int | None = None) -> None:
-        """Go through examples once, in their order; or several times, shuffled anew each time."""
+        """Train on the examples once, in their order, or for several epochs, reshuffled each time."""
         y, rng, size = y.to(x.device), np.random.default_rng(learner.seed), int(self.batch_size)
         orders = [torch.from_numpy(rng.permutation(len(x))) for _ in range(epochs or 0)] or [torch.arange(len(x))]
         rows = [part.to(x.device) for order in orders for part in _batches(order, size, learner.model)]
@@ -257,7 +257,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         if task is not None:
             learner.end_task(batches)
         if not math.isfinite(float(loss)):
-            raise Diverged(f"the loss became {float(loss)}: lower lr (now {learner.lr:g}), or give options a clip_norm")
+            raise Diverged(f"the loss became {float(loss)}: lower lr (now {learner.lr:g}), or set clip_norm in options")
 
     @_renaming()
     def _check_like(self, x: Tensor) -> None:
@@ -268,10 +268,10 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         learner = self.learner_
         ids = not x.is_floating_point() or has_embedding(learner.model)
         for part in x.split(SHEET) if ids or not isinstance(learner.prepare, Scale | None) else ():
-            learner.predict(part)  # of ids only the network knows which there are, and of a prepare what it gives
+            learner.predict(part)  # only the network knows which ids exist, and only `prepare` what it returns
 
     def _trial(self, x: Tensor) -> Self | None:
-        """A copy to learn first where batch norm meets a single example: whether it is refused only a step can tell."""
+        """Return a copy to train first if batch norm meets a single example: only a step shows if it is refused."""
         if min(len(x), int(self.batch_size)) > 1 or not has_batch_norm(self.learner_.model):
             return None
         with self._held():
@@ -280,7 +280,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         return trial
 
     def _scores(self, X: Any) -> Tensor:
-        """What the network says of examples: one network of all of them, as the lock is held."""
+        """Return the scores of examples, all by the same weights, as the lock is held."""
         check_is_fitted(self)
         X, found, learner = self._checked(X, reset=False), [], self.learner_
         for row in range(0, len(X), SHEET):
@@ -290,44 +290,44 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
                 if not found[-1].isfinite().all():
                     check_finite("X", learner.inputs(x))  # in the network's type
                     raise Diverged(
-                        "the scores are not finite numbers: the network has diverged, or X is far from all that it "
-                        f"learned; call fit, with a lower lr (now {learner.lr:g}) or a clip_norm among the options"
+                        "the scores are not finite numbers: the network has diverged, or X is far from all that it has "
+                        f"learned; call fit with a lower lr (now {learner.lr:g}), or with clip_norm in options"
                     )
         return torch.cat(found)
 
 
 class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
-    """A classifier that keeps learning: new classes may come with any `partial_fit`, and old ones are kept in mind.
+    """A classifier that keeps learning: any `partial_fit` may add classes, and old ones are remembered.
 
-    `fit` begins anew and goes through the data `epochs` times, shuffled; `partial_fit` goes on with what comes, once,
-    in the order in which it comes. For methods that must know of tasks each call is a task. A `fit` that fails leaves
-    all as it was.
+    `fit` starts over and makes `epochs` passes over the data, shuffled; `partial_fit` continues with one pass over new
+    data, in their order. For methods that need tasks, each call is a task. If `fit` fails, the estimator stays as it
+    was.
 
     Args:
-        learner: a method by its name, such as "pcl" or "er" (`parabolic list` shows them), or a class.
-        model: the network, a `torch.nn.Module` of which a copy is trained, or a function (shape, outputs) that makes
-            one. By default a perceptron of two hidden layers, sized by the input, in float64. It must end in a
-            `torch.nn.Linear`, which gets a row for each class that is new.
-        options: further options of the learner, by name: {"sigma_x": 0.1, "clip_norm": 1.0}. For `set_params` and grids
-            each has a name of its own too, such as options__sigma_x. An `lr` or `average` among them counts where the
-            argument of that name is None; a `memory` among them comes before the argument.
-        memory: how many examples are kept, by methods that keep any.
+        learner: a method by its name, such as "pcl" or "er" (`parabolic list` shows them), or its class.
+        model: the network: a `torch.nn.Module`, of which a copy is trained, or a function (shape, outputs) that returns
+            one. By default a perceptron with two hidden layers, sized by the input, in float64. It must end in a
+            `torch.nn.Linear`, which gets a row for each new class.
+        options: further options of the learner, by name: {"sigma_x": 0.1, "clip_norm": 1.0}. For `set_params` and grid
+            searches each also has its own name, such as options__sigma_x. An `lr` or `average` here applies only if the
+            argument of that name is None; a `memory` here overrides the argument.
+        memory: how many examples the memory holds, for methods that have one.
         batch_size: how many examples are learned at a step.
-        epochs: how often `fit` goes through the data.
-        lr: the learning rate (None: that of `options`, or the method's own).
-        average: decay of a moving average of the weights, kept for prediction (None: that of `options`, or no average).
-        scale: whether inputs are brought to mean 0 and deviation 1, as they are over everything seen so far. They are
-            kept in float64, and rounded to the network's type once they are scaled. Without it bytes become numbers
-            from 0 to 1 and, for a `model` of your own or with `embed`, other whole numbers stay whole: ids of words.
+        epochs: how many passes `fit` makes over the data.
+        lr: the learning rate (None: that of `options`, or the method's default).
+        average: decay of a moving average of the weights, used for prediction (None: that of `options`, or no average).
+        scale: whether inputs are standardised to mean 0 and standard deviation 1 over everything seen so far. They are
+            stored in float64, and rounded to the network's type after scaling. Without scaling, bytes become numbers
+            from 0 to 1 and, for your own `model` or with `embed`, other whole numbers stay whole, as ids of words.
         device: where to compute: "cpu", "cuda", or "auto".
-        random_state: decides weights, order and draws; not those of a network that draws itself (dropout), which are
-            from torch's own generator (`torch.manual_seed`).
+        random_state: decides the initial weights, the order and every draw, except those that the network itself makes
+            (dropout), which come from torch's global generator (`torch.manual_seed`).
 
     Attributes:
         classes_: the labels seen so far, sorted.
-        learner_: the learner, whose memory and model are there to be looked at.
-        n_features_in_: how many numbers an example has.
-        feature_names_in_: the names of its columns, where X was a frame.
+        learner_: the learner, with its memory and model.
+        n_features_in_: the number of columns of X (its second axis, if X has more than two).
+        feature_names_in_: the names of the columns, if X was a data frame.
 
     >>> model = ParabolicClassifier(random_state=0)
     >>> _ = model.partial_fit([[0.0], [1.0]] * 50, ["cold", "warm"] * 50)
@@ -338,15 +338,15 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     """
 
     classes_: NDArray[Any]
-    _outputs: NDArray[np.int64]  # of each of them, which output of the network is its score
+    _outputs: NDArray[np.int64]  # for each class, the network's output that is its score
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Learn from examples and their labels, and forget all that was learned before."""
+        """Learn from examples and their labels, discarding everything learned before."""
         self._begin(X, y, None, self.epochs)
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
-        """Go on learning from examples and their labels; `classes` may name labels that will come."""
+        """Continue learning from examples and their labels; `classes` may announce labels that come later."""
         if not hasattr(self, "learner_") and self._begin(X, y, classes, None):
             return self
         _check_labels("y", y)
@@ -369,11 +369,11 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         return self._class_scores(X)[0].softmax(1).numpy()
 
     def predict_log_proba(self, X: Any) -> NDArray[np.float64]:
-        """The logarithms of these probabilities, also of those that are too small for a float."""
+        """The logarithms of these probabilities, even of those too small for a float."""
         return self._class_scores(X)[0].log_softmax(1).numpy()
 
     def _begin(self, X: Any, y: Any, classes: Any, epochs: int | None) -> bool:
-        new = copy.copy(self)  # what self becomes in one step, or not at all
+        new = copy.copy(self)  # self takes its state in one step, or not at all
         _check_labels("y", y)
         X, y = new._checked(X, y)
         labels, outputs = _merged(y[:0], np.arange(0), _labels(y, classes, part=epochs is None))
@@ -387,7 +387,7 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         return self._become(new, first=epochs is None)
 
     def _go_on(self, x: Tensor, y: NDArray[Any], more: NDArray[Any]) -> Self:
-        with self._held():  # another thread finds all of it as it was, or all of it done
+        with self._held():  # other threads see all of these changes or none
             learner, (labels, outputs) = self.learner_, _merged(self.classes_, self._outputs, more)
             prepare = _measured(learner.prepare, "X", x)
             if len(labels) > len(self.classes_):
@@ -399,30 +399,31 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         return self
 
     def _class_scores(self, X: Any) -> tuple[Tensor, NDArray[Any]]:
-        """The scores of `classes_`, and these."""
+        """Return the scores of the classes, and `classes_` of the same moment."""
         with self._held():
             return self._scores(X).cpu()[:, torch.from_numpy(self._outputs)], self.classes_
 
 
 class ParabolicRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
-    """A regressor that keeps learning, of one number or several: what was learned of the past is kept in mind.
+    """A regressor that keeps learning, for one target or several, and remembers what it learned before.
 
-    `fit`, `partial_fit` and all settings are as of `ParabolicClassifier`; `scale` is for the targets too. PCL's bridges
-    end at the nearest example, unless `options` say otherwise.
+    `fit`, `partial_fit` and all settings work as in `ParabolicClassifier`; `scale` applies to the targets too. PCL's
+    bridges end at the nearest example, unless `options` says otherwise.
 
     Args:
-        learner: a method by its name, or a class; one that tells classes apart is refused.
+        learner: a method by its name, or its class; methods that need classes are refused.
         loss: "mse", "huber", or a `parabolic.Numbers` of your own.
-        model: the network, or a function (shape, outputs) that makes one.
+        model: the network, or a function (shape, outputs) that returns one.
         options: further options of the learner, by name.
-        memory: how many examples are kept, by methods that keep any.
+        memory: how many examples the memory holds, for methods that have one.
         batch_size: how many examples are learned at a step.
-        epochs: how often `fit` goes through the data.
-        lr: the learning rate (None: that of `options`, or the method's own).
-        average: decay of a moving average of the weights, kept for prediction (None: that of `options`, or no average).
-        scale: whether inputs and targets are brought to mean 0 and deviation 1, as over everything seen so far.
+        epochs: how many passes `fit` makes over the data.
+        lr: the learning rate (None: that of `options`, or the method's default).
+        average: decay of a moving average of the weights, used for prediction (None: that of `options`, or no average).
+        scale: whether inputs and targets are standardised to mean 0 and standard deviation 1 over everything seen so
+            far.
         device: where to compute: "cpu", "cuda", or "auto".
-        random_state: decides weights, order and draws, but none of dropout.
+        random_state: decides the initial weights, the order and every draw, except those of dropout.
 
     >>> import numpy as np
     >>> x = np.linspace(-2, 2, 400)[:, None]
@@ -454,12 +455,12 @@ class ParabolicRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         self.loss = loss
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Learn from examples and their targets, and forget all that was learned before."""
+        """Learn from examples and their targets, discarding everything learned before."""
         self._begin(X, y, self.epochs)
         return self
 
     def partial_fit(self, X: Any, y: Any) -> Self:
-        """Go on learning from examples and their targets."""
+        """Continue learning from examples and their targets."""
         if not hasattr(self, "learner_") and self._begin(X, y, None):
             return self
         X, y = self._checked(X, y, reset=False, multi_output=True, y_numeric=True)
@@ -473,14 +474,14 @@ class ParabolicRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         return self._go_on(x, target)
 
     def predict(self, X: Any) -> NDArray[np.float64]:
-        """The number of each example: flat, if the first targets were, or else in columns, as many as they had."""
-        with self._held():  # the units are those of the scores
+        """The prediction for each example: one-dimensional if the first targets were, otherwise a column per target."""
+        with self._held():  # scores and units must belong together
             scores = self._scores(X)
             found = self.learner_.error.answer(scores).cpu().numpy()
             return found[:, 0] if self._single else found
 
     def _begin(self, X: Any, y: Any, epochs: int | None) -> bool:
-        new = copy.copy(self)  # what self becomes in one step, or not at all
+        new = copy.copy(self)  # self takes its state in one step, or not at all
         X, y = new._checked(X, y, multi_output=True, y_numeric=True)
         # Between examples far apart, targets on a straight line are wrong wherever the function is curved.
         learner = new._make(X, 1 if y.ndim == 1 else y.shape[1], new._criterion(), endpoints="nearest")
@@ -507,7 +508,7 @@ class ParabolicRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
 
     @staticmethod
     def _measure(learner: Learner, x: Tensor, y: Tensor) -> None:
-        """Take inputs and targets into what decides how they are scaled."""
+        """Update the scales of inputs and targets."""
         error, prepare = learner.error, _measured(learner.prepare, "X", x)
         if isinstance(error, Numbers):
             error.units = _measured(error.units, "y", y)
@@ -522,14 +523,14 @@ class ParabolicRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
 def _mlp(shape: Sequence[int], outputs: int) -> nn.Module:
     """A perceptron sized by the input.
 
-    In float64, as all of scikit-learn: then a prediction does not depend on what is predicted beside it.
+    In float64, as in scikit-learn, so that a prediction does not depend on the other examples of its batch.
     """
     width = min(max(4 * math.prod(shape), 32), 256)
     return MLP(shape, outputs, hidden=(width, width)).double()
 
 
 def _batches(order: Tensor, size: int, model: nn.Module) -> list[Tensor]:
-    """Rows in batches. A single one that is left goes with those before it where batch norm cannot learn it alone."""
+    """Split rows into batches. A single last row joins the batch before it if batch norm could not learn it alone."""
     parts = list(order.split(size))
     if len(parts) > 1 and len(parts[-1]) == 1 and has_batch_norm(model):
         parts[-2:] = [torch.cat(parts[-2:])]
@@ -537,7 +538,10 @@ def _batches(order: Tensor, size: int, model: nn.Module) -> list[Tensor]:
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Numbers in a type, or as they are where it does not hold them; bytes, which mean 0 to 1, are no floats."""
+    """Convert numbers to `dtype`, or return them as they are if it is an integer type that would change them.
+
+    Bytes stand for 0 to 1, and are never converted to or from floats.
+    """
     if torch.uint8 in (x.dtype, dtype) and (x.is_floating_point() or dtype.is_floating_point):
         return x
     cast = x.to(dtype)
@@ -545,7 +549,7 @@ def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _check_labels(name: str, y: Any) -> None:
-    """Refuse words of which some are missing; NumPy would make a word of these, too."""
+    """Refuse labels of which some are missing, as NumPy would make words of these."""
     check_gaps(name, y)
     if y is None or getattr(getattr(y, "dtype", None), "kind", "O") != "O":
         return
@@ -554,7 +558,7 @@ def _check_labels(name: str, y: Any) -> None:
 
 
 def _is_missing(label: Any) -> bool:
-    """Whether it is None, NaN, NaT or pandas' NA, of which no one can tell what it is equal to."""
+    """Whether a label is None, or NaN, NaT or pandas' NA, which do not equal themselves."""
     return label is None or str(label == label) in ("False", "<NA>")
 
 
@@ -562,14 +566,14 @@ def _target(y: NDArray[Any], learner: Learner) -> Tensor:
     if y.dtype.kind in "mM":
         raise invalid("y", Description(f"an array of type {y.dtype}"), "numbers", "turn dates and times into seconds")
     target = torch.from_numpy(np.array(y, dtype=np.float64)).reshape(len(y), -1).to(learner.device)
-    if not isinstance(learner.error, Numbers) or learner.error.units is None:  # else it is rounded when it is scaled
+    if not isinstance(learner.error, Numbers) or learner.error.units is None:  # otherwise rounded after scaling
         target = target.to(learner.dtype)
     check_finite("y", target)
     return target
 
 
 def _measured(scale: Any, name: str, x: Tensor) -> Any:
-    """A copy of a scale that has seen these numbers too; what is no scale as it is."""
+    """Return a copy of a Scale, updated with these numbers; anything else is returned as it is."""
     if not isinstance(scale, Scale):
         return scale
     scale = copy.copy(scale)
@@ -582,8 +586,8 @@ def _numbered(y: NDArray[Any], labels: NDArray[Any], outputs: NDArray[np.int64])
 
 
 def _labels(y: NDArray[Any], classes: Any, part: bool = True) -> NDArray[Any]:
-    """The labels of a batch, and those that are announced."""
-    # A part of the data may have a new label in each example: there is no warning of it where each is there twice.
+    """Return the labels of a batch and those that `classes` announces."""
+    # In part of the data every label may differ; repeating them avoids scikit-learn's warning about too many classes.
     check_classification_targets(np.repeat(y, 2) if part else y)
     _check_labels("classes", classes)
     found = np.unique(y)
@@ -593,7 +597,7 @@ def _labels(y: NDArray[Any], classes: Any, part: bool = True) -> NDArray[Any]:
 def _merged(
     classes: NDArray[Any], outputs: NDArray[np.int64], labels: NDArray[Any]
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """The classes with those that are new, sorted, and the output of each: an old one has the output that it had."""
+    """Return the classes and new labels, sorted, and the output of each; known classes keep their outputs."""
     merged = _union(classes, labels)
     fresh = len(classes) + np.arange(len(merged) - len(classes))
     old = np.isin(merged, classes)
@@ -608,13 +612,13 @@ def _union(one: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
         raise invalid("y", Description(f"{kinds[1]} for a label"), f"{kinds[0]}, like the labels before")
     both = np.unique(np.concatenate([one, other]))
     if both.dtype.kind == "f" and len(both) and np.abs(both).max() >= EXACT:
-        got = Description(f"labels of {EXACT} or more as floats, or of types that NumPy joins as such")
-        raise invalid("y", got, "labels that stay apart", "give all of them as int64, or as words")
+        got = Description(f"labels of {EXACT} or more as floats, or of types that NumPy merges into floats")
+        raise invalid("y", got, "labels that stay distinct", "give all of them as int64, or as words")
     return both
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether a setting is as it was: equal, where it is a plain value, or else the same thing."""
+    """Whether a setting is unchanged: equal if it is a plain value, otherwise the same object."""
     one, other = (str(each) if isinstance(each, torch.device) else plain(each) for each in (one, other))
     kinds = str | int | float
     if isinstance(one, Mapping) and isinstance(other, Mapping):

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic writes: a file is replaced completely or not at all."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OWNER = stat.S_IRUSR | stat.S_IWUSR
 
 
 def file_name(text: str) -> str:
-    """A text as part of a file's name: what not every file system takes becomes a dash.
+    """A text as part of a file's name: characters that not every file system allows become dashes.
 
     >>> file_name("package.module:My Class")
     'package.module-My-Class'
@@ -34,15 +34,15 @@ def file_name(text: str) -> str:
 
 
 class NoFile(OSError):
-    """What is there is no regular file: it is left alone, as to replace it would destroy it."""
+    """The path exists but is not a regular file: it is left alone, as replacing it would destroy it."""
 
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """A path to write to, beside `path`; it takes its place once it is written and on disk, and else is removed.
+    """A temporary path to write to, beside `path`; it replaces `path` once it is on disk, or is removed on an error.
 
-    A link stays a link: what it leads to is replaced. A file that is replaced hands on who may read and write it. What
-    is there and is no file is refused.
+    A link stays a link: its target is replaced. A replaced file passes on its permissions. A path that exists but is
+    not a regular file is refused.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -54,10 +54,10 @@ def written_whole(path: Path) -> Iterator[Path]:
     path = _followed(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{token_hex(8)}")
-    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None  # of a new file: as the umask says
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None  # None: a new file, by the umask
     try:
         if mode is not None:
-            aside.touch(mode | OWNER)  # at once, so that nobody can read meanwhile what they could not
+            aside.touch(mode | OWNER)  # from the start: whoever could not read the old file cannot read this one
         yield aside
         with aside.open("rb") as file:
             if mode is not None:
@@ -71,8 +71,8 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def _followed(path: Path) -> Path:
-    """Where links lead to, if a file is there or nothing is."""
-    with suppress(FileNotFoundError, NotADirectoryError):  # the latter is told of when its folder cannot be made
+    """The target of links, if it is a regular file or does not exist."""
+    with suppress(FileNotFoundError, NotADirectoryError):  # the latter is reported when its folder cannot be made
         kind = stat.S_IFMT(path.stat().st_mode)
         if kind != stat.S_IFREG:
             raise NoFile(errno.EEXIST, f"{KINDS.get(kind, 'something else')} ({path})")
@@ -80,7 +80,7 @@ def _followed(path: Path) -> Path:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Bring to disk which files a folder has: else a new one may be gone after the power fails."""
+    """Sync a folder's entries to disk: otherwise a new file may be gone after a power failure."""
     if os.name != "posix":  # elsewhere a folder cannot be opened
         return
     opened = os.open(folder, os.O_RDONLY)
@@ -91,30 +91,30 @@ def _sync_folder(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a text file, so that a crash at any moment leaves what was there or all of the new."""
+    """Write a text file atomically: a crash at any moment leaves the old file or the complete new one."""
     with written_whole(path) as aside:
         aside.write_text(text, encoding="utf-8")
     return path
 
 
 def write_bytes(path: Path, data: bytes | bytearray) -> Path:
-    """Write a file of bytes, likewise."""
+    """Write a file of bytes in the same way."""
     with written_whole(path) as aside:
         aside.write_bytes(data)
     return path
 
 
 def sweep(folder: Path, older: float = 60.0, name: str = "*") -> None:
-    """Remove what writers (of `name`) that were killed left in a folder: files aside `older` than so many seconds."""
+    """Remove temporary files that killed writers (of `name`) left in a folder, if `older` than so many seconds."""
     for path in folder.glob(f".{name}." + "[0-9a-f]" * 16):
-        with suppress(OSError):  # it has just taken its place, or belongs to someone else
+        with suppress(OSError):  # it has just been renamed, or belongs to someone else
             if time.time() - path.stat().st_mtime > older:
                 path.unlink()
 
 
 @contextmanager
 def disk_errors(name: str, folder: Path, remedy: str) -> Iterator[None]:
-    """Turn what an operating system says of a full or closed disk into an error that says what to do.
+    """Turn errors of the operating system, such as for a full disk, into one that says what to do.
 
     >>> with disk_errors("out", Path("a"), "mend it"):
     ...     raise OSError(28, "No space left")

@@ -1,4 +1,4 @@
-"""Of a GPU: whether kernels of our own can be brought to it, and whether it may round what it multiplies (TF32)."""
+"""GPU features: whether cuDNN and Triton are available, and whether TF32 may be used."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ __all__ = ["has_cudnn", "has_triton", "tf32"]
 
 
 def has_cudnn(x: Tensor) -> bool:
-    """Whether a tensor is on a GPU of NVIDIA, whose library may be used."""
+    """Whether a tensor is on an NVIDIA GPU and cuDNN is enabled."""
     return x.is_cuda and torch.version.hip is None and torch.backends.cudnn.enabled
 
 
 @functools.cache
 def has_triton() -> bool:
-    """Whether Triton is here, by which Python brings kernels to a GPU."""
+    """Whether Triton, which compiles our GPU kernels, is installed."""
     return importlib.util.find_spec("triton") is not None
 
 
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
-    """For a while, allow or forbid a GPU to compute in TF32; then all switches are as they were.
+    """Allow or forbid TF32 on GPUs within this context; at the end all switches are restored.
 
-    torch has older switches (`allow_tf32`) and newer ones (`fp32_precision`). Once a program has used a newer one, an
-    older may refuse to be read. Where they can be read they are set too, as others may read them meanwhile.
+    torch has older switches (`allow_tf32`) and newer ones (`fp32_precision`). Once a program has used a newer one,
+    reading an older one may raise. Those that can be read are set too, as other code may read them meanwhile.
 
     >>> with tf32(True):
     ...     torch.backends.cuda.matmul.allow_tf32
@@ -52,16 +52,16 @@ def tf32(allowed: bool) -> Iterator[None]:
     finally:
         if older is not None:
             matmul.allow_tf32, cudnn.allow_tf32 = older
-        if word is not None:  # which has three values to the older's two, and sets a switch of the CPU as well
+        if word is not None:  # it has three values where allow_tf32 has two, and also sets a switch of the CPU
             torch.set_float32_matmul_precision(word)
         for place, value in before:
-            place.fp32_precision = "none"  # then it follows torch.backends.fp32_precision, as it may have done
+            place.fp32_precision = "none"  # so that it follows torch.backends.fp32_precision, if it did before
             if place.fp32_precision != value:
                 place.fp32_precision = value
 
 
 def _readable(read: Callable[[], Any]) -> Any:
-    """What is read, or None where torch refuses to tell."""
+    """The value that is read, or None if torch refuses."""
     try:
         return read()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Batch norm, the sum with a shortcut and ReLU as one operation, which reads its input twice each way (Triton)."""
+"""Batch norm, the sum with a shortcut and ReLU as one Triton operation, which reads its input twice in each pass."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch.autograd.function import once_differentiable
 
 __all__ = ["norm_add_relu"]
 
-COLUMNS = 32  # of the tile that a program works on at a time
-LARGE, SMALL = (128, 8), (64, 4)  # rows of the tile and warps of a program, for many numbers and for few
-FEW = 2**22  # numbers: with more, a GPU that has nothing else to do is faster by large tiles
-PARTS = 128  # how many programs share the sum of a channel, at most
-PROGRAMS = 264  # how many programs a kernel has, about: two for each multiprocessor of an H200
-FEWER, LITTLE = 66, 2**19  # or, of at most so many numbers, that many: more only take room from other kernels
-AHEAD = 4  # tiles whose loads are under way at once in a sum
+COLUMNS = 32  # of the tile that a program processes at a time
+LARGE, SMALL = (128, 8), (64, 4)  # rows of a tile and warps of a program, for large and for small tensors
+FEW = 2**22  # elements: above, large tiles are faster on an otherwise idle GPU
+PARTS = 128  # programs that share the sum of a channel, at most
+PROGRAMS = 264  # of a kernel, about: two for each multiprocessor of an H200
+FEWER, LITTLE = 66, 2**19  # programs for at most so many elements: more only take room from other kernels
+AHEAD = 4  # tiles whose loads are in flight at once in a sum
 
 
 def norm_add_relu(
@@ -33,13 +33,13 @@ def norm_add_relu(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor]:
-    """`relu(batch_norm(x) + shortcut)` for images in channels-last order; twice, as tensors that share their memory.
+    """`relu(batch_norm(x) + shortcut)` for channels-last images, returned twice, as tensors that share their memory.
 
-    Of two uses let each take one of them: then there is no need to add up their gradients before they come here.
+    If the output has two uses, let each take one of the tensors: their gradients then need not be summed beforehand.
 
-    In training the statistics are the batch's own, and `running`, the running mean and variance, is moved by
-    `momentum`; else they are the running ones, and there is no gradient. Sums are made in float32 and always in the
-    same order: the outcome does not depend on how the work is spread.
+    In training the statistics are those of the batch, and `running`, the running mean and variance, is updated by
+    `momentum`; otherwise they are the running ones, and there is no gradient. Sums are computed in float32 and always
+    in the same order: the result does not depend on how the work is distributed.
     """
     if training:
         made: tuple[Tensor, Tensor] = _NormAddReLU.apply(x, weight, bias, shortcut, running, relu, momentum, eps)
@@ -59,7 +59,7 @@ def _normalised(
     eps: float,
     partial: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The output, and the mean and one over the standard deviation that made it."""
+    """The output, and the mean and inverse standard deviation that were used."""
     work, y = _Work(x), torch.empty_like(x)
     if shortcut is not None:
         shortcut = shortcut.contiguous(memory_format=torch.channels_last)
@@ -90,7 +90,7 @@ class _NormAddReLU(torch.autograd.Function):
         with torch.cuda.device_of(x):
             _sums[work.shares](x, partial, *work.size, work.share, **work.tile, AHEAD=AHEAD)
         y, mean, scale = _normalised(x, weight, bias, shortcut, running, relu, momentum, eps, partial)
-        # Without a shortcut the sign of y follows from x, which is one tensor less to read on the way back.
+        # Without a shortcut the sign of y follows from x: the backward pass has one tensor less to read.
         ctx.save_for_backward(x, weight, bias, mean, scale, y if relu and shortcut is not None else None)
         ctx.relu, ctx.added = relu, shortcut is not None
         ctx.set_materialize_grads(False)
@@ -108,10 +108,10 @@ class _NormAddReLU(torch.autograd.Function):
 
 
 class _Slope(torch.autograd.Function):
-    """The gradients of x, weight, bias and, if it is not dy, the shortcut; they can be differentiated in their turn.
+    """The gradients of x, weight, bias and, unless it equals dy, the shortcut; they can be differentiated again.
 
-    That of the shortcut is dz, the gradient before ReLU. Where there are two dy, or dz is handed on, the first kernel
-    writes it down, rounded as torch rounds sums, and all else is made of what is written, Σ dz and Σ dz x too.
+    The shortcut's gradient is dz, the gradient before ReLU. If there are two dy, or dz is returned, the first kernel
+    stores dz, rounded as torch rounds sums, and everything else is computed from that, including Σ dz and Σ dz x.
     """
 
     @staticmethod
@@ -174,29 +174,29 @@ class _Slope(torch.autograd.Function):
 
 
 class _Work:
-    """How the rows and channels of images are spread over programs."""
+    """How the rows and channels of images are distributed over programs."""
 
     def __init__(self, x: Tensor) -> None:
         rows, channels = self.size = x.numel() // x.shape[1], x.shape[1]
         tall, warps = SMALL if x.numel() <= FEW else LARGE
         blocks = triton.cdiv(channels, COLUMNS)
         programs = max(1, (FEWER if x.numel() <= LITTLE else PROGRAMS) // blocks)
-        self.share = triton.cdiv(triton.cdiv(rows, min(programs, PARTS)), tall) * tall  # rows that a program sums up
+        self.share = triton.cdiv(triton.cdiv(rows, min(programs, PARTS)), tall) * tall  # rows per program in a sum
         self.parts = triton.cdiv(rows, self.share)
-        self.all_parts = triton.next_power_of_2(self.parts)  # as many as there can be in a tile
+        self.all_parts = triton.next_power_of_2(self.parts)  # a tile's sides are powers of 2
         self.shares = (self.parts, blocks)
         self.grid = (min(programs, triton.cdiv(rows, tall)), blocks)
         self.tile = {"ROWS": tall, "COLUMNS": COLUMNS, "num_warps": warps}
         self.like = x
 
     def room(self, sums: int) -> Tensor:
-        """Where each program puts its sums, so many a channel."""
+        """Allocate room for each program's sums, so many per channel."""
         return self.like.new_empty(self.parts, sums, self.size[1], dtype=torch.float32)
 
 
 @triton.jit
 def _sums(x, partial, rows, channels, share, ROWS: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr):
-    """Each program's Σ(x − k) and Σ(x − k)² a channel; k, the first row, keeps the second from cancelling."""
+    """Each program's Σ(x − k) and Σ(x − k)² per channel; k, the first row, avoids cancellation in the variance."""
     part = tl.program_id(0)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < channels
@@ -222,9 +222,9 @@ def _normalise(
     momentum, eps, BATCH: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The output, by statistics of the batch (which every program adds up, and the first keeps) or the running ones.
+    """The output, by statistics of the batch (which every program adds up, and the first stores) or the running ones.
 
-    What comes next is on its way meanwhile: the first tile while sums are added up, others while one is worked on.
+    Tiles are loaded ahead: the first while sums are added up, each other one while the tile before it is processed.
     """
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < channels
@@ -245,7 +245,7 @@ def _normalise(
         variance = tl.where(variance < 0, 0.0, variance)
     factor = 1 / tl.sqrt(variance + eps)
     if BATCH:
-        tl.debug_barrier()  # all have read what is now overwritten
+        tl.debug_barrier()  # all threads have read what is overwritten now
         if tl.program_id(0) == 0:
             tl.store(mean + column, centre, inside)
             tl.store(scale + column, factor, inside)
@@ -263,7 +263,7 @@ def _normalise(
             value += next_shortcut.to(tl.float32)
             next_shortcut = tl.load(shortcut + then, there, 0.0)
         if RELU:
-            value = tl.where(value < 0, 0.0, value)  # as torch does: what is no number stays so, and is found out
+            value = tl.where(value < 0, 0.0, value)  # as in torch, NaN stays NaN, so that it is noticed
         tl.store(y + at, value.to(y.dtype.element_ty), here)
 
 
@@ -273,7 +273,7 @@ def _slope_sums(
     TWO: tl.constexpr, KEEP: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Each program's Σ dz and Σ dz (x − mean) a channel, where dy may be the sum of two; dz, if it is to be kept."""
+    """Each program's Σ dz and Σ dz (x − mean) per channel, where dy may be the sum of two; with KEEP, dz is stored."""
     part = tl.program_id(0)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < channels
@@ -314,8 +314,9 @@ def _slope(
     dy, x, weight, bias, mean, scale, dx, dweight, dbias, partial, rows, channels, parts,
     RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of x; the first program also keeps those of weight and bias. Where ReLU still bars some of dy, no
-    shortcut was added.
+    """The gradient of x; the first program also stores those of weight and bias.
+
+    With RELU, dy has yet to be masked by it; then no shortcut was added.
     """
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < channels
@@ -346,7 +347,7 @@ def _curve_sums(
     u, dy, x, y, weight, bias, mean, scale, partial, rows, channels, share,
     ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Each program's Σ dz, Σ dz x̂, Σ u, Σ u x̂ and Σ u dz a channel, x̂ being x of mean 0 and deviation 1."""
+    """Each program's Σ dz, Σ dz x̂, Σ u, Σ u x̂ and Σ u dz per channel, where x̂ is x with mean 0 and deviation 1."""
     part = tl.program_id(0)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < channels
@@ -387,8 +388,9 @@ def _curve(
 ):  # fmt: skip
     """The gradients of ⟨u, dx⟩ + ⟨of_dweight, dweight⟩ + ⟨of_dbias, dbias⟩ + ⟨of_dz, dz⟩.
 
-    With P v = v − mean(v) − x̂ mean(v x̂), γ the weight and s one over the deviation, dx is γ s P dz. As P is symmetric,
-    that of dz is γ s P u and what comes by the other three; that of x follows from ∂ mean(v x̂) / ∂x = s P v / rows.
+    With P v = v − mean(v) − x̂ mean(v x̂), γ the weight and s the inverse deviation, dx is γ s P dz. As P is symmetric,
+    the gradient of dz is γ s P u plus those of the other three terms; that of x follows from
+    ∂ mean(v x̂) / ∂x = s P v / rows.
     """
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < channels
@@ -431,14 +433,14 @@ def _curve(
 
 @triton.jit
 def _tile(start, rows, channels, column, inside, ROWS: tl.constexpr):
-    """Where the numbers of some rows are, and which of them there are."""
+    """The offsets of a tile's elements, and a mask of those that exist."""
     row = start + tl.arange(0, ROWS)
     return row[:, None] * channels + column[None, :], (row < rows)[:, None] & inside[None, :]
 
 
 @triton.jit
 def _add_up(partial, which, sums, channels, parts, column, inside, PARTS: tl.constexpr):
-    """One of the sums of each channel, over all programs' parts."""
+    """One of the sums of each channel, added up over all programs' parts."""
     part = tl.arange(0, PARTS)
     here = (part < parts)[:, None] & inside[None, :]
     return tl.sum(tl.load(partial + (part[:, None] * sums + which) * channels + column[None, :], here, 0.0), 0)
@@ -446,14 +448,14 @@ def _add_up(partial, which, sums, channels, parts, column, inside, PARTS: tl.con
 
 @triton.jit
 def _affine(weight, bias, mean, scale, column, inside):
-    """What takes x to the output: (x − centre) · factor + shift."""
+    """The centre, factor and shift of the map from x to the output, (x − centre) · factor + shift."""
     factor = tl.load(weight + column, inside, 0.0).to(tl.float32) * tl.load(scale + column, inside, 0.0)
     return tl.load(mean + column, inside, 0.0), factor, tl.load(bias + column, inside, 0.0).to(tl.float32)
 
 
 @triton.jit
 def _before_relu(dz, x, y, at, here, centre, factor, shift, ADD: tl.constexpr, RELU: tl.constexpr):
-    """A gradient as it is before ReLU, and x less its mean."""
+    """The gradient before ReLU, and x minus its mean."""
     centred = tl.load(x + at, here, 0.0).to(tl.float32) - centre[None, :]
     if RELU:
         if ADD:

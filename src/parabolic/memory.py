@@ -1,4 +1,4 @@
-"""What is kept of the past: a fixed number of slots, filled by reservoir sampling."""
+"""Memories of past examples: a fixed number of slots, filled by reservoir sampling."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from parabolic.states import refill
 __all__ = ["Batch", "ClassBalanced", "EqualShares", "Memory", "distinct", "equal_shares", "half_by_loss"]
 
 Batch = dict[str, Tensor]
-"""Named tensors of one length: "x" the examples, "y" the labels, and whatever else a method keeps."""
+"""Named tensors of equal length: "x" the examples, "y" the labels, and whatever else a method stores."""
 
-FEW = 128  # draws that a GPU makes one after the other
-# What a state calls them: names that no field has. In version 1 there was no ARRIVAL, and OFFERED was "offered".
+FEW = 128  # up to this many draws, a GPU makes them one after the other
+# Their keys in a state, which no field has. In version 1 there was no ARRIVAL, and OFFERED was "offered".
 ARRIVAL, OFFERED = "arrival number", "number offered"
 
 
 class Memory:
-    """A uniform sample of everything that was offered (Vitter's algorithm R), held as named tensors.
+    """A uniform sample of everything offered so far (Vitter's algorithm R), stored as named tensors.
 
-    Slots are allocated at the first offer, on the device and in the type of what is offered: uint8 images stay
+    Slots are allocated at the first offer, with the device and type of what is offered: uint8 images stay
     uint8. The time of `offer` and `draw` depends on neither the number of slots nor the length of the stream.
 
     >>> memory = Memory(100)
@@ -38,7 +38,7 @@ class Memory:
     >>> len(recalled["x"].unique())
     8
 
-    Another policy is a subclass that says where examples go. This one keeps the newest:
+    For another policy, write a subclass that decides where examples go. This one keeps the newest:
 
     >>> class Newest(Memory):
     ...     def place(self, batch, generator):
@@ -48,20 +48,20 @@ class Memory:
     >>> memory["x"].tolist()
     [8, 9, 6, 7]
 
-    A learner has it by `policy = Newest` in its class, or by `memory=Newest(200)`. What a policy keeps besides slots
-    goes into its `state_dict` and `load_state_dict`.
+    A learner uses it if its class has `policy = Newest`, or with `memory=Newest(200)`. Anything that a policy stores
+    besides slots belongs in its `state_dict` and `load_state_dict`.
     """
 
-    needs: ClassVar[tuple[str, ...]] = ()  # the fields that a policy looks at
-    needs_classes: ClassVar[bool] = False  # whether it makes no sense for targets that are numbers
+    needs: ClassVar[tuple[str, ...]] = ()  # the fields that a policy uses
+    needs_classes: ClassVar[bool] = False  # whether it is for classes only, not for targets that are numbers
 
     def __init__(self, capacity: int) -> None:
         check_number("memory", capacity, whole=True, at_least=1, remedy="give the number of examples to keep")
         self.capacity = int(capacity)
-        self.offered = 0  # known to the host: it decides how many slots are filled
-        self._clock: Tensor | None = None  # the same number on the device: it enters the arithmetic
-        self._slots: Batch = {}  # one row more than the capacity: what is not kept is written to the last
-        self._arrival = torch.zeros(0, dtype=torch.long)  # of each slot's example, how many were offered before it
+        self.offered = 0  # known to the host: it determines how many slots are filled
+        self._clock: Tensor | None = None  # the same number on the device, for arithmetic
+        self._slots: Batch = {}  # one row more than the capacity: what is not stored is written to the last
+        self._arrival = torch.zeros(0, dtype=torch.long)  # for each slot's example, how many were offered before it
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.capacity})"
@@ -75,31 +75,31 @@ class Memory:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The names of the fields that are kept."""
+        """The names of the stored fields."""
         return tuple(self._slots)
 
     @property
     def clock(self) -> Tensor:
-        """`offered` as a number on the device, from the first offer on: what tensor code counts by."""
+        """`offered` as a number on the device, for tensor code; available from the first offer on."""
         assert self._clock is not None
         return self._clock
 
     @property
     def ages(self) -> Tensor:
-        """How many examples were offered after each of those that are kept.
+        """How many examples were offered after each stored one.
 
-        One that came with a state of version 1, which tells no ages, counts as older than any can be: `offered`.
+        For an example from a state of version 1, which has no ages, it is `offered`: more than any age can be.
         """
         return self.offered - 1 - self._arrival[: len(self)]
 
     def offer(self, batch: Mapping[str, Tensor], *, generator: Generator | None = None) -> None:
-        """Offer examples, in order: the outcome is the one of offering them one by one."""
+        """Offer examples, in order: the result is the same as if they were offered one by one."""
         size = self._check(batch)
         slots = self.place(batch, generator)
         if slots.shape != (size,) or slots.dtype != torch.long:
             raise invalid(f"place of {type(self).__name__}", slots, f"the slots of {size} examples, of type int64")
-        # A slot that several examples of this batch fall into keeps the last. We let all of them write that
-        # last one, so that the order of the writes, which a GPU does not promise, makes no difference.
+        # A slot that several examples of this batch fall into keeps the last. All of them write that last
+        # one, so that the order of the writes, which a GPU does not guarantee, makes no difference.
         slots, order = slots.sort(stable=True)
         last = order.index_select(0, torch.searchsorted(slots, slots, right=True) - 1)
         for name, value in batch.items():
@@ -109,10 +109,10 @@ class Memory:
         self.offered += size
 
     def place(self, batch: Mapping[str, Tensor], generator: Generator | None) -> Tensor:
-        """The policy: the slot of each new example, and `capacity`, a spare row, for those that are not kept.
+        """The policy: the slot of each new example, or `capacity`, a spare row, for those that are not stored.
 
-        The first `capacity` examples fill the slots in order, as draws are from those that are filled. As a part of a
-        step it is tensor code that does not wait for the device and draws from `generator` alone.
+        The first `capacity` examples must fill the slots in order, as only filled slots are drawn from. As part of a
+        step, it must be tensor code that does not wait for the device, with random numbers from `generator` alone.
         """
         size, device = len(next(iter(batch.values()))), self.clock.device
         position = self.clock + torch.arange(size, device=device)
@@ -122,24 +122,24 @@ class Memory:
         return slot.clamp_(max=self.capacity)
 
     def draw(self, size: int, *, generator: Generator | None = None) -> Batch:
-        """Draw `size` different examples (all of them, where fewer are kept), every subset equally likely.
+        """Draw `size` different examples (all of them, if fewer are stored), every subset equally likely.
 
         The subset is random, the order within it is not: shuffle it if the order matters.
         """
         check_number("size", size, whole=True, at_least=0)
         if not self._slots:
-            raise invalid("draw", Description("a memory that is empty"), "one to which a batch was offered")
-        kept = self.clock.clamp(max=self.capacity)  # on the device, so that a draw is the same code as memory fills
+            raise invalid("draw", Description("an empty memory"), "one to which a batch was offered")
+        kept = self.clock.clamp(max=self.capacity)  # on the device, so that a draw stays the same code as memory fills
         rows = distinct(min(size, len(self)), kept, device=kept.device, generator=generator)
         return {name: slots.index_select(0, rows) for name, slots in self._slots.items()}
 
     def widen(self, name: str, columns: int) -> None:
-        """Give a field more columns, which are 0 for what is kept already."""
+        """Give a field more columns, which are 0 for examples already stored."""
         if name in self._slots:
             self._slots[name] = pad(self._slots[name], (0, columns - self._slots[name].shape[-1]))
 
     def phase(self, size: int) -> int:
-        """What the host knows of the fill that decides which operations an offer and a draw of `size` are made of."""
+        """What the host knows of the fill that determines the operations of an offer and a draw of `size`."""
         return min(size, len(self))
 
     def state_dict(self) -> dict[str, Any]:
@@ -148,14 +148,14 @@ class Memory:
         return {OFFERED: self.offered, **told, **{name: self[name] for name in self._slots}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the state of another memory, in place where the slots are allocated already."""
+        """Take over the state of another memory, in place if the slots are already allocated."""
         key = OFFERED if OFFERED in state else "offered"
         fields = {name: value for name, value in state.items() if name != key}
         offered, filled = self._fill_of(state, *fields)
         arrival = fields.pop(ARRIVAL, None)
         if fields:
             self._allocate(fields)
-            self._check_kind(fields)  # a copy would stretch rows of one number, and cut off what a type cannot hold
+            self._check_kind(fields)  # a copy would broadcast rows of one number, and cast types with loss
             self._arrival[:filled] = -1 if arrival is None else arrival
         for name, value in fields.items():
             self._slots[name][:filled].copy_(value)
@@ -166,13 +166,13 @@ class Memory:
     def check_state(self, state: Mapping[str, Any], *fields: str) -> None:
         """Refuse the state of a memory that does not fit this one: of another size or policy, or of other examples.
 
-        `fields` are those that will be kept, where nothing has been offered yet.
+        `fields` are those that will be stored, if nothing has been offered yet.
         """
         kept = {*fields, *self._slots}
         own, counts = self.state_dict().keys() | kept, {OFFERED, ARRIVAL, "offered"}
         _, filled = self._fill_of(state, *kept)
         missing = own - state.keys() - counts - (set() if filled else kept)
-        known = self._slots or (fields and type(self).__module__ == __name__)  # others may keep more as they go
+        known = self._slots or (fields and type(self).__module__ == __name__)  # others may add entries as they go
         strange = state.keys() - own - counts if known else set()
         if missing or strange:
             remedy = "load it into a memory of the policy that it was saved with, for the same kind of learner"
@@ -181,10 +181,10 @@ class Memory:
             self._check_kind({name: state[name] for name in self._slots})
 
     def _fill_of(self, state: Mapping[str, Any], *fields: str) -> tuple[int, int]:
-        """How many were offered and how many are kept, by a state in which these fields, if they are there, fit."""
+        """How many examples were offered and how many are stored, by a state; its `fields` must have that length."""
         offered = state.get(OFFERED, state.get("offered"))
         if offered is None:
-            raise invalid("memory", Description(f"no {OFFERED}"), "a whole state", "load what `state_dict` gave")
+            raise invalid("memory", Description(f"no {OFFERED}"), "a complete state", "load what `state_dict` returned")
         filled = min(int(offered), self.capacity)
         lengths = [len(state[name]) for name in dict.fromkeys(fields) if name in state]
         if any(length != filled for length in lengths):
@@ -199,12 +199,12 @@ class Memory:
     def _check(self, batch: Mapping[str, Tensor]) -> int:
         for name in self.needs:
             if name not in batch:
-                raise invalid("batch", sorted(batch), f'a field "{name}", which {type(self).__name__} looks at')
+                raise invalid("batch", sorted(batch), f'a field "{name}", which {type(self).__name__} needs')
         sizes = {name: len(value) for name, value in batch.items()}
         size = next(iter(sizes.values()), 0)
         if not size or len(set(sizes.values())) > 1:
             raise invalid(
-                "batch", Description(f"fields of length {sizes}"), "at least one example, every field as long"
+                "batch", Description(f"fields of length {sizes}"), "at least one example, and fields of equal length"
             )
         if not self._slots:
             self._allocate(batch)
@@ -221,7 +221,7 @@ class Memory:
                 raise invalid(name, value, like, "one memory holds one kind of example")
 
     def check_room(self, batch: Mapping[str, Tensor]) -> None:
-        """Refuse a capacity for which there is no room with examples like these, before anything is offered."""
+        """Refuse a capacity for which there is no room, given examples like these, before anything is offered."""
         if not self._slots:
             self._empty_slots(batch)
 
@@ -234,13 +234,13 @@ class Memory:
         self._clock = torch.full((), self.offered, dtype=torch.long, device=self._arrival.device)
 
     def _empty_slots(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Room for as many examples like these as are kept, one to spare, and for when they came."""
+        """Unfilled slots for `capacity` examples like these and a spare one, and for when they arrive."""
         device, rows = next(iter(batch.values())).device, self.capacity + 1
         try:
             slots = {name: value.new_empty(rows, *value.shape[1:]) for name, value in batch.items()}
             return slots | {ARRIVAL: torch.empty(rows, dtype=torch.long, device=device)}
         except (torch.OutOfMemoryError, torch.AcceleratorError):
-            raise  # the engine knows what to do of a GPU that is full, or lost
+            raise  # the engine knows what to do about a GPU that is full, or lost
         except RuntimeError as error:
             each = sum(value[:1].nbytes for value in batch.values())
             remedy = f"an example takes {each:,} bytes: keep fewer, or smaller ones (images as uint8)"
@@ -250,8 +250,9 @@ class Memory:
 class ClassBalanced(Memory):
     """A sample with as many examples of every class as the stream allows (class-balancing reservoir sampling).
 
-    While there is room, everything is kept. Then a class that has never been among the largest in memory replaces a
-    random example of the largest; any other replaces one of its own, so that those kept are a uniform sample of it.
+    While there is room, everything is stored. Then an example of a class that has never been among the largest in
+    memory replaces a random example of the largest; any other may replace one of its own class, so that those stored
+    are a uniform sample of that class.
 
     >>> memory = ClassBalanced(12)
     >>> for _ in range(10):  # nine examples of class 0 for one of class 1
@@ -265,21 +266,21 @@ class ClassBalanced(Memory):
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
         self._classes: int | None = None
-        self._seen = torch.zeros(0, dtype=torch.long)  # of each class, how many examples were offered
-        self._full = torch.zeros(0, dtype=torch.bool)  # of each class, whether it has been among the largest
+        self._seen = torch.zeros(0, dtype=torch.long)  # for each class, how many examples were offered
+        self._full = torch.zeros(0, dtype=torch.bool)  # for each class, whether it has been among the largest
 
     def seen_by_class(self, classes: int, device: torch.device) -> Tensor:
         """How many examples of each of `classes` classes were offered.
 
-        The number of classes is kept: from now on offers need not ask their labels for it, which would wait for the
-        device.
+        The number of classes is stored: from now on offers need not find it from their labels, which would wait for
+        the device.
         """
         self._classes = classes
         self._reserve(classes, device)
         return self._seen
 
     def phase(self, size: int) -> int:  # noqa: ARG002
-        """Until it is full, an offer's operations depend on how much is kept."""
+        """How much is stored: until the memory is full, the operations of an offer depend on it."""
         return len(self)
 
     def _check(self, batch: Mapping[str, Tensor]) -> int:
@@ -290,23 +291,23 @@ class ClassBalanced(Memory):
     def _check_labels(self, y: Tensor) -> None:
         if y.ndim != 1 or y.is_floating_point():
             raise invalid("y", y, "a whole number for each example, its class")
-        if self._classes is None and int(y.min()) < 0:  # else nobody asks, which would wait for the device
+        if self._classes is None and int(y.min()) < 0:  # else it is not checked, which would wait for the device
             raise invalid("y", Description(f"a label of {int(y.min())}"), "numbers from 0 on")
 
     def place(self, batch: Mapping[str, Tensor], generator: Generator | None) -> Tensor:
-        """The slot of each new example; `capacity`, the spare row, for those that are not kept."""
+        """The slot of each new example, or `capacity`, the spare row, for those that are not stored."""
         y, room = batch["y"].long(), self.capacity - len(self)
         size, device = len(y), y.device
         self._reserve(int(y.max()) + 1 if self._classes is None else self._classes, device)
         slots = torch.arange(len(self), len(self) + size, device=device)
         chance = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
         is_class = (y[:, None] == torch.arange(len(self._seen), device=device)).long()
-        seen = (self._seen + is_class.cumsum(0)).gather(1, y[:, None]).double()  # of its class, itself counted
+        seen = (self._seen + is_class.cumsum(0)).gather(1, y[:, None]).double()  # of its class, including itself
         self._seen += is_class.sum(0)
         if size > room:
             labels = torch.cat([self["y"].long(), y[:room], y[-1:]])  # of the slots, and of the spare row
             stored = torch.zeros_like(self._seen).index_add_(0, labels[:-1], torch.ones_like(labels[:-1]))
-        # What happens to an example depends on what happened to the one before it, so that we do go one by one.
+        # What happens to an example depends on what happened to the one before it, so they are taken one by one.
         for i in range(room, size):
             label = y[i : i + 1]
             largest = stored == stored.amax()
@@ -314,11 +315,11 @@ class ClassBalanced(Memory):
             full = self._full.index_select(0, label)
             replaceable = torch.where(full, is_class[i] == 1, largest).double()
             order = replaceable.index_select(0, labels[:-1]).cumsum(0)  # 1, 2, … m at the m slots to choose from
-            # A number below m chooses one of them; a number below n does so with probability m / n, and is otherwise
-            # above all: then the search ends after the last slot, at the spare row.
+            # A random number below m chooses one of them; one below n does so with probability m / n, and otherwise
+            # exceeds all entries: then the search ends after the last slot, at the spare row.
             number = chance[i : i + 1] * torch.where(full, seen[i], order[-1:])
             slot = torch.searchsorted(order, number, right=True, out=slots[i : i + 1])
-            labels[-1:] = label  # a class that is not kept takes its own place
+            labels[-1:] = label  # an example that is not stored replaces itself in the counts
             stored += is_class[i]
             stored.index_add_(0, labels.index_select(0, slot), torch.full_like(label, -1))
             labels.index_copy_(0, slot, label)
@@ -335,7 +336,7 @@ class ClassBalanced(Memory):
         return super().state_dict() | {"seen of class": self._seen, "full class": self._full}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the state of another memory, in place where the slots are allocated already."""
+        """Take over the state of another memory, in place if the slots are already allocated."""
         self.check_state(state)
         own = ("seen of class", "full class")
         super().load_state_dict({name: value for name, value in state.items() if name not in own})
@@ -348,9 +349,9 @@ class ClassBalanced(Memory):
 class EqualShares(Memory):
     """A uniform sample of every task, with an equal share of the slots for each: needs the field "task".
 
-    A task that has fewer examples than its share leaves the rest to the others. Every example draws a number, and of
-    each task those with the smallest stay, so that a share shrinks to a smaller uniform sample as tasks come. The time
-    of `offer` grows with the number of slots.
+    A task with fewer examples than its share leaves the rest to the others. Every example draws a random number, and
+    those of each task with the smallest stay, so that a share shrinks to a smaller uniform sample as tasks arrive. The
+    time of `offer` grows with the number of slots.
 
     >>> memory = EqualShares(12)
     >>> for task in (0, 0, 1, 2):
@@ -363,13 +364,13 @@ class EqualShares(Memory):
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
-        self._chance = torch.zeros(0)  # the number that each kept example drew
+        self._chance = torch.zeros(0)  # the number that each stored example drew
 
     def place(self, batch: Mapping[str, Tensor], generator: Generator | None) -> Tensor:
-        """The slot of each new example; `capacity`, the spare row, for those that are not kept."""
+        """The slot of each new example, or `capacity`, the spare row, for those that are not stored."""
         size, device = len(batch["task"]), self.clock.device
         drawn = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
-        # All that is kept (the first `capacity` rows) and all that is new compete.
+        # All stored examples (the first `capacity` rows) and all new ones compete.
         task = torch.cat([self._slots["task"][:-1], batch["task"]])
         row = torch.arange(len(task), device=device)
         empty = (row >= self.clock) & (row < self.capacity)
@@ -381,23 +382,23 @@ class EqualShares(Memory):
         # The best of every task go first, then the second best, and so on while there is room.
         order = order.index_select(0, rank.argsort(stable=True))
         stays = torch.zeros_like(empty).index_fill_(0, order[: self.capacity], True) & ~empty
-        room = stays[: self.capacity].byte().argsort(stable=True)  # the slots in which nothing stays go first
+        room = stays[: self.capacity].byte().argsort(stable=True)  # free slots go first
         taken = stays[self.capacity :].cumsum(0) - 1
         slot = room.index_select(0, taken.clamp_(min=0)).masked_fill_(~stays[self.capacity :], self.capacity)
         self._chance.index_copy_(0, slot, drawn)
         return slot
 
     def by_task(self) -> Tensor:
-        """All slots in the order of their tasks, the empty ones last.
+        """All slots sorted by task, the empty ones last.
 
-        How many belong to each task is what `equal_shares` says; the device need not be asked.
+        `equal_shares` says how many belong to each task, without asking the device.
         """
         task = self._slots["task"][:-1]
         empty = torch.arange(self.capacity, device=task.device) >= self.clock
         return task.masked_fill(empty, torch.iinfo(task.dtype).max).argsort(stable=True)
 
     def take(self, slots: Tensor) -> Batch:
-        """What is kept in these slots."""
+        """The contents of these slots."""
         return {name: each.index_select(0, slots) for name, each in self._slots.items()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -405,7 +406,7 @@ class EqualShares(Memory):
         return super().state_dict() | {"number drawn": self._chance[: len(self)]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the state of another memory, in place where the slots are allocated already."""
+        """Take over the state of another memory, in place if the slots are already allocated."""
         self.check_state(state)
         super().load_state_dict({name: value for name, value in state.items() if name != "number drawn"})
         self._chance[: len(self)].copy_(state["number drawn"])
@@ -417,7 +418,7 @@ class EqualShares(Memory):
 
 
 def equal_shares(capacity: int, offered: Sequence[int]) -> list[int]:
-    """How many of the examples offered of each task `EqualShares` keeps; the tasks are in the order of their numbers.
+    """How many of each task's offered examples `EqualShares` stores; the tasks are in the order of their numbers.
 
     >>> equal_shares(12, [10, 3, 20])
     [5, 3, 4]
@@ -425,20 +426,20 @@ def equal_shares(capacity: int, offered: Sequence[int]) -> list[int]:
     room, full = capacity, 0
     for i, count in enumerate(sorted(offered)):
         full = room // (len(offered) - i)
-        if count > full:  # so does every task that is left
+        if count > full:  # and so for every remaining task
             break
         room -= count
     else:
         return list(offered)
     shares = [min(count, full) for count in offered]
-    for i, share in enumerate(shares):  # the first tasks that gave something up have one more
+    for i, share in enumerate(shares):  # the first tasks that were cut get one more
         if sum(shares) < capacity and offered[i] > share:
             shares[i] += 1
     return shares
 
 
 def half_by_loss(loss: Tensor, part: str) -> Tensor:
-    """The rows of that half of a batch that has the "highest", "lowest" or "middle" losses; at least one row.
+    """The rows of the half of a batch with the "highest", "lowest" or "middle" losses; at least one row.
 
     >>> half_by_loss(torch.tensor([0.3, 0.1, 0.4, 0.2]), "middle")
     tensor([3, 0])
@@ -453,11 +454,11 @@ def distinct(
 ) -> Tensor:
     """`size` different numbers below `total`, every subset equally likely, in time that does not depend on `total`.
 
-    This is Floyd's algorithm: for j from total − size to total − 1 draw a number t of 0..j, and take t, or j
-    if t is taken already. Sequentially that is a loop; here all draws are made at once. A draw is taken
-    already if an earlier one drew the same, or if it drew an earlier j that had to be taken in its own right;
-    that second condition refers back to an earlier draw, and pointer doubling resolves it in log(size) rounds.
-    (On a GPU a few draws are the loop again, within one kernel.)
+    This is Floyd's algorithm: for j from total − size to total − 1 draw a number t from 0..j, and take t, or j
+    if t is already taken. Sequentially that is a loop; here all draws are made at once. A number t is already
+    taken if an earlier draw was the same, or if t is an earlier j that was taken in place of its own draw; the
+    second condition refers back to an earlier draw, and pointer doubling resolves it in log(size) rounds.
+    (On a GPU, few draws are made by the loop after all, within one kernel.)
 
     >>> distinct(3, 3, generator=torch.Generator().manual_seed(0)).sort().values
     tensor([0, 1, 2])
@@ -474,7 +475,7 @@ def distinct(
     again = torch.zeros(size, dtype=torch.bool, device=device)
     again.scatter_(0, order[1:], ordered[1:] == ordered[:-1])
 
-    # What decides about each draw, counted from 1: an earlier draw; 0 if it is free; size + 1 if it is taken.
+    # What decides each draw, counted from 1: an earlier draw; 0 if it is free; size + 1 if it is taken.
     decides = torch.arange(size + 2, device=device)
     decides[1:-1] = (drawn - (first - 1)).clamp_(min=0).masked_fill_(again, size + 1)
     for _ in range((size - 1).bit_length()):

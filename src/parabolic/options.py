@@ -1,7 +1,7 @@
 """Options: dataclass fields that carry a line of help and their limits.
 
-The constructor's checks, the command line, the stored spec and the printed tables are all made from them, so
-each option is stated once, where it is used.
+The constructor's checks, the command line, the stored spec and the printed tables are all derived from them, so
+that each option is declared once, where it is used.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ SIGNS = {"above": ">", "at_least": "≥", "below": "<", "at_most": "≤"}
 
 def option(default: Any, about: str, *, tune: str | None = None, **limits: Any) -> Any:
     """A dataclass field with a line of help and limits: above, at_least, below, at_most, among; or `reads`, a function
-    that refuses texts which it cannot read.
+    that raises an error for a text that it cannot read.
 
-    `tune` says where good values may lie, as `parabolic tune --space` takes it: "0.01:1", "0.01:1:log" or "a,b,c".
+    `tune` is the range in which to search for values, as for `parabolic tune --space`: "0.01:1", "0.01:1:log" or
+    "a,b,c".
 
     >>> @dataclass
     ... class Settings:
@@ -43,7 +44,7 @@ def option(default: Any, about: str, *, tune: str | None = None, **limits: Any) 
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a class: its name, type, default, help and limits, and where `tune` looks for its value."""
+    """One option of a class: its name, type, default, help, limits and search range."""
 
     name: str
     type: Any
@@ -59,7 +60,7 @@ class Option:
 
     @property
     def allowed(self) -> str:
-        """The values that it takes, in short.
+        """The allowed values, in short.
 
         >>> Option("average", float | None, None, "decay", {"at_least": 0, "below": 1}).allowed
         'a number ≥ 0, < 1, or none'
@@ -74,11 +75,11 @@ class Option:
             bounds = [f"{sign} {self.limits[key]:g}" for key, sign in SIGNS.items() if self.limits.get(key) is not None]
             said = f"{noun} {', '.join(bounds)}".strip()
         else:
-            said = "a text"
+            said = "text"
         return f"{said}, or none" if self.optional else said
 
     def check(self, value: Any) -> None:
-        """Refuse a value of the wrong type or out of the limits, naming the option."""
+        """Refuse a value of the wrong type or outside the limits, naming the option."""
         if value is None and self.optional:
             return
         kinds = [kind for kind in _members(self.type) if kind is not type(None)]
@@ -104,7 +105,7 @@ class Option:
             raise invalid(self.name, value, f"one of {self.allowed}")
 
     def taken(self, value: Any) -> Any:
-        """The value as it is kept, checked: a number of NumPy is Python's own, and 1 is 1.0 where any number will do.
+        """Check a value and return it as it is stored: NumPy numbers become Python's, and integers floats if allowed.
 
         >>> Option("lr", float, 0.1, "learning rate", {"above": 0}).taken(1)
         1.0
@@ -116,25 +117,25 @@ class Option:
         return float(value) if whole and float in kinds and int not in kinds else value
 
     def parse(self, text: str) -> Any:
-        """The value that `text` from a command line stands for, checked."""
+        """Parse a `text` from the command line, and check the value."""
         return self.taken(_parse(self, text))
 
 
 def options_of(cls: type) -> dict[str, Option]:
-    """The options of a dataclass, by name. A subclass may restate a default alone: help and limits are inherited."""
+    """The options of a dataclass, by name. A subclass may override just a default: help and limits are inherited."""
     return dict(_options_of(cls))
 
 
-@cache  # a run's key asks for those of several classes, and resolving type hints is slow
+@cache  # a run's key needs those of several classes, and resolving type hints is slow
 def _options_of(cls: type) -> dict[str, Option]:
     hints = typing.get_type_hints(cls)
     return {field.name: Option(field.name, hints[field.name], field.default, **said) for field, said in _stated(cls)}
 
 
 def _stated(cls: type) -> list[tuple[dataclasses.Field[Any], Mapping[str, Any]]]:
-    """The fields of a dataclass that are options, each with what was stated of it last."""
+    """The fields of a dataclass that are options, each with the metadata that the most derived class gives it."""
     said: dict[str, Mapping[str, Any]] = {}
-    for base in reversed(cls.__mro__):  # the nearest last
+    for base in reversed(cls.__mro__):  # the most derived last
         for field in vars(base).get("__dataclass_fields__", {}).values():
             if field.metadata:
                 said[field.name] = field.metadata
@@ -142,7 +143,7 @@ def _stated(cls: type) -> list[tuple[dataclasses.Field[Any], Mapping[str, Any]]]
 
 
 def documented(about: str, cls: type) -> str:
-    """A dataclass's docstring with its options at the end, for `help`: of each the default, and what it is for.
+    """A dataclass's docstring with its options appended, for `help`: each with its default and purpose.
 
     >>> @dataclass
     ... class Settings:
@@ -158,32 +159,32 @@ def documented(about: str, cls: type) -> str:
 
 
 def check_options(instance: Any) -> None:
-    """Check every option of a dataclass instance against its limits, and keep it as `Option.taken` has it."""
+    """Check every option of a dataclass instance against its limits, and store it as `Option.taken` returns it."""
     for name, stated in options_of(type(instance)).items():
-        object.__setattr__(instance, name, stated.taken(getattr(instance, name)))  # a frozen one too
+        object.__setattr__(instance, name, stated.taken(getattr(instance, name)))  # the instance may be frozen
 
 
 def no_option(cls: type, name: str) -> str:
-    """What to do about a name that is a field of a dataclass and yet no option; nothing where it is no field.
+    """The remedy for a name that is a field of a dataclass but not an option; empty if it is no field.
 
     >>> @dataclass
     ... class Settings:
     ...     rate: float = 0.1
     >>> no_option(Settings, "rate")
-    'it is a field of the class, but no option(...)'
+    'it is a field of the class, but not an option(...)'
     """
     fields = {field.name for field in dataclasses.fields(cls)}
-    return "it is a field of the class, but no option(...)" if name in fields - options_of(cls).keys() else ""
+    return "it is a field of the class, but not an option(...)" if name in fields - options_of(cls).keys() else ""
 
 
 def parse_option(known: Mapping[str, Option], name: str, text: str) -> Any:
-    """Parse `text` for the option `name`; an unknown name is refused with the nearest known one."""
+    """Parse `text` for the option `name`; the error for an unknown name suggests the nearest known one."""
     check_name("--set", name, known)
     return known[name].parse(text)
 
 
 def write_option(value: Any) -> str:
-    """The text that stands for a value on a command line.
+    """A value as it is written on the command line.
 
     >>> write_option(None), write_option(True), write_option(0.05)
     ('none', 'true', '0.05')
@@ -200,7 +201,7 @@ def _members(kind: Any) -> tuple[Any, ...]:
 
 
 def _is(value: Any, kind: Any) -> bool:
-    """Whether a value is of a kind that is a class or a `Callable[...]`."""
+    """Whether a value is an instance of `kind`, which is a class or a `Callable[...]`."""
     if typing.get_origin(kind) is Callable:
         return callable(value)
     return isinstance(kind, type) and isinstance(value, kind)

@@ -33,10 +33,10 @@ __all__ = [
 class LearnerLoss:
     """ℓ(x): the loss of a learner's model at any point of its input space.
 
-    A point has the label that a bridge without noise between the two memory points nearest to it would carry there, by
-    the fraction of the way. At a memory point that is the point's own label, so that ℓ on the memory is the loss of
-    what is remembered. PCL's bridges join random pairs, and most carry other labels past the same point: between memory
-    points ℓ is not the loss that PCL descends.
+    A point has the label that a bridge without noise between its two nearest memory points would carry there, by the
+    ratio of the distances. At a memory point this is the point's own label, so that ℓ on the memory is the loss of the
+    stored examples. PCL's bridges join random pairs, and most carry other labels past the same point: between memory
+    points ℓ is not the loss that PCL minimises.
 
     >>> from parabolic import PCL
     >>> learner = PCL(torch.nn.Linear(2, 2), memory=40)
@@ -48,14 +48,14 @@ class LearnerLoss:
     def __init__(self, learner: Learner, chunk: int = 4096) -> None:
         learner = with_memory(learner)
         if not len(learner.past):
-            raise invalid("learner", Description("a memory with nothing in it"), "a learner that has seen a batch")
+            raise invalid("learner", Description("an empty memory"), "a learner that has seen a batch")
         if learner.embed is not None:
-            remedy = "let `prepare` embed, by an embedding that stays as it is"
+            remedy = "embed in `prepare`, with an embedding that is not trained"
             raise invalid("learner", Description("one with embed="), "a learner whose inputs are points", remedy)
         self.learner, self.chunk = learner, chunk
-        with learner.lock:  # the memory as it is now: it moves on
+        with learner.lock:  # a copy of the current memory, which changes
             self.points, self.labels = learner.inputs(learner.past["x"]).clone(), learner.past["y"].clone()
-        # Which points are near is told by products, in which small differences of large numbers would be lost.
+        # Nearest points are found by matrix products, in which small differences of large numbers would be lost.
         places = self.points.flatten(1).double()
         self._centre = places.mean(0)
         self._places = places - self._centre
@@ -69,22 +69,22 @@ class LearnerLoss:
         return self.learner.error.at_points(scores, self.label(x, scores.shape[-1]).to(scores))
 
     def label(self, x: Tensor, outputs: int) -> Tensor:
-        """The label of each point, as a bridge has it: weights of the classes, or numbers."""
+        """The label of each point, as on a bridge: a soft label, or numbers."""
         several = min(2, len(self.points))
         place = x.flatten(1).double() - self._centre
         near = torch.cdist(place, self._places).topk(several, largest=False).indices
         gap = (place[:, None] - self._places[near]).norm(dim=2).to(x.dtype)
-        # The nearer of two gets the larger share: 1 at distance 0, ½ half-way. All of it, where there is one.
+        # The nearer of two gets the larger share: 1 at distance 0, ½ half-way. A single one gets all of it.
         share = gap.flip(1) / gap.sum(1, keepdim=True).clamp_min(torch.finfo(gap.dtype).tiny)
         share = torch.where(gap.sum(1, keepdim=True) > 0, share, 1 / several) if several > 1 else torch.ones_like(gap)
         return (share[..., None] * self.learner.error.points(self.labels, outputs, x.dtype)[near]).sum(1)
 
 
 def with_memory(learner: Learner) -> ReplayLearner:
-    """The learner, if it has a memory: without one the PDE has no boundary."""
+    """The learner, refused if it has no memory: without one the PDE has no boundary."""
     if not isinstance(learner, ReplayLearner):
         raise invalid(
-            "learner", type(learner).__name__, "a learner with a memory", "`parabolic list` tells which have one"
+            "learner", type(learner).__name__, "a learner with a memory", "`parabolic list` shows which have one"
         )
     return learner
 
@@ -113,20 +113,20 @@ def loss_profile(
     steps: int = 25,
     generator: Generator | None = None,
 ) -> Profile:
-    """Estimate u(x, t) of the paper's PDE for a learner: ℓ its model's loss, u = ℓ on the balls round its memory.
+    """Estimate u(x, t) of the paper's PDE for a learner: ℓ is its model's loss, u = ℓ on the balls around its memory.
 
     Args:
         learner: a learner with a memory.
-        x: points of the model's input space (`learner.inputs` makes them of raw examples), within the hull of the
-            memory. `Profile.domain.inside` tells which are.
+        x: points of the model's input space (`learner.inputs` makes them from raw examples), within the hull of the
+            memory; points outside are refused.
         t: the time.
-        sigma: the diffusion coefficient of the PDE. A bridge of scale s has √(2σ) = s: the default has the scale 0.32,
-            and PCL's `sigma_x` of 0.03 is a σ of 0.00045.
+        sigma: the diffusion coefficient of the PDE. A bridge of scale s corresponds to √(2σ) = s: the default is a
+            scale of 0.32, and PCL's `sigma_x` of 0.03 is a σ of 0.00045.
         eps: the squared radius of the balls.
         paths: how many paths start from each point.
         steps: how many steps a path takes. The default is for points in the plane; in d = 3 or more dimensions paths
             need 8σtd/ε of them, 40·d with the other defaults (see `solve`, which warns of far too few).
-        generator: where the random numbers come from.
+        generator: the source of random numbers.
     """
     loss, domain = _setting(learner, eps)
     u = solve(loss, x, t, domain, sigma, paths=paths, steps=steps, generator=generator)
@@ -143,16 +143,16 @@ def bounds_of(
     samples: int = 256,
     generator: Generator | None = None,
 ) -> tuple[ForgettingBound, GeneralisationBound]:
-    """Proposition 1 and Corollary 1 for a learner: what its losses on memory and hull say of past and future.
+    """Proposition 1 and Corollary 1 for a learner: what its losses on memory and hull imply for past and future data.
 
     Args:
         learner: a learner with a memory.
         past: raw examples of the past and their labels, for the realised loss.
         future: raw examples of the future and their labels, likewise.
         tau: how far ahead the future is.
-        eps: the squared radius of the balls round the memory.
-        samples: how many points of edge and inside are looked at; C is the largest loss found.
-        generator: where the random numbers come from.
+        eps: the squared radius of the balls around the memory.
+        samples: how many points of the edge, and how many inside, are sampled; C is the largest loss found.
+        generator: the source of random numbers.
     """
     loss, domain = _setting(learner, eps)
     before = forgetting_bound(loss, domain, samples=samples, generator=generator)
@@ -209,7 +209,7 @@ def _covered(domain: MemoryDomain, learner: Learner, data: tuple[Tensor, Tensor]
 
 
 def examples_loss(learner: Learner, x: Tensor, y: Tensor, classes: list[int] | None = None) -> Tensor:
-    """The loss of raw examples by their own labels; among `classes` only, where they are given."""
+    """The loss of raw examples with their own labels; over `classes` only, if given."""
     parts = []
     for start in range(0, len(x), 512):
         some, label = x[start : start + 512], y[start : start + 512]
@@ -217,7 +217,7 @@ def examples_loss(learner: Learner, x: Tensor, y: Tensor, classes: list[int] | N
         if classes is not None:
             competes = torch.zeros(scores.shape[-1], dtype=torch.bool, device=scores.device)
             competes[classes] = True
-            own = competes[label]  # a class that is only tested, and never came, does not compete
+            own = competes[label]  # examples of other classes, tested but never seen, are left out
             scores, label = only(competes, scores[own]), label[own]
         parts.append(learner.error(scores, label, "none"))
     return torch.cat(parts)

@@ -1,9 +1,9 @@
-"""States on disk: nested dicts and lists of numbers and tensors, in one safetensors file that holds no code.
+"""States on disk: nested dicts and lists of numbers and tensors, in one safetensors file that contains no code.
 
     safetensors header       __metadata__.parabolic: JSON with the digest, the version and the outline of the content
     safetensors data         the tensors, which the outline names
 
-The digest covers every byte of the file, itself taken as zeros.
+The digest covers every byte of the file, with zeros in its own place.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from parabolic.checks import Description, InputError, invalid, plain
 
 __all__ = ["Damaged", "overwrite", "pack_state", "read_state", "refill", "same_state"]
 
-VERSION = 2  # since memories know when examples arrived; a digest is written and found in the same way in all versions
+VERSION = 2  # since memories store when examples arrived; all versions write and find the digest in the same way
 BLANK = "0" * 64
 TYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.complex64: "C64",
@@ -33,13 +33,13 @@ TYPES = {
 
 
 class Damaged(InputError):
-    """A file that is not, or no longer, a whole state."""
+    """The file is not, or no longer, a complete state."""
 
 
 def pack_state(content: Mapping[str, Any]) -> bytearray:
-    """Nested dicts, lists, tuples, tensors, texts and numbers as they are now, to be written to a file.
+    """Pack nested dicts, lists, tuples, tensors, texts and numbers into the bytes of a file.
 
-    Each tensor is copied once, to where it lies in the file: a state of gigabytes needs as many more, and no others.
+    Each tensor is copied once, to its place in the file: packing takes as much memory again as the state, and no more.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "a.safetensors"
@@ -70,7 +70,7 @@ def pack_state(content: Mapping[str, Any]) -> bytearray:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """What `pack_state` packed; a file that is damaged, another's or of a later version is refused."""
+    """Read what `pack_state` packed; refuse a file that is damaged, of another program or of a later version."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -82,18 +82,18 @@ def read_state(path: Path) -> dict[str, Any]:
             raise invalid("path", got, f"a file of version {VERSION} or earlier", "install a newer parabolic-cl")
         content = _build(told["content"], safetensors.torch.load(data))
         if not isinstance(content, dict):
-            raise ValueError("it has no content")
+            raise ValueError("it is empty")
     except InputError:
         raise
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, safetensors.SafetensorError) as error:
         expected = "a whole file that parabolic wrote"
-        remedy = f"it is another's, cut off or damaged ({error}): use a copy, or an earlier one"
+        remedy = f"it is another program's, truncated or damaged ({error}): use a copy, or an earlier file"
         raise invalid("path", str(path), expected, remedy, kind=Damaged) from error
     return content
 
 
 def same_state(one: Any, other: Any) -> bool:
-    """Whether two states are the same to the bit.
+    """Whether two states are bit-identical.
 
     >>> same_state({"a": [torch.ones(2)]}, {"a": [torch.ones(2)]}), same_state(torch.ones(2), torch.ones(2).double())
     (True, False)
@@ -108,9 +108,9 @@ def same_state(one: Any, other: Any) -> bool:
 
 
 def overwrite(targets: Mapping[str, Tensor], values: Mapping[str, Tensor] | None) -> None:
-    """Give tensors the values of others of their names and shapes, in place; nothing changes where one is unlike.
+    """Copy values into tensors of the same names and shapes, in place; if any shape differs, nothing is changed.
 
-    `Tensor.copy_` alone would stretch a row over a table.
+    `Tensor.copy_` alone would broadcast, as of a row over a table.
 
     >>> averages = {"weight": torch.zeros(2, 2)}
     >>> overwrite(averages, {"weight": torch.ones(2)})
@@ -119,7 +119,7 @@ def overwrite(targets: Mapping[str, Tensor], values: Mapping[str, Tensor] | None
     parabolic.checks.InputError: weight: got a tensor of shape [2] and type float32, expected one of shape [2, 2]
     """
     if not isinstance(values, Mapping):
-        raise invalid("state", values, "tensors by the names " + ", ".join(targets), "it is of another version")
+        raise invalid("state", values, "tensors named " + ", ".join(targets), "it was saved by another version")
     for name, target in targets.items():
         value = values.get(name)
         if not isinstance(value, Tensor) or value.shape != target.shape:
@@ -129,7 +129,7 @@ def overwrite(targets: Mapping[str, Tensor], values: Mapping[str, Tensor] | None
 
 
 def refill(target: Tensor, values: Tensor) -> None:
-    """Make `values` the beginning of a tensor, and the rest of it zeros, in place; it may be its own values.
+    """Set the beginning of a tensor to `values` and the rest to zeros, in place; `values` may be that beginning itself.
 
     >>> seen = torch.tensor([5, 5, 5])
     >>> refill(seen, torch.tensor([1, 2]))
@@ -145,29 +145,29 @@ def _bytes(tensor: Tensor) -> bytes:
 
 
 def _seal(digest: str) -> bytes:
-    """The digest as the header has it: JSON in a text of JSON. No text of the content can look like it."""
+    """The digest as it is in the header: JSON within a JSON string. No text of the content can look like it."""
     return json.dumps(json.dumps({"sha256": digest})[:-1])[1:-1].encode()
 
 
 def _checked(data: bytes) -> dict[str, Any]:
-    """What the header says, once the digest agrees."""
+    """The header's JSON, after verifying the digest."""
     start = 8 + int.from_bytes(data[:8], "little")
     told: dict[str, Any] = json.loads(json.loads(data[8:start])["__metadata__"]["parabolic"])
     digest = sha256(data[:start].replace(_seal(told["sha256"]), _seal(BLANK), 1))
     digest.update(memoryview(data)[start:])
     if digest.hexdigest() != told["sha256"]:
-        raise ValueError("its digest differs")
+        raise ValueError("its digest does not match")
     return told
 
 
 def _outline(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
-    """A value as JSON in which every object is a tag; tensors are put aside under the names of their places."""
+    """A value as JSON in which every object is a tag; tensors are collected under the names of their places."""
     value = plain(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor):
         while place in tensors:
-            place += "'"  # keys with dots in them may lead to one name
+            place += "'"  # keys that contain dots may yield the same name
         if value.layout != torch.strided or value.dtype not in TYPES:
             raise invalid(place, value, "a dense tensor of a type that safetensors has", "convert it")
         tensors[place] = value.detach()
@@ -177,13 +177,13 @@ def _outline(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
         return {"tuple": parts} if isinstance(value, tuple) else parts
     if isinstance(value, Mapping):
         pairs = [[_key(key, place), _outline(each, _within(place, key), tensors)] for key, each in value.items()]
-        versions = getattr(value, "_metadata", None)  # of the modules of a model, by which they read their own state
+        versions = getattr(value, "_metadata", None)  # of a model's modules, which need them to read their state
         return {"dict": pairs} | ({"versions": _outline(versions, place, tensors)} if versions else {})
-    raise invalid(place, type(value), "dicts, lists, tensors, texts and numbers", "nothing else can be written down")
+    raise invalid(place, type(value), "dicts, lists, tensors, texts and numbers", "nothing else can be saved")
 
 
 def _key(key: Any, place: str) -> str | int:
-    """A key as JSON has it, in a list."""
+    """Check a key; in a list, unlike in an object, JSON can hold whole numbers too."""
     key = plain(key)
     if not isinstance(key, str | int):
         raise invalid(place, Description(f"the key {key!r}"), "keys that are texts or whole numbers", "rename it")
@@ -211,6 +211,6 @@ def _build(node: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 class _StateDict(dict[str, Any]):
-    """The state of a model with the versions of its modules, where torch looks for them."""
+    """A model's state with the versions of its modules, in the attribute where torch looks for them."""
 
     _metadata: dict[str, Any]

@@ -1,4 +1,4 @@
-"""A step by clipped descents, and its gradient, each as one pass over the vectors that it is made of (Triton)."""
+"""A step along a clipped descent, and its gradient, each in one pass over the vectors involved (Triton)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 __all__ = ["clipped_slope", "clipped_step"]
 
-BLOCK = 1024  # numbers that a program works on
+BLOCK = 1024  # elements per program
 
 
 def clipped_step(reached: Tensor, weights: Tensor, rates: Tensor, descent: Tensor, limit: float) -> Tensor:
-    """Fill in `weights + rates * descent.clamp(-limit, limit)`, rounded once; the same in the type of the descent."""
+    """Set `reached` to `weights + rates * descent.clamp(-limit, limit)`, rounded once; return it in descent's dtype."""
     weights, rates, descent = (each.contiguous() for each in (weights, rates, descent))
     cast = reached if descent.dtype == reached.dtype else torch.empty_like(descent)
     with torch.cuda.device_of(weights):
@@ -33,9 +33,9 @@ def clipped_slope(
     descent: Tensor,
     limit: float,
 ) -> Tensor:
-    """Fill in the sum of one to three gradients of what was reached, and the rates' own if wanted; the descent's.
+    """Set `slope` to the sum of the one to three gradients `given` and, if wanted, `of_rates` to the rates' gradient.
 
-    To the rates' own is added what `later` has of it.
+    `later`, if given, is added to `of_rates`. Returns the descent's gradient.
     """
     rates, descent, *given = (each.contiguous() for each in (rates, descent, *given))
     later = None if later is None else later.contiguous()
@@ -54,9 +54,9 @@ def _grid(vector: Tensor) -> tuple[int]:
 
 @triton.jit
 def _clipped_step(weights, rates, descent, reached, cast, limit, n, CAST: tl.constexpr, BLOCK: tl.constexpr):
-    """What is reached, and, if wanted, the same in another type."""
+    """The weights reached and, if wanted, the same in another dtype."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
-    if start + BLOCK <= n:  # without a mask numbers are loaded several at once, however many there are in all
+    if start + BLOCK <= n:  # without a mask loads are vectorised, whatever n is
         _step_part(weights, rates, descent, reached, cast, limit, start, n, CAST, True, BLOCK)
     else:
         _step_part(weights, rates, descent, reached, cast, limit, start, n, CAST, False, BLOCK)
@@ -80,7 +80,7 @@ def _clipped_slope(
     first, second, third, later, rates, descent, slope, of_rates, of_descent, limit, n,
     GIVEN: tl.constexpr, RATES: tl.constexpr, LATER: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The sum of the gradients that are given, in their order, and what follows from it."""
+    """The sum of the given gradients, in their order, and the gradients that follow from it."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
     if start + BLOCK <= n:
         _slope_part(
@@ -117,7 +117,7 @@ def _slope_part(
 
 @triton.jit
 def _clip(value, limit):
-    """As torch does: what is no number stays so, and is found out."""
+    """As in torch, NaN stays NaN, so that it is noticed."""
     return tl.where(value < -limit, -limit, tl.where(value > limit, limit, value))
 
 

@@ -1,4 +1,4 @@
-"""The command line: every command is a call of the library."""
+"""The command-line interface: each command is a thin layer over the library."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 
 def _plainly(message: Warning | str, *_: object, **__: object) -> str:
-    """A warning in a line, without the place in our code that it comes from."""
+    """Format a warning as one line, without its position in the source code."""
     return f"warning: {message}\n"
 
 
 def main() -> None:
-    """The entry point: what cannot be used is told in a line or two, with exit code 2; what fails otherwise, with 1."""
+    """The entry point. Invalid input ends with a short message and exit code 2, other failures with exit code 1."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # it was closed, as `>&-` does
+        if stream is None:  # closed by the caller, for example with `>&-`
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # what a terminal cannot show is no reason to fail
+            stream.reconfigure(errors="replace")  # a character that the terminal cannot show must not fail the command
     warnings.formatwarning = _plainly
     try:
         try:
@@ -70,16 +70,16 @@ def main() -> None:
     except OSError as error:
         if not _cut_off():
             raise
-        if error.errno != errno.EPIPE:  # who reads no further wants nothing more
-            told = f"error: standard output: got {error.strerror}, expected room for what is printed"
-            print(f"{told}; what is finished is kept, and the same command prints it", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python has still to write at its end
+        if error.errno != errno.EPIPE:  # a closed pipe, as by `head`, needs no message
+            told = f"error: standard output: got {error.strerror}, expected room for the output"
+            print(f"{told}; finished runs are stored, and the same command prints them", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout once more at exit
         sys.exit(1)
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM ends a command as Ctrl-C does, but for the exit code; a second one ends it at once."""
+    """Let SIGTERM end a command as Ctrl-C does, except for the exit code; a second SIGTERM ends it at once."""
     asked = []
 
     def end(*_: object) -> None:
@@ -87,7 +87,7 @@ def _terminable() -> Iterator[None]:
         asked.append(True)
         raise KeyboardInterrupt
 
-    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # who started it may want it ignored
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # the parent process may have set it to be ignored
         signal.signal(signal.SIGTERM, end)
     try:
         yield
@@ -102,9 +102,9 @@ def _terminable() -> Iterator[None]:
 
 
 def _cut_off() -> bool:
-    """Whether standard output takes no more."""
+    """Whether standard output accepts no more text."""
     try:
-        print(flush=True)  # what failed need not be in a buffer still
+        print(flush=True)  # the text that failed may no longer be in the buffer
     except OSError:
         return True
     return False

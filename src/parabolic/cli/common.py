@@ -1,4 +1,4 @@
-"""What the commands share: options and how they are read."""
+"""Options that several commands share, and how they are parsed."""
 
 from __future__ import annotations
 
@@ -43,21 +43,22 @@ Set = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="Any field of a run or option of a learner (learner.NAME=VALUE: of one of several); may be repeated.",
+        help="Set a field of the run or an option of the learner (LEARNER.NAME=VALUE: of that learner only); "
+        "may be repeated.",
     ),
 ]
-Runs = Annotated[Path, typer.Option(envvar="PARABOLIC_RUNS", help="The folder of finished runs.")]
-Stream = Annotated[str, typer.Option(help="What arrives: a name of `parabolic list`, or module:function.")]
-Memory = Annotated[int, typer.Option(help="How many examples are kept.")]
+Runs = Annotated[Path, typer.Option(envvar="PARABOLIC_RUNS", help="The folder in which runs are stored.")]
+Stream = Annotated[str, typer.Option(help="The stream: a name from `parabolic list`, or module:function.")]
+Memory = Annotated[int, typer.Option(help="How many examples the memory holds.")]
 FromPreset = Annotated[
     str | None,
-    typer.Option("--preset", help="Values that suit a learner: a name of `parabolic presets`, or FILE.toml."),
+    typer.Option("--preset", help="Settings that suit a learner: a name from `parabolic presets`, or FILE.toml."),
 ]
 PresetLearner = Annotated[
     str | None,
     typer.Option(
         "--learner",
-        help="The method: a name of `parabolic list`, or module:Class.",
+        help="The learner: a name from `parabolic list`, or module:Class.",
         show_default="the preset's, or pcl",
     ),
 ]
@@ -65,29 +66,35 @@ PresetStream = Annotated[
     str | None,
     typer.Option(
         "--stream",
-        help="What arrives: a name of `parabolic list`, or module:function.",
+        help="The stream: a name from `parabolic list`, or module:function.",
         show_default="the preset's, or seq-digits",
     ),
 ]
 PresetMemory = Annotated[
-    int | None, typer.Option("--memory", help="How many examples are kept.", show_default="the preset's, or 200")
+    int | None,
+    typer.Option("--memory", help="How many examples the memory holds.", show_default="the preset's, or 200"),
 ]
 OnlyLearner = Annotated[str | None, typer.Option("--learner", help="Only runs of this learner.")]
 OnlyStream = Annotated[str | None, typer.Option("--stream", help="Only runs on this stream.")]
 Where = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=VALUE", help="Only runs in which a setting has this value; may be repeated."),
+    typer.Option(metavar="NAME=VALUE", help="Only runs whose setting NAME has this value; may be repeated."),
 ]
-Again = Annotated[bool, typer.Option("--again", help="Train even what is finished already.")]
+Again = Annotated[bool, typer.Option("--again", help="Train again even if a run is already finished.")]
 Checkpoint = Annotated[
     float,
-    typer.Option(metavar="SECONDS", help="How often to write down how far a run is, to go on after a kill; 0: never."),
+    typer.Option(metavar="SECONDS", help="How often to save a checkpoint, from which a killed run resumes; 0: never."),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of a table.")]
-Seed = Annotated[int, typer.Option(help="Decides weights, order and draws.")]
+Device = Annotated[str, typer.Option(help="The device: auto, cpu, cuda or cuda:N.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Seed = Annotated[int, typer.Option(help="Decides the initial weights, the order of arrival and every draw.")]
 PresetSeed = Annotated[
-    int | None, typer.Option("--seed", help="Decides weights, order and draws.", show_default="the preset's, or 0")
+    int | None,
+    typer.Option(
+        "--seed",
+        help="Decides the initial weights, the order of arrival and every draw.",
+        show_default="the preset's, or 0",
+    ),
 ]
 
 
@@ -98,9 +105,10 @@ def read_run(
     usual: Mapping[str, Any] | None = None,
     **given: Any,
 ) -> tuple[Preset, RunSpec]:
-    """A preset, or a learner as it is, and the run that it makes; what is given as None is the preset's, or usual.
+    """Return the preset (for a plain learner: an empty one) and the spec of its run.
 
-    `usual` are the stream and the memory of a command that has its own.
+    Values in `given` that are None fall back to the preset's, then to `usual`: a command's own default stream and
+    memory.
     """
     method = "pcl" if learner is None else learner
     chosen = load_preset(preset) if preset else Preset(method, method)
@@ -112,7 +120,7 @@ def read_run(
 
 
 def read_settings(pairs: list[str] | None, name: str = "--set", example: str = "lr=0.05") -> dict[str, str]:
-    """The pairs NAME=VALUE of `--set`, or of an option like it."""
+    """Parse the NAME=VALUE pairs of `--set`, or of a similar option."""
     settings = {}
     for pair in pairs or []:
         setting, equals, value = pair.partition("=")
@@ -123,7 +131,7 @@ def read_settings(pairs: list[str] | None, name: str = "--set", example: str = "
 
 
 def read_where(where: list[str] | None, learner: str | None, stream: str | None) -> dict[str, str]:
-    """Which runs are wanted, by the values of their settings."""
+    """Return the values that the settings of the wanted runs must have."""
     named = {name: value for name, value in (("learner", learner), ("stream", stream)) if value is not None}
     return read_settings(where, "--where", "lr=0.05") | named
 
@@ -131,10 +139,10 @@ def read_where(where: list[str] | None, learner: str | None, stream: str | None)
 def settings_of_each(
     learners: Mapping[str, str], settings: Mapping[str, str], name: str = "--set"
 ) -> dict[str, dict[str, str]]:
-    """The settings of each of several rows, given the learner of each: `name=value` goes to those whose learner has it,
-    `row.name=value` to that one; a row that is called by a path may also be called by its learner's name.
+    """Return the settings of each row, given its learner: `name=value` goes to all rows whose learner has that setting,
+    `row.name=value` to that row only. A row named by a path may also be addressed by its learner's name.
 
-    What none of them has is refused with the nearest name.
+    A setting that no row has raises an error that suggests the nearest name.
     """
     known = {row: RunSpec.known_settings(learner) for row, learner in learners.items()}
     given: dict[str, dict[str, str]] = {row: {} for row in learners}

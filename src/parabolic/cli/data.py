@@ -25,7 +25,7 @@ from parabolic.streams import PUBLISHED, Cache, DataSet, Scenario, make_stream
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Data sets: prepare them, list them, look at them.")
+app = typer.Typer(no_args_is_help=True, help="Prepare, list and show data sets.")
 
 
 @app.command("prepare")
@@ -33,18 +33,18 @@ def prepare(
     name: Annotated[str, typer.Argument(help=f"{', '.join(PUBLISHED)}, hf:NAME, or a name for your own data.")],
     source: Annotated[
         str | None,
-        typer.Option("--from", metavar="PATH", help="A folder or archive, or hf:NAME (without it: a download)."),
+        typer.Option("--from", metavar="PATH", help="A folder, an archive or hf:NAME (default: download it)."),
     ] = None,
     label: Annotated[
         str | None,
         typer.Option(
-            metavar="COLUMN", help="Of hf:NAME, the column of labels.", show_default="`label`, or the only one"
+            metavar="COLUMN", help="The column of labels in hf:NAME.", show_default="`label`, or the only one"
         ),
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Prepare even what is there already.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Prepare it again even if it is already there.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Bring a data set into the cache, from a folder, an archive, the Hugging Face hub or by download."""
+    """Store a data set in the cache, from a folder, an archive, the Hugging Face hub or a download."""
     before = streams.find_data(name)
     with _bars() as progress:
         data = streams.prepare(name, source, label=label, again=again, progress=progress)
@@ -54,27 +54,27 @@ def prepare(
     console = Console(markup=False)
     parts = f"{data.train:,} training and {data.test:,} test images"
     if not data.test:
-        parts = f"{data.train:,} images, of which every fifth of a class is held out for tests,"
+        parts = f"{data.train:,} images (every fifth of each class is held out for testing)"
     console.print(f"{name}: {parts} of {' × '.join(map(str, data.shape))}, {data.classes} classes, from {data.source}")
     if before is not None and before.content != data.content:
         console.print(f"It replaces other data of that name, from {before.source}: runs on them will be trained again.")
     if _published(data) is False:
-        console.print("Note: the images and labels are not those of the official archive, bit by bit.")
+        console.print("Note: the images and labels are not bit for bit those of the official archive.")
     stream = name if name.startswith("hf:") else f"seq-{name}"
     console.print(f"Use it as a stream: parabolic run --stream {stream}")
     if name not in PUBLISHED:
         usual = streams.find_stream(stream)
         steps = data.train * (1 if data.test else 0.8) / usual.batch
         console.print(
-            f"By default a run has the network {usual.backbone} and batches of {usual.batch}: some {steps:,.0f} steps. "
-            "Where images are small or few, --set backbone=convnet --set batch=10 may learn far more; "
+            f"By default a run uses network {usual.backbone} and batches of {usual.batch}: about {steps:,.0f} steps. "
+            "If the images are small or few, --set backbone=convnet --set batch=10 may learn far more; "
             "`parabolic list` shows the networks."
         )
 
 
 @app.command("list")
 def list_data(as_json: Json = False) -> None:
-    """Show the data sets that are prepared or can be, and the scenarios they can be put into."""
+    """List the data sets that are prepared or can be, and the scenarios that can be applied to them."""
     cache = Cache()
     prepared = {name: data for name in cache.names() if (data := cache.find(name)) is not None}
     scenario = {name: {"default": each.default, "about": each.about} for name, each in options_of(Scenario).items()}
@@ -92,7 +92,7 @@ def list_data(as_json: Json = False) -> None:
     for name in sorted({*prepared, *PUBLISHED}):
         about = PUBLISHED[name].about if name in PUBLISHED else ""
         if name not in prepared:
-            table.add_row(name, about, f"none yet: parabolic data prepare {name}", "", "")
+            table.add_row(name, about, f"not prepared yet: parabolic data prepare {name}", "", "")
             continue
         data = prepared[name]
         table.add_row(
@@ -107,19 +107,19 @@ def list_data(as_json: Json = False) -> None:
     for name, each in scenario.items():
         table.add_row(name, str(each["default"]).lower(), str(each["about"]))
     console.print(table)
-    console.print(f"Prepared data are kept in {cache.root} (PARABOLIC_DATA names another folder).")
+    console.print(f"Prepared data are stored in {cache.root} (set PARABOLIC_DATA to use another folder).")
 
 
 @app.command("show")
 def show(
-    stream: Annotated[str, typer.Argument(help="A name of `parabolic list`, seq-NAME, hf:NAME or module:function.")],
+    stream: Annotated[str, typer.Argument(help="A name from `parabolic list`, seq-NAME, hf:NAME or module:function.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "--out", "-o", help="The picture.", show_default="STREAM.png")
+        Path | None, typer.Option("--output", "--out", "-o", help="File for the picture.", show_default="STREAM.png")
     ] = None,
     seed: Seed = 0,
     settings: Set = None,
 ) -> None:
-    """Draw what a learner sees: examples of each task with their labels, and the bridges of PCL."""
+    """Draw what a learner sees: examples of each task with their labels, and PCL's bridges."""
     spec = RunSpec.from_settings("pcl", read_settings(settings), stream=stream, seed=seed)
     resolved = spec.resolved()
     shown = make_stream(spec.stream, spec.seed, **spec.scenario)
@@ -135,14 +135,14 @@ def _facts(data: DataSet) -> dict[str, object]:
 
 
 def _published(data: DataSet) -> bool | None:
-    """Whether a data set holds what the official archive of that name does; None where that is not known."""
+    """Whether a data set has the contents of the official archive of that name; None if these are not known."""
     official = PUBLISHED.get(data.name)
     return None if official is None or official.content is None else data.content == official.content
 
 
 @contextmanager
 def _bars() -> Iterator[streams.ShowProgress]:
-    """A bar for each thing that is being done; silent where the output is not a terminal."""
+    """A progress bar for each activity; silent if standard error is not a terminal."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),

@@ -1,4 +1,4 @@
-"""What the commands that train many runs share: their options, and what they say at the end."""
+"""Options of the commands that train many runs, and what they print at the end."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from parabolic.report.runs import fault_of
 
 __all__ = ["Address", "Engine", "Fleet", "Gpus", "Minutes", "Workers", "close_grid", "train_all"]
 
-SHOWN = 5  # runs that failed for the same reason
+SHOWN = 5  # of the runs that failed for the same reason, how many are printed
 
-Engine = Annotated[str, typer.Option(help="Where to train: local, or ray for a cluster.")]
+Engine = Annotated[str, typer.Option(help="Where to train: local, or ray for a Ray cluster.")]
 Workers = Annotated[
     int | None,
     typer.Option(
-        help="How many processes or tasks at once; 0: in this process.", show_default="one for each core or GPU"
+        help="How many processes (or Ray tasks) train at once; 0: this process.", show_default="one per core or GPU"
     ),
 ]
-Address = Annotated[str | None, typer.Option(help="The Ray cluster: auto on one of its nodes, or HOST:PORT.")]
-Fleet = Annotated[int, typer.Option(help="How many runs, of one shape, a GPU trains side by side.")]
-Gpus = Annotated[float, typer.Option(help="The share of a GPU for each task on a cluster.")]
+Address = Annotated[str | None, typer.Option(help="The Ray cluster: auto (on one of its nodes) or HOST:PORT.")]
+Fleet = Annotated[int, typer.Option(help="How many runs of the same shape a GPU trains side by side.")]
+Gpus = Annotated[float, typer.Option(help="The share of a GPU that each Ray task takes.")]
 
 Minutes = Annotated[
     float | None,
-    typer.Option(help="Begin no run after so long; the same command goes on from there.", show_default="all of them"),
+    typer.Option(help="Start no run after this many minutes; the same command resumes.", show_default="no limit"),
 ]
 
 
 def train_all(specs: Sequence[RunSpec], store: Store, track: str | None = None, **options: Any) -> Outcome:
-    """Run a grid with a bar, and tell trackers of what was trained; the options are those of `run_grid`."""
+    """Run a grid with a progress bar and log the trained runs to the trackers; `options` are those of `run_grid`."""
     with GridBar() as bar, tracking(track) as tracker:
 
         def watch(event: Event) -> None:
@@ -50,7 +50,7 @@ def train_all(specs: Sequence[RunSpec], store: Store, track: str | None = None, 
 
 
 def close_grid(outcome: Outcome, store: Store) -> None:
-    """Say what failed or was not reached, and end the command with an exit code that tells of it."""
+    """Print what failed or was not started; exit with an error code after a failure or an interruption."""
     console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     alike, traced = defaultdict[str, list[RunSpec]](list), set[str]()  # a hundred runs may lack the same data
     for failure in outcome.failures:
@@ -63,14 +63,12 @@ def close_grid(outcome: Outcome, store: Store) -> None:
             console.print(f"and {len(specs) - SHOWN} more: `parabolic runs --failed` lists them")
         console.print(f"    {reason}")
         if specs[0].key in traced:
-            console.print(f"    the trace is in {store.path(specs[0].key) / FAILED}")
+            console.print(f"    the traceback is in {store.path(specs[0].key) / FAILED}")
     if outcome.failures:
-        console.print(f"Runs that failed: {len(outcome.failures)}. The same command tries them again.")
+        console.print(f"Failed runs: {len(outcome.failures)}. The same command tries them again.")
     if outcome.put_off:
-        console.print(
-            f"The time is up. Runs that were put off: {outcome.put_off}. The same command goes on from there."
-        )
+        console.print(f"The time is up. Runs not started: {outcome.put_off}. The same command resumes from there.")
     if outcome.interrupted:
-        console.print(f"Stopped. Runs that are done: {len(outcome.records)}. The same command goes on from there.")
+        console.print(f"Stopped. Finished runs: {len(outcome.records)}. The same command resumes from there.")
     if outcome.interrupted or outcome.failures:
         raise typer.Exit(130 if outcome.interrupted else 1)

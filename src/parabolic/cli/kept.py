@@ -1,4 +1,4 @@
-"""`parabolic runs`: what a store holds."""
+"""`parabolic runs`: list and export stored runs."""
 
 from __future__ import annotations
 
@@ -25,30 +25,31 @@ from parabolic.report.runs import Row, fault_of, print_csv, row_of, select, sett
 
 __all__ = ["list_runs"]
 
-WIDE = 200  # columns, where no terminal limits them
+WIDE = 200  # columns, if the output is not a terminal
 
 
 def list_runs(
     learner: OnlyLearner = None,
     stream: OnlyStream = None,
     where: Where = None,
-    failed: Annotated[bool, typer.Option("--failed", help="Those that failed when they were last tried.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Only runs whose last attempt failed.")] = False,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all columns as CSV; - prints them.")] = None,
     parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all columns as Parquet.")] = None,
     records: Annotated[
-        Path | None, typer.Option(metavar="FILE.jsonl", help="Merge them into a file of records, to be kept for good.")
+        Path | None, typer.Option(metavar="FILE.jsonl", help="Merge the runs into a records file, to keep them.")
     ] = None,
     runs: Runs = Path("runs"),
     as_json: Json = False,
 ) -> None:
-    """List the runs that are kept, choose among them, and hand them to other programs."""
+    """List, select and export the stored runs."""
     store, wanted = Store(runs), read_where(where, learner, stream)
     piped = csv == Path("-")
     if piped and as_json:
-        raise invalid("--csv", "-", "a file beside --json", "standard output is for one of them")
+        raise invalid("--csv", "-", "a file together with --json", "only one of them can use standard output")
     finished, lost, damaged = store.read()
     rows = select((row_of(each) for each in (lost if failed else finished)), wanted)
     rows.sort(key=lambda row: (row["stream"], row["learner"], row.get("memory", 0), settings_of(row), row["seed"]))
+    written = {} if records is None else _keep(finished, rows, records, failed)  # first, as it may be refused
     if piped:
         print_csv(rows, sys.stdout)
         csv = None
@@ -56,7 +57,6 @@ def list_runs(
         if path is not None:
             with disk_errors(name, path, "free some space or name another file"):
                 write(rows, path)
-    written = {} if records is None else _keep(finished, rows, records, failed)
     unreadable = {str(path): reason for path, reason in damaged.items()}
     if as_json:
         more = {"records": written} if records is not None else {}
@@ -70,7 +70,7 @@ def list_runs(
             _show_failed(rows, store, console)
         else:
             _show(rows, console)
-    no_folder = "" if runs.is_dir() else ", which is no folder"
+    no_folder = "" if runs.is_dir() else ", which is not a folder"
     console.print(Text(f"{many(len(rows), 'failed run' if failed else 'run')} in {runs}{no_folder}"))
     for path in (csv, parquet):
         if path is not None:
@@ -78,17 +78,17 @@ def list_runs(
     if records is not None:
         words = {"stand-ins": "stand-ins", "held-out": "with held-out examples"}
         left_out = [f"{written[what]} {words[what]} left out" for what in words if written[what]]
-        told = ", ".join([f"{written['written']} runs written", f"{written['there']} there now", *left_out])
+        told = ", ".join([f"{many(written['written'], 'run')} written", f"{written['there']} in the file", *left_out])
         console.print(Text(f"Records: {records} ({told})"))
     if lost and not failed:
-        console.print(f"{len(lost)} more failed when they were last tried: parabolic runs --failed")
+        console.print(f"{len(lost)} more failed at their last attempt: parabolic runs --failed")
     for name, reason in unreadable.items():
         console.print(Text(f"Cannot be read: {name} ({reason})"))
 
 
 def _keep(finished: Sequence[Record], rows: list[Row], path: Path, failed: bool) -> dict[str, int]:
-    """Merge runs into a file of records. What no result rests on is left out: stand-ins, and runs with held-out
-    examples, as trials of a search are.
+    """Merge runs into a records file, except those that are no results: stand-ins, and runs with held-out examples
+    (such as the trials of a search).
     """
     if failed:
         raise invalid("--records", Description("runs that failed"), "finished runs", "leave --failed out")
@@ -125,4 +125,4 @@ def _show_failed(rows: list[Row], store: Store, console: Console) -> None:
         told = f"{row['learner']} on {row['stream']}, seed {row['seed']} {settings_of(row)}".strip()
         console.print(Text(f"{row['key']}  {told}, {row['failed']}\n    {fault_of(row['reason'], row['trace'])}"))
         if row["trace"]:
-            console.print(Text(f"    the trace is in {store.path(row['key']) / FAILED}"))
+            console.print(Text(f"    the traceback is in {store.path(row['key']) / FAILED}"))

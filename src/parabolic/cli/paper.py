@@ -1,4 +1,4 @@
-"""`parabolic paper`: the paper's tables, ours beside the published figures."""
+"""`parabolic paper`: the paper's tables, with our figures beside the published ones."""
 
 from __future__ import annotations
 
@@ -44,22 +44,25 @@ __all__ = ["paper"]
 def paper(
     table: Annotated[str, typer.Argument(help=f"{', '.join(NAMES)}, or all.")],
     learners: Annotated[
-        str | None, typer.Option(help="Only the rows of these: names, with commas between them.", show_default="all")
+        str | None, typer.Option(help="Only the rows of these learners: names separated by commas.", show_default="all")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from 0.")] = SEEDS,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, counted from 0.")] = SEEDS,
     quick: Annotated[
-        bool, typer.Option("--quick", help="The same tables on the embedded digits: in minutes, nothing to download.")
+        bool, typer.Option("--quick", help="The same tables on the embedded digits: in minutes, without a download.")
     ] = False,
     tuned: Annotated[
         bool,
-        typer.Option("--tuned", help="With the values of presets: LEARNER-STREAM, and pcl-plus in a row of its own."),
+        typer.Option("--tuned", help="Use presets: LEARNER-STREAM for each row, and pcl-plus in a row of its own."),
     ] = False,
-    show_only: Annotated[bool, typer.Option("--show", help="Train nothing: print what there is.")] = False,
+    show_only: Annotated[bool, typer.Option("--show", help="Train nothing: print the results so far.")] = False,
     records: Annotated[
-        bool, typer.Option("--records/--no-records", help="Whether runs that come with the package count as done.")
+        bool,
+        typer.Option(
+            "--records/--no-records", help="Whether the records that come with the package count as finished runs."
+        ),
     ] = True,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Train nothing: tell how many runs are left, and for how long.")
+        bool, typer.Option("--dry-run", help="Train nothing: print how many runs are left and how long they may take.")
     ] = False,
     format: Format = "terminal",
     intervals: Intervals = False,
@@ -75,10 +78,10 @@ def paper(
     checkpoint: Checkpoint = 60.0,
     track: Track = None,
 ) -> None:
-    """Run what is missing of the paper's tables, and print ours beside what was published.
+    """Train the runs that are missing from the paper's tables, and print our figures beside the published ones.
 
-    What is neither in the folder of runs nor among the records that come with the package is trained, if its data are
-    here.
+    A run is missing if it is neither in the folder of runs nor among the records that come with the package; it is
+    trained if its data set is prepared.
     """
     check_name("table", table, (*NAMES, "all"))
     check_name("--format", format, FORMATS)
@@ -122,38 +125,42 @@ def paper(
 
 
 def _tell(lines: list[str], *, aloud: bool) -> None:
-    """Print lines below a table, or where they do not get into what another program reads."""
+    """Print lines below a table, or on standard error, apart from what another program reads."""
     console = Console(stderr=not aloud, soft_wrap=True, highlight=False, markup=False)
     for line in lines:
         console.print(line)
 
 
 def _in_words(missing: Missing, selection: Selection, again: str) -> list[str]:
-    """What is missing, place by place, and the commands that would finish it."""
+    """Return lines on what is missing in which setting, and the commands that would train it."""
     gaps = missing.gaps(selection)
     if not gaps:
         return []
     data = dict.fromkeys(name for gap in gaps if (name := lacking_data(gap.stream)) is not None)
     steps = [*(f"parabolic data prepare {name}" for name in data), again]
     count = sum(sum(gap.rows.values()) for gap in gaps)
-    return [f"{count} runs are missing. To train them: {', then '.join(steps)}.", *(f"    {gap}" for gap in gaps)]
+    are = "is" if count == 1 else "are"
+    return [
+        f"{many(count, 'run')} {are} missing. To train them: {', then '.join(steps)}.",
+        *(f"    {gap}" for gap in gaps),
+    ]
 
 
 def _without_presets(selection: Selection) -> list[str]:
-    """The rows that nobody has tuned, and the commands that would."""
+    """Return lines on the rows that have no preset, and the commands that would tune them."""
     if not selection.tuned:
         return []
     tuning, said = Tuning.of(selection), list[str]()
     if tuning.missing:
-        said.append("Rows without a preset stay empty. To make them:")
+        said.append("Rows without a preset stay empty. To tune them:")
         said += [f"    {command}" for command in tuning.commands]
     if None in tuning.plus.values():
-        said.append(f"{PLUS} stays empty where there is no preset pcl-plus, nor pcl-plus-STREAM.")
+        said.append(f"{PLUS} stays empty without a preset pcl-plus or pcl-plus-STREAM.")
     return said
 
 
 def _like_here(store: Store, device: str, workers: int | None) -> tuple[Iterator[Record], int]:
-    """The runs that were trained on such a device, and how many would be trained at once."""
+    """Return the runs that were trained on the same kind of device, and how many would be trained at once."""
     here = environment(find_device(device))["device"]
     alike = (record for record in store if record.environment.get("device") == here)
     return alike, 1 if workers == 0 else len(worker_devices(device, workers))
@@ -164,7 +171,7 @@ def _tell_plans(plans: dict[str, Plan], at_once: int, format: str) -> None:
         told = {name: {**asdict(each), "seconds": each.seconds / at_once} for name, each in plans.items()}
         print(json.dumps(told, indent=1))
         return
-    table = Table(title="What there is to do", title_justify="left")
+    table = Table(title="Runs to train", title_justify="left")
     for column in ("table", "runs", "done", "to train", f"time, {at_once} at once"):
         table.add_column(column, justify="left" if column == "table" else "right")
     for name, each in plans.items():
@@ -175,7 +182,7 @@ def _tell_plans(plans: dict[str, Plan], at_once: int, format: str) -> None:
 
 
 def _time(plan: Plan, at_once: int) -> str:
-    """The time that a plan may take, as far as it can be told."""
+    """Format the time that a plan may take, as far as it is known."""
     left, seconds = plan.runs - plan.done, plan.seconds / at_once
     if plan.unknown == left > 0:
         return "unknown"

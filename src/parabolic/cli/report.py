@@ -1,4 +1,4 @@
-"""`parabolic report` and `parabolic plot`: results to look at."""
+"""`parabolic report` and `parabolic plot`: results as a page or as curves."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from parabolic.report.scenes import Scene, find_scenes
 
 __all__ = ["plot", "report"]
 
-WIDE = 100  # columns, where no terminal says how many there are
+WIDE = 100  # columns, if the output is not a terminal
 
 
 def report(
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file for the page.")] = Path("report.html"),
     runs: Runs = Path("runs"),
     learner: OnlyLearner = None,
     stream: OnlyStream = None,
     where: Where = None,
-    bounds: Annotated[Path, typer.Option(help="The folder of what `parabolic bounds` has measured.")] = Path("bounds"),
+    bounds: Annotated[Path, typer.Option(help="The folder with the results of `parabolic bounds`.")] = Path("bounds"),
     records: Annotated[
         bool,
-        typer.Option("--records", help="Show the runs that come with the package too, or are in PARABOLIC_RECORDS."),
+        typer.Option("--records", help="Also show the package's records, or those in PARABOLIC_RECORDS."),
     ] = False,
-    title: Annotated[str, typer.Option(help="What the page is called.")] = TITLE,
+    title: Annotated[str, typer.Option(help="The title of the page.")] = TITLE,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Keep the page current while runs come in, until Ctrl-C.")
+        bool, typer.Option("--watch", help="Keep the page up to date as runs come in, until Ctrl-C.")
     ] = False,
-    every: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks at the runs.")] = 10.0,
+    every: Annotated[float, typer.Option(min=0.2, help="With --watch: seconds between checks for new runs.")] = 10.0,
 ) -> None:
-    """Write all results as one page that needs no network: which method is best, by how much, and at what cost."""
+    """Write all results as one page that works offline: which method is best, by how much, and at what cost."""
     store = BackedStore(runs, Records.ours() if records else Records())
     wanted = read_where(where, learner, stream)
 
@@ -52,25 +52,27 @@ def report(
     console = Console(soft_wrap=True, highlight=False, markup=False)
     if watch:
         with suppress(KeyboardInterrupt):
-            seen = store.written()  # before the page is written: what comes in meanwhile is then seen to be new
+            seen = store.written()  # before the page is written, so that runs which finish meanwhile count as new
             write(every)
-            console.print(f"{output.resolve()} is kept current; Ctrl-C ends it")
+            console.print(f"{output.resolve()} is kept up to date; Ctrl-C ends this")
             _keep_current(store, seen, lambda: write(every), every)
     console.print(f"The report: {write().resolve()}")
 
 
 def plot(
-    folder: Annotated[Path | None, typer.Argument(help="The folder of finished runs, as --runs names it too.")] = None,
+    folder: Annotated[Path | None, typer.Argument(help="The folder of runs; the same as --runs.")] = None,
     runs: Runs = Path("runs"),
     learner: OnlyLearner = None,
     stream: OnlyStream = None,
     where: Where = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Draw into this file (.png, .svg or .pdf) instead.")
+        Path | None, typer.Option("--output", "-o", help="Draw to this file (.png, .svg or .pdf) instead.")
     ] = None,
-    style: Annotated[str, typer.Option(help=f"Of the file: {' or '.join(STYLES)} (LaTeX sizes, no title).")] = "screen",
+    style: Annotated[
+        str, typer.Option(help=f"Style of the file: {' or '.join(STYLES)} (LaTeX sizes, no title).")
+    ] = "screen",
 ) -> None:
-    """Draw the anytime accuracy of each method: here in the terminal, or into a file."""
+    """Plot the anytime accuracy of each method, in the terminal or to a file."""
     check_name("--style", style, STYLES)
     store = Store(folder or runs)
     finds = find_scenes(store, read_where(where, learner, stream))
@@ -86,7 +88,7 @@ def plot(
     else:
         if len(scenes) > 1:
             got = Description(f"runs of {len(scenes)} kinds: {'; '.join(scene.title for scene in scenes)}")
-            raise invalid("runs", got, "those of one kind in a file", _choice(scenes))
+            raise invalid("runs", got, "runs of one kind for a file", _choice(scenes))
         console.print(Text(f"Written: {draw_curves(scenes[0], output, style)}"))
     if finds.left_out:
         console.print(Text(finds.left_out))
@@ -95,7 +97,7 @@ def plot(
 
 
 def _choice(scenes: Sequence[Scene]) -> str:
-    """How to choose one of several scenes: by what they differ, and what that would be for the last of them."""
+    """Describe how to choose one of several scenes: the settings that differ, and an example that selects the last."""
     names = dict.fromkeys(name for scene in scenes for name in scene.settings)
     differing = [name for name in names if len({str(scene.settings.get(name)) for scene in scenes}) > 1]
     told = []
@@ -108,7 +110,7 @@ def _choice(scenes: Sequence[Scene]) -> str:
 
 
 def _keep_current(store: Store, seen: Mapping[Path, int], write: Callable[[], object], every: float) -> None:
-    """Write again whenever something has come in since what was seen, until Ctrl-C."""
+    """Write the page again whenever the runs have changed, until Ctrl-C."""
     while True:
         time.sleep(every)
         now = store.written()

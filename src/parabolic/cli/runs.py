@@ -55,20 +55,18 @@ from parabolic.streams import known_streams
 __all__ = ["compare", "list_all", "run_one"]
 
 OF_A_RUN = ("backbone", "batch", "epochs", "precision", "channels_last", "measure")
-"""Fields of a run that `--set` alone sets."""
+"""Fields of a run that only `--set` can set."""
 
-SEVERAL = (
-    "settings of one method are compared as presets: --preset a.toml --preset b.toml, each with learner and [settings]"
-)
+SEVERAL = "compare settings of one method as presets: --preset a.toml --preset b.toml, each with learner and [settings]"
 
 
 def list_all(
     learner: Annotated[
-        str | None, typer.Argument(help="One of them, or module:Class: what each of its options does.")
+        str | None, typer.Argument(help="Explain the options of this learner: its name, or module:Class.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the learners with their options, the streams and the networks."""
+    """List the learners with their options, the streams and the networks."""
     if learner is not None:
         _list_one(learner, as_json)
         return
@@ -87,8 +85,8 @@ def list_all(
     for name, entry in known_streams().items():
         table.add_row(name, entry.about, entry.backbone, str(entry.batch))
     console.print(table)
-    console.print(f"Networks: {', '.join(sorted(BACKBONES))}, or module:factory of your own.")
-    console.print("What an option does: parabolic list LEARNER, or parabolic list --json")
+    console.print(f"Networks: {', '.join(sorted(BACKBONES))}, or your own as module:factory.")
+    console.print("To see what the options do: parabolic list LEARNER, or parabolic list --json")
 
 
 def _list_one(name: str, as_json: bool) -> None:
@@ -100,13 +98,16 @@ def _list_one(name: str, as_json: bool) -> None:
     about = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0]
     for line in filter(None, (f"{name}: {about}" if about else name, kind.reference)):
         console.print(Text(line))
-    groups = {"Its options": options_of(kind), "Of every run": {key: fields[key] for key in fields if key in OF_A_RUN}}
+    groups = {
+        "Its options": options_of(kind),
+        "Options of every run": {key: fields[key] for key in fields if key in OF_A_RUN},
+    }
     for title, options in groups.items():
         table = Table("--set", "default", "values", "what it is", title=title, title_justify="left")
         for key, stated in options.items():
             table.add_row(key, write_option(stated.default), stated.allowed, Text(stated.about))
         console.print(table)
-    console.print("What may happen to a stream: parabolic data list")
+    console.print("For the scenarios of streams: parabolic data list")
 
 
 def run_one(
@@ -120,14 +121,14 @@ def run_one(
     again: Again = False,
     device: Device = "auto",
     checkpoint: Checkpoint = 60.0,
-    monitor: Annotated[bool, typer.Option(help="Write down what `parabolic watch` shows.")] = True,
+    monitor: Annotated[bool, typer.Option(help="Record what `parabolic watch` shows.")] = True,
     track: Track = None,
     as_json: Json = False,
 ) -> None:
-    """Train one learner on one stream and keep the result; one that was stopped goes on."""
+    """Train one learner on one stream and store the result; a run that was stopped resumes."""
     chosen, spec = read_run(learner, preset, settings, stream=stream, memory=memory, seed=seed)
     store = Store(runs)
-    find_device(device)  # first, as a run that is there needs none
+    find_device(device)  # checked even if the run is already stored and needs no device
     Keeping.of(store, checkpoint)
     lost: Unsaved | None = None
     with ExitStack() as stack:
@@ -135,18 +136,18 @@ def run_one(
         bar.title = chosen.name
         tracker = stack.enter_context(tracking(track, {"key": spec.key, **spec.resolved()}))
         watchers: list[Callback] = [bar]
-        if monitor:  # before the tracker, whose entry is closed when it is told of the end
+        if monitor:  # before the tracker, which closes its entry at the end of the run
             looks = Monitor(every=20, share=0.005, file=store.monitor(spec.key), tracker=tracker)
             watchers.append(stack.enter_context(looks))
         if tracker is not None:
             watchers.append(tracker)
         try:
             record, reused = run(spec, store, again=again, device=device, checkpoint=checkpoint, callbacks=watchers)
-        except Unsaved as error:  # the figures are there, and this is the last chance to see them
+        except Unsaved as error:  # the results exist, and this is the last chance to see them
             record, reused, lost = error.record, False, error
         except KeyboardInterrupt:
             begun = store.checkpoint(spec.key).exists()
-            told = "goes on from its last checkpoint" if begun else "begins anew, as there was no checkpoint yet"
+            told = "resumes from the last checkpoint" if begun else "starts over, as there was no checkpoint yet"
             print(f"stopped: the same command {told}", file=sys.stderr)
             raise typer.Exit(130) from None
     if as_json:
@@ -160,7 +161,7 @@ def run_one(
 
 
 def _print_run(record: Record, title: str, place: Path | None, reused: bool) -> None:
-    """The figures of a run, how it was made, and where it is kept, if it is."""
+    """Print the results of a run, how it was trained, and where it is stored, if it is."""
     console = Console(markup=False)
     table, shown = accuracies(record.accuracy, console.width, title)
     console.print(table)
@@ -178,27 +179,27 @@ def _print_run(record: Record, title: str, place: Path | None, reused: bool) -> 
             console.print(start + ", ".join(f"{name.replace('_', ' ')} {each:z.1f}" for name, each in figures.items()))
     if record.measured:
         console.print(", ".join(f"{name} {values[-1]:.4g}" for name, values in record.measured.items()))
-    kept = f"{'found' if reused else 'kept'} in {place}" if place else "not kept"
+    kept = f"{'found' if reused else 'stored'} in {place}" if place else "not stored"
     console.print(f"{briefly(sum(record.train_seconds))} s of training; {kept}")
 
 
 def compare(
     learners: Annotated[
         str | None,
-        typer.Option(help="Names, with commas between them.", show_default="pcl,er,sgd, where there is no preset"),
+        typer.Option(help="Learners, separated by commas.", show_default="pcl,er,sgd if there is no preset"),
     ] = None,
     preset: Annotated[
-        list[str] | None, typer.Option(help="A preset to compare with them, in a row of its own; may be repeated.")
+        list[str] | None, typer.Option(help="A preset to compare, in a row of its own; may be repeated.")
     ] = None,
     stream: PresetStream = None,
     memory: Annotated[
         str | None,
         typer.Option(
-            help="How many examples are kept; several sizes, with commas between them, have a table each.",
+            help="How many examples the memory holds; several sizes, separated by commas, give a table each.",
             show_default="the preset's, or 200",
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from 0.")] = 5,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, counted from 0.")] = 5,
     settings: Set = None,
     runs: Runs = Path("runs"),
     again: Again = False,
@@ -214,8 +215,8 @@ def compare(
     metrics: Annotated[
         str | None,
         typer.Option(
-            help=f"The columns, with commas between them: of {', '.join(FIGURES)}, and what `--set measure` measures.",
-            show_default=f"{','.join(USUAL)} and what is measured",
+            help=f"The columns, separated by commas: {', '.join(FIGURES)}, and the measures of `--set measure`.",
+            show_default=f"{','.join(USUAL)} and all measures",
         ),
     ] = None,
     format: Format = "terminal",
@@ -223,20 +224,20 @@ def compare(
     output: Output = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the records of all runs instead of a table.")] = False,
 ) -> None:
-    """Train several learners with several seeds and print them side by side."""
+    """Train several learners with several seeds and print their results side by side."""
     check_name("--format", format, FORMATS)
     if as_json and (output is not None or format != "terminal"):
         raise invalid(
-            "--json", Description("it beside --output or --format"), "one way to print", "leave the others out"
+            "--json", Description("it with --output or --format"), "one kind of output", "leave the others out"
         )
     chosen = [load_preset(name) for name in preset or []]
     rows = _rows(learners, chosen)
     tables = [_specs(rows, chosen, settings, stream, size, seeds) for size in _sizes(memory, chosen, settings)]
     every = (spec for each in tables for row in each.values() for spec in row)
-    wanted = list({spec.key: spec for spec in every}.values())  # one without a memory has the same runs at all sizes
+    wanted = list({spec.key: spec for spec in every}.values())  # without a memory, runs are the same at all sizes
     columns = _columns(metrics, wanted)
     store = Store(runs)
-    if engine == "local":  # the nodes of a cluster have data that need not be here
+    if engine == "local":  # the data on the nodes of a cluster may be missing here
         first = (row[0] for each in tables for row in each.values())
         _check_built([spec for spec in first if spec.options and store.find(spec) is None])
     if output is not None:
@@ -267,19 +268,19 @@ def compare(
 
 
 def _columns(asked: str | None, specs: Iterable[RunSpec]) -> dict[str, Column]:
-    """The columns of a comparison, by the names of their figures; all that is measured of the runs can be one."""
+    """Return the columns of a comparison by name; every measure of the runs can be one."""
     measures = {name: each for spec in specs for name, each in find_measures(spec.measure).items()}
     known = FIGURES | {name: column_of(name, measure) for name, measure in measures.items()}
     names = [*USUAL, *measures] if asked is None else [name.strip() for name in asked.split(",")]
     for name in names:
         check_name("--metrics", name, known)
     if len(set(names)) < len(names):
-        raise invalid("--metrics", asked, "each figure once")
+        raise invalid("--metrics", asked, "each metric once")
     return {name: known[name] for name in names}
 
 
 def _sizes(memory: str | None, presets: list[Preset], settings: list[str] | None) -> list[int]:
-    """The sizes of memory that are asked for."""
+    """Parse the sizes of `--memory`."""
     if memory is None:
         return [_meant_for("memory", presets, 200)]
     sizes = [parse_option(options_of(RunSpec), "memory", text.strip()) for text in memory.split(",")]
@@ -287,12 +288,12 @@ def _sizes(memory: str | None, presets: list[Preset], settings: list[str] | None
         raise invalid("--memory", memory, "each size once")
     set_too = [each for each in read_settings(settings) if each.rpartition(".")[2] == "memory"]
     if len(sizes) > 1 and set_too:
-        raise invalid("--memory", memory, "one size beside --set memory", "leave one of them out")
+        raise invalid("--memory", memory, "one size with --set memory", "leave one of them out")
     return sizes
 
 
 def _rows(learners: str | None, presets: Sequence[Preset]) -> dict[str, Preset]:
-    """The rows of a comparison, by name: learners as they are, then presets."""
+    """Return the rows of a comparison by name: plain learners, then presets."""
     if learners is None:
         learners = "" if presets else "pcl,er,sgd"
     names = [name.strip() for name in learners.split(",") if name.strip()]
@@ -316,14 +317,16 @@ def _specs(
     memory: int,
     seeds: int,
 ) -> dict[str, list[RunSpec]]:
-    """The runs of each row, one for each seed; all are of one stream."""
+    """Return the runs of each row, one for each seed, all on the same stream."""
     given = settings_of_each({name: row.learner for name, row in rows.items()}, read_settings(settings))
     for name, instead in (("stream", "--stream"), ("seed", "--seeds")):
         if any(name in own for own in given.values()):
-            raise invalid("--set", name, "what may differ from row to row", f"use {instead}, which is for all")
+            raise invalid(
+                "--set", name, "a setting that may differ between rows", f"use {instead}, which applies to all rows"
+            )
         for row in (each.name for each in presets if name in each.settings):
-            remedy = f"take it out of [settings] and use {instead}, which is for all"
-            raise invalid(f"preset {row!r}", name, "what may differ from row to row", remedy)
+            remedy = f"take it out of [settings] and use {instead}, which applies to all rows"
+            raise invalid(f"preset {row!r}", name, "a setting that may differ between rows", remedy)
     stream = _meant_for("stream", presets, "seq-digits") if stream is None else stream
     try:
         return {
@@ -332,13 +335,13 @@ def _specs(
         }
     except InputError as error:
         texts = [text for own in given.values() for text in own.values()]
-        if any("," in text and repr(text) == error.got for text in texts):  # as if it were a list
+        if any("," in text and repr(text) == error.got for text in texts):  # probably meant as a list of values
             error.remedy = "; ".join(filter(None, [error.remedy, SEVERAL]))
         raise
 
 
 def _print_records(runs: Iterable[Record], outcome: Outcome) -> None:
-    """All that is known of the runs, for programs."""
+    """Print the complete records of the runs as JSON."""
     told = {
         "reused": outcome.reused,
         "runs": [dataclasses.asdict(each) for each in runs],
@@ -348,7 +351,7 @@ def _print_records(runs: Iterable[Record], outcome: Outcome) -> None:
 
 
 def _print_words(tables: Mapping[str, Mapping[str, Sequence[Record]]], outcome: Outcome, folder: Path) -> None:
-    """What is said below tables: how the runs were made, how many there are, and what the figures of each say."""
+    """Print the lines below the tables: how the runs were trained, how many there are, and what their results mean."""
     console = Console(markup=False)
     if told := _made_alike(next(iter(tables.values()))):
         console.print(told)
@@ -358,29 +361,29 @@ def _print_words(tables: Mapping[str, Mapping[str, Sequence[Record]]], outcome: 
 
 
 def _check_built(specs: Iterable[RunSpec]) -> None:
-    """Refuse settings that do not go together at once, before any run of any row has failed by them."""
+    """Refuse incompatible settings at once, before any run fails because of them."""
     for spec in specs:
         try:
             build(spec, device="cpu")
         except InputError:
             raise
-        except Exception:  # what nobody expected stops no other row: the grid tells of it
+        except Exception:  # an unexpected error must not stop the other rows; the grid reports it
             continue
 
 
 def _title(specs: Iterable[RunSpec], settings: Iterable[str]) -> str:
-    """Of what a comparison is: the stream, the memory, and what was set."""
+    """Return the title of a comparison: the stream, the memory and the other settings."""
     runs = [spec.resolved() for spec in specs]
     sizes = " and ".join(str(size) for size in sorted({run["memory"] for run in runs if "memory" in run}))
-    named = ("memory", "measure")  # in the title, or in columns
+    named = ("memory", "measure")  # shown in the title already, or as columns
     others = " ".join(each for each in settings if each.partition("=")[0].rpartition(".")[2] not in named)
     told = [runs[0]["stream"], f"memory {sizes}" if sizes else "", others]
     return ", ".join(each for each in told if each)
 
 
 def _called(rows: Mapping[str, Preset]) -> list[str]:
-    """What each row is called in a table: a class of a file by the name that it states, if no other has it."""
-    stated = {row: vars(find_learner(row)).get("name", "") for row in rows if ":" in row}  # no preset is called so
+    """Return the title of each row: for a class from a file the name that it declares, unless another row has it."""
+    stated = {row: vars(find_learner(row)).get("name", "") for row in rows if ":" in row}  # presets have no colon
     taken = Counter([*stated.values(), *(row for row in rows if row not in stated)])
     return [
         name if (name := stated.get(row)) and taken[name] == 1 and name not in known_learners() else row for row in rows
@@ -388,7 +391,7 @@ def _called(rows: Mapping[str, Preset]) -> list[str]:
 
 
 def _made_with(records: Sequence[Record]) -> str:
-    """The network, the batches and the steps of runs that differ in their seeds alone."""
+    """Describe the network, batches and steps of runs that differ only in their seeds."""
     spec, steps = records[0].spec, sorted({record.steps for record in records})
     epochs = f", {many(spec['epochs'], 'epoch')}" if spec["epochs"] != 1 else ""
     told = " to ".join(f"{each:,}" for each in dict.fromkeys((steps[0], steps[-1])))
@@ -396,7 +399,7 @@ def _made_with(records: Sequence[Record]) -> str:
 
 
 def _made_alike(rows: Mapping[str, Sequence[Record]]) -> str:
-    """The same of all rows of a table: at once, where they are alike."""
+    """Describe how the runs of all rows were trained, once for rows that agree."""
     alike = defaultdict[str, list[str]](list)
     for name, records in rows.items():
         if records:
@@ -407,15 +410,15 @@ def _made_alike(rows: Mapping[str, Sequence[Record]]) -> str:
 
 
 def _tried(presets: Sequence[Preset]) -> list[str]:
-    """What is to be said where not as much was tried for each of several presets."""
+    """Return a note if the presets were not tuned with the same effort."""
     spent = {preset.name: Effort.of(preset) for preset in presets}
     if len(set(spent.values())) < 2:
         return []
-    return [f"Not as much was tried for each: {', '.join(f'{name} ({each})' for name, each in spent.items())}."]
+    return [f"Tuning effort differs: {', '.join(f'{name} ({each})' for name, each in spent.items())}."]
 
 
 def _facts(learner: type[Learner]) -> dict[str, Any]:
-    """What there is to know of a learner before using it."""
+    """Return a learner's reference, requirements and options."""
     options = options_of(learner)
     needs = {"memory": "memory" in options, "tasks": learner.needs_tasks, "all tasks at once": learner.sees_all}
     return {
@@ -426,9 +429,9 @@ def _facts(learner: type[Learner]) -> dict[str, Any]:
 
 
 def _meant_for(what: str, presets: list[Preset], otherwise: Any) -> Any:
-    """The stream or memory that all presets were made for, where they say."""
+    """Return the stream or memory that all presets were made for, if they name one."""
     meant = {value for each in presets if (value := getattr(each, what)) is not None}
     if len(meant) > 1:
         got = Description(f"presets for {' and '.join(map(str, sorted(meant)))}")
-        raise invalid(f"--{what}", got, "one for all", f"give --{what}")
+        raise invalid(f"--{what}", got, "the same for all rows", f"give --{what}")
     return meant.pop() if meant else otherwise

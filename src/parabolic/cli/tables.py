@@ -1,4 +1,4 @@
-"""What the commands that print tables of results share: their options, and where the tables go."""
+"""Options of the commands that print tables of results, and how the tables are printed or written."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from parabolic.report import FORMATS, Results, render, terminal
 
 __all__ = ["Format", "Intervals", "Output", "check_output", "show"]
 
-Format = Annotated[str, typer.Option(help=f"How tables are printed: {', '.join(FORMATS)}.")]
-Intervals = Annotated[bool, typer.Option("--intervals", help="Show 95 % intervals in place of standard deviations.")]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="A file for the tables.")]
+Format = Annotated[str, typer.Option(help=f"Format of the tables: {', '.join(FORMATS)}.")]
+Intervals = Annotated[bool, typer.Option("--intervals", help="Show 95 % intervals instead of standard deviations.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the tables to this file instead.")]
 
 
 class _Written(Exception):
-    """It could have been written."""
+    """Raised to discard a file that could be written."""
 
 
 def check_output(path: Path, remedy: str = "name another file", name: str = "--output") -> None:
-    """Refuse a file that cannot be written, before anything is trained for it. All is left as it was."""
+    """Refuse a file that cannot be written, before anything is trained for it. Nothing on disk changes."""
     made = [folder for folder in path.parents if not folder.exists()]  # the innermost first
     try:
         with suppress(_Written), disk_errors(name, path.parent, remedy), written_whole(path) as aside:
@@ -33,7 +33,7 @@ def check_output(path: Path, remedy: str = "name another file", name: str = "--o
             raise _Written
     finally:
         for folder in made:
-            with suppress(OSError):  # another may have put something there
+            with suppress(OSError):  # another process may have put something there
                 folder.rmdir()
 
 

@@ -1,4 +1,4 @@
-"""`parabolic bounds` and `profile`: the theory beside the practice."""
+"""`parabolic bounds` and `profile`: the theory compared with measurements."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ InPlane = Annotated[
     str | None,
     typer.Option(
         "--stream",
-        help="What arrives, points in the plane: a name of `parabolic list`, or module:function.",
+        help="The stream, of points in the plane: a name from `parabolic list`, or module:function.",
         show_default="the preset's, or seq-blobs",
     ),
 ]
 FewKept = Annotated[
-    int | None, typer.Option("--memory", help="How many examples are kept.", show_default="the preset's, or 60")
+    int | None, typer.Option("--memory", help="How many examples the memory holds.", show_default="the preset's, or 60")
 ]
 Output = Annotated[Path, typer.Option("--output", "--out", "-o", help="The folder for the JSON file and the picture.")]
-Eps = Annotated[float, typer.Option(help="Squared radius of the balls round the memory.")]
+Eps = Annotated[float, typer.Option(help="Squared radius of the balls around the examples in memory.")]
 
 
 def bounds(
@@ -55,14 +55,14 @@ def bounds(
     seed: PresetSeed = None,
     settings: Set = None,
     eps: Eps = 0.01,
-    samples: Annotated[int, typer.Option(help="Points of edge and inside that are looked at.")] = 256,
+    samples: Annotated[int, typer.Option(help="How many points to sample on the boundary, and as many inside.")] = 256,
     output: Output = Path("bounds"),
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Compare the loss on memory with that on the first and the last task, after every task (the paper's appendix)."""
+    """Compare the loss on memory with the loss on the first and last task, after every task (the paper's appendix)."""
     chosen, spec = read_run(learner, preset, settings, stream=stream, memory=memory, seed=seed)
-    check_picture("--output", output / "picture.png")  # before the training, and not after it
+    check_picture("--output", output / "picture.png")  # fail before the training rather than after it
     check_output(output / "picture.png", "name another folder")
     console = Console(stderr=as_json, markup=False)
     monitor = BoundsMonitor(
@@ -92,8 +92,8 @@ def profile(
     eps: Eps = 0.01,
     time: Annotated[float, typer.Option(help="The time t of u(x, t).")] = 1.0,
     sigma: Annotated[float, typer.Option(help="The diffusion coefficient of the equation.")] = 0.05,
-    grid: Annotated[int, typer.Option(min=2, help="Points of the grid along each side.")] = 48,
-    paths: Annotated[int, typer.Option(min=2, help="Paths from each point.")] = 100,
+    grid: Annotated[int, typer.Option(min=2, help="Grid points along each side.")] = 48,
+    paths: Annotated[int, typer.Option(min=2, help="Random paths from each grid point.")] = 100,
     output: Output = Path("profile"),
     device: Device = "auto",
     as_json: Json = False,
@@ -101,8 +101,8 @@ def profile(
     """Draw the continual loss profile u(x, t) of a learner after each task of a stream of points in the plane."""
     usual = {"stream": "seq-blobs", "memory": 60}
     chosen, spec = read_run(learner, preset, settings, usual, stream=stream, memory=memory, seed=seed)
-    check_picture("--output", output / "picture.png")  # before the training, and not after it
-    check_number("--memory", spec.memory, whole=True, at_least=3, remedy="three points span a part of the plane")
+    check_picture("--output", output / "picture.png")  # fail before the training rather than after it
+    check_number("--memory", spec.memory, whole=True, at_least=3, remedy="three points are needed to span an area")
     check_output(output / "picture.png", "name another folder")
     recorder = ProfileRecorder(grid=grid, eps=eps, t=time, sigma=sigma, paths=paths, seed=spec.seed)
     _train(spec, device, recorder)
@@ -152,9 +152,9 @@ def _train(spec: RunSpec, device: str, watcher: Callback) -> State:
 
 def _forgetting_table(rows: list[BoundsRow]) -> Table:
     caption = (
-        "Loss of test examples by their own labels, all classes competing (in brackets: among the task's own classes). "
-        "The bound is the largest loss on memory, hull and inside; 'covered' is the share of the examples that lie "
-        "within the hull, for which the proposition speaks."
+        "Loss on test examples with their true labels, over all classes (in brackets: over the task's own classes). "
+        "The bound is the largest loss found on the memory, the hull and the interior; 'covered' is the share of the "
+        "examples that lie within the hull, to which the proposition applies."
     )
     table = Table(title="Proposition 1: the past", caption=caption, title_justify="left", caption_justify="left")
     for column in ("after task", "memory: min / mean / max", "first task", "bound", "holds", "covered"):

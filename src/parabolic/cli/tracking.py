@@ -1,4 +1,4 @@
-"""What the commands that train share: the trackers that are told of it."""
+"""The option `--track` of the commands that train."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Track = Annotated[
     str | None,
     typer.Option(
         metavar="NAMES",
-        help=f"Tell these trackers too: {', '.join(TRACKERS)}, with commas between them. They write to the folder "
-        "`tracked`, or the one that PARABOLIC_TRACKED names.",
+        help=f"Also log to these trackers, separated by commas: {', '.join(TRACKERS)}. They write to the folder "
+        "`tracked`, or to PARABOLIC_TRACKED if that is set.",
     ),
 ]
 
 
 @contextmanager
 def tracking(names: str | None, settings: Mapping[str, Any] | None = None) -> Iterator[Tracker | None]:
-    """The trackers of these names, if there are any; what goes wrong with one is told on standard error."""
+    """Yield a tracker for these names, or None without names; its problems are printed on standard error."""
     if names is None:
         yield None
         return

@@ -31,18 +31,18 @@ ABOUT = {name: each.about[0].upper() + each.about[1:] + "." for name, each in op
 def tune_one(
     learner: Annotated[
         str | None,
-        typer.Option(help="The method: a name of `parabolic list`, or module:Class.", show_default="pcl"),
+        typer.Option(help="The learner: a name from `parabolic list`, or module:Class.", show_default="pcl"),
     ] = None,
     learners: Annotated[
         str | None,
-        typer.Option(help="Several, one after another, with as many trials each: names with commas, or all."),
+        typer.Option(help="Several learners, tuned in turn with --trials each: names separated by commas, or all."),
     ] = None,
     stream: Stream = "seq-digits",
     memory: Memory = 200,
-    trials: Annotated[int, typer.Option(min=1, help="How many there are to be, those of earlier calls included.")] = 30,
+    trials: Annotated[int, typer.Option(min=1, help="Total number of trials, including those of earlier calls.")] = 30,
     space: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=LOW:HIGH[:log]|A,B,C", help="Where to look for a value; may be repeated."),
+        typer.Option(metavar="NAME=LOW:HIGH[:log]|A,B,C", help="The values to try for a setting; may be repeated."),
     ] = None,
     settings: Set = None,
     metric: Annotated[str, typer.Option(help=f"aaa or acc. {ABOUT['metric']}")] = "aaa",
@@ -50,11 +50,11 @@ def tune_one(
     validation: Annotated[float, typer.Option(help=ABOUT["validation"])] = 0.1,
     seed: Annotated[int, typer.Option(help=ABOUT["seed"])] = 0,
     prune: Annotated[bool, typer.Option("--prune", help=ABOUT["prune"])] = False,
-    parallel: Annotated[int, typer.Option(min=1, help="Trials at once, side by side on a GPU.")] = 1,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that work on the study.")] = 1,
+    parallel: Annotated[int, typer.Option(min=1, help="How many trials a GPU trains side by side.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="How many processes work on the study.")] = 1,
     name: Annotated[
         str | None,
-        typer.Option(help="What the study and its preset are called.", show_default="LEARNER-STREAM"),
+        typer.Option(help="Name of the study and of its preset.", show_default="LEARNER-STREAM"),
     ] = None,
     output: Annotated[
         Path | None,
@@ -64,22 +64,22 @@ def tune_one(
         str | None,
         typer.Option(
             envvar="PARABOLIC_STORAGE",
-            help="Where the study is kept: a URL of Optuna, or journal:FILE.",
-            show_default="SQLite, in the folder of runs",
+            help="Where the study is stored: an Optuna storage URL, or journal:FILE.",
+            show_default="SQLite in the folder of runs",
         ),
     ] = None,
     runs: Runs = Path("runs"),
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Find values that suit a learner, on training examples that are held out, and keep the best as a preset."""
+    """Search for settings that suit a learner, judged on held-out training examples, and save the best as a preset."""
     names = _chosen(learner, learners)
     if name is not None and len(names) > 1:
-        raise invalid("--name", name, "none for several learners", "each preset is called LEARNER-STREAM")
+        raise invalid("--name", name, "no name for several learners", "each preset is called LEARNER-STREAM")
     own = {each: each for each in names}
     fixed = settings_of_each(own, read_settings(settings))
     spaces = settings_of_each(own, read_settings(space, "--space", "lr=0.01:0.3:log"), "--space")
-    searches = [  # all of them first: what cannot be used is refused before anything is trained
+    searches = [  # all of them first, so that invalid input is refused before anything is trained
         Search(
             RunSpec.from_settings(each, fixed[each], stream=stream, memory=memory),
             spaces[each], metric, seeds, validation, seed, prune,
@@ -90,7 +90,7 @@ def tune_one(
     check_output(folder / ".preset", "free some space, or name another folder with --output", "presets")
     for search in searches:
         for option, value in search.outside.items():
-            said = f"its own {option}={write_option(value)} is outside {search.ranges[option]}: no trial has it"
+            said = f"the default {option}={write_option(value)} is outside {search.ranges[option]}: no trial uses it"
             print(f"note: {search.spec.learner}: {said}", file=sys.stderr)
     told, failed = [], []
     for search in searches:
@@ -101,12 +101,12 @@ def tune_one(
             )  # fmt: skip
             path = save_preset(tuned.preset(), folder)
         except KeyboardInterrupt:
-            print("stopped: what is done is kept, and the same command goes on", file=sys.stderr)
+            print("stopped: finished trials are stored, and the same command resumes", file=sys.stderr)
             raise typer.Exit(130) from None
         except Exception as error:
             if len(names) == 1:
                 raise
-            failed.append(search.spec.learner)  # the others need not wait for it
+            failed.append(search.spec.learner)  # go on with the other learners
             print(f"error: {search.spec.learner}: {first_line(error)}", file=sys.stderr)
             continue
         found = {"preset": str(path), "running": tuned.running, "best": dataclasses.asdict(tuned.best)}
@@ -121,11 +121,11 @@ def tune_one(
 
 
 def _chosen(learner: str | None, learners: str | None) -> list[str]:
-    """The learners to be tuned; `all` are those that learn task by task."""
+    """Return the learners to tune; `all` are those that learn task by task."""
     if learners is None:
         return [learner or "pcl"]
     if learner is not None:
-        raise invalid("--learner", learner, "none beside --learners", "leave one of them out")
+        raise invalid("--learner", learner, "none with --learners", "leave one of them out")
     if learners == "all":
         return sorted(name for name, each in known_learners().items() if not each.sees_all)
     names = list(dict.fromkeys(name.strip() for name in learners.split(",") if name.strip()))
@@ -135,7 +135,7 @@ def _chosen(learner: str | None, learners: str | None) -> list[str]:
 
 
 def _tune(search: Search, store: Store, *, trials: int, **options: Any) -> Tuned:
-    """Tune with a bar; the options are those of `tune`."""
+    """Tune with a progress bar; `options` are those of `tune`."""
     with ProgressBar(many=trials) as bar:
         bar.title = f"{search.spec.learner} on {search.spec.stream}"
         bar.count("trials", 0)
@@ -152,17 +152,17 @@ def _show(tuned: Tuned, path: Path, called: Path | str) -> None:
     console.print(f"{search.spec.learner} on {search.spec.stream}: the best of {len(tuned.trials)} trials")
     console.print(_table(tuned))
     console.print(
-        f"Judged on {search.validation:.0%} of the training examples, held out; seeds a trial: {search.seeds}."
+        f"Judged on {search.validation:.0%} of the training examples, held out; seeds per trial: {search.seeds}."
     )
     if search.defaults.keys() == search.ranges.keys():
-        console.print(f"With the learner's own values: {_score(tuned.trials[0])} %.")
+        console.print(f"With the learner's default values: {_score(tuned.trials[0])} %.")
     if tuned.running:
-        console.print(f"{tuned.running} more are being tried by other processes.")
-    console.print(f"Kept in {path}; to use it: parabolic run --preset {called}")
+        console.print(f"Trials still running in other processes: {tuned.running}.")
+    console.print(f"Saved to {path}; to use it: parabolic run --preset {called}")
 
 
 def list_presets(as_json: Json = False) -> None:
-    """Show the presets: what they are, and what they were made for."""
+    """List the presets: their settings, and what they were made for."""
     presets, damaged = [], []
     for name, path in sorted(known_presets().items()):
         try:
@@ -177,7 +177,7 @@ def list_presets(as_json: Json = False) -> None:
         )
     else:
         table = Table(title="Presets", title_justify="left")
-        table.add_column("preset", no_wrap=True)  # a name that is cut is no name
+        table.add_column("preset", no_wrap=True)  # a name that is cut off cannot be used
         for head in ("learner", "made for", "settings", "what it is"):
             table.add_column(head, overflow="fold")
         for preset, path in presets:
@@ -193,7 +193,7 @@ def list_presets(as_json: Json = False) -> None:
 
 
 def _table(tuned: Tuned) -> Table:
-    """The best trials with their values."""
+    """A table of the best trials and their values."""
     search, ranked = tuned.search, sorted(tuned.trials, key=lambda trial: trial.score or 0.0, reverse=True)
     table = Table()
     for name in search.ranges:
@@ -205,7 +205,7 @@ def _table(tuned: Tuned) -> Table:
 
 
 def _score(trial: Trial) -> str:
-    """What a trial scored, and how many of its runs diverged."""
+    """Format a trial's score, and how many of its runs diverged."""
     told = f" ({trial.diverged} diverged)" if trial.diverged else ""
     return f"{trial.score or 0:.1f}{told}"
 

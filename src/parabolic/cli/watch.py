@@ -1,4 +1,4 @@
-"""`parabolic watch`: what a monitor sees, as it sees it."""
+"""`parabolic watch`: show what a monitor records, live."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from parabolic.report.live import View
 
 __all__ = ["watch"]
 
-PAUSE = 0.25  # seconds between two looks at the file
+PAUSE = 0.25  # seconds between two reads of the file
 WHOSE = (
-    "`parabolic run` has one, and a loop of your own with the callback `Monitor`; compare, tune and paper do without"
+    "`parabolic run` has one, and so has your own loop with the callback `Monitor`; compare, tune and paper have none"
 )
 
 
@@ -29,14 +29,14 @@ def watch(
     run: Annotated[
         str | None,
         typer.Argument(
-            help="A run by its key or the beginning of it, or the file of a monitor, or the folder that it is in.",
-            show_default="the run that was written about last",
+            help="A run's key or the beginning of it, or the file of a monitor, or the folder of that file.",
+            show_default="the run with the latest entry",
         ),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print what there is now, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the current state and exit.")] = False,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Watch a run, or a stream of your own with a monitor, until it ends (or Ctrl-C)."""
+    """Watch a run, or your own stream with a monitor, until it ends (or Ctrl-C)."""
     try:
         path = _find(run, Store(runs))
         view = View(Tail(path), str(path))
@@ -44,7 +44,7 @@ def watch(
         raise invalid("RUN", run, "a run, a file or a folder that can be read", error.strerror or str(error)) from error
     console = Console(highlight=False)
     if view.tail.strange:
-        raise invalid("RUN", str(path), "the file of a monitor", "it is something else")
+        raise invalid("RUN", str(path), "the file of a monitor", "this file is something else")
     if once or not console.is_terminal:
         console.print(view)
         return
@@ -56,7 +56,7 @@ def watch(
 
 
 def _find(run: str | None, store: Store) -> Path:
-    """The file to read."""
+    """Return the file to read."""
     if run is None:
         files = [file for key in store.begun() if (file := store.monitor(key)).exists()]
         if not files:
@@ -68,16 +68,16 @@ def _find(run: str | None, store: Store) -> Path:
     if run in keys or len(keys) == 1:
         return _of(store, run if run in keys else keys[0], run)
     if keys:
-        remedy = f"say more of it: {', '.join(key[: len(run) + 4] for key in keys[:4])}"
+        remedy = f"give more of it: {', '.join(key[: len(run) + 4] for key in keys[:4])}"
         raise invalid("RUN", run, f"the beginning of one key, not of {len(keys)}", remedy)
     if path.is_dir():
         return _of(Store(path.parent), path.name, run)
     expected = f"the key of a run in {store.root}, or the file of a monitor, or its folder"
-    raise invalid("RUN", run, expected, "`parabolic runs` lists what is finished")
+    raise invalid("RUN", run, expected, "`parabolic runs` lists the finished runs")
 
 
 def _of(store: Store, key: str, run: str) -> Path:
-    """The file of a folder. Where something was begun and is not finished, a monitor may yet come to it."""
+    """Return the monitor's file of a run; an unfinished run without one may get it later."""
     file = store.monitor(key)
     if not (file.exists() or store.unfinished(key)):
         got = Description(f"{run}, where there is no {file.name}")

@@ -1,1 +1,1 @@
-"""The learners as other libraries know them: each file needs its library, and is imported by its own name."""
+"""Adapters to other libraries. Each module needs its library and is imported by its full name."""

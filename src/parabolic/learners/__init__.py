@@ -1,4 +1,4 @@
-"""How one batch changes a model: one file a method."""
+"""Learners: how one batch updates a model, one file per method."""
 
 from parabolic.learners.agem import AGEM
 from parabolic.learners.cbrs import CBRS

@@ -16,8 +16,9 @@ __all__ = ["AGEM"]
 class AGEM(ProjectedLearner):
     """Averaged gradient episodic memory: do not step against the gradient of a batch recalled from past tasks.
 
-    Where ⟨g, r⟩ < 0, the new batch's gradient g becomes g − (⟨g, r⟩ / ⟨r, r⟩) r, r being the recalled batch's: the
-    nearest vector that does not raise the recalled loss. Memory is a reservoir over the tasks that are over.
+    Where ⟨g, r⟩ < 0, the new batch's gradient g becomes g − (⟨g, r⟩ / ⟨r, r⟩) r, where r is the recalled batch's
+    gradient: the nearest vector that, to first order, does not increase the recalled loss. The memory is a reservoir
+    over completed tasks.
 
     >>> learner = AGEM(torch.nn.Linear(4, 3), memory=50)
     >>> for task in range(2):
@@ -38,15 +39,15 @@ class AGEM(ProjectedLearner):
         return self._past_gradient(recalled["x"], recalled["y"])
 
     def project(self, vector: Tensor, against: Tensor) -> Tensor:
-        """The vector nearest to `vector` that does not point against `against`."""
+        """The vector nearest to `vector` whose inner product with `against` is not negative."""
         overlap = torch.dot(vector, against).clamp(max=0)
         size = torch.dot(against, against).clamp(min=torch.finfo(vector.dtype).tiny)  # a gradient may be zero
         return vector - overlap / size * against
 
     def remember(self, raw: Batch, batch: Batch) -> None:
-        """Nothing yet: only tasks that are over are recalled."""
+        """Store nothing yet: only completed tasks are recalled."""
 
     def end_task(self, batches: TaskBatches) -> None:
-        """Offer the task to memory."""
+        """Offer the task's examples to the memory."""
         for x, y, _ in checked(self, batches):
             super().remember({"x": x, "y": y}, {})

@@ -1,4 +1,4 @@
-"""A step that is looked ahead, as one operation each way."""
+"""A look-ahead step, as one operation forwards and one backwards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Vectors = tuple[Tensor, ...]
 
 
 def in_types(weights: Tensor, sizes: Sequence[int], types: Sequence[torch.dtype]) -> Vectors:
-    """The parts of a vector, which are of these sizes, each as a vector of a type of its own.
+    """Split a vector into parts of the given sizes, each cast to its own type.
 
     >>> in_types(torch.tensor([1.001, 2.0, 3.0]), [2, 1], [torch.bfloat16, torch.float32])
     (tensor([1., 2.], dtype=torch.bfloat16), tensor([3.]))
@@ -32,13 +32,13 @@ def in_types(weights: Tensor, sizes: Sequence[int], types: Sequence[torch.dtype]
 def step_ahead(
     weights: Tensor, rates: Tensor, descents: Sequence[Tensor], limit: float
 ) -> tuple[Tensor, Tensor, Vectors, Vectors]:
-    """`weights + rates * descent`, no entry of the descent counting for more than `limit`; all of them are vectors.
+    """`weights + rates * descent` for vectors, with each entry of the descent clipped to ±`limit`.
 
-    The descent comes in parts, which may be of types of their own. What is reached is given out three times: as it is,
-    and twice in such parts; the rates are given out again for the next step. The gradients of all these uses are then
-    added up on the way, in the type of the weights, and not by operations of their own. There is no gradient of the
-    gradient. A GPU goes through the vectors once each way; what it reaches may differ in the last bit from a CPU's, as
-    product and sum are rounded together.
+    The descent comes in parts, which may have different types. The result is returned three times: whole, and twice in
+    such parts; the rates are returned again for the next step. This way the backward pass sums the gradients of all
+    these uses itself, in the type of the weights, without separate operations. It cannot be differentiated twice. A GPU
+    reads the vectors once in each direction; its result may differ from a CPU's in the last bit, as product and sum are
+    rounded together.
 
     >>> descent = torch.tensor([-4.0, 0.0, 1.0])
     >>> reached, rates, (part,), _ = step_ahead(torch.ones(3), torch.full((3,), 0.5), [descent], limit=2.0)
@@ -46,7 +46,7 @@ def step_ahead(
     (tensor([0.0000, 1.0000, 1.5000]), True, tensor([0.5000, 0.5000, 0.5000]))
     """
     reached, again, *parts = _StepAhead.apply(limit, weights, rates, *descents)  # type: ignore[no-untyped-call]
-    fixed = not rates.requires_grad  # then no gradient of theirs is to be made
+    fixed = not rates.requires_grad  # then their gradient is not needed
     return reached, rates if fixed else again, tuple(parts[: len(descents)]), tuple(parts[len(descents) :])
 
 
@@ -100,7 +100,7 @@ def _places(parts: Sequence[Tensor]) -> Iterator[slice]:
 
 
 def _step(reached: Tensor, weights: Tensor, rates: Tensor, descent: Tensor, limit: float) -> Tensor:
-    """Fill in what is reached; it is given back in the type of the descent too."""
+    """Write the result to `reached`, and return it in the type of the descent."""
     if _fused(weights):
         from parabolic.vectors import clipped_step
 
@@ -118,9 +118,9 @@ def _slope(
     descent: Tensor,
     limit: float,
 ) -> Tensor:
-    """Fill in the sum of the given gradients, and if wanted that of the rates, to which what came later is added.
+    """Write the sum of the `given` gradients to `slope` and, if wanted, the rates' gradient plus `later` to `of_rates`.
 
-    That of the descent is given back.
+    Returns the gradient of the descent.
     """
     if _fused(rates):
         from parabolic.vectors import clipped_slope

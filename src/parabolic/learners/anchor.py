@@ -1,4 +1,4 @@
-"""What the methods share that hold weights near where they were, each weight as hard as it mattered."""
+"""The base class of methods that hold weights near their old values, each in proportion to its importance."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["AnchoredLearner"]
 
 
 class AnchoredLearner(Learner):
-    """A learner with the penalty `strength` · Σ importance · (θ − θ*)², θ* being the weights at the last task's end.
+    """A learner with the penalty `strength` · Σ importance · (θ − θ*)², with θ* the weights at the last task's end.
 
-    What is summed up is at least float32, as small parts of a sum would be lost in shorter types.
+    Sums are accumulated in at least float32: shorter types would lose small terms.
     """
 
     needs_tasks = True
@@ -41,15 +41,15 @@ class AnchoredLearner(Learner):
         return self.error(self.model(batch["x"]), batch["y"])
 
     def penalty(self) -> Tensor:
-        """What it costs to be away from the anchor."""
+        """The penalty for the distance from the anchor."""
         return self.strength * (self.importance * self._moved() ** 2).sum()
 
     def drop_anchor(self) -> None:
-        """Measure distances from the weights as they are now."""
+        """Make the current weights the anchor."""
         self.anchor.copy_(self.weights.vector().detach())
 
     def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
-        """Let anchor and importance follow; new weights have mattered to nothing yet."""
+        """Extend anchor and importance to the new weights, whose importance is 0."""
         super().on_growth(moved)
         before, self.weights = self.weights.layout, Weights(named_trainable(self.model))
         for name in self._vectors:
@@ -57,11 +57,11 @@ class AnchoredLearner(Learner):
             setattr(self, name, self.weights.layout.grown(getattr(self, name), before, rest))
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on, what each weight is held by included."""
+        """Everything the next step depends on, including anchor and importance."""
         return super().state_dict() | {name: self._named(name) for name in self._vectors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of another learner of the same kind and model."""
+        """Resume from the state of a learner of the same class and model."""
         super().load_state_dict(state)
         for name in self._vectors:
             overwrite(self._named(name), state.get(name))
@@ -71,5 +71,5 @@ class AnchoredLearner(Learner):
         return (self.weights.vector() - self.anchor).to(self.importance)
 
     def _named(self, name: str) -> dict[str, Tensor]:
-        """The parts of a vector, by the names of the weights."""
+        """The parts of the vector attribute `name`, by weight name."""
         return self.weights.layout.named(getattr(self, name))

@@ -12,18 +12,18 @@ from parabolic.states import overwrite
 
 __all__ = ["WeightAverage"]
 
-UPDATES = "number of updates"  # what a state calls it: a name that no weight has; at first it was "updates"
+UPDATES = "number of updates"  # its key in a state: no weight has this name; early files have "updates"
 
 
 class WeightAverage:
-    """Averages of a model's weights and floating buffers, that move by 1 / (1 + `part` · t) at update t = 0, 1, …
+    """Averages of a model's weights and floating-point buffers, with step 1 / (1 + `part` · t) at update t = 0, 1, …
 
-    With part 1 it is the plain mean of all models so far; a smaller part spans only that part of them. Once its step is
-    down to 1 − `decay` it stays there, and spans the last 1 / (1 − decay) models. A small part serves streams of any
-    length: what was in the beginning, when a model knew nothing, is soon forgotten.
+    With part 1 this is the plain mean of all models so far; a smaller part spans only that fraction of them. Once the
+    step is down to 1 − `decay` it stays there, and the average spans the last 1 / (1 − decay) models. A small part
+    suits streams of any length: the untrained model of the beginning is soon forgotten.
 
-    Averages of types shorter than float32 are kept in float32 beside, as steps so small would be lost in them. What is
-    not finite at the start, such as a mask of attention, has no average.
+    Averages of types shorter than float32 are also held in float32, as steps this small would be lost in the short
+    type. Tensors that are not finite at the start, such as an attention mask, are not averaged.
 
     >>> model = nn.Linear(1, 1, bias=False)
     >>> average = WeightAverage(model, decay=0.9)
@@ -44,7 +44,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, model: nn.Module, moves: Tensor | None = None) -> None:
-        """Move towards the model as it is now; `moves`, a truth value on the device, may say not to (t goes on)."""
+        """Move towards the current model, unless `moves`, a boolean on the device, is false (t advances either way)."""
         share = torch.clamp_min(1 / (1 + self.part * self.updates), 1 - self.decay)
         if moves is not None:
             share = share * moves
@@ -60,11 +60,11 @@ class WeightAverage:
         self.updates += 1
 
     def followed(self, model: nn.Module) -> dict[str, Tensor]:
-        """What the averages are of, by name."""
+        """The tensors to average, by name."""
         return _averaged(model)
 
     def follow(self, model: nn.Module) -> None:
-        """Take in weights that have more rows by now: these begin as they are."""
+        """Extend the averages to weights that have gained rows: new rows start at their current values."""
         for name, value in _averaged(model).items():
             for kept in (self.weights, self._exact):
                 if name in kept and kept[name].shape != value.shape:
@@ -85,7 +85,7 @@ class WeightAverage:
         return {name: value.detach() for name, value in self.followed(model).items() if name in self.weights}
 
     def _round(self) -> None:
-        """Predict by what is kept in float32, too."""
+        """Round the float32 averages to the types that prediction uses."""
         for name, value in self._exact.items():
             self.weights[name].copy_(value)
 

@@ -1,4 +1,4 @@
-"""Replay that makes up for how often each class comes up."""
+"""Replay that compensates for class frequencies."""
 
 from __future__ import annotations
 
@@ -16,50 +16,50 @@ from parabolic.states import refill
 
 __all__ = ["BalancedLearner"]
 
-DECAY = 0.95  # of the shares, from step to step
-FLOOR = 0.01  # divided among all classes: what a class has that has not come up for long
+DECAY = 0.95  # of the class shares, per step
+FLOOR = 0.01  # split evenly among all classes, so that a class that has been absent for long keeps some share
 
 
 class BalancedLearner(ReplayLearner):
-    """A replay learner whose loss can make up for how often classes come up (logit adjustment: Menon et al., 2021).
+    """A replay learner whose loss can compensate for class frequencies (logit adjustment: Menon et al., 2021).
 
-    The classes that arrive are half of all that is learned, and those of the past share the rest. With `balance` the
-    loss is that of the scores plus balance · log(share of the class). What the network then has to learn, and predicts
-    with, are scores as if all classes came up alike.
+    The arriving classes make up half of what is learned, and those of the past share the rest. With `balance`, the loss
+    is computed from the scores plus balance · log(share of the class). The network then learns, and predicts with,
+    scores as if all classes were equally frequent.
     """
 
     balance: float = option(
         0.0,
-        "how far the loss makes up for classes that come up more often than others: 0 not at all, 1 wholly",
+        "how far the loss compensates for classes that occur more often than others: 0 not at all, 1 fully",
         at_least=0,
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.balance and not self.error.of_classes:
-            raise invalid("balance", self.balance, "0 where targets are numbers", "it is for classes")
+            raise invalid("balance", self.balance, "0 where targets are numbers", "it applies to classes only")
         self.shares = torch.zeros(self.classes or 0, dtype=self.dtype, device=self.device)
 
     @torch.no_grad()
     def count(self, y: Tensor, outputs: int) -> None:
-        """Take note of the labels of all that is learned in a step."""
+        """Update the class shares with the labels of everything learned in a step."""
         if self.balance:
             self._reserve(outputs)
             self.shares.lerp_(self.error.points(y, outputs, self.dtype).mean(0), 1 - DECAY)
 
     def tilted(self, scores: Tensor) -> Tensor:
-        """Scores as the loss takes them."""
+        """The scores as adjusted for the loss."""
         if not self.balance:
             return scores
         share = self.shares / self.shares.sum()
         return scores + self.balance * (share + FLOOR / len(share)).log()
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on, the shares of the classes included where they are in use."""
+        """Everything the next step depends on, including the class shares if they are in use."""
         return super().state_dict() | ({"shares": self.shares} if self.balance else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of another learner of the same kind, model and memory size."""
+        """Resume from the state of a learner of the same class, model and memory size."""
         super().load_state_dict(state)
         if self.balance:
             self._reserve(len(state["shares"]))

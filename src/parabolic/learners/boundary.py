@@ -1,4 +1,4 @@
-"""The batches of a whole task, for the work at its start or end: in few large pieces, as every check waits."""
+"""The batches of a whole task, for work at its start or end: few large pieces, as each check waits for the device."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["check_started", "checked", "labels_of"]
 
 
 def checked(learner: Learner, batches: TaskBatches, size: int = 2048) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
-    """Examples and labels of several batches together, checked for a learner, and how many came in each batch.
+    """Examples and labels of several batches combined, checked for a learner, and the size of each batch.
 
-    Batches are put together, in their order, until there are `size` examples.
+    Consecutive batches are combined until there are at least `size` examples.
 
     >>> from parabolic import SGD
     >>> batches = [(torch.zeros(n, 4), torch.arange(n)) for n in (3, 3, 3, 1)]
@@ -26,7 +26,7 @@ def checked(learner: Learner, batches: TaskBatches, size: int = 2048) -> Iterato
     """
     held: list[tuple[Any, Any]] = []
     for batch in batches:
-        # One that is not like those before it goes by itself, so that it is refused for what it is.
+        # A batch unlike those before it is checked by itself, so that the error describes that batch.
         if held and (sum(len(y) for _, y in held) >= size or not _alike(held[-1], batch)):
             yield _together(learner, held)
             held = []
@@ -36,16 +36,16 @@ def checked(learner: Learner, batches: TaskBatches, size: int = 2048) -> Iterato
 
 
 def labels_of(learner: Learner, batches: TaskBatches) -> Tensor:
-    """All labels of a task that starts, checked for a learner that must know of them."""
+    """All labels of a starting task, checked, for a learner that must know them in advance."""
     labels = [y for _, y, _ in checked(learner, batches)]
     if not labels:
-        remedy = f"{learner.own_name()} looks at them for the classes to come"
+        remedy = f"{learner.own_name()} takes the classes of the task from them"
         raise invalid("start_task", Description("no batches"), "the batches of the task", remedy)
     return torch.cat(labels)
 
 
 def check_started(tasks: int) -> None:
-    """Refuse a batch where no task has started yet."""
+    """Refuse a batch if no task has started yet."""
     if not tasks:
         raise invalid("start_task", Description("a batch before any task"), "a call before the task's first batch")
 
@@ -59,7 +59,7 @@ def _together(learner: Learner, held: list[tuple[Any, Any]]) -> tuple[Tensor, Te
 
 
 def _alike(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
-    """Whether two batches can be put together: tensors of one kind, with as many labels as examples."""
+    """Whether two batches can be concatenated: tensors of the same kind, with as many labels as examples."""
     kinds = []
     for x, y in (one, other):
         if not (isinstance(x, Tensor) and isinstance(y, Tensor) and x.ndim and y.ndim and len(x) == len(y) > 0):

@@ -1,4 +1,4 @@
-"""Two computations that do not depend on each other."""
+"""Two independent computations, at the same time on a GPU."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["side_by_side"]
 def side_by_side(
     first: Callable[[], Tensor], second: Callable[[], Tensor], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """What two functions give, of which neither changes what the other reads; a GPU computes both at once.
+    """The results of two functions, neither of which changes what the other reads; a GPU runs both concurrently.
 
-    The second is computed on a stream of its own, and so is its gradient; in a captured step they are two branches.
+    The second runs on a stream of its own, and so does its backward pass; in a captured step they are two branches.
 
     >>> side_by_side(lambda: torch.ones(1), lambda: torch.zeros(1), torch.device("cpu"))
     (tensor([1.]), tensor([0.]))
@@ -30,11 +30,11 @@ def side_by_side(
     with torch.cuda.stream(aside):
         other = second()
     here.wait_stream(aside)
-    other.record_stream(here)  # its memory, which is of the other stream, is not to be used again too early
+    other.record_stream(here)  # its memory belongs to the other stream, and must not be reused too early
     return one, other
 
 
 @functools.cache
 def _aside(stream: torch.cuda.Stream) -> torch.cuda.Stream:
-    """The stream beside another: always the same one, as libraries keep memory for each that they were used on."""
+    """The side stream of a stream: always the same one, as libraries hold memory for every stream that they ran on."""
     return torch.cuda.Stream(stream.device)

@@ -12,7 +12,7 @@ __all__ = ["CBRS"]
 
 
 class CBRS(ReplayLearner):
-    """Experience replay from a class-balanced memory, whose weight grows with the number of classes seen.
+    """Experience replay from a class-balanced memory; the recalled loss weighs more the more classes have been seen.
 
     >>> import torch
     >>> learner = CBRS(torch.nn.Linear(4, 3), memory=12, replay=6)
@@ -39,7 +39,7 @@ class CBRS(ReplayLearner):
         return self.memory
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
-        """1/n of the new batch's loss and 1 − 1/n of the recalled one's, n being the classes seen so far."""
+        """1/n of the new batch's loss plus 1 − 1/n of the recalled batch's, for n classes seen so far."""
         scores = self.model(batch["x"])
         seen = self.past.seen_by_class(scores.shape[-1], scores.device)
         share = 1 / seen.index_fill(0, batch["y"], 1).count_nonzero().to(scores.dtype)

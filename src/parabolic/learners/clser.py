@@ -19,7 +19,7 @@ __all__ = ["CLSER", "AveragedModel"]
 
 
 class AveragedModel(WeightAverage):
-    """An average of weights that sees examples itself, so that its batch-norm statistics are its own.
+    """A weight average that sees examples itself, so that it has batch-norm statistics of its own.
 
     >>> model = nn.BatchNorm1d(1)
     >>> average = AveragedModel(model, decay=0.9)
@@ -30,17 +30,17 @@ class AveragedModel(WeightAverage):
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         super().__init__(model, decay)
-        self.updates += 1  # the model as it is counts as one of those that are averaged
+        self.updates += 1  # the initial model counts as the first of those averaged
 
     def followed(self, model: nn.Module) -> dict[str, Tensor]:
-        """The weights, without statistics."""
+        """The weights, without batch-norm statistics."""
         return {name: weight for name, weight in model.named_parameters() if weight.is_floating_point()}
 
 
 class CLSER(ReplayLearner):
-    """Experience replay that agrees with two averages of its weights: one follows it closely, one slowly and predicts.
+    """Experience replay held close to two averages of its weights: a fast one, and a slow one that predicts.
 
-    The defaults are for a single pass. The paper's for 50 passes over CIFAR-10 (rates 0.1 and 0.3, decay 0.999) make an
+    The defaults are for a single pass. The paper's, for 50 passes over CIFAR-10 (rates 0.1 and 0.3, decay 0.999),
     average over some ten thousand steps, more than a single pass has.
 
     >>> learner = CLSER(torch.nn.Linear(4, 3), memory=50)
@@ -53,7 +53,7 @@ class CLSER(ReplayLearner):
     name = "clser"
     reference = "Arani et al., 2022: Learning fast, learning slow: a general continual learning method based on CLS"
 
-    weight: float = option(0.15, "weight of the agreement with the averages", at_least=0, tune="0.01:1:log")
+    weight: float = option(0.15, "weight of the distance from the averages' logits", at_least=0, tune="0.01:1:log")
     stable_rate: float = option(0.8, "probability that the stable average moves at a step", at_least=0, at_most=1)
     stable_decay: float = option(0.99, "decay of the stable average, which predicts", at_least=0, below=1)
     plastic_rate: float = option(0.9, "probability that the plastic average moves at a step", at_least=0, at_most=1)
@@ -65,45 +65,45 @@ class CLSER(ReplayLearner):
         self.plastic = AveragedModel(self.model, self.plastic_decay)
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
-        """Experience replay's loss, and the squared distance of recalled examples from the better average's logits."""
+        """Experience replay's loss, plus the squared distance of recalled logits from those of the better average."""
         x, y = join(batch, recalled)
         if recalled is None:
             return self.error(self.model(x), y)
-        # By themselves, as the averages see them: batch norm would make other logits of them among new examples.
+        # Separately, as the averages see them: among new examples, batch norm would give them other logits.
         distance = mse_loss(self.model(recalled["x"]), self._advice(recalled))
         return self.error(self.model(x), y) + self.weight * distance
 
     @torch.no_grad()
     def _advice(self, recalled: Batch) -> Tensor:
-        """For each example, the logits of the average whose loss is lower."""
+        """For each example, the logits of the average with the lower loss."""
         stable, plastic = (scores_by(each.weights, self.model, recalled["x"]) for each in (self.stable, self.plastic))
-        error = self.error.unweighted()  # which is better does not depend on how much a label counts
+        error = self.error.unweighted()  # which one is better does not depend on the weight of a label
         better = error(stable, recalled["y"], "none") < error(plastic, recalled["y"], "none")
         return torch.where(better[:, None], stable, plastic)
 
     def apply_gradients(self) -> None:
-        """A step of the optimiser, after which each average moves with its probability."""
+        """An optimiser step, after which each average moves with its probability."""
         super().apply_gradients()
         chance = torch.rand(2, generator=self.generator, device=self.device)
         self.stable.update(self.model, chance[0] < self.stable_rate)
         self.plastic.update(self.model, chance[1] < self.plastic_rate)
 
     def predicting_weights(self) -> dict[str, Tensor]:
-        """The average that was asked for, else the stable one."""
+        """The weights of the `average` option if it is set, else the stable average."""
         return super().predicting_weights() or self.stable.weights
 
     def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
-        """Let both averages follow."""
+        """Extend both averages to the new weights."""
         super().on_growth(moved)
         for average in (self.stable, self.plastic):
             average.follow(self.model)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on, both averages included."""
+        """Everything the next step depends on, including both averages."""
         return super().state_dict() | {"stable": self.stable.state_dict(), "plastic": self.plastic.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of another learner of the same kind, model and memory size."""
+        """Resume from the state of a learner of the same class, model and memory size."""
         super().load_state_dict(state)
         self.stable.load_state_dict(state["stable"])
         self.plastic.load_state_dict(state["plastic"])

@@ -1,4 +1,4 @@
-"""What is minimised: how far scores are from their targets, and what targets are, classes or numbers."""
+"""Criteria: the loss to minimise, and whether its targets are classes or numbers."""
 
 from __future__ import annotations
 
@@ -23,57 +23,57 @@ __all__ = [
 ]  # fmt: skip
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""From scores and targets to a loss for each example, as losses of torch are with reduction="none"."""
+"""Maps scores and targets to one loss per example, as torch's losses do with reduction="none"."""
 
 
 class Criterion(ABC):
-    """A loss that is never negative, and all that depends on what its targets are.
+    """A loss that is never negative, and everything that depends on the kind of its targets.
 
-    Labels come as the stream has them. Bridges between labels run through points of a space, the points at their ends
-    being the labels themselves.
+    Labels are those of the stream. Bridges between labels run through points of a space in which every label has a
+    point too.
     """
 
     of_classes: ClassVar[bool]
 
     @abstractmethod
     def __call__(self, scores: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
-        """The loss of scores by labels: its mean, its sum, or one number an example ("none")."""
+        """The loss of scores given labels: the mean, the sum, or one number per example ("none")."""
 
     @abstractmethod
     def at_points(self, scores: Tensor, points: Tensor) -> Tensor:
-        """The loss of each example, where the target is a point."""
+        """The loss of each example, with points as targets."""
 
     @abstractmethod
     def points(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
         """Labels as points, `[n, outputs]`."""
 
     def counts(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        """How much each label counts: a mean over them is a sum of losses divided by the sum of these."""
+        """The weight of each label: a mean loss is the sum of losses divided by the sum of these weights."""
         return torch.ones(len(y), dtype=dtype, device=y.device)
 
     def unweighted(self) -> Criterion:
-        """The same criterion, every label counting alike."""
+        """The same criterion, with equal weights for all labels."""
         return self
 
     def kept(self, scores: Tensor) -> Tensor:
-        """Scores as they can be kept for later, when the network may answer in other units; see `recalled`."""
+        """Scores in a form to store, as the units of the network's outputs may change; see `recalled`."""
         return scores
 
     def recalled(self, kept: Tensor) -> Tensor:
-        """Scores that were kept, in the network's units of now."""
+        """Stored scores, in the network's current units."""
         return kept
 
     @abstractmethod
     def fold(self, path: Tensor) -> Tensor:
-        """Points that noise has moved, brought back to where targets can be."""
+        """Points that noise has moved, mapped back to valid targets."""
 
     @abstractmethod
     def answer(self, scores: Tensor) -> Tensor:
-        """What scores say, as labels."""
+        """The predictions that scores stand for, as labels."""
 
     @abstractmethod
     def check(self, y: Tensor, size: int, outputs: int, dtype: torch.dtype) -> Tensor:
-        """The labels of `size` examples as they are to be kept, refused where they are none; `dtype` is the model's."""
+        """Check the labels of `size` examples and return them as they are stored; `dtype` is the model's."""
 
     def to(self, device: torch.device) -> Self:
         """The same criterion for scores on a device."""
@@ -86,9 +86,9 @@ class Criterion(ABC):
 
 @dataclass(eq=False)
 class Classes(Criterion):
-    """Targets are classes: a label is a number from 0, and a corner of the simplex where bridges run.
+    """Targets are classes: a label is a class number from 0 or, for bridges, a corner of the simplex.
 
-    `loss` takes either, whole numbers `[n]` or weights of the classes `[n, classes]`, as torch's cross-entropy does.
+    `loss` must accept both class numbers `[n]` and soft labels `[n, classes]`, as torch's cross-entropy does.
 
     >>> missed = lambda scores, target: 1 - (-F.cross_entropy(scores, target, reduction="none")).exp()
     >>> Classes(missed)(torch.zeros(2, 4), torch.tensor([0, 1]))
@@ -99,11 +99,11 @@ class Classes(Criterion):
     of_classes = True
 
     def __call__(self, scores: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
-        """The loss of scores by classes."""
+        """The loss of scores given class numbers."""
         return _reduced(_each(self.loss, scores, y), reduction)
 
     def at_points(self, scores: Tensor, points: Tensor) -> Tensor:
-        """The loss of each example by weights of the classes."""
+        """The loss of each example given soft labels."""
         return _each(self.loss, scores, points)
 
     def points(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
@@ -115,11 +115,11 @@ class Classes(Criterion):
         return on_simplex(path)
 
     def answer(self, scores: Tensor) -> Tensor:
-        """The class of the highest score."""
+        """The class with the highest score."""
         return scores.argmax(-1)
 
     def check(self, y: Tensor, size: int, outputs: int, dtype: torch.dtype) -> Tensor:
-        """Classes as whole numbers `[n]`."""
+        """Class numbers `[n]`."""
         if y.ndim != 1 or len(y) != size or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
             raise invalid("y", y, f"one whole number for each of the {size} examples of x")
         y = y.long()
@@ -127,17 +127,17 @@ class Classes(Criterion):
         if low < 0 or high >= outputs:
             raise invalid(
                 "y", low if low < 0 else high, f"labels from 0 to {outputs - 1}",
-                f"there are {outputs} classes: number the labels from 0, or make room for more by `grow`",
+                f"there are {outputs} classes: number the labels from 0, or make room for more with `grow`",
             )  # fmt: skip
         return y
 
 
 @dataclass(eq=False)
 class CrossEntropy(Classes):
-    """Cross-entropy of classes; `weights`, one a class, say how much each counts (any further output: 1).
+    """Cross-entropy; `weights`, one per class, say how much each class counts (any further output: 1).
 
-    As in torch, a mean over labels is weighted by them, and one along bridges, where labels are mixed, is plain. The
-    mean of labels of which none counts is 0.
+    As in torch, the mean over class numbers is a weighted mean, and that over soft labels (along bridges) divides by
+    their number. If all weights of a batch are 0, so is its mean.
 
     >>> CrossEntropy(weights=[1.0, 3.0])(torch.zeros(2, 2), torch.tensor([0, 1]), "none")
     tensor([0.6931, 2.0794])
@@ -154,10 +154,10 @@ class CrossEntropy(Classes):
         for weight in () if self.weights is None else self.weights:
             check_number("weights", weight, at_least=0)
         self._weights = None if self.weights is None else torch.tensor([*self.weights], dtype=torch.float64)
-        self.loss = self.at_points  # which takes labels too
+        self.loss = self.at_points  # which accepts class numbers too
 
     def __call__(self, scores: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
-        """The cross-entropy of scores by classes, or by weights of the classes."""
+        """The cross-entropy of scores given class numbers or soft labels."""
         weights = None if self._weights is None else self._weights.to(scores)
         if weights is not None and len(weights) < scores.shape[-1]:  # a model may have more outputs than classes
             weights = F.pad(weights, (0, scores.shape[-1] - len(weights)), value=1.0)
@@ -166,7 +166,7 @@ class CrossEntropy(Classes):
         return counted_mean(F.cross_entropy(scores, y, weights, reduction="none"), self.counts(y, scores.dtype))
 
     def at_points(self, scores: Tensor, points: Tensor) -> Tensor:
-        """The cross-entropy of each example by weights of the classes."""
+        """The cross-entropy of each example given soft labels."""
         return self(scores, points, reduction="none")
 
     def counts(self, y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -180,19 +180,19 @@ class CrossEntropy(Classes):
         return self if self.weights is None else replace(self, weights=None)
 
     def check(self, y: Tensor, size: int, outputs: int, dtype: torch.dtype) -> Tensor:
-        """Classes as whole numbers `[n]`, of which there are as many as weights."""
+        """Class numbers `[n]`; there must be one weight per class."""
         if self.weights is not None and len(self.weights) != outputs:
             raise invalid("weights", Description(f"{len(self.weights)} weights"), f"one for each of {outputs} classes")
         return super().check(y, size, outputs, dtype)
 
     def to(self, device: torch.device) -> Self:
-        """The same with its weights at hand where the scores are: a step may not wait for them to come."""
+        """The same criterion, with its weights on the device: a step must not wait for their transfer."""
         made = replace(self)
         made._weights = None if self._weights is None else self._weights.to(device)
         return made
 
     def widened(self, outputs: int) -> Self:
-        """The same with a weight of 1 for each class more."""
+        """The same criterion, with a weight of 1 for each additional class."""
         if self.weights is None or self._weights is None:
             return self
         more = [1.0] * (outputs - len(self.weights))
@@ -201,10 +201,10 @@ class CrossEntropy(Classes):
 
 @dataclass(eq=False)
 class Numbers(Criterion):
-    """Targets are numbers, one or several an example: bridges between them are plain, with nothing to fold.
+    """Targets are numbers, one or several per example: bridges between them need no folding.
 
-    `loss` gives a number for each example, or for each of its targets, which are averaged. With `units` the network
-    answers in these: what is learned are targets less their mean, in deviations.
+    `loss` returns one number per example, or one per target, which are then averaged. With `units`, the network's
+    outputs are in these units: it learns targets minus their mean, divided by their standard deviation.
 
     >>> Numbers(lambda scores, target: (scores - target).abs())(torch.zeros(2, 1), torch.tensor([[1.0], [3.0]]))
     tensor(2.)
@@ -215,11 +215,11 @@ class Numbers(Criterion):
     of_classes = False
 
     def __call__(self, scores: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
-        """The loss of scores by numbers."""
+        """The loss of scores given numbers."""
         return _reduced(_each(self.loss, scores, self.points(y, scores.shape[-1], scores.dtype)), reduction)
 
     def at_points(self, scores: Tensor, points: Tensor) -> Tensor:
-        """The loss of each example by numbers in the network's units."""
+        """The loss of each example given numbers in the network's units."""
         return _each(self.loss, scores, points)
 
     def points(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
@@ -227,15 +227,15 @@ class Numbers(Criterion):
         return (y if self.units is None else self.units(y)).to(dtype)
 
     def kept(self, scores: Tensor) -> Tensor:
-        """Scores in the units of the targets, as these are kept: they stay what they are."""
+        """Scores in the units of the targets, which do not change."""
         return scores if self.units is None else self.units.undo(scores.double())
 
     def recalled(self, kept: Tensor) -> Tensor:
-        """The same in the network's units of now, as exact as they were kept."""
+        """Stored scores in the network's current units, in the precision that they are stored in."""
         return kept if self.units is None else self.units(kept)
 
     def fold(self, path: Tensor) -> Tensor:
-        """The points as they are: any number is a target."""
+        """The points unchanged: any number is a valid target."""
         return path
 
     def answer(self, scores: Tensor) -> Tensor:
@@ -248,14 +248,14 @@ class Numbers(Criterion):
         if wide.shape != (size, outputs) or y.is_complex() or y.dtype == torch.bool:
             many = "one number" if outputs == 1 else f"{outputs} numbers"
             raise invalid("y", y, f"{many} for each of the {size} examples of x", f"the model has {outputs} outputs")
-        wide = wide.to(dtype if self.units is None else torch.float64)  # it is rounded once it is scaled
+        wide = wide.to(dtype if self.units is None else torch.float64)  # rounded only after scaling
         check_finite("y", wide)
         return wide
 
 
 @dataclass(eq=False)
 class MSE(Numbers):
-    """The squared distance of numbers, the mean over those of an example.
+    """Squared error, averaged over the targets of an example.
 
     >>> MSE()(torch.zeros(2, 2), torch.tensor([[1.0, 1.0], [0.0, 2.0]]))
     tensor(1.5000)
@@ -269,7 +269,7 @@ class MSE(Numbers):
 
 @dataclass(eq=False)
 class Huber(Numbers):
-    """Huber's loss: half the squared distance up to `delta`, beyond it linear, so that an outlier pulls no harder.
+    """Huber loss: half the squared error up to `delta`, linear beyond, so that outliers pull no harder.
 
     >>> Huber(delta=1.0)(torch.zeros(2, 1), torch.tensor([[0.5], [10.0]]), "none")
     tensor([0.1250, 9.5000])
@@ -291,7 +291,7 @@ CRITERIA: dict[str, type[CrossEntropy] | type[MSE] | type[Huber]] = {
 
 
 def find_criterion(criterion: str | Criterion) -> Criterion:
-    """A criterion by its name, or the one that is given.
+    """The criterion of that name, or the given criterion itself.
 
     >>> find_criterion("huber").delta
     1.0
@@ -306,7 +306,7 @@ def find_criterion(criterion: str | Criterion) -> Criterion:
 
 
 def counted_mean(losses: Tensor, counts: Tensor) -> Tensor:
-    """The mean of losses that count as much as `counts` says, which is in them already; 0 where none counts.
+    """The weighted mean of losses that are already multiplied by their weights `counts`; 0 if all weights are 0.
 
     >>> counted_mean(torch.tensor([3.0, 5.0]), torch.tensor([3.0, 1.0]))
     tensor(2.)
@@ -315,7 +315,7 @@ def counted_mean(losses: Tensor, counts: Tensor) -> Tensor:
 
 
 def _each(loss: Loss, scores: Tensor, target: Tensor) -> Tensor:
-    """One loss for each example."""
+    """One loss per example."""
     each = loss(scores, target)
     if each.ndim == 0 or len(each) != len(scores):
         raise invalid("criterion", each, f"a loss for each of {len(scores)} examples", 'build it with reduction="none"')

@@ -38,7 +38,7 @@ class DER(ReplayLearner):
     alpha: float = option(0.3, "weight of the distance from the stored logits", at_least=0, tune="0.03:10:log")
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
-        """The loss of the new batch, and the squared distance of recalled examples from their stored logits."""
+        """The loss of the new batch, plus the squared distance of recalled examples' logits from the stored ones."""
         scores = self.model(batch["x"])
         batch["logits"] = self.error.kept(scores.detach())
         loss = self.error(scores, batch["y"])
@@ -48,23 +48,23 @@ class DER(ReplayLearner):
         return loss + self.alpha * mse_loss(self.model(recalled["x"]), answers)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of another learner of the same kind, model and memory size."""
+        """Resume from the state of a learner of the same class, model and memory size."""
         kept = state.get("memory", {})
         if "units" in state and "logits" in kept and kept["logits"].dtype != torch.float64:
-            units = Scale()  # at first, logits were kept in those of the network
+            units = Scale()  # early versions stored logits in the network's units
             units.load_state_dict(state["units"])
             state = {**state, "memory": {**kept, "logits": units.undo(kept["logits"].double())}}
         super().load_state_dict(state)
 
     def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
-        """Let the stored logits follow: of a class that was not known then, they are 0."""
+        """Widen the stored logits: they are 0 for classes that were unknown at the time."""
         super().on_growth(moved)
         _, head = last_linear(self.model)
         self.past.widen("logits", head.out_features)
 
 
 class DERpp(DER):
-    """Dark experience replay++: DER, and the labels of a second, independent recalled batch.
+    """Dark experience replay++: DER, plus the loss of a second, independently recalled batch on its labels.
 
     >>> learner = DERpp(torch.nn.Linear(4, 3), memory=50)
     >>> for _ in range(3):
@@ -80,7 +80,7 @@ class DERpp(DER):
     beta: float = option(0.5, "weight of the loss of the second recalled batch", at_least=0, tune="0.03:10:log")
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
-        """DER's loss, and that of another draw from memory by its labels."""
+        """DER's loss, plus the loss of another batch drawn from memory on its labels."""
         loss = super().loss(batch, recalled)
         again = self.recall()
         if again is None:

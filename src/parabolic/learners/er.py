@@ -34,7 +34,7 @@ class ER(BalancedLearner):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.smoothing and not self.error.of_classes:
-            raise invalid("smoothing", self.smoothing, "0 where targets are numbers", "it is for classes")
+            raise invalid("smoothing", self.smoothing, "0 where targets are numbers", "it applies to classes only")
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
         """The loss of the new batch and the recalled one, in one forward pass."""

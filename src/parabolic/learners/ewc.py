@@ -17,11 +17,11 @@ __all__ = ["EWC"]
 
 
 class EWC(AnchoredLearner):
-    """Online elastic weight consolidation: a weight is held as hard as past labels' probabilities depended on it.
+    """Online elastic weight consolidation: hold each weight as firmly as past labels' probabilities depended on it.
 
-    The penalty is `strength` · Σ F (θ − θ*)². At a task's end F ← `decay` · F + the task's empirical Fisher
-    information: the mean over its examples of the squared gradient of −log p(label) or, of numbers, of the loss. An
-    example that the model gets wrong counts much in it; `variant="reference"` lets it count less.
+    The penalty is `strength` · Σ F (θ − θ*)². At the end of a task, F ← `decay` · F + the task's empirical Fisher
+    information: the mean over its examples of the squared gradient of −log p(label) or, if targets are numbers, of the
+    loss. Examples that the model gets wrong have a large weight in it; `variant="reference"` reduces that weight.
 
     >>> learner = EWC(torch.nn.Linear(4, 3))
     >>> task = [(torch.randn(8, 4), torch.arange(8) % 3) for _ in range(5)]
@@ -41,33 +41,33 @@ class EWC(AnchoredLearner):
     lr: float = 0.03
     strength: float = 10.0
     decay: float = option(
-        1.0, "γ, what is left of earlier tasks' Fisher information at a task's end", at_least=0, at_most=1
+        1.0, "γ, the share of earlier tasks' Fisher information that is kept after a task", at_least=0, at_most=1
     )
     chunk: int = option(
         256, "how many examples go through the model at once to measure the Fisher information", at_least=1
     )
     variant: str = option(
         "paper",
-        "paper: the empirical Fisher information; reference (public code): there each example counts as much as its "
-        "label is probable, which is that label's part in the model's own Fisher information",
+        "paper: the empirical Fisher information; reference (public code): each example is weighted by the model's "
+        "probability of its label, which gives that label's term in the model's own Fisher information",
         among=("paper", "reference"),
     )
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
-        """The loss of the new batch and the penalty."""
+        """The loss of the new batch plus the penalty."""
         return super().loss(batch, recalled) + self.penalty()
 
     def end_task(self, batches: TaskBatches) -> None:
-        """Add the task's Fisher information to that of the past, and hold the weights where they are."""
+        """Add the task's Fisher information to that of the past, and make the current weights the anchor."""
         fisher = self.fisher(batches)
         self.importance.mul_(self.decay).add_(fisher)
         self.drop_anchor()
 
     def fisher(self, batches: TaskBatches) -> Tensor:
-        """The empirical Fisher information of each weight, from the gradients of single examples, without augmentation.
+        """The empirical Fisher information of each weight, from per-example gradients, without augmentation.
 
-        The model is in its evaluation mode for it: with statistics of a batch an example would have no gradient of
-        its own, and what is held is the model as it predicts.
+        It is measured in evaluation mode: with batch statistics an example would have no gradient of its own, and the
+        model to preserve is the one that predicts.
         """
         total, count, known = torch.zeros_like(self.importance), 0, dict[int, bool]()
         with predicting(self.model):
@@ -80,8 +80,8 @@ class EWC(AnchoredLearner):
         return total / max(count, 1)
 
     def _surprise(self, scores: Tensor, y: Tensor, reduction: str) -> Tensor:
-        """The loss, times what makes the square of its gradient count as the variant says."""
-        error = self.error.unweighted()  # how probable a label was does not depend on how much it counts
+        """The loss, scaled so that its squared gradient has the weight that the variant prescribes."""
+        error = self.error.unweighted()  # the probability of a label does not depend on its weight
         if self.variant == "paper" or not error.of_classes:
             return error(scores, y, reduction)
         probable = scores.detach().softmax(-1).gather(-1, y[:, None])[:, 0]

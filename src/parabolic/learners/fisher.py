@@ -1,4 +1,4 @@
-"""Squared gradients of single examples, summed over many of them at a time."""
+"""Squared per-example gradients, summed over many examples at a time."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from parabolic.learners.gradients import named_trainable, trainable
 
 __all__ = ["squared_gradients"]
 
-ROOM = (2**24, 2**28)  # how many numbers are held at once on a CPU, and on a GPU, which is to be kept busy
+ROOM = (2**24, 2**28)  # how many numbers are held at once on a CPU, and on a GPU, which needs more to stay busy
 
 Squares = Callable[[Tensor], Tensor]
-"""From the gradient of a layer's output to the squared gradients of one of its weights, summed over examples."""
+"""Maps the gradient of a layer's output to the squared gradients of one of its weights, summed over examples."""
 
 Use = tuple[GradientEdge, Squares]
 
@@ -35,13 +35,13 @@ def squared_gradients(
     loss: Callable[..., Tensor] = F.cross_entropy,
     known: dict[int, bool] | None = None,
 ) -> list[Tensor]:
-    """For each weight, the sum over examples of the squared gradient of their loss, for a model in its eval mode.
+    """For each weight, the sum over examples of the squared gradient of their loss, for a model in evaluation mode.
 
-    One pass of all examples gives what goes into each layer and the gradient of what comes out. From these follow an
-    example's gradients of a linear layer, a convolution and a norm, which are squared and summed a part at a time. A
-    model that uses a weight in any other way, or twice, or on examples that do not lie one after another, is
-    differentiated example by example. To tell which, a few examples go through once more, unless `known` has the answer
-    for a batch of this size; it is noted there.
+    One pass over all examples yields the input of each layer and the gradient of its output. From these follow the
+    per-example gradients of linear layers, convolutions and norms, which are squared and summed in chunks. A model that
+    uses a weight in any other way, or twice, or where the first dimension is not the examples, is differentiated
+    example by example. To find out which applies, a few examples are passed through once more, unless `known` has the
+    answer for a batch of this size; the answer is stored there.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = nn.init.zeros_(model.weight)
@@ -53,7 +53,7 @@ def squared_gradients(
     known = {} if known is None else known
     scores, uses = _watched(model, x, weights)
     if uses is not None and len(x) not in known:
-        # As many of something else as there are examples look like these; among fewer or more examples they do not.
+        # Another dimension may happen to be as long as the batch; with a batch of another size it is not.
         others = x[:2] if len(x) > 2 else torch.cat([x, x])
         known[len(x)] = _watched(model, others, weights)[1] is not None
     if uses is None or not known[len(x)]:
@@ -67,7 +67,7 @@ def squared_gradients(
 
 
 def _watched(model: nn.Module, x: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, list[Use] | None]:
-    """The model's scores, and how it uses each weight; None if it uses one in a way that no rule knows."""
+    """The model's scores, and how it uses each weight; None if it uses one in a way that no rule covers."""
     with torch.enable_grad(), plainly(), _Watch(weights, len(x)) as watch:
         scores: Tensor = model(x)
     if watch.lost or len(watch.uses) < len(weights):
@@ -76,7 +76,7 @@ def _watched(model: nn.Module, x: Tensor, weights: Sequence[Tensor]) -> tuple[Te
 
 
 def _one_by_one(model: nn.Module, x: Tensor, y: Tensor, loss: Callable[..., Tensor]) -> list[Tensor]:
-    """The same for any model: the gradients of single examples themselves."""
+    """The same for any model, by computing the gradient of every single example."""
     weights = {name: weight.detach() for name, weight in named_trainable(model).items()}
 
     def error(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
@@ -91,12 +91,12 @@ def _one_by_one(model: nn.Module, x: Tensor, y: Tensor, loss: Callable[..., Tens
 
 
 class _Watch(TorchFunctionMode):
-    """Notes where a forward pass uses each weight. It is lost where one is used in a way that no rule knows."""
+    """Records where a forward pass uses each weight; `lost` is set once one is used in a way that no rule covers."""
 
     def __init__(self, weights: Sequence[Tensor], size: int) -> None:
         super().__init__()
         self.size = size
-        self.origin = {id(weight): (weight, weight) for weight in weights}  # and of what a weight was filled up to
+        self.origin = {id(weight): (weight, weight) for weight in weights}  # padded weights are added
         self.uses: dict[int, Use] = {}
         self.lost = False
 
@@ -122,11 +122,11 @@ class _Watch(TorchFunctionMode):
 
 
 def _before_filling(weight: Tensor, filled: Tensor, squares: Squares) -> Squares:
-    """Of the squares for a weight that was filled up, those of the weight itself: each is in one place, as it is."""
+    """From the squares for a padded weight to those of the weight itself: padding has only moved its entries."""
     return lambda slope: torch.autograd.grad(filled, weight, squares(slope).to(filled))[0]
 
 
-# -- the rules: called as the function that they are for, they tell how to measure each of its weights ----------------
+# -- the rules: each is called like the function it is for, and returns how to measure each weight of that function ----
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> dict[Tensor | None, Squares]:
@@ -146,7 +146,7 @@ def _convolution(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> dict[Tensor | None, Squares]:
-    if input.ndim != weight.ndim:  # one example, without the dimension of a batch
+    if input.ndim != weight.ndim:  # a single example without a batch dimension
         return {}
     out, within, *kernel = weight.shape
     steps, gaps = (_each(value, len(kernel)) for value in (stride, dilation))
@@ -168,7 +168,7 @@ def _convolution(
             by_group: Tensor = seen.unflatten(-1, (groups, within)).movedim(-2, 1)
             return by_group.reshape(len(x), groups, places.numel(), -1)
 
-        # Channels go last: then each window is copied in few long pieces.
+        # Channels last: each window is then copied in a few long pieces.
         g = slope.movedim(1, -1).reshape(len(slope), -1, groups, out // groups).permute(0, 2, 3, 1)
         held = max(weight.numel(), places.numel() * math.prod(kernel) * groups * within)
         squares = _sum_products(g, input.movedim(1, -1), windows, held)
@@ -187,7 +187,7 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> dict[Tensor | None, Squares]:
-    if training or running_mean is None or running_var is None:  # by a batch's own no example has its own gradient
+    if training or running_mean is None or running_var is None:  # with batch statistics no example has its own gradient
         return {}
 
     def unit(x: Tensor) -> Tensor:
@@ -231,7 +231,7 @@ RULES: dict[Any, Callable[..., dict[Tensor | None, Squares]]] = {
 
 
 def _of_sums(places: range, x: Tensor | None = None, unit: Callable[[Tensor], Tensor] | None = None) -> Squares:
-    """For a weight that is added at all places, or that unit(x) is multiplied by."""
+    """For a weight that is added at all places, or that multiplies unit(x)."""
 
     def squares(slope: Tensor) -> Tensor:
         if x is not None and unit is not None:
@@ -244,25 +244,25 @@ def _of_sums(places: range, x: Tensor | None = None, unit: Callable[[Tensor], Te
 def _sum_products(g: Tensor, x: Tensor, a: Callable[[Tensor], Tensor], held: int) -> Tensor:
     """Σ over examples of (g · a(x))²: g is [examples, groups, out, places], a(x) is [examples, groups, places, in].
 
-    `held` is how many numbers an example takes meanwhile.
+    `held` is how many numbers an example occupies meanwhile.
     """
     if g.shape[-1] == 1:  # the squares of an outer product are the outer product of the squares
         return torch.einsum("ngol,ngli->goi", g.square(), a(x.to(g)).square())
     total = g.new_zeros(())
     for some, these in _parts(held, g, x):
-        # As a norm, which reads the products once and writes no squares of them.
+        # As a norm, which reads the products once and does not write their squares.
         total = total + torch.linalg.vector_norm(some @ a(these.to(some)), dim=0).square()
     return total
 
 
 def _parts(held: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Parts of tensors, so long that with `held` numbers a row there is room for them."""
+    """Split tensors into parts that fit into memory if each row occupies `held` numbers."""
     room = ROOM[tensors[0].device.type != "cpu"]
     return zip(*(each.split(max(1, room // held)) for each in tensors), strict=True)
 
 
 def _wide(weight: Tensor) -> torch.dtype:
-    """The type to sum up in."""
+    """The type to accumulate in."""
     return torch.promote_types(weight.dtype, torch.float32)
 
 
@@ -271,7 +271,7 @@ def _each(value: int | Sequence[int], count: int) -> list[int]:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors among what a function was given or gave back."""
+    """The tensors in a function's arguments or results."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple | dict):

@@ -1,4 +1,4 @@
-"""A model asked in other ways: by other weights, in evaluation mode, of some classes only; and what it is made of."""
+"""Calling a model with other weights, in evaluation mode or for some classes only; and what modules it contains."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ __all__ = [
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Whether a model normalises by the statistics of a batch, which a single example may not have."""
+    """Whether a model contains batch norm, whose statistics a single example may not have."""
     return any(isinstance(each, _BatchNorm) for each in model.modules())
 
 
 def has_embedding(model: nn.Module) -> bool:
-    """Whether a model looks things up by their ids, of which it may not have all."""
+    """Whether a model contains an embedding, which may not have every id."""
     return any(isinstance(each, nn.Embedding | nn.EmbeddingBag) for each in model.modules())
 
 
 def check_between(model: nn.Module, x: Tensor, inputs: Tensor, expected: str) -> None:
-    """Refuse examples between which there is nothing, as between ids, for a method that goes there."""
+    """Refuse inputs that cannot be interpolated, such as ids, for a method that interpolates."""
     if isinstance(inputs, Tensor) and not inputs.is_floating_point():
         remedy = "if they are measurements, convert them with .float()"
         if has_embedding(model):
@@ -40,7 +40,7 @@ def check_between(model: nn.Module, x: Tensor, inputs: Tensor, expected: str) ->
 
 @contextmanager
 def predicting(model: nn.Module) -> Iterator[None]:
-    """A model in its evaluation mode; afterwards each of its modules is in the mode that it was in, frozen ones too.
+    """Put a model in evaluation mode; afterwards every module, frozen ones included, is back in its own mode.
 
     >>> model = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(1).eval())
     >>> with predicting(model):
@@ -54,23 +54,23 @@ def predicting(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for module, training in modes:  # a module comes before its parts, which follow it: few are left to be set
+        for module, training in modes:  # `train` on a module sets its children, which come later: few need a call
             if module.training != training:
                 module.train(training)
 
 
 def call_by(weights: Mapping[str, Tensor], model: nn.Module, x: Tensor) -> Tensor:
-    """What the model gives by other weights and buffers, those that are not named being its own, which it keeps.
+    """The model's output with other weights and buffers; those not named are its own. The model is not changed.
 
-    A name is that of `named_parameters` or `named_buffers`: one for a weight that several modules have.
+    Names are those of `named_parameters` or `named_buffers`: one name for a weight that several modules share.
 
     >>> layer = nn.Linear(1, 1, bias=False)
     >>> model, own = nn.Sequential(layer, layer), layer.weight
     >>> call_by({"0.weight": torch.full((1, 1), 3.0)}, model, torch.ones(1, 1)), layer.weight is own
     (tensor([[9.]]), True)
     """
-    # Not by torch's tie_weights, which names the place in a module that is used twice twice: what is put there first is
-    # then taken for what was there before, and stays.
+    # Not with torch's tie_weights, which replaces the weight of a module that is used twice two times: the second time
+    # it takes the first replacement for the original, and restores that.
     scores: Tensor
     if not weights:
         scores = model(x)
@@ -88,7 +88,7 @@ def call_by(weights: Mapping[str, Tensor], model: nn.Module, x: Tensor) -> Tenso
 
 @torch.no_grad()
 def answers_by(weights: Mapping[str, Tensor], model: nn.Module, x: Tensor) -> Tensor:
-    """What the model predicts by other weights and buffers, those that are not named being its own.
+    """The model's output in evaluation mode with other weights and buffers; those not named are its own.
 
     >>> model = nn.Sequential(nn.Dropout(), nn.Linear(1, 1))
     >>> answers_by({"1.weight": torch.ones(1, 1), "1.bias": torch.zeros(1)}, model, torch.ones(1, 1)), model.training
@@ -99,9 +99,9 @@ def answers_by(weights: Mapping[str, Tensor], model: nn.Module, x: Tensor) -> Te
 
 
 def scores_by(weights: Mapping[str, Tensor], model: nn.Module, x: Tensor) -> Tensor:
-    """The model's scores by other weights. Its buffers stay as they are: batch-norm statistics follow its own alone.
+    """The model's scores with other weights. Its buffers do not change: batch-norm statistics track its own weights.
 
-    Buffers that come with the weights are used, and follow what these see.
+    Buffers that are given with the weights are used, and updated.
 
     >>> model = nn.BatchNorm1d(1)
     >>> scores = scores_by({"bias": torch.ones(1)}, model, torch.tensor([[5.0], [9.0]]))
@@ -114,9 +114,9 @@ def scores_by(weights: Mapping[str, Tensor], model: nn.Module, x: Tensor) -> Ten
 
 
 def types_of(model: nn.Module, weights: Iterable[Tensor]) -> list[torch.dtype]:
-    """In which types a model uses its weights: their own, or what `computes_in` of their modules says.
+    """The types in which a model uses its weights: their own, or `computes_in` of their modules.
 
-    Who gives a model other weights may give them in these types.
+    Other weights for the model may be given in these types.
 
     >>> model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.BatchNorm1d(2, affine=False))
     >>> model[0].computes_in = torch.bfloat16
@@ -131,7 +131,7 @@ def types_of(model: nn.Module, weights: Iterable[Tensor]) -> list[torch.dtype]:
 
 
 def copies_of(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """A copy of each tensor, made by one operation for all of a type: a network has many small buffers."""
+    """A copy of each tensor, with one operation per type: a network has many small buffers."""
     pairs = [(torch.empty_like(tensor), tensor) for tensor in tensors]
     for dtype in {tensor.dtype for _, tensor in pairs}:
         some = [pair for pair in pairs if pair[1].dtype == dtype]
@@ -140,14 +140,14 @@ def copies_of(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def only(classes: Tensor, scores: Tensor) -> Tensor:
-    """The scores with those of all other classes so low that they have no probability.
+    """The scores, with those of all other classes so low that their probability is 0.
 
-    `classes` may be shorter than the scores.
+    `classes`, a mask, may be shorter than the scores.
 
     >>> only(torch.tensor([True, False, True]), torch.zeros(1, 3)).softmax(-1)
     tensor([[0.5000, 0.0000, 0.5000]])
     """
     if len(classes) < scores.shape[-1]:
         classes = pad(classes, (0, scores.shape[-1] - len(classes)))
-    # Not −∞: 0 · log 0 is to be 0 in a cross-entropy.
+    # Not −∞: 0 · log 0 must be 0 in a cross-entropy.
     return scores.masked_fill(~classes, torch.finfo(scores.dtype).min / 2)

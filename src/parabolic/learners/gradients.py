@@ -1,4 +1,4 @@
-"""Which weights learning changes; and these and their gradients as one vector, for methods that bend gradients."""
+"""The trainable weights, and these and their gradients as one vector, for methods that modify gradients."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["Weights", "named_trainable", "trainable"]
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
-    """The weights that learning changes, in the order of the model."""
+    """The trainable weights, in the order of the model."""
     return list(named_trainable(model).values())
 
 
 def named_trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The same weights by their names in the model."""
+    """The trainable weights by their names in the model."""
     return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
 
 class Weights:
-    """The weights that learning changes, and vectors of as many numbers, in which they lie as they do in memory.
+    """The trainable weights, and flat vectors of as many numbers, in which entries are ordered as in memory.
 
     >>> weights = Weights(named_trainable(nn.Linear(2, 1, bias=False)))
     >>> weights.gradient((weights.vector() * torch.tensor([3.0, 4.0])).sum())
@@ -38,14 +38,14 @@ class Weights:
         return iter(self.named.values())
 
     def vector(self) -> Tensor:
-        """The weights themselves, as they are now."""
+        """The current weights."""
         return self.layout.join(self)
 
     def gradient(self, loss: Tensor) -> Tensor:
-        """The gradient of `loss`; weights that it does not depend on count as zeros."""
+        """The gradient of `loss`; 0 for weights that it does not depend on."""
         return self.layout.join(torch.autograd.grad(loss, list(self), materialize_grads=True))
 
     def set_gradient(self, vector: Tensor) -> None:
-        """Make a vector the gradient that an optimiser finds."""
+        """Store a vector as the `grad` of the weights, for the optimiser."""
         for weight, part in zip(self, self.layout.views(vector), strict=True):
             weight.grad = part.to(weight.dtype)

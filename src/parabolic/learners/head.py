@@ -1,4 +1,4 @@
-"""The last layer of a network: what it sees, and how it grows."""
+"""The last layer of a network: its inputs, and how it grows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["check_alone", "check_head", "features", "follow", "last_linear", "ov
 
 
 def last_linear(model: nn.Module) -> tuple[str, nn.Linear]:
-    """The last linear layer of a model, which gives the scores, and its name in the model.
+    """The name of a model's last linear layer, which computes the scores, and the layer itself.
 
     >>> name, head = last_linear(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
     >>> name, head.out_features
@@ -29,7 +29,7 @@ def last_linear(model: nn.Module) -> tuple[str, nn.Linear]:
 
 @torch.no_grad()
 def features(model: nn.Module, head: nn.Linear, x: Tensor) -> Tensor:
-    """What `head` is given when the model, in its evaluation mode, sees `x`: the features, and nothing changes.
+    """The features: the inputs of `head` when the model is called on `x` in evaluation mode. Nothing changes.
 
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
     >>> features(model, model[1], torch.ones(2, 2, 2))
@@ -44,25 +44,25 @@ def features(model: nn.Module, head: nn.Linear, x: Tensor) -> Tensor:
     finally:
         hook.remove()
     check_head(head, scores.shape[-1], given=bool(seen) and seen[-1][1].shape == scores.shape)
-    return seen[-1][0].to(head.weight.dtype)  # a model may compute in less than its weights have
+    return seen[-1][0].to(head.weight.dtype)  # a model may compute in a lower precision than that of its weights
 
 
 def check_head(head: nn.Linear, classes: int | None, given: bool = True) -> None:
-    """Refuse a last linear layer that does not give the scores of the classes."""
+    """Refuse a last linear layer that does not compute the scores of the classes."""
     if not given or (classes is not None and head.out_features < classes):
         got = Description(f"{classes} scores that are not the output of its last linear layer, {head}")
         raise invalid("model", got, "a model whose last torch.nn.Linear gives the scores", "define it after the others")
 
 
 def check_alone(model: nn.Module, head: nn.Linear) -> None:
-    """Refuse a last linear layer that cannot have more rows by itself: its weights are computed, or another's too.
+    """Refuse a last linear layer that cannot grow by itself: its weights are parametrised, or shared with others.
 
     >>> model = nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 3))
     >>> model[1].weight = model[0].weight
     >>> check_alone(model, model[1])  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    parabolic.checks.InputError: model: got a last linear layer that shares weights with 0, expected its own; ...
+    parabolic.checks.InputError: model: got a last linear layer that shares weights with 0, expected its own weights...
     """
     own, remedy = dict(head.named_parameters()), "give it all outputs from the start"
     if made := sorted(own.keys() - {"weight", "bias"}):
@@ -71,11 +71,11 @@ def check_alone(model: nn.Module, head: nn.Linear) -> None:
     for name, module in model.named_modules():
         if module is not head and _ids(own.values()) & _ids(module.parameters(recurse=False)):
             got = Description(f"a last linear layer that shares weights with {name}")
-            raise invalid("model", got, "its own", remedy)
+            raise invalid("model", got, "its own weights", remedy)
 
 
 def wider(model: nn.Module, head: nn.Linear, outputs: int) -> dict[str, Tensor]:
-    """Weights, by their names in the model, by which its last layer has more outputs: all zeros, for a look at shapes.
+    """Weights by their names in the model, with which its last layer has more outputs: all zeros, to check shapes.
 
     >>> model = nn.Linear(4, 2)
     >>> [(name, list(weight.shape)) for name, weight in wider(model, model, 3).items()]
@@ -88,14 +88,14 @@ def wider(model: nn.Module, head: nn.Linear, outputs: int) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def widen(layer: nn.Linear, outputs: int, generator: Generator) -> dict[nn.Parameter, nn.Parameter]:
-    """Give a layer more outputs, in place; the old ones keep their weights. Returns where each weight has moved to.
+    """Give a layer more outputs, in place; the old ones keep their weights. Returns the new parameter for each old one.
 
     >>> layer = nn.Linear(4, 2)
     >>> moved = widen(layer, 3, torch.Generator())
     >>> layer(torch.zeros(1, 4)).shape, [list(weight.shape) for weight in moved.values()]
     (torch.Size([1, 3]), [[3, 4], [3]])
     """
-    moved, bound = {}, layer.in_features**-0.5  # as torch draws them
+    moved, bound = {}, layer.in_features**-0.5  # as torch initialises them
     for name, weight in list(layer.named_parameters()):
         fresh = weight.new_empty(outputs, *weight.shape[1:]).uniform_(-bound, bound, generator=generator)
         moved[weight] = nn.Parameter(overlaid(weight, fresh), requires_grad=weight.requires_grad)
@@ -105,9 +105,9 @@ def widen(layer: nn.Linear, outputs: int, generator: Generator) -> dict[nn.Param
 
 
 def follow(optimizer: torch.optim.Optimizer, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
-    """Let an optimiser go on with weights that have moved: what it keeps of each row stays, and is 0 for new rows.
+    """Replace parameters in an optimiser: its state for each row is kept, and is 0 for new rows.
 
-    Where it keeps something else of a weight, such as sums over rows and columns, it begins anew with that weight.
+    Where the state of a weight is not per entry, such as sums over rows and columns, it starts over for that weight.
 
     >>> layer = nn.Linear(4, 2)
     >>> optimizer = torch.optim.Adam(layer.parameters())

@@ -10,8 +10,8 @@ __all__ = ["Joint"]
 class Joint(SGD):
     """Plain SGD on all tasks at once, shuffled, in one pass: what SGD would reach if there were nothing to forget.
 
-    There is one model, at the end; the accuracies "after" earlier tasks are that model's. It sees every example
-    once, where a replay learner sees those in memory again and again: on a short stream replay can end above it.
+    There is only the final model; the accuracies "after" earlier tasks are its own. It sees every example once,
+    whereas a replay learner sees those in memory many times: on a short stream replay can end above it.
 
     >>> Joint.sees_all
     True

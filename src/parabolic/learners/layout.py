@@ -1,4 +1,4 @@
-"""Tensors laid end to end in one vector, and cut out of it again."""
+"""Tensors joined into one vector, and cut out of it again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Layout"]
 
 
 class Layout:
-    """Where each of some tensors lies in a vector of all their entries; they lie there as they do in memory.
+    """The place of each tensor in a vector of all their entries, which are ordered there as in memory.
 
     Cutting copies nothing; joining is one copy. Both can be differentiated any number of times.
 
@@ -35,12 +35,12 @@ class Layout:
         self.sizes = [shape.numel() for shape, _ in self.kinds]
 
     def cut(self, vector: Tensor) -> tuple[Tensor, ...]:
-        """The tensors of which `vector` consists, which share its memory."""
+        """The tensors that `vector` consists of; they share its memory."""
         parts: tuple[Tensor, ...] = _Cut.apply(vector, self)  # type: ignore[no-untyped-call]
         return parts
 
     def join(self, tensors: Iterable[Tensor]) -> Tensor:
-        """The vector of all entries, in the type that has room for those of each tensor."""
+        """The vector of all entries, in the common type that torch promotes the tensors to."""
         vector: Tensor = _Join.apply(self, *tensors)  # type: ignore[no-untyped-call]
         return vector
 
@@ -50,11 +50,11 @@ class Layout:
         return [part.as_strided(*kind) for part, kind in parts]
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
-        """The same by the names of the tensors."""
+        """The same views by the names of the tensors."""
         return dict(zip(self.names, self.views(vector), strict=True))
 
     def grown(self, vector: Tensor, before: Layout, rest: Iterable[Tensor]) -> Tensor:
-        """A vector of smaller tensors fitted to these, which it is laid over; around it is what `rest` has."""
+        """Extend a vector of smaller tensors, laid out as in `before`, to this layout; new rows are those of `rest`."""
         return self.join(itertools.starmap(overlaid, zip(before.views(vector), rest, strict=True)))
 
 
@@ -84,11 +84,11 @@ class _Join(torch.autograd.Function):
 
 
 def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy tensors to tensors: all that lie alike by one operation."""
+    """Copy tensors to tensors: all pairs with the same strides in one operation."""
     alike = []
     for target, source in zip(targets, sources, strict=True):
         strides = zip(target.shape, target.stride(), source.stride(), strict=True)
-        if all(own == other for size, own, other in strides if size > 1):  # along one entry a stride says nothing
+        if all(own == other for size, own, other in strides if size > 1):  # for a single entry a stride means nothing
             alike.append((target, source.as_strided(target.shape, target.stride())))
         else:
             target.copy_(source)
@@ -97,7 +97,7 @@ def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:
-    """How a tensor lies in memory, if nothing lies between its entries; else how it would by itself."""
+    """The strides of a tensor if its entries are dense in memory; else those of a contiguous tensor."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride != expected:

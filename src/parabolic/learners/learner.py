@@ -41,17 +41,17 @@ from parabolic.options import check_options, documented, option, options_of
 
 __all__ = ["Diverged", "Learner", "ReplayLearner", "TaskBatches", "join"]
 
-NEEDS_TWO = "more than 1 value per channel"  # what torch says of batch norm and one example
+NEEDS_TWO = "more than 1 value per channel"  # from torch's error for batch norm on one example
 WHOLE = ("step", "start_task", "end_task", "grow", "load_state_dict")  # no other thread sees these half done
-# What a learner keeps that is no field of it.
+# Attributes of a learner that are not fields.
 OWN = {"averaged", "body", "device", "dtype", "generator", "lock", "optim", "stepping", "steps"}
-# Methods that users may override, and those that our loops call instead.
+# Methods that users may override, and those that the package's loops call instead.
 ASKED = {"predict": "scores_at", "scores": "scores_at", "observe": "step"}
-GO_BACK = "go back to the last file that was saved, and lower lr or set clip_norm"
-GIVE_WAY = 1e-4  # seconds: enough for a thread that waits to wake up
+GO_BACK = "go back to the last saved file, and lower lr or set clip_norm"
+GIVE_WAY = 1e-4  # seconds: enough for a waiting thread to wake up
 
 TaskBatches = Iterable[tuple[Tensor, Tensor]]
-"""The batches of a task, which can be gone through again and again."""
+"""The batches of a task; they can be iterated over repeatedly."""
 
 
 class Diverged(RuntimeError):
@@ -59,7 +59,7 @@ class Diverged(RuntimeError):
 
 
 def _alone(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of a learner that changes it, called when no other thread asks or changes it."""
+    """Wrap a method that changes a learner, so that no other thread uses or changes it meanwhile."""
 
     @functools.wraps(method)
     def alone(self: Learner, *args: Any, **kwargs: Any) -> Any:
@@ -72,38 +72,38 @@ def _alone(method: Callable[..., Any]) -> Callable[..., Any]:
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(dataclasses.field,))
 @dataclasses.dataclass(eq=False, kw_only=True, repr=False)
 class Learner:
-    """What one batch does to a model. A method is a subclass that states its `loss`, and its options as fields.
+    """How one batch updates a model. A method is a subclass that defines its `loss`, and its options as fields.
 
     The step is tensor code of fixed shape that never waits for the device, so that it can be captured as a CUDA
     graph; all state is in `state_dict`.
 
     Args:
-        model: the network, mapping a batch of inputs to one score a class. It is trained in place, where it is.
-        criterion: what is minimised: "cross-entropy" for classes; "mse" or "huber" where targets are numbers, each of
-            which is a score; or a `Criterion`, such as CrossEntropy(weights=[1, 5]) or Numbers(your_loss).
-        embed: a module that comes before the model and is trained with it, where inputs are no points that a path
-            could run between, such as ids of words: bridges run through what it gives.
-        prepare: turns raw examples into the model's input, for learning and for prediction alike. By default
-            bytes become floats in [0, 1] (with `embed`, ids), floats those of the model's type, and all else is left
-            alone. If it has a `state_dict`, as `Scale` and modules have, that is part of the learner's. `train` gives
-            a learner that has none the stream's; in a loop of your own, give it here.
+        model: the network, mapping a batch of inputs to one score per class. It is trained in place, on its device.
+        criterion: the loss: "cross-entropy" for classes; "mse" or "huber" if targets are numbers, one per output of the
+            model; or a `Criterion`, such as CrossEntropy(weights=[1, 5]) or Numbers(your_loss).
+        embed: a module that precedes the model and is trained with it, for inputs that no path can run between, such as
+            word ids: bridges run between its outputs.
+        prepare: turns raw examples into the model's input, for learning and prediction. By default bytes become floats
+            in [0, 1] (with `embed`, ids), floats are cast to the model's type, and all else is left unchanged. If it
+            has a `state_dict`, as `Scale` and modules have, that is part of the learner's. If it is None, `train` uses
+            the stream's; in a loop of your own, pass it here.
         augment: a random change of raw examples before `prepare`, for learning only: `augment(x, generator)`. As with
-            `prepare`, `train` takes the stream's where there is none.
-        classes: how many scores count. By default it is asked of the model, at the first batch.
+            `prepare`, `train` uses the stream's if it is None.
+        classes: how many of the scores are classes. By default all outputs of the model, counted at the first batch.
         seed: the seed of `generator`, from which all randomness of the learner comes.
 
-    Any number of threads may predict while one observes: `lock` is held by whoever changes or asks the model, so that a
-    prediction is that of the model before or after a step. Hold it (`with learner.lock:`) to copy a state meanwhile.
-    `stepping` tells whoever holds it, as a signal handler may, whether a step is only half done.
+    Any number of threads may predict while one observes: `lock` is held by any thread that changes or uses the model,
+    so that a prediction is that of the model before or after a step. Hold it (`with learner.lock:`) to copy a state
+    meanwhile. `stepping` tells code that holds the lock, such as a signal handler, whether a step is only half done.
 
-    `lr` is what the optimiser is made with: later on, change a learning rate in `learner.optim.param_groups`.
+    `lr` is the optimiser's initial learning rate: change it later in `learner.optim.param_groups`.
     """
 
-    name: ClassVar[str] = ""  # what `--learner` calls it; a base class has none
+    name: ClassVar[str] = ""  # its name for `--learner`; a base class has none
     reference: ClassVar[str] = ""  # authors, year, title
-    needs_tasks: ClassVar[bool] = False  # whether it must be told where a task starts and ends
-    needs_classes: ClassVar[bool] = False  # whether it makes no sense for targets that are numbers
-    sees_all: ClassVar[bool] = False  # whether all tasks come at once, shuffled: a reference, not a learner of streams
+    needs_tasks: ClassVar[bool] = False  # whether it must know where a task starts and ends
+    needs_classes: ClassVar[bool] = False  # whether it is for classes only, not for targets that are numbers
+    sees_all: ClassVar[bool] = False  # whether it gets all tasks at once, shuffled: only a reference
 
     model: nn.Module = dataclasses.field(kw_only=False)
     lr: float = option(0.1, "learning rate", above=0, tune="0.001:1:log")
@@ -113,18 +113,20 @@ class Learner:
     )  # fmt: skip
     average: float | None = option(
         None,
-        "decay of a moving average of the weights, kept for prediction (none: no average)",
+        "decay of a moving average of the weights, used for prediction (none: no average)",
         at_least=0,
         below=1,
     )
     average_part: float = option(
-        1.0, "the part of all steps so far that the average spans while it is short of 1 / (1 − average) steps",
+        1.0, "the part of all steps so far that the average spans, until that is 1 / (1 − average) steps",
         above=0, at_most=1,
     )  # fmt: skip
     repeats: int = option(
-        1, "how many steps are made on each batch, with draws of their own: what is recalled, crops, paths", at_least=1
+        1, "how many steps are made on each batch, each with its own recalled examples, crops and paths", at_least=1
     )
-    clip_norm: float | None = option(None, "the largest norm of a gradient that is descended (none: no limit)", above=0)
+    clip_norm: float | None = option(
+        None, "limit on the norm of a gradient, which is scaled down to it (none: no limit)", above=0
+    )
     criterion: str | Criterion = "cross-entropy"
     embed: nn.Module | None = None
     prepare: Callable[[Tensor], Tensor] | None = None
@@ -140,17 +142,17 @@ class Learner:
         cls._check_fields()
         about = cls.__doc__
         dataclasses.dataclass(eq=False, kw_only=True, repr=False)(cls)
-        cls.__doc__ = about and documented(about, cls)  # without one, the dataclass has put its signature there
+        cls.__doc__ = about and documented(about, cls)  # if None, the dataclass has put its signature there
 
     @classmethod
     def _check_fields(cls) -> None:
-        """Refuse a field without its type, of which nothing would come, and one that hides what learners need."""
+        """Refuse a field without a type, which would be ignored, and one that hides what learners need."""
         bases, typed = cls.__mro__[1:], inspect.get_annotations(cls)
         inherited = {each.name for base in bases if dataclasses.is_dataclass(base) for each in dataclasses.fields(base)}
         for name, value in vars(cls).items():
             field = isinstance(value, dataclasses.Field) or (name in inherited and not isinstance(value, property))
             if field and name not in typed:
-                raise invalid(f"{cls.__name__}.{name}", value, "a type with it", f"as in {name}: float = …")
+                raise invalid(f"{cls.__name__}.{name}", value, "a field with its type", f"as in {name}: float = …")
         for name in typed.keys() - inherited:
             hidden = [vars(base)[name] for base in bases if name in vars(base)]
             if name in OWN or any(inspect.isroutine(each) or isinstance(each, property) for each in hidden):
@@ -159,7 +161,7 @@ class Learner:
 
     @classmethod
     def overridden(cls) -> dict[str, str]:
-        """Overrides that no loop of this package calls, each with the method that it calls instead.
+        """Overrides that no loop of this package calls, each with the method that is called instead.
 
         >>> from parabolic import ER
         >>> class Nearest(ER):
@@ -175,7 +177,7 @@ class Learner:
 
     @classmethod
     def own_name(cls) -> str:
-        """What an error calls it: its name, or that of the class where the name is inherited, and so another's.
+        """Its name for errors: that of the learner, or of the class if the learner's name is inherited.
 
         >>> from parabolic import ER
         >>> class Mine(ER): ...
@@ -189,8 +191,8 @@ class Learner:
             raise invalid("model", type(self.model), "a torch.nn.Module")
         self.lock, self.stepping = threading.RLock(), False
         self._descended = False  # whether the weights have moved since `observe` began
-        self._asking: set[int] = set()  # threads that wait to predict
-        self.body = self.model  # from what bridges run through to the scores
+        self._asking: set[int] = set()  # threads waiting to predict
+        self.body = self.model  # maps the points that bridges run through to scores
         if self.embed is not None:
             if not isinstance(self.embed, nn.Module):
                 raise invalid("embed", type(self.embed), "a torch.nn.Module")
@@ -210,18 +212,18 @@ class Learner:
             check_call("prepare", self.prepare, "x")
         if self.augment is not None:
             check_call("augment", self.augment, "x", "generator")
-        for module in self.model.modules():  # such as one that keeps a norm frozen whenever it is set to train
+        for module in self.model.modules():  # an overridden `train` may keep a norm frozen
             if module.training and getattr(module.train, "__func__", None) is not nn.Module.train:
                 module.train()
         self.device, self.dtype = weights[0].device, weights[0].dtype
         self.criterion = find_criterion(self.criterion).to(self.device)
         if self.needs_classes and not self.error.of_classes:
-            remedy = f"{self.own_name()} tells classes apart: choose another learner for numbers"
+            remedy = f"{self.own_name()} is for classes: choose another learner for numbers"
             raise invalid("criterion", self.criterion, "a loss of classes", remedy)
         self.generator = Generator(self.device).manual_seed(self.seed)
         self.optim = self._make_optimizer(weights)
         if self.average_part != 1 and self.average is None:
-            raise invalid("average_part", self.average_part, "1 without an average", "set average=0.99, say")
+            raise invalid("average_part", self.average_part, "1 without an average", "set average=0.99, for example")
         self.averaged = None if self.average is None else WeightAverage(self.model, self.average, self.average_part)
         self.steps = 0
         self._example: tuple[torch.Size, torch.dtype] | None = None
@@ -231,11 +233,11 @@ class Learner:
     def observe(self, x: Tensor, y: Tensor, task: int | None = None) -> Tensor:
         """Learn from a batch of raw examples and their labels; returns the loss, still on the device.
 
-        What does not fit is refused before anything changes. Checking waits for the device: a loop that has
-        checked its data already calls `step`.
+        Invalid input is refused before anything changes. Checking waits for the device: a loop that has already
+        checked its data calls `step`.
         """
         if self.needs_tasks and task is None:
-            remedy = f"{self.own_name()} must know of tasks: pass task=0, 1, … and call start_task and end_task"
+            remedy = f"{self.own_name()} must know the tasks: pass task=0, 1, … and call start_task and end_task"
             raise invalid("task", task, "the number of the task that the batch belongs to", remedy)
         if task is not None:
             check_number("task", task, whole=True, at_least=0, below=2**31)
@@ -245,15 +247,15 @@ class Learner:
                 x, y = self._checked(x, y)
                 loss = self.step(x, y, task)
             except InputError:
-                if not self._descended:  # else there is no way back: it has learned
+                if not self._descended:  # else it has learned, which cannot be undone
                     take_back()
                 raise
-        if self._asking:  # a lock goes to whoever comes first, and that would be the next batch
+        if self._asking:  # the lock goes to the first to ask, which would be the next batch
             time.sleep(GIVE_WAY)
         return loss
 
     def step(self, x: Tensor, y: Tensor, task: int | Tensor | None = None) -> Tensor:
-        """Learn from a batch that is known to be sound and on the learner's device."""
+        """Learn from a batch that has been checked and is on the learner's device."""
         raw = {"x": x, "y": y}
         if task is not None:
             number = task if isinstance(task, Tensor) else torch.full((), task, device=y.device)
@@ -269,7 +271,7 @@ class Learner:
                     loss = self._loss(batch, recalled)
                     if not isinstance(loss, Tensor) or loss.ndim:
                         whose = f"loss of {self.own_name()}"
-                        raise invalid(whose, loss, "a tensor of one number", "take its mean, say")
+                        raise invalid(whose, loss, "a tensor of one number", "take its mean, for example")
                     self._descended = True
                     self.descend(loss)
                 self.remember(raw, batch)
@@ -283,10 +285,10 @@ class Learner:
         return loss.detach()
 
     def phase(self) -> Hashable:
-        """All that the host knows and that decides which operations the next step is made of.
+        """Everything known to the host that determines the operations of the next step.
 
-        Two steps of one phase, on batches of one size, are the same operations on the same tensors. A method whose
-        code asks for a number that changes (say, whether this is the first step) adds the answer here.
+        Two steps in the same phase, on batches of the same size, are the same operations on the same tensors. A method
+        whose code branches on something that changes (such as whether this is the first step) adds it here.
         """
         return ()
 
@@ -297,49 +299,49 @@ class Learner:
         return self.criterion
 
     def recall(self) -> Batch | None:
-        """What is remembered of the past, ready for the model; None where there is nothing."""
+        """A batch of past examples, ready for the model; None if there is none."""
         return None
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
-        """The method: the number to descend, from the new batch and the recalled one.
+        """The method: the loss to minimise, from the new batch and the recalled one.
 
-        Of both, "x" is ready for the model, "raw" is what it was made of, and "y" are the labels; with tasks, the new
-        one has "task" too. Of what is raw `augmented` makes another view, and `inputs` the one for prediction.
+        In both, "x" is ready for the model, "raw" is what it was made from, and "y" are the labels; with tasks, the new
+        batch has "task" too. From raw examples, `augmented` makes another view, and `inputs` the one for prediction.
         """
-        raise NotImplementedError(f"{type(self).__name__} states no loss(batch, recalled)")
+        raise NotImplementedError(f"{type(self).__name__} defines no loss(batch, recalled)")
 
     def descend(self, loss: Tensor) -> None:
-        """One step of the optimiser down the gradient of the loss."""
+        """One optimiser step down the gradient of the loss."""
         self.optim.zero_grad()
         loss.backward()
         self.apply_gradients()
 
     def apply_gradients(self) -> None:
-        """A step of the optimiser by the gradients as they stand, and of the weight average where one is kept."""
+        """An optimiser step with the current gradients, and an update of the weight average if there is one."""
         self.clip_gradients()
         self.optim.step()
         if self.averaged is not None:
             self.averaged.update(self.model)
 
     def clip_gradients(self) -> None:
-        """Shorten the gradients as they stand, all by one factor, where they are longer than `clip_norm`."""
+        """Scale down the current gradients, all by the same factor, if their norm exceeds `clip_norm`."""
         if self.clip_norm is not None:
             weights = [weight for group in self.optim.param_groups for weight in group["params"]]
             nn.utils.clip_grad_norm_(weights, self.clip_norm)
 
     def remember(self, raw: Batch, batch: Batch) -> None:
-        """Keep what the method keeps of the raw batch (and of what `loss` added to `batch`)."""
+        """Store what the method keeps of the raw batch (and of what `loss` added to `batch`)."""
 
     def start_task(self, batches: TaskBatches) -> None:
-        """Called before a task, where the stream has tasks, with its batches: each example once."""
+        """Called before a task, if the stream has tasks, with its batches: each example once."""
 
     def end_task(self, batches: TaskBatches) -> None:
-        """Called after a task, where the stream has tasks, with its batches: each example once."""
+        """Called after a task, if the stream has tasks, with its batches: each example once."""
 
     def grow(self, classes: int) -> None:
-        """Make room for the labels below `classes`: the last linear layer gets more outputs, the old ones stay.
+        """Make room for labels below `classes`: the last linear layer gets more outputs, and the old ones stay.
 
-        The optimiser's state, averages, and what the method keeps of each output go along.
+        The optimiser's state, averages, and what the method stores per output grow with it.
 
         >>> from parabolic import ER
         >>> learner = ER(nn.Linear(4, 2), memory=50)
@@ -349,7 +351,7 @@ class Learner:
         check_number("classes", classes, whole=True, at_least=1)
         classes = int(classes)
         if not self.error.of_classes:
-            raise invalid("criterion", self.criterion, "a loss of classes", "among numbers there are no more classes")
+            raise invalid("criterion", self.criterion, "a loss of classes", "only classes can grow")
         with self._changing():
             _, head = last_linear(self.model)
             check_head(head, self.classes)
@@ -361,7 +363,7 @@ class Learner:
                 self.criterion, self.classes = self.error.widened(classes), classes
 
     def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
-        """Let all that goes with single weights follow those that moved to where there are more rows."""
+        """Extend everything that is stored per weight; `moved` maps old parameters to new ones, with more rows."""
         follow(self.optim, moved)
         if self.averaged is not None:
             self.averaged.follow(self.model)
@@ -369,7 +371,7 @@ class Learner:
     # -- prediction ----------------------------------------------------------------------------------------
 
     def scores(self, x: Tensor) -> Tensor:
-        """The scores (logits) of raw examples: all outputs of the model, also those that are no classes."""
+        """The scores (logits) of raw examples: all outputs of the model, including any that are not classes."""
         x = _as_tensor("x", x, self.device)
         check_finite("x", x)
         self._check_kind(x)
@@ -380,30 +382,30 @@ class Learner:
         return self._given(x, augment=False)
 
     def augmented(self, x: Tensor) -> Tensor:
-        """Raw examples as inputs of the model, as for learning: changed at random, anew in every call."""
+        """Raw examples as inputs of the model, as for learning: changed at random, differently in every call."""
         return self._given(x)
 
     def scores_at(self, inputs: Tensor) -> Tensor:
-        """The scores for inputs of the model, by the averaged weights where there are any."""
+        """The scores for inputs of the model, with the averaged weights if there are any."""
         with self._turn():
             return answers_by(self.predicting_weights(), self.model, inputs)
 
     def predicting_weights(self) -> dict[str, Tensor]:
-        """The weights and buffers that predict in place of the model's own, by name."""
+        """The weights and buffers to predict with in place of the model's own, by name."""
         return {} if self.averaged is None else self.averaged.weights
 
     def predict(self, x: Tensor) -> Tensor:
-        """The class of each raw example; where targets are numbers, these, `[n, outputs]`."""
+        """The predicted class of each raw example or, if targets are numbers, the predicted numbers `[n, outputs]`."""
         with self._turn():
             scores = self.scores(x)[:, : self.classes]
             if bool(scores.isnan().any()):
-                raise Diverged(f"predict: the scores are no numbers any more, after {self.steps} steps; {GO_BACK}")
-            return self.error.answer(scores)  # in the units of the same moment
+                raise Diverged(f"predict: the scores are NaN after {self.steps} steps; {GO_BACK}")
+            return self.error.answer(scores)  # under the same lock, as units may change
 
     # -- state ---------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on. As in torch, the tensors are the live ones: copy them to keep them."""
+        """Everything the next step depends on. As in torch, the tensors are the live ones: copy them to keep them."""
         state: dict[str, Any] = {
             "model": self.model.state_dict(),
             "optimizer": self.optim.state_dict(),
@@ -413,25 +415,25 @@ class Learner:
         if self.averaged is not None:
             state["average"] = self.averaged.state_dict()
         state |= {name: part.state_dict() for name, part in self._parts().items()}
-        if self._example is not None:  # as a batch of none, which says what examples are like
+        if self._example is not None:  # as an empty batch, which has the shape and type of examples
             shape, dtype = self._example
             state["example"] = torch.empty(0, *shape, dtype=dtype)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of another learner of the same kind and model, on whatever device it was.
+        """Resume from the state of a learner of the same class and model, whatever device it was on.
 
-        From a GPU to a CPU, or back, all is the same but what will be drawn: their generators have no state in common.
+        Between a GPU and a CPU everything carries over except future random draws: their generators' states differ.
         """
-        optional = {"example", *self._parts()}  # of which a new learner, or a file from before they were kept, has none
+        optional = {"example", *self._parts()}  # missing in new learners, and in files of early versions
         if missing := self.state_dict().keys() - state.keys() - optional:
             remedy = "load the state of a learner of the same kind"
-            raise invalid("state", Description(f"no {', '.join(sorted(missing))}"), "a whole state", remedy)
+            raise invalid("state", Description(f"no {', '.join(sorted(missing))}"), "a complete state", remedy)
         own = self.model.state_dict()
         for name, value in state["model"].items():
             if isinstance(value, Tensor) and name in own and value.shape != own[name].shape:
                 got = Description(f"{name} of shape {list(value.shape)}")
-                remedy = "load it into one that has as many classes, as `Learner.load` makes it of a file"
+                remedy = "load it into a learner with as many classes; `Learner.load` makes one from a file"
                 raise invalid("state", got, f"{list(own[name].shape)}, as in this learner", remedy)
         self._check_optimizer(state["optimizer"])
         with self._changing():
@@ -448,9 +450,9 @@ class Learner:
             self._example = None if example is None else (example.shape[1:], example.dtype)
 
     def save(self, path: str | Path) -> Path:
-        """Write the learner to one file: all that its next step depends on, and how it was made. It holds no code.
+        """Write the learner to one file: everything its next step depends on, and how it was made. It holds no code.
 
-        A crash at any moment leaves what was there, or all of the new.
+        A crash at any moment leaves either the old file or the complete new one.
 
         >>> import tempfile
         >>> from parabolic import ER, make_backbone
@@ -465,9 +467,9 @@ class Learner:
         return save(self, path)
 
     def check_whole(self, what: str) -> None:
-        """Refuse to do something in the middle of a step, as a signal handler could."""
+        """Raise an error if called in the middle of a step, as a signal handler might."""
         if self.stepping:
-            raise RuntimeError(f"{what}: called in the middle of a step; set a flag, and look at it after `observe`")
+            raise RuntimeError(f"{what}: called in the middle of a step; set a flag, and check it after `observe`")
 
     @classmethod
     def load(
@@ -478,31 +480,31 @@ class Learner:
         device: torch.device | str | None = None,
         **given: Any,
     ) -> Self:
-        """The learner that `save` wrote: in any process it goes on as if it had never stopped.
+        """Load a learner that `save` wrote: in any process it resumes as if it had never stopped.
 
         A file that is damaged, or of a later version, is refused. Loading runs nothing that the file names: a class of
-        your own must be imported before.
+        your own must be imported first.
 
         Args:
             path: the file.
-            model: a network like the one saved, which takes over its weights; one of this package is made anew without.
-            device: where the learner is to be (default: where the model is).
-            given: what no file can hold, as it was: your own `prepare`, `augment`, optimiser factory or `drift`.
+            model: a network like the one saved, to receive its weights; not needed for a network of this package.
+            device: where to put the learner (default: where the model is).
+            given: what a file cannot hold, as it was: your own `prepare`, `augment`, optimiser factory or `drift`.
         """
         from parabolic.learners.saving import load
 
-        with torch.inference_mode(False):  # it may learn later
+        with torch.inference_mode(False):  # so that it can learn later
             return load(cls, path, model, device, given)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A copy, with a lock of its own; meanwhile no other thread learns or predicts."""
+        """A copy with its own lock; no other thread learns or predicts meanwhile."""
         with self.lock:
             memo[id(self)] = made = self.__new__(type(self))
             made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the lock, for a copy or a pickle, which has its own.
+        """Everything but the lock, for a copy or a pickle, which has its own.
 
         While other threads use the learner, hold the lock until the pickle is made, or pickle a deep copy.
         """
@@ -517,12 +519,12 @@ class Learner:
         values = ", ".join(f"{name}={getattr(self, name)!r}" for name in options_of(type(self)))
         return f"{type(self).__name__}({type(self.model).__name__}, {values})"
 
-    # -- the small print -----------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """The lock, for what changes the learner, with gradients even where the caller has switched them off."""
-        if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():  # as nearly always: a step may be short
+        """Hold the lock to change the learner, with gradients enabled even if the caller has switched them off."""
+        if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():  # the usual case, kept fast
             with self.lock:
                 yield
         else:
@@ -531,7 +533,7 @@ class Learner:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """The lock, for a prediction: a thread that learns gives way to it between two batches."""
+        """Hold the lock to predict: a thread that learns gives way between two batches."""
         me = threading.get_ident()
         self._asking.add(me)
         try:
@@ -542,11 +544,11 @@ class Learner:
             self._asking.discard(me)
 
     def _touched(self) -> list[Tensor]:
-        """The tensors that a loss changes in place before it is descended; a batch that is refused changes none."""
+        """The tensors that computing a loss changes in place, to be restored if the batch is refused."""
         return list(self.model.buffers())
 
     def _kept_aside(self) -> Callable[[], None]:
-        """What takes back, when it is called, a step whose loss failed on the way: draws, statistics and notes."""
+        """A function that undoes a step whose loss failed: random draws, statistics and attributes."""
         notes, drawn, touched = {**vars(self)}, self.generator.get_state(), self._touched()
         copies = copies_of(touched)
 
@@ -561,40 +563,42 @@ class Learner:
         return take_back
 
     def _refusal(self, x: Tensor, error: Exception) -> InputError | None:
-        """The error to raise for a batch on which a step failed; None where the batch is not to blame."""
-        if isinstance(error, IndexError) and has_embedding(self.model):  # of an id that it does not have
+        """The error to raise for a batch on which a step failed; None if the batch is not to blame."""
+        if isinstance(error, IndexError) and has_embedding(self.model):  # for an id that it does not have
             return invalid("x", x, "examples that the model accepts", f"the model says: {error}")
         if NEEDS_TWO not in str(error):
             return None
         needed = "at least two examples, as batch norm needs here"
         if len(x) == 1:
-            return invalid("x", x, needed, "hold it back until there is a second one")
-        got = Description("one example, recalled or split off, that goes through the model by itself")
+            return invalid("x", x, needed, "hold it back until a second one arrives")
+        got = Description("one example, recalled or split off, that passes through the model alone")
         return invalid(f"step of {self.own_name()}", got, needed, "raise replay, memory or chunk")
 
     def _parts(self) -> dict[str, Any]:
-        """What it was given that has a state of its own, by name."""
+        """The objects given to the learner that have a state of their own, by name."""
         brought = {"prepare": self.prepare, "units": getattr(self.criterion, "units", None)}
         return {name: part for name, part in brought.items() if hasattr(part, "load_state_dict")}
 
     def _check_optimizer(self, state: Mapping[str, Any]) -> None:
-        """Refuse the state of another optimiser: it has settings that this one has not, and lacks some of its own."""
+        """Refuse the state of another optimiser: it has settings that this one lacks, and lacks some of this one's."""
         ours, theirs = self.optim.param_groups, state["param_groups"]
         same = [len(each["params"]) for each in ours] == [len(each["params"]) for each in theirs]
         pairs = zip(ours, theirs, strict=False)
         if not same or any(mine.keys() - its.keys() and its.keys() - mine.keys() for mine, its in pairs):
-            got = Description(" and ".join(f"one of {', '.join(sorted(each.keys() - {'params'}))}" for each in theirs))
-            expected = f"one of {type(self.optim).__name__} for the weights of this model"
+            got = Description(
+                " and ".join(f"one with {', '.join(sorted(each.keys() - {'params'}))}" for each in theirs)
+            )
+            expected = f"that of {type(self.optim).__name__} for the weights of this model"
             raise invalid("state of the optimizer", got, expected, "make the learner with the optimizer that it had")
 
     def _load_optimizer(self, state: Mapping[str, Any]) -> None:
-        # Where steps are counted is a matter of the device, not of the state.
+        # Where steps are counted (`capturable`) depends on the device, not on the state.
         groups = [
             {**saved, "capturable": own["capturable"]} if "capturable" in own else saved
             for saved, own in zip(state["param_groups"], self.optim.param_groups, strict=True)
         ]
         self.optim.load_state_dict({**state, "param_groups": groups})
-        # Torch takes over tensors themselves where they fit, and casts others: a copy of each, in its own type.
+        # Torch takes over tensors that fit without a copy, and casts others: copy each, in its own type.
         weights = [weight for group in self.optim.param_groups for weight in group["params"]]
         for number, saved in state["state"].items():
             own = self.optim.state[weights[number]]
@@ -604,26 +608,26 @@ class Learner:
     def _load_generator(self, state: Tensor) -> None:
         if len(state) == len(self.generator.get_state()):
             self.generator.set_state(state)
-        else:  # of another kind of device: then draws differ, but depend on the state alone
+        else:  # from another kind of device: draws differ, but depend on the state alone
             self.generator.manual_seed(int.from_bytes(sha256(bytes(state.tolist())).digest()[:7]))
 
     def _loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
-        """The loss, from a model that leaves its input alone: a method may ask it of the same examples again."""
+        """The loss; a model that changes its input is refused, as a method may call it on the same examples again."""
         inputs = batch["x"]
         version = _version(inputs)
         loss = self.loss(batch, recalled)
         if _version(inputs) != version:
             got = Description("one that changes its input in place")
-            raise invalid("model", got, "one that leaves it alone", "as in x = x - 1, or ReLU(inplace=False) at first")
+            raise invalid("model", got, "one that does not", "write x = x - 1, or ReLU(inplace=False) as first layer")
         return loss
 
     def _given(self, x: Tensor, augment: bool = True) -> Tensor:
-        """What the model is given for examples that are someone else's: never these, as it may work in place."""
+        """The model's inputs for examples of the caller: never the same tensors, as the model may work in place."""
         version = _version(x)
         made = self._inputs(x, augment)
         if _version(x) != version:
             got = Description("one that changes examples in place")
-            raise invalid("prepare or augment", got, "one that makes new ones", "as in x = x - 1, and not x -= 1")
+            raise invalid("prepare or augment", got, "one that returns new ones", "write x = x - 1, not x -= 1")
         shared = isinstance(made, Tensor) and made.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
         return made.clone() if shared else made
 
@@ -635,7 +639,7 @@ class Learner:
             double = isinstance(made, Tensor) and made.is_floating_point() and torch.float64 in (made.dtype, self.dtype)
             return made.to(self.dtype) if double else made
         if x.dtype != torch.uint8:
-            return x.to(self.dtype) if x.is_floating_point() else x  # NumPy's numbers are float64, and few models are
+            return x.to(self.dtype) if x.is_floating_point() else x  # NumPy defaults to float64, unlike most models
         return (x.float() / 255).to(self.dtype) if self.embed is None else x.long()
 
     def _make_optimizer(self, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -651,7 +655,7 @@ class Learner:
         if x.ndim < 1 or len(x) == 0:
             raise invalid("x", x, "a batch of at least one example", "skip empty batches")
         self._check_kind(x)
-        # Only the model knows what it takes: after the first batch numbers are like those before, but an id may be new.
+        # Only the model knows what it accepts: after the first batch numbers are like those before, but ids may be new.
         ids = not x.is_floating_point() and (self.embed is not None or x.dtype != torch.uint8)
         scores = self._try(x if ids else x[:1]) if ids or self._example is None or self.classes is None else None
         check_finite("x", x)
@@ -664,20 +668,20 @@ class Learner:
             remedy = "every output is a number to learn"
             raise invalid("classes", self.classes, f"{scores.shape[1]}, as many as the model has outputs", remedy)
         elif scores is not None and scores.shape[1] < self.classes:
-            remedy = "give the model more outputs, or let its last torch.nn.Linear give them and the learner `grow`"
+            remedy = "give the model more outputs, or call `grow` if its last torch.nn.Linear computes the scores"
             raise invalid("classes", self.classes, f"at most {scores.shape[1]}, as many as the model scores", remedy)
         y = self.error.check(y, len(x), self.classes, self.dtype)
         if self._example is None:
             if scores is not None:
-                self.error(scores, y[: len(scores)])  # a loss that the user brings may have something to say
+                self.error(scores, y[: len(scores)])  # a loss of the user's may raise an error
             self._check_room({"x": x, "y": y})
         self._example = (x.shape[1:], x.dtype)
         return x, y
 
     def _check_growth(self, head: nn.Linear, classes: int) -> None:
-        """Refuse a last layer that cannot grow alone, or does not give the scores, as an example of zeros tells."""
+        """Refuse a last layer that cannot grow alone or, tried on an example of zeros, does not compute the scores."""
         check_alone(self.model, head)
-        if self._example is None:  # then the first batch tells
+        if self._example is None:  # then the first batch will show it
             return
         shape, dtype = self._example
 
@@ -685,7 +689,7 @@ class Learner:
             try:
                 inputs = self.inputs(torch.zeros(1, *shape, dtype=dtype, device=self.device))
                 return answers_by(weights, self.model, inputs).shape[-1]
-            except Exception:  # whatever the user's own code says of zeros, or of such weights
+            except Exception:  # the user's own code may fail on zeros, or with such weights
                 return 0
 
         if known := outputs({}):
@@ -699,16 +703,18 @@ class Learner:
             raise invalid("x", x, like, alone or "one learner learns one kind of example")
 
     def _check_inputs(self, x: Tensor, inputs: Tensor) -> None:
-        """Refuse numbers that are none any more as the model sees them."""
+        """Refuse numbers that are no longer finite as inputs of the model."""
         if x.is_floating_point() and (self.prepare is not None or inputs.dtype != x.dtype):
             told = str(self.dtype).removeprefix("torch.")
-            check_finite("x", inputs, f"as inputs of the model ({told}) they are not: clip or drop those examples")
+            check_finite(
+                "x", inputs, f"they are not finite as inputs of the model ({told}): clip or drop those examples"
+            )
 
     def _check_room(self, batch: Batch) -> None:
-        """Refuse a first batch of which there is no room for all that would be kept."""
+        """Refuse a first batch if there is no room for as many such examples as would be stored."""
 
     def _try(self, x: Tensor) -> Tensor:
-        """The scores of raw examples, or an error that says why the model does not take them."""
+        """The scores of raw examples, or an error that says why the model does not accept them."""
         try:
             inputs = self.inputs(x)
             self._check_inputs(x, inputs)
@@ -720,7 +726,7 @@ class Learner:
             remedy = "; if they are measurements, convert them with .float()" if whole and self.embed is None else ""
             raise invalid("x", x, "examples that the model accepts", f"the model says: {error}{remedy}") from error
         if not isinstance(scores, Tensor):
-            raise invalid("model", type(scores), "one tensor of scores [n, classes]", "wrap it and return that")
+            raise invalid("model", type(scores), "one tensor of scores [n, classes]", "wrap the model to return that")
         if scores.ndim != 2:
             raise invalid("model", Description(f"an output of shape {list(scores.shape)}"), "scores [n, classes]")
         return scores
@@ -729,8 +735,8 @@ class Learner:
 class ReplayLearner(Learner):
     """A learner that keeps a memory of the stream and recalls a batch of it at every step."""
 
-    policy: ClassVar[type[Memory]] = Memory  # which examples stay
-    keeps: ClassVar[tuple[str, ...]] = ("x", "y")  # what is kept of an example
+    policy: ClassVar[type[Memory]] = Memory  # decides which examples stay
+    keeps: ClassVar[tuple[str, ...]] = ("x", "y")  # what is stored of an example
 
     memory: int | Memory = option(200, "how many examples are kept", at_least=1)
     replay: int = option(32, "how many examples are recalled at a step", at_least=1)
@@ -743,7 +749,7 @@ class ReplayLearner(Learner):
             remedy = "recall fewer examples, or keep more"
             raise invalid("replay", self.replay, f"at most memory={self.memory.capacity}", remedy)
         if lacking := [name for name in self.memory.needs if name not in self.keeps]:
-            expected = f"one that does without {', '.join(lacking)}"
+            expected = f"one that does not need {', '.join(lacking)}"
             raise invalid("memory", self.memory, expected, f"{self.own_name()} keeps {', '.join(self.keeps)}")
         if self.memory.needs_classes and not self.error.of_classes:
             remedy = f"give memory={self.memory.capacity}"
@@ -756,18 +762,18 @@ class ReplayLearner(Learner):
         return self.memory
 
     def phase(self) -> Hashable:
-        """How much of a batch can be recalled."""
+        """How many examples can be recalled."""
         return self.past.phase(self.replay)
 
     def recall(self) -> Batch | None:
-        """A batch drawn from memory without replacement, augmented afresh."""
+        """A batch drawn from memory without replacement, newly augmented."""
         if len(self.past) == 0:
             return None
         drawn = self.past.draw(self.replay, generator=self.generator)
         return drawn | {"x": self._inputs(drawn["x"]), "raw": drawn["x"]}
 
     def remember(self, raw: Batch, batch: Batch) -> None:
-        """Offer the raw batch to memory, with whatever else the method keeps of it."""
+        """Offer the raw batch to memory, with whatever else the method stores of it."""
         known = batch | raw
         self.past.offer({name: known[name] for name in self.keeps}, generator=self.generator)
 
@@ -775,19 +781,19 @@ class ReplayLearner(Learner):
         self.past.check_room(batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on, the memory included."""
+        """Everything the next step depends on, including the memory."""
         return super().state_dict() | {"memory": self.past.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of another learner of the same kind, model and memory size."""
-        # A memory is where its examples are.
+        """Resume from the state of a learner of the same class, model and memory size."""
+        # A memory is on the device of its examples.
         kept = {
             name: each.to(self.device) if isinstance(each, Tensor) else each
             for name, each in state.get("memory", {}).items()
         }
-        if "y" in kept and not self.error.of_classes:  # at first, targets with units were kept in the model's type
+        if "y" in kept and not self.error.of_classes:  # early versions stored targets with units in the model's type
             kept["y"] = self.error.check(kept["y"], len(kept["y"]), kept["y"].shape[1], self.dtype)
-        if kept:  # else it is told what is missing
+        if kept:  # else the base class says what is missing
             self.past.check_state(kept, *self.keeps)
         super().load_state_dict(state)
         self.past.load_state_dict(kept)
@@ -801,25 +807,25 @@ def join(batch: Batch, recalled: Batch | None) -> tuple[Tensor, Tensor]:
 
 
 def _version(x: Any) -> int:
-    """How often a tensor was changed in place, where torch counts that: not in inference mode."""
+    """How often a tensor was changed in place, if torch counts that: not in inference mode."""
     return 0 if not isinstance(x, Tensor) or x.is_inference() else x._version
 
 
 def _as_tensor(name: str, value: Any, device: torch.device) -> Tensor:
     check_gaps(name, value)
     try:
-        if hasattr(value, "__array__") and not isinstance(value, Tensor):  # a frame of pandas, say
+        if hasattr(value, "__array__") and not isinstance(value, Tensor):  # a pandas frame, for example
             value = np.asarray(value)
             if not value.flags.writeable or not value.dtype.isnative or any(step < 0 for step in value.strides):
-                value = value.astype(value.dtype.newbyteorder("="))  # torch refuses these, or warns, in vain
+                value = value.astype(value.dtype.newbyteorder("="))  # torch refuses these, or warns without need
         tensor = torch.as_tensor(value, device=device).detach()
     except (TypeError, ValueError, RuntimeError) as error:
         several = isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)
         words = several and any(isinstance(each, str) for each in value[:1])
-        remedy = "number them from 0, or use an estimator, which takes words" if words else str(error)
+        remedy = "number them from 0, or use an estimator, which accepts words" if words else str(error)
         if not words and isinstance(value, np.ndarray) and value.dtype.hasobject:
-            remedy = f"it holds Python objects: make every column one of numbers, and {FILL_IN}"
-        raise invalid(name, type(value), "a tensor, or what torch.as_tensor makes one of", remedy) from error
+            remedy = f"it holds Python objects: make every column numeric, and {FILL_IN}"
+        raise invalid(name, type(value), "a tensor, or anything that torch.as_tensor accepts", remedy) from error
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise invalid(name, tensor, "a plain tensor", "convert it with .to_dense() or .dequantize()")
-    return tensor.clone() if tensor.is_inference() else tensor  # of such a one there is no gradient
+    return tensor.clone() if tensor.is_inference() else tensor  # an inference tensor has no gradient

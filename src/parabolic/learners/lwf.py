@@ -24,11 +24,11 @@ __all__ = ["LwF"]
 
 
 class LwF(Learner):
-    """Learning without forgetting: on new examples, answer about the old classes as the model did before the task.
+    """Learning without forgetting: on new examples, predict the old classes as the model did before the task.
 
-    The loss is the cross-entropy over the classes seen so far, and `alpha` times that between the old model's
-    probabilities of the old classes and the model's own, both softened by `temperature`. Before a task, what the last
-    layer has for its new classes is warmed up on the task's data while all else stays.
+    The loss is the cross-entropy over the classes seen so far, plus `alpha` times that between the old model's
+    probabilities of the old classes and the current model's, both softened by `temperature`. Before a task, the last
+    layer's weights for its new classes are warmed up on the task's data, with all others frozen.
 
     >>> learner = LwF(torch.nn.Linear(4, 3))
     >>> for task, labels in enumerate([[0, 1], [2]]):
@@ -46,10 +46,10 @@ class LwF(Learner):
     needs_classes = True
 
     lr: float = 0.01
-    alpha: float = option(3.0, "weight of answering about old classes as before", at_least=0, tune="0.1:10:log")
-    temperature: float = option(2.0, "how much the answers are softened (1: not at all)", above=0)
-    warmup: int = option(1, "passes over a task's batches that warm up its new classes", at_least=0)
-    weight_decay: float = option(5e-4, "weight decay of an optimizer that is named without its own", at_least=0)
+    alpha: float = option(3.0, "weight of the distillation loss on old classes", at_least=0, tune="0.1:10:log")
+    temperature: float = option(2.0, "how much the probabilities are softened (1: not at all)", above=0)
+    warmup: int = option(1, "passes over a task's batches to warm up its new classes", at_least=0)
+    weight_decay: float = option(5e-4, "weight decay of an optimizer given by name, unless it sets its own", at_least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,11 +59,11 @@ class LwF(Learner):
         self.tasks = 0  # how many have started
 
     def phase(self) -> Hashable:
-        """In the first task nothing is old."""
+        """Whether there are old classes: in the first task there are none."""
         return super().phase(), self.tasks > 1
 
     def start_task(self, batches: TaskBatches) -> None:
-        """Warm up the new classes, and keep the model as it is now."""
+        """Warm up the new classes, and store the model as the teacher."""
         labels = labels_of(self, batches)
         check_head(self.head, self.classes)
         self.old.copy_(self.seen)
@@ -75,12 +75,12 @@ class LwF(Learner):
         self.teacher.load_state_dict(self.model.state_dict())
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
-        """The loss over the classes seen, and distillation over the old ones."""
+        """The loss over the classes seen, plus distillation over the old ones."""
         check_started(self.tasks)
-        self.seen.index_fill_(0, batch["y"], True)  # should start_task not have told of one
+        self.seen.index_fill_(0, batch["y"], True)  # in case start_task has not seen one
         scores = self.model(batch["x"])
         loss = self.error(only(self.seen, scores), batch["y"])
-        if self.tasks == 1:  # nothing is old
+        if self.tasks == 1:  # no class is old
             return loss
         before = only(self.old, self.teacher(batch["x"]) / self.temperature).softmax(-1)
         return loss + self.alpha * cross_entropy(only(self.old, scores / self.temperature), before)
@@ -88,16 +88,16 @@ class LwF(Learner):
     def _warm_up(self, batches: TaskBatches, new: Tensor) -> None:
         """Plain gradient steps of the last layer on the new classes alone; only their rows have a gradient.
 
-        All else stays, and so do the features: they are computed for many batches at once.
+        All else is frozen, and so are the features, which are computed for many batches at once.
         """
         weights = trainable(self.head)
         rates = {weight: float(group["lr"]) for group in self.optim.param_groups for weight in group["params"]}
         for x, y, sizes in checked(self, batches, size=512):
-            chosen = new[y].cpu()  # this waits for the device, but once for many batches
+            chosen = new[y].cpu()  # this waits for the device, but only once for many batches
             counts = [count for part in chosen.split(sizes) if (count := int(part.sum()))]
             if not counts:
                 continue
-            # Augmented batch by batch: each takes the random numbers that it would take alone.
+            # Augmented batch by batch, so that each takes the same random numbers as it would alone.
             inputs = torch.cat([self._inputs(part) for part in x[chosen].split(counts)])
             given = features(self.model, self.head, inputs)
             for part, labels in zip(given.split(counts), y[chosen].split(counts), strict=True):
@@ -107,7 +107,7 @@ class LwF(Learner):
                         weight.sub_(slope, alpha=rates.get(weight, self.lr))
 
     def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
-        """Let the old model follow, and the notes on which classes are old."""
+        """Extend the old model, and the masks of seen and old classes."""
         super().on_growth(moved)
         _, head = last_linear(self.teacher)
         more = self.head.out_features - head.out_features
@@ -125,12 +125,12 @@ class LwF(Learner):
         return made
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on, the old model included."""
+        """Everything the next step depends on, including the old model."""
         own = {"teacher": self.teacher.state_dict(), "seen": self.seen, "old": self.old, "tasks": self.tasks}
         return super().state_dict() | own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of another learner of the same kind and model."""
+        """Resume from the state of a learner of the same class and model."""
         super().load_state_dict(state)
         self.teacher.load_state_dict(state["teacher"])
         overwrite({"seen": self.seen, "old": self.old}, state)

@@ -21,9 +21,9 @@ __all__ = ["OBC"]
 class OBC(ReplayLearner):
     """Experience replay with online bias correction: the layer that predicts learns from memory alone.
 
-    Replay as usual favours the classes of the new batch, and its bias sits in the last layer. So the features learn by
-    replay through a surrogate of that layer; then a second recalled batch, and nothing new, trains the model's own last
-    layer on the features as they are.
+    Ordinary replay favours the classes of the new batch, and this bias is in the last layer. So the features learn by
+    replay through a surrogate of that layer; then a second recalled batch, without new examples, trains the model's own
+    last layer on fixed features.
 
     >>> import torch
     >>> learner = OBC(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)), memory=50)
@@ -45,7 +45,7 @@ class OBC(ReplayLearner):
         self.optim = self._make_optimizer([*trainable(self.model), *trainable(self.surrogate)])
 
     def phase(self) -> Hashable:
-        """How much can be recalled, also for the layer that predicts."""
+        """How many examples can be recalled, for replay and for the layer that predicts."""
         return super().phase(), self.past.phase(self.correction)
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
@@ -54,33 +54,33 @@ class OBC(ReplayLearner):
         name, _ = last_linear(self.model)
         prefix = name and f"{name}."
         surrogate: dict[str, Tensor] = {prefix + key: weight for key, weight in self.surrogate.named_parameters()}
-        # In that layer alone: another that has its weights too, as an embedding may, is one of the features.
+        # In that layer alone: another that shares its weights, as an embedding may, belongs to the features.
         return self.error(functional_call(self.model, surrogate, (x,), tie_weights=False), y)
 
     def descend(self, loss: Tensor) -> None:
-        """A step of the features and the surrogate; then one of the last layer, on what is recalled for it alone."""
+        """A step of the features and the surrogate, then one of the last layer on a batch recalled for it alone."""
         self.optim.zero_grad()
         loss.backward()
         if len(self.past):
             self.clip_gradients()
             self.optim.step()
-            self.optim.zero_grad()  # an optimiser passes over weights without a gradient
+            self.optim.zero_grad()  # optimisers skip weights without a gradient
             drawn = self.past.draw(self.correction, generator=self.generator)
-            # Features as prediction has them: batch norm by its running statistics, which stay as they are.
+            # Features as in prediction: batch norm uses its running statistics and does not update them.
             seen = features(self.model, self.head, self._inputs(drawn["x"]))
             self.error(self.head(seen), drawn["y"]).backward()
         self.apply_gradients()
 
     def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
-        """Let the surrogate follow."""
+        """Extend the surrogate to the new outputs."""
         super().on_growth(moved)
         follow(self.optim, widen(self.surrogate, self.head.out_features, self.generator))
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on, the surrogate included."""
+        """Everything the next step depends on, including the surrogate."""
         return super().state_dict() | {"surrogate": self.surrogate.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of another learner of the same kind, model and memory size."""
+        """Resume from the state of a learner of the same class, model and memory size."""
         super().load_state_dict(state)
         self.surrogate.load_state_dict(state["surrogate"])

@@ -1,4 +1,4 @@
-"""Optimisers by a text, as options, presets and command lines can hold it."""
+"""Optimisers given as text, for options, presets and command lines."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from parabolic.checks import check_call, check_name, invalid
 __all__ = ["make_optimizer", "parse_optimizer"]
 
 UNFIT = (torch.optim.LBFGS, torch.optim.SparseAdam)
-"""Optimisers that ask for the loss several times a step, or for sparse gradients: here they get neither."""
+"""Unsupported optimisers: they need the loss several times per step, or sparse gradients."""
 
 
 def make_optimizer(
     named: str | Callable[..., torch.optim.Optimizer], weights: Sequence[nn.Parameter], lr: float
 ) -> torch.optim.Optimizer:
-    """The optimiser that a text like `SGD` or `SGD(momentum=0.9)` names, or that a factory makes, over some weights.
+    """The optimiser of some weights, from a text such as `SGD` or `SGD(momentum=0.9)`, or from a factory.
 
     >>> weights = list(nn.Linear(2, 2).parameters())
     >>> make_optimizer("SGD(momentum=0.9, nesterov=True)", weights, lr=0.1).param_groups[0]["momentum"]
@@ -33,13 +33,13 @@ def make_optimizer(
         made: torch.optim.Optimizer = getattr(torch.optim, name)(weights, lr=lr, **arguments)
     except (torch.OutOfMemoryError, torch.AcceleratorError):
         raise
-    except Exception as error:  # which kind it is depends on the class
+    except Exception as error:  # its type depends on the class
         raise invalid("optimizer", named, f"arguments that torch.optim.{name} takes", f"it says: {error}") from error
     return made
 
 
 def parse_optimizer(text: str) -> tuple[str, dict[str, Any]]:
-    """The class of torch.optim that a text names, and the arguments that it gives. Nothing of the text is run.
+    """The class of torch.optim that a text names, and its arguments. The text is not executed.
 
     >>> parse_optimizer("AdamW(betas=(0.9, 0.99))")
     ('AdamW', {'betas': (0.9, 0.99)})
@@ -53,12 +53,12 @@ def parse_optimizer(text: str) -> tuple[str, dict[str, Any]]:
     except (SyntaxError, ValueError) as error:
         raise invalid("optimizer", text, "a class of torch.optim and plain values for its arguments", remedy) from error
     if not isinstance(named, ast.Name) or len(arguments) < len(given):
-        raise invalid("optimizer", text, "a class of torch.optim, its arguments by name", remedy)
+        raise invalid("optimizer", text, "a class of torch.optim, with arguments by name", remedy)
     unfit = {torch.optim.Optimizer, *UNFIT}
     known = {name for name, value in vars(torch.optim).items() if isinstance(value, type) and value not in unfit}
     check_name("optimizer", named.id, known, remedy)
     if "lr" in arguments:
-        raise invalid("optimizer", text, "no lr among the arguments", "it is an option of its own: lr")
+        raise invalid("optimizer", text, "no lr among the arguments", "set the option lr instead")
     return named.id, arguments
 
 
@@ -68,6 +68,6 @@ def _made_by(
     check_call("optimizer", factory, "parameters", lr=lr)
     made = factory(weights, lr=lr)
     if not isinstance(made, torch.optim.Optimizer) or isinstance(made, UNFIT):
-        expected = "a factory of an optimiser that steps by dense gradients, without a closure"
-        raise invalid("optimizer", type(made), expected, "torch.optim.SGD is one")
+        expected = "a factory of an optimiser that uses dense gradients and no closure"
+        raise invalid("optimizer", type(made), expected, "torch.optim.SGD, for example")
     return made

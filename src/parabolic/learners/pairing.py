@@ -1,4 +1,4 @@
-"""Which example a bridge ends at: for each example of a joint batch, the row of another."""
+"""Where bridges end: for each example of a joint batch, the row of another."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["PAIRINGS"]
 
 
 def random(x: Tensor, new: int, generator: Generator) -> Tensor:
-    """Every example ends one bridge: a shuffle, as in the paper's Algorithm 1."""
+    """A shuffle, as in the paper's Algorithm 1: every example is the end of one bridge."""
     return torch.randperm(len(x), generator=generator, device=x.device)
 
 
@@ -21,12 +21,12 @@ def farthest(x: Tensor, new: int, generator: Generator) -> Tensor:
 
 
 def nearest(x: Tensor, new: int, generator: Generator) -> Tensor:
-    """The example at the least Euclidean distance, other than itself (unless there is no other)."""
+    """The example at the smallest Euclidean distance, other than itself (unless there is no other)."""
     return _distances(x).fill_diagonal_(torch.inf).argmin(1)
 
 
 def across(x: Tensor, new: int, generator: Generator) -> Tensor:
-    """A random recalled example for each new one and the other way round; a shuffle while nothing is recalled."""
+    """A random recalled example for each new one and vice versa; a shuffle while nothing is recalled."""
     old = len(x) - new
     if old == 0:
         return random(x, new, generator)
@@ -38,7 +38,7 @@ def across(x: Tensor, new: int, generator: Generator) -> Tensor:
 def _distances(x: Tensor) -> Tensor:
     flat = x.flatten(1)
     flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
-    # From differences: by a product of matrices, far from the origin, rounding outweighs the distances.
+    # From differences: with a matrix product, far from the origin, rounding would outweigh the distances.
     return torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist")
 
 
@@ -48,4 +48,4 @@ PAIRINGS: dict[str, Callable[[Tensor, int, Generator], Tensor]] = {
     "nearest": nearest,
     "across": across,
 }
-"""Functions of the joint batch, of how many of it are new, and of a generator; new examples come first."""
+"""Functions of the joint batch (new examples first), the number of new examples, and a generator."""

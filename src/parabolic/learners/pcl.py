@@ -34,16 +34,16 @@ ABLATIONS: dict[str, dict[str, object]] = {
 class PCL(BalancedLearner):
     """Minimise the loss along Brownian bridges between new and recalled examples (the paper's Algorithm 1).
 
-    What lies between the examples is learned with them. The motive is the Feynman–Kac formula: a mean loss along paths
-    that stop in the memory solves a parabolic PDE whose boundary is the memory. Bridges are other paths: what is
-    descended is no estimate of that solution, and the bounds of `parabolic.pde` do not speak of it.
+    The points between the examples are learned with them. The motivation is the Feynman–Kac formula: the expected loss
+    along paths that stop in the memory solves a parabolic PDE whose boundary is the memory. Bridges are other paths:
+    the loss minimised here is not an estimate of that solution, and the bounds of `parabolic.pde` do not apply to it.
 
-    A `drift` μ, from points to velocities, weighs the paths of a step by Girsanov's weights (those of noise of scale
-    one, as in the paper), normalised to a mean of one. On free paths with `sigma_x=1` that adds the term μ·∇u to the
-    PDE; with less noise a tempered one, σ²μ·∇u for a constant drift: one that moves the end of a path by 0.5 at 1 moves
-    it by 0.045 at 0.3, and by 0.0005 at 0.03. Between given ends it weighs pairs: more where the way leads along the
-    drift, less where the drift is strong. `pde.gradient_of` makes one of a potential φ; scale φ so that examples differ
-    in it by one or so, or else a few pairs have nearly all of the weight.
+    A `drift` μ, which maps points to velocities, weights the paths of a step by Girsanov weights (for noise of scale
+    one, as in the paper), normalised to a mean of one. On free paths with `sigma_x=1` this adds the term μ·∇u to the
+    PDE; with less noise σ it adds a tempered term, σ²μ·∇u for a constant drift: a drift that moves the end of a path by
+    0.5 at σ = 1 moves it by 0.045 at 0.3, and by 0.0005 at 0.03. Between given ends it weights pairs: more where the
+    path follows the drift, less where the drift is strong. `pde.gradient_of` makes a drift from a potential φ; scale φ
+    so that its values at the examples differ by about one, or else a few pairs have nearly all of the weight.
 
     >>> learner = PCL(torch.nn.Linear(4, 3), memory=50)
     >>> for _ in range(3):
@@ -60,30 +60,30 @@ class PCL(BalancedLearner):
     sigma_y: float = option(0.01, "noise of the bridges between labels", at_least=0, tune="0.001:0.1:log")
     simplex: bool = option(
         True,
-        "labels on the way are brought back to where labels can be, by absolute values that sum to one; with many "
-        "classes that spreads part of each over all of them (no: left as the noise has moved them)",
+        "whether labels along a bridge are mapped back onto the simplex: absolute values, scaled to sum to one; with "
+        "many classes this spreads part of each label over all of them (false: labels stay as the noise moved them)",
     )
-    times: int = option(5, "time points of a bridge, both ends counted", at_least=2)
+    times: int = option(5, "time points of a bridge, including both ends", at_least=2)
     bridges: int = option(1, "bridges between each pair", at_least=1)
-    horizon: float = option(1.0, "the time T that a bridge takes", above=0)
+    horizon: float = option(1.0, "the duration T of a bridge", above=0)
     variant: str = option("paper", "details as in the paper, or in the code published with it", among=VARIANTS)
     integral: str | None = option(
         None,
-        "how the loss along a path is summed up: euler (Algorithm 1), feynman-kac (euler and the end point), or "
-        "mean (over all points); none: euler for the paper, mean for the reference",
+        "how the loss along a path is integrated: euler (Algorithm 1), feynman-kac (euler plus the end point), or "
+        "mean (over all points); none: euler for variant=paper, mean for variant=reference",
         among=("euler", "feynman-kac", "mean"),
     )
     endpoints: str = option(
         "random",
-        "where bridges end: at a random example of the joint batch, the farthest, the nearest, or across from new to "
-        "recalled and back",
+        "where a bridge ends: at a random example of the joint batch, the farthest, the nearest, or across: at a "
+        "recalled one for a new one and vice versa",
         among=tuple(PAIRINGS),
     )
-    shared: bool = option(False, "one noise path for all pairs of a batch")
-    tempering: bool = option(False, "noise by the norm of the loss's gradient, linear between the two ends")
+    shared: bool = option(False, "whether all pairs of a batch share one noise path")
+    tempering: bool = option(False, "whether the noise is the norm of the loss's gradient, linear between the two ends")
     offers: str = option("all", "what is offered to memory: all of a batch or the half of it with the highest, lowest "
                          "or middle loss", among=("all", "highest", "lowest", "middle"))  # fmt: skip
-    drift_weight: float = option(0.0, "weight of the drift term of the reference variant, by ∇ℓ", at_least=0)
+    drift_weight: float = option(0.0, "weight of the reference variant's drift term, with drift ∇ℓ", at_least=0)
     drift: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
@@ -91,7 +91,7 @@ class PCL(BalancedLearner):
         if not self.simplex and self.variant == "reference":
             raise invalid("simplex", self.simplex, "true for variant='reference', as in its code")
         if self.tempering and self.sigma_x == 0:
-            raise invalid("sigma_x", self.sigma_x, "a number above 0", "tempering scales sigma_y by sigma_y / sigma_x")
+            raise invalid("sigma_x", self.sigma_x, "a number above 0", "tempering divides sigma_y by it")
         if self.drift is not None and not callable(self.drift):
             raise invalid("drift", self.drift, "a function from points to velocities")
         if self.drift_weight and self.variant != "reference":
@@ -125,12 +125,12 @@ class PCL(BalancedLearner):
         integral = (along * self.point_weights).sum(-1)
         if self.drift is None:
             return integral.mean()
-        # Their mean, self-normalised: by themselves the weights are 0 or infinite where there are many dimensions.
+        # A self-normalised mean: in many dimensions the weights themselves are 0 or infinite.
         weight = log_girsanov(path, self.drift, horizon=self.horizon).flatten().softmax(0)
         return (weight * integral.flatten()).sum()
 
     def remember(self, raw: Batch, batch: Batch) -> None:
-        """Offer the batch to memory, or the half of it that the losses pick."""
+        """Offer the batch to memory, or the half of it selected by loss."""
         if self.offers != "all":
             rows = half_by_loss(batch["loss"], self.offers)
             raw, batch = ({name: value[rows] for name, value in each.items()} for each in (raw, batch))
@@ -150,32 +150,32 @@ class PCL(BalancedLearner):
         return self.error.fold(labels) if self.simplex else labels
 
     def _check_inputs(self, x: Tensor, inputs: Tensor) -> None:
-        """Refuse ids and whole numbers too: no path runs between them."""
+        """Also refuse ids and whole numbers: no path runs between them."""
         super()._check_inputs(x, inputs)
         if self.embed is None:
-            check_between(self.model, x, inputs, "floating numbers, between which paths run")
+            check_between(self.model, x, inputs, "floating-point numbers, between which paths can run")
 
     def _sigmas(self, x: Tensor, y: Tensor, ends: Tensor) -> tuple[float | Tensor, float | Tensor]:
-        """The noise of examples and labels: two numbers or, tempered, a value for each pair and time point."""
+        """The noise of examples and labels: two numbers or, with tempering, one value per pair and time point."""
         if not self.tempering:
             return self.sigma_x, self.sigma_y
         with torch.enable_grad():
             probe = x.detach().requires_grad_()
-            # By copies of the buffers: batch-norm statistics are to follow what is learned.
+            # With copies of the buffers: batch-norm statistics should track only what is learned.
             (slope,) = torch.autograd.grad(self.error(scores_by({}, self.body, probe), y, reduction="sum"), probe)
         norm = slope.flatten(1).norm(dim=1, keepdim=True)
         first, last = norm, norm[ends]
-        if self.variant == "reference":  # there it is the gradient of the mean loss, and the ends are swapped
+        if self.variant == "reference":  # its code takes the gradient of the mean loss, and swaps the ends
             first, last = norm[ends] / len(x), norm / len(x)
         sigma = torch.lerp(first, last, torch.linspace(0, 1, self.times, dtype=x.dtype, device=x.device))
         return sigma, sigma * (self.sigma_y / self.sigma_x)
 
 
 def reference_drift(along: Tensor, path: Tensor, weight: float) -> Tensor:
-    """The loss of the published code where its drift is on: Σℓ − weight · (Σ g·x − ½ Σ‖g‖²), over time points.
+    """The loss of the published code with its drift on: Σℓ − weight · (Σ g·x − ½ Σ‖g‖²), summed over time points.
 
-    There g is the gradient of the mean over all paths of the step: that of a path's own loss, divided by how many they
-    are. So the larger the batch, the less the term weighs.
+    Here g is the gradient of the mean over all paths of the step: that of a path's own loss, divided by the number of
+    paths. So the larger the batch, the smaller the term.
     """
     integral = along.mean(1).sum(-1)
     (slope,) = torch.autograd.grad(integral.mean(), path, create_graph=True)
@@ -186,8 +186,9 @@ def reference_drift(along: Tensor, path: Tensor, weight: float) -> Tensor:
 def path_weights(rule: str, times: int, horizon: float = 1.0) -> Tensor:
     """The weight of each time point in the integral of the loss along a path, summing to one.
 
-    Euler's sum takes the loss at the left end of each interval, so that the last point has no weight and is left
-    out. Feynman–Kac's formula adds the loss where the path stops: the integral weighs `horizon`, and that loss one.
+    The Euler sum takes the loss at the left end of each interval, so that the last point has no weight and is left
+    out. The Feynman–Kac formula adds the loss where the path stops: the integral has weight `horizon`, and that loss
+    weight one, before normalisation.
 
     >>> path_weights("euler", 5).tolist()
     [0.25, 0.25, 0.25, 0.25]

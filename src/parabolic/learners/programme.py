@@ -1,4 +1,4 @@
-"""A small quadratic programme, solved where its numbers are: nothing waits for the device."""
+"""A small quadratic programme, solved on the device without waiting for it."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from parabolic.gpus import tf32
 
 __all__ = ["inner_products", "nonnegative_shares"]
 
-PIECE = 4096  # columns that are multiplied at once
+PIECE = 4096  # columns multiplied at once
 
 
 def nonnegative_shares(gram: Tensor, overlap: Tensor, tolerance: float) -> Tensor:
-    """The shares z ≥ 0 of unit vectors rₖ that make |b + Σ zₖ rₖ| least; `gram` is ⟨rᵢ, rₖ⟩ and `overlap` ⟨rₖ, b⟩.
+    """The shares z ≥ 0 of unit vectors rₖ that minimise |b + Σ zₖ rₖ|; `gram` is ⟨rᵢ, rₖ⟩ and `overlap` is ⟨rₖ, b⟩.
 
-    They solve w = overlap + gram z, z ≥ 0, w ≥ 0, zᵀw = 0. With overlap + λ · lift in place of overlap, all lifts being
-    positive, z = 0 does for a large λ; as λ falls to 0, the solution moves along straight lines. At each bend one index
-    changes sides, from z = 0 to w = 0 or back, which is one pivot of a tableau (parametric principal pivoting). There
-    are about as many bends as shares above zero, and no more than 2 n for n vectors in all that the tests try: 3 n
-    pivots are done, of which those after the last bend change nothing.
+    They solve w = overlap + gram z, z ≥ 0, w ≥ 0, zᵀw = 0. With overlap + λ · lift in place of overlap, and all lifts
+    positive, z = 0 is the solution for large λ; as λ falls to 0, the solution is piecewise linear. At each bend one
+    index changes sides, from z = 0 to w = 0 or back, which is one pivot of a tableau (parametric principal pivoting).
+    There are about as many bends as shares above zero, and at most 2 n for n vectors in everything that the tests try:
+    3 n pivots are done, of which those after the last bend change nothing.
 
-    What is below `tolerance` is rounding: a vector whose squared distance from the span of those in use is so small
-    lies in it, and its w is zero with theirs; a λ so small is zero.
+    Values below `tolerance` are taken for rounding errors: a vector whose squared distance from the span of those in
+    use is that small lies in it, and its w is zero like theirs; a λ that small is zero.
 
     >>> gram = torch.tensor([[1.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
     >>> nonnegative_shares(gram, torch.tensor([-0.6, -0.2], dtype=torch.float64), 1e-12)
     tensor([0.6000, 0.0000], dtype=torch.float64)
     """
     size, zero = len(gram), torch.zeros_like(overlap)
-    lift = 1 + torch.arange(size, device=gram.device) * 0.618034 % 1 / 8  # no two indices are to change sides at once
+    lift = 1 + torch.arange(size, device=gram.device) * 0.618034 % 1 / 8  # no two indices should change sides at once
     unit = torch.eye(size, size + 2, dtype=gram.dtype, device=gram.device)
     tableau = torch.cat([gram, overlap[:, None], -lift[:, None].to(gram)], 1)
     changed, bends = [], []
@@ -43,10 +43,10 @@ def nonnegative_shares(gram: Tensor, overlap: Tensor, tolerance: float) -> Tenso
         tableau = torch.where(bend > tolerance, pivoted, tableau)
         changed.append(which)
         bends.append(bend)
-    # In use is what has changed sides an odd number of times.
+    # In use are the vectors that have changed sides an odd number of times.
     used = zero.index_add(0, torch.cat(changed), (torch.cat(bends) > tolerance).to(zero)) % 2
     shares, inverse = used * tableau[:, -2], used * tableau[:, :size] * used[:, None]
-    for _ in range(2):  # what rounding has left over
+    for _ in range(2):  # to correct rounding errors
         shares = shares - inverse @ (overlap + gram @ shares)
     return shares.clamp(min=0)
 
@@ -54,7 +54,7 @@ def nonnegative_shares(gram: Tensor, overlap: Tensor, tolerance: float) -> Tenso
 def inner_products(rows: Tensor) -> Tensor:
     """⟨rᵢ, rₖ⟩ for a few long rows, in float64.
 
-    They are multiplied piece by piece: as one product of matrices it would keep few of a GPU's processors busy.
+    They are multiplied piece by piece: a single matrix product would keep few of a GPU's processors busy.
 
     >>> inner_products(torch.tensor([[3.0, 4.0], [1.0, 0.0]]))
     tensor([[25.,  3.],
@@ -62,6 +62,6 @@ def inner_products(rows: Tensor) -> Tensor:
     """
     whole = rows.shape[1] // PIECE * PIECE
     pieces, rest = rows[:, :whole].unflatten(1, (-1, PIECE)).transpose(0, 1), rows[:, whole:]
-    with tf32(False):  # whatever the network computes in
+    with tf32(False):  # whatever precision the network computes in
         products: Tensor = (pieces @ pieces.mT).sum(0, dtype=torch.float64) + rest @ rest.mT
     return products

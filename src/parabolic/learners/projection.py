@@ -1,4 +1,4 @@
-"""What the methods share that bend the gradient so that the past does not suffer."""
+"""The base class of methods that project the gradient so that past losses do not increase."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ProjectedLearner"]
 
 
 class ProjectedLearner(ReplayLearner):
-    """A learner that descends the new batch's loss, by a gradient that is bent where it would raise a past loss."""
+    """A learner that minimises the new batch's loss, with a gradient projected where it would increase a past loss."""
 
     needs_tasks = True
 
@@ -31,7 +31,7 @@ class ProjectedLearner(ReplayLearner):
         return self.error(self.model(batch["x"]), batch["y"])
 
     def descend(self, loss: Tensor) -> None:
-        """A step down the gradient of the loss, once bent."""
+        """A step down the projected gradient of the loss."""
         bent = self.weights.gradient(loss)
         if self._against is not None:
             bent, self._against = self.project(bent, self._against), None
@@ -39,7 +39,7 @@ class ProjectedLearner(ReplayLearner):
         self.apply_gradients()
 
     def constraints(self, recalled: Batch) -> Tensor:
-        """The gradients of past losses, which the new one is to be held against."""
+        """The gradients of past losses, to project the new one against."""
         raise NotImplementedError
 
     def project(self, vector: Tensor, against: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class ProjectedLearner(ReplayLearner):
         raise NotImplementedError
 
     def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
-        """Go on with the weights as they are now."""
+        """Take over the new weights."""
         super().on_growth(moved)
         self.weights = Weights(named_trainable(self.model))
 

@@ -1,4 +1,4 @@
-"""Learners by name: the files of this folder, those of installed packages, and any class by its path."""
+"""Learners by name: those of this folder, those of installed packages, and any class by its path."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ __all__ = ["find_learner", "known_learners"]
 
 
 def known_learners() -> dict[str, type[Learner]]:
-    """Every learner that has a name: one file of this folder each, or an entry point `parabolic.learners`. One that
-    cannot be imported is left out, with a warning.
+    """Every learner with a name, from this folder or an entry point of the group `parabolic.learners`.
+
+    A learner that cannot be imported, or has the name of one of ours, is left out with a warning.
 
     >>> known_learners()["pcl"].__name__
     'PCL'
     """
     known = dict(built_in())
     for name, point in _announced().items():
+        if name in known:
+            _warn(f"the learner {name!r} of {_package(point)} is left out: the name is taken; give it another one")
+            continue
         try:
             known[name] = _loaded(point)
         except InputError as error:
@@ -33,7 +37,7 @@ def known_learners() -> dict[str, type[Learner]]:
     return known
 
 
-@cache  # a run's key asks several times
+@cache  # called several times per run key
 def built_in() -> dict[str, type[Learner]]:
     """The learners of this folder."""
     found: dict[str, type[Learner]] = {}
@@ -44,9 +48,9 @@ def built_in() -> dict[str, type[Learner]]:
     return found
 
 
-@cache  # looking reads a file of every package that is installed
+@cache  # the search reads a file of every installed package
 def entry_points(group: str) -> metadata.EntryPoints:
-    """What installed packages announce."""
+    """The entry points of installed packages in a group."""
     return metadata.entry_points(group=group)
 
 
@@ -58,11 +62,13 @@ def find_learner(name: str) -> type[Learner]:
     """
     if ":" in name:
         found = _checked(name, load_object("learner", name))
-        options_of(found)  # now, as its annotations may speak of modules beside its file, which may give way to others
+        options_of(found)  # resolves its annotations now: modules beside its file may later give way to others
         return found
+    if name in built_in():
+        return built_in()[name]
     if name in _announced():
         return _loaded(_announced()[name])
-    known = built_in() if name in built_in() else known_learners()
+    known = known_learners()
     check_name("learner", name, known, "`parabolic list` shows them; module:Class names your own")
     return known[name]
 
@@ -72,16 +78,20 @@ def _announced() -> dict[str, metadata.EntryPoint]:
 
 
 def _loaded(point: metadata.EntryPoint) -> type[Learner]:
-    """The learner that a package announces, or an error that says why there is none."""
+    """The learner that an entry point names; raises an error that says why it cannot be used."""
     try:
         return _checked(point.value, point.load())
-    except Exception as error:  # of anybody's code
-        package = point.dist.name if point.dist is not None else point.value
-        remedy = f"{package} cannot be used ({first_line(error)}): mend or remove it"
-        raise invalid("learner", point.name, f"a learner, as {package} announces", remedy) from error
+    except Exception as error:  # foreign code may raise anything
+        package = _package(point)
+        remedy = f"{package} cannot be used ({first_line(error)}): fix or remove it"
+        raise invalid("learner", point.name, f"a learner, as {package} declares", remedy) from error
 
 
-@cache  # once is enough
+def _package(point: metadata.EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else point.value
+
+
+@cache  # so that each warning appears once
 def _warn(told: str) -> None:
     warnings.warn(told, RuntimeWarning, stacklevel=3)
 

@@ -1,7 +1,7 @@
-"""Learners on disk: what they are made of, and the state that they are in.
+"""Learners on disk: how they were made, and their state.
 
-A file says all that can be said without code. What it cannot (a function, a model of the user's own) it names, to be
-given again.
+A file holds everything that can be stored without code. The rest (functions, the user's own models) it only names, to
+be passed again when loading.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ def save(learner: Learner, path: str | Path) -> Path:
     with learner.lock:
         learner.check_whole("save")
         if not all(all_finite(weight) for weight in trainable(learner.model)):
-            raise Diverged(f"save: weights are NaN or infinite, and {path} stays as it is; {GO_BACK}")
+            raise Diverged(f"save: weights are NaN or infinite, so {path} is left unchanged; {GO_BACK}")
         packed = pack_state(describe(learner))
-    with disk_errors("path", path.parent, "free some space or name another folder; what was there is as it was"):
+    with disk_errors("path", path.parent, "free some space or name another folder; an existing file is unchanged"):
         return write_bytes(path, packed)
 
 
 def load(
     cls: type[Kind], path: str | Path, model: nn.Module | None, device: torch.device | str | None, given: dict[str, Any]
 ) -> Kind:
-    """The learner of a file; see `Learner.load`."""
+    """Load the learner from a file; see `Learner.load`."""
     saved = read_learner(Path(path))
     kind = _find(cls, saved["learner"])
     if extra := sorted(given.keys() - {*saved["given"], *saved["made"]}):
-        raise invalid("load", Description(", ".join(extra)), "only what the file cannot hold", "it has the others")
+        raise invalid("load", Description(", ".join(extra)), "only what the file cannot hold", "leave out the others")
     if missing := sorted(set(saved["given"]) - given.keys()):
         remedy = f"pass {', '.join(f'{name}=' for name in missing)} as it was: a file holds no code"
-        raise invalid("load", Description(f"no {', '.join(missing)}"), f"all that {path} cannot hold", remedy)
+        raise invalid("load", Description(f"no {', '.join(missing)}"), f"everything that {path} cannot hold", remedy)
     if model is None:
         model = _rebuild(path, saved["backbone"], saved["state"]["model"])
     if device is not None:
@@ -60,7 +60,7 @@ def load(
         given = {name: each.to(device) if isinstance(each, nn.Module) else each for name, each in given.items()}
     try:
         made = {name: _make(name, *each) for name, each in saved["made"].items()}
-        learner = kind(model, **saved["fields"] | made | given | {"classes": None})  # `restore` says how many
+        learner = kind(model, **saved["fields"] | made | given | {"classes": None})  # `restore` sets the number
     except TypeError as error:
         raise invalid("path", str(path), f"options that {kind.__name__} has in this version", str(error)) from error
     restore(learner, saved)
@@ -68,7 +68,7 @@ def load(
 
 
 def read_learner(path: Path, *more: str) -> dict[str, Any]:
-    """What a file says of a learner, and of all `more` that it must tell."""
+    """The contents of a learner's file, which must have the sections `more` too."""
     saved = read_state(path)
     kinds: dict[str, Any] = dict.fromkeys(more, dict)
     kinds |= {"learner": str, "fields": dict, "made": dict, "given": list, "state": dict, "backbone": tuple | None}
@@ -79,7 +79,7 @@ def read_learner(path: Path, *more: str) -> dict[str, Any]:
 
 
 def describe(learner: Learner) -> dict[str, Any]:
-    """A learner as `pack_state` takes it: its class and options by name, and its state."""
+    """A learner in the form that `pack_state` accepts: its class and options by name, and its state."""
     described: dict[str, Any] = {
         "learner": _path(type(learner)), "backbone": _backbone(learner.body), "fields": {}, "made": {}, "given": [],
         "state": learner.state_dict(),
@@ -91,7 +91,7 @@ def describe(learner: Learner) -> dict[str, Any]:
 
 
 def _tell(described: dict[str, Any], name: str, value: Any) -> None:
-    """Add an option to a description, in the best way that there is."""
+    """Add an option to a description: its value, else how to make it, else only its name."""
     if _plain(value):
         described["fields"][name] = value
     elif (arguments := _arguments(value)) is not None:
@@ -101,14 +101,14 @@ def _tell(described: dict[str, Any], name: str, value: Any) -> None:
 
 
 def restore(learner: Learner, saved: Mapping[str, Any]) -> None:
-    """Bring a learner into the state of another of its making; one that does not fit is refused, nothing changed."""
+    """Restore the state of a learner with the same options; one that does not fit is refused, changing nothing."""
     classes, ours = saved["fields"].get("classes"), describe(learner)
     criterion = learner.error if classes is None else learner.error.widened(classes)
     _tell(ours, "criterion", criterion)
     _check_making(ours, saved)
     state = _renamed(saved["state"], ours["state"])
     outputs = _check_model(learner, state["model"])
-    own = (learner.prepare, learner.augment)  # the user's, which may hold anything; what has a state is copied
+    own = (learner.prepare, learner.augment)  # the user's, which may hold anything; only those with a state are copied
     shared = {id(each): each for each in own if not hasattr(each, "load_state_dict")}
     rehearsal = copy.deepcopy(learner, shared)
     try:
@@ -127,11 +127,11 @@ def _take_over(learner: Learner, state: Mapping[str, Any], outputs: int) -> None
 
 
 def _renamed(state: Any, like: Any) -> Any:
-    """A state with its names as in another: what torch.compile wraps has a prefix there, and is the same."""
+    """A state with its names as in another: torch.compile adds a prefix to the names of what it wraps."""
     if not (isinstance(state, dict) and isinstance(like, dict)):
         return state
     names = {_bare(name): name for name in like}
-    made = copy.copy(state)  # with the versions of a model's modules
+    made = copy.copy(state)  # keeps the versions of a model's modules
     made.clear()
     for name, value in state.items():
         own = names.get(_bare(name), name)
@@ -144,17 +144,17 @@ def _bare(name: Any) -> Any:
 
 
 def _find(cls: type[Kind], path: str) -> type[Kind]:
-    """The class at that path, if it is there: nothing is imported because a file says so."""
+    """The class at that path, if it is already imported: nothing is imported because a file says so."""
     from parabolic.learners.registry import built_in
 
     built_in()
     known = [each for each in (cls, *_subclasses(cls)) if _path(each) == path]
-    # A script's own class is of the module "__main__" there, and of another when it is imported.
+    # A class of a script is in the module "__main__" when the script runs, and in another when it is imported.
     if not known and cls is not Learner and cls.__qualname__ == path.rpartition(":")[2]:
         known = [cls]
     if not known:
         remedy = "import the module that defines it first" if cls is Learner else "call Learner.load"
-        raise invalid("learner", path, f"a {cls.__name__} that is known here", remedy)
+        raise invalid("learner", path, f"a {cls.__name__} that has been imported", remedy)
     return known[-1]
 
 
@@ -169,14 +169,14 @@ def _path(cls: type) -> str:
 
 
 def _plain(value: Any) -> bool:
-    """Whether a value can be written down as it is."""
+    """Whether a value can be stored as it is."""
     if isinstance(value, list | tuple):
         return all(map(_plain, value))
     return value is None or isinstance(value, bool | int | float | str | Tensor)
 
 
 def _arguments(value: Any) -> dict[str, Any] | None:
-    """What an object of this package was made of; None where that cannot be written down."""
+    """The arguments that an object of this package was made with; None if they cannot be stored."""
     if not type(value).__module__.startswith("parabolic."):
         return None
     if isinstance(value, Memory):
@@ -188,11 +188,11 @@ def _arguments(value: Any) -> dict[str, Any] | None:
 
 
 def _make(name: str, path: str, arguments: dict[str, Any]) -> Any:
-    """An object of this package: a memory or a dataclass."""
+    """Make an object of this package: a memory or a dataclass."""
     module, _, own = path.rpartition(":")
     cls: Any = getattr(sys.modules.get(module), own, None) if module.startswith("parabolic.") else None
     if not (isinstance(cls, type) and (issubclass(cls, Memory) or dataclasses.is_dataclass(cls))):
-        raise invalid(name, path, "a part that this version of parabolic has")
+        raise invalid(name, path, "a class that this version of parabolic has")
     try:
         return cls(**arguments)
     except TypeError as error:
@@ -200,7 +200,7 @@ def _make(name: str, path: str, arguments: dict[str, Any]) -> Any:
 
 
 def _backbone(model: nn.Module) -> tuple[str, dict[str, Any]] | None:
-    """The name and the arguments of a network of ours, with the classes that it has by now."""
+    """The name and arguments of a network of this package, with its current number of classes."""
     model = getattr(model, "_orig_mod", model)  # compiled or not
     name = next((name for name, made in BACKBONES.items() if made is type(model)), None)
     if name is None:
@@ -222,24 +222,24 @@ def _rebuild(path: str | Path, backbone: tuple[str, dict[str, Any]] | None, weig
 
 
 def _check_making(ours: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Refuse the state of another class, or of one with other options."""
+    """Refuse the state of a learner of another class, or with other options."""
     if ours["learner"].rpartition(":")[2] != saved["learner"].rpartition(":")[2]:
         raise invalid("learner", ours["learner"], f"{saved['learner']}, as it was saved")
     now, before = _options(ours), _options(saved)
-    for name in sorted(before.keys() - {"classes"}):  # of which there may be more by now
+    for name in sorted(before.keys() - {"classes"}):  # their number may have grown
         if not same_state(now.get(name), before[name]):
             expected, remedy = f"{before[name]}, as it was saved", "give the learner the options that it had"
             raise invalid(name, now.get(name), expected, remedy)
 
 
 def _options(told: Mapping[str, Any]) -> dict[str, Any]:
-    """All options by name; of one that cannot be written down, only that it is there."""
+    """All options by name; for one that cannot be stored, only that it is there."""
     own: dict[str, Any] = dict.fromkeys(told["given"], Description("one of your own"))
     return {**told["fields"], **told["made"], **own}
 
 
 def _check_model(learner: Learner, saved: Mapping[str, Any]) -> int:
-    """Refuse the weights of another model; how many outputs to grow to, where the one saved had grown (else 0)."""
+    """Refuse the weights of another model. Returns how many outputs to grow to if the saved one had grown, else 0."""
     ours, theirs = (
         {name: (tuple(each.shape), each.dtype) for name, each in state.items() if isinstance(each, Tensor)}
         for state in (learner.model.state_dict(), saved)
@@ -257,7 +257,7 @@ def _check_model(learner: Learner, saved: Mapping[str, Any]) -> int:
 
 
 def _head(learner: Learner) -> set[str]:
-    """The names of the weights that `grow` gives more rows."""
+    """The names of the weights to which `grow` adds rows."""
     if not learner.error.of_classes:
         return set()
     try:

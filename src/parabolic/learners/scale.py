@@ -1,4 +1,4 @@
-"""Units in which numbers are of size one."""
+"""Standardised units: numbers minus their mean, divided by their standard deviation."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from parabolic.checks import check_finite, invalid
 
 __all__ = ["Scale"]
 
-ROUNDING = 64 * torch.finfo(torch.float64).eps  # of its mean, what a number that never changes may seem to deviate
-SOME = 101  # of the first examples, which tell what is usual
-ENOUGH, JUMP = 1000, 10.0  # after so many examples no batch should multiply a deviation by more
-RARE, FAR = 0.01, 1000.0  # but of a number that is seldom another than usual, by values up to so many times as far off
+ROUNDING = 64 * torch.finfo(torch.float64).eps  # a deviation of at most this times the mean is taken for rounding
+SOME = 101  # how many of the first examples determine the usual value
+ENOUGH, JUMP = 1000, 10.0  # after this many examples, warn of a batch that multiplies a deviation by more than this
+RARE, FAR = 0.01, 1000.0  # except if a number differs from its usual value this rarely, and now by at most this factor
 TENSORS = ("mean", "squares", "usual", "same")
 
 
 class Scale:
-    """Numbers less their mean, in deviations: those of everything that was seen so far, each example counting alike.
+    """Numbers minus their mean, divided by their standard deviation: those of all examples so far, equally weighted.
 
-    Before anything was seen numbers stay as they are; one that never changed is not divided. A wrong value counts as
-    any other: a batch that multiplies a deviation by more than ten, after a thousand examples, is taken in with a
-    warning. No warning tells of a number that was the same in 99 of 100 examples, as a rare flag or a pixel at the
-    edge, unless it is now a thousand times as far from that as it was in the others.
+    Before anything has been seen, numbers are left unchanged; one that has never changed is not divided. A wrong value
+    counts like any other: a batch that multiplies a deviation by more than ten, after a thousand examples, is accepted
+    with a warning. There is no warning for a number that was the same in 99 of 100 examples, such as a rare flag or a
+    pixel at the edge, unless it is now a thousand times as far from that value as in the other examples.
 
     >>> scale = Scale()
     >>> for part in ([[0.0], [0.0]], [[4.0], [4.0]]):
@@ -39,14 +39,14 @@ class Scale:
     def __init__(self) -> None:
         self.count = 0
         self.mean, self.squares = torch.zeros(2, dtype=torch.float64)  # Σ (x − mean)², not yet divided
-        self.usual, self.same = torch.zeros(2, dtype=torch.float64)  # a value of the first batch, and how often it came
+        self.usual, self.same = torch.zeros(2, dtype=torch.float64)  # a value of the first batch, and its number so far
         self._places: dict[tuple[torch.device, torch.Size], tuple[Tensor, Tensor]] = {}
 
     @torch.no_grad()
     def update(self, x: Tensor, name: str = "x") -> None:
-        """Take in examples `[n, *shape]`: mean and deviation are those of all so far (Chan's rule for two parts).
+        """Take in examples `[n, *shape]`: mean and deviation become those of all so far (Chan's rule for two parts).
 
-        What does not fit is refused before anything changes; `name` is what errors call it.
+        Invalid input is refused before anything changes; errors call it `name`.
         """
         if x.ndim < 1 or len(x) == 0:
             raise invalid(name, x, "a batch of at least one example", "skip empty batches")
@@ -60,11 +60,11 @@ class Scale:
         gap = mean - self.mean
         squares = self.squares + ((x - mean).square().sum(0) + gap.square() * (self.count * len(x) / count))
         if not squares.isfinite().all():
-            raise invalid(name, x, "numbers whose squares have a sum in float64", "give them in larger units")
+            raise invalid(name, x, "numbers whose sum of squares fits into float64", "give them in larger units")
         if self.count >= ENOUGH:
             self._watch(x, (squares / count).sqrt(), name)
         if not self.count:
-            self.usual = x[:SOME].sort(0).values[len(x[:SOME]) // 2]  # the median, which sorts no more than these
+            self.usual = x[:SOME].sort(0).values[len(x[:SOME]) // 2]  # the median, for which only these are sorted
         self.same = self.same + (x == self.usual).sum(0)
         self.count, self.mean, self.squares = count, self.mean + gap * (len(x) / count), squares
         self._renew()
@@ -82,12 +82,12 @@ class Scale:
         return scaled.to(x.dtype if x.is_floating_point() else torch.float32)
 
     def undo(self, x: Tensor) -> Tensor:
-        """Numbers in these units as they were."""
+        """The original numbers, from numbers in these units."""
         mean, deviation = self._at(x.device)
         return (x.double() * deviation + mean).to(x.dtype)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the units depend on, by name."""
+        """Everything the units depend on, by name."""
         return {"count": self.count} | {name: getattr(self, name) for name in TENSORS}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -97,7 +97,7 @@ class Scale:
         self._renew()
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but its places: a copy, deep or not, has its own."""
+        """Everything but the tensors of `_at`: a copy, deep or not, has its own."""
         return {name: value for name, value in vars(self).items() if name != "_places"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -109,7 +109,7 @@ class Scale:
         return torch.where(spread > ROUNDING * self.mean.abs(), spread, 0.0)
 
     def _watch(self, x: Tensor, deviation: Tensor, name: str) -> None:
-        """Warn of examples that multiply a deviation, before they do."""
+        """Warn of examples that multiply a deviation, before they are taken in."""
         known = self._spread()
         jump = torch.where(known > 0, deviation / known, 0.0)
         if not (jump > JUMP).any():
@@ -123,26 +123,26 @@ class Scale:
             place = [int(i) for i in torch.unravel_index(jump.argmax(), jump.shape)]
             warnings.warn(
                 f"{name}: a batch of {len(x)} multiplies the deviation at {place} by {float(jump.max()):.0f}, after "
-                f"{self.count} examples, which now look alike; if a value is wrong, go on from a copy of before",
+                f"{self.count} examples, which now look alike; if a value is wrong, resume from an earlier copy",
                 RuntimeWarning, stacklevel=4,
             )  # fmt: skip
 
     def _at(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Mean and deviation on a device, where they stay.
+        """Mean and deviation on a device, at fixed addresses.
 
-        A captured step has them by their addresses, and may not wait for them to come from the host.
+        A captured step refers to them by address, and must not wait for a transfer from the host.
         """
         place = (device, self.mean.shape)
         if place not in self._places:
-            with torch.inference_mode(False):  # they are to be changed outside of it, too
+            with torch.inference_mode(False):  # they are also changed outside of it
                 made = self.mean.to(device, copy=True), self.deviation.to(device)
             if device.type == "cuda":
                 torch.cuda.current_stream(device).synchronize()  # another stream does not wait for this one
-            self._places.setdefault(place, made)  # of two threads, the first one's
+            self._places.setdefault(place, made)  # if two threads make them, the first one's are used
         return self._places[place]
 
     def _renew(self) -> None:
-        """Bring mean and deviation up to date wherever they are, in place."""
+        """Update mean and deviation on every device, in place."""
         for (_, shape), (mean, deviation) in [*self._places.items()]:
             if shape == self.mean.shape:
                 mean.copy_(self.mean)
@@ -150,5 +150,5 @@ class Scale:
 
 
 def _whole(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state with what the first ones did not have: of those no number is known to be rare."""
+    """A state, completed with what early versions did not store: no number is then known to be rare."""
     return {"usual": state["mean"], "same": torch.zeros_like(state["mean"]), **state}

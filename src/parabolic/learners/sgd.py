@@ -11,7 +11,7 @@ __all__ = ["SGD"]
 
 
 class SGD(Learner):
-    """Learn each batch as it comes, and keep nothing: what the others must improve upon.
+    """Learn each batch as it comes, and store nothing: the baseline for the others.
 
     >>> import torch
     >>> learner = SGD(torch.nn.Linear(4, 3), lr=0.1)

@@ -13,11 +13,11 @@ __all__ = ["SI"]
 
 
 class SI(AnchoredLearner):
-    """Synaptic intelligence: a weight is held as hard as its path through past tasks lowered their losses.
+    """Synaptic intelligence: hold each weight as firmly as its path through past tasks lowered their losses.
 
-    Along the path of a task ω = −∫ g · dθ adds up, weight by weight, g being the gradient of the loss alone
-    and dθ what the optimiser did. At the task's end the importance grows by ω / ((θ − θ*)² + damping). As in the
-    authors' code an importance is never negative: a negative one would reward moving away without end.
+    During a task, ω = −∫ g · dθ is accumulated for each weight, where g is the gradient of the loss alone and dθ the
+    optimiser's update. At the end of the task the importance grows by ω / ((θ − θ*)² + damping). As in the authors'
+    code, importance is never negative: a negative one would reward moving away without limit.
 
     >>> learner = SI(torch.nn.Linear(4, 3))
     >>> task = [(torch.randn(8, 4), torch.arange(8) % 3) for _ in range(5)]
@@ -38,18 +38,18 @@ class SI(AnchoredLearner):
     damping: float = option(1.0, "ξ, which bounds the importance of a weight that hardly moved", above=0)
     variant: str = option(
         "paper",
-        "what a weight has added. paper: the path integral of the loss's gradient; reference (public code): the sum of "
-        "lr times the squared gradient of loss and penalty, as it is descended",
+        "what is accumulated for a weight. paper: the path integral of the loss's gradient; reference (public code): "
+        "the sum of lr times the squared gradient of loss and penalty, as the optimizer gets it",
         among=("paper", "reference"),
     )
-    clip: float | None = option(1.0, "the largest entry of a gradient, in size (none: no limit)", above=0)
+    clip: float | None = option(1.0, "limit on the size of each entry of a gradient (none: no limit)", above=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.path = torch.zeros_like(self.importance)  # ω
 
     def descend(self, loss: Tensor) -> None:
-        """A step down the loss and the penalty, and its share of the path integral."""
+        """A step down loss plus penalty, and its share of the path integral."""
         own = self.weights.gradient(loss)
         whole = own + self.weights.gradient(self.penalty())
         if self.clip is not None:
@@ -64,7 +64,7 @@ class SI(AnchoredLearner):
             self.path -= own.to(self.path) * (self.weights.vector().detach() - before)
 
     def end_task(self, batches: TaskBatches) -> None:
-        """Turn the path integral into importance, and begin another from here."""
+        """Turn the path integral into importance, and start another from here."""
         self.importance.add_(self.path / (self._moved().detach() ** 2 + self.damping)).clamp_(min=0)
         self.path.zero_()
         self.drop_anchor()

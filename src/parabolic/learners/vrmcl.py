@@ -26,7 +26,7 @@ __all__ = ["VRMCL"]
 
 
 class VRMCL(ReplayLearner):
-    """Descend the loss that the new batch and a recalled one will have after some steps on the new batch alone.
+    """Minimise the loss of the new batch and a recalled one after some look-ahead steps on the new batch alone.
 
     The gradient is taken through those steps, whose rates (one for each weight) are learned too; a momentum that
     compares it with the same gradient at the previous weights reduces its variance.
@@ -50,14 +50,14 @@ class VRMCL(ReplayLearner):
     momentum: float = option(
         0.15, "share of the previous step's momentum that is kept", at_least=0, at_most=1, tune="0:0.9"
     )
-    rate: float = option(0.1, "rate of the steps ahead, at the start", above=0, tune="0.01:1:log")
+    rate: float = option(0.1, "initial rate of the look-ahead steps", above=0, tune="0.01:1:log")
     rate_lr: float = option(0.25, "learning rate of those rates", at_least=0)
-    clip: float = option(1.0, "limit of each entry of a gradient ahead, and of the norm of those descended", above=0)
-    chunk: int = option(8, "examples of a step ahead", at_least=1)
+    clip: float = option(1.0, "limit on each entry of a look-ahead gradient, and on the norm of the others", above=0)
+    chunk: int = option(8, "examples per look-ahead step", at_least=1)
     variant: str = option(
         "paper",
-        "paper: plain cross-entropy after the steps ahead; reference (the published code): classes of earlier tasks do "
-        "not compete for new examples, nor unseen ones for recalled examples, which count half",
+        "paper: plain cross-entropy after the look-ahead steps; reference (the published code): classes of earlier "
+        "tasks do not compete for new examples, nor unseen ones for recalled examples, which count half",
         among=("paper", "reference"),
     )
 
@@ -69,28 +69,28 @@ class VRMCL(ReplayLearner):
         self.velocity = torch.zeros_like(self.previous)
         self._at: Tensor | None = None  # the weights, from `loss` to `descend`, within a step
         self.tasks = 0  # how many have started
-        self.descents = 0  # how many there were: after the first there are previous weights
+        self.descents = 0  # how many there have been: after the first there are previous weights
         self.current, self.seen = torch.zeros(2, self.classes or 0, dtype=torch.bool, device=self.device)
 
     def phase(self) -> Hashable:
-        """The first step has no previous weights to compare with."""
+        """Whether this is the first step, which has no previous weights to compare with."""
         return super().phase(), self.descents == 0
 
     def start_task(self, batches: TaskBatches) -> None:
-        """Note which classes the task has: the steps ahead tell only these apart."""
+        """Note the classes of the task: the look-ahead steps distinguish only these."""
         labels = labels_of(self, batches)
-        self._reserve(self.classes or 0)  # asked of the model with the first batch
+        self._reserve(self.classes or 0)  # known since the labels were checked
         self.tasks += 1
         self.current.zero_().index_fill_(0, labels, True)
         self.seen |= self.current
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
-        """The loss after the steps ahead; its gradient at the previous weights comes along."""
+        """The loss after the look-ahead steps, with a term that only adds its gradient at the previous weights."""
         check_started(self.tasks)
         for classes in (self.current, self.seen):
-            classes.index_fill_(0, batch["y"], True)  # should start_task not have told of one
+            classes.index_fill_(0, batch["y"], True)  # in case start_task has not seen one
         with torch.no_grad():
-            self.model(join(batch, recalled)[0])  # for batch-norm statistics, which follow the model's own weights
+            self.model(join(batch, recalled)[0])  # for batch-norm statistics, which track the model's own weights
         weights = self._at = self.weights.vector().detach().requires_grad_()
         if self.descents == 0:
             return self.ahead(weights, self.rates, batch, recalled)
@@ -99,11 +99,11 @@ class VRMCL(ReplayLearner):
             lambda: self.ahead(self.previous, self.rates.detach(), batch, recalled),
             self.device,
         )
-        # Its value cancels: what is left of it is the gradient with respect to the previous weights.
+        # Its value cancels: only its gradient with respect to the previous weights remains.
         return now + (before - before.detach())
 
     def ahead(self, weights: Tensor, rates: Tensor, batch: Batch, recalled: Batch | None) -> Tensor:
-        """The mean of the losses that follow each step ahead, taken on a part of the new batch."""
+        """The mean of the losses after each look-ahead step; each step is on a part of the new batch."""
         losses = []
         sizes = [sum(layout.sizes) for layout in self._by_type.values()]
         start = in_types(weights, sizes, list(self._by_type))
@@ -111,8 +111,8 @@ class VRMCL(ReplayLearner):
         parts = -(-len(batch["y"]) // self.chunk)
         for x, y in zip(batch["x"].tensor_split(parts), batch["y"].tensor_split(parts), strict=True):
             error = self.error(only(self.current, self._scores(start, x)), y)
-            # In this thread: the order in which gradients are added up later goes by when, and by which thread, each
-            # operation was noted, and is to be the same every time.
+            # In this thread: the order in which gradients are summed later depends on when, and in which thread, each
+            # operation was recorded, and must be the same every time.
             with torch.autograd.set_multithreading_enabled(False):
                 descents = torch.autograd.grad(-error, start, create_graph=True, materialize_grads=True)
             weights, rates, start, reached = step_ahead(weights, rates, descents, self.clip)
@@ -120,7 +120,7 @@ class VRMCL(ReplayLearner):
         return torch.stack(losses).mean()
 
     def _query(self, weights: tuple[Tensor, ...], batch: Batch, recalled: Batch | None) -> Tensor:
-        """The loss of the new batch and the recalled one by the weights that were reached."""
+        """The loss of the new batch and the recalled one with the weights reached."""
         x, y = join(batch, recalled)
         scores, new = self._scores(weights, x), len(batch["y"])
         if self.variant == "paper":
@@ -130,7 +130,7 @@ class VRMCL(ReplayLearner):
         return counted_mean(fresh + past / 2, self.error.counts(y, scores.dtype))
 
     def descend(self, loss: Tensor) -> None:
-        """Descend m ← g + momentum · (m − g at the previous weights); the rates descend their own gradient."""
+        """A step along m ← g + momentum · (m − g at the previous weights); the rates descend their own gradient."""
         assert self._at is not None
         at, self._at = self._at, None
         given = torch.autograd.grad(loss, [at, self.rates, self.previous], materialize_grads=True)
@@ -144,27 +144,27 @@ class VRMCL(ReplayLearner):
         self.apply_gradients()
 
     def grow(self, classes: int) -> None:
-        """Make room for the labels below `classes`, also in the notes on which were seen."""
+        """Make room for labels below `classes`, also in the masks of current and seen classes."""
         super().grow(classes)
         self._reserve(self.classes or 0)
 
     def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
-        """Let the vectors of all weights follow."""
+        """Extend the vectors of all weights."""
         before = self.weights.layout
         super().on_growth(moved)
         self._lay_out()
-        for name, rest in zip(self._vectors, (None, self.rate, 0.0), strict=True):  # new weights have been as they are
+        for name, rest in zip(self._vectors, (None, self.rate, 0.0), strict=True):  # `previous`: as now
             given = (weight.detach() if rest is None else torch.full_like(weight, rest) for weight in self.weights)
             grown = self.weights.layout.grown(getattr(self, name).detach(), before, given)
             setattr(self, name, grown.requires_grad_(name != "velocity"))
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on: rates, previous weights and momentum, weight by weight, and classes."""
+        """Everything the next step depends on, including rates, previous weights, momentum and classes."""
         vectors = {name: self.weights.layout.named(getattr(self, name).detach()) for name in self._vectors}
         return super().state_dict() | vectors | {"current": self.current, "seen": self.seen, "tasks": self.tasks}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of another learner of the same kind, model and memory size."""
+        """Resume from the state of a learner of the same class, model and memory size."""
         super().load_state_dict(state)
         for name in self._vectors:
             overwrite(self.weights.layout.named(getattr(self, name).detach()), state.get(name))
@@ -177,7 +177,7 @@ class VRMCL(ReplayLearner):
         return [*super()._touched(), self.current, self.seen]
 
     def _lay_out(self) -> None:
-        """Find out how weights lie in a vector of all of them: those that the model uses in one type together."""
+        """Lay out the weights in one vector: those that the model uses in the same type are adjacent."""
         named = named_trainable(self.model)
         types = dict(zip(named, types_of(self.model, named.values()), strict=True))
         self.weights = Weights({name: named[name] for name in sorted(named, key=lambda name: str(types[name]))})
@@ -185,12 +185,12 @@ class VRMCL(ReplayLearner):
         self._by_type = {dtype: Layout({name: named[name] for name in names}) for dtype, names in alike}
 
     def _reserve(self, classes: int) -> None:
-        """Make room to note which classes are the task's, and which were seen."""
+        """Make room in the masks of current and seen classes."""
         if classes > len(self.seen):
             more = (0, classes - len(self.seen))
             self.current, self.seen = pad(self.current, more), pad(self.seen, more)
 
     def _scores(self, weights: tuple[Tensor, ...], x: Tensor) -> Tensor:
-        """The model's scores by weights that are given as a vector for each type."""
+        """The model's scores with weights given as one vector per type."""
         cuts = (layout.cut(vector) for layout, vector in zip(self._by_type.values(), weights, strict=True))
         return scores_by(dict(zip(self.weights.named, itertools.chain(*cuts), strict=True)), self.model, x)

@@ -1,4 +1,4 @@
-"""Whether the state of a learner is all that it goes on by: of a class of one's own, trying it tells."""
+"""Whether the state of a learner is complete: for a user's own class, by restoring it and comparing."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ NOTES = (int, float, str, list, tuple, dict, set)
 
 
 def is_ours(learner: Learner) -> bool:
-    """Whether the classes of a learner and its memory are of this package: their states are known to be whole."""
+    """Whether the classes of a learner and its memory are of this package: their states are known to be complete."""
     return all(_base(part) is type(part) for part in (learner, getattr(learner, "memory", learner)))
 
 
 def left_behind(learner: Learner, fresh: Learner) -> list[str]:
-    """The attributes of a learner, its memory and its model's modules that its state does not bring back, by name.
+    """The attributes of a learner, its memory and its model's modules that its state does not restore, by name.
 
-    `fresh` is another learner of the same making, which is resumed from that state as a new process would do it. What
-    is told is what differs then: numbers, texts, tensors, all that has a `state_dict`, and containers and objects of
-    these; of modules numbers, texts and containers alone, as a tensor there may be what a call has left. Functions,
-    locks and cached properties are not looked at.
+    `fresh` is another learner made in the same way, which is restored from that state as a new process would do it.
+    Attributes that then differ are returned: numbers, texts, tensors, anything with a `state_dict`, and containers and
+    objects of these; for modules only numbers, texts and containers, as a tensor there may be left over from a call.
+    Functions, locks and cached properties are not compared.
 
     >>> import torch
     >>> from parabolic import ER
@@ -61,19 +61,19 @@ def left_behind(learner: Learner, fresh: Learner) -> list[str]:
 
 
 def _base(part: Any) -> Any:
-    """The nearest class of this package that something is of."""
+    """The nearest class of this package that an object is an instance of."""
     return next((each for each in type(part).__mro__ if each.__module__.startswith("parabolic.")), object)
 
 
 def _kept_by_base(learner: Learner) -> set[str]:
-    """The attributes that the package's part of a learner has, and brings back in its own way."""
+    """The attributes of a learner's base class in this package, which restores them in its own way."""
     base = _base(learner)
     given = {each.name: getattr(learner, each.name) for each in dataclasses.fields(base) if each.init}
     return {*vars(base(**given | {"model": copy.deepcopy(learner.body)}))}
 
 
 def _differing(one: Any, other: Any, but: set[str]) -> list[str]:
-    """The names of attributes that are not alike."""
+    """The names of attributes that differ."""
     names = (name for name in {**vars(one), **vars(other)} if name not in but)
     return [
         name
@@ -84,7 +84,7 @@ def _differing(one: Any, other: Any, but: set[str]) -> list[str]:
 
 
 def _noted_by_modules(model: nn.Module, fresh: nn.Module) -> list[str]:
-    """The plain values that modules have as attributes, and that are not alike."""
+    """The names of plain attributes of modules that differ."""
     return [
         ".".join(filter(None, ["model", path, name]))
         for (path, module), other in zip(model.named_modules(), fresh.modules(), strict=False)
@@ -95,7 +95,7 @@ def _noted_by_modules(model: nn.Module, fresh: nn.Module) -> list[str]:
 
 
 def _alike(one: Any, other: Any, above: tuple[int, ...] = ()) -> bool:
-    """Whether two values hold the same data; `above` are those that they are parts of."""
+    """Whether two values hold the same data; `above` are the ids of the values that contain them."""
     if one is other or id(one) in above:
         return True
     one, other, above = _data(one), _data(other), (*above, id(one))
@@ -108,12 +108,12 @@ def _alike(one: Any, other: Any, above: tuple[int, ...] = ()) -> bool:
     if isinstance(one, list | tuple | deque):
         return len(one) == len(other) and all(_alike(*each, above) for each in zip(one, other, strict=True))
     if isinstance(one, int | float | str | bytes | set | frozenset):
-        return bool(one == other) or (one != one and other != other)  # NaN is alike too
+        return bool(one == other) or (one != one and other != other)  # NaN equals NaN here
     return not hasattr(one, "__dict__") or _alike(vars(one), vars(other), above)
 
 
 def _data(value: Any) -> Any:
-    """A value as it is compared; what is code, as nothing."""
+    """A value in the form in which it is compared; None for code."""
     if inspect.isroutine(value) or isinstance(value, type | ModuleType | partial):
         return None
     if hasattr(value, "state_dict"):

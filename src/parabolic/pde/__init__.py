@@ -1,4 +1,4 @@
-"""The mathematics: bridges, stopped paths, domains and bounds. It knows tensors, and nothing of learning."""
+"""The mathematics: bridges, stopped paths, domains and bounds, for tensors and without any learning."""
 
 from parabolic.pde.bounds import (
     DriftBound,

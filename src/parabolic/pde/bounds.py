@@ -1,10 +1,10 @@
-"""What the equation says of the loss elsewhere: Proposition 1, Corollary 1 and Remark 1 as numbers.
+"""Bounds that the equation implies for the loss elsewhere: Proposition 1, Corollary 1 and Remark 1 as numbers.
 
-All three rest on u being a mean of losses at the places where paths end. A path ends on the edge of the domain,
-that is on the memory's balls or on the hull, *or inside, when the time is up first*. The paper's statements
-leave that last place out; they hold as they are printed when every path has the time to stop, and for losses
-that are largest on the edge, such as convex ones. So each bound is given both ways: `bound` takes the inside
-in and always holds, `stated` is the paper's. The largest and least losses are those of sampled points.
+All three rest on u being an expectation of losses at the places where paths end. A path ends on the edge of the domain,
+that is, on the memory's balls or on the hull, *or inside, if the time is up first*. The paper's statements leave out
+that last case; as printed, they hold if every path has time to stop, and for losses that are largest on the edge, such
+as convex ones. So each bound is given both ways: `bound` includes the inside and always holds, `stated` is the paper's.
+The largest and smallest losses are those of sampled points.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ __all__ = [
 ]
 
 
-ROUNDING = 16  # by how many last digits two sums of the same losses may differ
+ROUNDING = 16  # by how many units of rounding two sums of the same losses may differ
 
 
 class SampledDomain(Domain, Protocol):
-    """A domain that knows its memory and can scatter points over itself, as `MemoryDomain` does."""
+    """A domain that knows its memory and can sample points of itself, as `MemoryDomain` does."""
 
     points: Tensor
 
     def interior(self, count: int, generator: Generator | None = None) -> Tensor:
-        """Points scattered over the domain."""
+        """Sample points of the domain."""
 
     def edge(self, count: int, generator: Generator | None = None) -> Tensor:
-        """Points scattered over what stops a path: the memory's balls and the hull's surface."""
+        """Sample points that stop a path: of the memory's balls and the hull's surface."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """The least, the mean and the largest of some losses."""
+    """The minimum, mean and maximum of some losses."""
 
     min: float
     mean: float
@@ -61,13 +61,13 @@ class ForgettingBound:
     """Proposition 1 for one loss; see `forgetting_bound`."""
 
     memory: Range  # of the loss over the memory
-    edge: Range  # over points of the balls round it and of the hull's surface
-    inside: Range  # over points inside the hull, where paths end when the time is up
-    past: Range | None = None  # over past data, where given
-    covered: float | None = None  # the share of past data in the domain: the bound speaks of those only
+    edge: Range  # over points of the balls around it and of the hull's surface
+    inside: Range  # over points inside the hull, where paths end if the time is up first
+    past: Range | None = None  # over past data, if given
+    covered: float | None = None  # the share of past data in the domain: the bound applies to those only
 
     def ahead(self, tau: float, constant: float | None = None) -> GeneralisationBound:
-        """Corollary 1 from the same pieces; see `generalisation_bound`."""
+        """Corollary 1 from the same ranges; see `generalisation_bound`."""
         check_number("tau", tau, at_least=0)
         if constant is None:
             constant = self.bound
@@ -76,7 +76,7 @@ class ForgettingBound:
 
     @property
     def stated(self) -> float:
-        """The bound as the paper has it: the largest loss over memory and edge."""
+        """The bound as stated in the paper: the largest loss over memory and edge."""
         return max(self.memory.max, self.edge.max)
 
     @property
@@ -86,17 +86,17 @@ class ForgettingBound:
 
     @property
     def realised(self) -> float | None:
-        """The mean loss over past data, which the bound is for."""
+        """The mean loss over past data, which is bounded."""
         return None if self.past is None else self.past.mean
 
     @property
     def slack(self) -> float | None:
-        """How far the realised loss is below the bound; negative if it broke it."""
+        """How far the realised loss is below the bound; negative if it exceeds it."""
         return None if self.realised is None else self.bound - self.realised
 
     @property
     def holds(self) -> bool | None:
-        """Whether the realised loss keeps to the bound, up to rounding; None without past data."""
+        """Whether the realised loss is within the bound, up to rounding; None without past data."""
         return None if self.realised is None else _at_most(self.realised, self.bound)
 
 
@@ -114,32 +114,32 @@ class GeneralisationBound:
 
     @property
     def stated_lower(self) -> float:
-        """The lower bound as the paper has it: the least loss over memory and edge."""
+        """The lower bound as stated in the paper: the smallest loss over memory and edge."""
         return min(self.memory.min, self.edge.min)
 
     @property
     def lower(self) -> float:
-        """The lower bound that always holds: the least loss over memory, edge and inside."""
+        """The lower bound that always holds: the smallest loss over memory, edge and inside."""
         return min(self.stated_lower, self.inside.min)
 
     @property
     def upper(self) -> float:
-        """C·τ and the largest loss over memory, edge and inside, as the paper has it."""
+        """C·τ plus the largest loss over memory, edge and inside, as in the paper."""
         return self.constant * self.tau + max(self.memory.max, self.edge.max, self.inside.max)
 
     @property
     def realised(self) -> float | None:
-        """The mean loss over future data, which the bounds are for."""
+        """The mean loss over future data, which is bounded."""
         return None if self.future is None else self.future.mean
 
     @property
     def slack(self) -> float | None:
-        """How far the realised loss is from the nearer bound; negative if it broke it."""
+        """How far the realised loss is from the nearer bound; negative if it is beyond it."""
         return None if self.realised is None else min(self.realised - self.lower, self.upper - self.realised)
 
     @property
     def holds(self) -> bool | None:
-        """Whether the realised loss keeps to both bounds, up to rounding; None without future data."""
+        """Whether the realised loss is within both bounds, up to rounding; None without future data."""
         if self.realised is None:
             return None
         return _at_most(self.lower, self.realised) and _at_most(self.realised, self.upper)
@@ -152,7 +152,7 @@ class DriftBound:
     base: Tensor  # the bound on −log u without drift
     gap: Tensor  # what the drift adds to it
     error: Tensor  # the standard error of their sum
-    rate: Tensor  # the derivative of the gap at t = 0: zero exactly where the drift is, or where no path runs
+    rate: Tensor  # the derivative of the gap at t = 0: zero exactly where the drift is zero, or where no path runs
     realised: Tensor  # −log u with drift, from simulated paths
     realised_error: Tensor
 
@@ -163,7 +163,7 @@ class DriftBound:
 
     @property
     def stated_gap(self) -> Tensor:
-        """The gap as the paper has it, twice as large: it spends the weight on both terms of u."""
+        """The gap as stated in the paper, twice as large: it applies the weight to both terms of u."""
         return 2 * self.gap
 
     @property
@@ -174,9 +174,9 @@ class DriftBound:
     @property
     def holds(self) -> bool:
         """Whether the bound holds at every point, within three standard errors and rounding."""
-        # That of u is relative, so that of its logarithm is not. Where no path runs the bound is an equality.
+        # A relative error of u is an absolute error of its logarithm. Where no path runs the bound is an equality.
         rounding = ROUNDING * torch.finfo(self.base.dtype).eps * (1 + self.bound.abs())
-        # Where a path meets no loss at all the bound is infinite, and its error no number: it is not broken there.
+        # Where a path meets no loss at all, the bound is infinite and its error NaN: it is not violated there.
         return not bool((self.slack < -3 * torch.hypot(self.error, self.realised_error) - rounding).any())
 
 
@@ -188,17 +188,17 @@ def forgetting_bound(
     samples: int = 256,
     generator: Generator | None = None,
 ) -> ForgettingBound:
-    """Proposition 1: the expected loss on data of the past is at most the largest on memory and hull.
+    """Proposition 1: the expected loss on past data is at most the largest loss on memory and hull.
 
     For ∂u/∂t = −∇²u + ℓ with u = ℓ now and on the edge, u(x, t − τ) = E[ℓ(X_end) − ∫ℓ ds] ≤ max ℓ, as the
-    losses on the way are not negative.
+    losses along a path are not negative.
 
     Args:
-        loss: ℓ, from points `[n, *shape]` to losses `[n]`, none negative.
+        loss: ℓ, which maps points `[n, *shape]` to losses `[n]`, none negative.
         domain: the domain of the memory, a `MemoryDomain`.
         past: past data `[n, *shape]`, for the realised loss.
-        samples: how many points of the edge and of the inside the largest loss is looked for at.
-        generator: where the random numbers come from; torch's own by default.
+        samples: how many points of the edge, and how many inside, are searched for the largest loss.
+        generator: the source of random numbers; torch's global one by default.
 
     >>> from parabolic.pde import MemoryDomain
     >>> memory = MemoryDomain(torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 2.0]]), eps=0.01)
@@ -231,8 +231,8 @@ def generalisation_bound(
         domain: see `forgetting_bound`.
         tau: how far ahead, 0 or more.
         future: future data `[n, *shape]`, for the realised loss.
-        constant: C, where it is known. By default the largest loss that was seen on memory, edge and inside:
-            an estimate from below, which more samples improve.
+        constant: C, if known. By default the largest loss found on memory, edge and inside: an estimate from below,
+            which more samples improve.
         samples: see `forgetting_bound`.
         generator: see `forgetting_bound`.
 
@@ -265,11 +265,11 @@ def drift_bound(
 
     With payoff A = ℓ(X_end) + ∫ℓ ds and Girsanov weight w on driftless paths, u = E[wA], and by Jensen
     −log u ≤ E[−log A] + E[−log w]. The first term is the bound without drift; the second is the gap,
-    E[∫‖μ‖² ds]/4σ ≥ 0. (The paper, where σ = ½, bounds −log of the two terms of A one by one, which
-    holds only where their product is less than their sum, and has twice this: E[∫‖μ‖² ds].)
+    E[∫‖μ‖² ds]/4σ ≥ 0. (The paper, where σ = ½, bounds −log of the two terms of A separately, which is valid
+    only where their product is less than their sum, and gets twice this gap: E[∫‖μ‖² ds].)
 
-    The gap grows with the distance from φ's minimiser. There it is not zero, as paths leave it, but of the
-    order t², against t elsewhere: its `rate` at t = 0, ‖μ(x)‖²/4σ, is zero there and only there.
+    The gap grows with the distance from φ's minimiser. At the minimiser it is not zero, as paths leave it, but of
+    order t², instead of t elsewhere: its `rate` at t = 0, ‖μ(x)‖²/4σ, is zero there and only there.
 
     The arguments are those of `solve`; the loss must be positive.
 
@@ -295,23 +295,23 @@ def drift_bound(
 
 
 def _pieces(loss: Loss, domain: SampledDomain, samples: int, generator: Generator | None) -> tuple[Range, Range, Range]:
-    """The losses over memory, edge and inside."""
+    """The ranges of the loss over memory, edge and inside."""
     check_number("samples", samples, whole=True, at_least=2)
     edge, inside = domain.edge(samples, generator), domain.interior(samples, generator)
     return _range(loss, domain.points), _range(loss, edge), _range(loss, inside)
 
 
 def _data(name: str, loss: Loss, domain: Domain, data: Tensor | None) -> tuple[Range | None, float | None]:
-    """The losses over data, and the share of the data in the domain."""
+    """The range of the loss over data, and the share of the data in the domain."""
     if data is None:
         return None, None
     if not len(data):
-        raise invalid(name, data, "at least one point", "leave it out where there are none")
+        raise invalid(name, data, "at least one point", "leave it out if there are none")
     return _range(loss, data), float(domain.inside(data).double().mean())
 
 
 def _at_most(one: float, other: float) -> bool:
-    """Whether a loss is at most another, which may be that of the same point in a batch of another size."""
+    """Whether a loss is at most another, up to rounding: both may be of one point, in batches of different sizes."""
     return one <= other or math.isclose(one, other, rel_tol=ROUNDING * torch.finfo(torch.float32).eps)
 
 

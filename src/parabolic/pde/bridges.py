@@ -30,24 +30,24 @@ def bridge(
     """Sample Brownian bridges from each row of `start` to the same row of `end`.
 
     Args:
-        start: the points where the bridges start, `[n, *shape]`, floating.
+        start: the points where the bridges start, `[n, *shape]`, floating-point.
         end: the points where they end, of the same shape, type and device.
-        sigma: the scale of the noise. A number; or one value a time point, `[times]`; or one for each pair
-            and time point, `[n, times]`. Between two time points the value of the earlier one holds (Itô). If it
-            varies, the paths are those of Algorithm 2, W(s) − s·W(1), and not those of W under the condition that they
-            end where they do: with A the variance of W up to s and B from there on, a point has the variance
-            (1 − s)²A + s²B, and a Brownian bridge would have AB/(A + B).
-        times: how many equidistant time points a bridge has, both ends counted.
+        sigma: the scale of the noise: a number, one value per time point, `[times]`, or one per pair and time point,
+            `[n, times]`. Between two time points the value at the earlier one applies (Itô). If it varies, the paths
+            are those of Algorithm 2, W(s) − s·W(1), and not those of W conditioned on its end: with A the variance of W
+            up to s and B from there on, a point has the variance (1 − s)²A + s²B, where a Brownian bridge would have
+            AB/(A + B).
+        times: how many equidistant time points a bridge has, including both ends.
         bridges: how many independent bridges join each pair.
-        horizon: the time T that a bridge takes. At the fraction s of it the variance is s(1 − s)Tσ², for one σ.
+        horizon: the duration T of a bridge. At the fraction s of it, the variance is s(1 − s)Tσ² for a constant σ.
         variant: "paper" for Gaussian noise. "reference" for the noise of the code published with the paper:
             each increment is also multiplied by an Exp(1) draw, and the first interval carries two increments.
-        shared: whether all pairs follow one noise path, each between its own ends.
-        common: whether all coordinates of a point move by one and the same noise.
-        generator: where the random numbers come from, on the device of `start`; torch's own by default.
+        shared: whether all pairs share one noise path, each between its own ends.
+        common: whether all coordinates of a point share the same noise.
+        generator: the source of random numbers, on the device of `start`; torch's global one by default.
 
     Returns:
-        The paths, `[n, bridges, times, *shape]`. They hit both ends exactly, whatever the rounding.
+        The paths, `[n, bridges, times, *shape]`. They meet both ends exactly, without rounding errors.
 
     >>> a, b = torch.zeros(3, 2), torch.ones(3, 2)
     >>> path = bridge(a, b, sigma=0.1, times=5, generator=torch.Generator().manual_seed(0))
@@ -73,9 +73,9 @@ def bridge(
         walk = (noise * scale[:, :, :-1]).cumsum(2)
     else:
         noise *= torch.empty_like(noise).exponential_(generator=generator)
-        walk = (noise * scale).cumsum(2)[:, :, 1:]  # summed from the first increment on, pinned to zero only then
+        walk = (noise * scale).cumsum(2)[:, :, 1:]  # summed from the first increment on, and only then set to zero at 0
 
-    # W(s) − s·W(1) is exactly zero for s = 1, and lerp exact at both ends: the ends are hit to the bit.
+    # W(s) − s·W(1) is exactly zero for s = 1, and lerp is exact at both ends: so are the paths.
     s = torch.linspace(0, 1, times, dtype=start.dtype, device=start.device)[:, None]
     path = torch.lerp(first, last, s).expand(n, bridges, times, first.shape[-1]).contiguous()
     path[:, :, 1:] += torch.addcmul(walk, s[1:], walk[:, :, -1:], value=-1)
@@ -83,15 +83,15 @@ def bridge(
 
 
 def log_girsanov(path: Tensor, drift: Callable[[Tensor], Tensor], *, horizon: float = 1.0) -> Tensor:
-    """The logarithm of the Girsanov weight exp(∫μ·dX − ½∫‖μ‖² ds) of each path, by Euler's sums.
+    """The logarithm of the Girsanov weight exp(∫μ·dX − ½∫‖μ‖² ds) of each path, by Euler sums.
 
     Args:
         path: paths at equidistant times, `[n, bridges, times, *shape]`.
-        drift: μ, from points `[m, *shape]` to velocities of the same shape.
-        horizon: the time that a path takes.
+        drift: μ, which maps points `[m, *shape]` to velocities of the same shape.
+        horizon: the duration of a path.
 
     Returns:
-        One number a path, `[n, bridges]`. As in the paper, paths are weighed as if their noise had scale one.
+        One number per path, `[n, bridges]`. As in the paper, paths are weighted as if their noise had scale one.
 
     >>> line = bridge(torch.zeros(1, 1), torch.ones(1, 1), sigma=0.0)
     >>> log_girsanov(line, lambda x: torch.full_like(x, 2.0))  # 2·1 − ½·2²·1
@@ -108,8 +108,8 @@ def log_girsanov(path: Tensor, drift: Callable[[Tensor], Tensor], *, horizon: fl
 def on_simplex(path: Tensor) -> Tensor:
     """Fold points onto the probability simplex: absolute values, scaled to sum to one over the last dimension.
 
-    A bridge between two one-hot labels leaves the simplex by its noise; this brings it back, and leaves
-    the labels at its ends as they are.
+    Noise moves a bridge between two one-hot labels off the simplex; this brings it back, and leaves the labels at its
+    ends unchanged.
 
     >>> on_simplex(torch.tensor([[0.75, -0.25], [1.0, 0.0]]))
     tensor([[0.7500, 0.2500],
@@ -122,7 +122,7 @@ def on_simplex(path: Tensor) -> Tensor:
 def _check_ends(start: Tensor, end: Tensor) -> None:
     for name, value in (("start", start), ("end", end)):
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 1:
-            raise invalid(name, value, "a floating tensor [n, *shape]", "convert it with .float()")
+            raise invalid(name, value, "a floating-point tensor [n, *shape]", "convert it with .float()")
     if start.shape != end.shape or start.dtype != end.dtype or start.device != end.device:
         raise invalid(
             "end",

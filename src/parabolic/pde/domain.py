@@ -1,4 +1,4 @@
-"""Where the equation holds and where a path stops: balls round points, convex hulls, and what they share."""
+"""Where the equation holds and where a path stops: balls around points, convex hulls, and intersections."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from parabolic.checks import check_finite, check_number, invalid
 
 __all__ = ["Balls", "Domain", "Hull", "Intersection", "MemoryDomain"]
 
-EXACT = 3  # up to this dimension a hull is kept as its facets; beyond it their number explodes
-ITERATIONS = 5000  # of a projection at most; images need a few hundred
+EXACT = 3  # up to this dimension a hull is represented by its facets; beyond it their number explodes
+ITERATIONS = 5000  # the maximum for a projection; images need a few hundred
 
 
 @runtime_checkable
 class Domain(Protocol):
-    """What a path needs to know of the region it moves in. Bring your own: these three methods are all.
+    """The region that a path moves in. To bring your own, define these three methods.
 
-    Each takes points `[n, *shape]` and looks at every point on its own.
+    Each takes points `[n, *shape]` and treats every point on its own.
 
     >>> class Disc:
     ...     def inside(self, x): return x.norm(dim=1) <= 1
@@ -33,21 +33,20 @@ class Domain(Protocol):
     """
 
     def inside(self, x: Tensor) -> Tensor:
-        """Whether u is defined at x, `[n]`: in the region, its edge and what is cut out of it included."""
+        """Whether u is defined at x, `[n]`: in the region, including its edge and what is cut out of it."""
 
     def hit(self, x: Tensor) -> Tensor:
-        """The signed distance to the edge, `[n]`: positive while a path runs, zero or less once it has hit.
+        """The signed distance to the edge, `[n]`: positive while a path runs, zero or less once it has hit the edge.
 
-        Infinity says that x is inside and that nobody knows how deep: crossings between two such points
-        then go unnoticed.
+        Infinity means that x is inside at an unknown depth: crossings between two such points then go unnoticed.
         """
 
     def nearest(self, x: Tensor) -> Tensor:
-        """The point of the edge nearest to x, `[n, *shape]`: where a path that crossed is stopped."""
+        """The point of the edge nearest to x, `[n, *shape]`: where a path that crossed it is stopped."""
 
 
 class Balls:
-    """All of space but M^(ε), the balls ‖x − xᵢ‖² ≤ ε round the points: the *squared* norm, so radius √ε.
+    """All of space except M^(ε), the balls ‖x − xᵢ‖² ≤ ε around the points: the *squared* norm, so radius √ε.
 
     >>> memory = Balls(torch.tensor([[0.0, 0.0], [4.0, 0.0]]), eps=0.25)
     >>> memory.hit(torch.tensor([[1.0, 0.0], [4.0, 0.25]]))  # half a unit to go; a quarter too deep
@@ -62,7 +61,7 @@ class Balls:
         self.points, self.eps, self.radius = points, float(eps), sqrt(eps)
         flat = points.flatten(1)
         # Distances come from ‖p‖² − 2x·p + ‖x‖², a small difference of large numbers: so measure from the
-        # middle, and in double precision unless rounding is far below the balls' size even so.
+        # centre, and in double precision unless rounding errors are far below the balls' size anyway.
         self._centre = flat.mean(0)
         largest = float((flat - self._centre).square().sum(1).max())
         fine = torch.finfo(points.dtype).eps * largest < 1e-4 * eps
@@ -71,17 +70,17 @@ class Balls:
         self._squares = self._centred.square().sum(1, keepdim=True)
 
     def inside(self, x: Tensor) -> Tensor:
-        """Everywhere: in the balls u is the loss itself."""
+        """True everywhere: in the balls u is the loss itself."""
         return torch.ones(len(x), dtype=torch.bool, device=x.device)
 
     def hit(self, x: Tensor) -> Tensor:
-        """The distance to the surface of the nearest ball, negative in it."""
+        """The distance to the surface of the nearest ball, negative inside it."""
         y = self._from_centre(x)
         least = torch.cat([self._table(part).amin(0) for part in self._parts(y)])
         return (least + y.square() @ self._ones).clamp_min(0).sqrt().to(x.dtype) - self.radius
 
     def nearest(self, x: Tensor) -> Tensor:
-        """The nearest point on the surface of the nearest ball (its centre, for a centre)."""
+        """The nearest point on the surface of the nearest ball (for a centre, itself)."""
         y = self._from_centre(x)
         point = self._centred[torch.cat([self._table(part).argmin(0) for part in self._parts(y)])]
         return (point + _unit(y - point) * self.radius).to(x.dtype).add(self._centre).reshape(x.shape)
@@ -93,20 +92,20 @@ class Balls:
         return torch.split(y, _rows(len(self.points), y))
 
     def _table(self, y: Tensor) -> Tensor:
-        """‖y − p‖² − ‖y‖² for every point p (down) and y (across): so laid out, columns reduce fastest."""
+        """‖y − p‖² − ‖y‖² for every point p (rows) and y (columns): in this layout the reduction is fastest."""
         return torch.addmm(self._squares, self._centred, y.T, alpha=-2)
 
 
 class Hull:
     """The convex hull C of points, grown by `margin` on all sides.
 
-    In up to three dimensions it is exact, from its facets (Qhull). In more, it is known by projection: the
-    distance to the hull lies between those to a separating plane and to a point of the hull, and the search
-    ends when the two meet within `tolerance` of the hull's radius (and 1 % of the margin).
+    In up to three dimensions it is exact, computed from its facets (Qhull). In more, it is computed by projection: the
+    distance to the hull lies between those to a separating plane and to a point of the hull, and the search ends when
+    the two agree within `tolerance` times the hull's radius (and 1 % of the margin).
 
-    Points that do not span their space make a `flat` hull, without an inside; a margin gives it one. In more
-    than three dimensions there is no way to tell how deep in a hull that is not flat a point lies: `hit` then
-    returns infinity for every point of it, but not of its margin. Such a hull is `blind`.
+    Points that do not span their space have a `flat` hull, without an inside; a margin gives it one. In more than three
+    dimensions the depth of a point in a hull that is not flat is unknown: `hit` returns infinity for every point of the
+    hull, but not of its margin. Such a hull is `blind`.
 
     Args:
         points: `[n, *shape]`, float32 or float64.
@@ -134,13 +133,13 @@ class Hull:
         facets = _Facets.of(flat)
         slip = rounding if facets else max(slip, rounding)
         self._body = facets or _Cloud(flat, slip)
-        # What `nearest` finds is also off by the rounding of the margin, and of places as far from the origin as these.
+        # Points that `nearest` finds are also off by the rounding of the margin, and of coordinates of this size.
         self._reach = self.margin + slip + eps * (10 * self.margin + 4 * float(flat.norm(dim=1).max()))
         self.flat = isinstance(self._body, _Cloud) and self._body.flat
         self.blind = isinstance(self._body, _Cloud) and not self._body.flat
 
     def inside(self, x: Tensor) -> Tensor:
-        """Whether x is in the grown hull, its edge included."""
+        """Whether x is in the grown hull, including its edge."""
         return self._body.within(_flat(x, self.points), self._reach)
 
     def hit(self, x: Tensor) -> Tensor:
@@ -148,13 +147,13 @@ class Hull:
         return self._body.depth(_flat(x, self.points)) + self.margin
 
     def nearest(self, x: Tensor) -> Tensor:
-        """The nearest point of the edge; x itself where nobody knows how deep it lies."""
+        """The nearest point of the edge; x itself where its depth is unknown."""
         base, outward = self._body.surface(_flat(x, self.points))
         return (base + outward * self.margin).reshape(x.shape)
 
 
 class Intersection:
-    """The common part of several domains: a path stops at whichever edge it meets first.
+    """The intersection of several domains: a path stops at whichever edge it meets first.
 
     >>> ring = Intersection(Hull(torch.tensor([[-3.0], [3.0]])), Balls(torch.zeros(1, 1), eps=1.0))
     >>> ring.hit(torch.tensor([[2.5], [1.25], [0.5]]))
@@ -171,11 +170,11 @@ class Intersection:
         return torch.stack([part.inside(x) for part in self.parts]).all(0)
 
     def hit(self, x: Tensor) -> Tensor:
-        """The distance to the nearest of the edges; negative when one of them was crossed."""
+        """The distance to the nearest edge; negative once any edge has been crossed."""
         return torch.stack([part.hit(x) for part in self.parts]).amin(0)
 
     def nearest(self, x: Tensor) -> Tensor:
-        """The nearest point of the edge that is nearest, or was crossed by most."""
+        """The nearest point of the nearest edge or, once edges are crossed, of the one crossed furthest."""
         which = torch.stack([part.hit(x) for part in self.parts]).argmin(0)
         found = torch.empty_like(x)
         for index, part in enumerate(self.parts):
@@ -186,13 +185,13 @@ class Intersection:
 
 
 class MemoryDomain(Intersection):
-    """The paper's domain: the hull of the memory, less the balls M^(ε) round what is remembered.
+    """The paper's domain: the hull of the memory, minus the balls M^(ε) around its points.
 
     Args:
         points: the memory, `[n, *shape]`, float32 or float64.
         eps: the squared radius of the balls.
         margin: how far the region reaches beyond the hull of the points. By default √ε: the hull of M^(ε),
-            which has an inside however few the points are, if two or more. With 0, the hull of the points themselves.
+            which has an inside for any two or more points. With 0, the hull of the points themselves.
         tolerance: see `Hull`.
 
     >>> domain = MemoryDomain(torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]]), eps=0.01)
@@ -216,9 +215,9 @@ class MemoryDomain(Intersection):
         self.points, self.eps = points, self.balls.eps
 
     def interior(self, count: int, generator: Generator | None = None) -> Tensor:
-        """Points scattered over the hull: mixtures of a few random points of the memory.
+        """Sample points of the hull: mixtures of a few random points of the memory.
 
-        A flat hull is nothing but its margin, so there each is moved, by a random part of it in a random direction.
+        A flat hull has no inside but its margin, so there each is moved by a random part of it in a random direction.
 
         >>> memory = MemoryDomain(torch.randn(9, 2, generator=torch.Generator().manual_seed(0)), eps=0.01)
         >>> bool(memory.inside(memory.interior(100)).all())
@@ -228,20 +227,20 @@ class MemoryDomain(Intersection):
         mixed = self._mix(count, generator)
         if not self.hull.flat:
             return mixed
-        # Not evenly by volume: in many dimensions all of that is next to the surface.
+        # Not evenly by volume: in many dimensions nearly all of it is next to the surface.
         way = _unit(drawn(torch.randn, (count, self.points[0].numel()), mixed, generator))
         length = self.hull.margin * drawn(torch.rand, (count, 1), mixed, generator)
         return mixed + (way * length).reshape(mixed.shape)
 
     def _mix(self, count: int, generator: Generator | None) -> Tensor:
-        # A point of a hull in d dimensions mixes d + 1 others; so many that they blur tell little.
+        # A point of a hull in d dimensions is a mixture of d + 1 others; mixtures of many are all close to the mean.
         several = min(self.points[0].numel() + 1, 8)
         share = drawn(torch.rand, (count, several), self.points, generator).clamp_min(1e-6).log()
         mixed = (share / _total(share)).unsqueeze(1) @ self._pick(count, several, generator=generator).flatten(2)
         return mixed.reshape(count, *self.points.shape[1:])
 
     def edge(self, count: int, generator: Generator | None = None) -> Tensor:
-        """Points scattered over what stops a path: by turns in a ball, half on its surface, and on the hull's surface.
+        """Sample points that stop a path: in turn in a ball (half of them on its surface) and on the hull's surface.
 
         >>> memory = MemoryDomain(torch.randn(9, 2, generator=torch.Generator().manual_seed(0)), eps=0.01)
         >>> bool((memory.hit(memory.edge(100)) < 1e-5).all())
@@ -253,7 +252,7 @@ class MemoryDomain(Intersection):
         length = drawn(torch.rand, (count, 1), way, generator)
         found = self._pick(count, generator=generator)
         found += (way * self.balls.radius * (2 * length).clamp_max(1)).reshape(shape)
-        # From inside the hull outwards and back to it: by a random length, or by one that surely leads out.
+        # From inside the hull outwards and back to it: by a random length or, if still inside, by one that leads out.
         start = self._mix(count, generator)
         out = start + (way * length * 2 * radius).reshape(shape)
         still = (self.hull.hit(out[1::2]) > 0).nonzero().squeeze(1) * 2 + 1
@@ -266,9 +265,9 @@ class MemoryDomain(Intersection):
 
 
 class _Facets:
-    """A hull of few dimensions as half-spaces `normal·y + offset ≤ 0`, and all of its faces.
+    """A low-dimensional hull as half-spaces `normal·y + offset ≤ 0`, and all of its faces.
 
-    Here y is x less the middle of the points: far from the origin `normal·x + offset` is a small difference of large
+    Here y is x minus the centre of the points: far from the origin `normal·x + offset` is a small difference of large
     numbers.
     """
 
@@ -284,7 +283,7 @@ class _Facets:
 
     @classmethod
     def of(cls, points: Tensor) -> _Facets | None:
-        """None where there are too many dimensions, or where the points lie on one plane."""
+        """The hull of some points; None if there are too many dimensions, or if the points lie on one plane."""
         if points.shape[1] > EXACT:
             return None
         centre = points.double().mean(0).to(points)
@@ -296,7 +295,7 @@ class _Facets:
             if not corners[0] < corners[1]:
                 return None
             return cls(sign, -(sign * corners)[:, 0], ends[:, None], points, centre)
-        from scipy.spatial import ConvexHull, QhullError  # slow to import, and few need it
+        from scipy.spatial import ConvexHull, QhullError  # slow to import, and rarely needed
 
         try:
             hull = ConvexHull(points.double().cpu().numpy())
@@ -313,7 +312,7 @@ class _Facets:
         """The distance to the surface, negative outside."""
         y = x - self.centre
         depth = -torch.addmm(self.offset, self.normal, y.T).amax(0)
-        # Beyond a corner the planes are nearer than the hull is.
+        # Beyond a corner the planes are nearer than the hull.
         beyond = (depth < 0).nonzero().squeeze(1)
         depth[beyond] = -(y[beyond] - self._onto(y[beyond])).norm(dim=1)
         return depth
@@ -327,13 +326,13 @@ class _Facets:
         beyond = (over > 0).nonzero().squeeze(1)
         base[beyond] = self._onto(y[beyond])
         away = y[beyond] - base[beyond]
-        # What lies on the surface is off it by rounding alone, in no direction: it keeps the facet's normal.
+        # A point on the surface is off it only by rounding, in an arbitrary direction: it keeps the facet's normal.
         clear = _length(away) > 8 * torch.finfo(x.dtype).eps * x[beyond].abs().amax(1, keepdim=True)
         outward[beyond] = torch.where(clear, _unit(away), outward[beyond])
         return base + self.centre, outward
 
     def _onto(self, y: Tensor) -> Tensor:
-        """The nearest point of the hull to points outside: they fall on one of its faces."""
+        """The nearest point of the hull to points outside: the projection onto one of its faces."""
         width = sum(first.numel() for first, _, _ in self.faces)
         return torch.cat([self._onto_few(part) for part in torch.split(y, _rows(width, y))])
 
@@ -343,7 +342,7 @@ class _Facets:
             weight = torch.einsum("nfd,fds->nfs", y[:, None] - first, weigh)
             point = first + torch.einsum("nfs,fsd->nfd", weight, sides)
             length = (y[:, None] - point).square().sum(2)
-            if sides.shape[1]:  # a corner is fallen on from anywhere
+            if sides.shape[1]:  # every point projects onto a corner
                 length[(weight.amin(2) < 0) | (weight.sum(2) > 1)] = torch.inf
             near, face = length.min(1, keepdim=True)
             choice = point.gather(1, face[..., None].expand(-1, -1, y.shape[1])).squeeze(1)
@@ -354,20 +353,20 @@ class _Facets:
 class _Cloud:
     """A hull of any dimension, by projection onto it: min ‖Pᵀλ − y‖² over λ ≥ 0, Σλ = 1.
 
-    The method of multipliers (ADMM) parts λ, which solves the least squares with Σλ = 1, from z ≥ 0. In the
-    points' own axes, P = U S Vᵀ, the least squares are two thin products for any step size ρ, so that each
-    query can have its own; what of y lies across the points' span only adds to the distance.
+    The alternating direction method of multipliers (ADMM) splits λ, which solves the least squares with Σλ = 1, from
+    z ≥ 0. In the points' principal axes, P = U S Vᵀ, the least squares take two thin products for any step size ρ, so
+    that each query can have its own; the part of y orthogonal to the points' span only adds to the distance.
     """
 
     def __init__(self, points: Tensor, slip: float) -> None:
         # In double precision: a residual as small as the slip is a difference of much larger numbers.
         self.centre = points.double().mean(0)
         u, s, vt = torch.linalg.svd(points - self.centre, full_matrices=False)
-        noise = 10 * torch.finfo(s.dtype).eps * float(points.double().norm())  # by the rounding of the middle
+        noise = 10 * torch.finfo(s.dtype).eps * float(points.double().norm())  # from the rounding of the centre
         span = int((s > max(noise, float(s[0]) * 1e-10)).sum())
         self.u, self.s, self.axes = u[:, :span].contiguous(), s[:span], vt[:span]
         self.corners, self.slip = self.u * self.s, slip
-        # Where Qhull could have told and did not, the points lie on one plane too, up to rounding.
+        # In few dimensions, points that Qhull has refused lie on one plane too, up to rounding.
         self.flat = span < points.shape[1] or points.shape[1] <= EXACT
 
     def within(self, x: Tensor, reach: float) -> Tensor:
@@ -375,12 +374,12 @@ class _Cloud:
         return self._project(x, reach)[0] <= reach
 
     def depth(self, x: Tensor) -> Tensor:
-        """Minus the distance outside; inside 0 where all is surface, and else infinity, as nobody knows."""
+        """Minus the distance outside; inside, 0 if the hull is flat (all surface), else infinity (unknown)."""
         distance = self._project(x)[0]
         return torch.where(distance > self.slip, -distance, 0.0 if self.flat else torch.inf).to(x.dtype)
 
     def surface(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The nearest point of the hull, and the direction from there to x; x itself, and none, where nobody knows."""
+        """The nearest point of the hull, and the direction from there to x; x itself and 0 at an unknown depth."""
         distance, nearest = self._project(x)
         base = (nearest @ self.axes + self.centre).to(x.dtype)
         outward, known = _unit(x - base), (distance > self.slip)[:, None]
@@ -389,11 +388,11 @@ class _Cloud:
         return torch.where(known, base, x), torch.where(known, outward, 0.0)
 
     def _project(self, x: Tensor, reach: float = torch.inf) -> tuple[Tensor, Tensor]:
-        """Distances and nearest points (in the axes); with `reach`, only until it is clear which is less."""
+        """Distances and nearest points (in the axes); with `reach`, only until it is clear which of the two is less."""
         y = x - self.centre
         own = y @ self.axes.T
         distance, nearest = (y - own @ self.axes).norm(dim=1), own.clone()
-        if not self.s.numel():  # all points are one
+        if not self.s.numel():  # all points coincide
             return distance, nearest
         near = (distance <= reach).nonzero().squeeze(1)
         for rows in torch.split(near, _rows(len(self.u), x)):
@@ -410,12 +409,12 @@ class _Cloud:
         for step in range(ITERATIONS):
             old, v = z, z - dual
             weights = v + ((pull - (v @ self.u) * curve) / (curve + rho)) @ self.u.T + (1 - _total(v)) / n
-            eased = 1.6 * weights - 0.6 * z  # over-relaxation by the usual amount: fewer steps
+            eased = 1.6 * weights - 0.6 * z  # over-relaxation by the usual factor: fewer steps
             z = (eased + dual).clamp_min(0)
             dual = dual + eased - z
             if step % 10 != 9:
                 continue
-            # What feasible weights reach bounds the distance from above, a separating plane from below.
+            # Feasible weights bound the distance from above, a separating plane from below.
             point = (z / _total(z)) @ self.corners
             high = torch.hypot((own - point).norm(dim=1), across)
             for towards in (own - point, own - weights @ self.corners):
@@ -427,8 +426,8 @@ class _Cloud:
             left = (~done).nonzero().squeeze(1)
             if not len(left):
                 break
-            # ρ trades the two residuals against each other: balance them, each measured by its own scale. For
-            # y in the hull the dual is zero, and no scale: then √(λmin λmax) of PᵀP takes its place.
+            # ρ trades the two residuals against each other: balance them, each relative to its own scale. For
+            # y in the hull the dual is zero and gives no scale: then √(λmin λmax) of PᵀP takes its place.
             primal = _length(weights - z) / torch.maximum(_length(weights), _length(z))
             scale = torch.maximum(rho * _length(dual), least * _length(pull)).clamp_min(1e-30)
             change = (primal / (rho * _length(z - old) / scale).clamp_min(1e-30)).sqrt().clamp(0.2, 5)
@@ -436,12 +435,12 @@ class _Cloud:
             rho, dual = rho * change, dual / change
             own, across, low, pull, todo, z, dual, rho = (a[left] for a in (own, across, low, pull, todo, z, dual, rho))
         else:
-            if reach < torch.inf:  # what no plane could separate in time counts as within reach
+            if reach < torch.inf:  # points that no plane could separate in time count as within reach
                 distance[todo] = low
         return distance, nearest
 
     def _beyond(self, own: Tensor, towards: Tensor) -> Tensor:
-        """How far y is beyond the plane across `towards` that touches the hull; 0 if it is not beyond it."""
+        """How far y is beyond the plane normal to `towards` that touches the hull; 0 if it is not beyond it."""
         normal = _unit(towards)
         over: Tensor = (own * normal).sum(1) - (normal @ self.corners.T).amax(1)
         return over.clamp_min(0)
@@ -452,7 +451,7 @@ def _total(x: Tensor) -> Tensor:
 
 
 def _rows(width: int, like: Tensor) -> int:
-    """How many rows of a table to make at once: what a core's cache holds, or what keeps a GPU busy."""
+    """How many rows of a table to compute at once: what a core's cache holds, or what keeps a GPU busy."""
     return max(1, (2**19 if like.device.type == "cpu" else 2**26) // width)
 
 
@@ -466,15 +465,15 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def drawn(draw: Callable[..., Tensor], shape: Sequence[int], like: Tensor, generator: Generator | None) -> Tensor:
-    """Numbers that `torch.rand` or `torch.randn` draws, of the type and on the device of `like`."""
+    """Numbers drawn by `torch.rand` or `torch.randn`, with the type and on the device of `like`."""
     return draw(shape, generator=generator, dtype=like.dtype, device=like.device)
 
 
 def _check_points(points: Tensor, least: int) -> None:
     # Half precision is too coarse for balls and margins.
     if not isinstance(points, Tensor) or points.dtype not in (torch.float32, torch.float64) or points.ndim < 2:
-        remedy = "convert it with .float(), and numbers with [:, None]"
-        raise invalid("points", points, "a floating tensor [n, *shape], float32 or float64", remedy)
+        remedy = "convert it with .float(), and a tensor of one dimension with [:, None]"
+        raise invalid("points", points, "a tensor [n, *shape], float32 or float64", remedy)
     if len(points) < least or not points[0].numel():
         raise invalid("points", points, f"at least {least} points", "keep more of them in memory")
     check_finite("points", points)
@@ -482,8 +481,8 @@ def _check_points(points: Tensor, least: int) -> None:
 
 def _flat(x: Tensor, points: Tensor) -> Tensor:
     if not isinstance(x, Tensor) or x.shape[1:] != points.shape[1:] or x.ndim < 2:
-        raise invalid("x", x, f"a tensor [n{''.join(f', {k}' for k in points.shape[1:])}], as the domain's points")
+        raise invalid("x", x, f"a tensor [n{''.join(f', {k}' for k in points.shape[1:])}], like the domain's points")
     if x.dtype != points.dtype or x.device != points.device:
-        expected = f"type {points.dtype} on {points.device}, as the domain's points"
+        expected = f"type {points.dtype} on {points.device}, like the domain's points"
         raise invalid("x", x, expected, "convert it with .to()")
     return x.flatten(1)

@@ -20,10 +20,10 @@ from parabolic.pde.domain import EXACT, Balls, Domain, Hull, Intersection, drawn
 __all__ = ["Drift", "Estimate", "Loss", "gradient_of", "solve", "solve_by_bridges"]
 
 Loss = Callable[[Tensor], Tensor]
-"""From points `[n, *shape]` to their losses `[n]`, none negative."""
+"""Maps points `[n, *shape]` to their losses `[n]`, none negative."""
 
 Drift = Callable[[Tensor], Tensor]
-"""From points `[n, *shape]` to velocities of the same shape."""
+"""Maps points `[n, *shape]` to velocities of the same shape."""
 
 DRIFTS = ("simulate", "reweight")
 
@@ -36,7 +36,7 @@ class Estimate:
     error: Tensor  # the standard error of the mean
     stopped: Tensor  # the share of paths that were stopped before the time was up
     weight: Tensor  # the mean weight of a path: 1 in expectation, and exactly 1 unless reweighted
-    effective: Tensor  # how many paths of equal weight would say as much
+    effective: Tensor  # the effective sample size: how many paths of equal weight would say as much
 
 
 def solve(
@@ -58,34 +58,34 @@ def solve(
 
     It is u(x, t) = E[ℓ(X_{t∧τ}) + source·∫₀^{t∧τ} ℓ(X_s) ds] for dX = μ dt + √(2σ) dW from X₀ = x, stopped at
     the first time τ at which it meets the edge of the domain. The equation of Proposition 1, ∂u/∂t = −σ∇²u + ℓ
-    with u(·, T) = ℓ, is this one backwards: `solve(..., source=-1)` is its u(x, T − t).
+    with u(·, T) = ℓ, is this one backwards in time: `solve(..., source=-1)` is its u(x, T − t).
 
-    Between two steps of length Δ a path is a Brownian bridge. Whether it met the edge there, when and where is
-    drawn from the exact law for a flat edge. So the bias is of the first order in Δ, and that only with a drift;
-    without one it vanishes faster (that of paths looked at after each step only is of the order ½). That takes steps
-    short enough for the domain; in more than three dimensions a `RuntimeWarning` tells where they are far too long:
+    Within a step of duration Δ a path is a Brownian bridge. Whether, when and where it met the edge there is drawn from
+    the exact law for a flat edge. So the bias is of first order in Δ, and only with a drift; without one it vanishes
+    faster (it is of order ½ if paths are checked only after each step). This requires steps short enough for the
+    domain; in more than three dimensions a `RuntimeWarning` says when they are far too long:
 
     - √(2σΔ) less than a fifth of the domain's width;
-    - in d = 3 or more dimensions √(2σΔd), how far a step leads, at most half of the radius of the balls, or of the
-      margin of a flat hull: steps as long as two radii meet balls three times too often in ten dimensions;
-    - in more than three dimensions 2√(2σΔ) at most the margin of a hull that is not flat. How deep in such a hull a
-      path is nobody knows, so that crossings within a step are seen only in the margin. Without one the bias is of the
+    - in d = 3 or more dimensions √(2σΔd), the length of a step, at most half of the radius of the balls, or of the
+      margin of a flat hull: in ten dimensions, steps as long as two radii meet balls three times too often;
+    - in more than three dimensions 2√(2σΔ) at most the margin of a hull that is not flat. The depth of a path in such a
+      hull is unknown, so that crossings within a step are detected only in the margin. Without a margin the bias is of
       order ½: in the cube [−1, 1]⁴ times to the edge are 18 % too long at √(2σΔ) = 0.14, and 10 % at 0.07.
 
     Args:
-        loss: ℓ, from points `[n, *shape]` to losses `[n]`, none negative.
-        x: where u is wanted, `[n, *shape]`, floating.
+        loss: ℓ, which maps points `[n, *shape]` to losses `[n]`, none negative.
+        x: where to estimate u, `[n, *shape]`, floating-point.
         t: the time, 0 or more.
         domain: where paths run and stop: a `MemoryDomain`, or anything with the methods of `Domain`.
         sigma: the diffusion coefficient σ, above 0.
-        drift: μ, from points `[n, *shape]` to velocities of the same shape; none by default.
-        by: "simulate" lets paths drift; "reweight" lets them diffuse only and weighs each one by
-            exp(∫μ·dX/2σ − ∫‖μ‖²ds/4σ) (Girsanov). Both estimate the same u; the weights spread with t.
-        source: what multiplies the loss in the equation.
+        drift: μ, which maps points `[n, *shape]` to velocities of the same shape; none by default.
+        by: "simulate" simulates the drift; "reweight" simulates diffusion alone and weights each path by
+            exp(∫μ·dX/2σ − ∫‖μ‖²ds/4σ) (Girsanov). Both estimate the same u; the weights spread as t grows.
+        source: the factor of the loss in the equation.
         paths: how many paths start from each point.
         steps: how many steps of length t/steps a path takes.
-        chunk: how many numbers the positions of the paths under way may hold together; bounds the memory.
-        generator: where the random numbers come from, on the device of `x`; torch's own by default.
+        chunk: how many numbers the positions of all paths under way may have together; limits memory use.
+        generator: the source of random numbers, on the device of `x`; torch's global one by default.
 
     >>> from parabolic.pde import Hull
     >>> interval = Hull(torch.tensor([[0.0], [1.0]]))
@@ -124,21 +124,21 @@ def solve_by_bridges(
 ) -> Estimate:
     """The paper's shortcut: paths that are Brownian bridges from x to random points of the memory.
 
-    It estimates E[ℓ(X_t) + source·∫₀^t ℓ(X_s) ds] for X the bridge from x to a point drawn from `ends`: the
-    solution not of the equation of `solve` but of one where a drift (end − X_s)/(t − s) carries every path to
-    its end exactly at t. So each path stops in memory, all do at the same time, and all of the memory is
-    equally likely to stop it; for the solution of `solve` near points stop more paths, and sooner, and the
-    edge of the hull stops some. In return no path looks for an edge, and few time points do.
+    It estimates E[ℓ(X_t) + source·∫₀^t ℓ(X_s) ds], where X is the bridge from x to a point drawn from `ends`: not the
+    solution of `solve`'s equation, but of one in which a drift (end − X_s)/(t − s) carries every path to its end
+    exactly at t. So all paths stop in memory and at the same time, and all points of the memory are equally likely to
+    stop a path; in the solution of `solve`, near points stop more paths, and sooner, and the edge of the hull stops
+    some. In return no path has to be checked against an edge, and few time points suffice.
 
     Args:
         loss: see `solve`.
         x: see `solve`.
-        t: the time that a bridge takes, 0 or more.
+        t: the duration of a bridge, 0 or more.
         ends: where the bridges may end, `[m, *shape]`: the memory.
         sigma: the diffusion coefficient; a bridge's scale is √(2σ).
         source: see `solve`.
         paths: how many bridges start from each point.
-        times: how many time points a bridge has, both ends counted; the integral is by trapezia.
+        times: how many time points a bridge has, including both ends; the integral uses the trapezoidal rule.
         chunk: see `solve`.
         generator: see `solve`.
 
@@ -185,7 +185,7 @@ def gradient_of(potential: Callable[[Tensor], Tensor]) -> Drift:
 
 @dataclass
 class Batch:
-    """What paths leave behind, each field `[points, paths]`."""
+    """The results of paths, each field `[points, paths]`."""
 
     end: Tensor  # the loss where a path ended
     integral: Tensor  # of the loss along it
@@ -209,7 +209,7 @@ def walk(
     chunk: int | None,
     generator: Generator | None,
 ) -> Iterator[tuple[slice, Batch]]:
-    """The stopped paths behind `solve`, batch after batch: the rows of x they start from, and what they leave."""
+    """Simulate the stopped paths of `solve` batch by batch: yields the rows of x they start from, and their results."""
     _check_start(x, t, sigma, paths)
     check_number("steps", steps, whole=True, at_least=1)
     check_name("by", by, DRIFTS)
@@ -235,17 +235,17 @@ def walk(
 
 
 class _Step(NamedTuple):
-    """A step of some paths, a row a path."""
+    """A step of some paths, one row per path."""
 
-    number: Tensor  # which path of the batch it is
-    x: Tensor  # where it was before the step,
-    gap: Tensor  # how far from the edge,
-    value: Tensor  # the loss there,
-    integral: Tensor  # and what it had summed up: losses,
+    number: Tensor  # the index of the path in the batch
+    x: Tensor  # its position before the step,
+    gap: Tensor  # the distance to the edge,
+    value: Tensor  # the loss,
+    integral: Tensor  # and the sums so far: of losses,
     log_weight: Tensor
     energy: Tensor
-    new: Tensor  # where it was after the step,
-    new_gap: Tensor  # and how far from the edge
+    new: Tensor  # its position after the step,
+    new_gap: Tensor  # and the distance to the edge
     speed: Tensor  # the drift
     power: Tensor  # ‖μ‖²/4σ
 
@@ -265,20 +265,20 @@ def _run(
     by: str,
     generator: Generator | None,
 ) -> tuple[Tensor, ...]:
-    """One path from each row of x, at the distance `gap` from the edge: the fields of `Batch`."""
+    """Simulate one path from each row of x, at the distance `gap` from the edge: the fields of `Batch`."""
     variance = 2 * sigma * dt
     draw = partial(drawn, like=x, generator=generator)
     value, stopped = loss(x), gap <= 0
     result = torch.stack([value, *(torch.zeros_like(value) for _ in range(3))])
 
-    # The integral is by trapezia, in units of dt: half of the first loss, all of those between, half of the last.
+    # The integral is by the trapezoidal rule, in units of dt: half the first loss, all those between, half the last.
     number = (gap > 0).nonzero().squeeze(1)
     x, gap, value = x[number], gap[number], value[number]
     integral, log_weight, energy = value / 2, torch.zeros_like(value), torch.zeros_like(value)
     running, left, stops = torch.ones_like(number, dtype=torch.bool), len(number), []
     for _ in range(steps if dt > 0 else 0):
         if left < 0.9 * len(number):
-            # Until now the paths that stopped were moved along unseen: dropping them at every step costs more.
+            # Until now stopped paths were moved along unused: dropping them at every step costs more.
             keep = running.nonzero().squeeze(1)
             number, x, gap, value, integral, log_weight, energy, running = (
                 part.index_select(0, keep) for part in (number, x, gap, value, integral, log_weight, energy, running)
@@ -286,7 +286,7 @@ def _run(
         if not left:
             break
         new = torch.add(x, draw(torch.randn, x.shape), alpha=sqrt(variance))
-        speed = power = value  # not looked at without a drift
+        speed = power = value  # not used without a drift
         if drift is not None:
             speed = drift(x)
             power = _dot(speed, speed) / (4 * sigma)
@@ -294,8 +294,8 @@ def _run(
                 new += speed * dt
         new_gap = domain.hit(new)
         # A bridge between two points at distances a and b from a flat edge meets it with probability
-        # exp(−2ab/variance): surely, if b is negative. (Below e⁻⁴⁰ the exponential is slow and means never, which a
-        # draw of 0, one in 2²⁴ of float32, must not be below.)
+        # exp(−2ab/variance): surely, if b is negative. (Below e⁻⁴⁰ the exponential is slow and means never; a draw of
+        # 0, one in 2²⁴ with float32, must not be below that.)
         chance = (gap * new_gap).mul_(-2 / variance).clamp_min_(-40).exp_()
         met = (draw(torch.rand, gap.shape).clamp_min_(1e-12) < chance) & running
         off = met.nonzero().squeeze(1)
@@ -314,7 +314,7 @@ def _run(
     keep = running.nonzero().squeeze(1)
     result[:, number[keep]] = torch.stack([value, (integral - value / 2) * dt, log_weight, energy])[:, keep]
     if stops:
-        # The last step of every path that met the edge, all in one go: when, where, and the sums up to there.
+        # The last step of every path that met the edge, all at once: when, where, and the sums up to there.
         last = _Step(*(torch.cat(part) for part in zip(*stops, strict=True)))
         share = _meeting(last.gap, last.new_gap.abs(), variance, generator)
         at = share.reshape(-1, *[1] * (x.ndim - 1))
@@ -337,13 +337,14 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _meeting(a: Tensor, b: Tensor, variance: float, generator: Generator | None) -> Tensor:
-    """When a Brownian bridge from a to −b first meets 0, as a share of its length, drawn exactly.
+    """An exact draw of the time when a Brownian bridge from a to −b first meets 0, as a fraction of its duration.
 
-    At the share s it is (1 − s) times a walk of drift −b at the time s/(1 − s), whose first passage is inverse
-    Gaussian of mean a/b and shape a²/variance (drawn as Michael, Schucany and Haas do).
+    At the fraction s it is (1 − s) times a Brownian motion from a with drift −b at the time s/(1 − s), whose first
+    passage time is inverse Gaussian with mean a/b and shape a²/variance (drawn by the method of Michael, Schucany and
+    Haas).
     """
     tiny = 1e-6 * sqrt(variance)
-    # From an unknown depth, infinity, to an edge that was crossed: all of the way was inside.
+    # From an unknown depth, infinity, to an edge that was crossed: the whole way was inside.
     a, b = a.nan_to_num(posinf=1 / tiny).clamp_min(tiny), b.clamp_min(tiny)
     q = drawn(torch.randn, a.shape, a, generator).square() * (variance / 2) / (a * b)
     root = 1 + q + (q * (2 + q)).sqrt()
@@ -352,7 +353,7 @@ def _meeting(a: Tensor, b: Tensor, variance: float, generator: Generator | None)
 
 
 def _chunks(x: Tensor, paths: int, chunk: int | None, times: int = 1) -> Iterator[tuple[slice, int]]:
-    """Batches of paths that hold at most `chunk` numbers: a slice of x, and how many paths from each of it."""
+    """Batches of paths with at most `chunk` numbers: a slice of x, and how many paths start from each of its rows."""
     if chunk is None:
         chunk = 2**18 if x.device.type == "cpu" else 2**24  # what stays in a core's cache, or keeps a GPU busy
     check_number("chunk", chunk, whole=True, at_least=1)
@@ -364,20 +365,20 @@ def _chunks(x: Tensor, paths: int, chunk: int | None, times: int = 1) -> Iterato
 
 
 def _summary(mean: Tensor, paths: int, dtype: torch.dtype, warn: bool) -> Estimate:
-    """From the means of payoff, its square, weight, its square and whether stopped."""
+    """The estimate from the means of payoff, its square, weight, its square and whether stopped."""
     u, square, weight, weight_square, stopped = mean
     error = ((square - u * u).clamp_min(0) / max(1, paths - 1)).sqrt()
     effective = paths * weight.square() / weight_square.clamp_min(torch.finfo(torch.float64).tiny)
     if warn and len(u) and bool((effective < 0.1 * paths).any()):
         _warn(
-            f"reweighting collapsed: at one point {paths} paths say as much as {float(effective.min()):.0f} of "
-            'equal weight would; use by="simulate", a smaller t or a weaker drift'
+            f"reweighting collapsed: at one point {paths} paths are worth only {float(effective.min()):.0f} of equal "
+            'weight; use by="simulate", a smaller t or a weaker drift'
         )
     return Estimate(*(part.to(dtype) for part in (u, error, stopped, weight, effective)))
 
 
 def _check_steps(domain: Domain, x: Tensor, sigma: float, t: float, steps: int, stopped: Tensor) -> None:
-    """Warn where paths met an edge that their steps are too long for, by the rules in `solve`, grossly broken."""
+    """Warn if paths met an edge for which their steps are far too long by the rules in `solve`."""
     d, variance = x.shape[1:].numel(), 2 * sigma * t / steps
     if d <= EXACT or not bool((stopped[domain.hit(x) > 0] > 0).any()):
         return
@@ -388,10 +389,10 @@ def _check_steps(domain: Domain, x: Tensor, sigma: float, t: float, steps: int, 
     why, enough = [], 0.0
     if variance * d > radius**2:
         length = sqrt(variance * d)
-        why.append(f"balls, or the margin of a flat hull, of {radius:.2g} are met too often by steps of {length:.2g}")
+        why.append(f"steps of length {length:.2g} meet balls, or the margin of a flat hull, of {radius:.2g} too often")
         enough = 4 * d * variance * steps / radius**2
     if variance > (margin / 1.5) ** 2:
-        why.append(f"in a hull of {d} dimensions and a margin of {margin:.2g} crossings go unseen, and paths stop late")
+        why.append(f"in a hull of {d} dimensions with a margin of {margin:.2g}, crossings are missed: paths stop late")
         enough = max(enough, 4 * variance * steps / margin**2) if margin else inf
     if why:
         remedy = f"steps={ceil(enough)} or more" if enough < inf else "a margin, or compare two numbers of steps"
@@ -405,7 +406,7 @@ def _parts(domain: Domain) -> list[Domain]:
 
 
 def _warn(text: str) -> None:
-    """Warn where the first caller from outside of the package stands."""
+    """Warn at the line of the first caller outside the package."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("parabolic."):
         level, frame = level + 1, frame.f_back
@@ -414,7 +415,7 @@ def _warn(text: str) -> None:
 
 def _check_start(x: Tensor, t: float, sigma: float, paths: int) -> None:
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 2:
-        raise invalid("x", x, "a floating tensor [n, *shape]", "convert it with .float(), and numbers with [:, None]")
+        raise invalid("x", x, "a floating-point tensor [n, *shape]", "convert it with .float(), or add [:, None]")
     check_finite("x", x)
     check_number("t", t, at_least=0)
     check_number("sigma", sigma, above=0, remedy="without diffusion the equation is not parabolic")
@@ -422,11 +423,11 @@ def _check_start(x: Tensor, t: float, sigma: float, paths: int) -> None:
 
 
 def losses_at(loss: Loss, x: Tensor) -> Tensor:
-    """The losses at x, refused unless there is one number a point and none is negative."""
+    """The losses at x, refused unless there is one number per point and none is negative."""
     value = loss(x)
     if not isinstance(value, Tensor) or value.shape != (len(x),):
-        raise invalid("loss", value, f"to return one number a point, a tensor [{len(x)}]", 'use reduction="none"')
-    check_finite("loss", value, "the points are finite, so it is the model: where it has diverged, lower its lr")
+        raise invalid("loss", value, f"to return one number per point, a tensor [{len(x)}]", 'use reduction="none"')
+    check_finite("loss", value, "the points are finite, so it is the model: if it has diverged, lower its lr")
     if (value < 0).any():
-        raise invalid("loss", float(value.min()), "no negative loss: the bounds rest on it")
+        raise invalid("loss", float(value.min()), "no negative loss: the bounds require it")
     return value

@@ -1,4 +1,4 @@
-"""Results to look at: tables in several formats, pictures, and the page that has them all."""
+"""Presentation of results: tables in several formats, pictures, and a page that has them all."""
 
 from parabolic.report.comparisons import comparison, in_words
 from parabolic.report.formats import FORMATS, render, terminal

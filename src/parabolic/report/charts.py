@@ -1,4 +1,4 @@
-"""The pictures of a page, as Plotly's figures: plain dictionaries that a browser draws."""
+"""The charts of the report page as Plotly figures: plain dictionaries that the browser draws."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["SHOWN", "anytime_chart", "bounds_charts", "bridge_chart", "forgettin
 
 Figure = dict[str, Any]
 
-SHOWN = 12  # methods in a picture: the best ones
-# Okabe and Ito's colours but for yellow and black, which white and dark pages swallow; in their place a grey.
+SHOWN = 12  # methods in a chart: the best ones
+# Okabe and Ito's colours without yellow and black, which disappear on white and dark pages; instead, a grey.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#8A8A8A")
 DASHES = ("solid", "dash", "dot", "dashdot")  # one for each round through the colours
 MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "triangle-down", "cross", "star")
@@ -55,7 +55,7 @@ def anytime_chart(scene: Scene) -> Figure:
 
 
 def tradeoff_chart(scene: Scene) -> Figure:
-    """Accuracy at the end against training time; a line joins those that nothing else beats in both."""
+    """Accuracy at the end against training time; a line joins the methods that no other beats in both."""
     methods = scene.done[:SHOWN]
     points = [(method.summary("seconds"), method.summary("acc")) for method in methods]
     seconds = [time.mean for time, _ in points]
@@ -91,7 +91,7 @@ def tradeoff_chart(scene: Scene) -> Figure:
     return {
         "data": traces,
         "layout": {
-            "showlegend": len(methods) <= 6,  # else it would leave no room for the points
+            "showlegend": len(methods) <= 6,  # a longer one would leave no room for the points
             "xaxis": _axis(f"training time of a run, s{', logarithmic' if wide else ''}")
             | ({"type": "log", **_ticks(seconds)} if wide else {"rangemode": "tozero"}),
             "yaxis": _axis("accuracy at the end, %", range=[0, 101]),
@@ -100,14 +100,14 @@ def tradeoff_chart(scene: Scene) -> Figure:
 
 
 def _ticks(values: Sequence[float]) -> dict[str, Any]:
-    """1, 2 and 5 of every power of ten, written out: Plotly would write 0.5 as a small 5."""
+    """1, 2 and 5 times every power of ten, written out: Plotly would write 0.5 as a small 5."""
     powers = range(math.floor(math.log10(min(values))) - 1, math.ceil(math.log10(max(values))) + 2)
     marks = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
     return {"tickvals": marks, "ticktext": [f"{mark:g}" for mark in marks]}
 
 
 def forgetting_chart(scene: Scene) -> Figure:
-    """How many points the earlier tasks have lost since they were known best: a bar a method."""
+    """How many points the earlier tasks have lost from their best: one bar per method."""
     every = [(place, method, method.cell("forgetting").ours) for place, method in enumerate(scene.done[:SHOWN])]
     told = [(place, method, each) for place, method, each in every if each is not None]
     methods, lost = [method for _, method, _ in told], [each for *_, each in told]
@@ -172,7 +172,7 @@ def heat_map(method: Method) -> Figure:
 
 
 def bounds_charts(measured: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Figure]:
-    """What the bounds say after each task, and what the loss really is; the mean over the runs measured."""
+    """The bounds and the actual losses after each task, averaged over the measured runs."""
     tasks = list(range(1, min(len(rows) for rows in measured) + 1))
 
     def mean_of(place: str) -> list[float | None]:
@@ -192,7 +192,7 @@ def bounds_charts(measured: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, 
             ],
         ]
         band = _band(tasks, mean_of(f"{each.memory}.min"), mean_of(f"{each.memory}.max"), COLOURS[4])
-        traces = [band | {"name": "memory: least to largest loss", "showlegend": True}] + [
+        traces = [band | {"name": "memory: smallest to largest loss", "showlegend": True}] + [
             {
                 "type": "scatter", "mode": "lines+markers", "name": name, "x": tasks, "y": mean_of(place),
                 "line": {"color": colour, "dash": dash, "width": 2.5}, "marker": {"symbol": marker, "size": 8},
@@ -242,7 +242,7 @@ def _over_seeds(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArr
 
 
 def _look(place: int) -> dict[str, str]:
-    """Colour, line and marker of the method at a place: they tell it from the others in print too."""
+    """The colour, dash and marker of the method at a place, which distinguish it in black and white too."""
     return {
         "colour": COLOURS[place % len(COLOURS)],
         "dash": DASHES[place // len(COLOURS) % len(DASHES)],
@@ -272,7 +272,7 @@ def _error(spread: Sequence[float], digits: int = 2) -> Figure:
 
 
 def _figures(values: Any, digits: int = 2) -> list[float | None]:
-    """Numbers as JSON has them, without digits that nobody sees and with None for NaN and infinity."""
+    """Numbers for JSON, without digits that nobody sees, and with None for NaN and infinity."""
     return [None if value is None or not math.isfinite(value) else round(float(value), digits) for value in values]
 
 
@@ -285,11 +285,11 @@ def _keys(method: Method) -> list[str]:
 
 
 def _short(name: str, most: int = 34) -> str:
-    """A name that a legend has room for, as text: Plotly takes some tags for its own."""
+    """A name shortened for a legend, and escaped: Plotly interprets some tags."""
     name = name if len(name) <= most else name[: most - 1] + "…"
     return name.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """Bars of the same name would fall on one another."""
+    """Make names distinct: bars of the same name would overlap."""
     return [f"{name} ({place + 1})" if names.count(name) > 1 else name for place, name in enumerate(names)]

@@ -29,7 +29,7 @@ FIGURES = {
     "task_backward_transfer": Column("backward transfer, task told"),
     "seconds": Column("seconds", better="lower"),
 }
-"""What can be told of runs: metrics, and the seconds of training."""
+"""The figures that a comparison can show: metrics, and the seconds of training."""
 
 USUAL = ("acc", "aaa", "forgetting", "seconds")
 
@@ -42,7 +42,7 @@ def comparison(
     notes: Sequence[str] = (),
     columns: Mapping[str, Column] | None = None,
 ) -> Results:
-    """Learners against metrics, over the same seeds; the columns by the names of their figures."""
+    """A table of learners against metrics, over the same seeds; `columns` are keyed by the names of the figures."""
     columns = {name: FIGURES[name] for name in USUAL} if columns is None else columns
     rows = {learner: [cell_of(records, name, seeds) for name in columns] for learner, records in runs.items()}
     notes = [*notes, *at_once(runs), *_unasked(runs, columns)]
@@ -50,7 +50,7 @@ def comparison(
 
 
 def column_of(name: str, measure: Measure) -> Column:
-    """The column of a measure of the user's own; its attribute `better` says which end is good: "higher" or "lower".
+    """The column of a user's own measure, whose attribute `better` says which values are good: "higher" or "lower".
 
     >>> def calibration(state): ...
     >>> column_of("calibration", calibration).better
@@ -62,23 +62,23 @@ def column_of(name: str, measure: Measure) -> Column:
 
 
 def _unasked(runs: Mapping[str, Sequence[Record]], figures: Iterable[str]) -> list[str]:
-    """What is to be said of runs from before there was a figure that is asked for."""
+    """A note on runs that lack one of the figures because it was not yet measured when they were trained."""
     lacking = sum(not {*figures} - {"seconds"} <= record.metrics.keys() for each in runs.values() for record in each)
-    told = "trained before one of these figures was measured, and left out of its column: --again trains all anew"
+    told = "trained before one of these figures was measured, and left out of its column: --again retrains all runs"
     return [f"{many(lacking, 'run')} {'was' if lacking == 1 else 'were'} {told}."] if lacking else []
 
 
 def at_once(runs: Mapping[str, Sequence[Record]]) -> list[str]:
-    """What is to be said of those that learn all tasks at once."""
+    """A note on learners that learn all tasks at once."""
     names = [name for name, records in runs.items() if _sees_all(records)]
     if not names:
         return []
-    told = "all tasks at once: there is no forgetting, and AAA is that of the one model at the end"
+    told = "all tasks at once: there is no forgetting, and AAA is that of the final model"
     return [f"{' and '.join(names)} learned {told}."]
 
 
 def in_words(runs: Mapping[str, Sequence[Record]]) -> str:
-    """What a comparison shows, in a plain sentence or two."""
+    """What a comparison shows, in a few plain sentences."""
     acc = {learner: _by_seed(records, "acc") for learner, records in runs.items() if records}
     means = {learner: fmean(values.values()) for learner, values in acc.items()}
     ranked = sorted(means, key=lambda learner: -means[learner])
@@ -104,7 +104,7 @@ def in_words(runs: Mapping[str, Sequence[Record]]) -> str:
 
 
 def cell_of(records: Sequence[Record], name: str, wanted: int = 0, published: Summary | None = None) -> Cell:
-    """A metric of some runs, or their training `seconds`; what learns all tasks at once has no forgetting."""
+    """A metric of some runs, or their training `seconds`; learners of all tasks at once have no forgetting."""
     if name.endswith(("forgetting", "backward_transfer")) and _sees_all(records):
         return Cell(published=published)
     shared = name == "seconds" and any(record.environment.get("fleet", 1) != 1 for record in records)
@@ -112,7 +112,7 @@ def cell_of(records: Sequence[Record], name: str, wanted: int = 0, published: Su
 
 
 def standing(one: str, points: float, other: str) -> str:
-    """How far one lies ahead of another, as far as it can be seen.
+    """How far one is ahead of another, to the digit that is printed.
 
     >>> standing("er", 4.51, "pcl"), standing("er", -1.0, "pcl"), standing("er", 0.04, "pcl")
     ('er is 4.5 points ahead of pcl', 'er is 1.0 points behind pcl', 'there is no difference between er and pcl')
@@ -123,12 +123,12 @@ def standing(one: str, points: float, other: str) -> str:
 
 
 def level(points: float) -> bool:
-    """Whether a difference is none, to the digit that is told."""
+    """Whether a difference is zero, to the digit that is printed."""
     return f"{points:z.1f}" == "0.0"
 
 
 def fallen(points: float, digits: int = 0) -> str:
-    """What forgetting comes to; below zero, it is a gain.
+    """Forgetting in words; if negative, it is a gain.
 
     >>> fallen(1.2), fallen(-9.0), fallen(-0.3), fallen(2.04, 1)
     ('lost 1 point', 'gained 9 points', 'lost 0 points', 'lost 2.0 points')
@@ -138,7 +138,7 @@ def fallen(points: float, digits: int = 0) -> str:
 
 
 def briefly(seconds: float) -> str:
-    """Seconds to a tenth, or by two digits where that would be none.
+    """Seconds to a tenth, or to two significant digits if that would be zero.
 
     >>> briefly(12.34), briefly(0.0264)
     ('12.3', '0.026')
@@ -147,7 +147,7 @@ def briefly(seconds: float) -> str:
 
 
 def many(number: int, what: str) -> str:
-    """A number of things.
+    """A number of things, in the singular or plural.
 
     >>> many(1, "task"), many(2, "task")
     ('1 task', '2 tasks')

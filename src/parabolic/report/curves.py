@@ -1,4 +1,4 @@
-"""Anytime accuracy as a picture: in a terminal, and as a file for a talk or a paper."""
+"""Plots of anytime accuracy: in a terminal, and as a file for a talk or a paper."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STYLES = ("screen", "paper")
 SIGNS = "●■▲◆▼✚✖★○□△◇"
 INKS = ("blue", "yellow", "green", "red", "cyan", "magenta", "white")
 LINES = ("-", "--", ":", "-.")
-# A column of a LaTeX page, in inches, with letters of the size of its captions.
+# For a column of a LaTeX page: fonts of the size of its captions, and its width and height in inches.
 PAPER = {
     "font.family": "serif", "font.serif": ["STIXGeneral"], "mathtext.fontset": "stix", "font.size": 8,
     "axes.labelsize": 8, "legend.fontsize": 7, "xtick.labelsize": 7, "ytick.labelsize": 7, "axes.linewidth": 0.6,
@@ -35,17 +35,17 @@ COLUMN = (3.25, 2.4)
 
 
 def plot_text(scene: Scene, width: int = 80, height: int = 16) -> Text:
-    """Draw the anytime accuracy of each method of a scene with letters; a legend tells them apart, without colours too.
+    """Plot the anytime accuracy of each method of a scene as text; the legend's signs identify them without colour.
 
     Args:
-        scene: what is drawn.
-        width: columns that may be used.
-        height: lines for the curves; axis and legend come below.
+        scene: what to plot.
+        width: available columns.
+        height: lines for the curves; the axis and the legend come below.
     """
     methods = scene.done[: len(SIGNS)]
     drawn = Text(f"{scene.title}: mean accuracy over the tasks so far, %\n", style="bold")
     if not methods:
-        return drawn.append("no run has been finished here yet\n")
+        return drawn.append("no run has finished here yet\n")
     tasks = max(method.curves.shape[1] for method in methods)
     canvas = _Canvas(max(width - 7, 20), max(height, 4))
     for place, method in reversed(list(enumerate(methods))):  # the best one last, on top of the others
@@ -64,14 +64,14 @@ def plot_text(scene: Scene, width: int = 80, height: int = 16) -> Text:
         drawn.append(f"{SIGNS[place]} ", style=INKS[place % len(INKS)])
         drawn.append(f"{method.name}: {acc.mean:.1f}{spread} % at the end (n={acc.n})\n")
     if len(scene.done) > len(methods):
-        drawn.append(f"and {len(scene.done) - len(methods)} more that do worse\n")
+        drawn.append(f"and {len(scene.done) - len(methods)} more with lower accuracy\n")
     return drawn
 
 
 def draw_curves(scene: Scene, path: str | Path, style: str = "screen") -> Path:
-    """Draw the same as PNG, SVG or PDF, as the file's name says, with a band of one standard deviation over the seeds.
+    """Draw the same as PNG, SVG or PDF, by the file's suffix, with a band of one standard deviation over the seeds.
 
-    `style="paper"` makes it as wide as a column of a LaTeX page, with small serif letters and no title.
+    `style="paper"` makes it as wide as a column of a LaTeX page, with a small serif font and no title.
     """
     path = Path(path)
     check_name("style", style, STYLES)
@@ -110,7 +110,7 @@ def _draw(axis: Any, place: int, method: Method) -> int:
 
 
 def _task_axis(tasks: int, width: int) -> Text:
-    """Numbers below the axis, as many as there is room for, and what they count."""
+    """The task numbers below the axis, as many as there is room for, and the axis label."""
     line = [" "] * (width + 6)
     every = math.ceil(tasks / max(1, width // 5))
     for task in range(0, tasks, every):
@@ -121,7 +121,7 @@ def _task_axis(tasks: int, width: int) -> Text:
 
 
 class _Canvas:
-    """A drawing of dots, two by four in a letter (braille), each letter of one ink; signs stand on top."""
+    """A drawing of Braille dots, two by four per character, each character in one colour; signs are drawn on top."""
 
     BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
@@ -132,7 +132,7 @@ class _Canvas:
         self.signs = np.full((height, width), "", dtype=object)
 
     def line(self, columns: Sequence[int], values: NDArray[np.float64], place: int, share: float) -> None:
-        """A curve through values from 0 to 100, with a sign at each and one at some share of the way to the next."""
+        """Draw a curve through values from 0 to 100, with a sign at each and one at a `share` of the way after it."""
         across = np.array(columns) * 2
         fine = np.arange(across[0], across[-1] + 1)
         depth = (1 - np.interp(fine, across, values).clip(0, 100) / 100) * (self.height * 4 - 1)
@@ -142,12 +142,12 @@ class _Canvas:
                 self.dots[each // 4, x // 2] |= self.BITS[each % 4][x % 2]
                 self.inks[each // 4, x // 2] = place
         between = [round(one + share * (other - one)) for one, other in itertools.pairwise(columns)]
-        for column in (*columns, *between):  # curves that fall on one another there do not between
+        for column in (*columns, *between):  # where curves coincide, the signs in between still show each
             row = heights[2 * column - int(across[0])] // 4
             self.signs[row, column], self.inks[row, column] = SIGNS[place], place
 
     def row(self, number: int) -> Text:
-        """A line of it, in colours."""
+        """One line of the drawing, in colour."""
         line = Text()
         for dots, ink, sign in zip(self.dots[number], self.inks[number], self.signs[number], strict=True):
             letter = sign or (chr(0x2800 + dots) if dots else " ")

@@ -1,4 +1,4 @@
-"""Pictures for people, in colours that the colour-blind tell apart."""
+"""Pictures, in colours that colour-blind readers can tell apart."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["check_picture", "draw_bounds", "draw_profiles", "figure", "legend_be
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
-# Okabe and Ito's colours, and a marker each, so that classes differ in print too.
+# Okabe and Ito's colours, each with a marker, so that classes also differ in black and white.
 COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 def check_picture(name: str, path: Path) -> None:
-    """Refuse a file that is none of the kinds that can be drawn, and any where there is nothing to draw with."""
+    """Refuse a file name whose format cannot be drawn, and any if matplotlib is not installed."""
     if path.suffix.lower() not in SUFFIXES:
         raise invalid(name, str(path), f"a file that ends in {', '.join(SUFFIXES)}")
     require("matplotlib", "plot", name, "matplotlib")
@@ -35,7 +35,7 @@ def check_picture(name: str, path: Path) -> None:
 
 @contextmanager
 def figure(path: Path, rows: int, columns: int, width: float, height: float) -> Iterator[tuple[Any, Any]]:
-    """A figure with a grid of axes that is written to `path` at the end, whole or not at all."""
+    """A figure with a grid of axes, written to `path` at the end, atomically."""
     require("matplotlib", "plot", "plot", "matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -48,9 +48,9 @@ def figure(path: Path, rows: int, columns: int, width: float, height: float) -> 
 
 
 def legend_below(canvas: Any, axis: Any, columns: int) -> None:
-    """The legend of an axis, below the figure: in at most so many columns and in none that the figure has no room for.
+    """Put the legend of an axis below the figure, in at most so many columns, as far as there is room for them.
 
-    A name that is wider than the figure goes on in the next line. What is tall makes the figure taller.
+    Names that are wider than the figure are wrapped. A tall legend makes the figure taller.
     """
     handles, names = axis.get_legend_handles_labels()
     for ncols, letters in [*((n, 200) for n in range(columns, 0, -1)), *((1, n) for n in range(100, 0, -20))]:
@@ -68,9 +68,9 @@ def draw_profiles(profiles: Sequence[Profile], path: str | Path, title: str) -> 
     """Draw u over the plane after each task: a heat map with the memory, its hull and its eps-balls.
 
     Args:
-        profiles: one a task; their points are those of a grid that lie within the hull.
-        path: where the picture goes.
-        title: what it shows.
+        profiles: one per task; their points are the points of a grid that lie within the hull.
+        path: where to write the picture.
+        title: its title.
     """
     path = Path(path)
     span = torch.cat([profile.domain.points for profile in profiles])
@@ -106,7 +106,7 @@ def draw_bounds(rows: Sequence[BoundsRow], path: str | Path, title: str) -> Path
             upper = [each.bound if name == "forgetting" else each.upper for each in found]
             axis.plot(tasks, upper, color="black", linestyle="--", marker="_", label="upper bound")
             low, high = [each.memory.min for each in found], [each.memory.max for each in found]
-            axis.fill_between(tasks, low, high, color=COLOURS[1], alpha=0.25, label="memory: least to largest loss")
+            axis.fill_between(tasks, low, high, color=COLOURS[1], alpha=0.25, label="memory: smallest to largest loss")
             axis.plot(
                 tasks, [each.memory.mean for each in found], color=COLOURS[4], marker="s", label="memory: mean loss"
             )
@@ -130,7 +130,7 @@ def _draw_memory(axis: Any, profile: Profile) -> None:
     balls = [Circle(point, profile.domain.balls.radius) for point in points]
     axis.add_collection(PatchCollection(balls, facecolor="none", edgecolor="white", linewidth=0.5, alpha=0.7))
     corners = points[ConvexHull(points).vertices]
-    outline = [Stroke(linewidth=3, foreground="black"), Normal()]  # seen on any colour, and in the legend
+    outline = [Stroke(linewidth=3, foreground="black"), Normal()]  # visible on any colour, and in the legend
     ring = np.vstack([corners, corners[:1]]).T
     axis.plot(*ring, color="white", linewidth=1.5, path_effects=outline, label="hull of the memory")
     for label in np.unique(labels):
@@ -142,7 +142,7 @@ def _draw_memory(axis: Any, profile: Profile) -> None:
 
 
 def _field(profile: Profile) -> tuple[Any, Any, Any]:
-    """The grid's coordinates and u on it, blank outside of the hull."""
+    """The grid's coordinates and u on it, NaN outside the hull."""
     points, u = profile.points.cpu().numpy(), profile.u.mean.cpu().numpy()
     across, up = (np.unique(points[:, axis]) for axis in (0, 1))
     field = np.full((len(up), len(across)), np.nan)

@@ -26,13 +26,13 @@ FORMATS = ("terminal", "markdown", "latex", "json")
 SIGNS = {"higher": "▲", "lower": "▼", "no difference": "=", "unknown": ""}
 LEVEL = "†"
 GAP = "–"
-NARROW = "% on task 1, 2, …, a row after each"  # what a narrow table has no room to say in its headings
-SMALL = 1e-3  # below which a mean that needs more digits is told by its power of ten
+NARROW = "% on task 1, 2, …, a row after each"  # what a narrow table's headings have no room for
+SMALL = 1e-3  # below, a mean that needs more digits is printed in scientific notation
 
 
 @dataclass(frozen=True)
 class Printed:
-    """What is printed for a cell, in whatever format."""
+    """What is printed for a cell, in any format."""
 
     mean: str
     spread: str
@@ -42,11 +42,11 @@ class Printed:
 
 @dataclass(frozen=True)
 class Line:
-    """A printed line: ours, or what was published of the same row."""
+    """A printed line: our figures, or the published ones of the same row."""
 
     name: str
     entries: Sequence[Printed]
-    ranks: Sequence[str]  # the row's mean rank, where one is asked for
+    ranks: Sequence[str]  # the row's mean rank, if the table is ranked
     published: bool = False
 
 
@@ -71,7 +71,7 @@ def render(tables: Sequence[Results], format: str = "terminal", *, intervals: bo
 
 
 def lines(results: Results, *, intervals: bool = False) -> Iterator[Line]:
-    """What is printed, line by line."""
+    """The printed lines of a table."""
     ours, theirs = (
         [[_number(rank, 1)] if results.ranked else [] for rank in results.ranks(whose)]
         for whose in ("ours", "published")
@@ -89,23 +89,23 @@ def lines(results: Results, *, intervals: bool = False) -> Iterator[Line]:
 
 
 def legend(results: Results, *, intervals: bool = False) -> list[str]:
-    """What the reader has to know, sentence by sentence."""
+    """The sentences that explain a table."""
     cells = [cell for row in results.rows.values() for cell in row]
     seeds = max((cell.wanted for cell in cells), default=0)
     spread = "half-width of the 95 % interval" if intervals else "sample standard deviation"
     said = [f"Mean ± {spread} over {seeds} seeds."] if seeds > 1 else []
     if any(len(cell.by_seed) < cell.wanted for cell in cells):
-        said.append("(n): how many seeds there are, where some are missing.")
+        said.append("(n): the number of seeds, if some are missing.")
     if results.ranked:
         gaps = any(map(math.isnan, results.ranks()))
-        said.append(f"rank: the mean over the columns{'; ours have none while a figure is missing' * gaps}.")
+        said.append(f"rank: the mean rank over the columns{'; ours have none while a figure is missing' * gaps}.")
     if any(cell.shared for cell in cells):
-        said.append("Runs side by side share one time: their seconds have no deviation and no verdict.")
+        said.append("Runs side by side share their time: their seconds have no deviation and no verdict.")
     if any(each.level for row in results.judged for each in row):
         shown = "not shown to differ from the best of its column at the 5 % level, paired over the seeds"
         said.append(f"{LEVEL}: {shown}.")
     if any(cell.published for cell in cells):
-        said.append("Lines “paper”: the published figures.")
+        said.append("“paper”: the published figures.")
         told = ", ".join(f"{SIGNS[verdict]} {n} {verdict}".strip() for verdict, n in results.verdicts().items())
         by_test = f"Ours against the paper's at the 5 % level, by Welch's test: {told}."
         said.append(f"No verdicts: {results.incomparable}." if results.incomparable else by_test)
@@ -138,7 +138,7 @@ def markdown(results: Results, *, intervals: bool = False) -> str:
 
 
 def latex(results: Results, *, intervals: bool = False) -> str:
-    """The table in LaTeX, as the paper has its own: booktabs, the best in bold, the second best underlined."""
+    """The table in LaTeX, in the paper's style: booktabs, the best in bold, the second best underlined."""
     heads = [each.title for each in results.columns] + ["rank"] * results.ranked
     groups = [each.group for each in results.columns] + [""] * results.ranked
     styles = {"best": r"\textbf{%s}", "second": r"\underline{%s}", "": "%s"}
@@ -171,7 +171,7 @@ def latex(results: Results, *, intervals: bool = False) -> str:
 
 
 def _plain_text(results: Results, *, intervals: bool = False) -> str:
-    """The table of a terminal that is as wide as it has to be."""
+    """The table for a terminal that is as wide as needed."""
     console = Console(file=io.StringIO(), width=10_000)
     with console.capture() as captured:
         console.print(terminal(results, intervals=intervals))
@@ -179,10 +179,10 @@ def _plain_text(results: Results, *, intervals: bool = False) -> str:
 
 
 def accuracies(matrix: Sequence[Sequence[float]], width: int, title: str) -> tuple[Group, int]:
-    """A run's accuracies, a row after each task, and of how many tasks they are.
+    """A table of a run's accuracies, a row after each task, and how many tasks it shows.
 
-    Where there is little room they are told in whole percents, then without lines between them, and in the end of the
-    first task, some, and the last alone.
+    If there is little room, it shows whole percents, then no lines, and finally only some of the tasks, with the first
+    and the last.
 
     >>> shown = [[100.0] * (task + 1) for task in range(40)]
     >>> [accuracies(shown[:tasks], 80, "er")[1] for tasks in (5, 10, 19, 40)]
@@ -223,7 +223,7 @@ def _accuracies(
 def _told(column: Column, figure: Summary | None, intervals: bool) -> tuple[str, str]:
     """A mean and its spread; a single value has none.
 
-    A mean that would look like zero, and is not by its spread, is told by two digits of its own: 0.026, or 2.6e-05.
+    A mean that would be printed as zero, and is not below its spread, has two significant digits: 0.026, or 2.6e-05.
     """
     if figure is None:
         return GAP, ""
@@ -258,4 +258,4 @@ LATEX = {
 
 def _latex(text: str) -> str:
     parts = ("".join(LATEX.get(letter, letter) for letter in part) for part in text.split("--"))
-    return "-{}-".join(parts)  # of an option such as --show: it would be set as one dash
+    return "-{}-".join(parts)  # LaTeX would set the -- of an option as one dash

@@ -1,4 +1,4 @@
-"""What a monitor saw, drawn in a terminal of any width."""
+"""The looks of a monitor, drawn in a terminal of any width."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from parabolic.engine import Look, Tail
 
 __all__ = ["View", "bar", "sparkline"]
 
-BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", "_.-=+*#@"  # the second where a terminal has no such letters
+BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", "_.-=+*#@"  # PLAIN is for terminals without Unicode
 ROWS = 12  # classes that have a bar each; more are drawn as one line
-WIDE = 72  # columns from which bars stand side by side
+WIDE = 72  # columns from which bar charts are placed side by side
 
 
 def sparkline(values: Sequence[float | None], width: int, blocks: str = BLOCKS) -> str:
-    """A curve of at most `width` letters, of several values in one place their mean; an x where that is no number.
+    """A curve of at most `width` characters, each the mean of one or more values; an x if that is not finite.
 
     >>> sparkline([0, 1, None, 2, 3, math.nan], 10)
     '▁▃ ▆█x'
@@ -43,7 +43,7 @@ def sparkline(values: Sequence[float | None], width: int, blocks: str = BLOCKS) 
 
 
 def bar(count: int, most: int, width: int, block: str = "█") -> str:
-    """A bar that is `width` long for the largest count, and shows at least something for one.
+    """A bar of length `width` for the largest count, and of at least one block for any count above 0.
 
     >>> bar(3, 6, 8)
     '████'
@@ -52,25 +52,25 @@ def bar(count: int, most: int, width: int, block: str = "█") -> str:
 
 
 class View:
-    """All that is known of a stream that is watched: how far it is, its curves, and what memory is made of."""
+    """The state of a run that is watched: its progress, its curves, and what its memory contains."""
 
     def __init__(self, tail: Tail, name: str = "") -> None:
         self.tail, self.name = tail, name
         self.poll()
 
     def poll(self) -> bool:
-        """Take in what is new; whether more is to come. What has not begun is waited for."""
-        self.running = self.tail.written  # asked first: what is written until then is then read
+        """Read what is new, and return whether more may come: the run has yet to start, or is running."""
+        self.running = self.tail.written  # asked before reading, so that the last output is not missed
         self.tail.poll()
         return not self.tail.began or (self.running and not self.tail.ended)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """Everything, as wide as there is room."""
+        """Render everything to the available width."""
         blocks = BLOCKS if options.encoding.lower().startswith("utf") else PLAIN
         yield Text(self._where(), style="bold")
         looks = self.tail.looks
         if not looks:
-            yield Text("nothing was looked at yet")
+            yield Text("nothing measured yet")
             return
         yield _curves(looks, options.max_width, blocks)
         last = looks[-1]
@@ -83,15 +83,15 @@ class View:
             yield _bars(last, options.max_width, blocks)
 
     def _where(self) -> str:
-        """How far it is, and how it goes."""
+        """The line with the run's progress, speed and state."""
         began, ended, looks = self.tail.began, self.tail.ended, self.tail.looks
         step, until = looks[-1].step if looks else began.get("step", 0), began.get("until")
         step = ended.get("step", step)
         title = " on ".join(str(began[each]) for each in ("learner", "stream") if began.get(each))
         parts = [title or self.name, f"step {step:,}" + (f" of {until:,}" if until else "")]
-        here = [look for look in looks if look.time >= began.get("time", 0)]  # by the process that writes now
+        here = [look for look in looks if look.time >= began.get("time", 0)]  # of the process that is writing now
         took = here[-1].time - here[0].time if here else 0.0
-        if self.running and not ended and took > 0:  # it is not where there is one look, or the clock was put back
+        if self.running and not ended and took > 0:  # 0 with a single look, below 0 if the clock was set back
             rate = (here[-1].step - here[0].step) / took
             parts.append(f"{rate:.3g} steps/s")
             if until and rate:
@@ -103,12 +103,12 @@ class View:
         if ended:
             return f"{ended.get('how', 'ended')}" + (f": {ended['why']}" if ended.get("why") else "")
         if not self.tail.began:
-            return "not begun"
+            return "not started"
         return "running" if self.running else "stopped: its process is gone"
 
 
 def _curves(looks: Sequence[Look], width: int, blocks: str) -> RenderableType:
-    """A line for each figure: its name, what it is now, and how it came there."""
+    """A line for each figure: its name, its current value, and its curve."""
     since = next((f" since step {look.since:,}" for look in reversed(looks) if look.since is not None), "")
     named = {
         "loss": ("loss", "{:.4g}"),
@@ -124,7 +124,7 @@ def _curves(looks: Sequence[Look], width: int, blocks: str) -> RenderableType:
         if known:
             rows.append((title, form.format(known[-1]), values))
     if not rows:
-        return Text("no loss was told")
+        return Text("no loss reported")
     room = max(4, width - 4 - max(len(title) for title, _, _ in rows) - max(len(now) for _, now, _ in rows))
     table = Table.grid(padding=(0, 2, 0, 0))
     for justify in ("left", "right", "left"):

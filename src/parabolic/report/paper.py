@@ -1,4 +1,4 @@
-"""The paper's tables with ours in them."""
+"""The paper's tables with our figures beside the published ones."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ COLUMNS = {
     "acc": Column("Acc", digits=2),
     "seconds": Column("seconds", better="lower", digits=2, spread_digits=2),
 }
-OTHER_DATA = "the paper's figures are of other data"
+OTHER_DATA = "the paper's figures are for other data"
 QUICK = (
-    "Quick: a small network on seq-digits stands in, in 5 tasks of 2 classes for Seq-CIFAR10, 2 of 5 for Seq-CIFAR100 "
-    "and 5 in a shuffled order for Seq-TinyImageNet, with a fifth of the memory."
+    "Quick: a stand-in, with a small network on seq-digits: 5 tasks of 2 classes for Seq-CIFAR10, 2 of 5 for "
+    "Seq-CIFAR100 and 5 in a shuffled order for Seq-TinyImageNet, with a fifth of the memory."
 )
 
 
 def paper_results(
     selection: Selection, records: Mapping[str, Record], measured: Mapping[int, Rows] | None = None
 ) -> list[Results]:
-    """The paper's tables filled in from finished runs, by key, and from their bounds, by seed; gaps stay gaps."""
+    """The paper's tables filled in from finished runs, by key, and from measured bounds, by seed; gaps stay empty."""
     made = []
     for name in selection.tables:
         made += _of_bounds(selection, measured or {}) if name == "bounds" else [_of_runs(selection, name, records)]
@@ -45,13 +45,13 @@ def _of_runs(selection: Selection, name: str, records: Mapping[str, Record]) -> 
         for setting in table.settings:
             found = [records[spec.key] for spec in selection.cell(row, setting) if spec.key in records]
             for metric in table.metrics:
-                figure = next(published, None)  # of a row of our own nothing was published
+                figure = next(published, None)  # nothing was published for a row of our own
                 cells.append(cell_of(found, metric, selection.seeds, figure.value if figure else None))
             used |= {record.key: record for record in found}
         rows[row] = cells
     notes = [note for note in (table.note, *(table.also.get(row) for row in rows)) if note]
     if "seconds" in table.metrics and used:
-        notes.append(f"Ours are of {_several({hardware(record) for record in used.values()})}.")
+        notes.append(f"Ours were measured on {_several({hardware(record) for record in used.values()})}.")
     notes += [QUICK] if selection.quick else []
     notes += _of_tuning(Tuning.of(selection, [name])) if selection.tuned else []
     notes += _of_records(f"{name} --tuned" if selection.tuned else name, used.values())
@@ -62,25 +62,25 @@ def _of_runs(selection: Selection, name: str, records: Mapping[str, Record]) -> 
 
 
 def _of_tuning(tuning: Tuning) -> list[str]:
-    """How the values of a tuned table were found, and whether alike for all."""
+    """How the settings of a tuned table were found, and whether with the same effort for all."""
     said = []
     if tuning.effort is not None and tuning.effort.trials:
-        how = f"Tuned: of each method the best of {tuning.effort} on held-out training examples of its stream"
-        said.append(f"{how} (presets LEARNER-STREAM); the paper's figures are of published values.")
+        how = f"Tuned: for each method, the best of {tuning.effort} on held-out training examples of its stream"
+        said.append(f"{how} (presets LEARNER-STREAM); the paper's figures are for the published settings.")
     elif tuning.effort is not None:
-        said.append("The presets say of no trials; the paper's figures are of published values.")
+        said.append("The presets mention no trials; the paper's figures are for the published settings.")
     if tuning.unlike:
         told = ", ".join(f"{name} ({effort})" for name, effort in sorted(tuning.unlike.items()))
         said.append(f"Not as much was tried for each: {told}.")
     plus = {preset.name: preset.about for preset in tuning.plus.values() if preset is not None}
     said += [
-        f"{PLUS} is the preset {name}: {about.rstrip('.') or 'nothing is said of it'}." for name, about in plus.items()
+        f"{PLUS} is the preset {name}: {about.rstrip('.') or 'without a description'}." for name, about in plus.items()
     ]
     return said
 
 
 def _of_records(table: str, used: Iterable[Record]) -> list[str]:
-    """How many of the runs are records, of which hardware and when, and how to train them oneself."""
+    """How many of the runs are records, from which hardware and when, and how to train them yourself."""
     runs = list(used)
     kept = [record for record in runs if is_record(record)]
     if not kept:
@@ -97,7 +97,7 @@ def _of_bounds(selection: Selection, measured: Mapping[int, Rows]) -> list[Resul
     for name, table in bound_tables().items():
         statement = STATEMENTS[name]
         columns = [Column(f"task {task + 1}", "after", "neither", 4, 4) for task in range(len(table.memory))]
-        lines = {  # their places, and what was published of them
+        lines = {  # their places in a row, and the published figures
             "memory: mean": (f"{statement.memory}.mean", table.memory),
             "memory: largest": (f"{statement.memory}.max", None),
             f"{statement.task} task, among its own classes": (statement.among_own, table.task),
@@ -123,7 +123,7 @@ def _of_bounds(selection: Selection, measured: Mapping[int, Rows]) -> list[Resul
 
 
 def hardware(record: Record) -> str:
-    """What a run was trained on."""
+    """The hardware that a run was trained on."""
     environment = record.environment
     device = environment.get("device", "an unknown device")
     return str(environment.get("processor", device) if device == "cpu" else device)

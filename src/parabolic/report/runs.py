@@ -1,4 +1,4 @@
-"""The runs of a store as one flat table, to be filtered and handed to other programs."""
+"""The runs of a store as one flat table, to filter and to export to other programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
     "settings_of", "short", "unusual", "write_csv", "write_parquet", "written",
 ]  # fmt: skip
 
-Row = dict[str, Any]  # by column: the names of run.json, with those of the spec on top: seed, options.lr, metrics.acc
+Row = dict[str, Any]  # by column: names as in run.json, the spec's at the top level: seed, options.lr, metrics.acc
 
 FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 OTHERS, NOT_OWN = {"site-packages", "dist-packages"}, (Path(__file__).parents[1], Path(sysconfig.get_path("stdlib")))
@@ -33,7 +33,7 @@ GROUPS = ("", "options", "scenario", "metrics", "environment")
 
 
 def row_of(run: Record | FailedRun) -> Row:
-    """A run in one row; times are summed over the tasks, and the accuracies are left out."""
+    """A run as one row; times are summed over the tasks, and the accuracies are left out."""
     told = asdict(run)
     for name in ("accuracy", "task_accuracy", "measured"):
         told.pop(name, None)
@@ -41,7 +41,7 @@ def row_of(run: Record | FailedRun) -> Row:
 
 
 def flat(told: Mapping[str, Any]) -> Row:
-    """A spec, or what is like it, in one row.
+    """A spec, or a similar nested mapping, as one row.
 
     >>> flat({"seed": 0, "options": {"lr": 0.1}, "train_seconds": [1, 2]})
     {'seed': 0, 'options.lr': 0.1, 'train_seconds': 3}
@@ -56,9 +56,9 @@ def flat(told: Mapping[str, Any]) -> Row:
 
 
 def select(rows: Iterable[Row], where: Mapping[str, str]) -> list[Row]:
-    """The rows in which each column named has the value given as a text; `lr` will do for `options.lr`.
+    """The rows in which each named column has the value given as text; `lr` is short for `options.lr`.
 
-    A learner without a memory is compared with every size of it, so its runs stay beside those of the size asked for.
+    A learner without a memory is compared with every memory size, so its runs are kept beside those of the given size.
 
     >>> select([{"seed": 0, "options.lr": 0.1}, {"seed": 1, "options.lr": 0.05}], {"lr": "0.10"})
     [{'seed': 0, 'options.lr': 0.1}]
@@ -66,7 +66,7 @@ def select(rows: Iterable[Row], where: Mapping[str, str]) -> list[Row]:
     rows = list(rows)
     called = {row["learner"]: name_of(row["learner"]).lower() for row in rows} if "learner" in where else {}
     columns = {column for row in rows for column in row} | ({"memory"} if rows else set())
-    for name, text in sorted(where.items(), key=lambda each: each[0] == "memory"):  # last: it asks what else is left
+    for name, text in sorted(where.items(), key=lambda each: each[0] == "memory"):  # last: it depends on the rest
         if columns and name not in columns:
             check_name("--where", name, {short(column) for column in columns})
         fits = [
@@ -80,29 +80,29 @@ def select(rows: Iterable[Row], where: Mapping[str, str]) -> list[Row]:
 
 
 def _without_memory(rows: Sequence[Row], beside: Sequence[Row]) -> list[Row]:
-    """The rows of learners without a memory that are compared with some others; all, where no row has a memory."""
+    """The rows of learners without a memory that are compared with the given ones; all, if no row has a memory."""
     places = {place_of(row) for row in beside}
     alone = not any("memory" in row for row in rows)
     return [row for row in rows if "memory" not in row and (alone or place_of(row) in places)]
 
 
 def name_of(learner: str) -> str:
-    """What a learner is called: one of a file or a module by the name that its class states, where it can be loaded and
-    none of ours is called so; else by its class.
+    """A learner's name: for one in a file or module, the `name` of its class, if it can be loaded and the name is not a
+    built-in learner's; otherwise the class's own name.
 
     >>> name_of("er"), name_of("gone.py:Mine")
     ('er', 'Mine')
     """
     place, _, own = learner.rpartition(":")
     if place:
-        with suppress(Exception):  # it is in a file of the user's, in which anything can be wrong
+        with suppress(Exception):  # anything can be wrong in a user's file
             stated = vars(find_learner(learner)).get("name")
             return stated if isinstance(stated, str) and stated and stated not in known_learners() else own
     return own
 
 
 def fault_of(reason: str, trace: str) -> str:
-    """Why a run failed and, where it was in code of the user's own, the innermost place there.
+    """Why a run failed and, if that was in the user's own code, the innermost place there.
 
     >>> fault_of("KeyError: 'x'", '  File "/mine/own.py", line 24, in loss\\n  File "<string>", line 1, in f')
     "KeyError: 'x' (in /mine/own.py:24, loss)"
@@ -117,61 +117,61 @@ def fault_of(reason: str, trace: str) -> str:
 
 
 def sees_all(learner: str) -> bool:
-    """Whether a learner, as far as it is here, learns all tasks at once.
+    """Whether a learner learns all tasks at once; False if it cannot be loaded.
 
     >>> sees_all("joint"), sees_all("er")
     (True, False)
     """
     try:
         return find_learner(learner).sees_all
-    except Exception:  # in a file of the user's anything can be wrong
+    except Exception:  # anything can be wrong in a user's file
         return False
 
 
 def place_of(row: Row) -> tuple[str, str]:
-    """What a run is compared on, but for the size of memory: a stream, and what is not as usual there."""
+    """What a run is compared on, apart from the memory size: its stream, and its non-default settings."""
     return row["stream"], written(unusual(row))
 
 
 def unusual(row: Row) -> Row:
-    """The settings of a run, other than options of the learner, that are not the usual ones, by column."""
+    """The settings of a run, other than the learner's options, that differ from the defaults, by column."""
     return {name: value for name, value in departures(row).items() if not name.startswith("options.")}
 
 
 def departures(row: Row) -> Row:
-    """The settings of a run that are not the usual ones, by column; all options of a learner that is not here."""
+    """The settings of a run that differ from the defaults, by column; all options if its learner cannot be loaded."""
     usual = _defaults(row["learner"], row["stream"])
     told = [name for name in row if name in usual or name.startswith(("options.", "scenario."))]
-    named = ("learner", "stream", "memory", "seed")  # which have columns of their own
+    named = ("learner", "stream", "memory", "seed")  # these have columns of their own
     return {name: row[name] for name in told if name not in named and row[name] != usual.get(name)}
 
 
 def settings_of(row: Row) -> str:
-    """What differs from the defaults in a run, as `--set` would have it."""
+    """The settings of a run that differ from the defaults, as they are written for `--set`."""
     return written(departures(row))
 
 
 def written(settings: Row) -> str:
-    """Settings by column, as `--set` would have them."""
+    """Settings by column, as they are written for `--set`."""
     return " ".join(f"{short(name)}={value}" for name, value in settings.items())
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> Path:
-    """Write rows as CSV, whole or not at all; what a run does not have is left empty."""
+    """Write rows as CSV, atomically; what a run does not have is left empty."""
     with written_whole(path) as aside, aside.open("w", newline="", encoding="utf-8") as file:
         print_csv(rows, file)
     return path
 
 
 def print_csv(rows: Sequence[Row], file: TextIO) -> None:
-    """Print rows as CSV to a file that is open."""
+    """Print rows as CSV to an open file."""
     table = csv.DictWriter(file, _columns(rows))
     table.writeheader()
     table.writerows(rows)
 
 
 def write_parquet(rows: Sequence[Row], path: Path) -> Path:
-    """Write rows as Parquet, whole or not at all; what a run does not have is null."""
+    """Write rows as Parquet, atomically; what a run does not have is null."""
     arrow = require("pyarrow", "parquet", "--parquet", "pyarrow")
     parquet = require("pyarrow.parquet", "parquet", "--parquet", "pyarrow")
     table = arrow.table({name: _one_type([row.get(name) for row in rows]) for name in _columns(rows)})
@@ -186,7 +186,7 @@ def _columns(rows: Iterable[Row]) -> list[str]:
 
 
 def _one_type(values: list[Any]) -> list[Any]:
-    """A column with one type: an option of the same name may be a number here and a word there."""
+    """A column with one type: options of the same name may be a number in one learner and a text in another."""
     kinds = {type(value) for value in values if value is not None}
     if len(kinds) < 2 or kinds == {int, float}:
         return values
@@ -205,15 +205,15 @@ def _means(text: str, value: Any) -> bool:
         except ValueError:
             return False
     called = str(value).lower()
-    return text.lower() in (called, called.rpartition(":")[2])  # of path/to/file.py:Mine, Mine will do
+    return text.lower() in (called, called.rpartition(":")[2])  # Mine is short for path/to/file.py:Mine
 
 
 @cache
 def _defaults(learner: str, stream: str) -> Row:
-    """The usual settings. Where a learner or a stream is not here (any more), those that all learners share."""
+    """The default settings; if the learner or stream cannot be loaded (any more), those that all learners share."""
     try:
         return flat(RunSpec(learner=learner, stream=stream).resolved())
-    except Exception:  # it may be in a file of the user's, in which anything can be wrong
+    except Exception:  # anything can be wrong in a user's file
         known = stream if stream in known_streams() else RunSpec().stream
         usual = flat(RunSpec(learner="sgd", stream=known).resolved())
         return {name: value for name, value in usual.items() if not name.startswith("options.")}

@@ -1,4 +1,4 @@
-"""Runs by what they have in common: a scene is what can be compared, with methods in it, each with a run a seed."""
+"""Runs grouped by what they have in common: a scene is a comparison of methods, each with one run per seed."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ COLUMNS = {
     "forgetting": Column("forgetting, points", better="lower"),
     "seconds": Column("training, s", better="lower"),
 }
-MADE_OF = ("environment.code", "environment.data")  # of the user's own: with others it is another method
+MADE_OF = ("environment.code", "environment.data")  # the user's own: if they differ, it is another method
 
 
 @dataclass(frozen=True)
 class Method:
-    """A learner with its settings: the runs that are finished and those that failed, by seed."""
+    """A learner with its settings: its finished and its failed runs, by seed."""
 
     name: str
     runs: Mapping[int, Record] = field(default_factory=dict)
@@ -44,79 +44,79 @@ class Method:
         return cell_of(list(self.runs.values()), metric, wanted)
 
     def summary(self, metric: str) -> Summary:
-        """The same in short."""
+        """The summary of a metric over the seeds."""
         return self.cell(metric).ours or Summary(math.nan, math.nan, 0)
 
     @property
     def curves(self) -> NDArray[np.float64]:
-        """The mean accuracy over the tasks seen so far, after each task: a row a seed."""
+        """The mean accuracy over the tasks seen so far, after each task: one row per seed."""
         return np.array([[fmean(row) for row in record.accuracy] for record in self._alike])
 
     @property
     def matrices(self) -> NDArray[np.float64]:
-        """The accuracy matrices, one a seed, NaN above the diagonal."""
+        """The accuracy matrices, one per seed, with NaN above the diagonal."""
         return np.stack([record.matrix for record in self._alike])
 
     @property
     def _alike(self) -> list[Record]:
-        """The runs with the most tasks: a stream of the user's own may have as many as it likes with each seed."""
+        """The runs with the most tasks: a user's stream may have a different number of tasks with each seed."""
         tasks = max(len(record.accuracy) for record in self.runs.values())
         return [record for record in self.runs.values() if len(record.accuracy) == tasks]
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What methods are compared on: a stream, a size of memory, and whatever else is not as usual."""
+    """What methods are compared on: a stream, a memory size, and any other non-default settings."""
 
     title: str
     stream: str
     methods: Sequence[Method]  # the most accurate first; those without a finished run last
     memory: int | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)  # stream, memory, and what is unusual in any scene
+    settings: Mapping[str, Any] = field(default_factory=dict)  # stream, memory, and what is non-default in any scene
 
     @property
     def done(self) -> list[Method]:
-        """The methods of which there is something to see."""
+        """The methods with finished runs."""
         return [method for method in self.methods if method.runs]
 
     @property
     def leaders(self) -> list[Method]:
-        """The most accurate: several, where what is printed of them is equal."""
+        """The most accurate methods: several if their printed accuracies are equal."""
         best = [f"{method.summary('acc').mean:.1f}" for method in self.done]
         return [method for method, acc in zip(self.done, best, strict=True) if acc == best[0]]
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds that at least half of the methods were tried with: what a method lacks of them is missing."""
+        """The seeds that at least half of the methods were run with; a method without one of them is missing it."""
         tried = Counter(seed for method in self.methods for seed in (*method.runs, *method.failed))
         return sorted(seed for seed, times in tried.items() if 2 * times >= len(self.methods))
 
     def missing(self, method: Method) -> list[int]:
-        """The seeds with which a method was not tried, as far as the folder tells."""
+        """The seeds of the scene that a method has neither finished nor failed with."""
         return [seed for seed in self.seeds if seed not in method.runs and seed not in method.failed]
 
 
 @dataclass(frozen=True)
 class Finds:
-    """What a store holds, in order: scenes, and what could not be read."""
+    """The contents of a store: scenes in order, runs, and what could not be read."""
 
     scenes: Sequence[Scene]
     runs: Mapping[str, Record]  # by key
     failed: Mapping[str, FailedRun]
     damaged: Mapping[str, str]  # the reason, by file
-    left_out: str = ""  # what is not shown, and how to see it
+    left_out: str = ""  # what is not shown, and how to show it
 
     @property
     def finished(self) -> str:
-        """When the last run was finished."""
+        """When the last run finished."""
         return max((str(record.environment.get("finished", "")) for record in self.runs.values()), default="")
 
 
 def find_scenes(store: Store, where: Mapping[str, str] | None = None) -> Finds:
-    """The runs of a store (those that `where` chooses, as `parabolic runs --where` does) in their scenes.
+    """Group the runs of a store (those that `where` selects, as `parabolic runs --where` does) into scenes.
 
-    Those with held-out examples are shown where `where` asks for their `validation`. Trials of a search are such: of
-    many, one is always ahead, and no test of that means anything.
+    Runs with held-out examples are included only if `where` selects by `validation`. Trials of a search are such runs:
+    among many, one is always ahead, and a test of that is meaningless.
     """
     where = where or {}
     runs = {record.key: record for record in store}
@@ -131,7 +131,7 @@ def find_scenes(store: Store, where: Mapping[str, str] | None = None) -> Finds:
 
 
 def _left_out(rows: Sequence[Row]) -> str:
-    """What is to be said of runs with held-out examples that are not shown."""
+    """A note on runs with held-out examples that are not shown."""
     shares = sorted({row["scenario.validation"] for row in rows})
     how = " or ".join(f"--where validation={share}" for share in shares)
     told = f"{many(len(rows), 'run')} with held-out examples, such as trials of a search, left out"
@@ -139,7 +139,7 @@ def _left_out(rows: Sequence[Row]) -> str:
 
 
 def results_of(scene: Scene) -> Results:
-    """The methods of a scene against metrics."""
+    """A table of a scene's methods against metrics."""
     wanted = max([len(scene.seeds), *[len(method.runs) for method in scene.methods]])
     rows = {method.name: [method.cell(name, wanted) for name in COLUMNS] for method in scene.methods}
     notes = at_once({method.name: list(method.runs.values()) for method in scene.methods})
@@ -147,7 +147,7 @@ def results_of(scene: Scene) -> Results:
 
 
 def _scenes(rows: Iterable[Row], runs: Mapping[str, Record], failed: Mapping[str, FailedRun]) -> list[Scene]:
-    """Rows by stream and unusual settings, then by memory. A learner without one is there with every size."""
+    """Group rows by stream and non-default settings, then by memory; a learner without one is in every size's scene."""
     places: defaultdict[tuple[str, str], dict[int | None, list[Row]]] = defaultdict(dict)
     names = dict.fromkeys(("stream", "memory"))
     for row in rows:
@@ -187,7 +187,7 @@ def _methods(
 
 
 def _by_making(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Rows by what their code and data are, in words: none for the newest, to which those belong that do not tell."""
+    """Group rows by their code and data, under names in words: "" for the newest, and for rows that record none."""
     ordered = sorted(rows, key=lambda row: str(row.get("environment.finished", "")), reverse=True)
     newest = {part: str(row[part]) for row in reversed(ordered) for part in MADE_OF if part in row}
     alike = defaultdict[tuple[str, ...], list[Row]](list)
@@ -203,9 +203,9 @@ def _by_making(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def _called(row: Row, presets: Mapping[str, Row]) -> tuple[str, str]:
-    """A learner or one of its presets, and in which options a run departs from it: whichever is shorter to say.
+    """A learner or one of its presets, and the options in which a run differs from it: whichever is shorter.
 
-    Of presets that are equally short it is one that was made for the stream of the run.
+    Among equally short presets, one for the run's stream is preferred.
     """
     own = {name: value for name, value in departures(row).items() if name.startswith("options.")}
     said = [(row["learner"], own)]
@@ -226,7 +226,7 @@ def _presets() -> dict[str, dict[str, Row]]:
     """The stream and the options of every preset that can be used, by learner and name."""
     found = defaultdict[str, dict[str, Row]](dict)
     for name in known_presets():
-        with suppress(Exception):  # it may be a file of the user's, in which anything can be wrong
+        with suppress(Exception):  # anything can be wrong in a user's file
             preset = load_preset(name)
             options = preset.spec().resolved()["options"]
             usual = {f"options.{option}": value for option, value in options.items()}

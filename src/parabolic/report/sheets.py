@@ -1,4 +1,4 @@
-"""Contact sheets: what arrives, so that a person sees what a learner sees."""
+"""Contact sheets: the examples of a stream as a learner sees them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from parabolic.streams import Normalise, Stream, Task
 __all__ = ["Strip", "bridges_of", "draw_sheet"]
 
 COLUMNS = 10
-BRIDGES = 2  # two between the same ends, so that chance shows
+BRIDGES = 2  # between the same ends, so that their randomness is visible
 DRAWN = ("sigma_x", "sigma_y", "simplex", "times", "horizon", "variant")  # the options that a picture shows
 
 
@@ -28,12 +28,12 @@ class Strip:
 
     paths: Tensor  # [bridges, times, *shape]: images with values from 0 to 1, or points
     labels: list[list[str]]  # the label at each time of each bridge: shares of classes
-    ends: tuple[str, str]  # the classes between which they lead
+    ends: tuple[str, str]  # the classes at the two ends
     sigmas: tuple[float, float]  # the noise of examples and of labels
 
 
 def bridges_of(stream: Stream, options: Mapping[str, Any], *, batch: int = 32, seed: int = 0) -> Strip:
-    """Draw bridges as PCL does with these options, but for tempering, which only a network can tell.
+    """Draw bridges as PCL does with these options, except for tempering, which needs a network.
 
     >>> from parabolic import make_stream
     >>> strip = bridges_of(make_stream("seq-digits"), {"sigma_x": 0.03, "times": 5})
@@ -45,14 +45,14 @@ def bridges_of(stream: Stream, options: Mapping[str, Any], *, batch: int = 32, s
 
 
 def draw_sheet(stream: Stream, path: str | Path, options: Mapping[str, Any], *, batch: int = 32, seed: int = 0) -> Path:
-    """Draw a row of examples a task, with their labels, and the bridges that PCL draws between two of them.
+    """Draw a row of labelled examples for each task, and the bridges that PCL draws between two of them.
 
     Args:
         stream: of images, or of points in the plane.
-        path: where the picture goes.
+        path: where to write the picture.
         options: PCL's.
         batch: how many examples arrive at a step.
-        seed: decides which changes and which bridges are drawn.
+        seed: determines the augmentations and the bridges that are drawn.
     """
     path, learner = Path(path), _learner(stream, options, seed)
     if stream.shape == (2,):
@@ -67,7 +67,7 @@ def draw_sheet(stream: Stream, path: str | Path, options: Mapping[str, Any], *, 
     if stream.augment is not None:
         x, y = first[-1]
         changed = _seen(stream, stream.augment(x, learner.generator))
-        rows.append((f"task {len(stream)}\nas changed\nfor learning", changed, _names(stream, y)))
+        rows.append((f"task {len(stream)}\naugmented\nfor training", changed, _names(stream, y)))
     strip = _strip(stream, first, learner)
     times = [f"s = {each:g}" for each in torch.linspace(0, 1, strip.paths.shape[1]).tolist()]
     for number, (images, labels) in enumerate(zip(strip.paths, strip.labels, strict=True)):
@@ -88,7 +88,7 @@ def draw_sheet(stream: Stream, path: str | Path, options: Mapping[str, Any], *, 
 
 
 def _learner(stream: Stream, options: Mapping[str, Any], seed: int) -> PCL:
-    """What draws the bridges: PCL, whose network has no part in it."""
+    """A PCL that draws the bridges; its network is not used."""
     given = {name: options[name] for name in DRAWN if name in options}
     return PCL(nn.Linear(1, 1), prepare=stream.prepare, classes=stream.classes, bridges=BRIDGES, seed=seed, **given)
 
@@ -96,7 +96,7 @@ def _learner(stream: Stream, options: Mapping[str, Any], seed: int) -> PCL:
 def _title(stream: Stream, learner: PCL) -> str:
     blurred = "" if stream.boundaries else ", boundaries blurred"
     return (
-        f"{stream.name}: the first examples of each task under the label that the learner is given{blurred};\n"
+        f"{stream.name}: the first examples of each task, with the labels that the learner is given{blurred};\n"
         f"and what PCL learns between two of them (σx = {learner.sigma_x:g}, σy = {learner.sigma_y:g})"
     )
 
@@ -113,7 +113,7 @@ def _arrivals(task: Task, batch: int) -> tuple[Tensor, Tensor]:
 
 
 def _strip(stream: Stream, first: list[tuple[Tensor, Tensor]], learner: PCL) -> Strip:
-    """Bridges between the ends that the first examples of some tasks give."""
+    """Bridges between two of the first examples of the tasks."""
     start, end = _ends(first)
     paths, targets = _bridges(learner, start, end)
     labels = [[_mixture(stream, target) for target in each] for each in targets]
@@ -123,7 +123,7 @@ def _strip(stream: Stream, first: list[tuple[Tensor, Tensor]], learner: PCL) -> 
 
 
 def _ends(first: list[tuple[Tensor, Tensor]]) -> tuple[tuple[Tensor, int], tuple[Tensor, int]]:
-    """An example of the first task, as memory might hold it, and one of the last that is of another class."""
+    """An example of the first task, as memory might hold it, and one of the last task that is of another class."""
     (x, y), (others, classes) = first[0], first[-1]
     other = int((classes != y[0]).int().argmax())
     return (x[0], int(y[0])), (others[other], int(classes[other]))
@@ -171,7 +171,7 @@ def _mixture(stream: Stream, target: Tensor) -> str:
 
 
 def _draw_points(stream: Stream, path: Path, learner: PCL) -> Path:
-    """A panel of points a task, and one with bridges."""
+    """A panel of points for each task, and one with bridges."""
     everything = torch.cat([task.train.take(task.train_rows)[0] for task in stream])
     low, high = everything.amin(0).tolist(), everything.amax(0).tolist()
     first = [task.train.take(task.train_rows) for task in stream]

@@ -1,4 +1,4 @@
-"""The two statements of the theory that are measured, and where `BoundsRow.as_dict` has what they speak of."""
+"""The two statements of the theory that are measured, and where `BoundsRow.as_dict` has the quantities in them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["STATEMENTS", "Statement", "at"]
 class Statement:
     """A statement, and the places of the losses that it compares."""
 
-    name: str  # as `violations` has it
-    task: str  # which one's loss it bounds
-    memory: str  # the loss on memory: `min`, `mean` and `max` of it
+    name: str  # as in `violations`
+    task: str  # the task whose loss it bounds
+    memory: str  # the loss on memory, with its `min`, `mean` and `max`
     competing: str  # the loss on the task, all classes competing
     among_own: str  # the same with only its own classes competing
-    bounds: Mapping[str, str]  # by what they are called
+    bounds: Mapping[str, str]  # by their names
 
 
 STATEMENTS = {
@@ -39,11 +39,11 @@ STATEMENTS = {
         {"lower bound": "generalisation_lower", "upper bound": "generalisation_upper"},
     ),
 }
-"""By the names of the paper's tables of bounds."""
+"""By the names of the paper's bound tables."""
 
 
 def at(row: Mapping[str, Any], place: str) -> float:
-    """The number at a place of a row.
+    """The number at a dotted path in a row.
 
     >>> at({"forgetting": {"memory": {"mean": 0.5}}}, "forgetting.memory.mean")
     0.5

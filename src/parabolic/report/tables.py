@@ -1,4 +1,4 @@
-"""Tables of results: which figure is the best of its column, and what the seeds say of the others."""
+"""Tables of results: which figure is the best of its column, and how the others compare with it over the seeds."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from parabolic.statistics import Difference, Summary, average_ranks, paired, wel
 __all__ = ["Cell", "Column", "Judged", "Results", "marks"]
 
 VERDICTS = ("higher", "lower", "no difference", "unknown")
-ENOUGH = 3  # seeds in common: with two, hardly any gap is too large for chance, and a mark would pass it off as none
+ENOUGH = 3  # seeds in common: with two, hardly any gap is significant, and a mark would suggest that there is none
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its heading, which end of it is the good one, and how many digits it tells."""
+    """A column: its heading, which values are better, and how many digits are shown."""
 
     title: str
     group: str = ""  # the heading that it shares with its neighbours
-    better: str = "higher"  # or lower; or neither, where there is nothing to mark
+    better: str = "higher"  # or lower; or neither: then nothing is marked
     digits: int = 1
     spread_digits: int = 1
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What a row has in a column: a figure for each seed, of which some may be missing, and what was published.
+    """A cell of a table: a figure for each seed, of which some may be missing, and the published figure.
 
     >>> Cell({0: 54.0, 1: 56.0}, wanted=5, published=Summary(54.98, 4.1, 5)).ours.mean
     55.0
@@ -39,11 +39,11 @@ class Cell:
     by_seed: Mapping[int, float] = field(default_factory=dict)
     wanted: int = 0  # how many seeds there should be
     published: Summary | None = None
-    shared: bool = False  # whether they are shares of a time that runs took side by side, and so no sample of it
+    shared: bool = False  # whether they are shares of the time of runs side by side, and so not independent
 
     @property
     def ours(self) -> Summary | None:
-        """The figures that are there, in short; nothing is filled in for those that are not."""
+        """A summary of the figures that exist; nothing is filled in for missing ones."""
         if not self.by_seed:
             return None
         ours = Summary.of(list(self.by_seed.values()))
@@ -51,7 +51,7 @@ class Cell:
 
     @property
     def difference(self) -> Difference | None:
-        """Ours against what was published, by Welch's test."""
+        """Our figures against the published ones, by Welch's test."""
         return welch(self.ours, self.published) if self.ours and self.published else None
 
     def against(self, other: Cell) -> Difference | None:
@@ -64,56 +64,56 @@ class Cell:
 
 @dataclass(frozen=True)
 class Judged:
-    """What is to be said of a cell among the others of its column."""
+    """How a cell compares with the others of its column, and with the published figure."""
 
     mark: str = ""  # best or second
     behind: Difference | None = None  # against the best, paired over the seeds
     published_mark: str = ""
-    verdict: str = "unknown"  # ours against what was published: one of VERDICTS
-    level: bool = False  # whether it is not shown to differ from the best by as many seeds as are enough
+    verdict: str = "unknown"  # ours against the published figure: one of VERDICTS
+    level: bool = False  # whether enough seeds do not show it to differ from the best
 
 
 @dataclass(frozen=True)
 class Results:
     """A table of results; `parabolic.report.formats` prints it."""
 
-    name: str  # for machines
+    name: str  # for programs
     title: str
     columns: Sequence[Column]
     rows: Mapping[str, Sequence[Cell]]
     notes: Sequence[str] = ()
     heading: str = ""  # of the rows' names
     underlines: bool = True  # the second best of each column
-    ranked: bool = False  # whether the mean rank of each row over the columns is told
-    incomparable: str = ""  # why no verdict can be given on what was published, if so
+    ranked: bool = False  # whether the mean rank of each row over the columns is shown
+    incomparable: str = ""  # why there can be no verdict against the published figures, if so
 
     @cached_property
     def judged(self) -> list[list[Judged]]:
-        """What is to be said of each cell, row by row."""
+        """The judgement on each cell, row by row."""
         by_column = [
             self._judge(column, [cells[j] for cells in self.rows.values()]) for j, column in enumerate(self.columns)
         ]
         return [[column[i] for column in by_column] for i in range(len(self.rows))]
 
     def ranks(self, whose: str = "ours") -> list[float]:
-        """The mean rank of each row, by our figures or the `published` ones; NaN for all where one has a gap."""
+        """The mean rank of each row, by our figures or the `published` ones; NaN for all if a figure is missing."""
         judging = [(j, column) for j, column in enumerate(self.columns) if column.better != "neither"]
         means = [[_shown(column, getattr(cells[j], whose)) for j, column in judging] for cells in self.rows.values()]
         gaps = [sum(map(math.isnan, row)) for row in means]
-        # A row of our own, of which nothing was published, takes no part among the published ones.
+        # A row for which nothing was published does not take part in the ranking of published figures.
         whole = all(gap == 0 or (gap == len(judging) and whose == "published") for gap in gaps)
         if not (self.ranked and judging and whole):
             return [math.nan] * len(self.rows)
         return average_ranks(means, [column.better for _, column in judging])
 
     def verdicts(self) -> dict[str, int]:
-        """How many of the cells with a published figure have which verdict."""
+        """How many of the cells with a published figure have each verdict."""
         pairs = [each for row in zip(self.rows.values(), self.judged, strict=True) for each in zip(*row, strict=True)]
         told = Counter(judged.verdict for cell, judged in pairs if cell.published)
         return {verdict: told[verdict] for verdict in VERDICTS}
 
     def as_dict(self) -> dict[str, Any]:
-        """The table and all that was computed for it, as plain JSON values."""
+        """The table and everything computed for it, as plain JSON values."""
         ours, theirs = self.ranks(), self.ranks("published")
         rows = [
             {
@@ -158,7 +158,7 @@ class Results:
 
 
 def marks(figures: Sequence[float], better: str = "higher", second: bool = True) -> list[str]:
-    """Which figures of a column are the best and the second best of several; equal ones share a mark, NaN has none.
+    """Mark the best and the second best figures of a column; equal ones share a mark, and NaN has none.
 
     >>> marks([54.98, 52.81, 53.86])
     ['best', '', 'second']
@@ -171,12 +171,12 @@ def marks(figures: Sequence[float], better: str = "higher", second: bool = True)
 
 
 def _shown(column: Column, figure: Summary | None) -> float:
-    """The mean as it is printed, so that what looks equal is; NaN where there is none."""
+    """The mean as it is printed, so that figures that look equal are equal; NaN if there is none."""
     return math.nan if figure is None else round(figure.mean, column.digits)
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no NaN."""
+    """Replace NaN, which JSON does not have, by None."""
     if isinstance(value, Mapping):
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

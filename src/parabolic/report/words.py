@@ -1,4 +1,4 @@
-"""What the runs of a scene say, in sentences for someone who has read nothing else."""
+"""The results of a scene in sentences, for someone who has read nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def headline(scene: Scene) -> list[str]:
     """Which method is the most accurate, by how much, whether that may be chance, and what it costs."""
     done = scene.done
     if not done:
-        return ["No run has been finished here yet."]
+        return ["No run has finished here yet."]
     best, *others = done
     tasks, acc, leaders = best.curves.shape[1], best.summary("acc"), [method.name for method in scene.leaders]
     who = f"{best.name} does best" if others else best.name
@@ -38,7 +38,7 @@ def headline(scene: Scene) -> list[str]:
 
 
 def ahead(one: Method, other: Method) -> Difference | None:
-    """The accuracy of one method against another's, paired over the seeds that both have."""
+    """How far one method's accuracy is ahead of another's, paired over the seeds that both have."""
     return one.cell("acc").against(other.cell("acc"))
 
 
@@ -46,7 +46,7 @@ def judgement(gap: Difference | None) -> str:
     """Whether a difference may be chance, in a few words.
 
     >>> judgement(Difference(mean=4.0, low=1.0, high=7.0, p=0.02))
-    'too much for chance'
+    'unlikely to be chance'
     """
     if gap is None:
         return "no seed in common"
@@ -55,8 +55,8 @@ def judgement(gap: Difference | None) -> str:
     return {
         "unknown": "a single seed cannot tell",
         "no difference": "may be chance",
-        "higher": "too much for chance",
-        "lower": "too much for chance",
+        "higher": "unlikely to be chance",
+        "lower": "unlikely to be chance",
     }[gap.verdict]
 
 
@@ -64,7 +64,7 @@ def _against(best: Method, second: Method) -> str:
     gap = ahead(best, second)
     if gap is None:
         mean = second.summary("acc").mean
-        return f"Next comes {second.name} with {mean:.1f} %, but they have no seed in common to be compared on."
+        return f"Next comes {second.name} with {mean:.1f} %, but the two have no seed in common to compare."
     common = len(best.runs.keys() & second.runs.keys())
     told = f"On the same {many(common, 'seed')} {standing(best.name, gap.mean, second.name)}"
     if math.isnan(gap.p):
@@ -73,8 +73,8 @@ def _against(best: Method, second: Method) -> str:
     if level(gap.mean):
         return f"{told}."
     if gap.verdict == "no difference":
-        return f"{told}: that may be chance, and more seeds would tell."
-    return f"{told}: that is too much for chance, at the 5 % level."
+        return f"{told}: that may be chance; more seeds would tell."
+    return f"{told}: that is unlikely to be chance (5 % level)."
 
 
 def _times(best: Method, others: list[Method]) -> str:

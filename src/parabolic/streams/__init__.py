@@ -1,4 +1,4 @@
-"""What arrives: data sets, how they are cut into tasks, and how their examples are changed on the way."""
+"""Streams: data sets, how they are split into tasks, and how their examples are normalised and augmented."""
 
 from parabolic.streams.augment import CropFlip, Normalise
 from parabolic.streams.benchmarks import BENCHMARKS

@@ -1,4 +1,4 @@
-"""Archives and folders that are not trusted: read in place, never unpacked to disk, and never run."""
+"""Untrusted archives and folders: read in place, never unpacked to disk, and nothing in them is executed."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ CHUNK = 1 << 20
 
 
 class Tree(NamedTuple):
-    """The files of a folder or an archive by name, with `/` between folders."""
+    """The files of a folder or an archive, by their relative paths with `/` as the separator."""
 
     where: str
     names: frozenset[str]
     read: Callable[[str], bytes]
 
     def get(self, name: str) -> bytes:
-        """The contents of a file; one that is missing is named."""
+        """Return the contents of a file; if it is missing, raise an error that names it."""
         if name not in self.names:
-            remedy = "it is not whole: get it again"
+            remedy = "it is incomplete: get it again"
             raise invalid(self.where, Description(f"no {name}"), "all files of the data set", remedy)
         return self.read(name)
 
 
 @contextmanager
 def open_tree(path: Path, keep: Collection[str] | None = None) -> Iterator[Tree]:
-    """The files of a folder, a .zip or a .tar.gz; a leading folder that all of an archive shares is left out.
+    """Open a folder, a .zip or a .tar.gz as a `Tree`, without hidden files.
 
-    What is hidden is left out too.
+    A top-level folder that contains everything else in an archive is stripped from the paths.
 
     Args:
         path: the folder or archive.
-        keep: the names, without folders, that are wanted of a .tar.gz, which is read through once.
+        keep: base names of the files to read from a .tar.gz (all by default), which is read through once.
     """
     if path.is_dir():
         names = (each.relative_to(path).as_posix() for each in path.rglob("*") if each.is_file())
@@ -80,12 +80,12 @@ def _whole(path: Path) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:  # each compression has errors of its own, and a damaged header can raise anything
-        remedy = "it may be cut off or damaged: download it again"
+        remedy = "it may be truncated or damaged: download it again"
         raise invalid(str(path), Description(f"{type(error).__name__}: {error}"), "a whole archive", remedy) from error
 
 
 def hidden(name: str) -> bool:
-    """Whether a file or folder is one that systems and tools leave behind and do not show.
+    """Whether a name is that of a hidden file or folder, as operating systems and tools leave behind.
 
     >>> [name for name in (".DS_Store", ".ipynb_checkpoints", "__MACOSX", "cat", ".") if hidden(name)]
     ['.DS_Store', '.ipynb_checkpoints', '__MACOSX']
@@ -117,16 +117,16 @@ def _read_tar(path: Path, keep: Collection[str] | None) -> dict[str, bytes]:
                 assert file is not None
                 contents[member.name.removeprefix("./")] = file.read()
         assert archive.fileobj is not None
-        while archive.fileobj.read(CHUNK):  # the checksum of a .gz is behind all that tarfile reads
+        while archive.fileobj.read(CHUNK):  # tarfile stops before the checksum of a .gz, which is verified at its end
             pass
     return contents
 
 
 def _check_inside(path: Path, names: Collection[str]) -> None:
-    """Refuse an archive that names a place outside of its folder, as only a hostile or broken one does."""
+    """Refuse an archive with paths that lead out of its own folder, as only a malicious or broken one has."""
     for name in names:
         if name.startswith(("/", "\\")) or re.match(r"[A-Za-z]:", name) or ".." in re.split(r"[/\\]", name):
-            remedy = "do not use this archive: get it from its official place"
+            remedy = "do not use this archive: get it from its official source"
             raise invalid(str(path), Description(f"the path {name!r}"), "paths within its own folder", remedy)
 
 
@@ -138,7 +138,7 @@ def _read_file(path: Path) -> bytes:
 
 
 class _Latin1:
-    """What `_codecs.encode` is in a pickle: Python 3 writes bytes so, as text, where a file is to suit Python 2."""
+    """Replaces `_codecs.encode` in a pickle: in files for Python 2 too, Python 3 stores bytes as text to be encoded."""
 
     __slots__ = ()  # a pickle cannot change it
 
@@ -148,7 +148,7 @@ class _Latin1:
         return text.encode("latin1")
 
 
-# What the pickles of CIFAR hold besides plain values: ways to rebuild arrays and bytes, and what arrays are made of.
+# What CIFAR's pickles refer to besides plain values: functions that rebuild arrays and bytes, and the array types.
 _ALLOWED: dict[tuple[str, str], Any] = {
     (f"numpy{core}.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0] for core in (".core", "._core")
 } | {("numpy", "ndarray"): np.ndarray, ("numpy", "dtype"): np.dtype, ("_codecs", "encode"): _Latin1()}
@@ -168,7 +168,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def load_pickle(data: bytes, where: str) -> dict[str, Any]:
-    """The dictionary in a pickle of plain values and NumPy arrays; anything else in it is refused before it can run.
+    """Load a dictionary from a pickle of plain values and NumPy arrays; anything else is refused before it can run.
 
     >>> load_pickle(pickle.dumps({"labels": [3, 1]}), "example")
     {'labels': [3, 1]}
@@ -189,13 +189,13 @@ def load_pickle(data: bytes, where: str) -> dict[str, Any]:
 
 
 def download(url: str, path: Path, sha256: str, progress: ShowProgress | None = None) -> Path:
-    """Fetch a file, going on where an earlier attempt stopped, and keep it only if its hash is the right one.
+    """Download a file, resuming an earlier attempt if there is one, and keep it only if its hash is correct.
 
     Args:
         url: http or https.
-        path: where the file goes; what has come so far is beside it, as `<name>.part`.
-        sha256: what the whole file must hash to.
-        progress: told how many bytes have come.
+        path: where the file goes; a partial download is stored beside it as `<name>.part`.
+        sha256: the expected hash of the whole file.
+        progress: called with the number of bytes received so far.
     """
     if not url.startswith(("http://", "https://")):
         raise invalid("url", url, "http:// or https://")
@@ -208,16 +208,16 @@ def download(url: str, path: Path, sha256: str, progress: ShowProgress | None = 
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
         have = part.stat().st_size if part.exists() else 0
         remedy = (
-            f"run it again: it goes on after {have:,} bytes; or get the file elsewhere and name its folder with --from"
+            f"run it again to resume after {have:,} bytes, or get the file elsewhere and pass its folder with --from"
         )
         raise invalid("download", Description(f"{error} from {url}"), "the whole file", remedy) from error
     except OSError as error:
-        remedy = "free some space, or set PARABOLIC_DATA to another folder; run it again and it goes on"
+        remedy = "free some space, or set PARABOLIC_DATA to another folder; run it again to resume"
         got = Description(f"{error.strerror or error} ({part})")
         raise invalid("data folder", got, "room for the file", remedy) from error
     if (found := _sha256(part)) != sha256:
         part.unlink()
-        remedy = "it was removed: run it again, or get the file elsewhere and name its folder with --from"
+        remedy = "it was deleted: run it again, or get the file elsewhere and pass its folder with --from"
         raise invalid("download", Description(f"SHA-256 {found}"), f"SHA-256 {sha256} of {url}", remedy)
     os.replace(part, path)
     return path
@@ -229,7 +229,7 @@ def _fetch(url: str, part: Path, what: str, progress: ShowProgress | None) -> No
     try:
         response = urllib.request.urlopen(request, timeout=60)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and have:  # there is nothing beyond what we have: the hash says whether that is all
+        if error.code == 416 and have:  # the server has no more bytes: the hash decides whether ours are the whole file
             return
         raise
     with response:

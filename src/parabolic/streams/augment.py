@@ -1,4 +1,4 @@
-"""Changes of examples, a whole batch at a time and on its device."""
+"""Augmentation and normalisation of examples, for a whole batch at once and on its device."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["CropFlip", "Normalise"]
 
 @dataclass(frozen=True)
 class CropFlip:
-    """Shift each image at random within a border of `padding` zeros and, if asked, mirror half of them.
+    """Shift each image at random within a border of `padding` zeros and, with `flip`, mirror it with probability ½.
 
-    Works on raw images `[n, channels, height, width]` of any type and keeps it.
+    Works on raw images `[n, channels, height, width]` of any dtype and preserves the dtype.
 
     >>> images = torch.arange(2 * 16, dtype=torch.uint8).reshape(2, 1, 4, 4)
     >>> CropFlip(padding=1, flip=False)(images, torch.Generator().manual_seed(0)).shape
@@ -32,7 +32,7 @@ class CropFlip:
     flip: bool = True
 
     def __call__(self, x: Tensor, generator: Generator | None = None) -> Tensor:
-        """The changed images."""
+        """Return the augmented images."""
         n, _, height, width = x.shape
         span, device = 2 * self.padding + 1, x.device
         shift = torch.randint(span, (2, n, 1), generator=generator, device=device)
@@ -46,14 +46,14 @@ class CropFlip:
         if mirror is not None:
             columns = torch.where(mirror < 0.5, columns.flip(1), columns)
         padded = F.pad(x, [self.padding] * 4)
-        # One gather for the batch: image i, its rows, its columns; channels stay where they are.
+        # One gather for the whole batch, over image, row and column; channels stay where they are.
         image = torch.arange(n, device=device)[:, None, None]
         return padded.permute(0, 2, 3, 1)[image, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
 @dataclass
 class Normalise:
-    """Raw values to floats: divided by `scale`, then by channel less `mean` and over `std`, one number a channel.
+    """Turn raw values into floats, `(x / scale - mean) / std`, with one `mean` and one `std` per channel.
 
     >>> Normalise((0.5,), (0.25,))(torch.tensor([[[[255]]]], dtype=torch.uint8))
     tensor([[[[2.]]]])
@@ -66,7 +66,7 @@ class Normalise:
     def __post_init__(self) -> None:
         self.mean, self.std = mean, std = _numbers("mean", self.mean), _numbers("std", self.std, above=0)
         if len(mean) != len(std):
-            raise invalid("std", Description(f"{len(std)} numbers"), f"{len(mean)}, as many as of mean: one a channel")
+            raise invalid("std", Description(f"{len(std)} numbers"), f"{len(mean)}, one per channel as for mean")
         check_number("scale", self.scale, above=0)
         self.scale = plain(self.scale)
         factor = torch.tensor([1 / (self.scale * each) for each in std])
@@ -80,13 +80,13 @@ class Normalise:
         self.__post_init__()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The normalised examples, `[n, channels, *rest]`."""
+        """Return the normalised examples, `[n, channels, *rest]`."""
         shape = (-1, *[1] * (x.ndim - 2))
         factor, shift = (each.view(shape) for each in self._at(x.device))
         return x * factor + shift
 
     def undo(self, x: Tensor) -> Tensor:
-        """What was normalised, in fractions of `scale`: what a person can look at.
+        """Undo the normalisation, in fractions of `scale`, so that images can be displayed.
 
         >>> each = Normalise((0.5,), (0.25,))
         >>> each.undo(each(torch.tensor([[[[51]]]], dtype=torch.uint8)))
@@ -98,12 +98,12 @@ class Normalise:
 
 
 def _numbers(name: str, given: Any, above: float | None = None) -> tuple[float, ...]:
-    """One number a channel, of any sequence, array or tensor."""
+    """One number per channel, from any sequence, array or tensor."""
     expected = "one number for each channel"
     try:
         numbers = tuple(plain(each.item() if isinstance(each, Tensor) else each) for each in given)
     except (TypeError, RuntimeError) as error:
-        raise invalid(name, given, expected, "as in (0.5, 0.5, 0.5)") from error
+        raise invalid(name, given, expected, "for example (0.5, 0.5, 0.5)") from error
     if not numbers:
         raise invalid(name, given, expected)
     for each in numbers:
@@ -112,9 +112,9 @@ def _numbers(name: str, given: Any, above: float | None = None) -> tuple[float, 
 
 
 def _placed(*tensors: Tensor) -> Callable[[torch.device], tuple[Tensor, ...]]:
-    """A function that gives tensors as they are on a device.
+    """Return a function that returns the tensors on a given device.
 
-    They are copied there once and stay: a captured step has them by their addresses, and may not copy from the host.
+    They are copied there once and stay: a captured step refers to them by address, and may not copy from the host.
     """
     places: dict[torch.device, tuple[Tensor, ...]] = {}
 
@@ -122,8 +122,8 @@ def _placed(*tensors: Tensor) -> Callable[[torch.device], tuple[Tensor, ...]]:
         if device not in places:
             made = tuple(each.to(device) for each in tensors)
             if device.type == "cuda":
-                torch.cuda.current_stream(device).synchronize()  # another stream does not wait for this one
-            places.setdefault(device, made)  # of two threads, the first one's
+                torch.cuda.current_stream(device).synchronize()  # other streams do not wait for this copy
+            places.setdefault(device, made)  # if two threads get here, the first one's copies are used
         return places[device]
 
     return at

@@ -1,4 +1,4 @@
-"""The paper's benchmarks and other usual ones, and streams of any data set that is prepared."""
+"""The paper's benchmarks, other common ones, and streams of any prepared data set."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from parabolic.streams.stream import Stream
 __all__ = ["BENCHMARKS", "IMAGES", "Benchmark", "prepared_stream"]
 
 IMAGES: Mapping[str, Any] = {"backbone": "resnet18", "precision": "bf16", "channels_last": True}
-"""What suits images: in bfloat16 a run is as accurate as in float32 and takes a tenth of the time (docs/engine.md)."""
+"""For images: in bfloat16 a run is as accurate as in float32 and takes a tenth of the time (docs/engine.md)."""
 
 SMALL: Mapping[str, Any] = {"backbone": "mlp", "batch": 10}
-"""What is usual for MNIST and its like."""
+"""Common settings for MNIST and similar data sets."""
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A data set as the paper uses it, or as others do."""
+    """A data set split into tasks as in the paper, or as is common elsewhere."""
 
     data: str
     tasks: int
-    mean: tuple[float, ...]  # of the training images' channels, as published code states them
+    mean: tuple[float, ...]  # per channel of the training images, as in published code
     std: tuple[float, ...]
     about: str
     augment: CropFlip | None = CropFlip(padding=4)
     suits: Mapping[str, Any] = field(default_factory=lambda: IMAGES)  # network, batch size and precision
 
     def build(self, seed: int) -> Stream:
-        """The stream: tasks of equally many classes in the order of their labels."""
+        """Build the stream: tasks with equal numbers of classes, in the order of their labels."""
         stream = prepared_stream(self.data, seed, tasks=self.tasks)
         return replace(stream, prepare=Normalise(self.mean, self.std), augment=self.augment)
 
@@ -59,13 +59,13 @@ BENCHMARKS = {
 def prepared_stream(data: str, seed: int = 0, *, tasks: int | None = None) -> Stream:
     """The stream of a prepared data set; images stay in the memory-mapped file until they are needed.
 
-    By default there are five tasks, of as many classes each as can be. Images are normalised by the
-    data's own mean and deviation, and shifted for learning by up to an eighth of their height: whether they may be
-    mirrored depends on what they show.
+    By default there are five tasks, with numbers of classes as equal as possible. Images are normalised by the data's
+    own mean and standard deviation, and shifted during training by up to an eighth of their height. They are not
+    mirrored: whether that is valid depends on what they show.
     """
     known, train, test = load(data)
     groups = [part.tolist() for part in np.array_split(np.unique(train.y), 5) if len(part)]
-    own = Normalise(known.mean, [each or 1.0 for each in known.std])  # a channel without any contrast stays as it is
+    own = Normalise(known.mean, [each or 1.0 for each in known.std])  # a constant channel has std 0
     return Stream.from_arrays(
         *train,
         test=test,

@@ -1,12 +1,12 @@
-"""Prepared data sets on disk: bytes, memory-mapped, with their hashes; there whole or not at all.
+"""Prepared data sets on disk: memory-mapped bytes with their hashes, written completely or not at all.
 
-    <folder>/<name>.lock            held by the process that prepares
-    <folder>/<name>/data.json       what there is, with hashes, and which of the folders beside it holds it
+    <folder>/<name>.lock            held by the process that prepares the data set
+    <folder>/<name>/data.json       describes the data set, with hashes, and names the folder of its files
     <folder>/<name>/files-…/*.npy   images [n, channels, height, width] and labels [n]
 
-`data.json` is replaced in one go once everything else is written, so that a crash at any moment leaves either what
-was there before or what is new. It has a digest of itself (those of earlier versions have none). A folder that it
-does not name is what a crash left; the next to prepare removes it.
+`data.json` is replaced atomically once everything else is written, so that a crash at any moment leaves either the
+old data set or the new one. It contains a digest of itself (those of earlier versions do not). A folder that it does
+not name was left by a crash; the next preparation removes it.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ FILE = "data.json"
 FORMAT = 1
 
 ShowProgress = Callable[[str, int, int | None], None]
-"""Called with what is being done, how much of it is done, and how much there is (None: not known)."""
+"""Called with a description of the work, how much of it is done, and the total (None: unknown)."""
 
 
 class Damaged(InputError):
-    """A prepared file is not what was written."""
+    """A prepared file is missing, or differs from what was written."""
 
 
 class Part(NamedTuple):
-    """One half of a data set as a source gives it: images in chunks `[n, channels, height, width]`, all labels."""
+    """The training or test part of a source: images in chunks `[n, channels, height, width]`, and all labels."""
 
     images: Iterable[NDArray[np.uint8]]
     labels: NDArray[Any]
@@ -61,12 +61,12 @@ class Raw:
     train: Part
     test: Part | None = None
     class_names: tuple[str, ...] | None = None
-    classes: int | None = None  # how many there should be, where that is known
-    label: str | None = None  # the column of the labels, where it was named
+    classes: int | None = None  # how many there should be, if known
+    label: str | None = None  # the column of the labels, if the user named it
 
 
 class Arrays(NamedTuple):
-    """Images and labels, memory-mapped: writing to them changes this process's copy only."""
+    """Images and labels, memory-mapped copy-on-write: writing to them does not change the files."""
 
     x: NDArray[np.uint8]
     y: NDArray[Any]
@@ -74,21 +74,21 @@ class Arrays(NamedTuple):
 
 @dataclass(frozen=True)
 class DataSet:
-    """What is known of a prepared data set."""
+    """The description of a prepared data set."""
 
     name: str
     source: str  # where it came from
     classes: int
     shape: tuple[int, int, int]
-    train: int  # how many examples
+    train: int  # number of examples
     test: int  # 0: the source has no test examples of its own
-    mean: tuple[float, ...]  # of the training pixels by channel, white being 1
+    mean: tuple[float, ...]  # of the training pixels, per channel, on a scale from 0 to 1
     std: tuple[float, ...]
     class_names: tuple[str, ...] | None
     content: str  # SHA-256 of all images and labels
-    folder: str  # beside data.json, where the files are
+    folder: str  # of the files, beside data.json
     files: Mapping[str, Mapping[str, Any]]  # bytes and SHA-256 of each file
-    label: str | None = None  # the column of the labels, where it was named
+    label: str | None = None  # the column of the labels, if the user named it
 
 
 class Origin(NamedTuple):
@@ -99,7 +99,7 @@ class Origin(NamedTuple):
 
 
 def data_folder() -> Path:
-    """Where prepared data are kept: `PARABOLIC_DATA`, or the place for caches of the operating system.
+    """Where prepared data are stored: `PARABOLIC_DATA`, or the operating system's folder for caches.
 
     >>> data_folder().name
     'parabolic'
@@ -132,13 +132,13 @@ class Cache:
         self.root = data_folder() if root is None else Path(root)
 
     def names(self) -> list[str]:
-        """What is prepared."""
+        """The names of the prepared data sets."""
         return sorted(path.parent.name for path in self.root.glob(f"*/{FILE}"))
 
     def find(self, name: str) -> DataSet | None:
-        """What is known of a prepared data set; None where there is none, or `data.json` is damaged.
+        """The description of a prepared data set; None if there is none, or if its `data.json` is damaged.
 
-        The files are not looked at.
+        The files themselves are not checked.
         """
         try:
             told = self._told(name)
@@ -160,7 +160,7 @@ class Cache:
             return None
 
     def origin(self, name: str) -> Origin | None:
-        """Where a data set came from, even if the rest of its `data.json` is damaged; None where that is not known."""
+        """Where a data set came from, even if the rest of its `data.json` is damaged; None if that is unknown."""
         try:
             told = self._told(name)
             source, label = told["source"], told.get("label")
@@ -170,13 +170,13 @@ class Cache:
             return None
 
     def damaged(self, name: str) -> InputError | None:
-        """The error of a `data.json` that is there and cannot be used; None where there is none or it is whole."""
+        """The error for a `data.json` that exists but cannot be used; None if it is missing or intact."""
         if self.find(name) is not None or not (self._place(name) / FILE).exists():
             return None
-        return _damage(name, FILE, "its contents have changed, or another version wrote it")
+        return _damage(name, FILE, "its contents have changed, or it was written by another version")
 
     def read(self, data: DataSet) -> tuple[Arrays, Arrays | None]:
-        """Training and test arrays, after a check that the files are those that were written."""
+        """Return the training and test arrays, after verifying the size and hash of each file."""
         folder = self._place(data.name) / data.folder
         for file, stated in data.files.items():
             _verify(data.name, folder / file, stated)
@@ -186,14 +186,14 @@ class Cache:
                 for part in ("train", "test")
                 if f"{part}_images.npy" in data.files
             ]
-        except OSError as error:  # it was prepared again just now, and these files were removed
+        except OSError as error:  # another process has just prepared it again and removed these files
             name, got = f"data {data.name!r}", Description(first_line(error))
             raise invalid(name, got, "the files that were written", "try again", kind=Damaged) from error
         return parts[0], parts[1] if len(parts) > 1 else None
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """One process at a time prepares a data set; others wait. A process that dies lets go of it."""
+        """Let one process at a time prepare a data set; others wait. A process that dies releases the lock."""
         place = self._place(name)
         with _telling(self.root):
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -212,9 +212,9 @@ class Cache:
         progress: ShowProgress | None = None,
         others: Mapping[str, str] | None = None,
     ) -> DataSet:
-        """Write a data set, replacing the one of that name at the very end. The caller holds the lock.
+        """Write a data set, replacing the one of that name at the very end. The caller must hold the lock.
 
-        `others` are the names of data sets that it must not be, by their content.
+        `others` maps the content hashes of data sets that this one must not be to their names.
         """
         place = self._place(name)
         with _telling(self.root):
@@ -225,8 +225,8 @@ class Cache:
         try:
             data = _write_parts(name, folder, raw, source, progress)
             if others and data.content in others:
-                got, remedy = Description(f"{others[data.content]}, from {source}"), "prepare it by its own name"
-                raise invalid(f"data {name!r}", got, "what is called so", remedy)
+                got, remedy = Description(f"{others[data.content]}, from {source}"), "prepare it under its own name"
+                raise invalid(f"data {name!r}", got, "the data set of that name", remedy)
             with _telling(self.root):
                 told = dataclasses.asdict(data)
                 write_text(place / FILE, json.dumps({"format": FORMAT, **told, "digest": _digest(told)}, indent=1))
@@ -247,7 +247,7 @@ class Cache:
 
     @staticmethod
     def _sweep(place: Path, keep: str | None) -> None:
-        """Remove what a crash or an earlier version left; a file that is still mapped elsewhere may stay."""
+        """Remove what a crash or the previous data set left; a file that another process has mapped may stay."""
         for path in place.iterdir():
             if path.name.startswith("files-") and path.name != keep:
                 shutil.rmtree(path, ignore_errors=True)
@@ -260,7 +260,7 @@ def _write_parts(name: str, folder: Path, raw: Raw, source: str, progress: ShowP
     sums = squares = np.zeros(1)
     classes = raw.classes or (len(raw.class_names) if raw.class_names else _highest(raw) + 1)
     if raw.class_names and len(raw.class_names) != classes:
-        raise invalid(name, Description(f"{len(raw.class_names)} names of classes"), f"one for each of the {classes}")
+        raise invalid(name, Description(f"{len(raw.class_names)} class names"), f"one for each of the {classes}")
     parts = {part: given for part, given in (("train", raw.train), ("test", raw.test)) if given is not None}
     checked = {part: _check_labels(part, given.labels, classes) for part, given in parts.items()}
     if "test" in checked:
@@ -287,7 +287,7 @@ def _write_parts(name: str, folder: Path, raw: Raw, source: str, progress: ShowP
         if done != len(labels):
             raise invalid(f"{part} labels", len(labels), f"one for each of the {done} images")
         files[path.name] = file.told
-        # One byte a label where that is enough; the content's hash does not depend on it.
+        # One byte per label if that is enough; the content hash does not depend on it.
         small = labels.astype(np.uint8 if classes <= 256 else np.int64)
         content.update(labels.astype("<i8").data)
         with _Writer(folder / f"{part}_labels.npy") as file:
@@ -329,15 +329,15 @@ def _check_labels(part: str, labels: NDArray[Any], classes: int) -> NDArray[np.i
 
 
 def _check_tested(train: NDArray[np.int64], test: NDArray[np.int64], names: Sequence[str] | None) -> None:
-    """Refuse tests of what is not learned, which a stream would drop."""
+    """Refuse test examples of classes without training examples, which a stream would drop."""
     unknown = [names[label] if names else str(label) for label in np.setdiff1d(test, train)]
     if unknown:
         raise not_trained(", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""))
 
 
 def not_trained(classes: str) -> InputError:
-    """The error of classes that are tested only."""
-    remedy = "take them out of the test set, or bring training examples of them"
+    """The error for classes that only the test set has."""
+    remedy = "remove them from the test set, or add training examples of them"
     return invalid("test labels", Description(classes), "classes with training examples", remedy)
 
 
@@ -355,7 +355,7 @@ def _check_chunk(part: str, chunk: NDArray[Any], shape: tuple[int, ...] | None, 
 
 
 class _Writer:
-    """A file that hashes what is written to it, is safely on the disk at the end, and says clearly if it cannot be."""
+    """A file that hashes what is written to it, is synced to disk at the end, and raises clear errors."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.hash, self.bytes = path, hashlib.sha256(), 0
@@ -403,9 +403,9 @@ def _verify(name: str, path: Path, stated: Mapping[str, Any]) -> None:
                     return
             problem = "its contents have changed"
         else:
-            problem = f"{size} bytes in place of {stated['bytes']}"
+            problem = f"{size} bytes instead of {stated['bytes']}"
     except FileNotFoundError:
-        problem = "it is gone"
+        problem = "it is missing"
     except OSError as error:
         problem = str(error)
     raise _damage(name, path.name, problem)

@@ -21,7 +21,7 @@ __all__ = ["Listed", "find_stream", "known_streams", "make_stream", "prepared_st
 
 @dataclass(frozen=True)
 class Listed:
-    """A stream that can be named: how it is built, and which network, batch size and precision suit it."""
+    """A stream known by name: how to build it, and the network, batch size and precision that suit it."""
 
     build: Callable[[int], Stream]  # called with the seed
     about: str
@@ -29,7 +29,7 @@ class Listed:
     batch: int = 32
     precision: str = "fp32"
     channels_last: bool = False
-    data: str | None = None  # the prepared data set that it is of
+    data: str | None = None  # the prepared data set that it needs
 
 
 def known_streams() -> dict[str, Listed]:
@@ -39,7 +39,7 @@ def known_streams() -> dict[str, Listed]:
             seq_digits,
             "1,797 handwritten digits of 8 × 8 pixels, 5 tasks of 2 classes; embedded",
             backbone="convnet",
-            batch=10,  # a task is under 300 images: batches of 32 would be nine steps
+            batch=10,  # a task has under 300 images: with batches of 32 it would be nine steps
         ),
         "seq-blobs": Listed(seq_blobs, "1,500 points in the plane, 3 tasks of 2 round clouds; embedded", batch=10),
     } | {
@@ -51,7 +51,7 @@ def known_streams() -> dict[str, Listed]:
 
 
 def prepared_streams() -> dict[str, Listed]:
-    """The streams of data that were prepared under names of the user's own."""
+    """The streams of data sets that the user prepared under names of their own."""
     ours = {each.data for each in BENCHMARKS.values()}
     return {
         f"seq-{name}": Listed(partial(prepared_stream, name), f"prepared data {name!r}", data=name, **IMAGES)
@@ -61,13 +61,13 @@ def prepared_streams() -> dict[str, Listed]:
 
 
 def find_stream(name: str) -> Listed:
-    """The stream called `name`: a built-in one, `hf:NAME` of the Hugging Face hub, `seq-NAME` of data prepared as NAME,
-    or the one that `module:function` or `file.py:function` builds from a seed.
+    """Find a stream by name: a built-in one, `hf:NAME` on the Hugging Face hub, `seq-NAME` for data prepared as NAME,
+    or `module:function` or `file.py:function`, which builds it from a seed.
     """
     if not isinstance(name, str):
-        raise invalid("stream", name, "a name", "a Stream that is made already needs no finding")
+        raise invalid("stream", name, "a name", "a Stream object can be used directly")
     if name.startswith("hf:"):
-        return Listed(partial(prepared_stream, name), "a data set of the Hugging Face hub", data=name, **IMAGES)
+        return Listed(partial(prepared_stream, name), "a data set from the Hugging Face hub", data=name, **IMAGES)
     if ":" in name:
         build = load_object("stream", name)
         check_call("stream", build, "seed")
@@ -80,7 +80,7 @@ def find_stream(name: str) -> Listed:
 
 
 def make_stream(name: str, seed: int = 0, **scenario: Any) -> Stream:
-    """Build a stream by its name; the seed decides the order of its examples and all draws of the scenario.
+    """Build a stream by name; the seed determines the order of its examples and all random draws of the scenario.
 
     >>> len(make_stream("seq-digits"))
     5

@@ -1,4 +1,4 @@
-"""Handwritten digits, two at a time: the stream that is always at hand."""
+"""Handwritten digits, two classes per task: a stream that needs no download."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["seq_digits"]
 
 
 def seq_digits(seed: int = 0) -> Stream:
-    """The 1,797 real images of digits that come with scikit-learn, as 5 tasks of 2 classes.
+    """The 1,797 images of handwritten digits that come with scikit-learn, as 5 tasks of 2 classes.
 
-    Every fifth image of each digit is a test image. Images are shifted by up to a pixel for learning.
+    Every fifth image of each digit is a test image. Images are shifted by up to one pixel during training.
 
     >>> stream = seq_digits()
     >>> sum(len(task.train_rows) for task in stream), sum(len(task.test_rows) for task in stream)
     (1442, 355)
     """
-    from sklearn.datasets import load_digits  # here: it takes a second to import
+    from sklearn.datasets import load_digits  # here because the import takes a second
 
     digits = load_digits()
     images = digits.images.astype(np.uint8)[:, None]  # 0 to 16

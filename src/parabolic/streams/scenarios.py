@@ -1,7 +1,7 @@
-"""What can befall a stream: other tasks, wrong labels, rare classes, blurred boundaries, changing views.
+"""Scenarios: variations of a stream, such as other tasks, wrong labels, rare classes, blurred boundaries, new domains.
 
-Each is a function from a stream to a stream that leaves the images where they are; `Scenario` states which apply.
-All draws come from the run's seed, each kind from its own generator, so that one can be added without changing another.
+Each is a function from a stream to a stream that does not copy the images; `Scenario` selects which apply. All draws
+derive from the run's seed, each kind with its own generator, so that adding one does not change the others.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PAPER_SIZES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """How a stream departs from the plain one; part of a run's spec.
+    """How a stream is varied; part of a run's spec.
 
     >>> from parabolic import make_stream
     >>> stream = make_stream("seq-digits", tasks=2, corruption="uniform", corruption_rate=0.2)
@@ -53,29 +53,31 @@ class Scenario:
     [(0, 1, 2, 3, 4), (5, 6, 7, 8, 9)]
     """
 
-    tasks: int | None = option(None, "how many tasks (none: as many as the stream has by itself)", at_least=1)
+    tasks: int | None = option(None, "how many tasks (none: as many as the stream has by default)", at_least=1)
     class_order: str = option("fixed", "order in which classes arrive", among=("fixed", "shuffled"))
     corruption: str = option(
-        "none", "wrong training labels: uniform (another class), or shuffle (part of each batch, within itself)",
+        "none", "wrong training labels: uniform (a random other class) or shuffle (permuted within part of each batch)",
         among=("none", "uniform", "shuffle"),
     )  # fmt: skip
     corruption_rate: float = option(
-        0.5, "share of each task's labels, or of each batch (shuffle)", at_least=0, at_most=1
+        0.5, "share of each task's labels (uniform) or of each batch (shuffle)", at_least=0, at_most=1
     )
-    corruption_among: str = option("task", "where another class is drawn from", among=("task", "all"))
+    corruption_among: str = option("task", "which classes wrong labels are drawn from", among=("task", "all"))
     imbalance: float | None = option(None, "how many times larger the largest class is than the smallest", at_least=1)
-    imbalance_order: str = option("normal", "the largest class comes first", among=("normal", "reversed", "random"))
+    imbalance_order: str = option(
+        "normal", "order of the class sizes (normal: the largest first)", among=("normal", "reversed", "random")
+    )
     class_sizes: str | None = option(
-        None, f"training examples of each class, as they arrive: numbers with commas, or {', '.join(PAPER_SIZES)}"
+        None, f"training examples per class, in order of arrival: comma-separated, or {', '.join(PAPER_SIZES)}"
     )
     validation: float = option(
         0.0, "share of each class's training examples to test on, in place of the test set", at_least=0, below=1
     )
     blur: float = option(
-        0.0, "share of each task's examples that are pooled with other tasks' and dealt anew", at_least=0, at_most=1
+        0.0, "share of each task's examples that are pooled and redistributed among all tasks", at_least=0, at_most=1
     )
     domain: str = option(
-        "none", "every task has all classes, in a view of its own", among=("none", "rotation", "permutation")
+        "none", "every task has all classes, with a transform of its own", among=("none", "rotation", "permutation")
     )
 
     def __post_init__(self) -> None:
@@ -83,15 +85,15 @@ class Scenario:
         if self.class_sizes is not None:
             _parse_sizes(self.class_sizes)
             if self.imbalance is not None:
-                raise invalid("class_sizes", self.class_sizes, "none, where imbalance is given", "give one of the two")
+                raise invalid("class_sizes", self.class_sizes, "none if imbalance is given", "give one of the two")
         if self.domain != "none" and self.blur:
-            raise invalid("blur", self.blur, "0, where the domain changes", "a view belongs to one task")
-        # A setting without effect would make a run of its own, with the figures of another.
+            raise invalid("blur", self.blur, "0 if domain is set", "each transform belongs to one task")
+        # A setting without effect would be stored as a different run with the same results.
         for name, acts, where, remedy in (
-            ("class_order", self.domain == "none", "where the domain changes", "every task has all classes"),
-            ("corruption_rate", self.corruption != "none", "without a corruption", "set corruption=uniform, say"),
-            ("corruption_among", self.corruption == "uniform", "without a uniform one", "set corruption=uniform"),
-            ("imbalance_order", self.imbalance is not None, "without an imbalance", "set imbalance=2, say"),
+            ("class_order", self.domain == "none", "if domain is set", "every task then has all classes"),
+            ("corruption_rate", self.corruption != "none", "without corruption", "for example, set corruption=uniform"),
+            ("corruption_among", self.corruption == "uniform", "unless corruption=uniform", "set corruption=uniform"),
+            ("imbalance_order", self.imbalance is not None, "without imbalance", "for example, set imbalance=2"),
         ):
             value, default = getattr(self, name), options_of(type(self))[name].default
             if not acts and value != default:
@@ -99,14 +101,14 @@ class Scenario:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Scenario:
-        """The scenario with these settings; a name that is not known is refused with the nearest."""
+        """The scenario with these settings; the error for an unknown name suggests the nearest known one."""
         known = options_of(cls)
         for name in settings:
             check_name("scenario", name, known)
         return cls(**settings)
 
     def apply(self, stream: Stream, seed: int) -> Stream:
-        """The stream under this scenario."""
+        """Apply the scenario to a stream."""
         if self.domain != "none":
             count, stream = self.tasks or len(stream), split(stream, 1)
         else:
@@ -125,12 +127,12 @@ class Scenario:
 
 
 def split(stream: Stream, tasks: int | None = None, shuffle: bool = False, seed: int = 0) -> Stream:
-    """Cut the classes of a stream into another number of tasks, or in another order."""
+    """Split the classes of a stream into another number of tasks, or in another order."""
     if tasks in (None, len(stream)) and not shuffle:
         return stream
     classes = [label for task in stream for label in task.classes]
     if len(set(classes)) < len(classes):
-        raise invalid("tasks", Description("tasks that share classes"), "a stream whose tasks are cut by class")
+        raise invalid("tasks", Description("tasks that share classes"), "a stream that is split by class")
     if shuffle:
         classes = [classes[i] for i in _rng(seed, "class order").permutation(len(classes))]
     if tasks is None:
@@ -150,7 +152,7 @@ def split(stream: Stream, tasks: int | None = None, shuffle: bool = False, seed:
 
 
 def validate(stream: Stream, share: float) -> Stream:
-    """Test on a share of each class's training examples instead: the same ones for every seed, like a test set."""
+    """Hold out a share of each class's training examples and test on them; they are the same for every seed."""
     if not share:
         return stream
     made = []
@@ -161,7 +163,7 @@ def validate(stream: Stream, share: float) -> Stream:
             count = round(share * len(mine))
             if not 0 < count < len(mine):
                 got = Description(f"{share:g}, which is {count} of the {len(mine)} examples of class {label}")
-                raise invalid("validation", got, "a share that leaves some on both sides")
+                raise invalid("validation", got, "a share that leaves examples to train and to test on")
             held.append(mine[torch.from_numpy(_rng(label, "validation").permutation(len(mine))[:count])])
         tested = torch.cat(held).sort().values
         kept = task.train_rows[~torch.isin(task.train_rows, tested)]
@@ -170,7 +172,7 @@ def validate(stream: Stream, share: float) -> Stream:
 
 
 def sizes_by_factor(stream: Stream, factor: float, order: str = "normal", seed: int = 0) -> list[int]:
-    """Class sizes that fall geometrically, the last class having 1/factor of its examples; or rise; or in any order.
+    """Class sizes that fall geometrically, down to 1/factor of the last class; or rise; or in random order.
 
     >>> from parabolic import make_stream
     >>> sizes_by_factor(make_stream("seq-blobs"), 2)
@@ -188,7 +190,10 @@ def sizes_by_factor(stream: Stream, factor: float, order: str = "normal", seed: 
 
 
 def resize(stream: Stream, sizes: Sequence[int], seed: int = 0) -> Stream:
-    """Keep so many training examples of each class, in the order of their arrival; each time, if one comes again."""
+    """Keep the given number of training examples of each class, in order of arrival.
+
+    A class that is in several tasks has one size for each of them.
+    """
     classes = sum(len(task.classes) for task in stream)
     if len(sizes) != classes:
         raise invalid("class_sizes", Description(f"{len(sizes)} sizes"), f"one for each of the {classes} classes")
@@ -198,7 +203,7 @@ def resize(stream: Stream, sizes: Sequence[int], seed: int = 0) -> Stream:
         for label in task.classes:
             mine, size = _of_classes(task.train.y, task.train_rows, [label]), left.pop(0)
             if not 1 <= size <= len(mine):
-                raise invalid("class_sizes", size, f"1 to {len(mine)} for class {label}, which has no more examples")
+                raise invalid("class_sizes", size, f"1 to {len(mine)}, the number of examples of class {label}")
             kept.append(mine[torch.from_numpy(rng.permutation(len(mine))[:size])])
         rows = torch.cat(kept).sort().values
         made.append(replace(task, train_rows=rows if task.shuffle else _in_order(task.train_rows, rows)))
@@ -206,9 +211,9 @@ def resize(stream: Stream, sizes: Sequence[int], seed: int = 0) -> Stream:
 
 
 def corrupt(stream: Stream, rate: float, among: str = "task", seed: int = 0) -> Stream:
-    """Give a share of each task's training examples a wrong label: another class of the task, or of all.
+    """Give a share of each task's training examples a wrong label: another class of the task, or of all classes.
 
-    An example that comes again in a later task keeps the label of its first: the share is of those that are new.
+    The share is of the examples that are new: one that was in an earlier task keeps the label that it had there.
     """
     check_number("corruption_rate", rate, at_least=0, at_most=1)
     check_name("corruption_among", among, ("task", "all"))
@@ -223,7 +228,7 @@ def corrupt(stream: Stream, rate: float, among: str = "task", seed: int = 0) -> 
         rows = task.train_rows[new[task.train_rows]]
         new[rows] = False
         chosen = rows[torch.from_numpy(rng.permutation(len(rows)))][: round(rate * len(rows))]
-        # A step of 1 to k − 1 round the circle of the k classes ends at any of the others, each as likely.
+        # A step of 1 to k − 1 around the circle of the k classes reaches each of the others with equal probability.
         steps = rng.integers(1, len(candidates), len(chosen))
         place = np.searchsorted(candidates, labels[chosen].numpy())
         labels[chosen] = torch.from_numpy(candidates[(place + steps) % len(candidates)])
@@ -231,26 +236,26 @@ def corrupt(stream: Stream, rate: float, among: str = "task", seed: int = 0) -> 
 
 
 def permute_labels(stream: Stream, share: float) -> Stream:
-    """Permute the labels of the first part of each batch within itself, anew in every epoch.
+    """Permute the labels within the first part of each batch, with a new permutation in every epoch.
 
-    With half of each batch that is what the code published with the paper does. A label may come back to its own
-    example or to one of the same class: at batches of 32, 23 % of all labels end up wrong where a task has two
-    classes, and 42 % where it has ten.
+    With half of each batch this is what the code published with the paper does. A label may end up at its own example
+    or at one of the same class: with batches of 32, 23 % of all labels are wrong if a task has two classes, and 42 % if
+    it has ten.
     """
     check_number("corruption_rate", share, at_least=0, at_most=1)
     return replace(stream, tasks=tuple(replace(task, permuted=float(share)) for task in stream))
 
 
 def blur(stream: Stream, share: float, seed: int = 0) -> Stream:
-    """Pool a share of each task's training examples and deal every task as many, some of which were its own.
+    """Pool a share of each task's training examples and redistribute them at random, as many to each task as before.
 
-    Every example still arrives once and every task is as long as before, but no learner is told where a task starts.
+    Every example still arrives once and no task changes its length, but learners are not told where a task starts.
     """
     if not share:
         return stream
     if not all(task.shuffle for task in stream):
-        remedy = "a stream of which no learner is told where tasks begin is made with boundaries=False"
-        raise invalid("blur", share, "0, where examples arrive in an order of time (shuffle=False)", remedy)
+        remedy = "boundaries=False makes a stream whose learners are not told where tasks start"
+        raise invalid("blur", share, "0 if examples arrive in a fixed order (shuffle=False)", remedy)
     rng, kept, traded = _rng(seed, "blur"), [], []
     for task in stream:
         mixed = task.train_rows[torch.from_numpy(rng.permutation(len(task.train_rows)))]
@@ -267,17 +272,15 @@ def blur(stream: Stream, share: float, seed: int = 0) -> Stream:
 
 
 def domains(stream: Stream, kind: str, tasks: int, seed: int = 0) -> Stream:
-    """Show all examples in every task, each time turned by another angle or with its pixels permuted anew.
+    """Show all examples in every task, rotated by an angle or with a permutation of the pixels of the task's own.
 
-    Where pixels are permuted, images are no longer shifted or mirrored for learning: their neighbours are others.
+    With permuted pixels images are no longer shifted or mirrored in training: pixels have lost their neighbours.
     """
     check_name("domain", kind, ("rotation", "permutation"))
     if len(stream) != 1:
-        raise invalid(
-            "stream", Description(f"{len(stream)} tasks"), "one with all classes", "split(stream, 1) makes it"
-        )
+        raise invalid("stream", Description(f"{len(stream)} tasks"), "one with all classes", "use split(stream, 1)")
     if kind == "rotation" and len(stream.shape) != 3:
-        raise invalid("domain", kind, "images [channels, height, width] to turn", "use domain=permutation")
+        raise invalid("domain", kind, "images [channels, height, width] to rotate", "use domain=permutation")
     rng, first = _rng(seed, kind), stream[0]
     height, width = stream.shape[1:] if len(stream.shape) == 3 else (1, int(np.prod(stream.shape)))
     if kind == "rotation":
@@ -298,7 +301,7 @@ def domains(stream: Stream, kind: str, tasks: int, seed: int = 0) -> Stream:
 
 
 def rotation(height: int, width: int, degrees: float) -> NDArray[np.int64]:
-    """For each pixel the nearest one that a turn to the left brings there; −1 where that is outside of the image.
+    """For each pixel, the index of the nearest one that a counterclockwise rotation moves there; −1 if outside.
 
     >>> rotation(2, 2, 90).reshape(2, 2)
     array([[1, 3],
@@ -307,7 +310,7 @@ def rotation(height: int, width: int, degrees: float) -> NDArray[np.int64]:
     row, column = np.mgrid[:height, :width]
     down, right = row - (height - 1) / 2, column - (width - 1) / 2
     sine, cosine = np.sin(np.deg2rad(degrees)), np.cos(np.deg2rad(degrees))
-    # Rounding first: a pixel half way between two goes to the same one whatever the last bit of a sine.
+    # Round first, so that the last bit of a sine does not decide where a pixel halfway between two others goes.
     from_row = np.floor(np.round(sine * right + cosine * down + height / 2, 6)).astype(np.int64)
     from_column = np.floor(np.round(cosine * right - sine * down + width / 2, 6)).astype(np.int64)
     inside = (from_row >= 0) & (from_row < height) & (from_column >= 0) & (from_column < width)
@@ -315,23 +318,23 @@ def rotation(height: int, width: int, degrees: float) -> NDArray[np.int64]:
 
 
 def _of_classes(y: Tensor, rows: Tensor, classes: Sequence[int]) -> Tensor:
-    """Those of `rows` that are of `classes`, in ascending order."""
+    """The `rows` whose label is among `classes`, in ascending order."""
     return rows[torch.isin(y[rows], torch.tensor(classes))].sort().values
 
 
 def _in_order(rows: Tensor, some: Tensor) -> Tensor:
-    """Those of `rows` that are among `some`, in their own order."""
+    """The `rows` that are among `some`, in the order of `rows`."""
     return rows[torch.isin(rows, some)]
 
 
 def _with_labels(stream: Stream, labels: Tensor) -> Stream:
-    """The same training examples under other labels; what is tested keeps its own."""
+    """The stream with other training labels; test labels stay the same."""
     train = stream[0].train._replace(y=labels)
     return replace(stream, tasks=tuple(replace(task, train=train) for task in stream))
 
 
 def _rng(seed: int, purpose: str) -> Generator:
-    """A generator for one purpose: the number made of its name is too large to be a task's, whose draws are others."""
+    """A generator for one purpose; the number made from its name exceeds any task's, so their draws differ."""
     return np.random.default_rng([seed, 1 << 32 | zlib.crc32(purpose.encode())])
 
 
@@ -341,5 +344,5 @@ def _parse_sizes(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(each) for each in text.split(","))
     except ValueError as error:
-        expected = f"numbers with commas between them, or one of {', '.join(PAPER_SIZES)}"
+        expected = f"comma-separated numbers, or one of {', '.join(PAPER_SIZES)}"
         raise invalid("class_sizes", text, expected) from error

@@ -1,4 +1,4 @@
-"""Where data come from: official archives, folders of arrays or images, the Hugging Face hub."""
+"""Sources of data: official archives, folders of arrays or images, the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -29,44 +29,44 @@ from parabolic.streams.stream import LABEL_COLUMNS, LABELS
 
 __all__ = ["PUBLISHED", "Published", "find_data", "load", "open_source", "own_names", "prepare"]
 
-CHUNK = 1000  # images that are decoded and written together
+CHUNK = 1000  # images decoded and written at a time
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 HUB = "hf:"
 
 
 @dataclass(frozen=True)
 class Published:
-    """A data set with an official archive, or with several files."""
+    """A data set that is officially published as an archive, or as several files."""
 
     about: str
     classes: int
     archive: str  # or the folder for several files
-    folder: str  # what it unpacks to, or where torchvision keeps the files
-    url: str  # of the archive, or of the place that has the files
+    folder: str  # what the archive unpacks to, or where torchvision puts the files
+    url: str  # of the archive, or of the folder of the files
     sha256: str | Mapping[str, str]  # of the archive, or of each file
-    content: str | None  # of the images and labels within, as `DataSet.content`; None where we do not know it
+    content: str | None  # hash of the images and labels, as `DataSet.content`; None if unknown
     read: Callable[[Tree], Raw]
-    wanted: Collection[str] | None = None  # the files to read of a .tar.gz
+    wanted: Collection[str] | None = None  # the files to read from a .tar.gz
     class_names: tuple[str, ...] | None = None
 
 
 def find_data(name: str, cache: Cache | None = None) -> DataSet | None:
-    """What is known of a prepared data set, `hf:NAME` too; None where there is none. The files are not looked at."""
+    """The description of a prepared data set (`hf:NAME` too), or None if there is none; its files are not checked."""
     return (cache or Cache()).find(_key(name))
 
 
 def own_names() -> list[str]:
-    """The names of prepared data that are the user's choice: data asked for as `hf:NAME` are kept under others."""
+    """Names of prepared data that the user chose; data requested as `hf:NAME` are stored under generated names."""
     cache = Cache()
     known = {name: cache.find(name) for name in cache.names()}
     return [name for name, data in known.items() if data is None or _key(data.source) != name]
 
 
 def load(name: str, cache: Cache | None = None) -> tuple[DataSet, Arrays, Arrays | None]:
-    """A prepared data set with its training and test arrays, memory-mapped and checked.
+    """Load a prepared data set with its training and test arrays, memory-mapped and verified.
 
-    What is damaged is prepared again where its source is still at hand. Nothing is downloaded, save what the name
-    asks for: `hf:NAME` comes from the hub the first time.
+    A damaged data set is prepared again if its source is still available. Nothing is downloaded, except that
+    `hf:NAME` is fetched from the hub the first time.
     """
     cache = cache or Cache()
     known = find_data(name, cache)
@@ -75,13 +75,13 @@ def load(name: str, cache: Cache | None = None) -> tuple[DataSet, Arrays, Arrays
             if (damage := cache.damaged(_key(name))) is not None:
                 raise damage
             how = f"`parabolic data prepare {name}`"
-            how += " downloads them, or --from FOLDER takes them from there" if name in PUBLISHED else " --from FOLDER"
-            raise invalid("data", name, f"data that are prepared in {cache.root}", how)
+            how += " downloads it, or with --from FOLDER reads it from there" if name in PUBLISHED else " --from FOLDER"
+            raise invalid("data", name, f"a data set prepared in {cache.root}", how)
         known = prepare(name, cache=cache)
     try:
         return known, *cache.read(known)
     except Damaged:
-        newer = find_data(name, cache)  # another process may have replaced it meanwhile, and removed what we knew of
+        newer = find_data(name, cache)  # another process may have replaced it meanwhile and removed the old files
         if newer is None or newer == known:
             if not _at_hand(name, cache):
                 raise
@@ -98,17 +98,17 @@ def prepare(
     cache: Cache | None = None,
     progress: ShowProgress | None = None,
 ) -> DataSet:
-    """Bring a data set into the cache, unless it is there and whole.
+    """Prepare a data set in the cache, unless it is already there and intact.
 
     Args:
-        name: `cifar10`, `cifar100`, `tinyimagenet`, `mnist`, `fashionmnist`; `hf:NAME` of the Hugging Face hub (or
-            `hf:FOLDER`, saved by `datasets`); or any name for data of your own, which then are the stream `seq-NAME`.
-        source: a folder or archive, or `hf:NAME`. By default where it came from before, or the official download.
-        label: the column of `hf:NAME` that has the labels. By default the one that was named before, or that is called
-            so, or the only one that can be.
+        name: `cifar10`, `cifar100`, `tinyimagenet`, `mnist`, `fashionmnist`; `hf:NAME` on the Hugging Face hub (or
+            `hf:FOLDER`, saved by `datasets`); or any name for data of your own, which become the stream `seq-NAME`.
+        source: a folder or archive, or `hf:NAME`. By default the previous source, or the official download.
+        label: the column of `hf:NAME` with the labels. By default the one named before, or one with a usual name
+            (`label`, `labels`, `fine_label`), or the only one possible.
         again: whether to prepare it even if it is there.
-        cache: where prepared data are kept.
-        progress: told what is being done.
+        cache: where prepared data are stored.
+        progress: called as the work proceeds.
     """
     cache, key = cache or Cache(), _key(name)
     with cache.lock(key):
@@ -122,7 +122,7 @@ def prepare(
         if label is None:
             label = origin.label if origin is not None and origin.source == place else None
         elif not (place or "").startswith(HUB):
-            raise invalid("--label", label, "a source that has columns, hf:NAME", "leave it out")
+            raise invalid("--label", label, "a source with columns, hf:NAME", "leave it out")
         if place is None:
             place = _download(name, cache, progress)
         others = {each.content: other for other, each in PUBLISHED.items() if each.content and other != name}
@@ -139,33 +139,33 @@ def _whole(known: DataSet, cache: Cache) -> bool:
 
 
 def _at_hand(name: str, cache: Cache) -> bool:
-    """Whether a data set can be prepared from what is here, or is one of the hub, which is asked for by its name."""
+    """Whether a data set can be prepared from local files, or is named as one of the hub."""
     downloaded = name in PUBLISHED and all(path.exists() for path in _downloads(name, cache))
     origin = cache.origin(_key(name))
     return name.startswith(HUB) or downloaded or (origin is not None and Path(origin.source).exists())
 
 
 def _place(name: str, source: str | Path | None, origin: Origin | None) -> str | None:
-    """Where to read a data set from; None: from the official archive, downloaded unless it is here already."""
+    """Where to read a data set from; None means the official archive, downloaded unless it already is."""
     if source is None:
         if origin is not None and (origin.source.startswith(HUB) or Path(origin.source).exists()):
             return origin.source
         if name in PUBLISHED:
             return None
         if not name.startswith(HUB):
-            gone = f"{origin.source}, which is gone" if origin else "nothing"
-            raise invalid("--from", Description(gone), f"the folder that holds {name}", "name it with --from")
+            gone = f"{origin.source}, which no longer exists" if origin else "nothing"
+            raise invalid("--from", Description(gone), f"the folder that holds {name}", "pass it with --from")
         source = name
     if str(source).startswith(HUB):
         return _with_path(str(source))
     path = Path(source).expanduser().resolve()
     if not path.exists():
-        raise invalid("--from", Description(f"{source}, which does not exist"), "a folder or archive that is there")
+        raise invalid("--from", Description(f"{source}, which does not exist"), "an existing folder or archive")
     return str(path)
 
 
 def _download(name: str, cache: Cache, progress: ShowProgress | None) -> str:
-    """Fetch what is not here yet of an official data set; the archive or folder that has it."""
+    """Download the missing files of an official data set and return its archive or folder."""
     official, paths = PUBLISHED[name], _downloads(name, cache)
     if isinstance(official.sha256, str):
         return str(download(official.url, paths[0], official.sha256, progress))
@@ -175,24 +175,24 @@ def _download(name: str, cache: Cache, progress: ShowProgress | None) -> str:
 
 
 def _downloads(name: str, cache: Cache) -> list[Path]:
-    """Where an official data set lies once it is downloaded."""
+    """The paths of an official data set's files once they are downloaded."""
     official, path = PUBLISHED[name], cache.root / "downloads" / PUBLISHED[name].archive
     return [path] if isinstance(official.sha256, str) else [path / file for file in official.sha256]
 
 
 def _with_path(name: str) -> str:
-    """A name of the hub as it is; a folder's with its whole path, as others have folders of that name elsewhere."""
+    """A hub name unchanged; a saved folder's name with its absolute path, as a relative one is ambiguous."""
     local = Path(name.removeprefix(HUB)).expanduser()
     return f"{HUB}{local.resolve()}" if _saved(local) else name
 
 
 def _saved(folder: Path) -> bool:
-    """Whether `save_to_disk` wrote a folder."""
+    """Whether a folder was written by `save_to_disk`."""
     return any((folder / each).is_file() for each in ("state.json", "dataset_dict.json"))
 
 
 def _key(name: str) -> str:
-    """The name of a data set in the cache: a folder's name, different for different names of the hub."""
+    """The folder name of a data set in the cache, distinct for distinct hub names."""
     if not name.startswith(HUB):
         return name
     name = _with_path(name)
@@ -202,12 +202,12 @@ def _key(name: str) -> str:
 
 @contextmanager
 def open_source(name: str, place: str, label: str | None = None) -> Iterator[Raw]:
-    """A data set as it lies in a folder or an archive, or on the hub; read while the context lasts."""
+    """Open a data set in a folder, in an archive or on the hub; it can be read within the context."""
     if place.startswith(HUB):
         yield _from_hub(place.removeprefix(HUB), label)
         return
     path, official = Path(place), PUBLISHED.get(name)
-    if path.name in IDX_FILES and path.is_file():  # one of the four
+    if path.name in IDX_FILES and path.is_file():  # one of MNIST's four files
         path = path.parent
     if official is not None:
         inner = path / Path(official.folder).name
@@ -229,14 +229,14 @@ def open_source(name: str, place: str, label: str | None = None) -> Iterator[Raw
     if official is not None:
         files = official.archive if isinstance(official.sha256, str) else ", ".join(official.sha256)
         looked = f"{files}, {official.folder}/ or {{train,test}}_{{images,labels}}.npy"
-        raise invalid("--from", str(path), f"a folder with {looked}", f"they are to be had from {official.url}")
+        raise invalid("--from", str(path), f"a folder with {looked}", f"download them from {official.url}")
     if not path.is_dir():
         raise invalid("--from", str(path), "a folder of arrays or of images")
     yield _from_images(path)
 
 
 def _rooms(folder: Path, name: str) -> Iterator[Path]:
-    """Where the files of a data set may be: in a folder of that name or in this one, or where torchvision has them."""
+    """Where the files of a data set may be: a subfolder of that name, this folder, or torchvision's `raw` in either."""
     called = [each for each in sorted(folder.glob("*")) if each.name.lower() == name.lower()]
     for each in (*called, folder):
         yield from (each, each / "raw")
@@ -265,7 +265,7 @@ def _text(where: str, data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise invalid(where, Description(str(error)), "text in UTF-8", "it may be damaged: get it again") from error
+        raise invalid(where, Description(str(error)), "UTF-8 text", "it may be damaged: get it again") from error
 
 
 def _cifar_part(tree: Tree, files: Sequence[str], labels_key: str) -> Part:
@@ -276,16 +276,16 @@ def _cifar_part(tree: Tree, files: Sequence[str], labels_key: str) -> Part:
         pixels, told = batch.get("data"), batch.get(labels_key)
         if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (3072,):
             got = Description(f"data of shape {list(getattr(pixels, 'shape', []))}")
-            raise invalid(where, got, "bytes [n, 3072], an image of 32 × 32 pixels and 3 colours a row")
+            raise invalid(where, got, "bytes [n, 3072], each row an image of 32 × 32 pixels and 3 channels")
         if not len(pixels):
-            raise invalid(where, Description("no images"), "at least one", "it is not whole: get it again")
+            raise invalid(where, Description("no images"), "at least one", "it is incomplete: get it again")
         if (
             not isinstance(told, list)
             or len(told) != len(pixels)
             or not all(isinstance(each, int) and abs(each) < LABELS for each in told)
         ):
             wanted = f"a label for each of the {len(pixels)} images, all below {LABELS}"
-            raise invalid(where, Description(f"no {labels_key} that fit"), wanted)
+            raise invalid(where, Description(f"no matching {labels_key}"), wanted)
         images.append(pixels.reshape(-1, 3, 32, 32))
         labels += told
     return Part(images, np.array(labels, np.int64))
@@ -304,7 +304,7 @@ def _cifar100(tree: Tree) -> Raw:
 
 
 def _tinyimagenet(tree: Tree) -> Raw:
-    """Classes are numbered by their sorted WordNet ids; the test set is the public validation set, as is usual."""
+    """Classes are numbered by sorted WordNet ids; the test set is the public validation set, as is common practice."""
     found = [name.split("/") for name in tree.names]
     train = [parts for parts in found if len(parts) == 4 and parts[0] == "train" and parts[2] == "images"]
     ids = sorted({parts[1] for parts in train})
@@ -332,7 +332,7 @@ def _tinyimagenet(tree: Tree) -> Raw:
 
 
 def _number(file: str) -> tuple[int, str]:
-    """The number in a file's name, by which its class is ordered."""
+    """The number in a file's name, by which the files of a class are sorted."""
     digits = re.findall(r"\d+", file.rsplit(".", 1)[0])
     return (int(digits[-1]) if digits else 0, file)
 
@@ -341,7 +341,7 @@ def _number(file: str) -> tuple[int, str]:
 
 
 def _idx_names(part: str, kind: str) -> list[str]:
-    """How a file of images or labels may be called."""
+    """The possible names of a file of images or labels."""
     axes = {"images": 3, "labels": 1}[kind]
     return [f"{part}-{kind}{mark}idx{axes}-ubyte{packed}" for packed in ("", ".gz") for mark in "-."]
 
@@ -354,22 +354,22 @@ def _has_idx(folder: Path) -> bool:
 
 
 def _idx(tree: Tree) -> Raw:
-    """The four files of MNIST, and of the data sets that were made in its likeness."""
+    """The four files of MNIST, or of a data set in the same format."""
     parts = []
     for part in ("train", "t10k"):
         (_, images), (where, labels) = (_idx_array(tree, _idx_names(part, kind)) for kind in ("images", "labels"))
         if len(labels) != len(images):
             got, wanted = Description(f"{len(labels):,} labels"), f"one for each of the {len(images):,} images"
-            raise invalid(where, got, wanted, "the files are not of one data set: get them again")
+            raise invalid(where, got, wanted, "the files belong to different data sets: get them again")
         chunks = [images[start : start + CHUNK, None] for start in range(0, len(images), CHUNK)]
         parts.append(Part(chunks, labels))
     return _raw(parts, None)
 
 
 def _idx_array(tree: Tree, names: Sequence[str]) -> tuple[str, NDArray[np.uint8]]:
-    """An array of bytes in a file of the IDX format, and where it is."""
+    """Read an array of bytes from a file in IDX format; also return its location, for error texts."""
     name = next((each for each in names if each in tree.names), names[0])
-    where, again = f"{name} of {tree.where}", "it may be cut off or damaged: get it again"
+    where, again = f"{name} of {tree.where}", "it may be truncated or damaged: get it again"
     data, axes = tree.get(name), 3 if "images" in name else 1
     if data.startswith(b"\x1f\x8b"):
         try:
@@ -393,7 +393,7 @@ def _idx_array(tree: Tree, names: Sequence[str]) -> tuple[str, NDArray[np.uint8]
 
 
 def _from_arrays(folder: Path, official: Published | None) -> Raw:
-    """`{train,test}_{images,labels}.npy`, and `class_names.json`, a list, where it is there."""
+    """Read `{train,test}_{images,labels}.npy` and, if it exists, the list in `class_names.json`."""
     parts = []
     for part in ("train", "test"):
         if part == "test" and not (folder / "test_images.npy").exists():
@@ -410,9 +410,9 @@ def _class_names(path: Path) -> tuple[str, ...]:
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise invalid(str(path), Description(str(error)), "a list of names in JSON", "mend or remove it") from error
+        raise invalid(str(path), Description(str(error)), "a list of names in JSON", "fix or remove it") from error
     if not (isinstance(told, list) and all(isinstance(each, str | int) for each in told)):
-        raise invalid(str(path), told, 'a list of names, as in ["cat", "dog"]', "mend or remove it")
+        raise invalid(str(path), told, 'a list of names, as in ["cat", "dog"]', "fix or remove it")
     return tuple(str(each) for each in told)
 
 
@@ -424,7 +424,7 @@ def _open_array(path: Path) -> NDArray[Any]:
     if isinstance(loaded, np.ndarray):
         return loaded
     loaded.close()
-    raise invalid(str(path), Description("an archive, .npz"), "an array written by numpy.save", "save them one by one")
+    raise invalid(str(path), Description("an .npz archive"), "an array written by numpy.save", "save each by itself")
 
 
 def _channels_first(path: Path, images: NDArray[Any]) -> Iterator[NDArray[np.uint8]]:
@@ -440,7 +440,7 @@ def _channels_first(path: Path, images: NDArray[Any]) -> Iterator[NDArray[np.uin
 
 
 def _from_images(folder: Path) -> Raw:
-    """A folder a class, within `train/` and `test/` (or `val/`, `validation/`) or, without a test set, at the top."""
+    """Read one folder per class, in `train/` and `test/` (or `val/`, `validation/`) or, without tests, at the top."""
     inner = _folders(folder)
     tops = [folder / "train", *[folder / each for each in ("test", "val", "validation") if each in inner][:1]]
     tops = tops if "train" in inner else [folder]
@@ -458,7 +458,7 @@ def _from_images(folder: Path) -> Raw:
     filled = {label for _, label in listed[0]}
     if empty := [name for label, name in enumerate(names) if label not in filled]:
         got = Description(f"no images in {', '.join(empty)} of {tops[0]}")
-        raise invalid("--from", got, f"images ({', '.join(IMAGES)}) in every class's folder", "remove what is no class")
+        raise invalid("--from", got, f"images ({', '.join(IMAGES)}) in every class's folder", "remove other folders")
     if strange := [name for name in _folders(tops[-1]) if name not in names and _pictures(tops[-1] / name)]:
         raise not_trained(", ".join(strange))
     paths = [str(file) for files in listed for file, _ in files]
@@ -486,12 +486,12 @@ def _read_path(path: str) -> bytes:
 
 
 def _from_hub(name: str, named: str | None) -> Raw:
-    """A data set of images read by `datasets`: from the hub, or from a folder that `save_to_disk` wrote."""
+    """Read a data set of images with `datasets`: from the hub, or from a folder that `save_to_disk` wrote."""
     datasets = require("datasets", "hf", f"hf:{name}", "`datasets`")
     try:
         local = Path(name).expanduser()
         loaded = datasets.load_from_disk(str(local)) if _saved(local) else datasets.load_dataset(name)
-    except Exception as error:  # the hub, the network and the data set's own files can all fail, each in its way
+    except Exception as error:  # the hub, the network and the data set's own files can fail in many ways
         got = Description(" ".join(f"{type(error).__name__}: {error}".split()))
         raise invalid(f"hf:{name}", got, "a data set that can be loaded") from error
     splits = dict(loaded) if hasattr(loaded, "keys") else {"train": loaded}
@@ -500,24 +500,24 @@ def _from_hub(name: str, named: str | None) -> Raw:
     features = splits["train"].features
     image = next((key for key, each in features.items() if isinstance(each, datasets.Image)), None)
     if image is None:
-        remedy = "dataset.cast_column('COLUMN', datasets.Image()) makes images of files or bytes"
+        remedy = "dataset.cast_column('COLUMN', datasets.Image()) turns files or bytes into images"
         raise invalid(f"hf:{name}", dict(features), "a column of images", remedy)
     label = _label_column(f"hf:{name}", features, named, datasets.ClassLabel)
     parts = []
     tested = next(
         (key for key in ("test", "validation", "valid", "val") if key in splits and min(splits[key][label]) >= 0), None
-    )  # labels of −1 are the hub's way to keep a test set secret
+    )  # on the hub, labels of −1 mean that a test set's labels are withheld
     for split in ["train", *([tested] if tested else [])]:
         rows = splits[split].cast_column(image, datasets.Image(decode=False))
         parts.append((_HubImages(rows, image), np.asarray(splits[split][label][:], np.int64)))
     mode = "L" if all(_mode(range(len(rows)), rows.read) == "L" for rows, _ in parts) else "RGB"
     decoded = [Part(_decode(range(len(rows)), rows.read, mode, f"hf:{name}"), labels) for rows, labels in parts]
-    names = getattr(features[label], "names", None)  # of class labels
+    names = getattr(features[label], "names", None)  # only a ClassLabel has them
     return replace(_raw(decoded, names and tuple(names)), label=named)
 
 
 def _label_column(name: str, features: Mapping[str, Any], named: str | None, kind: type) -> str:
-    """The column of labels: the one that is named, or of the hub's `kind`, or of whole numbers."""
+    """The column of labels: the one named by the user, or one of type `kind` (ClassLabel), or one of whole numbers."""
     whole = [key for key, each in features.items() if re.fullmatch(r"u?int\d+", str(getattr(each, "dtype", None)))]
     if named is not None and whole:
         check_name("--label", named, whole)
@@ -525,7 +525,7 @@ def _label_column(name: str, features: Mapping[str, Any], named: str | None, kin
     classes = [key for key in whole if isinstance(features[key], kind)]
     found = [key for key in LABEL_COLUMNS if key in (classes or whole)] or classes or whole
     if not found or (found is whole and len(whole) > 1):
-        words = "dataset.class_encode_column('COLUMN') numbers those that are words"
+        words = "dataset.class_encode_column('COLUMN') turns words into numbers"
         remedy = f"name the column with --label: {', '.join(whole)}" if whole else words
         raise invalid(name, dict(features), "a column of class labels or whole numbers", remedy)
     return found[0]
@@ -553,32 +553,32 @@ def _raw(parts: Sequence[Part], class_names: tuple[str, ...] | None, classes: in
 
 
 def _mode(items: Iterable[Any], read: Callable[[Any], bytes]) -> str:
-    """Grey if all images are, else colour; only their headers are looked at."""
+    """Grey if all images are grey, else colour; only their headers are decoded."""
     pillow = _pillow()
     for item in items:
         try:
             with pillow.open(io.BytesIO(read(item))) as image:
                 if image.mode not in ("1", "L"):
                     return "RGB"
-        except (OSError, ValueError) as error:
+        except Exception as error:  # as in `_decode`
             raise _unreadable(item, error) from error
     return "L"
 
 
 def _decode(items: Sequence[Any], read: Callable[[Any], bytes], mode: str, where: str) -> Iterator[NDArray[np.uint8]]:
-    """Images in chunks, decoded by several threads; one of another size than the first is named."""
+    """Decode images in chunks, in several threads; all must have the size of the first."""
     pillow, size = _pillow(), None
 
     def decode(item: Any) -> NDArray[np.uint8]:
         try:
             with pillow.open(io.BytesIO(read(item))) as image:
-                if image.mode[0] in "IF":  # Pillow would cut off what is above 255
+                if image.mode[0] in "IF":  # Pillow would clip values above 255
                     got = Description(f"an image of mode {image.mode}")
-                    raise invalid(str(item), got, "at most 8 bits a channel", "convert it first")
+                    raise invalid(str(item), got, "at most 8 bits per channel", "convert it first")
                 pixels = np.asarray(image.convert(mode))
         except InputError:
             raise
-        except Exception as error:  # Pillow has an error of its own for each way in which an image can be broken
+        except Exception as error:  # Pillow raises many kinds of errors for broken images
             raise _unreadable(f"{item} of {where}" if where else item, error) from error
         return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
@@ -685,4 +685,4 @@ PUBLISHED = {
         class_names=tuple(FASHION.split(", ")),
     ),
 }
-"""Data sets that can be downloaded; their hashes are those that are widely quoted."""
+"""Data sets that can be downloaded; their hashes are the ones widely quoted."""

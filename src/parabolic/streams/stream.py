@@ -1,4 +1,4 @@
-"""A stream: examples cut into tasks that arrive one after the other."""
+"""A stream: examples split into tasks that arrive one after the other."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from parabolic.checks import Description, InputError, check_finite, check_number
 
 __all__ = ["LABEL_COLUMNS", "Batches", "Examples", "Stream", "Task"]
 
-LABELS = 2**24  # a network with an output for each label is to fit into memory: larger ones are no class numbers
-LABEL_COLUMNS, EXAMPLE_COLUMNS = ("label", "labels", "fine_label"), ("image", "img")  # what others call them
-PERMUTED = 0x5EED_1ABE  # keeps these draws apart from those of the order
+LABELS = 2**24  # labels must be smaller: a network has an output for each, and must fit into memory
+LABEL_COLUMNS, EXAMPLE_COLUMNS = ("label", "labels", "fine_label"), ("image", "img")  # usual names, in this order
+PERMUTED = 0x5EED_1ABE  # separates these draws from those of the order
 
 
 class Examples(NamedTuple):
     """Raw examples `[n, *shape]` and their labels `[n]`.
 
-    With `views`, a row of pixel numbers a task, there are as many examples again for every view: row `v · n + i` is
-    example i seen through view v, where each pixel shows the pixel that the view names (−1: none, a zero). So tasks
-    that turn or scramble the same images share them in memory.
+    With `views`, one row of pixel indices per task, the examples exist once per view: row `v · n + i` is example i
+    under view v, where each pixel shows the pixel that the view names (−1: none, a zero). So tasks that rotate or
+    permute the same images share them in memory.
     """
 
     x: Tensor
@@ -36,7 +36,7 @@ class Examples(NamedTuple):
     views: Tensor | None = None
 
     def take(self, rows: Tensor, label_rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The examples and labels at `rows`; the labels are those of `label_rows`, if given.
+        """Return the examples and labels at `rows`; the labels are taken from `label_rows` instead, if given.
 
         >>> turned = Examples(torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.tensor([0, 1]), torch.tensor([[2, 1, -1]]))
         >>> turned.take(torch.tensor([1]))
@@ -58,27 +58,27 @@ class Examples(NamedTuple):
 
 @dataclass(frozen=True)
 class Batches:
-    """The batches of a task in their order, which can be gone through again and again.
+    """The batches of a task in order; they can be iterated over repeatedly.
 
     The order depends on the seed, the task and the epoch alone; without `shuffle` it is that of the rows, in every
     epoch. The last batch may be shorter: it is not dropped.
     """
 
     data: Examples
-    rows: Tensor  # which examples of `data` are the task's
+    rows: Tensor  # the rows of `data` that belong to the task
     size: int
     epochs: int
     entropy: tuple[int, ...]
-    permuted: float = 0.0  # the share of each batch, from its start, whose labels are permuted within itself
-    start: int = 0  # how many batches are left out
-    joined: bool = False  # whether a single example that is left goes with the batch before it
+    permuted: float = 0.0  # the share of each batch, from its start, within which labels are permuted
+    start: int = 0  # how many batches are skipped
+    joined: bool = False  # whether a last batch of a single example is merged into the one before it
     shuffle: bool = True  # anew in every epoch
 
     def __len__(self) -> int:
         return self.epochs * self._an_epoch - self.start
 
     def after(self, count: int) -> Batches:
-        """The same without the first `count` batches, which are not even gathered.
+        """The same batches without the first `count`, which are skipped without being gathered.
 
         >>> batches = Stream.from_arrays(torch.arange(40), torch.arange(40) % 2, tasks=1)[0].batches(8, epochs=2)
         >>> len(batches), len(batches.after(5)), list(batches)[5][0].equal(next(iter(batches.after(5)))[0])
@@ -88,7 +88,7 @@ class Batches:
         return replace(self, start=self.start + count)
 
     def once(self) -> Batches:
-        """The same with each example once, as in the first epoch."""
+        """The batches of the first epoch alone, with each example once."""
         return replace(self, epochs=1, start=0)
 
     @property
@@ -119,7 +119,7 @@ class Batches:
                 yield self.data.take(part, label_part)
 
     def _permute(self, order: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
-        """Where each example's label comes from: for a whole epoch at once, so that no batch waits for the host."""
+        """The source of each example's label: for a whole epoch at once, so that no batch waits for the host."""
         rng, labels = np.random.default_rng([*self.entropy, epoch, PERMUTED]), order.copy()
         for start in range(0, len(order), self.size):
             end = min(start + self.size, len(order))
@@ -132,21 +132,21 @@ class Batches:
 class Task:
     """One task: its classes, its training examples, and its test examples.
 
-    The training examples arrive shuffled by the seed, or, without `shuffle`, in the order of `train_rows`.
+    The training examples arrive shuffled by the seed or, without `shuffle`, in the order of `train_rows`.
     """
 
     index: int
     classes: tuple[int, ...]
-    train: Examples = field(repr=False)  # those of the whole stream; `train_rows` says which are the task's
+    train: Examples = field(repr=False)  # of the whole stream; `train_rows` selects the task's
     test: Examples = field(repr=False)
     train_rows: Tensor = field(repr=False)
     test_rows: Tensor = field(repr=False)
     seed: int = 0
     permuted: float = 0.0  # see Batches
-    shuffle: bool = True  # likewise
+    shuffle: bool = True  # see Batches
 
     def batches(self, size: int = 32, epochs: int = 1) -> Batches:
-        """The task's training batches, shuffled anew in every epoch where the task is to be shuffled."""
+        """The task's training batches, shuffled anew in every epoch if the task has `shuffle`."""
         check_number("batch", size, whole=True, at_least=1)
         check_number("epochs", epochs, whole=True, at_least=1)
         return Batches(
@@ -156,21 +156,21 @@ class Task:
 
     @cached_property
     def tested(self) -> tuple[int, ...]:
-        """The classes of its test examples, which may be more than those that it has to learn."""
+        """The classes of the test examples; there may be more of them than in training."""
         return tuple(self.test.y[self.test_rows % len(self.test.y)].unique().tolist())
 
     def test_batches(self, size: int = 512) -> Iterator[tuple[Tensor, Tensor]]:
-        """The task's test examples, in their own order."""
+        """The task's test examples in batches, in order."""
         for part in self.test_rows.split(size):
             yield self.test.take(part)
 
 
 @dataclass(frozen=True)
 class Stream(Sequence[Task]):
-    """Tasks in the order of their arrival, and how their examples become a model's input.
+    """Tasks in order of arrival, and how their examples become a model's input.
 
-    `prepare` and `augment` are those of a learner, which does both: `train` gives them to one that has none of its own,
-    and in a loop of your own you do, as in ER(model, prepare=stream.prepare).
+    The learner applies `prepare` and `augment`: `train` passes them to a learner that has none of its own, and in a
+    loop of your own you pass them yourself, as in ER(model, prepare=stream.prepare).
 
     >>> x, y = torch.randn(100, 4), torch.arange(100) % 4
     >>> stream = Stream.from_arrays(x, y, tasks=2)
@@ -182,13 +182,13 @@ class Stream(Sequence[Task]):
     """
 
     name: str
-    tasks: tuple[Task, ...] = field(repr=False)  # which share their examples
+    tasks: tuple[Task, ...] = field(repr=False)  # they share their examples
     classes: int
     shape: tuple[int, ...]
     prepare: Callable[[Tensor], Tensor] | None = None
     augment: Callable[[Tensor, Generator], Tensor] | None = None
     class_names: tuple[str, ...] | None = None
-    boundaries: bool = True  # whether a learner may be told where a task starts and ends
+    boundaries: bool = True  # whether learners are told where a task starts and ends
 
     def __post_init__(self) -> None:
         for task in self.tasks:
@@ -196,7 +196,7 @@ class Stream(Sequence[Task]):
             shared = zip((*first.train, *first.test), (*task.train, *task.test), strict=True)
             if any(one is not other for one, other in shared):
                 got = Description(f"task {task.index} with examples of its own")
-                raise invalid("tasks", got, "tasks that share one set of examples", "Stream.from_tasks makes them so")
+                raise invalid("tasks", got, "tasks that share one set of examples", "use Stream.from_tasks")
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -208,7 +208,7 @@ class Stream(Sequence[Task]):
         return iter(self.tasks)
 
     def seen(self, index: int) -> list[int]:
-        """The classes that have come up to and including the task `index`; where boundaries blur, other tasks' too."""
+        """The classes seen up to and including task `index`; with blurred boundaries, also those of other tasks."""
         tasks = self.tasks[: index + 1]
         classes = {label for task in tasks for label in task.classes}
         if not self.boundaries:
@@ -216,13 +216,13 @@ class Stream(Sequence[Task]):
         return sorted(classes)
 
     def together(self, size: int = 32, epochs: int = 1) -> Batches:
-        """The training batches of all tasks at once, shuffled: what a stream never gives."""
+        """The training batches of all tasks at once, shuffled, as for joint training."""
         first = self.tasks[0]
         rows = torch.cat([task.train_rows for task in self.tasks])
         return replace(first.batches(size, epochs), rows=rows, entropy=(first.seed, len(self.tasks)), shuffle=True)
 
     def digest(self) -> str:
-        """A hash of what arrives: every task's classes, examples and labels, and what decides their order.
+        """A hash of the stream: every task's classes, examples and labels, and what determines their order.
 
         >>> x, y = torch.arange(20), torch.arange(20) % 4
         >>> stream = Stream.from_arrays(x, y, tasks=2)
@@ -233,7 +233,7 @@ class Stream(Sequence[Task]):
         """
         told = hashlib.sha256(repr((self.classes, self.shape, self.boundaries)).encode())
         for task in self.tasks:
-            ordered = () if task.shuffle else ("in order",)  # of which a hash had no word at first
+            ordered = () if task.shuffle else ("in order",)  # nothing if shuffled: older hashes did not include it
             told.update(repr((task.classes, task.seed, task.permuted, *ordered)).encode())
             for data, rows in ((task.train, task.train_rows), (task.test, task.test_rows)):
                 told.update(repr((len(rows), str(data.x.dtype))).encode())
@@ -246,7 +246,7 @@ class Stream(Sequence[Task]):
         """The same stream with all examples on another device."""
         first = self.tasks[0]
         train = first.train.to(device)
-        # Where tests are held out of the training data they share its tensor, there and here.
+        # Test examples that are held out of the training data share its tensor: so do their copies.
         shared = first.test.x is first.train.x
         test = first.test._replace(x=train.x if shared else first.test.x).to(device)
         return replace(
@@ -275,20 +275,20 @@ class Stream(Sequence[Task]):
         name: str = "arrays",
         **settings: Any,
     ) -> Stream:
-        """Cut arrays or tensors into tasks: by class, or by a number that says to which each example belongs.
+        """Split arrays or tensors into tasks: by class, or by a domain number for each example.
 
         Args:
-            x: raw examples `[n, *shape]`, as they should be kept in memory: bytes may stay bytes.
+            x: raw examples `[n, *shape]`, in the dtype to hold in memory: bytes may stay bytes.
             y: labels `[n]`, whole numbers from 0.
             test: test examples and labels; without them every fifth example of each class (and domain) is held out.
-            tasks: how many tasks of equally many classes, in the order of their labels (5 by default); or the classes
-                of each: one that is in several tasks brings all of its examples to each of them.
-            domains: instead, a whole number for each example: those of one number are a task, of whatever classes, and
-                tasks come in the order of these numbers.
-            test_domains: the same for the test examples, where there are some.
-            seed: decides the order of the examples within each task.
-            shuffle: False where their order is one of time: within each task they then arrive as they were given.
-            name: what the stream is called.
+            tasks: the number of tasks, with equally many classes in the order of their labels (5 by default); or the
+                classes of each task: if a class is in several, all of its examples are in each of them.
+            domains: instead of `tasks`, a whole number for each example: examples with the same number form a task,
+                whatever their classes, and tasks come in the order of these numbers.
+            test_domains: the same for the test examples, if given.
+            seed: determines the order of the examples within each task.
+            shuffle: False for time-ordered data: within each task examples then arrive in the given order.
+            name: the stream's name.
             settings: `prepare`, `augment`, `class_names`, `boundaries`.
 
         >>> x, y = torch.arange(20.0), torch.arange(20) % 2
@@ -310,7 +310,7 @@ class Stream(Sequence[Task]):
         if by_class:
             of, groups = (train.y, tested.y), _groups(5 if tasks is None else tasks, train.y)
         elif tasks is not None:
-            raise invalid("tasks", tasks, "none beside domains", "these say already which examples make a task")
+            raise invalid("tasks", tasks, "none if domains are given", "they already assign examples to tasks")
         else:
             mine = _domains("domains", domains, len(train.y))
             of = mine, mine if test is None else _domains("test_domains", test_domains, len(tested.y), among=mine)
@@ -325,10 +325,10 @@ class Stream(Sequence[Task]):
                 some = torch.isin(numbers, torch.tensor(group))
                 rows.append((some if in_part is None else some & in_part).nonzero().flatten())
                 if not len(rows[-1]):
-                    remedy = "" if held_out is None else "every fifth of a class is held out: bring more, or test"
+                    remedy = "" if held_out is None else "every fifth of a class is held out: give more, or test="
                     if by_class:
                         raise invalid("tasks", group, f"classes with {kind} examples", remedy)
-                    raise invalid("domains", group[0], f"a number with {kind} examples", remedy)
+                    raise invalid("domains", group[0], f"a domain with {kind} examples", remedy)
             labels = group if by_class else train.y[rows[0]].unique().tolist()
             made.append(Task(index, tuple(labels), train, tested, rows[0], rows[1], seed, shuffle=bool(shuffle)))
         classes = int((train.y if by_class else torch.cat([train.y, tested.y])).max()) + 1
@@ -336,12 +336,12 @@ class Stream(Sequence[Task]):
 
     @classmethod
     def from_dataset(cls, dataset: Any, *, test: Any = None, **settings: Any) -> Stream:
-        """Take in a torch `Dataset` (or any sequence) of pairs `(example, label)` and cut it into tasks by class.
+        """Read a torch `Dataset` (or any sequence) of pairs `(example, label)` and split it into tasks by class.
 
-        Instead of pairs there may be rows of named columns, as Hugging Face's `datasets` have them: `label` (`labels`,
-        `fine_label`) and `image` (`img`, or the only other one). Examples are tensors, arrays or images of Pillow, all
-        of one size. They are read once and kept as they are: leave out random transforms, which would be frozen, and
-        give `augment` instead. `test` is another data set; `settings` are those of `from_arrays`.
+        Instead of pairs there may be rows with named columns, as in Hugging Face's `datasets`: `label` (`labels`,
+        `fine_label`) and `image` (`img`, or the only other one). Examples are tensors, arrays or Pillow images, all of
+        one size. They are read once and stored as they are: leave out random transforms, which would be frozen, and
+        pass `augment` instead. `test` is another data set; `settings` are those of `from_arrays`.
 
         >>> pairs = [(torch.full((1, 2, 2), i, dtype=torch.uint8), i % 4) for i in range(40)]
         >>> [len(task.train_rows) for task in Stream.from_dataset(pairs, tasks=2)]
@@ -360,9 +360,9 @@ class Stream(Sequence[Task]):
         name: str = "tasks",
         **settings: Any,
     ) -> Stream:
-        """Make a stream of ready tasks, each `((x, y), (test x, test y))`; they may share classes.
+        """Make a stream from given tasks, each `((x, y), (test x, test y))`; they may share classes.
 
-        Within each task examples are shuffled by the seed, or arrive as they were given (`shuffle=False`).
+        Within each task examples are shuffled by the seed, or arrive in the given order (`shuffle=False`).
 
         >>> part = lambda shift: (torch.randn(20, 2) + shift, torch.arange(20) % 2)
         >>> len(Stream.from_tasks([(part(0), part(0)), (part(3), part(3))]))
@@ -381,7 +381,7 @@ class Stream(Sequence[Task]):
                 first = pieces[0][0].x if pieces[0] else found.x
                 if found.x.shape[1:] != first.shape[1:] or found.x.dtype != first.dtype:
                     like = f"examples like those of task 0, {list(first.shape[1:])} of {first.dtype}"
-                    raise invalid(f"{kind}x of task {index}", found.x, like, "bring all to one size and type first")
+                    raise invalid(f"{kind}x of task {index}", found.x, like, "convert all to one size and type first")
                 pieces[split].append(found)
         train, test = (
             Examples(torch.cat([each.x for each in split]), torch.cat([each.y for each in split])) for split in pieces
@@ -397,9 +397,9 @@ class Stream(Sequence[Task]):
 
 
 def _collect(name: str, dataset: Any) -> tuple[Tensor, Tensor]:
-    """The examples and labels of a data set of pairs, as two tensors."""
+    """Read the examples and labels of a data set of pairs into two tensors."""
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise invalid(name, type(dataset), "a data set with a length, whose items can be asked for by number")
+        raise invalid(name, type(dataset), "a data set with a length and items that can be indexed")
     x, y = torch.empty(0), torch.empty(len(dataset), dtype=torch.long)
     for i in range(len(dataset)):
         try:
@@ -413,22 +413,22 @@ def _collect(name: str, dataset: Any) -> tuple[Tensor, Tensor]:
             raise invalid(f"item {i} of {name}", got, "a pair of an example and a whole number") from error
         if not 0 <= label < LABELS:
             raise invalid(f"item {i} of {name}", label, f"a label of at least 0 and below {LABELS}")
-        if getattr(value, "mode", None) in ("P", "PA"):  # an image of Pillow that holds palette indices
+        if getattr(value, "mode", None) in ("P", "PA"):  # a Pillow image of palette indices
             value = value.convert("RGB")
         example = _tensor(f"item {i} of {name}", value)
-        if hasattr(value, "getbands"):  # an image of Pillow: channels go first
+        if hasattr(value, "getbands"):  # a Pillow image: channels go first
             example = example[None] if example.ndim == 2 else example.permute(2, 0, 1)
         if i == 0:
             x = torch.empty(len(dataset), *example.shape, dtype=example.dtype)
         if example.shape != x.shape[1:] or example.dtype != x.dtype:
             like = f"an example like the first, {list(x.shape[1:])} of {x.dtype}"
-            raise invalid(f"item {i} of {name}", example, like, "bring all to one size and type first")
+            raise invalid(f"item {i} of {name}", example, like, "convert all to one size and type first")
         x[i], y[i] = example, label
     return x, y
 
 
 def _of_columns(name: str, row: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The example and the label of a row of named columns."""
+    """The example and the label in a row with named columns."""
     label = next((key for key in LABEL_COLUMNS if key in row), None)
     others = [key for key in row if key != label]
     found = next((key for key in EXAMPLE_COLUMNS if key in row), others[0] if len(others) == 1 else None)
@@ -439,12 +439,12 @@ def _of_columns(name: str, row: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _examples(x_name: str, y_name: str, x: Any, y: Any) -> Examples:
-    """Check arrays or tensors of examples and labels, and take them over without a copy where that is safe."""
+    """Check arrays or tensors of examples and labels, and wrap them without a copy where that is safe."""
     inputs, labels = _tensor(x_name, x), _tensor(y_name, y)
     if inputs.ndim < 1 or len(inputs) == 0:
         raise invalid(x_name, inputs, "at least one example")
     if labels.ndim != 1 or len(labels) != len(inputs) or labels.is_floating_point():
-        numbers = "to learn numbers, let a learner `observe` them in a loop, or use ParabolicRegressor"
+        numbers = "for regression, call a learner's `observe` in a loop, or use ParabolicRegressor"
         remedy = numbers if labels.is_floating_point() else ""
         raise invalid(y_name, labels, f"one whole number for each of the {len(inputs)} examples", remedy)
     labels = labels.long()
@@ -459,22 +459,22 @@ def _examples(x_name: str, y_name: str, x: Any, y: Any) -> Examples:
 def _tensor(name: str, value: Any) -> Tensor:
     if isinstance(value, Tensor):
         if value.layout != torch.strided or value.is_complex() or value.is_quantized or value.is_meta:
-            raise invalid(name, value, "a plain tensor of real numbers")
+            raise invalid(name, value, "a dense tensor of real numbers")
         return value.detach()
     try:
         array = np.asarray(value)
     except ValueError as error:
         raise invalid(name, type(value), "examples that are all of one shape", str(error)) from error
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-        remedy = "number words by np.unique(words, return_inverse=True)[1]" if array.dtype.kind in "OSU" else ""
+        remedy = "for words, use np.unique(words, return_inverse=True)[1]" if array.dtype.kind in "OSU" else ""
         raise invalid(name, Description(f"an array of type {array.dtype}"), "numbers", remedy)
     if any(step < 0 for step in array.strides):
-        array = array.copy()  # torch has no steps backwards
+        array = array.copy()  # torch has no negative strides
     return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
 
 
 def _domains(name: str, value: Any, count: int, among: Tensor | None = None) -> Tensor:
-    """Numbers that say to which task each of `count` examples belongs; those of test examples are `among` others."""
+    """Check the domain numbers of `count` examples; those of test examples must be `among` the training ones."""
     expected = f"one whole number for each of the {count} {'' if among is None else 'test '}examples"
     if value is None:
         raise invalid(name, value, expected)
@@ -484,7 +484,7 @@ def _domains(name: str, value: Any, count: int, among: Tensor | None = None) -> 
     numbers = numbers.long()
     if among is not None and not torch.isin(numbers, among).all():
         strange = numbers[~torch.isin(numbers, among)].unique().tolist()
-        raise invalid(name, strange, f"numbers that training examples have, {among.unique().tolist()}")
+        raise invalid(name, strange, f"domains of training examples, {among.unique().tolist()}")
     return numbers
 
 
@@ -499,7 +499,7 @@ def _hold_out(y: Tensor, domains: Tensor) -> Tensor:
 
 def _check_shuffle(shuffle: object) -> None:
     if not isinstance(plain(shuffle), bool):
-        raise invalid("shuffle", shuffle, "True or False", "the seed decides how they are shuffled")
+        raise invalid("shuffle", shuffle, "True or False", "the seed determines the order")
 
 
 def _is_pair(value: Any) -> bool:
@@ -527,10 +527,10 @@ def _groups(tasks: int | Sequence[Sequence[int]], y: Tensor) -> list[list[int]]:
         groups = [[operator.index(label) for label in labels] for labels in tasks]
     except TypeError as error:
         each = hasattr(tasks, "__len__") and len(tasks) == len(y)
-        remedy = "the task of each example is told by domains=" if each else ""
+        remedy = "domains= takes the task of each example" if each else ""
         raise invalid("tasks", tasks, "a number of tasks, or the classes of each", remedy) from error
     if not groups or any(not labels or not set(labels) <= set(known) for labels in groups):
-        raise invalid("tasks", tasks, f"for each task some of the classes {known}")
+        raise invalid("tasks", tasks, f"for each task, some of the classes {known}")
     if any(len(set(labels)) < len(labels) for labels in groups):
         raise invalid("tasks", tasks, "a class at most once in a task")
     return groups

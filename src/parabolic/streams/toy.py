@@ -1,4 +1,4 @@
-"""Points in the plane: a stream that can be drawn."""
+"""Points in the plane: a stream that can be plotted."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["seq_blobs"]
 
 
 def seq_blobs(seed: int = 0) -> Stream:
-    """Six round clouds of 250 points on a circle, two opposite ones a task.
+    """Six round clouds of 250 points on a circle, two opposite ones per task.
 
-    Opposite clouds come together, so that what is learned of one task says nothing of the next: a learner that
-    forgets shows it. The points are always the same; the seed decides the order of arrival.
+    Opposite clouds form a task, so that one task says nothing about the next and forgetting becomes visible. The points
+    are always the same; the seed determines the order of arrival.
 
     >>> stream = seq_blobs()
     >>> [task.classes for task in stream], stream.shape

@@ -1,4 +1,4 @@
-"""The report: one page of HTML that needs nothing else, made of what a store holds."""
+"""The report: one self-contained HTML page, made from the contents of a store."""
 
 from parabolic.report.page.page import TITLE, TRAIN, page_of, write_page
 

@@ -1,4 +1,4 @@
-"""Bridges of PCL, to look at: images that stand in the page itself, or a picture of points."""
+"""PCL's bridges for the page: images that are embedded in it, or a chart of points."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ __all__ = ["Bridges", "draw_bridges", "png"]
 
 @dataclass(frozen=True)
 class Bridges:
-    """What a page shows of the bridges: images with their labels, or a chart; or why there is nothing to show."""
+    """The bridges that a page shows: images with their labels, or a chart; or why there are none."""
 
     ends: tuple[str, str] = ("", "")
     sigmas: tuple[float, float] = (0.0, 0.0)
-    images: list[list[tuple[str, str]]] | None = None  # a row a bridge: what <img src> takes, and the label
+    images: list[list[tuple[str, str]]] | None = None  # one row per bridge: the value of <img src>, and the label
     chart: Figure | None = None
     why_not: str = ""
 
 
 def draw_bridges(scene: Scene) -> Bridges | None:
-    """The bridges between two examples of a scene's stream, with the options of its first PCL; None without one."""
+    """The bridges between two examples of a scene's stream, with the options of its first PCL, if it has one."""
     ours = (method for method in scene.done if next(iter(method.runs.values())).spec["learner"] == "pcl")
     record = next((next(iter(method.runs.values())) for method in ours), None)
     if record is None:
         return None
     try:
         strip = bridges_of(_stream(record.spec), record.spec["options"], batch=record.spec["batch"])
-    except (InputError, KeyError, TypeError) as error:  # the data may be elsewhere, and the record an old one
+    except (InputError, KeyError, TypeError) as error:  # the data may not be here, and the record may be old
         return Bridges(why_not=str(error))
     told = strip.ends, strip.sigmas
     if strip.paths.ndim == 3:
@@ -54,14 +54,14 @@ def draw_bridges(scene: Scene) -> Bridges | None:
 
 
 def png(image: Tensor) -> str:
-    """An image `[1 or 3, height, width]` with values from 0 to 1 as a PNG that stands where an address would.
+    """An image `[1 or 3, height, width]` with values from 0 to 1, as the data URL of a PNG.
 
     >>> png(torch.zeros(1, 2, 2))[:30]
     'data:image/png;base64,iVBORw0K'
     """
     channels, height, width = image.shape
     pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).reshape(height, -1)
-    rows = b"".join(b"\0" + bytes(row.tolist()) for row in pixels)  # each begins with the kind of its filter: none
+    rows = b"".join(b"\0" + bytes(row.tolist()) for row in pixels)  # each starts with its filter type: 0, none
     header = struct.pack(">IIBBBBB", width, height, 8, 0 if channels == 1 else 2, 0, 0, 0)
     parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
     chunks = (
@@ -71,11 +71,11 @@ def png(image: Tensor) -> str:
 
 
 def _stream(spec: Mapping[str, Any]) -> Stream:
-    if ":" in spec["stream"]:  # making it would run a file of someone's, or download what is not here
-        raise invalid("stream", spec["stream"], "one of `parabolic list`, to draw examples of it")
+    if ":" in spec["stream"]:  # making it could execute a user's file, or download data
+        raise invalid("stream", spec["stream"], "one of `parabolic list`, whose examples can be drawn")
     return _made(spec["stream"], spec["seed"], tuple((spec.get("scenario") or {}).items()))
 
 
-@lru_cache(maxsize=1)  # scenes of one stream follow one another
+@lru_cache(maxsize=1)  # scenes of the same stream are consecutive
 def _made(name: str, seed: int, scenario: tuple[tuple[str, Any], ...]) -> Stream:
     return make_stream(name, seed, **dict(scenario))

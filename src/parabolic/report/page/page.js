@@ -1,10 +1,10 @@
-// The page's own behaviour: charts, theme, sorting, where a number comes from. Text is set as text, never as HTML.
+// The page's behaviour: charts, theme, sorting, where a number comes from. Text is inserted as text, never as HTML.
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const all = (selector, within = document) => [...within.querySelectorAll(selector)];
 const root = document.documentElement;
 
-// What a person chose stays through a reload. A page opened as a file may have no storage: then it is forgotten.
+// The reader's choices survive a reload, unless the page has no storage, as when it is opened as a file.
 const kept = {
   get(store, name) { try { return window[store].getItem("parabolic." + name); } catch { return null; } },
   set(store, name, value) { try { window[store].setItem("parabolic." + name, value); } catch { /* forgotten */ } },
@@ -52,7 +52,7 @@ function draw(place) {
   }
 }
 const narrow = () => innerWidth < 640;
-// A chart is drawn when it comes near: a page of many scenes opens as fast as one of few.
+// A chart is drawn when it is scrolled near, so that a page of many scenes opens as fast as one of few.
 const nearby = new IntersectionObserver(entries => entries.filter(each => each.isIntersecting).forEach(each => {
   nearby.unobserve(each.target);
   draw(each.target);
@@ -72,7 +72,7 @@ if (chooser) {
   if (all(".scene").every(each => !each.hidden)) choose(chooser.value);
   chooser.addEventListener("change", () => {
     choose(chooser.value);
-    history.replaceState(null, "", "#" + chooser.value);  // which comes first when the page is loaded again
+    history.replaceState(null, "", "#" + chooser.value);  // takes precedence when the page is reloaded
   });
   addEventListener("hashchange", () => choose(location.hash.slice(1)));
 }
@@ -130,7 +130,7 @@ function tableOf(heads, rows) {
   wide.className = "wide";
   return wide;
 }
-// What several runs share is told once; where they differ, every value is.
+// A value that several runs share is listed once; where they differ, all are listed.
 function together(things, bold = () => false) {
   const names = [...new Set(things.flatMap(Object.keys))].sort((a, b) => bold(b) - bold(a));
   return names.map(name => {
@@ -153,7 +153,7 @@ function tell(keys) {
   const commands = [...new Set(around.map(each => each.command))].filter(Boolean);
   if (commands.length) body.append(make("h3", "Command"), make("pre", commands.join("\n")));
   if (around.length) body.append(make("h3", "Versions and hardware"), tableOf([], together(around.map(({ command, ...others }) => others))));
-  body.append(make("h3", "Settings"), make("p", "In bold: those that are not the usual ones."), tableOf([], together([...new Set(runs.map(([, run]) => run.spec))].map(place => data.specs[place]), name => unusual.has(name))));
+  body.append(make("h3", "Settings"), make("p", "Settings that differ from the defaults are in bold."), tableOf([], together([...new Set(runs.map(([, run]) => run.spec))].map(place => data.specs[place]), name => unusual.has(name))));
   dialog.showModal();
   body.scrollTop = dialog.scrollTop = 0;
 }
@@ -163,7 +163,7 @@ document.addEventListener("click", event => {
   if (event.target === dialog) dialog.close();
 });
 
-// --- a page that is kept current loads itself again, unless someone is reading closely
+// --- a live page reloads itself, unless the reader is looking at details
 setTheme(kept.get("localStorage", "theme"));
 if (data.refresh) {
   const before = Number(kept.get("sessionStorage", "scroll"));

@@ -1,4 +1,4 @@
-"""From a store to a page of HTML."""
+"""Turns a store into an HTML page."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def write_page(
     refresh: float | None = None,
     may_be_empty: bool = False,
 ) -> Path:
-    """Write the report on a store as one file, whole or not at all; the arguments are those of `page_of`."""
+    """Write the report on a store to one file, atomically; the arguments are those of `page_of`."""
     text = page_of(store, title=title, where=where, bounds=bounds, refresh=refresh, may_be_empty=may_be_empty)
     with disk_errors("output", Path(path), "free some space or name another file"):
         return write_text(Path(path), text)
@@ -59,15 +59,15 @@ def page_of(
     refresh: float | None = None,
     may_be_empty: bool = False,
 ) -> str:
-    """The report on a store, as HTML that needs no other file and asks no network for anything.
+    """The report on a store, as HTML that needs no other file and no network.
 
     Args:
         store: the runs.
-        title: what the page is called.
-        where: which runs, as `parabolic runs --where` has it; all by default.
-        bounds: a folder with what `parabolic bounds` has written, shown beside the bounds that are kept with runs.
-        refresh: after how many seconds an open page looks whether there is something new; never by default.
-        may_be_empty: whether a page without runs will do, as of a grid that has just begun.
+        title: the page's title.
+        where: which runs to include, as for `parabolic runs --where`; all by default.
+        bounds: a folder with the output of `parabolic bounds`, shown in addition to the bounds stored with runs.
+        refresh: after how many seconds an open page reloads itself; never by default.
+        may_be_empty: whether a page without runs is allowed, as for a grid that has just started.
     """
     jinja = require("jinja2", "report", "report", "Jinja")
     plotly = require("plotly.offline", "report", "report", "Plotly")
@@ -118,7 +118,7 @@ class _Book:
 
 @dataclass(frozen=True)
 class _SceneView:
-    """What the page shows of a scene; charts by the id of their figure."""
+    """A scene as the page shows it; charts by the ids of their figures."""
 
     id: str
     scene: Scene
@@ -135,7 +135,7 @@ class _SceneView:
 
     @property
     def learners(self) -> dict[str, str]:
-        """What the learners do, in a line each; those of the user's own are the user's to explain."""
+        """One line on each built-in learner; the user's own are left to the user to explain."""
         specs = [
             run.spec for method in self.scene.methods for kept in (method.runs, method.failed) for run in kept.values()
         ]
@@ -144,9 +144,9 @@ class _SceneView:
 
     @property
     def about(self) -> str:
-        """What arrives, in a line for someone who has not seen it before."""
+        """One line on the stream, for someone who does not know it."""
         scene, known = self.scene, known_streams().get(self.scene.stream)
-        kept = f" Methods with a memory keep {scene.memory} examples of it." if scene.memory else ""
+        kept = f" Methods with a memory store {scene.memory} examples of it." if scene.memory else ""
         return f"{known.about.partition(';')[0]}; one task after the other.{kept}" if known else ""
 
 
@@ -169,7 +169,7 @@ def _scene(book: _Book, number: int, scene: Scene) -> _SceneView:
 
 
 def _glance(scene: Scene) -> dict[str, str]:
-    """A scene in a line of the table of all scenes."""
+    """A scene's line in the table of all scenes."""
     done = scene.done
     trained, lost = (sum(len(getattr(method, what)) for method in scene.methods) for what in ("runs", "failed"))
     told = {"best": "–", "acc": "–", "ahead": "–", "judgement": "–", "runs": str(trained), "failed": str(lost)}
@@ -183,14 +183,14 @@ def _glance(scene: Scene) -> dict[str, str]:
     if len(done) > 1:
         gap = ahead(done[0], done[1])
         by = f"{gap.mean:+z.1f} points" if gap else "–"
-        told |= {"ahead": f"{by} to {done[1].name}", "judgement": judgement(gap)}
+        told |= {"ahead": f"{by} over {done[1].name}", "judgement": judgement(gap)}
     return told
 
 
 def _bounds(
     book: _Book, finds: Finds, store: Store, folder: Path | None
 ) -> tuple[list[tuple[str, int, dict[str, str]]], dict[str, str]]:
-    """The charts of all bounds that were measured, with what they are of and how many runs; and what is damaged."""
+    """The charts of all measured bounds, with titles and numbers of runs; and the damaged files."""
     places = [store.bounds(key) for key in finds.runs]
     places += sorted(folder.glob("*.json")) if folder is not None and folder.is_dir() else []
     groups: defaultdict[str, list[Any]] = defaultdict(list)
@@ -203,7 +203,7 @@ def _bounds(
         except FileNotFoundError:
             continue
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            damaged[str(place)] = f"it does not tell of bounds ({type(error).__name__}: {error})"
+            damaged[str(place)] = f"it does not contain bounds ({type(error).__name__}: {error})"
     made = [
         (title, len(rows), {name: book.add(figure) for name, figure in charts.bounds_charts(rows).items()})
         for title, rows in groups.items()
@@ -218,7 +218,7 @@ def _titled(spec: Mapping[str, Any]) -> str:
 
 
 def _facts(finds: Finds, store: Store) -> dict[str, Any]:
-    """Where each number comes from: the figures of every run and, shared by many, its settings and surroundings."""
+    """The origin of each number: every run's figures, and its settings and environment, which many runs share."""
     specs, surroundings = _Shared(), _Shared()
     runs = {}
     every: dict[str, Record | FailedRun] = {**finds.failed, **finds.runs}
@@ -251,14 +251,14 @@ def _place(run: Record | FailedRun, store: Store) -> str:
 
 
 class _Shared:
-    """Things of which each is written down once."""
+    """A list of distinct things, in which each is stored once."""
 
     def __init__(self) -> None:
         self.kept: list[dict[str, str]] = []
         self._places: dict[tuple[tuple[str, str], ...], int] = {}
 
     def place(self, thing: dict[str, str]) -> int:
-        """Where it is kept."""
+        """The index of a thing, which is added if it is new."""
         known = tuple(thing.items())
         if known not in self._places:
             self._places[known] = len(self.kept)
@@ -278,7 +278,7 @@ def _all_runs(finds: Finds) -> Iterator[dict[str, Any]]:
                 row["stream"],
                 row.get("memory", "–"),
                 row["seed"],
-                settings_of(row) or "as usual",
+                settings_of(row) or "default",
             ],
             "figures": [
                 row.get(name) for name in ("metrics.acc", "metrics.aaa", "metrics.forgetting", "train_seconds")

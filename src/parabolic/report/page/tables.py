@@ -1,4 +1,4 @@
-"""Tables of a page: what is in a cell, by what it is sorted, and which runs are behind it."""
+"""Tables of the page: what each cell shows, the value to sort by, and the runs behind it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["TableCell", "TableView", "of_paper", "of_scene"]
 
 @dataclass(frozen=True)
 class TableCell:
-    """A cell: ours, what was published, and the keys of the runs behind ours."""
+    """A cell: our figure, the published one, and the keys of the runs behind ours."""
 
     ours: Printed
     published: Printed | None
@@ -37,7 +37,7 @@ class TableView:
     heading: str
     groups: Sequence[tuple[str, int]]  # headings above several columns
     columns: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[TableCell], Sequence[str]]]  # name, cells and the mean rank, where it is told
+    rows: Sequence[tuple[str, Sequence[TableCell], Sequence[str]]]  # name, cells and mean ranks, if shown
     notes: Sequence[str]
     ranked: bool
 
@@ -47,17 +47,17 @@ def of_scene(scene: Scene) -> TableView:
     results = results_of(scene)
     keys = [[[record.key for record in method.runs.values()]] * len(results.columns) for method in scene.methods]
     most = max(len(method.runs) for method in scene.methods)
-    single = ["One seed (n = 1): there is no deviation."] if most == 1 else []
+    single = ["One seed (n = 1): no deviation."] if most == 1 else []
     return _view(results, keys, single)
 
 
 def of_paper(finds: Finds, store: Store) -> list[TableView]:
-    """The paper's tables in which there is something of ours: as they are, tuned, and those of `--quick` likewise."""
+    """The paper's tables for which there are runs of ours: untuned and tuned, and both with `--quick`."""
     made, presets = [], tuple((path, path.stat().st_mtime_ns) for path in known_presets().values() if path.exists())
     for quick, tuned in product((False, True), repeat=2):
         try:
             wanted = _specs(quick, presets if tuned else None)
-        except InputError:  # a preset of the user's is damaged: that is no reason to have no page
+        except InputError:  # a damaged preset of the user's should not prevent the page
             continue
         known = {name: [spec for key, spec in specs.items() if key in finds.runs] for name, specs in wanted.items()}
         found = (store.find(spec) for specs in known.values() for spec in specs)
@@ -73,9 +73,9 @@ def of_paper(finds: Finds, store: Store) -> list[TableView]:
     return made
 
 
-@cache  # there are a thousand of them, and a page that is watched is made again and again
+@cache  # there are a thousand specs, and a watched page is generated again and again
 def _specs(quick: bool, presets: tuple[tuple[Path, int], ...] | None) -> dict[str, dict[str, RunSpec]]:
-    """The runs of each of the paper's tables, by key; tuned, where there are presets as they are now."""
+    """The runs of each of the paper's tables, by key; tuned if `presets`, the current preset files, are given."""
     selection = Selection(quick=quick, tuned=presets is not None)
     return {name: {spec.key: spec for spec in selection.specs(name)} for name in NAMES}
 
@@ -117,7 +117,7 @@ def _units(results: Results) -> list[str]:
 
 
 def _paper_keys(results: Results, selection: Selection, measured: dict[int, Rows]) -> list[list[list[str]]]:
-    """The runs that each cell is made of."""
+    """The keys of the runs behind each cell."""
     if results.name.startswith("bounds."):
         behind = [spec.key for spec in selection.bounds if spec.seed in measured]
         return [[behind] * len(results.columns)] * len(results.rows)
