@@ -21,7 +21,7 @@ from parabolic.streams import find_data, find_stream
 __all__ = ["made_of", "own_code_of", "package_code"]
 
 OURS = Path(__file__).parents[1]
-TELLING = ("cli", "estimators.py", "experiments", "integrations", "report")  # whose code no training step runs
+TELLING = ("cli", "estimators.py", "integrations", "report")  # whose code no run depends on
 
 
 @cache  # later edits do not change what was imported
