@@ -220,7 +220,7 @@ def test_failed_runs_stand_ins_and_trials_are_no_records(parabolic, tmp_path):
     assert told["records"] == {"written": 1, "there": 1, "stand-ins": 1, "held-out": 1}
     assert [record.key for record in Records(tmp_path / "a.jsonl")] == [real.key]
     told = parabolic("runs", "--learner", "sgd", "--records", "a.jsonl")[1]
-    assert "(1 runs written, 1 in the file, 1 stand-ins left out, 1 with held-out examples left out)" in told
+    assert "(1 run written, 1 in the file, 1 stand-ins left out, 1 with held-out examples left out)" in told
 
 
 # -- the paper's tables --------------------------------------------------------------------------------------------
@@ -275,6 +275,30 @@ def test_estimates_use_the_seconds_of_records_from_the_same_device(parabolic, fo
         assert (plan["runs"], plan["done"], plan["unknown"]) == (2, 1, 0 if known else 1)
         expected = Estimates(Records(folder)).seconds(second) if known else 0
         assert plan["seconds"] == pytest.approx(expected)
+
+
+def test_estimates_for_another_device(parabolic, folder):
+    first, second = Selection(("small_buffers",), learners=("sgd",), seeds=2).runs[:2]
+    write_records([made_up(first, device="A fast GPU")], folder / "a.jsonl")
+    asked = ("paper", "small_buffers", "--learners", "sgd", "--seeds", "2")
+    code, out, _ = parabolic(*asked, "--dry-run", "--like", "A fast GPU", "--format", "json")
+    plan = json.loads(out)["all"]
+    assert (code, plan["done"], plan["unknown"]) == (0, 1, 0)
+    assert plan["seconds"] == pytest.approx(Estimates(Records(folder)).seconds(second))
+    code, _, err = parabolic(*asked, "--dry-run", "--like", "A fast CPU")
+    assert (code, "did you mean 'A fast GPU'?" in err) == (2, True)
+    assert "add --dry-run" in parabolic(*asked, "--like", "A fast GPU")[2]
+
+
+def test_a_learner_that_was_never_run_on_a_stream_is_estimated_by_others():
+    def took(learner, stream, seconds):
+        return replace(made_up(RunSpec(learner, stream=stream)), train_seconds=[seconds], test_seconds=[0.0])
+
+    runs = [took("sgd", "seq-cifar100", 2.0), took("sgd", "seq-tinyimagenet", 20.0), took("er", "seq-cifar100", 3.0)]
+    estimates = Estimates(runs)
+    assert estimates.seconds(RunSpec("er", stream="seq-tinyimagenet", epochs=2)) == 60.0
+    assert estimates.seconds(RunSpec("si", stream="seq-tinyimagenet")) is None  # of it nothing is known anywhere
+    assert estimates.seconds(RunSpec("er", stream="seq-digits")) is None  # nor of any learner there
 
 
 def test_bounds_that_cannot_be_measured_here_are_gaps(parabolic, folder):

@@ -535,7 +535,7 @@ def test_images_batch_norm_and_single_examples_are_welcome(cls):
 @pytest.mark.parametrize("cls", [SI, EWC, LwF])
 def test_a_stream_without_tasks_is_refused(cls):
     stream = Stream.from_arrays(torch.randn(60, 3), torch.arange(60) % 6, tasks=3, boundaries=False)
-    with pytest.raises(InputError, match=f"learner: got '{cls.name}', expected one that can do without tasks"):
+    with pytest.raises(InputError, match=f"learner: got '{cls.name}', expected one that needs no tasks"):
         train(cls(net().float()), stream)
 
 

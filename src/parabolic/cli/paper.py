@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from parabolic.checks import check_name
+from parabolic.checks import check_name, invalid
 from parabolic.cli.common import Checkpoint, Device, Runs
 from parabolic.cli.grids import Address, Engine, Fleet, Gpus, Minutes, Workers, close_grid, train_all
 from parabolic.cli.tables import Format, Intervals, Output, check_output, show
@@ -64,6 +64,14 @@ def paper(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Train nothing: print how many runs are left and how long they may take.")
     ] = False,
+    like: Annotated[
+        str | None,
+        typer.Option(
+            help="With --dry-run: the device to estimate the time for, by the stored results.",
+            metavar="DEVICE",
+            show_default="the one in use",
+        ),
+    ] = None,
     format: Format = "terminal",
     intervals: Intervals = False,
     output: Output = None,
@@ -88,8 +96,13 @@ def paper(
     names = None if learners is None else tuple(name.strip() for name in learners.split(","))
     selection = Selection(NAMES if table == "all" else (table,), names, seeds, quick, tuned)
     store = BackedStore(runs, Records.ours() if records else Records())
+    if like is not None and not dry_run:
+        raise invalid("--like", like, "none without --dry-run", "add --dry-run")
     if dry_run:
-        alike, at_once = _like_here(store, device, workers) if engine == "local" else (iter(store), workers or 1)
+        if like is not None:
+            alike, at_once = _trained_on(like, store), 1
+        else:
+            alike, at_once = _like_here(store, device, workers) if engine == "local" else (iter(store), workers or 1)
         _tell_plans(selection.plans(store, Estimates(alike)), at_once, format)
         _tell(_without_presets(selection), aloud=format != "json")
         return
@@ -164,6 +177,13 @@ def _like_here(store: Store, device: str, workers: int | None) -> tuple[Iterator
     here = environment(find_device(device))["device"]
     alike = (record for record in store if record.environment.get("device") == here)
     return alike, 1 if workers == 0 else len(worker_devices(device, workers))
+
+
+def _trained_on(device: str, store: Store) -> Iterator[Record]:
+    """The runs that were trained on the device of this name."""
+    runs = [(str(record.environment.get("device")), record) for record in store]
+    check_name("--like", device, {place for place, _ in runs})
+    return (record for place, record in runs if place == device)
 
 
 def _tell_plans(plans: dict[str, Plan], at_once: int, format: str) -> None:

@@ -33,12 +33,13 @@ class Estimates:
     """Estimates the seconds of a run from the most similar finished runs.
 
     These are runs that differ only in the seed, if there are any; otherwise runs with the same learner, stream and
-    network, in proportion to the number of epochs.
+    network, in proportion to the number of epochs; otherwise runs of the learner on other streams, in proportion to
+    what other learners take on the two.
     """
 
     def __init__(self, records: Iterable[Record]) -> None:
         self.alike: defaultdict[str, list[float]] = defaultdict(list)
-        self.a_pass: defaultdict[str, list[float]] = defaultdict(list)
+        self.a_pass: defaultdict[tuple[str, str, str], list[float]] = defaultdict(list)
         for record in records:
             seconds = sum(record.train_seconds) + sum(record.test_seconds)
             self.alike[_but_for_seed(record.spec)].append(seconds)
@@ -51,7 +52,17 @@ class Estimates:
             return fmean(alike)
         if kin := self.a_pass.get(_kind(resolved)):
             return fmean(kin) * spec.epochs
-        return None
+        elsewhere = self._from_other_streams(*_kind(resolved))
+        return None if elsewhere is None else elsewhere * spec.epochs
+
+    def _from_other_streams(self, learner: str, stream: str, backbone: str) -> float | None:
+        mean = {kind: fmean(seconds) for kind, seconds in self.a_pass.items() if kind[2] == backbone}
+        scaled = []
+        for other in {place for name, place, _ in mean if name == learner}:
+            pairs = [((name, stream, backbone), (name, other, backbone)) for name, *_ in mean]
+            ratios = {mean[here] / mean[there] for here, there in pairs if here in mean and there in mean}
+            scaled += [mean[learner, other, backbone] * ratio for ratio in ratios]
+        return fmean(scaled) if scaled else None
 
 
 def plan(specs: Iterable[RunSpec], find: Callable[[RunSpec], object | None], estimates: Estimates) -> Plan:
@@ -70,5 +81,5 @@ def _but_for_seed(resolved: Mapping[str, Any]) -> str:
     return json.dumps({name: value for name, value in resolved.items() if name != "seed"}, sort_keys=True)
 
 
-def _kind(resolved: Mapping[str, Any]) -> str:
-    return json.dumps([resolved[name] for name in ("learner", "stream", "backbone")])
+def _kind(resolved: Mapping[str, Any]) -> tuple[str, str, str]:
+    return resolved["learner"], resolved["stream"], resolved["backbone"]
