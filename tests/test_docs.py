@@ -16,8 +16,8 @@ from test_learners import frozen, same
 
 from parabolic import ER, MLP, RunSpec, Store, make_stream, run, train
 from parabolic.engine import Callback, Diverged
-from parabolic.experiments.paper import METHODS, PLUS, SEEDS, paper_tables
-from parabolic.experiments.records import Records
+from parabolic.experiments.paper import METHODS, PLUS, SEEDS, Estimates, Selection, paper_tables
+from parabolic.experiments.records import BackedStore, Records
 from parabolic.learners.pcl import ABLATIONS
 from parabolic.learners.whole import left_behind
 from parabolic.statistics import Summary
@@ -439,6 +439,25 @@ def test_leads_that_the_results_tell_of_are_those_of_the_records():
     )
     assert told.format(*small[:2], *low, *small[2:], *(next_best[each] for each in high)) in page
     assert "by {} and {} with 200 slots, {} and {} with 600".format(*large) in page
+
+
+def test_how_much_is_done_is_as_the_results_say():
+    records, page = Records(ROOT / "results" / "records"), " ".join((ROOT / "docs/results.md").read_text().split())
+    estimates = Estimates(iter(records))
+    for tuned in (False, True):
+        selection = Selection(tuned=tuned)
+        plan = selection.plans(BackedStore("none", records), estimates)["all"]
+        done = {run.key: run for spec in selection.runs if (run := records.find(spec))}.values()
+        minutes = sum(sum(run.train_seconds) + sum(run.test_seconds) for run in done) / 60
+        if tuned:
+            told = (
+                f"With tuned settings {plan.done} of {plan.runs} are done, in {minutes:.0f} minutes, and the rest would"
+            )
+            assert f"{told} take about {plan.seconds / 60:.0f}, without" in page
+        else:
+            assert f"Of the {plan.runs:,} runs of the paper's tables at published settings {plan.done} are done" in page
+            told = f"they took {minutes:.0f} minutes of one H200. The other {plan.runs - plan.done} would take about"
+            assert f"{told} {plan.seconds / 3600:.1f} hours more" in page
 
 
 def test_the_figures_of_the_readme_are_those_of_the_records():
