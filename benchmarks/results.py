@@ -6,8 +6,10 @@
     python benchmarks/results.py --pair PCL ER --tuned
 
 In the page, a table is between <!-- NAME --> and <!-- end -->. NAME is one of the paper's tables, with -tuned for tuned
-values; it shows the methods that have runs, and the columns in which at least two have. There are two more: `even`
-compares the paper's figures for uneven classes with our runs on uneven and even ones, and `seconds` shows run times.
+values; it shows the methods that have runs, and the columns in which at least two have. <!-- NAME STREAM --> shows only
+the columns whose stream begins with STREAM. There are three more: `even` compares the paper's figures for uneven
+classes with our runs on uneven and even ones, `averaged` shows rivals with averaged weights on Seq-TinyImageNet, and
+`seconds` shows run times.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from parabolic.statistics import Summary, paired, welch
 ROOT = Path(__file__).parents[1]
 PAGE, RECORDS = ROOT / "docs" / "results.md", ROOT / "results" / "records"
 NAMES = {"aaa": "AAA", "acc": "Acc"}
-MARKED = re.compile(r"(<!-- (?!end)([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+AVERAGED = {"ER": "er", "ER-OBC": "obc", "CLSER": "clser"}
+MARKED = re.compile(r"(<!-- (?!end)([\w-]+(?: [\w-]+)?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
 def written(page: str, records: Records) -> str:
@@ -42,11 +45,14 @@ def made(name: str, records: Records) -> str:
         cells = ("paper, uneven", "uneven", "p", "even", "p")
         head = [f"{metric} {cell}" for metric in NAMES.values() for cell in cells]
         return "".join(lines(["", *head], even(records)))
+    if name == "averaged":
+        return "".join(lines(["", *NAMES.values(), "s"], averaged(records)))
+    name, _, stream = name.partition(" ")
     tuned = name.endswith("-tuned")
-    return "".join(of_paper(paper_tables()[name.removesuffix("-tuned")], records, tuned=tuned))
+    return "".join(of_paper(paper_tables()[name.removesuffix("-tuned")], records, stream=stream, tuned=tuned))
 
 
-def of_paper(table: PaperTable, records: Records, *, tuned: bool) -> Iterator[str]:
+def of_paper(table: PaperTable, records: Records, *, stream: str, tuned: bool) -> Iterator[str]:
     """Yield a table of the paper: each method that has runs, in the settings in which at least two methods have."""
     rows = [*table.rows, *([] if tuned else table.also), *[PLUS] * table.plus]
     runs = {
@@ -54,7 +60,11 @@ def of_paper(table: PaperTable, records: Records, *, tuned: bool) -> Iterator[st
         for row in rows
         for place, setting in enumerate(table.settings)
     }
-    places = [place for place in range(len(table.settings)) if sum(bool(runs[row, place]) for row in rows) > 1]
+    places = [
+        place
+        for place, setting in enumerate(table.settings)
+        if setting.stream.startswith(stream) and sum(bool(runs[row, place]) for row in rows) > 1
+    ]
     rows = [row for row in rows if any(runs[row, place] for place in places)]
     head, cells = [], {row: list[str]() for row in rows}
     for place in places:
@@ -89,6 +99,17 @@ def even(records: Records) -> Iterator[list[str]]:
                     ours = Summary.of([run.metrics[metric] for spec in specs if (run := records.find(spec))])
                     cells += [told(ours), f"{welch(ours, paper).p:.3f}"]
             yield cells
+
+
+def averaged(records: Records) -> Iterator[list[str]]:
+    """Show PCL+ on Seq-TinyImageNet beside rivals with the presets, and so the averaged weights, of Seq-CIFAR-100."""
+    setting = paper_tables()["main"].settings[2]
+    rivals = list(Records(RECORDS / "tinyimagenet-averaged.jsonl"))
+    rows = {row: [run for run in rivals if run.spec["learner"] == name] for row, name in AVERAGED.items()}
+    rows[PLUS] = [run for spec in setting.specs(PLUS, tuned=True) if (run := records.find(spec))]
+    for row, runs in rows.items():
+        figures = [told(Summary.of([run.metrics[metric] for run in runs])) for metric in NAMES]
+        yield [row, *figures, f"{fmean(sum(run.train_seconds) for run in runs):.1f}"]
 
 
 def pair(one: str, other: str, records: Records, *, tuned: bool) -> Iterator[list[str]]:

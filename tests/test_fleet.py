@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from parabolic import ER, MLP, InputError, Memory, ReplayLearner, Stream, train
-from parabolic.engine import Fleet, computing_in, feed, fleet, numerics, train_fleet
+from parabolic.engine import Diverged, Fleet, computing_in, feed, fleet, numerics, train_fleet
 from parabolic.engine.fleet import Berth, counters, set_counters
 from parabolic.experiments import RunSpec, execute, execute_fleet
 from parabolic.experiments.execution import Yard
@@ -152,6 +152,35 @@ def test_one_that_diverges_leaves_the_others_alone():
     assert "er on arrays, seed 0: the loss became nan in task 1, by step" in str(wrong.error)
     alone = train(make("er", 1), stream(1), batch=10)
     assert (alone.matrix[1] == right.matrix[1]).all()
+
+
+class BlindLater(torch.nn.Module):
+    """Learns well, but its scores for prediction are NaN after `after` training batches."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.model, self.left = MLP((2,), 4, hidden=(16,)), after
+
+    def forward(self, x):
+        self.left -= self.training
+        return self.model(x) * (1 if self.training or self.left >= 0 else torch.nan)
+
+
+def test_scores_that_are_nan_in_a_test_are_no_result():
+    """NaN scores would count as predictions of class 0, although the loss is finite."""
+    first = sum(1 for _ in stream(0)[0].batches(10))
+    torch.manual_seed(0)
+    models = [BlindLater(first), MLP((2,), 4, hidden=(16,))]
+    wrong, right = train_fleet(
+        Fleet([find_learner("sgd")(model, classes=4) for model in models]), [stream(0), stream(1)], batch=10
+    )
+    assert "sgd on arrays, seed 0: the scores became NaN in task 2, by step" in str(wrong.error)
+    assert np.isfinite(wrong.matrix[0, 0])
+    assert np.isnan(wrong.matrix[1]).all()
+    assert right.error is None
+    assert np.isfinite(right.matrix[1]).all()
+    with pytest.raises(Diverged, match="the scores became NaN in task 1"):
+        train(find_learner("sgd")(BlindLater(1), classes=4), stream(0), batch=10)
 
 
 def test_streams_of_different_lengths_are_refused():

@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import optuna
 import pytest
 from grids import alive, kill, until
 
@@ -18,6 +17,8 @@ from parabolic import InputError, RunSpec, Store
 from parabolic.experiments import Search, execute, execute_fleet, load_preset, tune, tuning
 from parabolic.experiments.study import Study
 from parabolic.learners import known_learners
+
+optuna = pytest.importorskip("optuna", reason="needs the extra `tune`: pip install 'parabolic-cl[tune]'")
 
 BLOBS = RunSpec(learner="er", stream="seq-blobs")
 

@@ -20,6 +20,7 @@ from parabolic.streams import Stream
 __all__ = ["Berth", "Fleet"]
 
 SHEET = 1000  # test examples per batch
+MANY = 2**40  # more than a task has test examples
 
 
 class Berth:
@@ -64,7 +65,7 @@ class Berth:
         return made
 
     def test(self, stream: Stream, row: int, size: int = SHEET) -> Tensor:
-        """The number of correct test examples of each task so far, after task `row`.
+        """The number of correct test examples of each task so far, after task `row`; negative where scores are NaN.
 
         In the first row all classes seen so far compete, in the second only those of the example's own task.
         """
@@ -268,4 +269,4 @@ def _among(some: Sequence[int], classes: int) -> Tensor:
 def _mark(learner: Learner, x: Tensor, y: Tensor, task: Tensor, competing: Tensor, right: Tensor) -> None:
     scores = learner.scores_at(learner.inputs(x))[:, : competing.shape[-1]]
     answers = scores.masked_fill(~competing[:, task], -torch.inf).argmax(-1)  # two rows, as in `competing`
-    right.index_add_(1, task, (answers == y).long())
+    right.index_add_(1, task, (answers == y).long() - MANY * scores.isnan().any(-1))

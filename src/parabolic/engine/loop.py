@@ -173,6 +173,8 @@ def _go_through(
             with fleet.together():
                 _test(fleet, states, row)
         tested = _now(fleet.device)
+        if not _going(states):
+            return
         for state in _going(states):
             state.train_seconds.append(state.spent + (trained - started) / len(states))
             state.test_seconds.append((tested - trained) / len(states))
@@ -230,7 +232,7 @@ def _learn(
 
 
 def _test(fleet: Fleet, states: list[State], row: int) -> None:
-    """Fill in a row of each learner's accuracy matrices."""
+    """Fill in a row of each learner's accuracy matrices; a learner whose scores are NaN has diverged."""
     found = []
     for berth, state in zip(fleet.berths, states, strict=True):
         with berth.aside():
@@ -239,6 +241,9 @@ def _test(fleet: Fleet, states: list[State], row: int) -> None:
         sizes = [len(task.test_rows) for task in state.stream.tasks[: row + 1]]
         with berth.aside():
             counts = right.tolist()
+        if min(map(min, counts)) < 0:
+            state.error = state.error or _diverged(state, "the scores became NaN")
+            continue
         for matrix, count in zip((state.matrix, state.task_matrix), counts, strict=True):
             matrix[row, : row + 1] = [100 * each / size for each, size in zip(count, sizes, strict=True)]
 
@@ -249,11 +254,15 @@ def _sound(fleet: Fleet, states: list[State]) -> bool:
         with berth.aside():
             loss = 0.0 if state.loss is None else state.loss.item()
         if state.error is None and not math.isfinite(loss):
-            state.error = Diverged(
-                f"{_who(state)}: the loss became {loss} in task {state.task + 1}, by step {state.step}: "
-                f"lower lr (now {state.learner.lr:g}) or set clip_norm"
-            )
+            state.error = _diverged(state, f"the loss became {loss}")
     return bool(_going(states))
+
+
+def _diverged(state: State, what: str) -> Diverged:
+    return Diverged(
+        f"{_who(state)}: {what} in task {state.task + 1}, by step {state.step}: "
+        f"lower lr (now {state.learner.lr:g}) or set clip_norm"
+    )
 
 
 def _going(states: list[State]) -> list[State]:
