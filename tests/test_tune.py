@@ -15,10 +15,10 @@ from grids import alive, kill, until
 
 from parabolic import InputError, RunSpec, Store
 from parabolic.experiments import Search, execute, execute_fleet, load_preset, tune, tuning
-from parabolic.experiments.study import Study
 from parabolic.learners import known_learners
 
 optuna = pytest.importorskip("optuna", reason="needs the extra `tune`: pip install 'parabolic-cl[tune]'")
+Study = pytest.importorskip("parabolic.experiments.study").Study  # imports Optuna
 
 BLOBS = RunSpec(learner="er", stream="seq-blobs")
 
