@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from parabolic import ER, MLP, InputError, Joint, RunSpec, Store, make_stream, r
 from parabolic.engine import Callback
 from parabolic.experiments import Records, execute, run_grid, write_records
 from parabolic.experiments.execution import build
+from parabolic.report.scenes import find_scenes, results_of
 
 SPEC = {"learner": "er", "stream": "seq-blobs", "batch": 50, "backbone": "mlp"}
 
@@ -185,6 +187,18 @@ def test_a_comparison_has_a_column_for_each(parabolic, folder):
     assert out.splitlines()[2] == "| learner | drawn | Acc % |"
     code, _, err = parabolic(*asked, "--metrics", "lenght")
     assert (code, "did you mean 'length'?" in err) == (2, True)
+
+
+def test_the_page_shows_what_was_measured(parabolic, folder):
+    more = ("--stream", "seq-blobs", "--set", "batch=50", "--set", "measure=mine.py:length")
+    assert parabolic("compare", "--learners", "er,sgd", "--seeds", "2", "--workers", "0", *more)[0] == 0
+    (scene,) = find_scenes(Store("runs")).scenes
+    results = results_of(scene)
+    assert [column.title for column in results.columns][4:] == ["length"]
+    lengths = [[record.metrics["length"] for record in method.runs.values()] for method in scene.methods]
+    assert [list(row[4].by_seed.values()) for row in results.rows.values()] == lengths
+    assert parabolic("report", "-o", "page.html")[0] == 0
+    assert ">length" in Path("page.html").read_text()
 
 
 def test_a_run_tells_it_and_a_table_of_runs_has_a_column(parabolic, folder):

@@ -49,8 +49,10 @@ def comparison(
     return Results("comparison", title, list(columns.values()), rows, notes, heading="learner")
 
 
-def column_of(name: str, measure: Measure) -> Column:
+def column_of(name: str, measure: Measure | None = None) -> Column:
     """The column of a user's own measure, whose attribute `better` says which values are good: "higher" or "lower".
+
+    Stored runs hold what was measured but not the measure; without it no value is marked as the best.
 
     >>> def calibration(state): ...
     >>> column_of("calibration", calibration).better

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parabolic.experiments import FailedRun, Record, Store, known_presets, load_preset
-from parabolic.report.comparisons import at_once, cell_of, many
+from parabolic.report.comparisons import at_once, cell_of, column_of, many
 from parabolic.report.runs import Row, departures, name_of, place_of, row_of, select, short, unusual, written
 from parabolic.report.tables import Cell, Column, Results
 from parabolic.statistics import Summary
@@ -139,11 +139,13 @@ def _left_out(rows: Sequence[Row]) -> str:
 
 
 def results_of(scene: Scene) -> Results:
-    """A table of a scene's methods against metrics."""
+    """A table of a scene's methods against metrics and the user's own measures."""
     wanted = max([len(scene.seeds), *[len(method.runs) for method in scene.methods]])
-    rows = {method.name: [method.cell(name, wanted) for name in COLUMNS] for method in scene.methods}
-    notes = at_once({method.name: list(method.runs.values()) for method in scene.methods})
-    return Results("scene", scene.title, list(COLUMNS.values()), rows, notes, heading="method")
+    runs = {method.name: list(method.runs.values()) for method in scene.methods}
+    measures = dict.fromkeys(name for each in runs.values() for record in each for name in record.measured)
+    columns = COLUMNS | {name: column_of(name) for name in measures}
+    rows = {method.name: [method.cell(name, wanted) for name in columns] for method in scene.methods}
+    return Results("scene", scene.title, list(columns.values()), rows, at_once(runs), heading="method")
 
 
 def _scenes(rows: Iterable[Row], runs: Mapping[str, Record], failed: Mapping[str, FailedRun]) -> list[Scene]:
