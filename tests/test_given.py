@@ -203,3 +203,66 @@ def test_no_other_thread_learns_between_scores_and_the_answer_that_is_made_of_th
         monkeypatch.setattr(type(learner.error), "answer", answer)
         learner.predict(batches()[0][0])
     assert free == [False]
+
+
+@pytest.mark.parametrize(
+    ("x", "told"),
+    [
+        (
+            {"ids": torch.zeros(2, 4), "mask": torch.ones(2, 4)},
+            r"x: got <class 'dict'>, expected one tensor, whose first .*as in torch.stack\(\[ids, mask\], 1\)",
+        ),
+        ((torch.zeros(2, 4), torch.zeros(2, 4)), r"x: got <class 'tuple'>, expected one tensor"),
+        ([torch.zeros(4), torch.zeros(4)], r"x: got <class 'list'>, expected one tensor.*: torch.stack\(x\)"),
+        (torch.zeros(2, 4, dtype=torch.float64), r"and torch.float32; convert them: x.to\(torch.float32\)"),
+        (torch.zeros(2, 3), "pad sequences to one length"),
+        (torch.zeros(4), r"add a dimension: x\[None\]"),
+    ],
+)
+def test_examples_of_another_form_are_told_how_to_be_given(x, told):
+    learner = known_learners()["er"](nn.Linear(4, 3))
+    learner.observe(*batches()[0])
+    with pytest.raises(InputError, match=told):
+        learner.observe(x, torch.tensor([0, 1]))
+    assert learner.steps == 1
+
+
+def test_several_inputs_go_through_as_one():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.head = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+        def forward(self, both):
+            ids, mask = both.unbind(1)
+            return self.head((self.words(ids) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
+
+    g = torch.Generator().manual_seed(0)
+    ids, mask = torch.randint(9, (8, 5), generator=g), torch.ones(8, 5, dtype=torch.long)
+    learner = known_learners()["er"](Masked(), lr=0.5)
+    losses = [float(learner.observe(torch.stack([ids, mask], 1), ids[:, 0] % 3)) for _ in range(40)]
+    assert losses[-1] < losses[0] / 2
+
+
+@pytest.mark.parametrize("name", ["er", "pcl"])
+def test_an_error_of_the_model_itself_leaves_no_trace(name):
+    """Whatever the error: batch norm's statistics and the random draws are as before the batch."""
+
+    class Fails(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.head, self.fails = nn.BatchNorm1d(4), nn.Linear(4, 3), False
+
+        def forward(self, x):
+            x = self.norm(x)
+            if self.fails and self.training:
+                raise KeyError("an error of the user's")
+            return self.head(x)
+
+    learner, (first, second, *_) = known_learners()[name](Fails()), batches()
+    learner.observe(*first)
+    before = copy.deepcopy(learner.state_dict())
+    learner.model.fails = True
+    with pytest.raises(KeyError, match="an error of the user's"):
+        learner.observe(*second)
+    assert same_state(before, learner.state_dict())

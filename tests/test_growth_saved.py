@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from parabolic import ER, SGD, InputError, Journal, Learner, make_backbone
+from parabolic import ER, PCL, SGD, InputError, Journal, Learner, make_backbone
+from parabolic.estimators import ParabolicClassifier
 from parabolic.learners import MSE, CrossEntropy, Scale
 from parabolic.learners.head import last_linear
 from parabolic.states import pack_state, read_state, same_state
@@ -95,6 +96,32 @@ def test_a_layer_that_does_not_give_the_scores_is_not_widened(model):
     learner.observe(*batch())
     refused(learner, 5, r"^model: got 3 scores that are not .*, expected .* gives the scores; define")
     learner.observe(*batch())
+
+
+class Early(nn.Module):
+    """The layer that gives the scores is defined before a wider one."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.body = nn.Linear(8, 3), nn.Linear(4, 8)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+@pytest.mark.parametrize("cls", [PCL, ER])
+def test_a_wide_layer_elsewhere_is_not_taken_for_room(cls):
+    learner = cls(Early())
+    learner.observe(*batch())
+    refused(learner, 5, r"^model: got 3 scores that are not .*out_features=8.*, expected .* gives the scores; define")
+    learner.observe(*batch())
+    x = np.random.default_rng(0).normal(size=(30, 4))
+    model = ParabolicClassifier(model=Early(), learner=cls.name).fit(x, np.array(["a", "b", "c"] * 10))
+    before = model.predict(x)
+    with pytest.raises(InputError, match="3 scores that are not"):
+        model.partial_fit(x[:2], ["d", "d"])
+    assert [*model.classes_] == ["a", "b", "c"]
+    assert (model.predict(x) == before).all()
 
 
 def test_before_the_first_batch_that_batch_tells_of_a_wrong_layer():

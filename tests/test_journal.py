@@ -753,6 +753,46 @@ def test_notes_are_kept(tmp_path):
     assert rates == [0.01] * 3 + [0.005] * 4 + [0.0025] * 2
 
 
+@pytest.mark.parametrize("every", [1, 3])
+def test_notes_of_a_batch_are_saved_with_it(tmp_path, every):
+    """However it is stopped, no offset is learned twice and a schedule is as far as the learner."""
+
+    def go(folder, stops):
+        offsets, stops = [], list(stops)
+        while True:
+            journal = Journal(folder, make(), every=every)
+            schedule = torch.optim.lr_scheduler.ExponentialLR(journal.learner.optim, 0.9)
+            schedule.load_state_dict(journal.notes.get("schedule", schedule.state_dict()))
+            del offsets[journal.batches :]  # what was learned after the file is lost, and learned again
+
+            def after():
+                schedule.step()  # noqa: B023
+                return {"offset": offsets[-1] + 1, "schedule": schedule.state_dict()}  # noqa: B023
+
+            end = stops.pop(0) if stops else 12
+            for offset in range(journal.notes.get("offset", 0), end):
+                offsets.append(offset)
+                journal.observe(*batch(offset), notes=after)
+            journal.close()  # nothing is written any more, as after a kill
+            if end == 12:
+                return offsets, frozen(journal.learner)
+
+    once, plain = go(tmp_path / "once", [])
+    again, resumed = go(tmp_path / "again", [2, 4, 7, 7, 11])
+    assert once == again == list(range(12))
+    assert same_state(plain, resumed)
+
+
+def test_notes_of_a_batch_may_come_with_a_skipped_one_and_must_be_a_dict(tmp_path):
+    with Journal(tmp_path, make()) as journal:
+        for notes in ("offset", lambda: 3):
+            with pytest.raises(InputError, match="^notes: got .*, expected a dict, or a function that returns one"):
+                journal.skip(notes=notes)
+        journal.skip(notes={"offset": 5})
+        journal.skip(notes=lambda: None)
+        assert journal.notes == {"offset": 5}
+
+
 TASKS = [[batch(number) for number in range(first, first + 5)] for first in (0, 5, 10)]
 
 

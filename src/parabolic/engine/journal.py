@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +25,7 @@ from parabolic.states import Damaged, pack_state
 __all__ = ["Journal"]
 
 SUFFIX, LOCK = ".safetensors", ".lock"
+Notes = Mapping[str, Any] | Callable[[], Mapping[str, Any] | None] | None
 PLACE = ("batches", "tasks", "task_batches", "in_task", "notes")  # saved with the learner
 
 
@@ -45,8 +46,9 @@ class Journal:
             finite): "stop" raises, "warn" continues learning. Either way the existing files stay, and the next attempt
             is `every` batches later.
 
-    `notes` is a dict for the caller's own data, saved with the learner: plain values and tensors, such as the state of
-    a schedule.
+    `notes` is a dict for the caller's own data, saved with the learner: plain values and tensors. What belongs to a batch,
+    such as its offset in a log or the state of a schedule, is passed to `observe`, which saves it with that batch; set
+    after `observe`, it would be missing from the file that `observe` has just written.
 
     >>> import tempfile, torch
     >>> from parabolic import ER
@@ -88,26 +90,45 @@ class Journal:
             self._lock.release()
             raise
 
-    def observe(self, x: Tensor, y: Tensor, task: int | None = None) -> Tensor:
-        """Learn a batch, and write a file if one is due; returns the loss, on the device."""
+    def observe(self, x: Tensor, y: Tensor, task: int | None = None, *, notes: Notes = None) -> Tensor:
+        """Learn a batch, and write a file if one is due; returns the loss, on the device.
+
+        `notes` are added to the journal's once the batch is learned, before a file is written. A function that returns
+        them is called at that moment, and may step a schedule:
+
+        >>> import tempfile, torch
+        >>> from parabolic import ER
+        >>> learner = ER(torch.nn.Linear(4, 3))
+        >>> schedule = torch.optim.lr_scheduler.ExponentialLR(learner.optim, 0.9)
+        >>> def after():
+        ...     schedule.step()
+        ...     return {"schedule": schedule.state_dict()}
+        >>> with Journal(tempfile.mkdtemp(), learner) as journal:
+        ...     schedule.load_state_dict(journal.notes.get("schedule", schedule.state_dict()))
+        ...     loss = journal.observe(torch.randn(8, 4), torch.arange(8) % 3, notes=after)
+        >>> journal.notes["schedule"]["last_epoch"]
+        1
+        """
         self._check_open()
+        self._check_notes(notes)
         self._unwritten = None
         with self._change():
             loss = self.learner.observe(x, y, task)
-            self._count()
+            self._count(notes)
         self._write_if_due()
         return loss
 
-    def skip(self) -> None:
+    def skip(self, *, notes: Notes = None) -> None:
         """Count a batch without learning it, such as one that `observe` refused, so that it is not repeated on resume.
 
         If the batch was learned and only its file could not be written, that error is raised again.
         """
         self._check_open()
+        self._check_notes(notes)
         if self._unwritten is not None:
             raise self._unwritten
         with self._change():
-            self._count()
+            self._count(notes)
         self._write_if_due()
 
     def start_task(self, batches: TaskBatches) -> None:
@@ -180,9 +201,17 @@ class Journal:
         finally:
             self._changing = False
 
-    def _count(self) -> None:
+    def _check_notes(self, notes: Notes) -> None:
+        if not (notes is None or callable(notes) or isinstance(notes, Mapping)):
+            raise invalid("notes", type(notes), "a dict, or a function that returns one")
+
+    def _count(self, notes: Notes) -> None:
         self.batches += 1
         self.task_batches += 1
+        told = notes() if callable(notes) else notes
+        if callable(notes):
+            self._check_notes(told)
+        self.notes.update(told or {})
 
     def _write_if_due(self) -> None:
         if self._due or self.batches % self.every == 0:

@@ -246,7 +246,9 @@ class Learner:
             try:
                 x, y = self._checked(x, y)
                 loss = self.step(x, y, task)
-            except InputError:
+            except torch.AcceleratorError:  # nothing can be copied on a device that has failed
+                raise
+            except Exception:
                 if not self._descended:  # else it has learned, which cannot be undone
                     take_back()
                 raise
@@ -356,8 +358,9 @@ class Learner:
             _, head = last_linear(self.model)
             check_head(head, self.classes)
             known = self.classes or head.out_features
-            if classes > head.out_features:
+            if classes > known:
                 self._check_growth(head, classes)
+            if classes > head.out_features:
                 self.on_growth(widen(head, classes, self.generator))
             if classes > known:
                 self.criterion, self.classes = self.error.widened(classes), classes
@@ -680,7 +683,9 @@ class Learner:
 
     def _check_growth(self, head: nn.Linear, classes: int) -> None:
         """Refuse a last layer that cannot grow alone or, tried on an example of zeros, does not compute the scores."""
-        check_alone(self.model, head)
+        grows = classes > head.out_features
+        if grows:
+            check_alone(self.model, head)
         if self._example is None:  # then the first batch will show it
             return
         shape, dtype = self._example
@@ -693,14 +698,19 @@ class Learner:
                 return 0
 
         if known := outputs({}):
-            check_head(head, known, given=outputs(wider(self.model, head, classes)) >= classes)
+            check_head(head, known, given=outputs(wider(self.model, head, classes) if grows else {}) >= classes)
 
     def _check_kind(self, x: Tensor) -> None:
         if self._example is not None and self._example != (x.shape[1:], x.dtype):
             shape, dtype = self._example
             like = f"examples as in the first batch, each of shape {list(shape)} and {dtype}"
-            alone = "add a dimension: x[None]" if (x.shape, x.dtype) == self._example else ""
-            raise invalid("x", x, like, alone or "one learner learns one kind of example")
+            if (x.shape, x.dtype) == self._example:
+                remedy = "add a dimension: x[None]"
+            elif x.shape[1:] == shape and x.is_floating_point() and dtype.is_floating_point:
+                remedy = f"convert them: x.to({dtype})"
+            else:
+                remedy = "one learner learns one kind of example: pad sequences to one length"
+            raise invalid("x", x, like, remedy)
 
     def _check_inputs(self, x: Tensor, inputs: Tensor) -> None:
         """Refuse numbers that are no longer finite as inputs of the model."""
@@ -811,6 +821,10 @@ def _version(x: Any) -> int:
     return 0 if not isinstance(x, Tensor) or x.is_inference() else x._version
 
 
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "__array__") and np.ndim(value) > 0
+
+
 def _as_tensor(name: str, value: Any, device: torch.device) -> Tensor:
     check_gaps(name, value)
     try:
@@ -820,6 +834,9 @@ def _as_tensor(name: str, value: Any, device: torch.device) -> Tensor:
                 value = value.astype(value.dtype.newbyteorder("="))  # torch refuses these, or warns without need
         tensor = torch.as_tensor(value, device=device).detach()
     except (TypeError, ValueError, RuntimeError) as error:
+        if isinstance(value, Mapping) or (isinstance(value, list | tuple) and any(_is_array(each) for each in value)):
+            remedy = "stack its parts: torch.stack(x); several inputs, as in torch.stack([ids, mask], 1), are split in the model"
+            raise invalid(name, type(value), "one tensor, whose first dimension is the batch", remedy) from error
         several = isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)
         words = several and any(isinstance(each, str) for each in value[:1])
         remedy = "number them from 0, or use an estimator, which accepts words" if words else str(error)
