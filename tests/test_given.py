@@ -213,7 +213,7 @@ def test_no_other_thread_learns_between_scores_and_the_answer_that_is_made_of_th
             r"x: got <class 'dict'>, expected one tensor, whose first .*as in torch.stack\(\[ids, mask\], 1\)",
         ),
         ((torch.zeros(2, 4), torch.zeros(2, 4)), r"x: got <class 'tuple'>, expected one tensor"),
-        ([torch.zeros(4), torch.zeros(4)], r"x: got <class 'list'>, expected one tensor.*: torch.stack\(x\)"),
+        ([torch.zeros(4), torch.zeros(4)], r"x: got <class 'list'>, expected one tensor.*use torch.stack\(x\)"),
         (torch.zeros(2, 4, dtype=torch.float64), r"and torch.float32; convert them: x.to\(torch.float32\)"),
         (torch.zeros(2, 3), "pad sequences to one length"),
         (torch.zeros(4), r"add a dimension: x\[None\]"),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from parabolic import ER, InputError, Memory
+from parabolic import ER, InputError, Learner, Memory, Recent
 from parabolic.memory import distinct
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -248,3 +248,37 @@ def test_slots_that_are_none_are_told_by_the_policys_name(slots):
     with pytest.raises(InputError, match="^place of Wrong: got a tensor of shape .*, expected the slots of 2 examples"):
         memory.offer({"x": torch.ones(2, 3)})
     assert len(memory) == 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_recent_memory_keeps_examples_for_an_exponential_time(device):
+    """The chance that an example is still there after n others is (1 − 1/horizon)ⁿ, times that of being stored."""
+    length, capacity, horizon, trials = 120, 10, 30, 4000
+    generator = torch.Generator(device).manual_seed(0)
+    counts = np.zeros(length)
+    for _ in range(trials):
+        memory = Recent(capacity, horizon=horizon)
+        for part in torch.arange(length, device=device).split(7):
+            memory.offer({"x": part}, generator=generator)
+        counts[memory["x"].cpu().numpy()] += 1
+    stored = np.where(np.arange(length) < capacity, 1, capacity / horizon)
+    later = length - np.maximum(np.arange(length) + 1, capacity)  # while it fills, nothing is replaced
+    expected = stored * (1 - 1 / horizon) ** later
+    assert expected.sum() == pytest.approx(capacity)
+    assert np.abs((counts / trials - expected) / np.sqrt(expected * (1 - expected) / trials)).max() < 4.5
+
+
+def test_a_recent_memory_has_the_newest_example_unless_it_looks_further_back(tmp_path):
+    for horizon in (None, 4):
+        memory = Recent(4, horizon)
+        for number in range(50):
+            memory.offer({"x": torch.tensor([number])})
+            assert number in memory["x"]
+    with pytest.raises(InputError, match="^horizon: got 3, expected .*at least 4"):
+        Recent(4, horizon=3)
+    learner = ER(torch.nn.Linear(2, 2), memory=Recent(40, horizon=90))
+    for _ in range(12):
+        learner.observe(torch.randn(8, 2), torch.arange(8) % 2)
+    back = Learner.load(learner.save(tmp_path / "er"), model=torch.nn.Linear(2, 2))
+    assert repr(back.past) == repr(learner.past) == "Recent(40, 90.0)"
+    assert torch.equal(back.past.ages, learner.past.ages)

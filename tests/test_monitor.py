@@ -134,6 +134,53 @@ def test_composition_by_class_and_age(name):
     assert [look.step for look in seen] == [7, 14, 21, 28, 35, 42, 49, 50]
 
 
+def test_what_is_right_before_it_is_learned_is_counted_since_the_last_look():
+    learner, plain, seen, right = ER(MLP((2,), 3), memory=50), None, [], []
+    plain = copy.deepcopy(learner)
+    with Monitor(every=10, tell=seen.append, share=0) as monitor:
+        for number, (x, y) in enumerate(numbered(25)):
+            if number % 10 < 7:  # a part may do
+                right.append([int(learner.predict(each[None])) == int(label) for each, label in zip(x, y, strict=True)])
+                monitor.ahead(learner, x.numpy(), y.tolist())
+            else:
+                right.append([])
+            monitor(learner, learner.observe(x, y))
+            plain.observe(x, y)
+    assert same_state(learner.state_dict(), plain.state_dict())
+    parts = [[*itertools.chain(*right[first : first + 10])] for first in (0, 10, 20)]
+    assert [look.ahead for look in seen] == pytest.approx([100 * sum(part) / len(part) for part in parts])
+    assert "% right before learning" in str(seen[0])
+    assert seen[0].figures()["monitor/ahead"] == seen[0].ahead
+    assert Look.from_dict(seen[0].as_dict()) == seen[0]
+    again = monitor.look(learner)
+    assert again.ahead is None  # a new stream
+    monitor.ahead(learner, x, y)
+    told = [monitor.look(learner).ahead for _ in range(2)]  # the second look has nothing new
+    assert told == pytest.approx([100 * float((learner.predict(x) == y).double().mean())] * 2)
+
+
+def test_labels_that_become_wrong_are_seen_ahead():
+    torch.manual_seed(0)
+    learner, seen = ER(MLP((4,), 2), memory=200, lr=0.05), []
+    with Monitor(every=100, tell=seen.append, share=0) as monitor:
+        for number in range(400):
+            x = torch.randn(8, 4)
+            y = ((x[:, 0] > 0) ^ (number >= 300)).long()
+            monitor.ahead(learner, x, y)
+            monitor(learner, learner.observe(x, y))
+    before, after = seen[2:4]
+    assert before.ahead > 90
+    assert after.ahead < 50
+
+
+def test_only_classes_can_be_right():
+    monitor, x = Monitor(tell=str), torch.randn(4, 2)
+    with pytest.raises(InputError, match="^learner: got 'ER', expected one that learns classes"):
+        monitor.ahead(ER(nn.Linear(2, 1), criterion="mse"), x, torch.randn(4))
+    with pytest.raises(InputError, match="^y: got .*, expected 4 labels, one for each example"):
+        Monitor(tell=str).ahead(ER(nn.Linear(2, 2)), x, torch.zeros(3))
+
+
 def test_the_loss_is_the_mean_since_the_last_look():
     learner, losses, seen = ER(MLP((2,), 3), lr=1e-3), [], []
     with Monitor(every=4, tell=seen.append) as monitor:

@@ -31,7 +31,7 @@ from parabolic.learners import (
     Numbers,
     ReplayLearner,
 )
-from parabolic.memory import Memory
+from parabolic.memory import Memory, Recent
 from parabolic.pde import bridge, on_simplex
 from parabolic.streams import Stream, make_stream
 
@@ -72,6 +72,7 @@ __all__ = [
     "Numbers",
     "ParabolicClassifier",
     "ParabolicRegressor",
+    "Recent",
     "ReplayLearner",
     "ResNet18",
     "RunSpec",

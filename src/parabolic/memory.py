@@ -13,7 +13,7 @@ from parabolic.checks import Description, check_number, invalid
 from parabolic.gpus import has_triton
 from parabolic.states import refill
 
-__all__ = ["Batch", "ClassBalanced", "EqualShares", "Memory", "distinct", "equal_shares", "half_by_loss"]
+__all__ = ["Batch", "ClassBalanced", "EqualShares", "Memory", "Recent", "distinct", "equal_shares", "half_by_loss"]
 
 Batch = dict[str, Tensor]
 """Named tensors of equal length: "x" the examples, "y" the labels, and whatever else a method stores."""
@@ -64,7 +64,12 @@ class Memory:
         self._arrival = torch.zeros(0, dtype=torch.long)  # for each slot's example, how many were offered before it
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.capacity})"
+        return f"{type(self).__name__}({', '.join(map(str, self.arguments.values()))})"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What it was made with, by name."""
+        return {"capacity": self.capacity}
 
     def __len__(self) -> int:
         return min(self.offered, self.capacity)
@@ -245,6 +250,41 @@ class Memory:
             each = sum(value[:1].nbytes for value in batch.values())
             remedy = f"an example takes {each:,} bytes: keep fewer, or smaller ones (images as uint8)"
             raise invalid("memory", self.capacity, "as many examples as there is room for", remedy) from error
+
+
+class Recent(Memory):
+    """A sample that favours recent examples, for streams in which old labels become wrong (biased reservoir sampling).
+
+    Once the memory is full, an example replaces a random one with probability `capacity / horizon`. So every example
+    stays in memory for `horizon` further ones on average, and its chance of still being there falls exponentially. By
+    default the horizon equals the capacity, and every example is stored.
+
+    >>> memory = Recent(100, horizon=500)
+    >>> for start in range(0, 20000, 50):
+    ...     memory.offer({"x": torch.arange(start, start + 50)}, generator=torch.Generator().manual_seed(start))
+    >>> 300 < float(memory.ages.float().mean()) < 800
+    True
+    """
+
+    def __init__(self, capacity: int, horizon: float | None = None) -> None:
+        super().__init__(capacity)
+        if horizon is not None:
+            check_number(
+                "horizon", horizon, at_least=capacity, remedy="give how many examples back it reaches on average"
+            )
+        self.horizon = float(capacity if horizon is None else horizon)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What it was made with, by name."""
+        return super().arguments | {"horizon": self.horizon}
+
+    def place(self, batch: Mapping[str, Tensor], generator: Generator | None) -> Tensor:
+        """A random slot for each new example, or `capacity`, the spare row, for those that are not stored."""
+        size, device = len(next(iter(batch.values()))), self.clock.device
+        position = self.clock + torch.arange(size, device=device)
+        chance = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
+        return torch.where(position < self.capacity, position, (chance * self.horizon).long()).clamp_(max=self.capacity)
 
 
 class ClassBalanced(Memory):

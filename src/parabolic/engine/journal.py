@@ -46,9 +46,9 @@ class Journal:
             finite): "stop" raises, "warn" continues learning. Either way the existing files stay, and the next attempt
             is `every` batches later.
 
-    `notes` is a dict for the caller's own data, saved with the learner: plain values and tensors. What belongs to a batch,
-    such as its offset in a log or the state of a schedule, is passed to `observe`, which saves it with that batch; set
-    after `observe`, it would be missing from the file that `observe` has just written.
+    `notes` is a dict for the caller's own data, saved with the learner: plain values and tensors. What belongs to a
+    batch, such as its offset in a log or the state of a schedule, is passed to `observe`, which saves it with that
+    batch; set after `observe`, it would be missing from the file that `observe` has just written.
 
     >>> import tempfile, torch
     >>> from parabolic import ER

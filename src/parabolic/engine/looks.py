@@ -40,6 +40,7 @@ class Look:
     step: int  # the learner's steps so far
     time: float  # in seconds since 1970
     loss: float | None = None  # the mean over the steps since the last look
+    ahead: float | None = None  # percent of the examples since then that were answered correctly before being learned
     kept: int | None = None  # examples in memory
     capacity: int | None = None
     offered: int | None = None  # examples offered to the memory so far
@@ -60,6 +61,8 @@ class Look:
         step 1,200: loss 0.31; memory 2 of 9, 2 classes of 1 each, mean age 0
         """
         said = [] if self.loss is None else [f"loss {self.loss:.3g}"]
+        if self.ahead is not None:
+            said.append(f"{self.ahead:.1f} % right before learning")
         if self.kept is not None:
             said.append(", ".join([f"memory {self.kept:,} of {self.capacity:,}", *self._composition()]))
         if self.memory_loss is not None:
@@ -82,7 +85,7 @@ class Look:
 
     def figures(self) -> dict[str, float]:
         """The figures for trackers, by name."""
-        told = ("loss", "memory_loss", "drift", "bound", "age", "kept")
+        told = ("loss", "ahead", "memory_loss", "drift", "bound", "age", "kept")
         named = {f"monitor/{name}": getattr(self, name) for name in told}
         if self.classes and len(self.classes) <= FEW:
             named |= {f"memory_by_class/{label}": count for label, count in self.classes.items()}

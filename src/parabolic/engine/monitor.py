@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 from parabolic.checks import check_number, first_line, invalid
 from parabolic.engine.callbacks import Callback, State
 from parabolic.engine.looks import TENTHS, Lines, Look
-from parabolic.learners import Learner, ReplayLearner
+from parabolic.learners import Diverged, Learner, ReplayLearner
 from parabolic.memory import Memory
 from parabolic.profile import examples_loss, forgetting_of
 
@@ -110,6 +110,8 @@ class Monitor(Callback):
         self._accuracy: float | None = None
         self._total: Tensor | float = 0.0  # of the losses since the last look
         self._count = 0
+        self._right: Tensor | int = 0  # of the examples tested ahead since the last look
+        self._tested = 0
 
     # -- in your own loop --------------------------------------------------------------------------------
 
@@ -126,6 +128,25 @@ class Monitor(Callback):
                 self._count += 1
             if not 0 <= learner.steps - self._from < self.every:  # below 0: an earlier state was restored
                 self._look(learner)
+
+    def ahead(self, learner: Learner, x: Tensor, y: Tensor) -> None:
+        """Test a batch before it is learned; the looks then say how many of the new examples were answered correctly.
+
+        Every example is new to the learner at that time, so this is its accuracy on the stream as it is now. It falls
+        at once if old labels become wrong, while the loss on memory is a loss on old labels. It costs a prediction per
+        batch; you may test only some of them.
+        """
+        with self._turn:
+            self._at(learner)
+            if not learner.error.of_classes:
+                remedy = "its loss on a batch is what `observe` returns"
+                raise invalid("learner", type(learner).__name__, "one that learns classes", remedy)
+            labels = torch.as_tensor(y, device=learner.device)
+            if labels.shape != (len(x),):
+                raise invalid("y", labels, f"{len(x)} labels, one for each example")
+            with suppress(Diverged):  # then nothing is right
+                self._right = self._right + (learner.predict(x) == labels).sum()
+            self._tested += len(x)
 
     def look(self, learner: Learner) -> Look:
         """Take a full look now, however long it takes."""
@@ -193,7 +214,7 @@ class Monitor(Callback):
     def _begin(self, learner: Learner, step: int, stream: str = "", until: int | None = None) -> None:
         self.close("stopped")  # an earlier run that did not finish
         self._learner, self._from, self.last, self._accuracy = learner, step, None, None
-        self._total, self._count = 0.0, 0
+        self._total, self._count, self._right, self._tested = 0.0, 0, 0, 0
         self._asked = 0  # how often the loss on memory was computed
         self._followed: _Followed | None = None
         self._asking, self._bounding = _Purse(self.share / 2), _Purse(self.share / 2, FIRST_GUESS)
@@ -216,18 +237,20 @@ class Monitor(Callback):
 
     def _look(self, learner: Learner, everything: bool = False) -> Look:
         step = learner.steps  # now: another thread may continue learning
+        again = self.last if self.last is not None and self.last.step == step else None
         found: dict[str, Any] = {"accuracy": self._accuracy}
-        if self._count:
-            found["loss"] = float(self._total) / self._count
-        elif self.last is not None and self.last.step == step:
-            found["loss"] = self.last.loss
+        if self._count or again:
+            found["loss"] = float(self._total) / self._count if self._count else again and again.loss
+        if self._tested or again:
+            found["ahead"] = 100 * int(self._right) / self._tested if self._tested else again and again.ahead
         if isinstance(learner, ReplayLearner) and len(learner.past):
             with learner.lock:
                 found |= _composition(learner.past, learner.error.of_classes)
             if {"x", "y"} <= set(learner.past.fields):  # a method may store something else
                 found |= self._asked_for(learner, everything)
         look = Look(step, time.time(), **found)
-        self._from, self._total, self._count, self.last = step, 0.0, 0, look
+        self._from, self.last = step, look
+        self._total, self._count, self._right, self._tested = 0.0, 0, 0, 0
         self._say(look)
         return look
 

@@ -835,7 +835,9 @@ def _as_tensor(name: str, value: Any, device: torch.device) -> Tensor:
         tensor = torch.as_tensor(value, device=device).detach()
     except (TypeError, ValueError, RuntimeError) as error:
         if isinstance(value, Mapping) or (isinstance(value, list | tuple) and any(_is_array(each) for each in value)):
-            remedy = "stack its parts: torch.stack(x); several inputs, as in torch.stack([ids, mask], 1), are split in the model"
+            remedy = (
+                "use torch.stack(x); for several inputs, as in torch.stack([ids, mask], 1), split them in the model"
+            )
             raise invalid(name, type(value), "one tensor, whose first dimension is the batch", remedy) from error
         several = isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)
         words = several and any(isinstance(each, str) for each in value[:1])

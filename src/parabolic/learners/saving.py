@@ -180,7 +180,7 @@ def _arguments(value: Any) -> dict[str, Any] | None:
     if not type(value).__module__.startswith("parabolic."):
         return None
     if isinstance(value, Memory):
-        return {"capacity": value.capacity}
+        return value.arguments
     if not dataclasses.is_dataclass(value):
         return None
     arguments = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}

@@ -112,6 +112,7 @@ def _curves(looks: Sequence[Look], width: int, blocks: str) -> RenderableType:
     since = next((f" since step {look.since:,}" for look in reversed(looks) if look.since is not None), "")
     named = {
         "loss": ("loss", "{:.4g}"),
+        "ahead": ("right before learning, %", "{:.1f}"),
         "memory_loss": ("loss on memory", "{:.4g}"),
         "drift": (f"drift{since}", "{:+.2g}"),
         "bound": ("bound (Prop. 1)", "{:.4g}"),
