@@ -1,5 +1,6 @@
 """Fixtures and settings for all tests, including the doctests in `src`."""
 
+import os
 import signal
 import sys
 
@@ -44,9 +45,12 @@ def _one_thread():
 
 
 @pytest.fixture(autouse=True)
-def _no_records(monkeypatch, tmp_path_factory):
-    """Hide the project's own records, on which tests must not depend."""
-    monkeypatch.setenv("PARABOLIC_RECORDS", str(tmp_path_factory.getbasetemp() / "no records"))
+def _alone(monkeypatch, tmp_path_factory):
+    """Hide the project's own records and the user's data, presets and settings, on which tests must not depend."""
+    for name in [each for each in os.environ if each.startswith("PARABOLIC_")]:
+        monkeypatch.delenv(name)
+    for kind in ("records", "data"):
+        monkeypatch.setenv(f"PARABOLIC_{kind.upper()}", str(tmp_path_factory.getbasetemp() / f"no {kind}"))
 
 
 @pytest.fixture

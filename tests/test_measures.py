@@ -84,6 +84,8 @@ def test_draws_of_a_measure_leave_the_run_as_it_is(folder):
         (float("nan"), "measure mine: got nan, expected a finite number"),
         ("many", "measure mine: got 'many', expected a number"),
         (None, "measure mine: got None, expected a number"),
+        (torch.tensor(1j), "measure mine: got .*, expected a number"),
+        (10**400, "measure mine: got .*, expected a number"),
     ],
 )
 def test_what_is_no_number_is_refused(given, message):
@@ -98,6 +100,8 @@ def test_what_cannot_be_asked_is_refused_before_the_first_step(folder):
         ({"mine": lambda: 0}, "expected a function that is called"),
         ({"acc": lambda _: 0}, "measure: got 'acc', expected a name that no other metric has"),
         ([len], "measures: got .*, expected a dict of functions"),
+        ({"": lambda _: 0}, "measures: got '', expected names that are texts"),
+        ({None: lambda _: 0}, "measures: got None, expected names that are texts"),
     ):
         with pytest.raises(InputError, match=message):
             train(learner, stream, measures=measures)
@@ -125,6 +129,55 @@ def test_a_run_keeps_what_was_measured_and_is_another_where_that_is_another(fold
     (folder / "mine.py").write_text(MINE.format(factor=2))
     assert store.find(spec) is None  # what it measured is not what it would measure
     assert run(spec, store, device="cpu")[0].metrics["length"] == pytest.approx(2 * float(norm))
+
+
+MADE = """
+from functools import partial
+
+from parabolic import MLP
+from given import twice
+
+
+def scaled(factor, state):
+    return factor * state.step
+
+
+part = partial(scaled, {factor})
+small = partial(MLP, hidden=({factor},))
+
+
+@twice
+def doubled(state):
+    return {factor}
+"""
+
+
+@pytest.mark.parametrize(
+    "more", [{"measure": "made.py:part"}, {"measure": "made.py:doubled"}, {"backbone": "made.py:small"}]
+)
+def test_what_a_file_makes_of_another_modules_functions_is_of_that_file(folder, more):
+    """A partial says that it is of functools, and a wrapped function that it is of the wrapper's module."""
+    (folder / "given.py").write_text("def twice(function):\n    return lambda state: 2 * function(state)\n")
+    (folder / "made.py").write_text(MADE.format(factor=3))
+    spec, store = RunSpec(**SPEC | more), Store("runs")
+    run(spec, store, device="cpu")
+    assert store.find(spec) is not None
+    (folder / "made.py").write_text(MADE.format(factor=4))
+    assert store.find(spec) is None
+
+
+def test_a_measure_of_one_row_alone_and_two_of_one_name(parabolic, folder):
+    asked = ("compare", "--learners", "er,joint", "--stream", "seq-blobs", "--seeds", "1", "--workers", "0")
+    (folder / "mine.py").write_text("def my_forgetting(state): return 3\ndef other(state): return 4")
+    code, out, _ = parabolic(*asked, "--set", "measure=mine.py:my_forgetting", "--format", "markdown")
+    joint = next(line for line in out.splitlines() if line.startswith("| joint"))
+    assert (code, joint.split(" | ")[5].strip(" |")) == (0, "3.000")
+    code, out, _ = parabolic(*asked, "--set", "er.measure=mine.py:other")
+    assert code == 0
+    assert "before one of these figures" not in out
+    (folder / "two.py").write_text("def other(state): return 5")
+    code, _, err = parabolic(*asked, "--set", "er.measure=mine.py:other", "--set", "joint.measure=two.py:other")
+    assert (code, "measure: got 'other', expected one function for each column" in " ".join(err.split())) == (2, True)
 
 
 def test_a_record_whose_figure_is_not_what_was_measured_is_none(folder):

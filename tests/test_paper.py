@@ -296,6 +296,12 @@ def test_estimates_come_from_the_runs_that_are_most_alike():
     assert estimates.seconds(RunSpec("sgd")) is None
 
 
+def test_a_run_from_before_a_setting_was_added_counts_as_one_with_its_default():
+    old, other = finished(RunSpec("er"), seconds=9.5), finished(RunSpec("er", memory=50), seconds=99.5)
+    del old.spec["measure"], old.spec["options"]["average_part"], old.spec["scenario"]["domain"]
+    assert Estimates([old, other]).seconds(RunSpec("er", seed=7)) == 10
+
+
 def test_a_run_that_several_tables_share_is_counted_once(tmp_path):
     selection, store = Selection(("main", "runtime", "bounds"), ("pcl",), seeds=2), Store(tmp_path)
     plans = selection.plans(store, Estimates([]))

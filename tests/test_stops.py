@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM: what was learned is whole and written down first, and nothing is learned twice."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import threading
 import time
 
 import pytest
-from grids import until
+from grids import children, until
 
 from parabolic import ER, MLP, Callback, RunSpec, Store, make_stream, run, train
 from parabolic.engine.stops import PutOff
@@ -28,14 +29,72 @@ def handled():
     signal.signal(signal.SIGTERM, before)
 
 
-def test_the_first_signal_waits_and_the_second_does_not(handled):
+def test_the_first_signal_waits_and_the_second_does_not():
+    told = []
+    before = signal.signal(signal.SIGINT, lambda number, _: told.append(number))
+    try:
+        with PutOff() as stop:
+            signal.raise_signal(signal.SIGINT)
+            assert (stop.asked, told) == (True, [])
+            signal.raise_signal(signal.SIGINT)
+            assert (stop.asked, told) == (False, [signal.SIGINT])
+            signal.raise_signal(signal.SIGINT)  # the handler has not ended it: from here on all is as without
+        assert told == [signal.SIGINT] * 2
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def stop_twice(*numbers):
+    with PutOff():
+        for number in numbers:
+            signal.raise_signal(number)
+
+
+def test_a_repeated_sigterm_is_the_same_request(monkeypatch, handled):
+    """A cluster tells all processes of a job, and a grid tells its workers once more."""
+    with PutOff() as stop:
+        for _ in range(3):
+            signal.raise_signal(signal.SIGTERM)
+            assert (stop.asked, handled) == (True, [])
+    assert handled == [signal.SIGTERM]
+    with pytest.raises(KeyboardInterrupt):  # of somebody who sits there
+        stop_twice(signal.SIGTERM, signal.SIGINT)
+    monkeypatch.setattr("parabolic.engine.stops.PATIENCE", 0.1)
+    handled.clear()
     with PutOff() as stop:
         signal.raise_signal(signal.SIGTERM)
-        assert (stop.asked, handled) == (True, [])
         signal.raise_signal(signal.SIGTERM)
-        assert (stop.asked, handled) == (False, [signal.SIGTERM])
-        signal.raise_signal(signal.SIGTERM)  # the handler has not ended it: from here on all is as without
-    assert handled == [signal.SIGTERM] * 2
+        assert until(lambda: handled == [signal.SIGTERM])
+        assert not stop.asked
+
+
+def test_a_forked_process_has_nothing_to_finish():
+    reading, writing = os.pipe()
+    with PutOff():
+        child = os.fork()
+        if not child:
+            os.write(writing, b".")  # Python drops what comes before the fork is complete
+            time.sleep(60)
+            os._exit(0)
+        os.read(reading, 1)
+        os.kill(child, signal.SIGTERM)
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_handler_that_was_installed_meanwhile_stays(handled):
+    told = []
+
+    def another(number, _):
+        told.append(number)
+
+    with PutOff():
+        signal.signal(signal.SIGTERM, another)
+    assert signal.getsignal(signal.SIGTERM) == another
+    signal.raise_signal(signal.SIGTERM)
+    assert (told, handled) == ([signal.SIGTERM], [])
 
 
 def test_what_takes_too_long_is_broken_off(monkeypatch):
@@ -137,6 +196,7 @@ def test_no_step_is_made_twice(tmp_path):
 
 
 MARKED = """
+import time
 from pathlib import Path
 
 from parabolic import SGD
@@ -146,6 +206,7 @@ class Marked(SGD):
     def loss(self, batch, recalled):
         if self.steps == 20:
             Path(__file__).with_name(f"seed-{self.seed}").touch()
+            time.sleep(2)  # so that signals come within this step
         return super().loss(batch, recalled)
 """
 
@@ -157,10 +218,14 @@ def stopped(tmp_path, monkeypatch):
     (tmp_path / "marked.py").write_text(MARKED)
     settings = ["--set", "backbone=mlp", "--set", "epochs=20", "--device", "cpu", "--checkpoint", NEVER, "--json"]
 
-    def stop(number, seeds, *arguments):
+    def stop(number, seeds, *arguments, group=False):
         command = [sys.executable, "-m", "parabolic", *arguments, *settings]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         assert until(lambda: all((tmp_path / f"seed-{seed}").exists() for seed in range(seeds)))
+        if group:
+            for worker in children(process.pid):
+                os.kill(worker, number)
+            time.sleep(0.2)  # for the workers to have noted it
         process.send_signal(number)
         err = process.communicate(timeout=60)[1]
         assert process.returncode == STOPS[number], err
@@ -194,3 +259,28 @@ def test_a_grid_that_is_stopped_has_its_workers_write_down_how_far_they_are(stop
     err = stopped(number, 2, "compare", "--learners", "marked.py:Marked", "--seeds", "2", "--workers", "2")
     assert "Stopped." in err
     check_goes_on(2)
+
+
+def test_a_grid_whose_workers_were_told_too_loses_nothing(stopped):
+    """As by systemd or Slurm, which tell every process of a job."""
+    settings = ("--set", "lr=0.01", "--seeds", "2", "--workers", "2")
+    err = stopped(signal.SIGTERM, 2, "compare", "--learners", "marked.py:Marked", *settings, group=True)
+    assert "Stopped." in err
+    store = Store("runs")
+    specs = [RunSpec("marked.py:Marked", seed=seed, backbone="mlp", epochs=20, options={"lr": 0.01}) for seed in (0, 1)]
+    assert all(20 < read_state(store.checkpoint(spec.key))["progress"]["step"] < 2920 for spec in specs)
+
+
+def test_a_grid_that_is_stopped_twice_lets_go_of_its_runs(tmp_path, monkeypatch):
+    """In a notebook the process goes on, and the traceback is kept."""
+    specs = [RunSpec("sgd", stream="seq-blobs", backbone="mlp", seed=seed) for seed in range(2)]
+
+    def close(self):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("parabolic.experiments.crews.Here.close", close)
+        with pytest.raises(KeyboardInterrupt) as kept:
+            run_grid(specs, Store(tmp_path), workers=0, device="cpu", again=True)
+    assert all((claim := Store(tmp_path).claim(spec.key)) is not None and not claim.release() for spec in specs)
+    del kept

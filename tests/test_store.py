@@ -172,6 +172,9 @@ def test_what_cannot_be_read_is_named_with_the_reason(store, record, damage):
         (lambda told: told.pop("task_accuracy"), "it lacks the accuracies that its metrics are computed from"),
         (lambda told: told.update(task_accuracy={}), "its parts are missing or of the wrong type"),
         (lambda told: told.update(accuracy=""), "its parts are missing or of the wrong type"),
+        (lambda told: told.update(measured={"x": []}), "its measures are not a number for each task"),
+        (lambda told: told.update(measured={"x": {}}), "its measures are not a number for each task"),
+        (lambda told: told.update(measured={"x": [1.0]}), "its measures are not a number for each task"),
     ],
 )
 def test_a_record_that_contradicts_itself_is_none(store, record, change, reason):

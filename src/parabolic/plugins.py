@@ -17,7 +17,7 @@ from typing import Any
 
 from parabolic.checks import Description, invalid
 
-__all__ = ["load_object", "require", "source_of"]
+__all__ = ["load_module", "load_object", "require", "source_of"]
 
 SOURCE = "__parabolic_source__"  # the attribute in which a module loaded from a file stores the file's contents
 
@@ -52,21 +52,27 @@ def load_object(argument: str, path: str) -> Any:
     'Linear'
     """
     place, _, name = path.rpartition(":")
+    module = load_module(argument, path)
+    if not hasattr(module, name):
+        public = sorted(key for key in vars(module) if not key.startswith("_"))
+        raise invalid(argument, path, f"a name that {place} defines", Description(f"it defines {', '.join(public)}"))
+    return getattr(module, name)
+
+
+def load_module(argument: str, path: str) -> ModuleType:
+    """The module in which `load_object` looks up the name of a path, which may be defined elsewhere."""
+    place, _, name = path.rpartition(":")
     if place.endswith(".py") and not Path(place).is_file():
         remedy = f"there is no {Path(place).absolute()}: change to the folder that it is in, or give its full path"
         raise invalid(argument, path, "file.py:name of an existing file", remedy)
     try:
         if not place.endswith(".py") and not all(part.isidentifier() for part in place.split(".")):
             raise ImportError(f"{place!r} is not a module name")  # importlib would raise various errors
-        module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        return _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except (ImportError, FileNotFoundError, ValueError, SyntaxError) as error:
         file = Path(f"{place if '/' in place else place.replace('.', '/')}.py")
         here = f": there is such a file; did you mean {file}:{name}?" if file.is_file() else ""
         raise invalid(argument, path, "module:name or file.py:name that can be imported", f"{error}{here}") from error
-    if not hasattr(module, name):
-        public = sorted(key for key in vars(module) if not key.startswith("_"))
-        raise invalid(argument, path, f"a name that {place} defines", Description(f"it defines {', '.join(public)}"))
-    return getattr(module, name)
 
 
 def source_of(module: ModuleType) -> bytes:
@@ -84,7 +90,7 @@ def _read_once(file: str) -> bytes:
     return Path(file).read_bytes() if file else b""
 
 
-def _load_file(path: Path) -> Any:
+def _load_file(path: Path) -> ModuleType:
     """Import a file under a name made from its path: once, so that its classes are the same at every call, and again
     after an edit, so that its current code runs.
     """

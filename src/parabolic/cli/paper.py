@@ -182,6 +182,8 @@ def _like_here(store: Store, device: str, workers: int | None) -> tuple[Iterator
 def _trained_on(device: str, store: Store) -> Iterator[Record]:
     """The runs that were trained on the device of this name."""
     runs = [(str(record.environment.get("device")), record) for record in store]
+    if not runs:
+        raise invalid("--like", device, "a device of finished runs, and there are none", "train some, or use --records")
     check_name("--like", device, {place for place, _ in runs})
     return (record for place, record in runs if place == device)
 

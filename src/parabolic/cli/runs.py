@@ -39,7 +39,7 @@ from parabolic.cli.grids import Address, Engine, Fleet, Gpus, Minutes, Workers, 
 from parabolic.cli.tables import Format, Intervals, Output, check_output, show
 from parabolic.cli.tracking import Track, tracking
 from parabolic.engine import Callback, Monitor, ProgressBar
-from parabolic.engine.measures import find_measures
+from parabolic.engine.measures import Measure, find_measures
 from parabolic.experiments import Outcome, Preset, Record, RunSpec, Store, build, load_preset, run
 from parabolic.experiments.execution import Unsaved, find_device
 from parabolic.experiments.paper import Effort
@@ -269,7 +269,12 @@ def compare(
 
 def _columns(asked: str | None, specs: Iterable[RunSpec]) -> dict[str, Column]:
     """Return the columns of a comparison by name; every measure of the runs can be one."""
-    measures = {name: each for spec in specs for name, each in find_measures(spec.measure).items()}
+    measures: dict[str, Measure] = {}
+    for spec in specs:
+        for name, each in find_measures(spec.measure).items():
+            if measures.setdefault(name, each) is not each:
+                remedy = "two files have a function of this name: rename one"
+                raise invalid("measure", name, "one function for each column", remedy)
     known = FIGURES | {name: column_of(name, measure) for name, measure in measures.items()}
     names = [*USUAL, *measures] if asked is None else [name.strip() for name in asked.split(",")]
     for name in names:

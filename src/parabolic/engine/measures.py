@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from parabolic import metrics
-from parabolic.checks import check_call, invalid
+from parabolic.checks import check_call, first_line, invalid
 from parabolic.engine.callbacks import State
 from parabolic.learners import Learner
 from parabolic.plugins import load_object
@@ -44,6 +44,8 @@ def check_measures(measures: Mapping[str, Measure]) -> None:
     if not isinstance(measures, Mapping):
         raise invalid("measures", measures, "a dict of functions", "as in measures={'calibration': calibration}")
     for name, measure in measures.items():
+        if not (isinstance(name, str) and name):
+            raise invalid("measures", name, "names that are texts", "as in measures={'calibration': calibration}")
         if name in TAKEN:
             raise invalid("measure", name, "a name that no other metric has", "rename the function")
         check_call("measure", measure, "state")
@@ -56,8 +58,8 @@ def take(measures: Mapping[str, Measure], state: State) -> None:
             value = measure(state)
         try:
             number = float(value.detach() if isinstance(value, Tensor) else value)
-        except (TypeError, ValueError) as error:
-            raise invalid(f"measure {name}", value, "a number") from error
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+            raise invalid(f"measure {name}", value, "a number", first_line(error)) from error
         if not math.isfinite(number):
             raise invalid(f"measure {name}", number, "a finite number", "leave out what cannot be measured")
         state.measured.setdefault(name, []).append(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -17,9 +18,10 @@ class PutOff:
     """A context in which the first SIGINT or SIGTERM is deferred until `obey` is called or the context ends.
 
     A second signal takes effect at once, and so does the first after five seconds: its sender may soon follow with
-    SIGKILL. Taking effect means what would have happened otherwise: KeyboardInterrupt is raised, the process ends, or
-    the previously installed handler is called. Ignored signals stay ignored. Only the main thread handles signals: in
-    other threads nothing changes.
+    SIGKILL. But a repeated SIGTERM changes nothing: a cluster sends one to every process of a job, and the grid one to
+    its workers. Taking effect means what would have happened otherwise: KeyboardInterrupt is raised, the process ends,
+    or the handler installed before, or meanwhile, is called. Ignored signals stay ignored. Only the main thread handles
+    signals: in other threads, and in forked processes, nothing changes.
 
     >>> try:
     ...     with PutOff() as stop:
@@ -35,6 +37,8 @@ class PutOff:
         self._first: int | None = None  # the deferred signal
         self._handlers: dict[int, Any] = {}  # the previous ones
         self._timer: threading.Timer | None = None
+        self._late = False  # whether it has been deferred for long enough
+        self._process = os.getpid()
 
     @property
     def asked(self) -> bool:
@@ -64,8 +68,10 @@ class PutOff:
         self.obey()
 
     def _note(self, number: int, _: object) -> None:
+        if number == self._first == signal.SIGTERM and not self._late:
+            return
         again, self._first = self.asked, number
-        if again:
+        if again or os.getpid() != self._process:  # a forked process has no step to finish
             self.obey()
             return
         self._timer = threading.Timer(PATIENCE, self._remind)
@@ -74,9 +80,12 @@ class PutOff:
 
     def _remind(self) -> None:
         """Send the deferred signal again, directly to the main thread, which may be blocked in a system call."""
+        self._late = True
         if self._first is not None and sys.platform != "win32":
             signal.pthread_kill(threading.main_thread().ident or 0, self._first)
 
     def _give_back(self) -> None:
         while self._handlers:
-            signal.signal(*self._handlers.popitem())
+            number, before = self._handlers.popitem()
+            if signal.getsignal(number) == self._note:  # not one that was installed meanwhile
+                signal.signal(number, before)

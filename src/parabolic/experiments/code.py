@@ -15,7 +15,7 @@ from typing import Any
 
 from parabolic.experiments.spec import RunSpec
 from parabolic.learners import find_learner
-from parabolic.plugins import load_object, source_of
+from parabolic.plugins import load_module, load_object, source_of
 from parabolic.streams import find_data, find_stream
 
 __all__ = ["made_of", "own_code_of", "package_code"]
@@ -60,15 +60,19 @@ def made_of(spec: RunSpec) -> dict[str, str]:
 def _modules(spec: RunSpec) -> dict[str, ModuleType]:
     """The modules behind a spec, by file."""
     found = _of(*find_learner(spec.learner).__mro__)
-    for name in (spec.stream, spec.backbone or "", *(spec.measure or "").split(",")):
+    for name in (spec.learner, spec.stream, spec.backbone or "", *(spec.measure or "").split(",")):
         if ":" in name and not name.startswith("hf:"):
-            found |= _of(load_object("spec", name.strip()))
+            # An object may claim to be of another module than its file: a partial, of functools.
+            found |= _of(load_object("spec", name.strip())) | _files(load_module("spec", name.strip()))
     return found
 
 
 def _of(*objects: Any) -> dict[str, ModuleType]:
     """The modules of objects just loaded: of files of the same name in two folders, `sys.modules` has only the last."""
-    modules = [sys.modules.get(getattr(each, "__module__", "")) for each in objects]
+    return _files(*(sys.modules.get(getattr(each, "__module__", "")) for each in objects))
+
+
+def _files(*modules: ModuleType | None) -> dict[str, ModuleType]:
     return {file: module for module in modules if module and (file := getattr(module, "__file__", None))}
 
 

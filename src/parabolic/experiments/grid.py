@@ -122,8 +122,10 @@ def run_grid(
         except KeyboardInterrupt:
             grid.outcome.interrupted = True
         finally:
-            crew.close()
-            grid.let_go()
+            try:
+                crew.close()
+            finally:  # also after another Ctrl-C
+                grid.let_go()
     grid.outcome.records = {key: grid.outcome.records[key] for key in wanted if key in grid.outcome.records}
     return grid.outcome
 

@@ -84,7 +84,7 @@ class Records:
             for number, line in enumerate(lines, 1):
                 try:
                     record = _parse(line, path.name) if line.strip() else None
-                except (ValueError, TypeError, AttributeError, KeyError) as error:
+                except (ValueError, TypeError, AttributeError, LookupError) as error:
                     damaged[Path(f"{path}:{number}")] = str(error)
                     continue
                 if record is not None and _newer(record, runs.get(record.key)):

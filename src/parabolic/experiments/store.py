@@ -283,6 +283,8 @@ def _check(record: Record) -> None:
     listed = all(isinstance(each, list) for each in (record.accuracy, record.task_accuracy))
     if not (listed and record.accuracy and all(record.accuracy) and all(isinstance(each, Mapping) for each in parts)):
         raise ValueError("its parts are missing or of the wrong type")
+    if not all(isinstance(each, list) and len(each) == len(record.train_seconds) for each in record.measured.values()):
+        raise ValueError("its measures are not a number for each task")
     accuracies = [*record.accuracy, *record.task_accuracy]
     rows = [record.train_seconds, record.test_seconds, *accuracies, *record.measured.values()]
     seen = list(range(1, len(record.accuracy) + 1))
@@ -310,7 +312,7 @@ def _read(kind: type[Kept], path: Path, damaged: dict[Path, str] | None = None) 
         return _load(kind, path)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, LookupError) as error:
         if damaged is not None:
             damaged[path] = str(error)
         return None

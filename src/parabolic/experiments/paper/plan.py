@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass
+from functools import cache
 from statistics import fmean
 from typing import Any
 
@@ -78,7 +79,20 @@ def plan(specs: Iterable[RunSpec], find: Callable[[RunSpec], object | None], est
 
 
 def _but_for_seed(resolved: Mapping[str, Any]) -> str:
-    return json.dumps({name: value for name, value in resolved.items() if name != "seed"}, sort_keys=True)
+    """Everything but the seed, as text; settings that were added after a run have their defaults."""
+    usual = _defaults(resolved["learner"], resolved["stream"])
+    told = {**usual, **resolved} | {
+        part: {**usual.get(part, {}), **resolved.get(part, {})} for part in ("options", "scenario")
+    }
+    return json.dumps({name: value for name, value in told.items() if name != "seed"}, sort_keys=True)
+
+
+@cache
+def _defaults(learner: str, stream: str) -> Mapping[str, Any]:
+    try:
+        return RunSpec(learner, stream=stream).resolved()
+    except Exception:  # a user's own, of which the code is gone
+        return {}
 
 
 def _kind(resolved: Mapping[str, Any]) -> tuple[str, str, str]:
