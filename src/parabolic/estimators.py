@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import math
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
@@ -279,6 +280,13 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             trial.learner_ = copy.deepcopy(self.learner_)
         return trial
 
+    def _served(self, answer: nn.Module) -> nn.Module:
+        """Return a module of its own that predicts: the learner's predictor, followed by `answer`."""
+        scaled = isinstance(self.learner_.prepare, Scale)
+        return nn.Sequential(
+            OrderedDict(rows=_Rows(self._example[1], scaled), scores=self.learner_.predictor(), answer=answer)
+        ).eval()
+
     def _scores(self, X: Any) -> Tensor:
         """Return the scores of examples, all by the same weights, as the lock is held."""
         check_is_fitted(self)
@@ -398,6 +406,18 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         self._learn(learner, x, _numbered(y, labels, outputs))
         return self
 
+    def predictor(self) -> nn.Module:
+        """A module that maps rows of X, as a tensor, to scores in the order of `classes_`: to serve from.
+
+        `scores.softmax(1)` is what `predict_proba` returns, and `classes_[scores.argmax(1)]` what `predict` does. Keep
+        `classes_` with it. It is a copy in evaluation mode, on the learner's device, with the scaling as buffers, and
+        contains neither memory nor optimiser. It only checks the type of X. See `Learner.predictor`.
+        """
+        check_is_fitted(self)
+        with self._held():
+            answer = _Columns(torch.from_numpy(self._outputs).to(self.learner_.device))
+            return self._served(answer)
+
     def _class_scores(self, X: Any) -> tuple[Tensor, NDArray[Any]]:
         """Return the scores of the classes, and `classes_` of the same moment."""
         with self._held():
@@ -480,6 +500,16 @@ class ParabolicRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
             found = self.learner_.error.answer(scores).cpu().numpy()
             return found[:, 0] if self._single else found
 
+    def predictor(self) -> nn.Module:
+        """A module that maps rows of X, as a tensor, to what `predict` returns for them: to serve from.
+
+        It is a copy in evaluation mode, on the learner's device, with the scaling as buffers, and contains neither
+        memory nor optimiser. It only checks the type of X. See `Learner.predictor`.
+        """
+        check_is_fitted(self)
+        with self._held():
+            return self._served(_Targets(self.learner_.error, self.learner_.device, self._single))
+
     def _begin(self, X: Any, y: Any, epochs: int | None) -> bool:
         new = copy.copy(self)  # self takes its state in one step, or not at all
         X, y = new._checked(X, y, multi_output=True, y_numeric=True)
@@ -518,6 +548,49 @@ class ParabolicRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
+
+
+class _Rows(nn.Module):
+    """Converts rows to the type of those learned, as `_tensor` does, if no values can be lost."""
+
+    def __init__(self, dtype: torch.dtype, scaled: bool) -> None:
+        super().__init__()
+        self.dtype, self.scaled = dtype, scaled
+
+    def forward(self, x: Tensor) -> Tensor:
+        ids = x.is_floating_point() and not self.dtype.is_floating_point
+        bytes_ = torch.uint8 in (x.dtype, self.dtype) and not self.scaled  # they stand for 0 to 1
+        if x.dtype != self.dtype and (ids or bytes_):
+            raise invalid("X", x, f"examples of type {str(self.dtype)[6:]}, as before")
+        return x.to(self.dtype)
+
+
+class _Columns(nn.Module):
+    """Scores in float64, in the order of the classes."""
+
+    outputs: Tensor
+
+    def __init__(self, outputs: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("outputs", outputs)
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return scores.double().index_select(1, self.outputs)
+
+
+class _Targets(nn.Module):
+    """Targets in float64, in their own units."""
+
+    def __init__(self, error: Criterion, device: torch.device, single: bool) -> None:
+        super().__init__()
+        units = getattr(error, "units", None)
+        self.units = None if units is None else units.as_module().to(device)
+        self.error, self.single = copy.copy(error), single
+        vars(self.error).update(units=self.units, loss=None)  # only its `answer` is needed
+
+    def forward(self, scores: Tensor) -> Tensor:
+        found = self.error.answer(scores.double())
+        return found[:, 0] if self.single else found
 
 
 def _mlp(shape: Sequence[int], outputs: int) -> nn.Module:
