@@ -122,6 +122,9 @@ def test_the_code_of_the_guide_to_monitoring(capsys):
     )
     assert [(step, int(classes)) for step, classes in said[4:6]] == [("500", 2), ("600", 3)]
     assert names["seen"][-1].bound is not None
+    counts = names["model"].memory_counts()
+    assert {*counts} == {"small", "medium", "large"}
+    assert sum(counts.values()) == 200
     assert len(Path("monitor.jsonl").read_text().splitlines()) == 13  # it began, looked at ten and all, and ended
 
 

@@ -805,3 +805,32 @@ def test_a_network_that_diverged_tells_nothing(make):
         with pytest.raises(Diverged, match="the scores are not finite numbers: .*call fit with a lower lr"):
             ask(x)
     assert np.isfinite(model.set_params(lr=0.01).fit(x, y).predict(x)).all()
+
+
+@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
+@pytest.mark.parametrize("name", ["er", "ewc"])
+def test_the_loss_of_a_call_is_the_mean_of_the_losses_of_its_last_pass(make, name, monkeypatch):
+    x, y, told = np.random.default_rng(0).normal(size=(70, 3)), np.arange(70) % 3, []
+    kind, observe = find_learner(name), find_learner(name).observe
+    monkeypatch.setattr(kind, "observe", lambda *given: told.append(float(observe(*given))) or torch.tensor(told[-1]))
+    model = make(name, epochs=4, batch_size=32, random_state=0).fit(x, y)
+    assert len(told) == 12
+    assert model.loss_ == pytest.approx(np.mean(told[-3:]), rel=1e-6)
+    told.clear()
+    assert model.partial_fit(x[:40], y[:40]).loss_ == pytest.approx(np.mean(told), rel=1e-6)
+    assert len(told) == 2
+
+
+@pytest.mark.parametrize("name", sorted(known_learners()))
+def test_what_is_in_memory_is_told_by_label(name):
+    x, y = np.random.default_rng(0).normal(size=(60, 3)), np.array(["pear", "fig", "fig"] * 20)
+    model = ParabolicClassifier(name, memory=100, random_state=0).partial_fit(x, y, classes=["pear", "fig", "kiwi"])
+    model.partial_fit(x[:10], ["apple"] * 10)  # the last output, and the first label
+    counts = model.memory_counts()
+    assert list(counts) == model.classes_.tolist() == ["apple", "fig", "kiwi", "pear"]
+    if not hasattr(model.learner_, "past"):
+        assert set(counts.values()) == {0}
+    elif name == "gem":  # which divides its memory among tasks
+        assert counts["kiwi"] == 0 < min(counts[label] for label in ("apple", "fig", "pear"))
+    else:
+        assert counts == {"apple": 10, "fig": 40, "kiwi": 0, "pear": 20}

@@ -68,6 +68,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
     """The base of both estimators: converts data to tensors, builds a learner and trains it."""
 
     learner_: Learner
+    loss_: float
     _example: tuple[torch.Size, torch.dtype]  # shape and type of an example
     _made: dict[str, Any]  # the settings that the learner was made with
 
@@ -252,11 +253,14 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
                 task = self._tasks = 0 if epochs else getattr(self, "_tasks", -1) + 1
             batches = list(zip(x.split(size), y.split(size), strict=True))
             learner.start_task(batches)
-        loss = x.new_zeros(())
-        for part in rows:
-            loss = learner.observe(x[part], y[part], task)
+        loss = total = torch.zeros((), dtype=torch.float64)
+        steps = len(rows) // len(orders)
+        for number, part in enumerate(rows):
+            loss = learner.observe(x[part], y[part], task).double()
+            total = total + loss if number % steps else loss  # of one pass
         if task is not None:
             learner.end_task(batches)
+        self.loss_ = float(total) / steps
         if not math.isfinite(float(loss)):
             raise Diverged(f"the loss became {float(loss)}: lower lr (now {learner.lr:g}), or set clip_norm in options")
 
@@ -334,6 +338,8 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     Attributes:
         classes_: the labels seen so far, sorted.
         learner_: the learner, with its memory and model.
+        loss_: the mean of the losses in the last pass over data: that of the last `partial_fit`, or of the last of the
+            epochs of `fit`. As in `Learner.observe`, a loss is what the method minimises, replay included.
         n_features_in_: the number of columns of X (its second axis, if X has more than two).
         feature_names_in_: the names of the columns, if X was a data frame.
 
@@ -417,6 +423,15 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         with self._held():
             answer = _Columns(torch.from_numpy(self._outputs).to(self.learner_.device))
             return self._served(answer)
+
+    def memory_counts(self) -> dict[Any, int]:
+        """How many examples of each of `classes_` are in memory: all 0 for a method without one."""
+        check_is_fitted(self)
+        with self._held():
+            learner, counts = self.learner_, np.zeros(len(self.classes_), dtype=np.int64)
+            if isinstance(learner, ReplayLearner):
+                counts = learner.past["y"].bincount(minlength=len(counts)).cpu().numpy()
+            return dict(zip(self.classes_.tolist(), counts[self._outputs].tolist(), strict=True))
 
     def _class_scores(self, X: Any) -> tuple[Tensor, NDArray[Any]]:
         """Return the scores of the classes, and `classes_` of the same moment."""
