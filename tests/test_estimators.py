@@ -490,6 +490,52 @@ def test_a_class_that_has_a_weight_may_come_later_if_it_is_announced():
     assert list(model.partial_fit(x, y, classes=["rare", "common"]).learner_.error.weights) == [1.0, 5.0]
 
 
+@pytest.mark.parametrize("name", sorted(known_learners()))
+def test_weights_by_label_are_those_of_a_criterion_and_reach_classes_that_come_later(name):
+    x, weights = np.random.default_rng(0).normal(size=(60, 3)), {"pear": 5.0, "apple": 3, "quince": 2}
+    y = np.array(["pear", "fig"] * 30)
+    model = ParabolicClassifier(name, class_weight=weights, random_state=0).partial_fit(x, y)
+    given = ParabolicClassifier(name, options={"criterion": CrossEntropy(weights=[1.0, 5.0])}, random_state=0)
+    np.testing.assert_array_equal(model.predict_proba(x), given.partial_fit(x, y).predict_proba(x))
+    plain = ParabolicClassifier(name, random_state=0).partial_fit(x, y)
+    assert not np.array_equal(model.predict_proba(x), plain.predict_proba(x))
+    model.partial_fit(x[:20], ["apple", "kiwi"] * 10)
+    assert model.classes_.tolist() == ["apple", "fig", "kiwi", "pear"]
+    assert list(model.learner_.error.weights) == [1.0, 5.0, 3.0, 1.0]  # by output: fig, pear, apple, kiwi
+    model.partial_fit(x, y)
+    assert list(pickle.loads(pickle.dumps(model)).learner_.error.weights) == [1.0, 5.0, 3.0, 1.0]
+
+
+def test_balanced_weights_are_inverse_to_frequencies():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(100, 2)), np.array([3] * 80 + [7] * 15 + [5] * 5)
+    model = ParabolicClassifier("er", class_weight="balanced", epochs=2, random_state=0).fit(x, y)
+    np.testing.assert_allclose(model.learner_.error.weights, [100 / 3 / 80, 100 / 3 / 5, 100 / 3 / 15])
+    before = frozen(model.learner_.state_dict())
+    for estimator in (model, clone(model)):
+        with pytest.raises(InputError, match="^class_weight: got 'balanced', .*dict .* for partial_fit; a new class"):
+            estimator.partial_fit(x, y)
+    assert same(before, model.learner_.state_dict())
+
+
+def test_weights_that_fit_no_label_are_refused():
+    x, y = [[0.0], [1.0]] * 20, [0, 1] * 20
+
+    def refused(match, **settings):
+        with pytest.raises(InputError, match=match):
+            ParabolicClassifier(**settings).fit(x, y)
+
+    refused("^class_weight: got 'balance', .*did you mean 'balanced'", class_weight="balance")
+    refused(r"^class_weight: got \[1, 2\], expected None, 'balanced', or a dict", class_weight=[1, 2])
+    refused("^class_weight of 1: got -1, expected a number of at least 0", class_weight={1: -1})
+    refused("^class_weight: got '1', expected labels like those in y, such as 0", class_weight={"1": 2})
+    criterion = {"criterion": CrossEntropy()}
+    refused("^class_weight: got {1: 2}, expected None, as options has", class_weight={1: 2}, options=criterion)
+    model = ParabolicClassifier("er", class_weight={1: 2}, random_state=0).partial_fit(x, y)
+    with pytest.raises(InputError, match="^class_weight: got {1: 3}, .*takes effect at the next fit"):
+        model.set_params(class_weight={1: 3}).partial_fit(x, y)
+
+
 def test_grids_may_be_of_numpy():
     x, y = [[0.0], [1.0]] * 20, [0, 1] * 20
     asked = {

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state
+from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ from parabolic.checks import (
 )
 from parabolic.engine import Diverged
 from parabolic.experiments.execution import find_device
-from parabolic.learners import MSE, Criterion, Huber, Learner, Numbers, ReplayLearner, Scale, find_learner
+from parabolic.learners import MSE, Criterion, CrossEntropy, Huber, Learner, Numbers, ReplayLearner, Scale, find_learner
 from parabolic.learners.functional import has_batch_norm, has_embedding
 
 __all__ = ["ParabolicClassifier", "ParabolicRegressor"]
@@ -331,6 +332,9 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         scale: whether inputs are standardised to mean 0 and standard deviation 1 over everything seen so far. They are
             stored in float64, and rounded to the network's type after scaling. Without scaling, bytes become numbers
             from 0 to 1 and, for your own `model` or with `embed`, other whole numbers stay whole, as ids of words.
+        class_weight: how much each class counts in the loss: a dict from labels to weights (1 for labels that it does
+            not contain, and it may contain labels that come later), or, for `fit` alone, "balanced": inversely to how
+            often a class occurs in y.
         device: where to compute: "cpu", "cuda", or "auto".
         random_state: decides the initial weights, the order and every draw, except those that the network itself makes
             (dropout), which come from torch's global generator (`torch.manual_seed`).
@@ -354,6 +358,28 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     classes_: NDArray[Any]
     _outputs: NDArray[np.int64]  # for each class, the network's output that is its score
 
+    def __init__(
+        self,
+        learner: str | type[Learner] = "pcl",
+        *,
+        model: nn.Module | Factory | None = None,
+        options: Mapping[str, Any] | None = None,
+        memory: int = 200,
+        batch_size: int = 32,
+        epochs: int = 20,
+        lr: float | None = None,
+        average: float | None = None,
+        scale: bool = True,
+        class_weight: Mapping[Any, float] | str | None = None,
+        device: str | torch.device = "cpu",
+        random_state: Any = None,
+    ) -> None:
+        super().__init__(
+            learner, model=model, options=options, memory=memory, batch_size=batch_size, epochs=epochs, lr=lr,
+            average=average, scale=scale, device=device, random_state=random_state,
+        )  # fmt: skip
+        self.class_weight = class_weight
+
     def fit(self, X: Any, y: Any) -> Self:
         """Learn from examples and their labels, discarding everything learned before."""
         self._begin(X, y, None, self.epochs)
@@ -365,6 +391,8 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
             return self
         _check_labels("y", y)
         X, y = self._checked(X, y, reset=False)
+        if isinstance(self.class_weight, str):
+            _balanced(self.class_weight, y, None)
         x, labels = self._tensor(X, self.learner_, self._example[1]), _labels(y, classes)
         self._check_like(x)
         self._check_settings()
@@ -391,7 +419,7 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         _check_labels("y", y)
         X, y = new._checked(X, y)
         labels, outputs = _merged(y[:0], np.arange(0), _labels(y, classes, part=epochs is None))
-        learner = new._make(X, len(labels), "cross-entropy")
+        learner = new._make(X, len(labels), new._criterion(labels, outputs, None if epochs is None else y))
         learner.grow(len(labels))
         x = new._tensor(X, learner)
         learner.prepare = _measured(learner.prepare, "X", x)
@@ -407,10 +435,25 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
             if len(labels) > len(self.classes_):
                 learner.grow(len(labels))
                 self.classes_, self._outputs = labels, outputs
+                if self.class_weight is not None:
+                    learner.criterion = self._criterion(labels, outputs).to(learner.device)
             self._follow_lr()
             learner.prepare = prepare
         self._learn(learner, x, _numbered(y, labels, outputs))
         return self
+
+    def _criterion(
+        self, labels: NDArray[Any], outputs: NDArray[np.int64], y: NDArray[Any] | None = None
+    ) -> CrossEntropy:
+        """The loss, with the weights of the classes in the order of the outputs; `y` are all labels, if known."""
+        given = self.class_weight
+        if given is None:
+            return CrossEntropy()
+        if "criterion" in self._own_options():
+            raise invalid("class_weight", given, "None, as options has a criterion", "give the weights in one of them")
+        weights = np.empty(len(labels))
+        weights[outputs] = _balanced(given, labels, y) if isinstance(given, str) else _given(given, labels)
+        return CrossEntropy(weights)
 
     def predictor(self) -> nn.Module:
         """A module that maps rows of X, as a tensor, to scores in the order of `classes_`: to serve from.
@@ -667,6 +710,30 @@ def _measured(scale: Any, name: str, x: Tensor) -> Any:
     scale = copy.copy(scale)
     scale.update(x, name)
     return scale
+
+
+def _balanced(given: str, labels: NDArray[Any], y: NDArray[Any] | None) -> NDArray[np.float64]:
+    """Weights that are inverse to how often the classes occur, as in scikit-learn."""
+    check_name("class_weight", given, ["balanced"], "or give a dict from labels to weights")
+    if y is None:
+        remedy = (
+            "a new class is rare only so far, and already half of what is learned: "
+            "options={'balance': 0.5} or learner='cbrs' compensate for frequencies as they change"
+        )
+        raise invalid("class_weight", given, "None or a dict from labels to weights for partial_fit", remedy)
+    found: NDArray[np.float64] = compute_class_weight(given, classes=labels, y=y)
+    return found
+
+
+def _given(weights: Any, labels: NDArray[Any]) -> list[float]:
+    """The weight of each label in a mapping: 1 if it is not there."""
+    if not isinstance(weights, Mapping):
+        raise invalid("class_weight", weights, "None, 'balanced', or a dict from labels to weights")
+    for label, weight in weights.items():
+        check_number(f"class_weight of {label!r}", weight, at_least=0)
+        if isinstance(label, str | bytes) != (labels.dtype.kind in "OUS"):
+            raise invalid("class_weight", label, f"labels like those in y, such as {labels[:1].tolist()[0]!r}")
+    return [float(weights.get(label, 1.0)) for label in labels.tolist()]
 
 
 def _numbered(y: NDArray[Any], labels: NDArray[Any], outputs: NDArray[np.int64]) -> Tensor:
