@@ -2,6 +2,8 @@
 
 import copy
 import functools
+import io
+import os
 import pickle
 import subprocess
 import sys
@@ -880,3 +882,111 @@ def test_what_is_in_memory_is_told_by_label(name):
         assert counts["kiwi"] == 0 < min(counts[label] for label in ("apple", "fig", "pear"))
     else:
         assert counts == {"apple": 10, "fig": 40, "kiwi": 0, "pear": 20}
+
+
+class Tensors(pickle.Pickler):
+    """Notes all tensors in what it pickles, except the states of generators."""
+
+    def __init__(self):
+        super().__init__(io.BytesIO())
+        self.found, self.drawn = [], set()
+
+    def persistent_id(self, value):
+        if isinstance(value, torch.Generator):
+            self.drawn.add(len(value.get_state()))
+        if isinstance(value, torch.Tensor):
+            self.found.append(value)
+
+    @classmethod
+    def of(cls, value):
+        pickler = cls()
+        pickler.dump(value)
+        return [each for each in pickler.found if each.dtype != torch.uint8 or len(each) not in pickler.drawn]
+
+
+@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
+@pytest.mark.parametrize("name", sorted(known_learners()))
+def test_a_pickle_is_made_of_copies_and_every_tensor_in_it_is_moved(make, name, monkeypatch):
+    x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
+    if make is ParabolicRegressor and find_learner(name).needs_classes:
+        pytest.skip("it is for classes")
+    options = {"optimizer": "Adam"} if name != "vrmcl" else {}
+    model = make(name, model=MLP((3,), 1), options=options, average=0.9, lr=0.01, random_state=0).partial_fit(x, y)
+    moved, to = [], torch.Tensor.to
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda self, *given: moved.append((self.data_ptr(), given)) or to(self, *given)
+    )
+    state = model.__getstate__()
+    monkeypatch.undo()
+    there = {place for place, given in moved if given == (torch.device("cpu"),)}
+    found = {each.data_ptr() for each in Tensors.of(state) if each.numel()}
+    assert found <= there
+    assert not found & {each.data_ptr() for each in Tensors.of(model.learner_)}
+    assert len(found) > 10
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.partial_fit(x, y).predict(x), model.partial_fit(x, y).predict(x))
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:7", torch.device("cuda")])
+def test_a_pickle_from_a_gpu_is_used_on_the_cpu_if_there_is_none(device, monkeypatch):
+    x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
+    model = ParabolicClassifier(random_state=0).partial_fit(x, y)
+    model.device = model._made["device"] = device
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.warns(
+        RuntimeWarning, match="^device: got 'cuda.*no CUDA device was found: use cpu. .* on the CPU; before"
+    ):
+        loaded = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(loaded.predict_proba(x), model.predict_proba(x))
+    np.testing.assert_array_equal(loaded.partial_fit(x, y).predict_proba(x), model.partial_fit(x, y).predict_proba(x))
+    with pytest.raises(InputError, match="^device: got 'cuda"):
+        loaded.fit(x, y)
+    assert loaded.set_params(device="auto").fit(x, y).learner_.device.type == "cpu"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
+@pytest.mark.parametrize("name", sorted(known_learners()))
+def test_a_pickle_from_a_gpu_goes_on_there_and_on_a_cpu(make, name, tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
+    if make is ParabolicRegressor and find_learner(name).needs_classes:
+        pytest.skip("it is for classes")
+    options = {"optimizer": "Adam"} if name != "vrmcl" else {}
+    network = MLP((3,), 1).cuda()
+    for device in ("cuda", "auto"):
+        model = make(name, model=network, options=options, average=0.9, lr=0.01, device=device, random_state=0)
+        model.partial_fit(x, y)
+        assert {each.device.type for each in Tensors.of(model.__getstate__())} == {"cpu"}
+        assert copy.deepcopy(model).learner_.device == model.learner_.device == torch.device("cuda:0")
+        kept = pickle.dumps(model)
+        again = pickle.loads(kept)
+        assert again.learner_.device == model.learner_.device
+        told = getattr(model, "predict_proba", model.predict)(x)
+        np.testing.assert_array_equal(again.predict(x), model.predict(x))
+        np.testing.assert_array_equal(again.partial_fit(x, y).predict(x), model.partial_fit(x, y).predict(x))
+        (tmp_path / "model.pickle").write_bytes(kept)
+        code = (
+            "import pickle, sys; model = pickle.load(open('model.pickle', 'rb'))\n"
+            "x, y = pickle.loads(sys.stdin.buffer.read()); ask = getattr(model, 'predict_proba', model.predict)\n"
+            "told = ask(x); model.partial_fit(x, y)\n"
+            "sys.stdout.buffer.write(pickle.dumps((told, str(model.learner_.device), ask(x).shape)))"
+        )
+        hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
+        done = subprocess.run(
+            [sys.executable, "-c", code], input=pickle.dumps((x, y)), stdout=subprocess.PIPE, cwd=tmp_path, env=hidden
+        )
+        found, where, shape = pickle.loads(done.stdout)
+        assert (where, shape) == ("cpu", told.shape)
+        np.testing.assert_allclose(found, told, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_a_pickle_from_a_cpu_goes_to_a_gpu_if_one_was_asked_for():
+    x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
+    model = ParabolicClassifier(options={"optimizer": "Adam"}, lr=0.01, random_state=0).partial_fit(x, y)
+    model.device = model._made["device"] = "auto"
+    loaded = pickle.loads(pickle.dumps(model))
+    assert loaded.learner_.device == torch.device("cuda:0")
+    assert {each.device.type for each in Tensors.of(loaded.learner_)} == {"cuda"}
+    np.testing.assert_allclose(loaded.predict_proba(x), model.predict_proba(x), atol=1e-6)
+    loaded.partial_fit(x, y)

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import math
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,6 +39,7 @@ from parabolic.engine import Diverged
 from parabolic.experiments.execution import find_device
 from parabolic.learners import MSE, Criterion, CrossEntropy, Huber, Learner, Numbers, ReplayLearner, Scale, find_learner
 from parabolic.learners.functional import has_batch_norm, has_embedding
+from parabolic.learners.moving import move, place
 
 __all__ = ["ParabolicClassifier", "ParabolicRegressor"]
 
@@ -45,6 +47,7 @@ Factory = Callable[[Sequence[int], int], nn.Module]
 SHEET = 4096  # examples predicted at once
 ANEW = ("batch_size", "epochs")  # settings that every call reads again
 EXACT = 2**53  # from here on float64 cannot represent every whole number
+CPU = torch.device("cpu")
 FIRST = threading.RLock()  # taken instead of a learner's lock while there is no learner yet
 REMEDIES = {
     "replay": "set it with options={'replay': …}",
@@ -121,11 +124,29 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             made.__dict__ = {**self.__dict__}
         return made
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state to pickle, with a copy of the learner, as other threads may use it meanwhile."""
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return a copy with a learner of its own, on the same device."""
+        memo[id(self)] = made = object.__new__(type(self))
         with self._held():
-            state: dict[str, Any] = super().__getstate__()
-            return state | ({"learner_": copy.deepcopy(state["learner_"])} if "learner_" in state else {})
+            made.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state to pickle: a copy, as other threads may use the learner meanwhile, with all on the CPU."""
+        with self._held():
+            state: dict[str, Any] = copy.deepcopy(super().__getstate__())
+        if "learner_" in state:
+            state["_drawn"] = state["learner_"].generator.get_state()  # only this kind of device can go on from it
+            move(state["learner_"], CPU)
+        place(state, CPU)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over a state, and put the learner on the device that it was made for, if there is one here."""
+        drawn = state.get("_drawn")
+        super().__setstate__({name: value for name, value in state.items() if name != "_drawn"})
+        if drawn is not None:
+            move(self.learner_, _device_here(self._made["device"]), drawn)
 
     @contextmanager
     def _held(self) -> Iterator[None]:
@@ -335,7 +356,8 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         class_weight: how much each class counts in the loss: a dict from labels to weights (1 for labels that it does
             not contain, and it may contain labels that come later), or, for `fit` alone, "balanced": inversely to how
             often a class occurs in y.
-        device: where to compute: "cpu", "cuda", or "auto".
+        device: where to compute: "cpu", "cuda", or "auto". A pickle holds everything on the CPU, and goes to this
+            device where it is loaded, or stays on the CPU, with a warning, if there is none.
         random_state: decides the initial weights, the order and every draw, except those that the network itself makes
             (dropout), which come from torch's global generator (`torch.manual_seed`).
 
@@ -649,6 +671,16 @@ class _Targets(nn.Module):
     def forward(self, scores: Tensor) -> Tensor:
         found = self.error.answer(scores.double())
         return found[:, 0] if self.single else found
+
+
+def _device_here(asked: str | torch.device) -> torch.device:
+    """The device that a pickled estimator was made for or, with a warning, the CPU if this machine has no such."""
+    try:
+        return find_device(str(asked))
+    except InputError as error:
+        told = f"{error}. What was loaded computes on the CPU; before its next fit, call set_params(device='auto')"
+        warnings.warn(told, RuntimeWarning, stacklevel=3)
+        return CPU
 
 
 def _mlp(shape: Sequence[int], outputs: int) -> nn.Module:
