@@ -538,6 +538,21 @@ def test_weights_that_fit_no_label_are_refused():
         model.set_params(class_weight={1: 3}).partial_fit(x, y)
 
 
+def test_several_labels_per_example_are_for_a_regressor():
+    x, y = np.random.default_rng(0).normal(size=(60, 3)), np.eye(3, dtype=int)[np.arange(60) % 3]
+    with pytest.raises(ValueError, match="y should be a 1d array"):
+        ParabolicClassifier(random_state=0).fit(x, y)
+    loss = Numbers(nn.BCEWithLogitsLoss(reduction="none"))
+    options = {"prepare": Scale(), "sigma_y": 0.0}
+    tagger = ParabolicRegressor(loss=loss, scale=False, options=options, random_state=0).partial_fit(1e3 + x, y)
+    assert tagger.predict(1e3 + x).shape == (60, 3)
+    with torch.no_grad():
+        inputs = torch.from_numpy((x - x.mean(0)) / x.std(0))
+        np.testing.assert_allclose(tagger.predict(1e3 + x), tagger.learner_.model(inputs), atol=1e-9)
+    with pytest.raises(InputError, match=r"^y: .*expected one of shape \[60, 3\], as before"):
+        tagger.partial_fit(x, y[:, :2])
+
+
 def test_grids_may_be_of_numpy():
     x, y = [[0.0], [1.0]] * 20, [0, 1] * 20
     asked = {
