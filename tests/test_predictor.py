@@ -130,6 +130,21 @@ def test_numbers_of_scale_and_normalise_are_buffers_that_later_examples_leave_al
     assert {"prepare.factor", "prepare.shift"} <= normal.state_dict().keys()
 
 
+class Clipped(Scale):
+    def __call__(self, x):
+        return super().__call__(x).clamp(-1, 1)
+
+
+def test_a_scale_of_ones_own_is_called():
+    scale = Clipped()
+    scale.update(torch.randn(50, 3))
+    learner, x = ER(net(), memory=50, prepare=scale), 5 * torch.randn(4, 3)
+    predictor, told = learner.predictor(), learner.scores(x)
+    assert torch.equal(predictor(x), told)
+    scale.update(torch.full((500, 3), 9.0))
+    assert torch.equal(predictor(x), told)
+
+
 def test_ids_are_looked_up():
     for x in (torch.randint(9, (5, 3)), torch.randint(9, (5, 3)).byte()):
         body = nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
@@ -320,3 +335,18 @@ def test_an_estimator_that_is_not_fitted_has_no_predictor():
     for kind in (ParabolicClassifier, ParabolicRegressor):
         with pytest.raises(NotFittedError):
             kind().predictor()
+
+
+@pytest.mark.gpu
+def test_a_network_on_a_gpu_is_exported_with_the_operations_of_torch_alone():
+    model = ResNet18((3, 16, 16), 4, width=8).cuda().to(memory_format=torch.channels_last)
+    learner = ER(model, memory=50, average=0.9, prepare=Normalise((0.5,) * 3, (0.2,) * 3))
+    x = torch.randint(256, (12, 3, 16, 16), dtype=torch.uint8, device="cuda")
+    for _ in range(3):
+        learner.observe(x, torch.arange(12, device="cuda") % 4)
+    predictor, told = learner.predictor(), learner.scores(x)
+    with torch.no_grad():
+        assert torch.equal(predictor(x), told)
+    torch.testing.assert_close(predictor(x), told, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(exported(predictor, x)(x[:5]), told[:5], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(predictor.cpu()(x.cpu()), told.cpu(), rtol=1e-2, atol=1e-2)

@@ -295,8 +295,9 @@ def in_plain() -> bool:
 
     That is in a torch.func transform, and where the network is exported or traced.
     """
-    alone = torch._C._are_functorch_transforms_active() or torch.compiler.is_exporting() or torch._C._is_tracing()
-    return _wish.plain or bool(alone)
+    return _wish.plain or bool(
+        torch._C._are_functorch_transforms_active() or torch.compiler.is_exporting() or torch._C._is_tracing()
+    )
 
 
 BACKBONES: dict[str, Callable[[Sequence[int], int], nn.Module]] = {

@@ -40,6 +40,7 @@ from parabolic.experiments.execution import find_device
 from parabolic.learners import MSE, Criterion, CrossEntropy, Huber, Learner, Numbers, ReplayLearner, Scale, find_learner
 from parabolic.learners.functional import has_batch_norm, has_embedding
 from parabolic.learners.moving import move, place
+from parabolic.learners.predictor import fixed
 
 __all__ = ["ParabolicClassifier", "ParabolicRegressor"]
 
@@ -146,7 +147,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         drawn = state.get("_drawn")
         super().__setstate__({name: value for name, value in state.items() if name != "_drawn"})
         if drawn is not None:
-            move(self.learner_, _device_here(self._made["device"]), drawn)
+            asked = getattr(self, "_made", {}).get("device", self.device)
+            move(self.learner_, _device_here(asked), drawn)
 
     @contextmanager
     def _held(self) -> Iterator[None]:
@@ -663,8 +665,7 @@ class _Targets(nn.Module):
 
     def __init__(self, error: Criterion, device: torch.device, single: bool) -> None:
         super().__init__()
-        units = getattr(error, "units", None)
-        self.units = None if units is None else units.as_module().to(device)
+        self.units = fixed(getattr(error, "units", None), device)
         self.error, self.single = copy.copy(error), single
         vars(self.error).update(units=self.units, loss=None)  # only its `answer` is needed
 

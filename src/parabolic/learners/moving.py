@@ -37,11 +37,12 @@ def move(learner: Learner, device: torch.device, drawn: Tensor | None = None) ->
 
 @torch.no_grad()
 def place(value: Any, device: torch.device) -> None:
-    """Move all tensors in a value to a device: each stays the same object, and loses its gradient."""
+    """Move all tensors in a value to a device: each that moves stays the same object, and loses its gradient."""
     for tensor in tensors_in(value):
-        if tensor.is_leaf:
+        there = tensor.data.to(device)
+        if there.device != tensor.device:
             tensor.grad = None
-        tensor.data = tensor.data.to(device)
+            tensor.data = there
 
 
 def tensors_in(value: Any) -> list[Tensor]:

@@ -15,7 +15,7 @@ from parabolic.learners.gradients import trainable
 if TYPE_CHECKING:
     from parabolic.learners.learner import Learner
 
-__all__ = ["Predictor", "as_inputs", "predictor_of"]
+__all__ = ["Predictor", "as_inputs", "fixed", "predictor_of"]
 
 CHANGED = ("scores", "scores_at", "inputs")  # methods that a predictor does not call
 
@@ -63,7 +63,7 @@ def predictor_of(learner: Learner) -> Predictor:
                 value.copy_(weights[name])
         if not all(all_finite(weight) for weight in trainable(model)):
             raise Diverged(f"predictor: weights are NaN or infinite after {learner.steps} steps; {GO_BACK}")
-        prepare = _fixed(learner.prepare, learner.device)
+        prepare = fixed(learner.prepare, learner.device)
     return Predictor(getattr(model, "_orig_mod", model), prepare, learner.dtype, learner.embed is not None)
 
 
@@ -82,6 +82,7 @@ def as_inputs(x: Tensor, prepare: Callable[[Tensor], Tensor] | None, dtype: torc
     return x.long() if ids else (x.float() / 255).to(dtype)
 
 
-def _fixed(prepare: Any, device: torch.device) -> Any:
-    """A copy of `prepare`; what can be a module, with its numbers as buffers, becomes one."""
-    return prepare.as_module().to(device) if hasattr(prepare, "as_module") else copy.deepcopy(prepare)
+def fixed(part: Any, device: torch.device) -> Any:
+    """A copy of what a learner was given; a `Scale` or `Normalise` becomes a module, with its numbers as buffers."""
+    ours = type(part).__module__.startswith("parabolic.")  # a subclass may compute something else
+    return part.as_module().to(device) if ours and hasattr(part, "as_module") else copy.deepcopy(part)
