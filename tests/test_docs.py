@@ -99,6 +99,8 @@ def test_the_code_of_pcl_plus():
 def test_the_code_of_the_guide_to_own_data(capsys):
     names = run_blocks("docs/guides/own-data.md")
     assert "True\n" in capsys.readouterr().out  # what was kept is what was there
+    assert names["shops"].score(names["columns"].transform(names["frame"]), names["labels"]) > 0.9
+    assert ((names["logits"] > 0) == names["tags"][800:]).mean() > 0.7
     assert names["accuracy"]["SGD"] < 35 < 40 < min(names["accuracy"]["PCL"], names["accuracy"]["ER"])
 
 
@@ -122,6 +124,9 @@ def test_the_code_of_the_guide_to_monitoring(capsys):
     )
     assert [(step, int(classes)) for step, classes in said[4:6]] == [("500", 2), ("600", 3)]
     assert names["seen"][-1].bound is not None
+    counts = names["model"].memory_counts()
+    assert {*counts} == {"small", "medium", "large"}
+    assert sum(counts.values()) == 200
     assert len(Path("monitor.jsonl").read_text().splitlines()) == 13  # it began, looked at ten and all, and ended
 
 

@@ -2,6 +2,8 @@
 
 import copy
 import functools
+import io
+import os
 import pickle
 import subprocess
 import sys
@@ -490,6 +492,67 @@ def test_a_class_that_has_a_weight_may_come_later_if_it_is_announced():
     assert list(model.partial_fit(x, y, classes=["rare", "common"]).learner_.error.weights) == [1.0, 5.0]
 
 
+@pytest.mark.parametrize("name", sorted(known_learners()))
+def test_weights_by_label_are_those_of_a_criterion_and_reach_classes_that_come_later(name):
+    x, weights = np.random.default_rng(0).normal(size=(60, 3)), {"pear": 5.0, "apple": 3, "quince": 2}
+    y = np.array(["pear", "fig"] * 30)
+    model = ParabolicClassifier(name, class_weight=weights, random_state=0).partial_fit(x, y)
+    given = ParabolicClassifier(name, options={"criterion": CrossEntropy(weights=[1.0, 5.0])}, random_state=0)
+    np.testing.assert_array_equal(model.predict_proba(x), given.partial_fit(x, y).predict_proba(x))
+    plain = ParabolicClassifier(name, random_state=0).partial_fit(x, y)
+    assert not np.array_equal(model.predict_proba(x), plain.predict_proba(x))
+    model.partial_fit(x[:20], ["apple", "kiwi"] * 10)
+    assert model.classes_.tolist() == ["apple", "fig", "kiwi", "pear"]
+    assert list(model.learner_.error.weights) == [1.0, 5.0, 3.0, 1.0]  # by output: fig, pear, apple, kiwi
+    model.partial_fit(x, y)
+    assert list(pickle.loads(pickle.dumps(model)).learner_.error.weights) == [1.0, 5.0, 3.0, 1.0]
+
+
+def test_balanced_weights_are_inverse_to_frequencies():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(100, 2)), np.array([3] * 80 + [7] * 15 + [5] * 5)
+    model = ParabolicClassifier("er", class_weight="balanced", epochs=2, random_state=0).fit(x, y)
+    np.testing.assert_allclose(model.learner_.error.weights, [100 / 3 / 80, 100 / 3 / 5, 100 / 3 / 15])
+    before = frozen(model.learner_.state_dict())
+    for estimator in (model, clone(model)):
+        with pytest.raises(InputError, match="^class_weight: got 'balanced', .*dict .* for partial_fit; a new class"):
+            estimator.partial_fit(x, y)
+    assert same(before, model.learner_.state_dict())
+
+
+def test_weights_that_fit_no_label_are_refused():
+    x, y = [[0.0], [1.0]] * 20, [0, 1] * 20
+
+    def refused(match, **settings):
+        with pytest.raises(InputError, match=match):
+            ParabolicClassifier(**settings).fit(x, y)
+
+    refused("^class_weight: got 'balance', .*did you mean 'balanced'", class_weight="balance")
+    refused(r"^class_weight: got \[1, 2\], expected None, 'balanced', or a dict", class_weight=[1, 2])
+    refused("^class_weight of 1: got -1, expected a number of at least 0", class_weight={1: -1})
+    refused("^class_weight: got '1', expected labels like those in y, such as 0", class_weight={"1": 2})
+    criterion = {"criterion": CrossEntropy()}
+    refused("^class_weight: got {1: 2}, expected None, as options has", class_weight={1: 2}, options=criterion)
+    model = ParabolicClassifier("er", class_weight={1: 2}, random_state=0).partial_fit(x, y)
+    with pytest.raises(InputError, match="^class_weight: got {1: 3}, .*takes effect at the next fit"):
+        model.set_params(class_weight={1: 3}).partial_fit(x, y)
+
+
+def test_several_labels_per_example_are_for_a_regressor():
+    x, y = np.random.default_rng(0).normal(size=(60, 3)), np.eye(3, dtype=int)[np.arange(60) % 3]
+    with pytest.raises(ValueError, match="y should be a 1d array"):
+        ParabolicClassifier(random_state=0).fit(x, y)
+    loss = Numbers(nn.BCEWithLogitsLoss(reduction="none"))
+    options = {"prepare": Scale(), "sigma_y": 0.0}
+    tagger = ParabolicRegressor(loss=loss, scale=False, options=options, random_state=0).partial_fit(1e3 + x, y)
+    assert tagger.predict(1e3 + x).shape == (60, 3)
+    with torch.no_grad():
+        inputs = torch.from_numpy((x - x.mean(0)) / x.std(0))
+        np.testing.assert_allclose(tagger.predict(1e3 + x), tagger.learner_.model(inputs), atol=1e-9)
+    with pytest.raises(InputError, match=r"^y: .*expected one of shape \[60, 3\], as before"):
+        tagger.partial_fit(x, y[:, :2])
+
+
 def test_grids_may_be_of_numpy():
     x, y = [[0.0], [1.0]] * 20, [0, 1] * 20
     asked = {
@@ -805,3 +868,140 @@ def test_a_network_that_diverged_tells_nothing(make):
         with pytest.raises(Diverged, match="the scores are not finite numbers: .*call fit with a lower lr"):
             ask(x)
     assert np.isfinite(model.set_params(lr=0.01).fit(x, y).predict(x)).all()
+
+
+@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
+@pytest.mark.parametrize("name", ["er", "ewc"])
+def test_the_loss_of_a_call_is_the_mean_of_the_losses_of_its_last_pass(make, name, monkeypatch):
+    x, y, told = np.random.default_rng(0).normal(size=(70, 3)), np.arange(70) % 3, []
+    kind, observe = find_learner(name), find_learner(name).observe
+    monkeypatch.setattr(kind, "observe", lambda *given: told.append(float(observe(*given))) or torch.tensor(told[-1]))
+    model = make(name, epochs=4, batch_size=32, random_state=0).fit(x, y)
+    assert len(told) == 12
+    assert model.loss_ == pytest.approx(np.mean(told[-3:]), rel=1e-6)
+    told.clear()
+    assert model.partial_fit(x[:40], y[:40]).loss_ == pytest.approx(np.mean(told), rel=1e-6)
+    assert len(told) == 2
+
+
+@pytest.mark.parametrize("name", sorted(known_learners()))
+def test_what_is_in_memory_is_told_by_label(name):
+    x, y = np.random.default_rng(0).normal(size=(60, 3)), np.array(["pear", "fig", "fig"] * 20)
+    model = ParabolicClassifier(name, memory=100, random_state=0).partial_fit(x, y, classes=["pear", "fig", "kiwi"])
+    model.partial_fit(x[:10], ["apple"] * 10)  # the last output, and the first label
+    counts = model.memory_counts()
+    assert list(counts) == model.classes_.tolist() == ["apple", "fig", "kiwi", "pear"]
+    if not hasattr(model.learner_, "past"):
+        assert set(counts.values()) == {0}
+    elif name == "gem":  # which divides its memory among tasks
+        assert counts["kiwi"] == 0 < min(counts[label] for label in ("apple", "fig", "pear"))
+    else:
+        assert counts == {"apple": 10, "fig": 40, "kiwi": 0, "pear": 20}
+
+
+class Tensors(pickle.Pickler):
+    """Notes all tensors in what it pickles, except the states of generators."""
+
+    def __init__(self):
+        super().__init__(io.BytesIO())
+        self.found, self.drawn = [], set()
+
+    def persistent_id(self, value):
+        if isinstance(value, torch.Generator):
+            self.drawn.add(len(value.get_state()))
+        if isinstance(value, torch.Tensor):
+            self.found.append(value)
+
+    @classmethod
+    def of(cls, value):
+        pickler = cls()
+        pickler.dump(value)
+        return [each for each in pickler.found if each.dtype != torch.uint8 or len(each) not in pickler.drawn]
+
+
+@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
+@pytest.mark.parametrize("name", sorted(known_learners()))
+def test_a_pickle_is_made_of_copies_and_every_tensor_in_it_is_moved(make, name, monkeypatch):
+    x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
+    if make is ParabolicRegressor and find_learner(name).needs_classes:
+        pytest.skip("it is for classes")
+    options = {"optimizer": "Adam"} if name != "vrmcl" else {}
+    model = make(name, model=MLP((3,), 1), options=options, average=0.9, lr=0.01, random_state=0).partial_fit(x, y)
+    moved, to = [], torch.Tensor.to
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda self, *given: moved.append((self.data_ptr(), given)) or to(self, *given)
+    )
+    state = model.__getstate__()
+    monkeypatch.undo()
+    there = {place for place, given in moved if given == (torch.device("cpu"),)}
+    found = {each.data_ptr() for each in Tensors.of(state) if each.numel()}
+    assert found <= there
+    assert not found & {each.data_ptr() for each in Tensors.of(model.learner_)}
+    assert len(found) > 10
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.partial_fit(x, y).predict(x), model.partial_fit(x, y).predict(x))
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:7", torch.device("cuda")])
+def test_a_pickle_from_a_gpu_is_used_on_the_cpu_if_there_is_none(device, monkeypatch):
+    x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
+    model = ParabolicClassifier(random_state=0).partial_fit(x, y)
+    model.device = model._made["device"] = device
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.warns(
+        RuntimeWarning, match="^device: got 'cuda.*no CUDA device was found: use cpu. .* on the CPU; before"
+    ):
+        loaded = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(loaded.predict_proba(x), model.predict_proba(x))
+    np.testing.assert_array_equal(loaded.partial_fit(x, y).predict_proba(x), model.partial_fit(x, y).predict_proba(x))
+    with pytest.raises(InputError, match="^device: got 'cuda"):
+        loaded.fit(x, y)
+    assert loaded.set_params(device="auto").fit(x, y).learner_.device.type == "cpu"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
+@pytest.mark.parametrize("name", sorted(known_learners()))
+def test_a_pickle_from_a_gpu_goes_on_there_and_on_a_cpu(make, name, tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
+    if make is ParabolicRegressor and find_learner(name).needs_classes:
+        pytest.skip("it is for classes")
+    options = {"optimizer": "Adam"} if name != "vrmcl" else {}
+    network = MLP((3,), 1).cuda()
+    for device in ("cuda", "auto"):
+        model = make(name, model=network, options=options, average=0.9, lr=0.01, device=device, random_state=0)
+        model.partial_fit(x, y)
+        assert {each.device.type for each in Tensors.of(model.__getstate__())} == {"cpu"}
+        assert copy.deepcopy(model).learner_.device == model.learner_.device == torch.device("cuda:0")
+        kept = pickle.dumps(model)
+        again = pickle.loads(kept)
+        assert again.learner_.device == model.learner_.device
+        told = getattr(model, "predict_proba", model.predict)(x)
+        np.testing.assert_array_equal(again.predict(x), model.predict(x))
+        np.testing.assert_array_equal(again.partial_fit(x, y).predict(x), model.partial_fit(x, y).predict(x))
+        (tmp_path / "model.pickle").write_bytes(kept)
+        code = (
+            "import pickle, sys; model = pickle.load(open('model.pickle', 'rb'))\n"
+            "x, y = pickle.loads(sys.stdin.buffer.read()); ask = getattr(model, 'predict_proba', model.predict)\n"
+            "told = ask(x); model.partial_fit(x, y)\n"
+            "sys.stdout.buffer.write(pickle.dumps((told, str(model.learner_.device), ask(x).shape)))"
+        )
+        hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
+        done = subprocess.run(
+            [sys.executable, "-c", code], input=pickle.dumps((x, y)), stdout=subprocess.PIPE, cwd=tmp_path, env=hidden
+        )
+        found, where, shape = pickle.loads(done.stdout)
+        assert (where, shape) == ("cpu", told.shape)
+        np.testing.assert_allclose(found, told, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_a_pickle_from_a_cpu_goes_to_a_gpu_if_one_was_asked_for():
+    x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
+    model = ParabolicClassifier(options={"optimizer": "Adam"}, lr=0.01, random_state=0).partial_fit(x, y)
+    model.device = model._made["device"] = "auto"
+    loaded = pickle.loads(pickle.dumps(model))
+    assert loaded.learner_.device == torch.device("cuda:0")
+    assert {each.device.type for each in Tensors.of(loaded.learner_)} == {"cuda"}
+    np.testing.assert_allclose(loaded.predict_proba(x), model.predict_proba(x), atol=1e-6)
+    loaded.partial_fit(x, y)

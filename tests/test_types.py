@@ -1,6 +1,10 @@
 """Models whose weights are of a short type, or of several."""
 
 import copy
+import os
+import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -198,3 +202,27 @@ def test_a_state_from_when_averages_had_the_type_of_the_weights_is_gone_on_from(
     again.load_state_dict(state)
     assert same_state(again.predicting_weights(), learner.predicting_weights())
     learn(again, data)
+
+
+def test_mixed_precision_around_observe_stays_on():
+    """In a process of its own, as some virtual machines list bfloat16 instructions that they do not run."""
+    code = """if True:
+        import torch
+        from parabolic import DER, ER, InputError
+        for kind in (ER, DER):
+            learner = kind(torch.nn.Linear(3, 4), memory=50, average=0.9)
+            x, y = torch.randn(8, 3), torch.arange(8) % 4
+            for _ in range(5):
+                with torch.autocast("cpu", torch.bfloat16):
+                    learner.observe(x, y)
+            state = learner.state_dict()
+            kept = {each.dtype for part in ("model", "average") for each in state[part].values()}
+            assert kept <= {torch.float32, torch.float64} and learner.past["x"].dtype == torch.float32
+            try:
+                learner.observe(x, y)
+            except InputError as error:
+                print(kind.name, error)
+    """
+    least = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "default"}
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=least, check=True)
+    assert re.fullmatch(r"der logits: got .* type float32, expected .* type bfloat16; .*\n", done.stdout)

@@ -291,8 +291,13 @@ def plainly() -> Iterator[None]:
 
 
 def in_plain() -> bool:
-    """Whether to avoid our own operations: within `plainly`, or in a torch.func transform, which cannot handle them."""
-    return _wish.plain or bool(torch._C._are_functorch_transforms_active())
+    """Whether to avoid our own operations: within `plainly`, or where they cannot be handled.
+
+    That is in a torch.func transform, and where the network is exported or traced.
+    """
+    return _wish.plain or bool(
+        torch._C._are_functorch_transforms_active() or torch.compiler.is_exporting() or torch._C._is_tracing()
+    )
 
 
 BACKBONES: dict[str, Callable[[Sequence[int], int], nn.Module]] = {

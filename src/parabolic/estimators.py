@@ -6,6 +6,8 @@ import copy
 import dataclasses
 import math
 import threading
+import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
@@ -15,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state
+from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor, nn
@@ -34,8 +37,10 @@ from parabolic.checks import (
 )
 from parabolic.engine import Diverged
 from parabolic.experiments.execution import find_device
-from parabolic.learners import MSE, Criterion, Huber, Learner, Numbers, ReplayLearner, Scale, find_learner
+from parabolic.learners import MSE, Criterion, CrossEntropy, Huber, Learner, Numbers, ReplayLearner, Scale, find_learner
 from parabolic.learners.functional import has_batch_norm, has_embedding
+from parabolic.learners.moving import move, place
+from parabolic.learners.predictor import fixed
 
 __all__ = ["ParabolicClassifier", "ParabolicRegressor"]
 
@@ -43,6 +48,7 @@ Factory = Callable[[Sequence[int], int], nn.Module]
 SHEET = 4096  # examples predicted at once
 ANEW = ("batch_size", "epochs")  # settings that every call reads again
 EXACT = 2**53  # from here on float64 cannot represent every whole number
+CPU = torch.device("cpu")
 FIRST = threading.RLock()  # taken instead of a learner's lock while there is no learner yet
 REMEDIES = {
     "replay": "set it with options={'replay': …}",
@@ -67,6 +73,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
     """The base of both estimators: converts data to tensors, builds a learner and trains it."""
 
     learner_: Learner
+    loss_: float
     _example: tuple[torch.Size, torch.dtype]  # shape and type of an example
     _made: dict[str, Any]  # the settings that the learner was made with
 
@@ -118,11 +125,30 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             made.__dict__ = {**self.__dict__}
         return made
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state to pickle, with a copy of the learner, as other threads may use it meanwhile."""
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return a copy with a learner of its own, on the same device."""
+        memo[id(self)] = made = object.__new__(type(self))
         with self._held():
-            state: dict[str, Any] = super().__getstate__()
-            return state | ({"learner_": copy.deepcopy(state["learner_"])} if "learner_" in state else {})
+            made.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state to pickle: a copy, as other threads may use the learner meanwhile, with all on the CPU."""
+        with self._held():
+            state: dict[str, Any] = copy.deepcopy(super().__getstate__())
+        if "learner_" in state:
+            state["_drawn"] = state["learner_"].generator.get_state()  # only this kind of device can go on from it
+            move(state["learner_"], CPU)
+        place(state, CPU)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over a state, and put the learner on the device that it was made for, if there is one here."""
+        drawn = state.get("_drawn")
+        super().__setstate__({name: value for name, value in state.items() if name != "_drawn"})
+        if drawn is not None:
+            asked = getattr(self, "_made", {}).get("device", self.device)
+            move(self.learner_, _device_here(asked), drawn)
 
     @contextmanager
     def _held(self) -> Iterator[None]:
@@ -251,11 +277,14 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
                 task = self._tasks = 0 if epochs else getattr(self, "_tasks", -1) + 1
             batches = list(zip(x.split(size), y.split(size), strict=True))
             learner.start_task(batches)
-        loss = x.new_zeros(())
-        for part in rows:
-            loss = learner.observe(x[part], y[part], task)
+        loss = total = torch.zeros((), dtype=torch.float64)
+        steps = len(rows) // len(orders)
+        for number, part in enumerate(rows):
+            loss = learner.observe(x[part], y[part], task).double()
+            total = total + loss if number % steps else loss  # of one pass
         if task is not None:
             learner.end_task(batches)
+        self.loss_ = float(total) / steps
         if not math.isfinite(float(loss)):
             raise Diverged(f"the loss became {float(loss)}: lower lr (now {learner.lr:g}), or set clip_norm in options")
 
@@ -278,6 +307,13 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             trial = copy.copy(self)
             trial.learner_ = copy.deepcopy(self.learner_)
         return trial
+
+    def _served(self, answer: nn.Module) -> nn.Module:
+        """Return a module of its own that predicts: the learner's predictor, followed by `answer`."""
+        scaled = isinstance(self.learner_.prepare, Scale)
+        return nn.Sequential(
+            OrderedDict(rows=_Rows(self._example[1], scaled), scores=self.learner_.predictor(), answer=answer)
+        ).eval()
 
     def _scores(self, X: Any) -> Tensor:
         """Return the scores of examples, all by the same weights, as the lock is held."""
@@ -319,13 +355,19 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         scale: whether inputs are standardised to mean 0 and standard deviation 1 over everything seen so far. They are
             stored in float64, and rounded to the network's type after scaling. Without scaling, bytes become numbers
             from 0 to 1 and, for your own `model` or with `embed`, other whole numbers stay whole, as ids of words.
-        device: where to compute: "cpu", "cuda", or "auto".
+        class_weight: how much each class counts in the loss: a dict from labels to weights (1 for labels that it does
+            not contain, and it may contain labels that come later), or, for `fit` alone, "balanced": inversely to how
+            often a class occurs in y.
+        device: where to compute: "cpu", "cuda", or "auto". A pickle holds everything on the CPU, and goes to this
+            device where it is loaded, or stays on the CPU, with a warning, if there is none.
         random_state: decides the initial weights, the order and every draw, except those that the network itself makes
             (dropout), which come from torch's global generator (`torch.manual_seed`).
 
     Attributes:
         classes_: the labels seen so far, sorted.
         learner_: the learner, with its memory and model.
+        loss_: the mean of the losses in the last pass over data: that of the last `partial_fit`, or of the last of the
+            epochs of `fit`. As in `Learner.observe`, a loss is what the method minimises, replay included.
         n_features_in_: the number of columns of X (its second axis, if X has more than two).
         feature_names_in_: the names of the columns, if X was a data frame.
 
@@ -340,6 +382,28 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     classes_: NDArray[Any]
     _outputs: NDArray[np.int64]  # for each class, the network's output that is its score
 
+    def __init__(
+        self,
+        learner: str | type[Learner] = "pcl",
+        *,
+        model: nn.Module | Factory | None = None,
+        options: Mapping[str, Any] | None = None,
+        memory: int = 200,
+        batch_size: int = 32,
+        epochs: int = 20,
+        lr: float | None = None,
+        average: float | None = None,
+        scale: bool = True,
+        class_weight: Mapping[Any, float] | str | None = None,
+        device: str | torch.device = "cpu",
+        random_state: Any = None,
+    ) -> None:
+        super().__init__(
+            learner, model=model, options=options, memory=memory, batch_size=batch_size, epochs=epochs, lr=lr,
+            average=average, scale=scale, device=device, random_state=random_state,
+        )  # fmt: skip
+        self.class_weight = class_weight
+
     def fit(self, X: Any, y: Any) -> Self:
         """Learn from examples and their labels, discarding everything learned before."""
         self._begin(X, y, None, self.epochs)
@@ -351,6 +415,8 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
             return self
         _check_labels("y", y)
         X, y = self._checked(X, y, reset=False)
+        if isinstance(self.class_weight, str):
+            _balanced(self.class_weight, y, None)
         x, labels = self._tensor(X, self.learner_, self._example[1]), _labels(y, classes)
         self._check_like(x)
         self._check_settings()
@@ -377,7 +443,7 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         _check_labels("y", y)
         X, y = new._checked(X, y)
         labels, outputs = _merged(y[:0], np.arange(0), _labels(y, classes, part=epochs is None))
-        learner = new._make(X, len(labels), "cross-entropy")
+        learner = new._make(X, len(labels), new._criterion(labels, outputs, None if epochs is None else y))
         learner.grow(len(labels))
         x = new._tensor(X, learner)
         learner.prepare = _measured(learner.prepare, "X", x)
@@ -393,10 +459,46 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
             if len(labels) > len(self.classes_):
                 learner.grow(len(labels))
                 self.classes_, self._outputs = labels, outputs
+                if self.class_weight is not None:
+                    learner.criterion = self._criterion(labels, outputs).to(learner.device)
             self._follow_lr()
             learner.prepare = prepare
         self._learn(learner, x, _numbered(y, labels, outputs))
         return self
+
+    def _criterion(
+        self, labels: NDArray[Any], outputs: NDArray[np.int64], y: NDArray[Any] | None = None
+    ) -> CrossEntropy:
+        """The loss, with the weights of the classes in the order of the outputs; `y` are all labels, if known."""
+        given = self.class_weight
+        if given is None:
+            return CrossEntropy()
+        if "criterion" in self._own_options():
+            raise invalid("class_weight", given, "None, as options has a criterion", "give the weights in one of them")
+        weights = np.empty(len(labels))
+        weights[outputs] = _balanced(given, labels, y) if isinstance(given, str) else _given(given, labels)
+        return CrossEntropy(weights)
+
+    def predictor(self) -> nn.Module:
+        """A module that maps rows of X, as a tensor, to scores in the order of `classes_`: to serve from.
+
+        `scores.softmax(1)` is what `predict_proba` returns, and `classes_[scores.argmax(1)]` what `predict` does. Keep
+        `classes_` with it. It is a copy in evaluation mode, on the learner's device, with the scaling as buffers, and
+        contains neither memory nor optimiser. It only checks the type of X. See `Learner.predictor`.
+        """
+        check_is_fitted(self)
+        with self._held():
+            answer = _Columns(torch.from_numpy(self._outputs).to(self.learner_.device))
+            return self._served(answer)
+
+    def memory_counts(self) -> dict[Any, int]:
+        """How many examples of each of `classes_` are in memory: all 0 for a method without one."""
+        check_is_fitted(self)
+        with self._held():
+            learner, counts = self.learner_, np.zeros(len(self.classes_), dtype=np.int64)
+            if isinstance(learner, ReplayLearner):
+                counts = learner.past["y"].bincount(minlength=len(counts)).cpu().numpy()
+            return dict(zip(self.classes_.tolist(), counts[self._outputs].tolist(), strict=True))
 
     def _class_scores(self, X: Any) -> tuple[Tensor, NDArray[Any]]:
         """Return the scores of the classes, and `classes_` of the same moment."""
@@ -480,6 +582,16 @@ class ParabolicRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
             found = self.learner_.error.answer(scores).cpu().numpy()
             return found[:, 0] if self._single else found
 
+    def predictor(self) -> nn.Module:
+        """A module that maps rows of X, as a tensor, to what `predict` returns for them: to serve from.
+
+        It is a copy in evaluation mode, on the learner's device, with the scaling as buffers, and contains neither
+        memory nor optimiser. It only checks the type of X. See `Learner.predictor`.
+        """
+        check_is_fitted(self)
+        with self._held():
+            return self._served(_Targets(self.learner_.error, self.learner_.device, self._single))
+
     def _begin(self, X: Any, y: Any, epochs: int | None) -> bool:
         new = copy.copy(self)  # self takes its state in one step, or not at all
         X, y = new._checked(X, y, multi_output=True, y_numeric=True)
@@ -518,6 +630,58 @@ class ParabolicRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
+
+
+class _Rows(nn.Module):
+    """Converts rows to the type of those learned, as `_tensor` does, if no values can be lost."""
+
+    def __init__(self, dtype: torch.dtype, scaled: bool) -> None:
+        super().__init__()
+        self.dtype, self.scaled = dtype, scaled
+
+    def forward(self, x: Tensor) -> Tensor:
+        ids = x.is_floating_point() and not self.dtype.is_floating_point
+        bytes_ = torch.uint8 in (x.dtype, self.dtype) and not self.scaled  # they stand for 0 to 1
+        if x.dtype != self.dtype and (ids or bytes_):
+            raise invalid("X", x, f"examples of type {str(self.dtype)[6:]}, as before")
+        return x.to(self.dtype)
+
+
+class _Columns(nn.Module):
+    """Scores in float64, in the order of the classes."""
+
+    outputs: Tensor
+
+    def __init__(self, outputs: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("outputs", outputs)
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return scores.double().index_select(1, self.outputs)
+
+
+class _Targets(nn.Module):
+    """Targets in float64, in their own units."""
+
+    def __init__(self, error: Criterion, device: torch.device, single: bool) -> None:
+        super().__init__()
+        self.units = fixed(getattr(error, "units", None), device)
+        self.error, self.single = copy.copy(error), single
+        vars(self.error).update(units=self.units, loss=None)  # only its `answer` is needed
+
+    def forward(self, scores: Tensor) -> Tensor:
+        found = self.error.answer(scores.double())
+        return found[:, 0] if self.single else found
+
+
+def _device_here(asked: str | torch.device) -> torch.device:
+    """The device that a pickled estimator was made for or, with a warning, the CPU if this machine has no such."""
+    try:
+        return find_device(str(asked))
+    except InputError as error:
+        told = f"{error}. What was loaded computes on the CPU; before its next fit, call set_params(device='auto')"
+        warnings.warn(told, RuntimeWarning, stacklevel=3)
+        return CPU
 
 
 def _mlp(shape: Sequence[int], outputs: int) -> nn.Module:
@@ -579,6 +743,30 @@ def _measured(scale: Any, name: str, x: Tensor) -> Any:
     scale = copy.copy(scale)
     scale.update(x, name)
     return scale
+
+
+def _balanced(given: str, labels: NDArray[Any], y: NDArray[Any] | None) -> NDArray[np.float64]:
+    """Weights that are inverse to how often the classes occur, as in scikit-learn."""
+    check_name("class_weight", given, ["balanced"], "or give a dict from labels to weights")
+    if y is None:
+        remedy = (
+            "a new class is rare only so far, and already half of what is learned: "
+            "options={'balance': 0.5} or learner='cbrs' compensate for frequencies as they change"
+        )
+        raise invalid("class_weight", given, "None or a dict from labels to weights for partial_fit", remedy)
+    found: NDArray[np.float64] = compute_class_weight(given, classes=labels, y=y)
+    return found
+
+
+def _given(weights: Any, labels: NDArray[Any]) -> list[float]:
+    """The weight of each label in a mapping: 1 if it is not there."""
+    if not isinstance(weights, Mapping):
+        raise invalid("class_weight", weights, "None, 'balanced', or a dict from labels to weights")
+    for label, weight in weights.items():
+        check_number(f"class_weight of {label!r}", weight, at_least=0)
+        if isinstance(label, str | bytes) != (labels.dtype.kind in "OUS"):
+            raise invalid("class_weight", label, f"labels like those in y, such as {labels[:1].tolist()[0]!r}")
+    return [float(weights.get(label, 1.0)) for label in labels.tolist()]
 
 
 def _numbered(y: NDArray[Any], labels: NDArray[Any], outputs: NDArray[np.int64]) -> Tensor:

@@ -36,6 +36,7 @@ from parabolic.learners.functional import answers_by, copies_of, has_embedding
 from parabolic.learners.gradients import trainable
 from parabolic.learners.head import check_alone, check_head, follow, last_linear, widen, wider
 from parabolic.learners.optimizers import make_optimizer, parse_optimizer
+from parabolic.learners.predictor import Predictor, as_inputs, predictor_of
 from parabolic.memory import Batch, Memory
 from parabolic.options import check_options, documented, option, options_of
 
@@ -405,6 +406,23 @@ class Learner:
                 raise Diverged(f"predict: the scores are NaN after {self.steps} steps; {GO_BACK}")
             return self.error.answer(scores)  # under the same lock, as units may change
 
+    def predictor(self) -> Predictor:
+        """A module that maps raw examples to what `scores` returns for them now: to serve from, without the learner.
+
+        It is a copy in evaluation mode, on the same device, with the averaged weights if those predict, and contains
+        neither memory nor optimiser. It takes tensors and checks nothing. `prepare` is part of it: a `Scale` or
+        `Normalise` as buffers, any other as a copy that it calls, in evaluation mode too if it is a module.
+        `torch.export` and `torch.jit.trace` accept it if they accept the model and `prepare`; to `torch.save` it, both
+        must be picklable.
+
+        >>> from parabolic import ER
+        >>> learner = ER(nn.Linear(4, 3), memory=50, average=0.9)
+        >>> loss = learner.observe(torch.randn(8, 4), torch.arange(8) % 3)
+        >>> torch.equal(learner.predictor()(torch.ones(1, 4)), learner.scores(torch.ones(1, 4)))
+        True
+        """
+        return predictor_of(self)
+
     # -- state ---------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -637,13 +655,7 @@ class Learner:
     def _inputs(self, x: Tensor, augment: bool = True) -> Tensor:
         if augment and self.augment is not None:
             x = self.augment(x, self.generator)
-        if self.prepare is not None:
-            made = self.prepare(x)
-            double = isinstance(made, Tensor) and made.is_floating_point() and torch.float64 in (made.dtype, self.dtype)
-            return made.to(self.dtype) if double else made
-        if x.dtype != torch.uint8:
-            return x.to(self.dtype) if x.is_floating_point() else x  # NumPy defaults to float64, unlike most models
-        return (x.float() / 255).to(self.dtype) if self.embed is None else x.long()
+        return as_inputs(x, self.prepare, self.dtype, ids=self.embed is not None)
 
     def _make_optimizer(self, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
         made = make_optimizer(self.optimizer, weights, self.lr)

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from parabolic.checks import check_finite, invalid
 
-__all__ = ["Scale"]
+__all__ = ["FixedScale", "Scale"]
 
 ROUNDING = 64 * torch.finfo(torch.float64).eps  # a deviation of at most this times the mean is taken for rounding
 SOME = 101  # how many of the first examples determine the usual value
@@ -77,14 +77,15 @@ class Scale:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Numbers in these units, in the type of `x` (float32 for whole numbers)."""
-        mean, deviation = self._at(x.device)
-        scaled = (x.double() - mean) / deviation
-        return scaled.to(x.dtype if x.is_floating_point() else torch.float32)
+        return _scaled(x, *self._at(x.device))
 
     def undo(self, x: Tensor) -> Tensor:
         """The original numbers, from numbers in these units."""
-        mean, deviation = self._at(x.device)
-        return (x.double() * deviation + mean).to(x.dtype)
+        return _unscaled(x, *self._at(x.device))
+
+    def as_module(self) -> FixedScale:
+        """The units of this moment as a module, to serve with."""
+        return FixedScale(self.mean, self.deviation)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the units depend on, by name."""
@@ -147,6 +148,39 @@ class Scale:
             if shape == self.mean.shape:
                 mean.copy_(self.mean)
                 deviation.copy_(self.deviation)
+
+
+class FixedScale(nn.Module):
+    """A `Scale` that no longer changes: its mean and deviation are buffers.
+
+    >>> units = FixedScale(torch.tensor([2.0]), torch.tensor([4.0]))
+    >>> units(torch.tensor([[6.0]])), units.undo(torch.tensor([[1.0]]))
+    (tensor([[1.]]), tensor([[6.]]))
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, mean: Tensor, deviation: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean.double().clone())
+        self.register_buffer("deviation", deviation.double().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Numbers in these units, as `Scale` gives them."""
+        return _scaled(x, self.mean, self.deviation)
+
+    def undo(self, x: Tensor) -> Tensor:
+        """The original numbers, from numbers in these units."""
+        return _unscaled(x, self.mean, self.deviation)
+
+
+def _scaled(x: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
+    return ((x.double() - mean) / deviation).to(x.dtype if x.is_floating_point() else torch.float32)
+
+
+def _unscaled(x: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
+    return (x.double() * deviation + mean).to(x.dtype)
 
 
 def _whole(state: Mapping[str, Any]) -> dict[str, Any]:

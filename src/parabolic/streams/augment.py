@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from parabolic.checks import Description, check_number, invalid, plain
 from parabolic.gpus import has_triton
@@ -81,9 +81,11 @@ class Normalise:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the normalised examples, `[n, channels, *rest]`."""
-        shape = (-1, *[1] * (x.ndim - 2))
-        factor, shift = (each.view(shape) for each in self._at(x.device))
-        return x * factor + shift
+        return _normalised(x, *self._at(x.device))
+
+    def as_module(self) -> FixedNormalise:
+        """The same as a module with buffers, to serve with."""
+        return FixedNormalise(*self._at(torch.device("cpu")))
 
     def undo(self, x: Tensor) -> Tensor:
         """Undo the normalisation, in fractions of `scale`, so that images can be displayed.
@@ -95,6 +97,31 @@ class Normalise:
         shape = (-1, *[1] * (x.ndim - 2))
         factor, shift = (each.view(shape) for each in self._at(x.device))
         return (x - shift) / factor / self.scale
+
+
+class FixedNormalise(nn.Module):
+    """A `Normalise` as a module: examples times `factor`, plus `shift`, which are buffers.
+
+    >>> FixedNormalise(torch.tensor([2.0]), torch.tensor([1.0]))(torch.tensor([[[[3.0]]]]))
+    tensor([[[[7.]]]])
+    """
+
+    factor: Tensor
+    shift: Tensor
+
+    def __init__(self, factor: Tensor, shift: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("factor", factor.clone())
+        self.register_buffer("shift", shift.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The normalised examples, `[n, channels, *rest]`."""
+        return _normalised(x, self.factor, self.shift)
+
+
+def _normalised(x: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
+    shape = (-1, *[1] * (x.ndim - 2))
+    return x * factor.view(shape) + shift.view(shape)
 
 
 def _numbers(name: str, given: Any, above: float | None = None) -> tuple[float, ...]:

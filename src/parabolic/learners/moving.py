@@ -1,0 +1,81 @@
+"""Everything that a learner holds, moved to another device."""
+
+from __future__ import annotations
+
+import inspect
+from collections import deque
+from collections.abc import Iterator
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from parabolic.learners.gradients import trainable
+from parabolic.learners.learner import Learner
+
+__all__ = ["move", "place", "tensors_in"]
+
+
+@torch.no_grad()
+def move(learner: Learner, device: torch.device, drawn: Tensor | None = None) -> None:
+    """Move a learner to a device, in place; its generator goes on from the state `drawn` (default: its own).
+
+    Between a GPU and a CPU everything carries over except future random draws: their generators' states differ.
+    """
+    drawn = learner.generator.get_state() if drawn is None else drawn
+    place(learner, device)
+    learner.device = trainable(learner.model)[0].device  # with its number
+    learner.generator = Generator(learner.device)
+    learner._load_generator(drawn)
+    if isinstance(learner.optimizer, str):
+        for group in learner.optim.param_groups:
+            if "capturable" in group:  # where it counts its steps, as in a new learner
+                group["capturable"] = device.type == "cuda"
+
+
+@torch.no_grad()
+def place(value: Any, device: torch.device) -> None:
+    """Move all tensors in a value to a device: each that moves stays the same object, and loses its gradient."""
+    for tensor in tensors_in(value):
+        there = tensor.data.to(device)
+        if there.device != tensor.device:
+            tensor.grad = None
+            tensor.data = there
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """All tensors in a value: in containers, and in the attributes of objects, but not in functions' closures.
+
+    >>> [each.shape for each in tensors_in({"model": torch.nn.Linear(2, 3), "more": [(torch.zeros(5),)]})]
+    [torch.Size([3, 2]), torch.Size([3]), torch.Size([5])]
+    """
+    found: dict[int, Tensor] = {}
+    seen: dict[int, Any] = {}  # by id, and held, so that no id is given to another
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen[id(each)] = each
+        if isinstance(each, Tensor):
+            found[id(each)] = each
+        waiting += reversed([*_parts(each)])
+    return [*found.values()]
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """What a value consists of."""
+    if isinstance(value, type | ModuleType | str | bytes) or inspect.isfunction(value):
+        return
+    if isinstance(value, dict):
+        yield from value.keys()
+        yield from value.values()
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        yield from value
+    elif isinstance(value, partial):
+        yield from (value.func, value.args, value.keywords)
+    elif inspect.ismethod(value):
+        yield value.__self__
+    yield from vars(value).values() if hasattr(value, "__dict__") else ()
