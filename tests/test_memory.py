@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from parabolic import ER, InputError, Learner, Memory, Recent
-from parabolic.memory import distinct
+from parabolic import ER, InputError, Learner, Memory, Recent, ReplayLearner
+from parabolic.learners import known_learners
+from parabolic.memory import ClassBalanced, EqualShares, distinct
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -282,3 +283,77 @@ def test_a_recent_memory_has_the_newest_example_unless_it_looks_further_back(tmp
     back = Learner.load(learner.save(tmp_path / "er"), model=torch.nn.Linear(2, 2))
     assert repr(back.past) == repr(learner.past) == "Recent(40, 90.0)"
     assert torch.equal(back.past.ages, learner.past.ages)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", [Memory, Recent, ClassBalanced, EqualShares])
+@pytest.mark.parametrize("length", [30, 200])
+def test_nothing_is_left_of_what_is_erased(kind, length, device):
+    """Examples carry the number of their arrival, which is in no row any more: not in the spare one either."""
+    memory, generator = kind(60), torch.Generator(device).manual_seed(0)
+    for part in torch.arange(length, device=device).split(7):
+        batch = {"x": torch.stack([part, -part], 1).float() - 1, "y": part % 5, "task": part * 3 // length}
+        memory.offer(batch, generator=generator)
+    before, tasks, size = memory["x"].clone(), memory["task"].bincount(), len(memory)
+    rows = torch.rand(size, generator=generator, device=device) < 0.4
+    assert memory.erase(rows, generator=generator) == int(rows.sum()) > 0
+    assert (len(memory), memory.offered) == (size, length)
+    everything = memory._slots["x"]
+    assert not torch.isin(everything[:, 0], before[rows][:, 0]).any()
+    assert torch.equal(memory["x"][~rows], before[~rows])
+    number = -memory["x"][:, 1].long() - 1  # rows belong together
+    assert torch.equal(memory["y"], number % 5)
+    assert torch.equal(memory.ages, length - 1 - number)
+    if kind is EqualShares:
+        assert torch.equal(memory["task"].bincount(), tasks)
+    other = kind(60)
+    other.load_state_dict(memory.state_dict())
+    assert torch.equal(other["x"], memory["x"])
+    memory.offer(
+        {"x": torch.zeros(9, 2, device=device), "y": part[:1].expand(9) % 5, "task": part[:1].expand(9) * 0 + 2}
+    )
+    assert memory.offered == length + 9
+
+
+@pytest.mark.parametrize("kind", [Memory, Recent, ClassBalanced])
+def test_a_memory_of_which_all_is_erased_begins_anew(kind):
+    memory = kind(10)
+    memory.offer({"x": torch.arange(1.0, 31)[:, None], "y": torch.arange(30) % 3})
+    assert memory.erase(torch.ones(10, dtype=torch.bool)) == 10
+    assert (len(memory), memory.offered, memory._slots["x"].any().item()) == (0, 0, False)
+    for number in range(15):
+        memory.offer({"x": torch.full((1, 1), 100.0 + number), "y": torch.tensor([number % 3])})
+    assert len(memory) == 10
+    assert (memory["x"] >= 100).all()
+    assert memory.ages.tolist() == (114 - memory["x"][:, 0]).tolist()
+
+
+def test_what_cannot_be_erased_is_told_and_nothing_changes():
+    memory = EqualShares(12)
+    assert memory.erase(torch.zeros(0, dtype=torch.bool)) == 0
+    memory.offer({"x": torch.randn(20, 2), "task": torch.arange(20) // 10})
+    before = memory["x"].clone()
+    with pytest.raises(
+        InputError, match=r"^rows: got all examples of the tasks \[1\], expected at least one left of each"
+    ):
+        memory.erase(memory["task"] == 1)
+    for rows in (torch.zeros(5, dtype=torch.bool), torch.tensor([0, 1]), torch.zeros(12)):
+        with pytest.raises(InputError, match="^rows: got .*, expected 12 truth values, one for each stored example"):
+            memory.erase(rows)
+    assert torch.equal(memory["x"], before)
+
+
+@pytest.mark.parametrize("name", [name for name, cls in known_learners().items() if issubclass(cls, ReplayLearner)])
+def test_a_learner_goes_on_without_what_was_erased(name):
+    learner = known_learners()[name](torch.nn.Linear(3, 4), memory=40)
+    for task in range(2):
+        batches = [(torch.randn(8, 3), torch.arange(8) % 2 + 2 * task) for _ in range(6)]
+        learner.start_task(batches)
+        for x, y in batches:
+            learner.observe(x, y, task)
+        learner.end_task(batches)
+    rows = learner.past["x"][:, 0] > 0.5
+    assert learner.past.erase(rows) == int(rows.sum()) > 0
+    assert not (learner.past["x"][:, 0] > 0.5).any()
+    learner.start_task(batches)
+    assert torch.isfinite(learner.observe(*batches[0], 2))

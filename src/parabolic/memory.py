@@ -138,6 +138,39 @@ class Memory:
         rows = distinct(min(size, len(self)), kept, device=kept.device, generator=generator)
         return {name: slots.index_select(0, rows) for name, slots in self._slots.items()}
 
+    def erase(self, rows: Tensor, *, generator: Generator | None = None) -> int:
+        """Remove examples for good: `rows` says of each stored one whether to. Returns how many were removed.
+
+        Each is overwritten with a copy of another one, so that the memory stays as full as it was and nothing else
+        changes. If none remains, the memory is empty, as at the start. What a model has learned from them stays.
+
+        >>> memory = Memory(100)
+        >>> memory.offer({"x": torch.randn(80, 2), "y": torch.arange(80) % 4})
+        >>> memory.erase(memory["y"] == 3), len(memory), 3 in memory["y"]
+        (20, 80, False)
+        """
+        rows = torch.as_tensor(rows, device=self._arrival.device)
+        if rows.dtype != torch.bool or rows.shape != (len(self),):
+            remedy = "as in memory['y'] == 3"
+            raise invalid("rows", rows, f"{len(self)} truth values, one for each stored example", remedy)
+        gone, left = (each.nonzero()[:, 0] for each in (rows, ~rows))
+        if not len(gone):
+            return 0
+        instead = self._instead(gone, left, generator)
+        for slots in (*self._slots.values(), self._arrival):
+            slots[-1] = 0  # the spare row holds an example, too
+            slots.index_copy_(0, gone, slots.index_select(0, instead))
+        if not len(left):
+            self.offered = 0
+            self.clock.zero_()
+        return len(gone)
+
+    def _instead(self, gone: Tensor, left: Tensor, generator: Generator | None) -> Tensor:
+        """For each slot to overwrite, the slot to copy: a random one that is left, or the spare row if none is."""
+        if not len(left):
+            return torch.full_like(gone, self.capacity)
+        return left[torch.randint(len(left), gone.shape, generator=generator, device=gone.device)]
+
     def widen(self, name: str, columns: int) -> None:
         """Give a field more columns, which are 0 for examples already stored."""
         if name in self._slots:
@@ -365,6 +398,11 @@ class ClassBalanced(Memory):
             labels.index_copy_(0, slot, label)
         return slots
 
+    def _instead(self, gone: Tensor, left: Tensor, generator: Generator | None) -> Tensor:
+        """Copies of the same class, as long as there is an example of it."""
+        instead = super()._instead(gone, left, generator)
+        return _of_the_same(self["y"], gone, left, instead, generator)
+
     def _reserve(self, classes: int, device: torch.device) -> None:
         """Make room for the labels below `classes`."""
         if classes > len(self._seen) or self._seen.device != device:
@@ -428,6 +466,14 @@ class EqualShares(Memory):
         self._chance.index_copy_(0, slot, drawn)
         return slot
 
+    def _instead(self, gone: Tensor, left: Tensor, generator: Generator | None) -> Tensor:
+        """Copies of the same task, whose number of slots stays the same."""
+        task = self["task"]
+        if lost := sorted({*task[gone].tolist()} - {*task[left].tolist()}):
+            got = Description(f"all examples of the tasks {lost}")
+            raise invalid("rows", got, "at least one left of each task, which has its share", "use a new learner")
+        return _of_the_same(task, gone, left, gone.clone(), generator)
+
     def by_task(self) -> Tensor:
         """All slots sorted by task, the empty ones last.
 
@@ -455,6 +501,16 @@ class EqualShares(Memory):
         if not self._slots:
             self._chance = torch.zeros(self.capacity + 1, dtype=torch.float64, device=batch["task"].device)
         super()._allocate(batch)
+
+
+def _of_the_same(groups: Tensor, gone: Tensor, left: Tensor, instead: Tensor, generator: Generator | None) -> Tensor:
+    """For each slot in `gone`, a random one in `left` of the same group; if there is none, that in `instead`."""
+    for group in groups[gone].unique():
+        mine, theirs = groups[gone] == group, left[groups[left] == group]
+        if len(theirs):
+            count = int(mine.sum())
+            instead[mine] = theirs[torch.randint(len(theirs), (count,), generator=generator, device=gone.device)]
+    return instead
 
 
 def equal_shares(capacity: int, offered: Sequence[int]) -> list[int]:
