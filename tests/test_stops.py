@@ -68,20 +68,26 @@ def test_a_repeated_sigterm_is_the_same_request(monkeypatch, handled):
         assert not stop.asked
 
 
+FORKED = """
+import os, signal, time
+from parabolic.engine.stops import PutOff
+
+reading, writing = os.pipe()
+with PutOff():
+    child = os.fork()
+    if not child:
+        os.write(writing, b".")  # Python drops what comes before the fork is complete
+        time.sleep(60)
+        os._exit(0)
+    os.read(reading, 1)
+    os.kill(child, signal.SIGTERM)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
 def test_a_forked_process_has_nothing_to_finish():
-    reading, writing = os.pipe()
-    with PutOff():
-        child = os.fork()
-        if not child:
-            os.write(writing, b".")  # Python drops what comes before the fork is complete
-            time.sleep(60)
-            os._exit(0)
-        os.read(reading, 1)
-        os.kill(child, signal.SIGTERM)
-        _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
-    os.close(reading)
-    os.close(writing)
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=120)
+    assert (int(done.stdout), done.stderr) == (-signal.SIGTERM, "")
 
 
 def test_a_handler_that_was_installed_meanwhile_stays(handled):

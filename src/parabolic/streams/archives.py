@@ -172,10 +172,10 @@ def load_pickle(data: bytes, where: str) -> dict[str, Any]:
 
     >>> load_pickle(pickle.dumps({"labels": [3, 1]}), "example")
     {'labels': [3, 1]}
-    >>> load_pickle(pickle.dumps({"labels": print}), "example")  # doctest: +ELLIPSIS
+    >>> load_pickle(pickle.dumps({"labels": eval}), "example")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    parabolic.checks.InputError: example: got 'builtins.print', expected plain values and arrays only; ...
+    parabolic.checks.InputError: example: got 'builtins.eval', expected plain values and arrays only; ...
     """
     try:
         value = _Unpickler(data, where).load()

@@ -101,8 +101,8 @@ class Origin(NamedTuple):
 def data_folder() -> Path:
     """Where prepared data are stored: `PARABOLIC_DATA`, or the operating system's folder for caches.
 
-    >>> data_folder().name
-    'parabolic'
+    >>> data_folder().is_absolute()
+    True
     """
     if named := os.environ.get("PARABOLIC_DATA"):
         return Path(named).expanduser()
