@@ -54,6 +54,16 @@ def test_a_fleet_that_starts_again_is_a_new_one(name):
     assert used.learners[0].steps == fresh.learner.steps
 
 
+def test_a_fleet_that_cannot_start_again_is_left_as_it_is():
+    used = Fleet([make("er", 0), make("er", 1)])
+    train_fleet(used, [stream(0), stream(1)], batch=10)
+    steps = [learner.steps for learner in used.learners]
+    fresh = [make("er", 2), make("er", 3, prepare=torch.neg)]
+    assert not used.adopt(fresh)
+    assert [learner.steps for learner in used.learners] == steps
+    assert [learner.seed for learner in used.learners] == [0, 1]
+
+
 def test_an_optimiser_with_a_state_does_not_start_again():
     used = Fleet([make("er", 0, optimizer="Adam", lr=0.01)])
     train_fleet(used, [stream(0)], batch=10)

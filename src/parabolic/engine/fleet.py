@@ -98,21 +98,20 @@ class Berth:
             right.copy_(placed[-1])
         return right[:, : row + 1]
 
-    def adopt(self, learner: Learner) -> bool:
-        """Start over from the state of another learner with the same settings, reusing the captured graphs.
+    def fits(self, learner: Learner) -> bool:
+        """Whether `adopt` is possible.
 
-        Returns False, with nothing changed, if that is impossible: if the optimiser has state (a new one starts
-        without), if `prepare` or `augment` differ (they are part of the graphs), or if the learner's class is not from
-        this package (its `state_dict` may be incomplete).
+        It is not if the optimiser has state (a new one starts without), if `prepare` or `augment` differ (they are part
+        of the graphs), or if the learner's class is not from this package (its `state_dict` may be incomplete).
         """
         mine = self.learner
-        if mine.optim.state or not is_ours(mine):
-            return False
-        if not (_alike(mine.prepare, learner.prepare) and _alike(mine.augment, learner.augment)):
-            return False
+        alike = _alike(mine.prepare, learner.prepare) and _alike(mine.augment, learner.augment)
+        return alike and not mine.optim.state and is_ours(mine)
+
+    def adopt(self, learner: Learner) -> None:
+        """Start over from the state of another learner with the same settings, reusing the captured graphs."""
         self.learner.load_state_dict(learner.state_dict())
         self.learner.seed = learner.seed
-        return True
 
     def _run(self, key: tuple[Hashable, ...], work: Callable[[], Any]) -> tuple[Any, bool]:
         """Do work, with a graph where possible; returns its result and whether a graph was replayed."""
@@ -200,10 +199,13 @@ class Fleet:
                 outside.wait_stream(stream)
 
     def adopt(self, learners: Sequence[Learner]) -> bool:
-        """Start over from the states of other learners (see `Berth.adopt`); False if that is impossible."""
-        if len(learners) != len(self):
+        """Start over from the states of other learners; False, with nothing changed, if not all fit (`Berth.fits`)."""
+        pairs = list(zip(self.berths, learners, strict=False))
+        if len(learners) != len(self) or not all(berth.fits(learner) for berth, learner in pairs):
             return False
-        return all(berth.adopt(learner) for berth, learner in zip(self.berths, learners, strict=True))
+        for berth, learner in pairs:
+            berth.adopt(learner)
+        return True
 
 
 def counters(learner: Learner) -> dict[str, int]:
