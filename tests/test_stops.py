@@ -222,7 +222,7 @@ def stopped(tmp_path, monkeypatch):
     """Starts a command that trains MARKED, and stops it once runs of so many seeds are in the middle of a task."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "marked.py").write_text(MARKED)
-    settings = ["--set", "backbone=mlp", "--set", "epochs=20", "--device", "cpu", "--checkpoint", NEVER, "--json"]
+    settings = ["--set", "backbone=mlp", "--set", "epochs=6", "--device", "cpu", "--checkpoint", NEVER, "--json"]
 
     def stop(number, seeds, *arguments, group=False):
         command = [sys.executable, "-m", "parabolic", *arguments, *settings]
@@ -242,10 +242,10 @@ def stopped(tmp_path, monkeypatch):
 
 def check_goes_on(seeds):
     """Runs that were stopped end as if they had not been."""
-    specs = [RunSpec("marked.py:Marked", seed=seed, backbone="mlp", epochs=20) for seed in range(seeds)]
+    specs = [RunSpec("marked.py:Marked", seed=seed, backbone="mlp", epochs=6) for seed in range(seeds)]
     store = Store("runs")
     for spec in specs:
-        assert 20 < read_state(store.checkpoint(spec.key))["progress"]["step"] < 2920
+        assert 20 < read_state(store.checkpoint(spec.key))["progress"]["step"] < 876
     outcome = run_grid(specs, store, workers=2, device="cpu", checkpoint=float(NEVER))
     assert outcome.failures == []
     for spec, record in zip(specs, outcome.records.values(), strict=True):
@@ -273,8 +273,8 @@ def test_a_grid_whose_workers_were_told_too_loses_nothing(stopped):
     err = stopped(signal.SIGTERM, 2, "compare", "--learners", "marked.py:Marked", *settings, group=True)
     assert "Stopped." in err
     store = Store("runs")
-    specs = [RunSpec("marked.py:Marked", seed=seed, backbone="mlp", epochs=20, options={"lr": 0.01}) for seed in (0, 1)]
-    assert all(20 < read_state(store.checkpoint(spec.key))["progress"]["step"] < 2920 for spec in specs)
+    specs = [RunSpec("marked.py:Marked", seed=seed, backbone="mlp", epochs=6, options={"lr": 0.01}) for seed in (0, 1)]
+    assert all(20 < read_state(store.checkpoint(spec.key))["progress"]["step"] < 876 for spec in specs)
 
 
 def test_a_grid_that_is_stopped_twice_lets_go_of_its_runs(tmp_path, monkeypatch):
