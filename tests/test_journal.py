@@ -361,7 +361,7 @@ def test_a_full_disk_stops_learning_and_loses_nothing(tmp_path, crowded):
     assert files(tmp_path) == [f"{count:012d}.safetensors" for count in (0, 5, 10)]
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".0")] == []
     journal = Journal(tmp_path, make())
-    assert journal.batches == 10
+    assert journal.batches == journal.saved == 10
     journal.close()
     assert same_state(go_on(tmp_path).learner.state_dict(), trajectory()[LENGTH])
 
@@ -376,6 +376,8 @@ def test_a_full_disk_need_not_stop_learning(tmp_path, crowded):
                     journal.observe(*batch(number))
             else:
                 journal.observe(*batch(number))
+            done = journal.batches
+            assert journal.saved == (10 if 10 <= done < 25 else done // 5 * 5)
     assert files(tmp_path) == [f"{count:012d}.safetensors" for count in (10, 25, 30)]
     assert same_state(journal.learner.state_dict(), trajectory()[LENGTH])
 

@@ -34,7 +34,8 @@ class Journal:
 
     Every `every` batches a new file is written atomically, and the newest `keep` files are kept. However the process
     ends (kill -9, a full disk, a power failure), the same program then resumes from the newest file: `batches` is the
-    number of batches processed so far, and so the index of the next one. On the same CPU the result is as if nothing
+    number of batches processed so far, and so the index of the next one; `saved` is how many of them the newest file
+    contains, to alert on if files cannot be written. On the same CPU the result is as if nothing
     had happened. A damaged file is skipped with a warning, and a learner that is no longer finite is not saved.
 
     Args:
@@ -73,6 +74,7 @@ class Journal:
         self.folder, self.learner = Path(folder).absolute(), learner
         self.every, self.keep, self.on_error = every, keep, on_error
         self.batches = 0  # learned or skipped
+        self.saved = 0  # of them, how many are in the newest file
         self.tasks = 0  # finished
         self.task_batches = 0  # learned or skipped in the current task
         self.in_task = False  # whether a task has started and not ended
@@ -223,13 +225,14 @@ class Journal:
                 self._due = True
                 return
             self._due = False
-            path = self._path(self.batches)
+            batches, path = self.batches, self._path(self.batches)
             place = {name: getattr(self, name) for name in PLACE}
             with _memory_errors():
                 self._check_sound()
                 packed = pack_state(describe(self.learner) | {"journal": place, "draws": draws(self.learner)})
         with disk_errors("journal", self.folder, "free some space; existing files are safe"):
             write_bytes(path, packed)
+            self.saved = batches
             self._drop_old()
 
     def _check_sound(self) -> None:
@@ -283,7 +286,7 @@ class Journal:
             set_draws(self.learner, saved["draws"])
             for name in PLACE:
                 setattr(self, name, saved["journal"][name])
-            self._started = self.in_task
+            self._started, self.saved = self.in_task, self.batches
             break
         else:
             if damaged:
