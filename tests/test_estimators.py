@@ -919,14 +919,20 @@ class Tensors(pickle.Pickler):
         return [each for each in pickler.found if each.dtype != torch.uint8 or len(each) not in pickler.drawn]
 
 
-@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
-@pytest.mark.parametrize("name", sorted(known_learners()))
-def test_a_pickle_is_made_of_copies_and_every_tensor_in_it_is_moved(make, name, monkeypatch):
-    x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
+def for_pickles(make, name):
+    """Data, and settings with which an estimator of this method has as many tensors as it can."""
     if make is ParabolicRegressor and find_learner(name).needs_classes:
         pytest.skip("it is for classes")
     options = {"optimizer": "Adam"} if name != "vrmcl" else {}
-    model = make(name, model=MLP((3,), 1), options=options, average=0.9, lr=0.01, random_state=0).partial_fit(x, y)
+    settings = {"options": options, "average": 0.9, "lr": 0.01, "random_state": 0}
+    return np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3, settings
+
+
+@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
+@pytest.mark.parametrize("name", sorted(known_learners()))
+def test_a_pickle_is_made_of_copies_and_every_tensor_in_it_is_moved(make, name, monkeypatch):
+    x, y, settings = for_pickles(make, name)
+    model = make(name, model=MLP((3,), 1), **settings).partial_fit(x, y)
     moved, to = [], torch.Tensor.to
     monkeypatch.setattr(
         torch.Tensor, "to", lambda self, *given: moved.append((self.data_ptr(), given)) or to(self, *given)
@@ -963,13 +969,10 @@ def test_a_pickle_from_a_gpu_is_used_on_the_cpu_if_there_is_none(device, monkeyp
 @pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
 @pytest.mark.parametrize("name", sorted(known_learners()))
 def test_a_pickle_from_a_gpu_goes_on_there_and_on_a_cpu(make, name, tmp_path):
-    x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
-    if make is ParabolicRegressor and find_learner(name).needs_classes:
-        pytest.skip("it is for classes")
-    options = {"optimizer": "Adam"} if name != "vrmcl" else {}
+    x, y, settings = for_pickles(make, name)
     network = MLP((3,), 1).cuda()
     for device in ("cuda", "auto"):
-        model = make(name, model=network, options=options, average=0.9, lr=0.01, device=device, random_state=0)
+        model = make(name, model=network, device=device, **settings)
         model.partial_fit(x, y)
         assert {each.device.type for each in Tensors.of(model.__getstate__())} == {"cpu"}
         assert copy.deepcopy(model).learner_.device == model.learner_.device == torch.device("cuda:0")

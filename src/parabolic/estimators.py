@@ -77,32 +77,20 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
     _example: tuple[torch.Size, torch.dtype]  # shape and type of an example
     _made: dict[str, Any]  # the settings that the learner was made with
 
-    def __init__(
-        self,
-        learner: str | type[Learner] = "pcl",
-        *,
-        model: nn.Module | Factory | None = None,
-        options: Mapping[str, Any] | None = None,
-        memory: int = 200,
-        batch_size: int = 32,
-        epochs: int = 20,
-        lr: float | None = None,
-        average: float | None = None,
-        scale: bool = True,
-        device: str | torch.device = "cpu",
-        random_state: Any = None,
-    ) -> None:
-        self.learner = learner
-        self.model = model
-        self.options = options
-        self.memory = memory
-        self.batch_size = batch_size
-        self.epochs = epochs
-        self.lr = lr
-        self.average = average
-        self.scale = scale
-        self.device = device
-        self.random_state = random_state
+    learner: str | type[Learner]
+    model: nn.Module | Factory | None
+    options: Mapping[str, Any] | None
+    memory: int
+    batch_size: int
+    epochs: int
+    lr: float | None
+    average: float | None
+    scale: bool
+    device: str | torch.device
+    random_state: Any
+
+    def __init__(self, **settings: Any) -> None:
+        self.__dict__.update(settings)  # unchanged and unchecked, as scikit-learn asks
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the settings by name and, if `deep`, each entry of `options` as options__NAME."""
@@ -399,7 +387,7 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         random_state: Any = None,
     ) -> None:
         super().__init__(
-            learner, model=model, options=options, memory=memory, batch_size=batch_size, epochs=epochs, lr=lr,
+            learner=learner, model=model, options=options, memory=memory, batch_size=batch_size, epochs=epochs, lr=lr,
             average=average, scale=scale, device=device, random_state=random_state,
         )  # fmt: skip
         self.class_weight = class_weight
@@ -551,7 +539,7 @@ class ParabolicRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         random_state: Any = None,
     ) -> None:
         super().__init__(
-            learner, model=model, options=options, memory=memory, batch_size=batch_size, epochs=epochs, lr=lr,
+            learner=learner, model=model, options=options, memory=memory, batch_size=batch_size, epochs=epochs, lr=lr,
             average=average, scale=scale, device=device, random_state=random_state,
         )  # fmt: skip
         self.loss = loss

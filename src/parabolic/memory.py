@@ -123,8 +123,12 @@ class Memory:
         position = self.clock + torch.arange(size, device=device)
         # float64: 53 random bits, so that a stream of billions is still sampled uniformly.
         chance = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
-        slot = torch.where(position < self.capacity, position, (chance * (position + 1)).long())
+        slot = torch.where(position < self.capacity, position, (chance * self._reach(position)).long())
         return slot.clamp_(max=self.capacity)
+
+    def _reach(self, position: Tensor) -> Tensor | float:
+        """Of how many equally likely numbers each example draws one, which is its slot if it is below the capacity."""
+        return position + 1
 
     def draw(self, size: int, *, generator: Generator | None = None) -> Batch:
         """Draw `size` different examples (all of them, if fewer are stored), every subset equally likely.
@@ -312,12 +316,9 @@ class Recent(Memory):
         """What it was made with, by name."""
         return super().arguments | {"horizon": self.horizon}
 
-    def place(self, batch: Mapping[str, Tensor], generator: Generator | None) -> Tensor:
-        """A random slot for each new example, or `capacity`, the spare row, for those that are not stored."""
-        size, device = len(next(iter(batch.values()))), self.clock.device
-        position = self.clock + torch.arange(size, device=device)
-        chance = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
-        return torch.where(position < self.capacity, position, (chance * self.horizon).long()).clamp_(max=self.capacity)
+    def _reach(self, position: Tensor) -> float:  # noqa: ARG002
+        """As many at every time, so that the chance of being stored does not fall as the stream goes on."""
+        return self.horizon
 
 
 class ClassBalanced(Memory):

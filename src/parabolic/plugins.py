@@ -17,7 +17,7 @@ from typing import Any
 
 from parabolic.checks import Description, invalid
 
-__all__ = ["load_module", "load_object", "require", "source_of"]
+__all__ = ["load_object", "load_with_module", "require", "source_of"]
 
 SOURCE = "__parabolic_source__"  # the attribute in which a module loaded from a file stores the file's contents
 
@@ -51,16 +51,11 @@ def load_object(argument: str, path: str) -> Any:
     >>> load_object("backbone", "torch.nn:Linear").__name__
     'Linear'
     """
-    place, _, name = path.rpartition(":")
-    module = load_module(argument, path)
-    if not hasattr(module, name):
-        public = sorted(key for key in vars(module) if not key.startswith("_"))
-        raise invalid(argument, path, f"a name that {place} defines", Description(f"it defines {', '.join(public)}"))
-    return getattr(module, name)
+    return load_with_module(argument, path)[1]
 
 
-def load_module(argument: str, path: str) -> ModuleType:
-    """The module in which `load_object` looks up the name of a path, which may be defined elsewhere."""
+def load_with_module(argument: str, path: str) -> tuple[ModuleType, Any]:
+    """The object at a path, as `load_object` returns it, after the module whose name it is; its own may be another."""
     place, _, name = path.rpartition(":")
     if place.endswith(".py") and not Path(place).is_file():
         remedy = f"there is no {Path(place).absolute()}: change to the folder that it is in, or give its full path"
@@ -68,11 +63,15 @@ def load_module(argument: str, path: str) -> ModuleType:
     try:
         if not place.endswith(".py") and not all(part.isidentifier() for part in place.split(".")):
             raise ImportError(f"{place!r} is not a module name")  # importlib would raise various errors
-        return _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except (ImportError, FileNotFoundError, ValueError, SyntaxError) as error:
         file = Path(f"{place if '/' in place else place.replace('.', '/')}.py")
         here = f": there is such a file; did you mean {file}:{name}?" if file.is_file() else ""
         raise invalid(argument, path, "module:name or file.py:name that can be imported", f"{error}{here}") from error
+    if not hasattr(module, name):
+        public = sorted(key for key in vars(module) if not key.startswith("_"))
+        raise invalid(argument, path, f"a name that {place} defines", Description(f"it defines {', '.join(public)}"))
+    return module, getattr(module, name)
 
 
 def source_of(module: ModuleType) -> bytes:

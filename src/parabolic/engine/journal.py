@@ -112,7 +112,7 @@ class Journal:
         1
         """
         self._check_open()
-        self._check_notes(notes)
+        _check_notes(notes)
         self._unwritten = None
         with self._change():
             loss = self.learner.observe(x, y, task)
@@ -126,7 +126,7 @@ class Journal:
         If the batch was learned and only its file could not be written, that error is raised again.
         """
         self._check_open()
-        self._check_notes(notes)
+        _check_notes(notes)
         if self._unwritten is not None:
             raise self._unwritten
         with self._change():
@@ -203,16 +203,11 @@ class Journal:
         finally:
             self._changing = False
 
-    def _check_notes(self, notes: Notes) -> None:
-        if not (notes is None or callable(notes) or isinstance(notes, Mapping)):
-            raise invalid("notes", type(notes), "a dict, or a function that returns one")
-
     def _count(self, notes: Notes) -> None:
         self.batches += 1
         self.task_batches += 1
         told = notes() if callable(notes) else notes
-        if callable(notes):
-            self._check_notes(told)
+        _check_notes(told, made=True)
         self.notes.update(told or {})
 
     def _write_if_due(self) -> None:
@@ -312,6 +307,12 @@ class Journal:
     def _files(self) -> list[Path]:
         """The existing files, newest first."""
         return sorted(self.folder.glob("[0-9]" * 12 + SUFFIX), reverse=True)
+
+
+def _check_notes(notes: Any, made: bool = False) -> None:
+    """Refuse notes that are no dict, nor, unless they are `made` already, a function that makes one."""
+    if not (notes is None or isinstance(notes, Mapping) or (callable(notes) and not made)):
+        raise invalid("notes", type(notes), "a dict, or a function that returns one")
 
 
 def _tensors(place: str, value: Any) -> Iterator[tuple[str, Tensor]]:

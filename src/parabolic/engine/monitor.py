@@ -237,12 +237,12 @@ class Monitor(Callback):
 
     def _look(self, learner: Learner, everything: bool = False) -> Look:
         step = learner.steps  # now: another thread may continue learning
-        again = self.last if self.last is not None and self.last.step == step else None
-        found: dict[str, Any] = {"accuracy": self._accuracy}
-        if self._count or again:
-            found["loss"] = float(self._total) / self._count if self._count else again and again.loss
-        if self._tested or again:
-            found["ahead"] = 100 * int(self._right) / self._tested if self._tested else again and again.ahead
+        before = self.last if self.last is not None and self.last.step == step else Look(step, 0.0)
+        found: dict[str, Any] = {
+            "accuracy": self._accuracy,
+            "loss": float(self._total) / self._count if self._count else before.loss,
+            "ahead": 100 * int(self._right) / self._tested if self._tested else before.ahead,
+        }
         if isinstance(learner, ReplayLearner) and len(learner.past):
             with learner.lock:
                 found |= _composition(learner.past, learner.error.of_classes)

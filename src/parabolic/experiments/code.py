@@ -15,7 +15,7 @@ from typing import Any
 
 from parabolic.experiments.spec import RunSpec
 from parabolic.learners import find_learner
-from parabolic.plugins import load_module, load_object, source_of
+from parabolic.plugins import load_with_module, source_of
 from parabolic.streams import find_data, find_stream
 
 __all__ = ["made_of", "own_code_of", "package_code"]
@@ -62,8 +62,8 @@ def _modules(spec: RunSpec) -> dict[str, ModuleType]:
     found = _of(*find_learner(spec.learner).__mro__)
     for name in (spec.learner, spec.stream, spec.backbone or "", *(spec.measure or "").split(",")):
         if ":" in name and not name.startswith("hf:"):
-            # An object may claim to be of another module than its file: a partial, of functools.
-            found |= _of(load_object("spec", name.strip())) | _files(load_module("spec", name.strip()))
+            module, loaded = load_with_module("spec", name.strip())
+            found |= _files(module) | _of(loaded)  # which may claim to be of another module: a partial, of functools
     return found
 
 
