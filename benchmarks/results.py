@@ -46,7 +46,8 @@ def made(name: str, records: Records) -> str:
         head = [f"{metric} {cell}" for metric in NAMES.values() for cell in cells]
         return "".join(lines(["", *head], even(records)))
     if name == "averaged":
-        return "".join(lines(["", *NAMES.values(), "s"], averaged(records)))
+        head = [*NAMES.values(), "s", *(f"{PLUS} leads, {metric}" for metric in NAMES.values())]
+        return "".join(lines(["", *head], averaged(records)))
     name, _, stream = name.partition(" ")
     tuned = name.endswith("-tuned")
     return "".join(of_paper(paper_tables()[name.removesuffix("-tuned")], records, stream=stream, tuned=tuned))
@@ -107,9 +108,15 @@ def averaged(records: Records) -> Iterator[list[str]]:
     rivals = list(Records(RECORDS / "tinyimagenet-averaged.jsonl"))
     rows = {row: [run for run in rivals if run.spec["learner"] == name] for row, name in AVERAGED.items()}
     rows[PLUS] = [run for spec in setting.specs(PLUS, tuned=True) if (run := records.find(spec))]
+    rows = {row: sorted(runs, key=lambda run: run.spec["seed"]) for row, runs in rows.items()}
     for row, runs in rows.items():
-        figures = [told(Summary.of([run.metrics[metric] for run in runs])) for metric in NAMES]
-        yield [row, *figures, f"{fmean(sum(run.train_seconds) for run in runs):.1f}"]
+        found = {
+            name: {metric: [run.metrics[metric] for run in rows[name]] for metric in NAMES} for name in (PLUS, row)
+        }
+        figures = [told(Summary.of(values)) for values in found[row].values()]
+        leads = [paired(found[PLUS][metric], found[row][metric]) for metric in NAMES] if row != PLUS else []
+        ahead = [f"{lead.mean:.1f} (p = {lead.p:.4f})" for lead in leads] or [""] * len(NAMES)
+        yield [row, *figures, f"{fmean(sum(run.train_seconds) for run in runs):.1f}", *ahead]
 
 
 def pair(one: str, other: str, records: Records, *, tuned: bool) -> Iterator[list[str]]:
@@ -120,7 +127,7 @@ def pair(one: str, other: str, records: Records, *, tuned: bool) -> Iterator[lis
             found = [
                 both for both in zip(*[map(records.find, each) for each in specs], strict=False) if all(both)
             ]  # no preset, no runs
-            for metric in table.metrics if len(found) > 1 else []:
+            for metric in table.metrics if len(found) > 1 and {*table.metrics} <= {*NAMES} else []:
                 gap = paired(*zip(*[[run.metrics[metric] for run in both] for both in found], strict=True))
                 yield [name, setting.title, NAMES[metric], f"{gap.mean:+.2f}", f"{gap.p:.4f}", str(len(found))]
 
