@@ -82,6 +82,17 @@ def test_ctrl_c_ends_all_processes_and_says_what_is_done(tmp_path):
     assert err == f"Stopped. Finished runs: {len(finished(tmp_path))}. The same command resumes from there.\n"
 
 
+def test_a_run_that_is_being_saved_at_ctrl_c_counts_as_finished(tmp_path):
+    class Interrupted(Store):
+        def save(self, record):
+            super().save(record)
+            signal.raise_signal(signal.SIGINT)
+
+    outcome = run_grid(SPECS, Interrupted(tmp_path), workers=0, device="cpu")
+    assert (outcome.trained, outcome.interrupted) == (1, True)
+    assert {path.parent.name for path in finished(tmp_path)} == set(outcome.records)
+
+
 def test_two_grids_on_one_store_train_each_run_once(tmp_path, undisturbed):
     both = [grid(tmp_path, "--workers", "1") for _ in range(2)]
     told = [json.loads(each.communicate()[0]) for each in both]

@@ -13,6 +13,7 @@ import torch
 from filelock import BaseFileLock
 
 from parabolic.checks import check_name, check_number, invalid
+from parabolic.engine.stops import PutOff
 from parabolic.experiments.crews import Crew, Here, Processes
 from parabolic.experiments.execution import find_device
 from parabolic.experiments.resume import Keeping
@@ -197,11 +198,12 @@ class _Grid:
                 return
             elsewhere = bool(self.waiting) and crew.free()  # other grids are training all waiting runs
             for job, told in crew.wait(POLL if elsewhere else None):
-                if isinstance(told, News):
-                    self._settle(self.running[job].pop(told.key), told)
-                else:
-                    for spec in self.running.pop(job).values():
-                        self._settle(spec, News(spec.key, reason=told.died, retry=True))
+                with PutOff():  # so that a saved run is also counted
+                    if isinstance(told, News):
+                        self._settle(self.running[job].pop(told.key), told)
+                    else:
+                        for spec in self.running.pop(job).values():
+                            self._settle(spec, News(spec.key, reason=told.died, retry=True))
 
     def let_go(self) -> None:
         """Release the claims on unfinished runs."""
