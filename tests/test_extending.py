@@ -89,6 +89,8 @@ def test_a_file_anywhere_is_a_learner(tmp_path):
         "mine.py:WeightedER,sgd",
         "--seeds",
         "1",
+        "--workers",
+        "1",
         "--set",
         "weight=1",
         "--set",
@@ -103,7 +105,8 @@ def test_a_file_anywhere_is_a_learner(tmp_path):
 
 def test_a_run_by_code_that_was_changed_since_is_trained_again(tmp_path):
     file = tmp_path / "mine.py"
-    asked = ("compare", "--learners", "mine.py:WeightedER,sgd", "--seeds", "1", "--set", "backbone=mlp")
+    settings = ("--seeds", "1", "--set", "backbone=mlp", "--workers", "0")
+    asked = ("compare", "--learners", "mine.py:WeightedER,sgd", *settings)
 
     def accuracy():
         told = json.loads(command(*asked, "--set", "weighted.weight=0.5", "--json", cwd=tmp_path))

@@ -50,7 +50,7 @@ def finished(root):
 
 def test_a_grid_killed_at_random_moments_ends_as_if_nothing_had_happened(tmp_path, undisturbed):
     moments, kept, hits = random.Random(7), {}, 0
-    for _ in range(3):
+    for _ in range(2):
         running = grid(tmp_path)
         until(lambda: len(finished(tmp_path)) > len(kept) or running.poll() is not None)  # noqa: B023
         time.sleep(moments.uniform(0, 0.4))

@@ -210,8 +210,9 @@ from parabolic import SGD
 
 class Marked(SGD):
     def loss(self, batch, recalled):
-        if self.steps == 20:
-            Path(__file__).with_name(f"seed-{self.seed}").touch()
+        mark = Path(__file__).with_name(f"seed-{self.seed}")
+        if self.steps == 20 and not mark.exists():
+            mark.touch()
             time.sleep(2)  # so that signals come within this step
         return super().loss(batch, recalled)
 """
@@ -246,7 +247,7 @@ def check_goes_on(seeds):
     store = Store("runs")
     for spec in specs:
         assert 20 < read_state(store.checkpoint(spec.key))["progress"]["step"] < 876
-    outcome = run_grid(specs, store, workers=2, device="cpu", checkpoint=float(NEVER))
+    outcome = run_grid(specs, store, workers=0, device="cpu", checkpoint=float(NEVER))
     assert outcome.failures == []
     for spec, record in zip(specs, outcome.records.values(), strict=True):
         assert record.environment["resumed"] == 1
