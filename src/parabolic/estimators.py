@@ -404,7 +404,7 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         _check_labels("y", y)
         X, y = self._checked(X, y, reset=False)
         if isinstance(self.class_weight, str):
-            _balanced(self.class_weight, y, None)
+            _balanced(self.class_weight, y, None)  # raises: not all labels are known
         x, labels = self._tensor(X, self.learner_, self._example[1]), _labels(y, classes)
         self._check_like(x)
         self._check_settings()

@@ -35,8 +35,8 @@ class Journal:
     Every `every` batches a new file is written atomically, and the newest `keep` files are kept. However the process
     ends (kill -9, a full disk, a power failure), the same program then resumes from the newest file: `batches` is the
     number of batches processed so far, and so the index of the next one; `saved` is how many of them the newest file
-    contains, to alert on if files cannot be written. On the same CPU the result is as if nothing
-    had happened. A damaged file is skipped with a warning, and a learner that is no longer finite is not saved.
+    contains, to alert on if files cannot be written. On the same CPU the result is as if nothing had happened. A
+    damaged file is skipped with a warning, and a learner that is no longer finite is not saved.
 
     Args:
         folder: where the files are. Only one journal at a time can have it open.

@@ -108,10 +108,6 @@ class Monitor(Callback):
         self._turn = RLock()  # always acquired before the learner's lock
         self._learner: Learner | None = None  # None between streams
         self._accuracy: float | None = None
-        self._total: Tensor | float = 0.0  # of the losses since the last look
-        self._count = 0
-        self._right: Tensor | int = 0  # of the examples tested ahead since the last look
-        self._tested = 0
 
     # -- in your own loop --------------------------------------------------------------------------------
 
@@ -124,9 +120,9 @@ class Monitor(Callback):
                     raise invalid("loss", loss, "one number", "pass what `observe` returned")
                 loss = loss.detach().double().reshape(())  # a long sum in half precision would stop growing
             if loss is not None:
-                self._total = self._total + loss
-                self._count += 1
-            if not 0 <= learner.steps - self._from < self.every:  # below 0: an earlier state was restored
+                self._since.total = self._since.total + loss
+                self._since.losses += 1
+            if not 0 <= learner.steps - self._since.step < self.every:  # below 0: an earlier state was restored
                 self._look(learner)
 
     def ahead(self, learner: Learner, x: Tensor, y: Tensor) -> None:
@@ -145,8 +141,8 @@ class Monitor(Callback):
             if labels.shape != (len(x),):
                 raise invalid("y", labels, f"{len(x)} labels, one for each example")
             with suppress(Diverged):  # then nothing is right
-                self._right = self._right + (learner.predict(x) == labels).sum()
-            self._tested += len(x)
+                self._since.right = self._since.right + (learner.predict(x) == labels).sum()
+            self._since.tested += len(x)
 
     def look(self, learner: Learner) -> Look:
         """Take a full look now, however long it takes."""
@@ -213,8 +209,8 @@ class Monitor(Callback):
 
     def _begin(self, learner: Learner, step: int, stream: str = "", until: int | None = None) -> None:
         self.close("stopped")  # an earlier run that did not finish
-        self._learner, self._from, self.last, self._accuracy = learner, step, None, None
-        self._total, self._count, self._right, self._tested = 0.0, 0, 0, 0
+        self._learner, self.last, self._accuracy = learner, None, None
+        self._since = _Since(step)
         self._asked = 0  # how often the loss on memory was computed
         self._followed: _Followed | None = None
         self._asking, self._bounding = _Purse(self.share / 2), _Purse(self.share / 2, FIRST_GUESS)
@@ -236,12 +232,12 @@ class Monitor(Callback):
             self.close("stopped")
 
     def _look(self, learner: Learner, everything: bool = False) -> Look:
-        step = learner.steps  # now: another thread may continue learning
+        since, step = self._since, learner.steps  # now: another thread may continue learning
         before = self.last if self.last is not None and self.last.step == step else Look(step, 0.0)
         found: dict[str, Any] = {
             "accuracy": self._accuracy,
-            "loss": float(self._total) / self._count if self._count else before.loss,
-            "ahead": 100 * int(self._right) / self._tested if self._tested else before.ahead,
+            "loss": float(since.total) / since.losses if since.losses else before.loss,
+            "ahead": 100 * int(since.right) / since.tested if since.tested else before.ahead,
         }
         if isinstance(learner, ReplayLearner) and len(learner.past):
             with learner.lock:
@@ -249,8 +245,7 @@ class Monitor(Callback):
             if {"x", "y"} <= set(learner.past.fields):  # a method may store something else
                 found |= self._asked_for(learner, everything)
         look = Look(step, time.time(), **found)
-        self._from, self.last = step, look
-        self._total, self._count, self._right, self._tested = 0.0, 0, 0, 0
+        self._since, self.last = _Since(step), look
         self._say(look)
         return look
 
@@ -296,6 +291,17 @@ class Monitor(Callback):
         """The bound of Proposition 1."""
         draws = Generator(learner.device).manual_seed(self.seed)
         return {"bound": forgetting_of(learner, eps=self.eps, samples=self.bound, generator=draws).bound}
+
+
+@dataclass
+class _Since:
+    """What was counted since the last look, or since the start."""
+
+    step: int  # of the learner at that time
+    total: Tensor | float = 0.0  # of the losses
+    losses: int = 0
+    right: Tensor | int = 0  # of the examples tested ahead
+    tested: int = 0
 
 
 @dataclass(frozen=True)

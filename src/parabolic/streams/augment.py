@@ -94,8 +94,7 @@ class Normalise:
         >>> each.undo(each(torch.tensor([[[[51]]]], dtype=torch.uint8)))
         tensor([[[[0.2000]]]])
         """
-        shape = (-1, *[1] * (x.ndim - 2))
-        factor, shift = (each.view(shape) for each in self._at(x.device))
+        factor, shift = (_by_channel(each, x) for each in self._at(x.device))
         return (x - shift) / factor / self.scale
 
 
@@ -120,8 +119,12 @@ class FixedNormalise(nn.Module):
 
 
 def _normalised(x: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
-    shape = (-1, *[1] * (x.ndim - 2))
-    return x * factor.view(shape) + shift.view(shape)
+    return x * _by_channel(factor, x) + _by_channel(shift, x)
+
+
+def _by_channel(numbers: Tensor, x: Tensor) -> Tensor:
+    """One number per channel, shaped to be combined with examples `[n, channels, *rest]`."""
+    return numbers.view(-1, *[1] * (x.ndim - 2))
 
 
 def _numbers(name: str, given: Any, above: float | None = None) -> tuple[float, ...]:
