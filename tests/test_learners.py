@@ -831,3 +831,11 @@ def test_what_was_descended_is_not_taken_back_by_half():
         learner.observe(torch.randn(4, 4), torch.arange(4) % 3)
     assert not torch.equal(learner.model[0].weight, before)
     assert learner.model[1].num_batches_tracked == 1
+
+
+def test_copies_on_a_gpu_do_not_warn_that_their_steps_are_not_captured():
+    """Torch's optimisers do once they have been copied: the mark that keeps a new one from it is not in their state."""
+    learner = ER(nn.Linear(4, 3), memory=50, optimizer="Adam")
+    for each in (learner, copy.deepcopy(learner), pickle.loads(pickle.dumps(learner))):
+        assert each.optim._warned_capturable_if_run_uncaptured
+    assert not hasattr(copy.deepcopy(learner.optim), "_warned_capturable_if_run_uncaptured")

@@ -292,14 +292,14 @@ def test_nothing_is_left_of_what_is_erased(kind, length, device):
     """Examples carry the number of their arrival, which is in no row any more: not in the spare one either."""
     memory, generator = kind(60), torch.Generator(device).manual_seed(0)
     for part in torch.arange(length, device=device).split(7):
-        batch = {"x": torch.stack([part, -part], 1).float() - 1, "y": part % 5, "task": part * 3 // length}
+        batch = {"x": torch.stack([part, -part - 1], 1).float(), "y": part % 5, "task": part * 3 // length}
         memory.offer(batch, generator=generator)
     before, tasks, size = memory["x"].clone(), memory["task"].bincount(), len(memory)
     rows = torch.rand(size, generator=generator, device=device) < 0.4
     assert memory.erase(rows, generator=generator) == int(rows.sum()) > 0
     assert (len(memory), memory.offered) == (size, length)
     everything = memory._slots["x"]
-    assert not torch.isin(everything[:, 0], before[rows][:, 0]).any()
+    assert not torch.isin(everything[:, 1], before[rows][:, 1]).any()  # below 0, as no empty row is
     assert torch.equal(memory["x"][~rows], before[~rows])
     number = -memory["x"][:, 1].long() - 1  # rows belong together
     assert torch.equal(memory["y"], number % 5)

@@ -28,6 +28,8 @@ from parabolic.engine import Diverged
 from parabolic.learners import Scale
 from parabolic.streams import Normalise
 
+# torch.export.save says so of every channels-last weight; it stores their bytes and strides, which is right.
+channels_last = pytest.mark.filterwarnings("ignore:No complete tensor found in the group:UserWarning")
 traced = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
 
 
@@ -337,6 +339,16 @@ def test_an_estimator_that_is_not_fitted_has_no_predictor():
             kind().predictor()
 
 
+@channels_last
+def test_a_channels_last_network_is_exported_as_it_is():
+    model = ResNet18((3, 16, 16), 4, width=8).to(memory_format=torch.channels_last)
+    learner, x = ER(model, memory=50), torch.randn(12, 3, 16, 16)
+    for _ in range(3):
+        learner.observe(x, torch.arange(12) % 4)
+    torch.testing.assert_close(exported(learner.predictor(), x)(x[:5]), learner.scores(x)[:5])
+
+
+@channels_last
 @pytest.mark.gpu
 def test_a_network_on_a_gpu_is_exported_with_the_operations_of_torch_alone():
     model = ResNet18((3, 16, 16), 4, width=8).cuda().to(memory_format=torch.channels_last)

@@ -535,6 +535,8 @@ class Learner:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= {"stepping": False, **state, "lock": threading.RLock(), "_asking": set()}
+        # A copy of an optimiser has forgotten not to warn that its steps could be captured but are not.
+        self.optim._warned_capturable_if_run_uncaptured = True
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={getattr(self, name)!r}" for name in options_of(type(self)))
