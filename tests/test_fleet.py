@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from parabolic import ER, MLP, InputError, Memory, ReplayLearner, Stream, train
-from parabolic.engine import Diverged, Fleet, computing_in, feed, fleet, numerics, train_fleet
+from parabolic.engine import Diverged, Fleet, computing_in, feed, fleet, graphs, numerics, train_fleet
 from parabolic.engine.fleet import Berth, counters, set_counters
 from parabolic.experiments import RunSpec, execute, execute_fleet
 from parabolic.experiments.execution import Yard
@@ -323,3 +323,27 @@ def test_who_waits_for_batches_is_told_that_there_is_no_stream_to_bring_them(mon
     waiting.start()
     waiting.join(60)
     assert told == ["no stream on cuda:0"]
+
+
+@pytest.mark.parametrize(
+    ("free", "share", "reserved", "allocated", "given_back"),
+    [
+        (60, 1.0, 40, 10, False),
+        (20, 1.0, 80, 10, True),  # 70 are cached
+        (60, 0.5, 40, 10, True),  # 30 are cached, and only 10 more allowed
+        (10, 1.0, 90, 90, False),  # nothing is cached
+    ],
+)
+def test_what_is_cached_is_given_back_before_a_capture_if_more_than_is_free(
+    free, share, reserved, allocated, given_back, monkeypatch
+):
+    cleared = []
+    told = {
+        "mem_get_info": (free, 100), "get_per_process_memory_fraction": share, "memory_reserved": reserved,
+        "memory_allocated": allocated,
+    }  # fmt: skip
+    for name, value in told.items():
+        monkeypatch.setattr(torch.cuda, name, lambda _device, value=value: value)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: cleared.append(True))
+    graphs._make_room(0)
+    assert bool(cleared) is given_back

@@ -349,6 +349,24 @@ def test_a_capture_that_fails_leaves_all_generators_as_they_were(fail):
     torch.rand(3, device="cuda", generator=own)
 
 
+def test_work_is_captured_where_there_is_not_room_for_it_twice():
+    """Eager executions leave their memory in torch's cache, which a capture cannot use."""
+    graphs, size, total = Graphs(torch.device("cuda")), 2**30, torch.cuda.get_device_properties(0).total_memory
+
+    def work():
+        return torch.ones(size, dtype=torch.int8, device="cuda").sum()
+
+    gc.collect()
+    torch.cuda.empty_cache()
+    try:
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 3 * size // 2) / total)
+        done = [graphs.run("work", work) for _ in range(4)]
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert [(int(counted), replayed) for counted, replayed in done] == 3 * [(size, False)] + [(size, True)]
+    assert "work" in graphs
+
+
 ROOM = 2**31  # bytes that each run takes, and more than libraries keep for all the streams that they were used on
 
 

@@ -73,6 +73,7 @@ class Graphs:
             generators.append(self.generator)
         states = [generator.clone_state() for generator in generators]
         torch.cuda.synchronize(self.device)
+        _make_room(index)
         with _no_collection(), torch.cuda.stream(self._aside()):
             # Restrict only this thread during the capture: another may be copying data.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -95,6 +96,20 @@ class Graphs:
         """The current stream, or a new one if it is the default stream, which cannot be captured."""
         current = torch.cuda.current_stream(self.device)
         return torch.cuda.Stream(self.device) if current == torch.cuda.default_stream(self.device) else current
+
+
+def _make_room(device: int) -> None:
+    """Give back the memory that torch has cached, if there is more of it than is free.
+
+    A capture cannot use what the eager executions before it, or an earlier fleet, have left in the cache: unlike
+    outside a capture, torch does not give it back where memory runs out.
+    """
+    free, total = torch.cuda.mem_get_info(device)
+    reserved = torch.cuda.memory_reserved(device)
+    allowed = int(total * torch.cuda.get_per_process_memory_fraction(device)) - reserved
+    if min(free, allowed) < reserved - torch.cuda.memory_allocated(device):
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 @contextmanager
