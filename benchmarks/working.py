@@ -1,4 +1,4 @@
-"""What CLS-ER's working weights would score, where its slower average predicts: the mean accuracy over the tasks so far.
+"""What CLS-ER's working weights would score, where its slower average predicts: the mean over the tasks so far.
 
     parabolic compare --learners clser --set measure=benchmarks/working.py:working --metrics acc,aaa,working
 
