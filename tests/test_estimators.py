@@ -1008,3 +1008,29 @@ def test_a_pickle_from_a_cpu_goes_to_a_gpu_if_one_was_asked_for():
     assert {each.device.type for each in Tensors.of(loaded.learner_)} == {"cuda"}
     np.testing.assert_allclose(loaded.predict_proba(x), model.predict_proba(x), atol=1e-6)
     loaded.partial_fit(x, y)
+
+
+@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
+def test_single_examples_that_batch_norm_has_met_before_are_learned_without_a_copy_of_the_memory(make, monkeypatch):
+    x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 2
+    model = make("er", model=normed, random_state=0).partial_fit(x, y)
+    copied, copy_of = [], Learner.__deepcopy__
+    monkeypatch.setattr(Learner, "__deepcopy__", lambda self, memo: copied.append(1) or copy_of(self, memo))
+    counts = []
+    for row in range(3):
+        model.partial_fit(x[row : row + 1], y[row : row + 1])
+        counts.append(len(copied))
+    model.learner_.past.erase(torch.ones(len(model.learner_.past), dtype=torch.bool))
+    with pytest.raises(InputError, match="batch norm"):  # which only a copy shows, now that there is nothing to recall
+        model.partial_fit(x[:1], y[:1])
+    assert [*counts, len(copied)] == [1, 1, 1, 2]
+
+
+def test_settings_that_would_be_misread_are_refused():
+    x, y = np.random.default_rng(0).normal(size=(40, 3)), np.array(["2020-01-01", "2021-01-01"] * 20, "datetime64[D]")
+    with pytest.raises(InputError, match="^scale: got 'no', expected True or False"):
+        ParabolicClassifier(scale="no").fit(x, y)
+    weights = {np.datetime64("2020-01-01", "s"): 9.0}
+    for unit in ("D", "ns"):
+        model = ParabolicClassifier("sgd", class_weight=weights, random_state=0).fit(x, y.astype(f"datetime64[{unit}]"))
+        assert list(model.learner_.error.weights) == [9.0, 1.0]

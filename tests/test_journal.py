@@ -20,7 +20,7 @@ import torch
 from grids import until
 from torch import nn
 
-from parabolic import ER, PCL, InputError, Journal, Learner, LwF
+from parabolic import ER, PCL, InputError, Journal, Learner, LwF, ParabolicClassifier
 from parabolic.engine import Diverged
 from parabolic.states import same_state
 
@@ -490,7 +490,9 @@ def test_a_learner_that_diverged_may_learn_on_unwritten(tmp_path):
     with pytest.warns(RuntimeWarning) as told, Journal(tmp_path, make(), every=5, keep=1, on_error="warn") as journal:
         diverge(journal, 5, 15)
     assert [str(each.message).split(":")[0] for each in told] == [
-        f"batch {count} was not saved, and learning continues" for count in (10, 15, 15)
+        "batch 10 was not saved, and learning continues",
+        "batch 15 was not saved, and learning continues",
+        "closed, with batches after 5 not saved",
     ]
     assert files(tmp_path) == ["000000000005.safetensors"]
 
@@ -866,3 +868,40 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=f"journal: got {os.strerror(errno.EEXIST)}|{os.strerror(errno.ENOTDIR)}"):
         Journal(tmp_path / "file" / "journal", make())
+
+
+def test_a_batch_whose_notes_are_wrong_is_learned_and_counted_once(tmp_path):
+    """Also by a loop that skips what is refused."""
+    with Journal(tmp_path, make()) as journal:
+        for number in range(5):
+            with pytest.raises(InputError, match="^notes: got <class 'list'>, expected a dict"):
+                journal.observe(*batch(number), notes=lambda: [("offset", 1)])
+            with pytest.raises(InputError, match="^notes: got <class 'list'>, expected a dict"):
+                journal.skip()
+        assert journal.batches == journal.learner.steps == 5
+        with pytest.raises(InputError, match="^notes"):
+            journal.skip(notes=lambda: 3)
+        assert journal.batches == 5
+
+
+def test_a_learner_that_had_learned_before_goes_on_too(tmp_path):
+    pretrained = make()
+    for number in range(100, 107):
+        pretrained.observe(*batch(number))
+    pretrained.save(tmp_path / "pretrained")
+
+    def go(folder, *lengths):
+        for length in lengths:
+            learner = Learner.load(tmp_path / "pretrained", model=make().model)
+            with Journal(tmp_path / folder, learner) as journal:
+                for number in range(journal.batches, length):
+                    journal.observe(*batch(number))
+        return learner
+
+    twice, once = go("twice", 5, 9), go("once", 9)
+    assert once.steps == 7 + 9
+    assert same_state(twice.state_dict(), once.state_dict())
+    with pytest.raises(InputError, match="got one that has learned 0 batches, expected one that has learned 7, as"):
+        Journal(tmp_path / "once", make())
+    with pytest.raises(InputError, match="expected a learner; an estimator is kept by pickling it"):
+        Journal(tmp_path / "other", ParabolicClassifier())

@@ -299,7 +299,9 @@ def test_in_the_middle_of_a_step_there_is_nothing_to_save(call, tmp_path, monkey
             pd.DataFrame({"a": [1.0], "b": [2.0], "c": pd.array([None], dtype="Int64")}).to_numpy(),
             "fill in what is missing",
         ),
-        (torch.ones(2, 3, dtype=torch.int64), "one learner learns one kind"),
+        (torch.ones(2, 3, dtype=torch.int64), r"convert them: x.to\(torch.float32\)$"),
+        (torch.ones(2, 3, dtype=torch.uint8), r"convert them: x.to\(torch.float32\) / 255, if they were divided then"),
+        (torch.ones(2, 4), "one learner learns one kind"),
     ],
 )
 def test_errors_say_what_to_do_with_examples(given, message):
@@ -839,3 +841,32 @@ def test_copies_on_a_gpu_do_not_warn_that_their_steps_are_not_captured():
     for each in (learner, copy.deepcopy(learner), pickle.loads(pickle.dumps(learner))):
         assert each.optim._warned_capturable_if_run_uncaptured
     assert not hasattr(copy.deepcopy(learner.optim), "_warned_capturable_if_run_uncaptured")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda x: 1 / 0, r"^prepare: got an error on examples of shape \[.*, .* accepts them; it says: div"),
+        (lambda x: None, "^prepare: got None, expected a function that returns a tensor"),
+        (lambda x: x[:0], r"^prepare: got inputs of shape \[0, 3\] for 1 examples, expected one input for each"),
+    ],
+)  # fmt: skip
+def test_errors_of_prepare_are_not_those_of_the_model(prepare, message):
+    learner = ER(nn.Linear(3, 2), memory=50, prepare=prepare)
+    with pytest.raises(InputError, match=message):
+        learner.observe(torch.randn(4, 3), torch.arange(4) % 2)
+    assert (learner.steps, len(learner.past)) == (0, 0)
+
+
+def test_weights_that_are_no_longer_frozen_are_not_silently_left_out():
+    model = nn.Sequential(nn.Linear(3, 4).requires_grad_(False), nn.ReLU(), nn.Linear(4, 2))
+    learner, (x, y) = ER(model, memory=50), (torch.randn(8, 3), torch.arange(8) % 2)
+    learner.observe(x, y)
+    model[0].requires_grad_(True)
+    before = model[0].weight.detach().clone()
+    with pytest.raises(InputError, match=r"^model: got weights that were frozen .* \(0.weight\), .*add_param"):
+        learner.observe(x, y)
+    assert learner.steps == 1
+    learner.optim.add_param_group({"params": list(model[0].parameters())})
+    learner.observe(x, y)
+    assert not torch.equal(model[0].weight, before)

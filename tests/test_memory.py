@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import pickle
 from collections import deque
 
 import numpy as np
@@ -14,6 +15,7 @@ from scipy import stats
 from parabolic import ER, InputError, Learner, Memory, Recent, ReplayLearner
 from parabolic.learners import known_learners
 from parabolic.memory import ClassBalanced, EqualShares, distinct
+from parabolic.states import same_state
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -357,3 +359,56 @@ def test_a_learner_goes_on_without_what_was_erased(name):
     assert not (learner.past["x"][:, 0] > 0.5).any()
     learner.start_task(batches)
     assert torch.isfinite(learner.observe(*batches[0], 2))
+
+
+def test_a_class_of_which_all_is_erased_comes_back():
+    """As if it had never been seen: its first examples replace some of the largest class."""
+    memory, generator = ClassBalanced(20), torch.Generator().manual_seed(0)
+
+    def offer(times):
+        for _ in range(times):
+            memory.offer({"x": torch.randn(8, 2, generator=generator), "y": torch.arange(8) % 2}, generator=generator)
+
+    offer(30)
+    assert memory.erase(memory["y"] == 1) == 10
+    assert memory["y"].bincount().tolist() == [20]
+    offer(30)
+    assert memory["y"].bincount().tolist() == [10, 10]
+    assert memory.ages[memory["y"] == 1].max() < 240
+
+
+def test_a_class_balanced_memory_of_which_all_is_erased_is_like_a_new_one():
+    memory, new = ClassBalanced(20), ClassBalanced(20)
+    memory.offer({"x": torch.randn(90, 2), "y": torch.arange(90) % 3})
+    memory.erase(torch.ones(20, dtype=torch.bool))
+    for each in (memory, new):
+        generator = torch.Generator().manual_seed(1)
+        for label in (0, 0, 0, 1, 2, 1, 2):
+            x = torch.randn(10, 2, generator=generator)
+            each.offer({"x": x, "y": torch.full((10,), label)}, generator=generator)
+    assert same_state(memory.state_dict(), new.state_dict())
+
+
+@pytest.mark.parametrize("kind", [Memory, Recent, ClassBalanced, EqualShares])
+def test_an_example_that_was_not_stored_is_erased_too(kind):
+    """It may be in the spare row, and so in a pickle."""
+    secret, held = torch.tensor([[123.456, 234.567]]), []
+    for seed in range(20):
+        memory, generator = kind(5), torch.Generator().manual_seed(seed)
+        for part in (*torch.randn(20, 4, 2), torch.cat([torch.zeros(3, 2), secret])):
+            batch = {"x": part, "y": torch.arange(4) % 2, "task": torch.zeros(4, dtype=torch.long)}
+            memory.offer(batch, generator=generator)
+        before = secret.numpy().tobytes() in pickle.dumps(memory)
+        memory.erase((memory["x"] == secret).all(1))
+        held.append((before, secret.numpy().tobytes() in pickle.dumps(memory)))
+    assert any(before for before, _ in held)
+    assert not any(after for _, after in held)
+
+
+def test_a_field_that_is_not_there_is_named():
+    memory = Memory(5)
+    with pytest.raises(InputError, match=r'^memory\["x"\]: got a memory to which nothing was offered, .*check len'):
+        memory["x"]
+    memory.offer({"x": torch.zeros(1, 2)})
+    with pytest.raises(InputError, match="^field: got 'y', expected one of x"):
+        memory["y"]

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 
 import numpy as np
 import pytest
@@ -177,3 +178,38 @@ def test_a_captured_call_finds_its_numbers_whatever_happened_meanwhile(make):
     others = [torch.full((3,), 7.0, dtype=dtype, device="cuda") for dtype in (torch.float32, torch.float64) * 99]
     assert torch.equal(graphs.run("call", lambda: part(x))[0], part(x))
     assert all((each == 7).all() for each in others)  # which are where something was let go
+
+
+def test_units_keep_none_of_the_examples():
+    """The usual value is one of a hundred, which a view would hold as well; so it was in early versions."""
+    scale, old = Scale(), Scale()
+    x = torch.randn(101, 1, dtype=torch.float64)
+    scale.update(x)
+    old.load_state_dict({**scale.state_dict(), "usual": x.sort(0).values[50]})
+    pickled = pickle.loads(pickle.dumps(old))
+    for each in (scale, old, pickled):
+        assert torch.equal(each.usual, x.median(0).values)
+        assert each.usual.untyped_storage().nbytes() == 8
+
+
+def test_a_thread_never_computes_with_half_of_an_update():
+    x, found = torch.tensor([[2.0]]), []
+
+    class Watched(Scale):
+        """While its deviation is about to change, another thread asks."""
+
+        @property
+        def deviation(self):
+            if self.count == 4 and asks.ident is None:
+                asks.start()
+                asks.join(0.3)
+            return super().deviation
+
+    scale = Watched()
+    asks = threading.Thread(target=lambda: found.append(scale(x)))
+    scale.update(torch.tensor([[0.0], [2.0]]))
+    before = scale(x)
+    scale.update(torch.tensor([[100.0], [300.0]]))
+    asks.join()
+    assert not torch.equal(before, scale(x))
+    assert any(torch.equal(found[0], each) for each in (before, scale(x)))

@@ -657,3 +657,10 @@ def test_a_learner_changes_devices(tmp_path, name, saved, loaded):
     if saved == loaded:
         learn(learner, 5, LENGTH)
         assert same_state(learner.state_dict(), other.state_dict())
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
+def test_a_device_that_is_not_there_is_named(device, tmp_path):
+    ER(MLP((3,), 2), memory=50).save(tmp_path / "er")
+    with pytest.raises(InputError, match=f"^device: got '{device}', expected a device of this machine, such as cpu; "):
+        Learner.load(tmp_path / "er", device=device)

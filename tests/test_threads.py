@@ -371,3 +371,22 @@ def test_points_and_labels_of_a_bound_are_those_of_one_moment():
     other.join()
     assert learner.past["y"].tolist() == [1] * 4
     assert loss.points.flatten().tolist() == loss.labels.tolist()
+
+
+def test_scores_are_of_one_moment_with_what_prepares_the_examples():
+    """While the examples are prepared, another thread learns, if it can."""
+    asked = threading.Event()
+
+    def prepare(x):
+        if asked.is_set() and other.ident is None:
+            other.start()
+            other.join(0.3)
+        return x
+
+    learner, x = ER(nn.Linear(2, 2), memory=8, replay=2, lr=1.0, prepare=prepare), torch.randn(4, 2)
+    other = threading.Thread(target=learner.observe, args=(x, torch.arange(4) % 2))
+    before = learner.scores(x)
+    asked.set()
+    assert torch.equal(learner.scores(x), before)
+    other.join()
+    assert not torch.equal(learner.scores(x), before)

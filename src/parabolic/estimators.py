@@ -218,6 +218,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
     def _make(self, X: NDArray[Any], outputs: int, criterion: str | Criterion, **usual: Any) -> Learner:
         """Build an untrained learner; `usual` are defaults for those options that its class has."""
         self._check_counts()
+        if not isinstance(self.scale, bool | np.bool_):
+            raise invalid("scale", self.scale, "True or False")
         seed = int(check_random_state(self.random_state).randint(2**31))
         kind = find_learner(self.learner) if isinstance(self.learner, str) else self.learner
         if not (isinstance(kind, type) and issubclass(kind, Learner)):
@@ -239,6 +241,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
                 raise invalid("scale", self.scale, "False, as embed looks up ids", "ids cannot be scaled")
             learner.prepare = Scale()
         self._made = self._settings()
+        self._alone = math.inf  # how many examples could be recalled when batch norm met a single one; none yet
         return learner
 
     def _network(self, shape: Sequence[int], outputs: int, seed: int) -> nn.Module:
@@ -287,14 +290,19 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         for part in x.split(SHEET) if ids or not isinstance(learner.prepare, Scale | None) else ():
             learner.predict(part)  # only the network knows which ids exist, and only `prepare` what it returns
 
-    def _trial(self, x: Tensor) -> Self | None:
-        """Return a copy to train first if batch norm meets a single example: only a step shows if it is refused."""
-        if min(len(x), int(self.batch_size)) > 1 or not has_batch_norm(self.learner_.model):
-            return None
+    def _rehearse(self, x: Tensor, go_on: Callable[[Self], object]) -> None:
+        """Let a copy go on first if batch norm meets a single example: only a step shows if it is refused."""
+        learner = self.learner_
+        if min(len(x), int(self.batch_size)) > 1 or not has_batch_norm(learner.model):
+            return
+        stored = len(learner.past) if isinstance(learner, ReplayLearner) else 0
+        if not learner.needs_tasks and stored >= getattr(self, "_alone", math.inf):
+            return  # one was learned with as little to recall
         with self._held():
             trial = copy.copy(self)
-            trial.learner_ = copy.deepcopy(self.learner_)
-        return trial
+            trial.learner_ = copy.deepcopy(learner)
+        go_on(trial)
+        self._alone = stored
 
     def _served(self, answer: nn.Module) -> nn.Module:
         """Return a module of its own that predicts: the learner's predictor, followed by `answer`."""
@@ -408,8 +416,7 @@ class ParabolicClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         x, labels = self._tensor(X, self.learner_, self._example[1]), _labels(y, classes)
         self._check_like(x)
         self._check_settings()
-        if trial := self._trial(x):
-            trial._go_on(x[:1], y[:1], labels)
+        self._rehearse(x, lambda trial: trial._go_on(x[:1], y[:1], labels))
         return self._go_on(x, y, labels)
 
     def predict(self, X: Any) -> NDArray[Any]:
@@ -559,8 +566,7 @@ class ParabolicRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         self._check_settings()
         if target.shape[1] != self.learner_.classes:
             raise invalid("y", target, f"one of shape {[len(y), self.learner_.classes]}, as before")
-        if trial := self._trial(x):
-            trial._go_on(x[:1], target[:1])
+        self._rehearse(x, lambda trial: trial._go_on(x[:1], target[:1]))
         return self._go_on(x, target)
 
     def predict(self, X: Any) -> NDArray[np.float64]:
@@ -754,6 +760,8 @@ def _given(weights: Any, labels: NDArray[Any]) -> list[float]:
         check_number(f"class_weight of {label!r}", weight, at_least=0)
         if isinstance(label, str | bytes) != (labels.dtype.kind in "OUS"):
             raise invalid("class_weight", label, f"labels like those in y, such as {labels[:1].tolist()[0]!r}")
+    if labels.dtype.kind in "mM":  # in the unit of the labels: a key may have another
+        weights = {np.asarray(label, labels.dtype).item(): weight for label, weight in weights.items()}
     return [float(weights.get(label, 1.0)) for label in labels.tolist()]
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import pad
 
-from parabolic.checks import Description, check_number, invalid
+from parabolic.checks import Description, check_name, check_number, invalid
 from parabolic.gpus import has_triton
 from parabolic.states import refill
 
@@ -76,6 +76,11 @@ class Memory:
 
     def __getitem__(self, name: str) -> Tensor:
         """The filled part of one field, as a view."""
+        if not self._slots:
+            got = Description("a memory to which nothing was offered")
+            raise invalid(f'memory["{name}"]', got, "one that has stored something", "check len(memory) first")
+        if name not in self._slots:
+            check_name("field", name, self._slots)
         return self._slots[name][: len(self)]
 
     @property
@@ -158,11 +163,13 @@ class Memory:
             remedy = "as in memory['y'] == 3"
             raise invalid("rows", rows, f"{len(self)} truth values, one for each stored example", remedy)
         gone, left = (each.nonzero()[:, 0] for each in (rows, ~rows))
+        fields = (*self._slots.values(), self._arrival)
+        for slots in fields:
+            slots[-1:] = 0  # the spare row holds an example that was not stored, perhaps the one to be forgotten
         if not len(gone):
             return 0
         instead = self._instead(gone, left, generator)
-        for slots in (*self._slots.values(), self._arrival):
-            slots[-1] = 0  # the spare row holds an example, too
+        for slots in fields:
             slots.index_copy_(0, gone, slots.index_select(0, instead))
         if not len(left):
             self.offered = 0
@@ -398,6 +405,19 @@ class ClassBalanced(Memory):
             stored.index_add_(0, labels.index_select(0, slot), torch.full_like(label, -1))
             labels.index_copy_(0, slot, label)
         return slots
+
+    def erase(self, rows: Tensor, *, generator: Generator | None = None) -> int:
+        """Remove examples for good, as `Memory.erase`; a class of which none is left is as if it had never been seen.
+
+        Otherwise it could not come back: its next examples could only replace its own.
+        """
+        erased = super().erase(rows, generator=generator)
+        if erased:
+            left = self["y"].long()
+            gone = torch.ones_like(self._full).index_fill_(0, left.to(self._full.device), False)
+            self._seen.masked_fill_(gone, 0)
+            self._full.masked_fill_(gone, False)
+        return erased
 
     def _instead(self, gone: Tensor, left: Tensor, generator: Generator | None) -> Tensor:
         """Copies of the same class, as long as there is an example of it."""

@@ -40,7 +40,8 @@ class Journal:
 
     Args:
         folder: where the files are. Only one journal at a time can have it open.
-        learner: a new learner, created with the same options at every start. Its state is restored from the folder.
+        learner: the same one at every start: a new learner, created with the same options, or one loaded from the same
+            file. Its state is restored from the folder.
         every: how many batches there are from one file to the next.
         keep: how many files to keep.
         on_error: what to do if a file cannot be written (the disk is full, memory has run out, the learner is not
@@ -67,7 +68,7 @@ class Journal:
         self, folder: str | Path, learner: Learner, *, every: int = 100, keep: int = 3, on_error: str = "stop"
     ) -> None:
         if not isinstance(learner, Learner):
-            raise invalid("learner", type(learner), "a learner", "that of a fitted estimator is its learner_")
+            raise invalid("learner", type(learner), "a learner", "an estimator is kept by pickling it")
         check_number("every", every, whole=True, at_least=1)
         check_number("keep", keep, whole=True, at_least=1)
         check_name("on_error", on_error, ("stop", "warn"))
@@ -80,7 +81,8 @@ class Journal:
         self.in_task = False  # whether a task has started and not ended
         self.notes: dict[str, Any] = {}
         self._started = False  # whether it was resumed in the middle of a task
-        self._unwritten: Exception | None = None  # why the last batch could not be saved
+        self._began = learner.steps  # what it had learned before the journal began
+        self._unwritten: Exception | None = None  # what failed after the last batch was learned and counted
         self._changing = False  # whether a batch or a task's start or end is being processed
         self._due = False  # whether `write` was called during such a change
         self._broken = False  # whether a change was interrupted, as by Ctrl-C
@@ -116,21 +118,27 @@ class Journal:
         self._unwritten = None
         with self._change():
             loss = self.learner.observe(x, y, task)
-            self._count(notes)
+            self._count()
+            try:
+                self._note(notes)
+            except Exception as error:
+                self._unwritten = error  # or `skip` would count the batch again
+                raise
         self._write_if_due()
         return loss
 
     def skip(self, *, notes: Notes = None) -> None:
         """Count a batch without learning it, such as one that `observe` refused, so that it is not repeated on resume.
 
-        If the batch was learned and only its file could not be written, that error is raised again.
+        If the batch was learned and only its notes were refused or its file not written, that error is raised again.
         """
         self._check_open()
         _check_notes(notes)
         if self._unwritten is not None:
             raise self._unwritten
         with self._change():
-            self._count(notes)
+            self._note(notes)
+            self._count()
         self._write_if_due()
 
     def start_task(self, batches: TaskBatches) -> None:
@@ -179,9 +187,19 @@ class Journal:
         try:
             # After an error the learner may be in the middle of a step.
             if kind is None and self._lock.is_locked:
-                self.write()
+                self._write_last()
         finally:
             self.close()
+
+    def _write_last(self) -> None:
+        """Save the learner at the end; there is no later attempt."""
+        try:
+            self._write()
+        except (InputError, Diverged) as error:
+            if self.on_error == "stop":
+                raise
+            told = f"closed, with batches after {self.saved} not saved: the next start resumes from there; {error}"
+            warnings.warn(told, RuntimeWarning, stacklevel=3)
 
     def _check_open(self) -> None:
         if not self._lock.is_locked:
@@ -203,9 +221,11 @@ class Journal:
         finally:
             self._changing = False
 
-    def _count(self, notes: Notes) -> None:
+    def _count(self) -> None:
         self.batches += 1
         self.task_batches += 1
+
+    def _note(self, notes: Notes) -> None:
         told = notes() if callable(notes) else notes
         _check_notes(told, made=True)
         self.notes.update(told or {})
@@ -221,7 +241,7 @@ class Journal:
                 return
             self._due = False
             batches, path = self.batches, self._path(self.batches)
-            place = {name: getattr(self, name) for name in PLACE}
+            place = {name: getattr(self, name) for name in PLACE} | {"began": self._began}
             with _memory_errors():
                 self._check_sound()
                 packed = pack_state(describe(self.learner) | {"journal": place, "draws": draws(self.learner)})
@@ -274,9 +294,11 @@ class Journal:
             except Damaged as found:
                 damaged.append((path, found))
                 continue
-            if self.learner.steps:
+            began = saved["journal"].get("began", 0)
+            if self.learner.steps != began:
                 got = Description(f"one that has learned {self.learner.steps} batches")
-                raise invalid("learner", got, "a new one, to be restored", "create one, or name another folder")
+                like = f"one that has learned {began}, as when this journal began" if began else "a new one"
+                raise invalid("learner", got, f"{like}, to be restored", "create one, or name another folder")
             restore(self.learner, saved)
             set_draws(self.learner, saved["draws"])
             for name in PLACE:

@@ -227,6 +227,7 @@ class Learner:
             raise invalid("average_part", self.average_part, "1 without an average", "set average=0.99, for example")
         self.averaged = None if self.average is None else WeightAverage(self.model, self.average, self.average_part)
         self.steps = 0
+        self._frozen = tuple(name for name, weight in self.model.named_parameters() if not weight.requires_grad)
         self._example: tuple[torch.Size, torch.dtype] | None = None
 
     # -- learning ------------------------------------------------------------------------------------------
@@ -245,6 +246,7 @@ class Learner:
         with self._changing():
             take_back, self._descended = self._kept_aside(), False
             try:
+                self._check_frozen()
                 x, y = self._checked(x, y)
                 loss = self.step(x, y, task)
             except torch.AcceleratorError:  # nothing can be copied on a device that has failed
@@ -379,7 +381,8 @@ class Learner:
         x = _as_tensor("x", x, self.device)
         check_finite("x", x)
         self._check_kind(x)
-        return self._try(x)
+        with self._turn():  # what `prepare` does, and the weights, are of one moment
+            return self._try(x)
 
     def inputs(self, x: Tensor) -> Tensor:
         """Raw examples as inputs of the model, as for prediction."""
@@ -534,7 +537,7 @@ class Learner:
             return {name: value for name, value in self.__dict__.items() if name not in ("lock", "_asking")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ |= {"stepping": False, **state, "lock": threading.RLock(), "_asking": set()}
+        self.__dict__ |= {"stepping": False, "_frozen": (), **state, "lock": threading.RLock(), "_asking": set()}
         # A copy of an optimiser has forgotten not to warn that its steps could be captured but are not.
         self.optim._warned_capturable_if_run_uncaptured = True
 
@@ -667,6 +670,15 @@ class Learner:
                     group["capturable"] = True  # it then counts its steps on the device
         return made
 
+    def _check_frozen(self) -> None:
+        """Refuse weights that were frozen at first and are no longer, but that the optimiser does not know."""
+        if free := [name for name in self._frozen if self.model.get_parameter(name).requires_grad]:
+            known = {id(weight) for group in self.optim.param_groups for weight in group["params"]}
+            if strange := [name for name in free if id(self.model.get_parameter(name)) not in known]:
+                got = Description(f"weights that were frozen when the learner was created ({strange[0]})")
+                remedy = "create a new learner, or give them to learner.optim.add_param_group"
+                raise invalid("model", got, "only weights that are trained, or still frozen", remedy)
+
     def _checked(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         x, y = (_as_tensor(name, value, self.device) for name, value in (("x", x), ("y", y)))
         if x.ndim < 1 or len(x) == 0:
@@ -720,8 +732,9 @@ class Learner:
             like = f"examples as in the first batch, each of shape {list(shape)} and {dtype}"
             if (x.shape, x.dtype) == self._example:
                 remedy = "add a dimension: x[None]"
-            elif x.shape[1:] == shape and x.is_floating_point() and dtype.is_floating_point:
+            elif x.shape[1:] == shape and dtype.is_floating_point:
                 remedy = f"convert them: x.to({dtype})"
+                remedy += " / 255, if they were divided then" if x.dtype == torch.uint8 else ""
             else:
                 remedy = "one learner learns one kind of example: pad sequences to one length"
             raise invalid("x", x, like, remedy)
@@ -739,8 +752,8 @@ class Learner:
 
     def _try(self, x: Tensor) -> Tensor:
         """The scores of raw examples, or an error that says why the model does not accept them."""
+        inputs = self._try_inputs(x)
         try:
-            inputs = self.inputs(x)
             self._check_inputs(x, inputs)
             scores = self.scores_at(inputs)
         except (InputError, torch.OutOfMemoryError, torch.AcceleratorError):
@@ -754,6 +767,22 @@ class Learner:
         if scores.ndim != 2:
             raise invalid("model", Description(f"an output of shape {list(scores.shape)}"), "scores [n, classes]")
         return scores
+
+    def _try_inputs(self, x: Tensor) -> Tensor:
+        """Raw examples as inputs of the model, or an error that says why `prepare` does not make any of them."""
+        try:
+            inputs = self.inputs(x)
+        except (InputError, torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
+        except Exception as error:
+            got = Description(f"an error on examples of shape {list(x.shape)} and {x.dtype}")
+            raise invalid("prepare", got, "one that accepts them", f"it says: {error}") from error
+        if not isinstance(inputs, Tensor):
+            raise invalid("prepare", inputs, "a function that returns a tensor")
+        if inputs.ndim < 1 or len(inputs) != len(x):
+            got = Description(f"inputs of shape {list(inputs.shape)} for {len(x)} examples")
+            raise invalid("prepare", got, "one input for each example")
+        return inputs
 
 
 class ReplayLearner(Learner):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from parabolic.backbones import BACKBONES, drawing_apart
-from parabolic.checks import Description, InputError, all_finite, check_name, invalid
+from parabolic.checks import Description, InputError, all_finite, check_name, first_line, invalid
 from parabolic.files import disk_errors, write_bytes
 from parabolic.learners.gradients import trainable
 from parabolic.learners.head import last_linear
@@ -56,6 +56,7 @@ def load(
     if model is None:
         model = _rebuild(path, saved["backbone"], saved["state"]["model"])
     if device is not None:
+        _check_device(device)
         model = model.to(device)
         given = {name: each.to(device) if isinstance(each, nn.Module) else each for name, each in given.items()}
     try:
@@ -65,6 +66,15 @@ def load(
         raise invalid("path", str(path), f"options that {kind.__name__} has in this version", str(error)) from error
     restore(learner, saved)
     return learner
+
+
+def _check_device(device: torch.device | str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except (RuntimeError, AssertionError) as error:  # which one depends on how torch was built
+        raise invalid("device", str(device), "a device of this machine, such as cpu", first_line(error)) from error
 
 
 def read_learner(path: Path, *more: str) -> dict[str, Any]:

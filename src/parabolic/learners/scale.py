@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -28,6 +29,8 @@ class Scale:
     with a warning. There is no warning for a number that was the same in 99 of 100 examples, such as a rare flag or a
     pixel at the edge, unless it is now a thousand times as far from that value as in the other examples.
 
+    Several threads may use it: while one updates it, others compute with the units before or after, not with a mixture.
+
     >>> scale = Scale()
     >>> for part in ([[0.0], [0.0]], [[4.0], [4.0]]):
     ...     scale.update(torch.tensor(part))
@@ -41,6 +44,7 @@ class Scale:
         self.mean, self.squares = torch.zeros(2, dtype=torch.float64)  # Σ (x − mean)², not yet divided
         self.usual, self.same = torch.zeros(2, dtype=torch.float64)  # a value of the first batch, and its number so far
         self._places: dict[tuple[torch.device, torch.Size], tuple[Tensor, Tensor]] = {}
+        self._lock = threading.RLock()  # mean and deviation change together
 
     @torch.no_grad()
     def update(self, x: Tensor, name: str = "x") -> None:
@@ -63,11 +67,12 @@ class Scale:
             raise invalid(name, x, "numbers whose sum of squares fits into float64", "give them in larger units")
         if self.count >= ENOUGH:
             self._watch(x, (squares / count).sqrt(), name)
+        usual = self.usual
         if not self.count:
-            self.usual = x[:SOME].sort(0).values[len(x[:SOME]) // 2]  # the median, for which only these are sorted
-        self.same = self.same + (x == self.usual).sum(0)
-        self.count, self.mean, self.squares = count, self.mean + gap * (len(x) / count), squares
-        self._renew()
+            # The median, for which only these are sorted; a copy, as a view would hold all of them.
+            usual = x[:SOME].sort(0).values[len(x[:SOME]) // 2].clone()
+        same, mean = self.same + (x == usual).sum(0), self.mean + gap * (len(x) / count)
+        self._set({"count": count, "mean": mean, "squares": squares, "usual": usual, "same": same})
 
     @property
     def deviation(self) -> Tensor:
@@ -77,32 +82,36 @@ class Scale:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Numbers in these units, in the type of `x` (float32 for whole numbers)."""
-        return _scaled(x, *self._at(x.device))
+        with self._lock:
+            return _scaled(x, *self._at(x.device))
 
     def undo(self, x: Tensor) -> Tensor:
         """The original numbers, from numbers in these units."""
-        return _unscaled(x, *self._at(x.device))
+        with self._lock:
+            return _unscaled(x, *self._at(x.device))
 
     def as_module(self) -> FixedScale:
         """The units of this moment as a module, to serve with."""
-        return FixedScale(self.mean, self.deviation)
+        with self._lock:
+            return FixedScale(self.mean, self.deviation)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the units depend on, by name."""
-        return {"count": self.count} | {name: getattr(self, name) for name in TENSORS}
+        with self._lock:
+            return {"count": self.count} | {name: getattr(self, name) for name in TENSORS}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the units of another."""
         state = _whole(state)
-        vars(self).update({name: state[name] for name in ("count", *TENSORS)})
-        self._renew()
+        self._set({name: state[name] for name in ("count", *TENSORS)})
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but the tensors of `_at`: a copy, deep or not, has its own."""
-        return {name: value for name, value in vars(self).items() if name != "_places"}
+        """Everything but the tensors of `_at` and the lock: a copy, deep or not, has its own."""
+        with self._lock:
+            return {name: value for name, value in vars(self).items() if name not in ("_places", "_lock")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(_whole(state), _places={})
+        vars(self).update(_whole(state), _places={}, _lock=threading.RLock())
 
     def _spread(self) -> Tensor:
         """The standard deviation of each number; 0 where it is zero up to rounding."""
@@ -139,15 +148,17 @@ class Scale:
                 made = self.mean.to(device, copy=True), self.deviation.to(device)
             if device.type == "cuda":
                 torch.cuda.current_stream(device).synchronize()  # another stream does not wait for this one
-            self._places.setdefault(place, made)  # if two threads make them, the first one's are used
+            self._places.setdefault(place, made)  # a signal handler may have made them meanwhile
         return self._places[place]
 
-    def _renew(self) -> None:
-        """Update mean and deviation on every device, in place."""
-        for (_, shape), (mean, deviation) in [*self._places.items()]:
-            if shape == self.mean.shape:
-                mean.copy_(self.mean)
-                deviation.copy_(self.deviation)
+    def _set(self, state: dict[str, Any]) -> None:
+        """Take on a state; mean and deviation change on every device, in place."""
+        with self._lock:
+            vars(self).update(state)
+            for (_, shape), (mean, deviation) in self._places.items():
+                if shape == self.mean.shape:
+                    mean.copy_(self.mean)
+                    deviation.copy_(self.deviation)
 
 
 class FixedScale(nn.Module):
@@ -185,4 +196,5 @@ def _unscaled(x: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
 
 def _whole(state: Mapping[str, Any]) -> dict[str, Any]:
     """A state, completed with what early versions did not store: no number is then known to be rare."""
-    return {"usual": state["mean"], "same": torch.zeros_like(state["mean"]), **state}
+    whole = {"usual": state["mean"], "same": torch.zeros_like(state["mean"]), **state}
+    return whole | {"usual": whole["usual"].clone()}  # in early versions a view of many examples
