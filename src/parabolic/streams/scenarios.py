@@ -110,6 +110,9 @@ class Scenario:
     def apply(self, stream: Stream, seed: int) -> Stream:
         """Apply the scenario to a stream."""
         if self.domain != "none":
+            if _share_classes(stream):
+                expected = "none for a stream whose tasks share classes, as they cannot be merged"
+                raise invalid("domain", self.domain, expected, "make the stream with one task")
             count, stream = self.tasks or len(stream), split(stream, 1)
         else:
             stream = split(stream, self.tasks, shuffle=self.class_order == "shuffled", seed=seed)
@@ -130,9 +133,10 @@ def split(stream: Stream, tasks: int | None = None, shuffle: bool = False, seed:
     """Split the classes of a stream into another number of tasks, or in another order."""
     if tasks in (None, len(stream)) and not shuffle:
         return stream
+    if _share_classes(stream):
+        name, given, usual = ("class_order", "shuffled", "fixed") if shuffle else ("tasks", tasks, "none")
+        raise invalid(name, given, f"{usual} for a stream whose tasks share classes", f"leave {name} out")
     classes = [label for task in stream for label in task.classes]
-    if len(set(classes)) < len(classes):
-        raise invalid("tasks", Description("tasks that share classes"), "a stream that is split by class")
     if shuffle:
         classes = [classes[i] for i in _rng(seed, "class order").permutation(len(classes))]
     if tasks is None:
@@ -180,33 +184,46 @@ def sizes_by_factor(stream: Stream, factor: float, order: str = "normal", seed: 
     """
     check_number("imbalance", factor, at_least=1)
     check_name("imbalance_order", order, ("normal", "reversed", "random"))
-    counts = [len(_of_classes(task.train.y, task.train_rows, [label])) for task in stream for label in task.classes]
+    counts = list(_counts(stream).values())
     place = np.arange(len(counts))
     if order == "reversed":
         place = place[::-1]
     elif order == "random":
         place = _rng(seed, "imbalance").permutation(place)
-    return [int(count / factor ** (int(i) / max(len(counts) - 1, 1))) for count, i in zip(counts, place, strict=True)]
+    powers = [int(i) / max(len(counts) - 1, 1) for i in place]
+    sizes = [int(sum(each) / factor**power) for each, power in zip(counts, powers, strict=True)]
+    if not all(_reaches_all(size, each) for size, each in zip(sizes, counts, strict=True)):
+        most = min(min(filter(None, each)) ** (1 / power) for each, power in zip(counts, powers, strict=True) if power)
+        where = " in each of its tasks" if max(map(_tasks_with, counts)) > 1 else ""
+        raise invalid("imbalance", factor, f"at most {int(most)}, to keep an example of every class{where}")
+    return sizes
 
 
 def resize(stream: Stream, sizes: Sequence[int], seed: int = 0) -> Stream:
     """Keep the given number of training examples of each class, in order of arrival.
 
-    A class that is in several tasks has one size for each of them.
+    A class that is in several tasks keeps the same share of its examples in each of them, up to rounding. An example
+    that is in several tasks counts once, and is kept in all of them or in none.
     """
-    classes = sum(len(task.classes) for task in stream)
-    if len(sizes) != classes:
-        raise invalid("class_sizes", Description(f"{len(sizes)} sizes"), f"one for each of the {classes} classes")
-    rng, left, made = _rng(seed, "sizes"), list(sizes), []
-    for task in stream:
-        kept = []
+    counts = _counts(stream)
+    if len(sizes) != len(counts):
+        raise invalid("class_sizes", Description(f"{len(sizes)} sizes"), f"one for each of the {len(counts)} classes")
+    for (label, each), size in zip(counts.items(), sizes, strict=True):
+        if not 1 <= size <= sum(each):
+            raise invalid("class_sizes", size, f"1 to {sum(each)}, the number of examples of class {label}")
+        if not _reaches_all(size, each):
+            expected = f"enough for an example in each of the {_tasks_with(each)} tasks of class {label}"
+            raise invalid("class_sizes", size, expected, "keep more of the class")
+    shares = {label: _in_proportion(size, counts[label]) for label, size in zip(counts, sizes, strict=True)}
+    rng, made, new = _rng(seed, "sizes"), [], torch.ones(len(stream[0].train.y), dtype=torch.bool)
+    kept = torch.zeros_like(new)
+    for place, task in enumerate(stream):
         for label in task.classes:
-            mine, size = _of_classes(task.train.y, task.train_rows, [label]), left.pop(0)
-            if not 1 <= size <= len(mine):
-                raise invalid("class_sizes", size, f"1 to {len(mine)}, the number of examples of class {label}")
-            kept.append(mine[torch.from_numpy(rng.permutation(len(mine))[:size])])
-        rows = torch.cat(kept).sort().values
-        made.append(replace(task, train_rows=rows if task.shuffle else _in_order(task.train_rows, rows)))
+            mine = _of_classes(task.train.y, task.train_rows[new[task.train_rows]], [label])
+            kept[mine[torch.from_numpy(rng.permutation(len(mine))[: shares[label][place]])]] = True
+        new[task.train_rows] = False
+        rows = task.train_rows[kept[task.train_rows]]
+        made.append(replace(task, train_rows=rows.sort().values if task.shuffle else rows))
     return replace(stream, tasks=tuple(made))
 
 
@@ -322,9 +339,40 @@ def _of_classes(y: Tensor, rows: Tensor, classes: Sequence[int]) -> Tensor:
     return rows[torch.isin(y[rows], torch.tensor(classes))].sort().values
 
 
-def _in_order(rows: Tensor, some: Tensor) -> Tensor:
-    """The `rows` that are among `some`, in the order of `rows`."""
-    return rows[torch.isin(rows, some)]
+def _share_classes(stream: Stream) -> bool:
+    classes = [label for task in stream for label in task.classes]
+    return len(set(classes)) < len(classes)
+
+
+def _counts(stream: Stream) -> dict[int, list[int]]:
+    """For each class, in order of arrival, how many of its training examples are new in each task."""
+    new, counts = torch.ones(len(stream[0].train.y), dtype=torch.bool), dict[int, list[int]]()
+    for place, task in enumerate(stream):
+        rows = task.train_rows[new[task.train_rows]]
+        for label in task.classes:
+            counts.setdefault(label, [0] * len(stream))[place] = len(_of_classes(task.train.y, rows, [label]))
+        new[rows] = False
+    return counts
+
+
+def _in_proportion(size: int, counts: Sequence[int]) -> list[int]:
+    """Whole numbers that add up to `size`, in proportion to the counts; what is left goes to the largest remainders.
+
+    >>> _in_proportion(10, [40, 0, 20, 20])
+    [5, 0, 3, 2]
+    """
+    shares, left = zip(*(divmod(size * count, sum(counts)) for count in counts), strict=True)
+    more = sorted(range(len(counts)), key=lambda place: -left[place])[: size - sum(shares)]
+    return [share + (place in more) for place, share in enumerate(shares)]
+
+
+def _reaches_all(size: int, counts: Sequence[int]) -> bool:
+    """Whether every task that has new examples of a class keeps one, if `size` are kept in all."""
+    return size > 0 and _tasks_with(_in_proportion(size, counts)) == _tasks_with(counts)
+
+
+def _tasks_with(counts: Sequence[int]) -> int:
+    return sum(count > 0 for count in counts)
 
 
 def _with_labels(stream: Stream, labels: Tensor) -> Stream:
