@@ -77,6 +77,46 @@ def test_the_order_of_classes_by_seed():
         assert torch.equal(y, truth(x))
 
 
+def test_an_order_of_ones_own_and_uneven_tasks():
+    order = [9, 0, 8, 1, 7, 2, 6, 3, 5, 4]
+    stream = under(numbers(), class_order=order, tasks=[5, 2, 3])
+    assert [task.classes for task in stream] == [(9, 0, 8, 1, 7), (2, 6), (3, 5, 4)]
+    for task, (x, y) in zip(stream, arrivals(stream), strict=True):
+        assert set(y.tolist()) == set(task.classes) == set(task.tested)
+        assert torch.equal(y, truth(x))
+    assert sorted(torch.cat([x for x, _ in arrivals(stream)]).tolist()) == list(range(400))
+    alone = under(numbers(), 3, class_order=order)  # of the same lengths as before, and the same for every seed
+    assert [task.classes for task in alone] == [(9, 0), (8, 1), (7, 2), (6, 3), (5, 4)]
+    assert [len(task.classes) for task in under(numbers(), 1, tasks="4,6", class_order="shuffled")] == [4, 6]
+    # Sizes are told in the order of arrival.
+    assert counted(under(numbers(), class_order=order, tasks="9,1", imbalance=4))[::9] == [40, 10]
+
+
+def test_a_list_is_one_setting_however_it_is_written():
+    written = ("3,2,5", " 3, 2,5", [3, 2, 5], (3, 2, 5), np.array([3, 2, 5]))
+    specs = [RunSpec(learner="er", scenario={"tasks": each}) for each in written]
+    assert len({spec.key for spec in specs}) == 1
+    assert {spec.scenario["tasks"] for spec in specs} == {"3,2,5"}
+    assert RunSpec.from_settings("er", {"tasks": "3,2,5", "class_order": "1, 0"}).scenario == {
+        "tasks": "3,2,5", "class_order": "1,0",
+    }  # fmt: skip
+    assert RunSpec(**specs[0].resolved()).key == specs[0].key
+    assert RunSpec.from_settings("er", {"tasks": "2"}).scenario == {"tasks": 2}
+
+
+# Keys of specs as they were before there were lists: stored runs are found by them.
+KEYS = {
+    "60f28f7ebdbc811f": {"tasks": 2},
+    "5e393d623114e941": {"class_order": "shuffled"},
+    "3da6e2d8b7de4431": {"imbalance": 2, "class_sizes": None, "tasks": 10},
+    "d2607d352839528d": {"class_sizes": "paper-random", "corruption": "uniform"},
+}
+
+
+def test_the_keys_of_stored_runs_stay():
+    assert {RunSpec(learner="er", stream="seq-cifar10", scenario=each).key: each for each in KEYS.values()} == KEYS
+
+
 # -- corruption ----------------------------------------------------------------------------------------------------
 
 
@@ -411,7 +451,20 @@ def test_a_permutation_keeps_the_pixels_of_points_too():
         ({"corruption": "unifrom"}, "corruption: got 'unifrom', .*did you mean 'uniform'"),
         ({"corruption_rate": 1.5}, "corruption_rate: got 1.5"),
         ({"tasks": 0}, "tasks: got 0"),
-        ({"tasks": 3}, "tasks: got 3, expected a divisor of the number of classes, 10"),
+        ({"tasks": 3}, "tasks: got 3, expected a divisor of the number of classes, 10; or give .* of each task"),
+        ({"tasks": "5,4"}, "tasks: got 5,4, which add up to 9, expected sizes that add up to the .* classes, 10"),
+        ({"tasks": "10,0"}, "tasks: got '10,0', expected a whole number, or at least two of at least 1"),
+        ({"tasks": "5"}, "tasks: got '5', expected a whole number, or"),
+        ({"tasks": "five"}, "tasks: got 'five', expected a whole number, or"),
+        ({"tasks": "5,5", "domain": "permutation"}, "tasks: got '5,5', expected a number if domain is set; every"),
+        ({"class_order": "shufled"}, "class_order: got 'shufled', .*did you mean 'shuffled'"),
+        ({"class_order": "1,0,x"}, "class_order: got '1,0,x', expected one of fixed, shuffled; .*separated by commas"),
+        ({"class_order": "1,0,1"}, "class_order: got 1,0,1, expected each class once$"),
+        (
+            {"class_order": "9,8,7,6,5,4,3,2,11"},
+            "class_order: got .*, expected each of the 10 classes once; mis.*: 0,1; unk.*: 11$",
+        ),
+        ({"class_order": "1,0", "domain": "permutation"}, "class_order: got '1,0', expected fixed if domain"),
         ({"class_sizes": "paper-random", "imbalance": 2.0}, "class_sizes: got 'paper-random', expected none"),
         ({"class_sizes": "paper"}, "class_sizes: got 'paper', expected comma-separated numbers"),
         ({"class_sizes": "1,2,3"}, "class_sizes: got 3 sizes, expected one for each of the 10"),
@@ -446,7 +499,9 @@ def test_settings_may_be_told_in_full():
     ("settings", "message"),
     [
         ({"tasks": 1}, "tasks: got 1, expected none for a stream whose tasks share classes; leave tasks out"),
+        ({"tasks": "1,1"}, r"tasks: got \(1, 1\), expected none for a stream whose tasks share classes"),
         ({"class_order": "shuffled"}, "class_order: got 'shuffled', expected fixed for a stream whose tasks share"),
+        ({"class_order": "1,0"}, r"class_order: got \(1, 0\), expected fixed for a stream whose tasks share"),
         ({"domain": "permutation"}, "domain: got 'permutation', .* share classes, .*; make the stream with one task"),
     ],
 )
