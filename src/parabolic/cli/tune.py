@@ -19,6 +19,7 @@ from parabolic.cli.tables import check_output
 from parabolic.engine import ProgressBar
 from parabolic.experiments import RunSpec, Search, Store, Trial, Tuned, known_presets, load_preset, save_preset, tune
 from parabolic.experiments.presets import is_replaced, preset_folder
+from parabolic.experiments.search import METRICS
 from parabolic.learners import known_learners
 from parabolic.options import options_of, write_option
 
@@ -45,7 +46,7 @@ def tune_one(
         typer.Option(metavar="NAME=LOW:HIGH[:log]|A,B,C", help="The values to try for a setting; may be repeated."),
     ] = None,
     settings: Set = None,
-    metric: Annotated[str, typer.Option(help=f"aaa or acc. {ABOUT['metric']}")] = "aaa",
+    metric: Annotated[str, typer.Option(help=f"{', '.join(METRICS)}. {ABOUT['metric']}")] = "aaa",
     seeds: Annotated[int, typer.Option(min=1, help=ABOUT["seeds"])] = 1,
     validation: Annotated[float, typer.Option(help=ABOUT["validation"])] = 0.1,
     seed: Annotated[int, typer.Option(help=ABOUT["seed"])] = 0,
