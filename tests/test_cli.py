@@ -47,7 +47,6 @@ from parabolic.report.formats import accuracies
         (["tune", "--space", "lr=0.1:1", "--space", "lr=0.2:1"], "--space: got lr=0.1:1 and lr=0.2:1", "leave one"),
         (["bounds", "--seed", "4", "--set", "seed=3"], "--seed: got 4, expected the value of", "leave one of them"),
         (["data", "show", "seq-digits", "--seed", "4", "--set", "seed=3"], "--seed: got 4", "leave one of them out"),
-        (["data", "show", "seq-digits", "--set", "stream=seq-blobs"], "STREAM: got 'seq-digits'", "leave one of them"),
         (["runs", "--learner", "er", "--where", "learner=pcl"], "learner=pcl and learner=er", "leave one of them out"),
     ],
 )

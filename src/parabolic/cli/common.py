@@ -127,9 +127,9 @@ def read_run(
 
 
 def check_once(settings: Mapping[str, str], options: Mapping[str, Any]) -> None:
-    """Refuse an option of a command, such as `--seed` or STREAM, to which `--set` gives another value."""
+    """Refuse an option of a command, such as `--seed`, to which `--set` gives another value."""
     for option, value in options.items():
-        name = option.removeprefix("--").lower()
+        name = option.removeprefix("--")
         if value is None or name not in settings:
             continue
         if parse_option(options_of(RunSpec), name, settings[name]) != value:

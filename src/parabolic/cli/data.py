@@ -121,7 +121,7 @@ def show(
 ) -> None:
     """Draw what a learner sees: examples of each task with their labels, and PCL's bridges."""
     own = read_settings(settings)
-    check_once(own, {"STREAM": stream, "--seed": seed})
+    check_once(own, {"--seed": seed})
     spec = RunSpec.from_settings("pcl", own, stream=stream, seed=seed or 0)
     resolved = spec.resolved()
     shown = make_stream(spec.stream, spec.seed, **spec.scenario)

@@ -66,9 +66,8 @@ def list_runs(
     halted = stopped_runs(store, {each.key for each in lost})
     rows = select((row_of(each) for each in (lost if failed else halted if stopped else finished)), wanted)
     rows.sort(key=lambda row: (row["stream"], row["learner"], row.get("memory", 0), settings_of(row), row["seed"]))
-    written = (
-        {} if records is None else _keep(finished, rows, records, "failed" * failed or "stopped" * stopped)
-    )  # first, as it may be refused
+    unfit = "failed" if failed else "stopped" if stopped else ""
+    written = {} if records is None else _keep(finished, rows, records, unfit)  # first, as it may be refused
     if piped:
         print_csv(rows, sys.stdout)
         csv = None
@@ -79,11 +78,8 @@ def list_runs(
     unreadable = {str(path): reason for path, reason in damaged.items()}
     if as_json:
         more = {"records": written} if records is not None else {}
-        print(
-            json.dumps(
-                {"runs": rows, "failed": len(lost), "stopped": len(halted), "unreadable": unreadable, **more}, indent=1
-            )
-        )
+        counts = {"failed": len(lost), "stopped": len(halted)}
+        print(json.dumps({"runs": rows, **counts, "unreadable": unreadable, **more}, indent=1))
         return
     console = Console(highlight=False, soft_wrap=True, stderr=piped)
     if not console.is_terminal:
@@ -97,8 +93,7 @@ def list_runs(
         else:
             _show(rows, console)
     no_folder = "" if runs.is_dir() else ", which is not a folder"
-    kind = "failed run" if failed else "stopped run" if stopped else "run"
-    console.print(Text(f"{many(len(rows), kind)} in {runs}{no_folder}"))
+    console.print(Text(f"{many(len(rows), f'{unfit} run'.strip())} in {runs}{no_folder}"))
     for path in (csv, parquet):
         if path is not None:
             console.print(Text(f"Written: {path}"))
