@@ -36,6 +36,18 @@ from parabolic.report.formats import accuracies
         (["compare", "--set", "optimizer=SDG"], "optimizer", "did you mean 'SGD'?"),
         (["run", "--seed", str(2**70)], "seed", "below"),
         (["list", "pcll"], "learner", "did you mean 'pcl'?"),
+        (["run", "--seed", "4", "--set", "seed=3"], "--seed: got 4, expected the value of --set seed=3", "leave one"),
+        (["run", "--memory", "60", "--set", "memory=50"], "--memory: got 60, expected the value of --set me", "leave"),
+        (["run", "--set", "lr=0.1", "--set", "lr=0.2"], "--set: got lr=0.1 and lr=0.2, expected one value", "leave"),
+        (["run", "--stream", "seq-blobs", "--set", "stream=seq-digits"], "--set stream=seq-digits", "leave one of"),
+        (["compare", "--memory", "60", "--set", "memory=50"], "--memory: got 60, expected the value of", "leave one"),
+        (["compare", "--set", "er.lr=0.1", "--set", "er.lr=0.2"], "er.lr=0.1 and er.lr=0.2", "leave one of them out"),
+        (["tune", "--memory", "60", "--set", "memory=50"], "--memory: got 60, expected the value of", "leave one"),
+        (["tune", "--stream", "seq-blobs", "--set", "stream=seq-digits"], "--stream: got 'seq-blobs'", "leave one"),
+        (["tune", "--space", "lr=0.1:1", "--space", "lr=0.2:1"], "--space: got lr=0.1:1 and lr=0.2:1", "leave one"),
+        (["bounds", "--seed", "4", "--set", "seed=3"], "--seed: got 4, expected the value of", "leave one of them"),
+        (["data", "show", "seq-digits", "--seed", "4", "--set", "seed=3"], "--seed: got 4", "leave one of them out"),
+        (["runs", "--learner", "er", "--where", "learner=pcl"], "learner=pcl and learner=er", "leave one of them out"),
     ],
 )
 def test_what_cannot_be_used_is_told_in_a_line_or_two(parabolic, tmp_path, arguments, names, remedy):
@@ -154,6 +166,15 @@ def test_compare_takes_settings_for_one_learner_alone(parabolic):
     code, _, err = parabolic("compare", "--learners", "er,sgd", "--set", "er.lrr=0.2")
     assert code == 2
     assert "did you mean 'lr'?" in err
+
+
+def test_a_setting_may_be_given_twice_if_it_is_the_same(parabolic):
+    asked = ("run", "--learner", "sgd", "--stream", "seq-blobs", "--json", "--seed", "3", "--set", "seed=3")
+    code, out, _ = parabolic(*asked, "--set", "lr=0.05", "--set", "lr=0.05")
+    assert (code, json.loads(out)["spec"]["seed"], json.loads(out)["spec"]["options"]["lr"]) == (0, 3, 0.05)
+    asked = ("compare", "--learners", "er", "--stream", "seq-blobs", "--seeds", "1", "--workers", "0", "--json")
+    code, out, _ = parabolic(*asked, "--memory", "80", "--set", "er.memory=70")  # what is said of one row, goes first
+    assert (code, json.loads(out)["runs"][0]["spec"]["memory"]) == (0, 70)
 
 
 def test_list_names_what_there_is(parabolic):

@@ -242,6 +242,20 @@ def test_the_stream_of_the_guide_to_moving_is_one_of_a_file(tmp_path, parabolic)
     assert "After 5 tasks" in out
 
 
+def test_the_words_of_the_guide_to_moving_are_learned_in_runs(tmp_path, parabolic):
+    (code,) = (each for each in blocks("docs/guides/moving.md") if "class WordPCL" in each)
+    mixed = code.replace("class WordPCL(PCL)", "class WordMixup(MixupER)").replace("import PCL,", "import MixupER,")
+    (tmp_path / "words.py").write_text(code)
+    (tmp_path / "mixed.py").write_text(mixed)
+    asked = ("--stream", "words.py:sentences", "--set", "backbone=words.py:Reader", "--set", "batch=10")
+    for learner, often in (("words.py:WordPCL", "1e-9"), ("mixed.py:WordMixup", "1e-9"), ("er", "60")):
+        code, out, err = parabolic("run", "--learner", learner, *asked, "--checkpoint", often, "--json")
+        assert (code, err) == (0, "")  # without a warning that it could not be resumed
+        assert json.loads(out)["metrics"]["task_acc"] > 60
+    for learner in ("pcl", "mixup"):
+        assert "take the embedding out of the model" in parabolic("run", "--learner", learner, *asked)[2]
+
+
 def test_two_settings_of_one_method_as_the_guide_to_moving_has_them(tmp_path):
     (code,) = re.findall(r"```\n(printf.*?)\n```", (ROOT / "docs/guides/moving.md").read_text(), re.DOTALL)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

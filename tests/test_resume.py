@@ -21,7 +21,7 @@ from parabolic import MLP, Callback, InputError, Learner, RunSpec, Store, Stream
 from parabolic.engine import Checkpoints, Fleet, train_fleet
 from parabolic.experiments import execute, execute_fleet, run_grid
 from parabolic.experiments.code import package_code
-from parabolic.experiments.resume import Keeping
+from parabolic.experiments.resume import Keeping, stopped_runs
 from parabolic.learners import find_learner, known_learners
 from parabolic.learners.saving import read_learner
 from parabolic.states import read_state, same_state
@@ -246,6 +246,44 @@ def test_a_run_whose_data_were_replaced_begins_anew(tmp_path, monkeypatch):
     prepared(labels[::-1])
     assert keeping.place(spec) == (0, 0)
     assert run(spec, store, device="cpu")[0].environment["resumed"] == 0
+
+
+def test_stopped_runs_are_listed_with_the_task_they_had_come_to(parabolic, tmp_path):
+    store, specs = Store("runs"), [spec_of("er"), spec_of("er", seed=1), spec_of("joint")]
+    stop_at(Stop(step=10), specs[0], store)
+    one = "1 stopped run, which the same command resumes: er on seq-blobs, seed 0, batch=50, task 2 of 3"
+    code, out, _ = parabolic("runs")
+    assert code == 0
+    assert f"0 runs in runs\n{one}\n" in out
+    for folder in ((), ("runs",)):  # a comparison's runs have no monitor: the most there is to tell
+        code, _, err = parabolic("watch", *folder)
+        assert code == 2
+        assert f"; {one}; no run in runs has a monitor" in err
+    stop_at(Stop(step=20), specs[1], store)
+    stop_at(Stop(step=3), specs[2], store)
+    assert "3 stopped runs, which the same command resumes: parabolic runs --stopped\n" in parabolic("runs")[1]
+    out = parabolic("runs", "--stopped")[1]
+    assert f"{specs[1].key}  er on seq-blobs, seed 1, batch=50, task 3 of 3\n" in out
+    assert "joint on seq-blobs, seed 0, batch=50, all tasks at once\n" in out
+    assert out.endswith("3 stopped runs in runs\n")
+    told = json.loads(parabolic("runs", "--stopped", "--where", "seed=1", "--json")[1])
+    assert ([row["key"] for row in told["runs"]], told["stopped"]) == ([specs[1].key], 3)
+    for more, message in (("--failed", "--stopped: got it with --failed"), ("--records=a.jsonl", "were stopped")):
+        assert message in parabolic("runs", "--stopped", more)[2]
+
+
+def test_what_is_finished_or_failed_or_under_way_or_starts_over_is_not_stopped(tmp_path):
+    store, specs = Store(tmp_path), [spec_of("er", seed=seed) for seed in range(5)]
+    for spec in specs:
+        stop_at(Stop(step=10), spec, store)
+    assert [each.key for each in stopped_runs(store)] == sorted(spec.key for spec in specs)
+    run(specs[0], store, device="cpu")
+    store.save_failure(specs[1], "a reason")
+    store.checkpoint(specs[2].key).write_bytes(b"damaged")
+    claim = store.claim(specs[3].key)
+    assert [each.key for each in stopped_runs(store)] == [specs[4].key]
+    claim.release()
+    assert {each.key for each in stopped_runs(store)} == {specs[3].key, specs[4].key}
 
 
 def test_a_run_that_is_asked_for_again_begins_anew(tmp_path):

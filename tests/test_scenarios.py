@@ -77,6 +77,46 @@ def test_the_order_of_classes_by_seed():
         assert torch.equal(y, truth(x))
 
 
+def test_an_order_of_ones_own_and_uneven_tasks():
+    order = [9, 0, 8, 1, 7, 2, 6, 3, 5, 4]
+    stream = under(numbers(), class_order=order, tasks=[5, 2, 3])
+    assert [task.classes for task in stream] == [(9, 0, 8, 1, 7), (2, 6), (3, 5, 4)]
+    for task, (x, y) in zip(stream, arrivals(stream), strict=True):
+        assert set(y.tolist()) == set(task.classes) == set(task.tested)
+        assert torch.equal(y, truth(x))
+    assert sorted(torch.cat([x for x, _ in arrivals(stream)]).tolist()) == list(range(400))
+    alone = under(numbers(), 3, class_order=order)  # of the same lengths as before, and the same for every seed
+    assert [task.classes for task in alone] == [(9, 0), (8, 1), (7, 2), (6, 3), (5, 4)]
+    assert [len(task.classes) for task in under(numbers(), 1, tasks="4,6", class_order="shuffled")] == [4, 6]
+    # Sizes are told in the order of arrival.
+    assert counted(under(numbers(), class_order=order, tasks="9,1", imbalance=4))[::9] == [40, 10]
+
+
+def test_a_list_is_one_setting_however_it_is_written():
+    written = ("3,2,5", " 3, 2,5", [3, 2, 5], (3, 2, 5), np.array([3, 2, 5]))
+    specs = [RunSpec(learner="er", scenario={"tasks": each}) for each in written]
+    assert len({spec.key for spec in specs}) == 1
+    assert {spec.scenario["tasks"] for spec in specs} == {"3,2,5"}
+    assert RunSpec.from_settings("er", {"tasks": "3,2,5", "class_order": "1, 0"}).scenario == {
+        "tasks": "3,2,5", "class_order": "1,0",
+    }  # fmt: skip
+    assert RunSpec(**specs[0].resolved()).key == specs[0].key
+    assert RunSpec.from_settings("er", {"tasks": "2"}).scenario == {"tasks": 2}
+
+
+# Keys of specs as they were before there were lists: stored runs are found by them.
+KEYS = {
+    "60f28f7ebdbc811f": {"tasks": 2},
+    "5e393d623114e941": {"class_order": "shuffled"},
+    "3da6e2d8b7de4431": {"imbalance": 2, "class_sizes": None, "tasks": 10},
+    "d2607d352839528d": {"class_sizes": "paper-random", "corruption": "uniform"},
+}
+
+
+def test_the_keys_of_stored_runs_stay():
+    assert {RunSpec(learner="er", stream="seq-cifar10", scenario=each).key: each for each in KEYS.values()} == KEYS
+
+
 # -- corruption ----------------------------------------------------------------------------------------------------
 
 
@@ -222,6 +262,55 @@ def test_imbalance_keeps_a_random_part_of_each_class():
     assert all(torch.equal(a.test_rows, b.test_rows) for a, b in zip(plain, one, strict=True))
 
 
+def in_domains(count=3000, classes=6, sizes=(1000, 1000, 1000)):
+    """A stream of domains of these sizes, with all classes in each, whose examples are their own numbers."""
+    x, test = np.arange(count), np.arange(classes * len(sizes))
+    domains = np.repeat(np.arange(len(sizes)), sizes)
+    return Stream.from_arrays(
+        x, x % classes, test=(test, test % classes), domains=domains, test_domains=test // classes
+    )
+
+
+def by_task(stream):
+    return [Counter(task.train.y[task.train_rows].tolist()) for task in stream]
+
+
+def test_imbalance_is_by_class_whatever_tasks_it_is_in():
+    stream = under(in_domains(), imbalance=10)
+    wanted = [int(500 / 10 ** (i / 5)) for i in range(6)]
+    assert sum(by_task(stream), Counter()) == dict(enumerate(wanted))
+    for each in by_task(stream):  # in every domain in the same proportion
+        assert all(abs(each[label] - size / 3) <= 1 for label, size in enumerate(wanted))
+    uneven = under(in_domains(sizes=(1800, 900, 300)), class_sizes="300,250,200,150,100,50")
+    assert [[each[label] for label in range(6)] for each in by_task(uneven)] == [
+        [180, 150, 120, 90, 60, 30], [90, 75, 60, 45, 30, 15], [30, 25, 20, 15, 10, 5],
+    ]  # fmt: skip
+    with pytest.raises(InputError, match="class_sizes: got 2, expected enough for an example in each of the 3 tasks"):
+        under(in_domains(), class_sizes="9,9,9,9,9,2")
+    with pytest.raises(InputError, match="class_sizes: got 18 sizes, expected one for each of the 6 classes"):
+        under(in_domains(), class_sizes=",".join(["9"] * 18))
+
+
+def test_an_example_of_several_tasks_is_kept_in_all_of_them_or_in_none():
+    x = np.arange(400)
+    plain = Stream.from_arrays(x, x % 4, test=(x, x % 4), tasks=[[0, 1], [1, 2], [2, 3]])
+    stream = under(plain, class_sizes="10,20,30,40")
+    assert by_task(stream) == [{0: 10, 1: 20}, {1: 20, 2: 30}, {2: 30, 3: 40}]
+    assert len(torch.cat([task.train_rows for task in stream]).unique()) == 100
+
+
+@pytest.mark.parametrize("stream", [numbers(per_class=7), in_domains(90, 6, (40, 30, 20)), in_domains(66, 6, (54, 12))])
+@pytest.mark.parametrize("order", ["normal", "reversed"])
+def test_the_largest_imbalance_that_an_error_names_can_be_had(stream, order):
+    with pytest.raises(InputError, match="imbalance: got 1000.0, expected at most") as error:
+        under(stream, imbalance=1000, imbalance_order=order)
+    most = int(re.findall("at most ([0-9]+)", str(error.value))[0])
+    assert most > 1
+    assert all(by_task(under(stream, imbalance=most, imbalance_order=order)))
+    with pytest.raises(InputError, match="imbalance"):
+        under(stream, imbalance=1.5 * most + 1, imbalance_order=order)
+
+
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
 def test_validation_tests_on_training_examples_that_are_not_learned(share):
     plain = numbers()
@@ -362,7 +451,20 @@ def test_a_permutation_keeps_the_pixels_of_points_too():
         ({"corruption": "unifrom"}, "corruption: got 'unifrom', .*did you mean 'uniform'"),
         ({"corruption_rate": 1.5}, "corruption_rate: got 1.5"),
         ({"tasks": 0}, "tasks: got 0"),
-        ({"tasks": 3}, "tasks: got 3, expected a divisor of the number of classes, 10"),
+        ({"tasks": 3}, "tasks: got 3, expected a divisor of the number of classes, 10; or give .* of each task"),
+        ({"tasks": "5,4"}, "tasks: got 5,4, which add up to 9, expected sizes that add up to the .* classes, 10"),
+        ({"tasks": "10,0"}, "tasks: got '10,0', expected a whole number, or at least two of at least 1"),
+        ({"tasks": "5"}, "tasks: got '5', expected a whole number, or"),
+        ({"tasks": "five"}, "tasks: got 'five', expected a whole number, or"),
+        ({"tasks": "5,5", "domain": "permutation"}, "tasks: got '5,5', expected a number if domain is set; every"),
+        ({"class_order": "shufled"}, "class_order: got 'shufled', .*did you mean 'shuffled'"),
+        ({"class_order": "1,0,x"}, "class_order: got '1,0,x', expected one of fixed, shuffled; .*separated by commas"),
+        ({"class_order": "1,0,1"}, "class_order: got 1,0,1, expected each class once$"),
+        (
+            {"class_order": "9,8,7,6,5,4,3,2,11"},
+            "class_order: got .*, expected each of the 10 classes once; mis.*: 0,1; unk.*: 11$",
+        ),
+        ({"class_order": "1,0", "domain": "permutation"}, "class_order: got '1,0', expected fixed if domain"),
         ({"class_sizes": "paper-random", "imbalance": 2.0}, "class_sizes: got 'paper-random', expected none"),
         ({"class_sizes": "paper"}, "class_sizes: got 'paper', expected comma-separated numbers"),
         ({"class_sizes": "1,2,3"}, "class_sizes: got 3 sizes, expected one for each of the 10"),
@@ -373,6 +475,7 @@ def test_a_permutation_keeps_the_pixels_of_points_too():
         ({"domain": "rotation", "blur": 0.1}, "blur: got 0.1, expected 0"),
         ({"tasks": 10, "corruption": "uniform"}, "corruption: got a task of one class"),
         ({"imbalance": 0.5}, "imbalance: got 0.5"),
+        ({"imbalance": 41}, "imbalance: got 41.0, expected at most 40, to keep an example of every class$"),
         ({"corruption_rate": 0.3}, "corruption_rate: got 0.3, expected 0.5 without corruption; .*set corruption=unif"),
         ({"corruption_among": "all"}, "corruption_among: got 'all', expected task unless corruption=uniform; set"),
         ({"corruption_among": "all", "corruption": "shuffle"}, "corruption_among: got 'all', expected task unless"),
@@ -392,10 +495,20 @@ def test_settings_may_be_told_in_full():
         assert Scenario.of(told) == Scenario.of(settings)
 
 
-def test_tasks_that_share_classes_are_not_cut_anew():
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tasks": 1}, "tasks: got 1, expected none for a stream whose tasks share classes; leave tasks out"),
+        ({"tasks": "1,1"}, r"tasks: got \(1, 1\), expected none for a stream whose tasks share classes"),
+        ({"class_order": "shuffled"}, "class_order: got 'shuffled', expected fixed for a stream whose tasks share"),
+        ({"class_order": "1,0"}, r"class_order: got \(1, 0\), expected fixed for a stream whose tasks share"),
+        ({"domain": "permutation"}, "domain: got 'permutation', .* share classes, .*; make the stream with one task"),
+    ],
+)
+def test_tasks_that_share_classes_are_not_cut_anew(settings, message):
     part = (torch.arange(20), torch.arange(20) % 2)
-    with pytest.raises(InputError, match="tasks: got tasks that share classes"):
-        under(Stream.from_tasks([(part, part), (part, part)]), tasks=1)
+    with pytest.raises(InputError, match=message):
+        under(Stream.from_tasks([(part, part), (part, part)]), **settings)
 
 
 def test_the_scenario_is_part_of_the_spec_and_of_its_key():

@@ -272,6 +272,20 @@ def test_streams_that_cannot_be_made_are_named(arguments, message):
 # -- an order of time ------------------------------------------------------------------------------------------
 
 
+def test_test_classes_that_were_never_trained_are_refused_unless_left_out_by_choice():
+    x, y = torch.arange(60.0), torch.arange(60) % 6
+    few = y < 4
+    for tasks in (2, np.int64(2), None):
+        with pytest.raises(
+            InputError, match=r"test: got labels \[4, 5\], expected classes that have training examples; "
+        ):
+            Stream.from_arrays(x[few], y[few], test=(x, y), tasks=tasks)
+    for trained in (few, y < 6):  # where the others have training examples, these are left out too
+        stream = Stream.from_arrays(x[trained], y[trained], test=(x, y), tasks=[[0, 1], [2, 3]])
+        for task in stream:
+            assert set(task.train.y[task.train_rows].tolist()) == set(task.tested) == set(task.classes)
+
+
 def drifting(seed=0, n=120, **settings):
     """A point a second, whose second number is the time; what a class is turns round half way through."""
     g = torch.Generator().manual_seed(seed)

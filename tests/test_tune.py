@@ -8,17 +8,21 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from grids import alive, kill, until
 
-from parabolic import InputError, RunSpec, Store
+from parabolic import InputError, RunSpec, Store, run
 from parabolic.experiments import Search, execute, execute_fleet, load_preset, tune, tuning
 from parabolic.learners import known_learners
 
 optuna = pytest.importorskip("optuna", reason="needs the extra `tune`: pip install 'parabolic-cl[tune]'")
-Study = pytest.importorskip("parabolic.experiments.study").Study  # imports Optuna
+study_module = pytest.importorskip("parabolic.experiments.study")  # imports Optuna
+Pruner, Study = study_module.Pruner, study_module.Study
 
 BLOBS = RunSpec(learner="er", stream="seq-blobs")
 
@@ -114,7 +118,7 @@ def test_other_test_data_change_nothing(tmp_path):
         (("--space", "memory=50:500"), "--space: got 'memory'"),
         (("--space", "lr=0.1:1", "--set", "lr=0.1"), "--space: got 'lr', expected an option that --set leaves open"),
         (("--set", "lr=0.1"), "--space: got nothing to tune, expected an option"),
-        (("--metric", "accuracy"), "metric: got 'accuracy', expected one of aaa, acc"),
+        (("--metric", "accuracy"), "metric: got 'accuracy', expected one of aaa, acc, task_aaa, task_acc"),
         (("--prune", "--parallel", "2"), "parallel: got 2, expected 1"),
         (("--name", "a/b"), "name: got 'a/b'"),
         (("--storage", "nonsense"), "--storage: got 'nonsense', expected an Optuna storage"),
@@ -188,6 +192,26 @@ def test_choices_whole_numbers_and_fields_of_a_run_can_be_tuned(tmp_path):
     for trial in tuned.trials:
         runs = [records[trial.values["batch"], trial.values["lr"], seed].metrics["aaa"] for seed in (0, 1)]
         assert trial.score == pytest.approx(sum(runs) / 2)
+
+
+@pytest.mark.parametrize("metric", ["task_aaa", "task_acc"])
+def test_trials_may_be_judged_with_the_task_told(tmp_path, metric):
+    store, search = Store(tmp_path), Search(BLOBS, {"lr": "0.01,0.1"}, metric=metric)
+    for spec in search.specs({"lr": 0.01}) + search.specs({"lr": 0.1}):  # one that predates these figures is run again
+        record, _ = run(spec, store, device="cpu")
+        plain = {name: value for name, value in record.metrics.items() if not name.startswith("task_")}
+        store.save(replace(record, task_accuracy=[], metrics=plain))
+    tuned = tune(search, store, trials=2, device="cpu")
+    scores = {record.spec["options"]["lr"]: record.metrics[metric] for record in store}
+    assert [trial.score for trial in tuned.trials] == [pytest.approx(scores[t.values["lr"]]) for t in tuned.trials]
+
+
+def test_a_trial_judged_with_the_task_told_is_given_up_by_the_same_figures():
+    reported, matrix = [], np.array([[50.0, np.nan], [10.0, 20.0]])
+    trial = SimpleNamespace(report=lambda *told: reported.append(told), should_prune=lambda: False)
+    for told in (False, True):
+        Pruner(trial, told).on_task(SimpleNamespace(task=1, matrix=matrix, task_matrix=matrix + 60))
+    assert reported == [(15, 1), (75, 1)]
 
 
 def test_a_run_that_diverges_has_learned_nothing(tmp_path):

@@ -132,7 +132,7 @@ def test_without_a_terminal_it_prints_what_there_is(parabolic, tmp_path):
     assert "where there is no monitor.jsonl" in err
     assert "`parabolic run` has one, and so has your own loop with the callback `Monitor`" in err
     assert parabolic(*run, "--again")[0] == 0
-    for chosen in ([], [key], [key[:5]], [f"runs/{key}"], [f"runs/{key}/monitor.jsonl"], ["--once"]):
+    for chosen in ([], [key], [key[:5]], [f"runs/{key}"], [f"runs/{key}/monitor.jsonl"], ["--once"], ["runs"]):
         code, out, err = parabolic("watch", *chosen)
         assert (code, err) == (0, "")
         assert "er on seq-digits, step 146 of 146, finished" in out

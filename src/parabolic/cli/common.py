@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from parabolic.checks import check_name, invalid
+from parabolic.checks import Description, check_name, invalid
 from parabolic.experiments import Preset, RunSpec, load_preset
 from parabolic.learners import find_learner
-from parabolic.options import no_option
+from parabolic.options import no_option, options_of, parse_option
 
 __all__ = [
     "Again",
@@ -32,6 +32,7 @@ __all__ = [
     "Set",
     "Stream",
     "Where",
+    "check_once",
     "read_run",
     "read_settings",
     "read_where",
@@ -48,8 +49,11 @@ Set = Annotated[
     ),
 ]
 Runs = Annotated[Path, typer.Option(envvar="PARABOLIC_RUNS", help="The folder in which runs are stored.")]
-Stream = Annotated[str, typer.Option(help="The stream: a name from `parabolic list`, or module:function.")]
-Memory = Annotated[int, typer.Option(help="How many examples the memory holds.")]
+Stream = Annotated[
+    str | None,
+    typer.Option(help="The stream: a name from `parabolic list`, or module:function.", show_default="seq-digits"),
+]
+Memory = Annotated[int | None, typer.Option(help="How many examples the memory holds.", show_default="200")]
 FromPreset = Annotated[
     str | None,
     typer.Option("--preset", help="Settings that suit a learner: a name from `parabolic presets`, or FILE.toml."),
@@ -87,7 +91,9 @@ Checkpoint = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="The device: auto, cpu, cuda or cuda:N.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Seed = Annotated[int, typer.Option(help="Decides the initial weights, the order of arrival and every draw.")]
+Seed = Annotated[
+    int | None, typer.Option(help="Decides the initial weights, the order of arrival and every draw.", show_default="0")
+]
 PresetSeed = Annotated[
     int | None,
     typer.Option(
@@ -116,24 +122,37 @@ def read_run(
         raise invalid("--learner", learner, f"{chosen.learner}, as in preset {preset!r}", "leave one of them out")
     chosen = replace(chosen, **{name: value for name, value in (usual or {}).items() if getattr(chosen, name) is None})
     own = settings_of_each({chosen.name: chosen.learner}, read_settings(settings))[chosen.name]
+    check_once(own, {f"--{name}": value for name, value in given.items()})
     return chosen, chosen.spec(own, **{name: value for name, value in given.items() if value is not None})
 
 
+def check_once(settings: Mapping[str, str], options: Mapping[str, Any]) -> None:
+    """Refuse an option of a command, such as `--seed`, to which `--set` gives another value."""
+    for option, value in options.items():
+        name = option.removeprefix("--")
+        if value is None or name not in settings:
+            continue
+        if parse_option(options_of(RunSpec), name, settings[name]) != value:
+            raise invalid(option, value, f"the value of --set {name}={settings[name]}", "leave one of them out")
+
+
 def read_settings(pairs: list[str] | None, name: str = "--set", example: str = "lr=0.05") -> dict[str, str]:
-    """Parse the NAME=VALUE pairs of `--set`, or of a similar option."""
-    settings = {}
+    """Parse the NAME=VALUE pairs of `--set`, or of a similar option; a name cannot have two values."""
+    settings: dict[str, str] = {}
     for pair in pairs or []:
         setting, equals, value = pair.partition("=")
         if not (setting and equals):
             raise invalid(name, pair, "NAME=VALUE", f"for example {name} {example}")
-        settings[setting] = value
+        if settings.setdefault(setting, value) != value:
+            got = Description(f"{setting}={settings[setting]} and {setting}={value}")
+            raise invalid(name, got, "one value for each name", "leave one of them out")
     return settings
 
 
 def read_where(where: list[str] | None, learner: str | None, stream: str | None) -> dict[str, str]:
     """Return the values that the settings of the wanted runs must have."""
-    named = {name: value for name, value in (("learner", learner), ("stream", stream)) if value is not None}
-    return read_settings(where, "--where", "lr=0.05") | named
+    named = [f"{name}={value}" for name, value in (("learner", learner), ("stream", stream)) if value is not None]
+    return read_settings([*(where or []), *named], "--where", "lr=0.05")
 
 
 def settings_of_each(

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from parabolic import streams
-from parabolic.cli.common import Json, Seed, Set, read_settings
+from parabolic.cli.common import Json, Seed, Set, check_once, read_settings
 from parabolic.experiments import RunSpec
 from parabolic.files import disk_errors, file_name
 from parabolic.options import options_of
@@ -116,11 +116,13 @@ def show(
     output: Annotated[
         Path | None, typer.Option("--output", "--out", "-o", help="File for the picture.", show_default="STREAM.png")
     ] = None,
-    seed: Seed = 0,
+    seed: Seed = None,
     settings: Set = None,
 ) -> None:
     """Draw what a learner sees: examples of each task with their labels, and PCL's bridges."""
-    spec = RunSpec.from_settings("pcl", read_settings(settings), stream=stream, seed=seed)
+    own = read_settings(settings)
+    check_once(own, {"--seed": seed})
+    spec = RunSpec.from_settings("pcl", own, stream=stream, seed=seed or 0)
     resolved = spec.resolved()
     shown = make_stream(spec.stream, spec.seed, **spec.scenario)
     path = output or Path(file_name(spec.stream) + ".png")

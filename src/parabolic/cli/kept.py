@@ -18,12 +18,23 @@ from parabolic.checks import Description, invalid
 from parabolic.cli.common import Json, OnlyLearner, OnlyStream, Runs, Where, read_where
 from parabolic.experiments import Record, Store, write_records
 from parabolic.experiments.paper import is_stand_in
+from parabolic.experiments.resume import StoppedRun, stopped_runs
 from parabolic.experiments.store import FAILED
 from parabolic.files import disk_errors
 from parabolic.report.comparisons import briefly, many
-from parabolic.report.runs import Row, fault_of, print_csv, row_of, select, settings_of, write_csv, write_parquet
+from parabolic.report.runs import (
+    Row,
+    fault_of,
+    print_csv,
+    row_of,
+    select,
+    settings_of,
+    stop_of,
+    write_csv,
+    write_parquet,
+)
 
-__all__ = ["list_runs"]
+__all__ = ["list_runs", "told_of_stopped"]
 
 WIDE = 200  # columns, if the output is not a terminal
 
@@ -33,6 +44,9 @@ def list_runs(
     stream: OnlyStream = None,
     where: Where = None,
     failed: Annotated[bool, typer.Option("--failed", help="Only runs whose last attempt failed.")] = False,
+    stopped: Annotated[
+        bool, typer.Option("--stopped", help="Only runs that were stopped, which the same command resumes.")
+    ] = False,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all columns as CSV; - prints them.")] = None,
     parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all columns as Parquet.")] = None,
     records: Annotated[
@@ -46,10 +60,14 @@ def list_runs(
     piped = csv == Path("-")
     if piped and as_json:
         raise invalid("--csv", "-", "a file together with --json", "only one of them can use standard output")
+    if failed and stopped:
+        raise invalid("--stopped", Description("it with --failed"), "one of the two", "leave one of them out")
     finished, lost, damaged = store.read()
-    rows = select((row_of(each) for each in (lost if failed else finished)), wanted)
+    halted = stopped_runs(store, {each.key for each in lost})
+    rows = select((row_of(each) for each in (lost if failed else halted if stopped else finished)), wanted)
     rows.sort(key=lambda row: (row["stream"], row["learner"], row.get("memory", 0), settings_of(row), row["seed"]))
-    written = {} if records is None else _keep(finished, rows, records, failed)  # first, as it may be refused
+    unfit = "failed" if failed else "stopped" if stopped else ""
+    written = {} if records is None else _keep(finished, rows, records, unfit)  # first, as it may be refused
     if piped:
         print_csv(rows, sys.stdout)
         csv = None
@@ -60,7 +78,8 @@ def list_runs(
     unreadable = {str(path): reason for path, reason in damaged.items()}
     if as_json:
         more = {"records": written} if records is not None else {}
-        print(json.dumps({"runs": rows, "failed": len(lost), "unreadable": unreadable, **more}, indent=1))
+        counts = {"failed": len(lost), "stopped": len(halted)}
+        print(json.dumps({"runs": rows, **counts, "unreadable": unreadable, **more}, indent=1))
         return
     console = Console(highlight=False, soft_wrap=True, stderr=piped)
     if not console.is_terminal:
@@ -68,10 +87,13 @@ def list_runs(
     if csv is None and parquet is None and records is None and not piped:
         if failed:
             _show_failed(rows, store, console)
+        elif stopped:
+            for row in rows:
+                console.print(Text(f"{row['key']}  {stop_of(row)}"))
         else:
             _show(rows, console)
     no_folder = "" if runs.is_dir() else ", which is not a folder"
-    console.print(Text(f"{many(len(rows), 'failed run' if failed else 'run')} in {runs}{no_folder}"))
+    console.print(Text(f"{many(len(rows), f'{unfit} run'.strip())} in {runs}{no_folder}"))
     for path in (csv, parquet):
         if path is not None:
             console.print(Text(f"Written: {path}"))
@@ -82,16 +104,25 @@ def list_runs(
         console.print(Text(f"Records: {records} ({told})"))
     if lost and not failed:
         console.print(f"{len(lost)} more failed at their last attempt: parabolic runs --failed")
+    if halted and not stopped:
+        console.print(Text(told_of_stopped(halted)))
     for name, reason in unreadable.items():
         console.print(Text(f"Cannot be read: {name} ({reason})"))
 
 
-def _keep(finished: Sequence[Record], rows: list[Row], path: Path, failed: bool) -> dict[str, int]:
+def told_of_stopped(runs: Sequence[StoppedRun]) -> str:
+    """One line about stopped runs: which one, or how to list them."""
+    which = stop_of(row_of(runs[0])) if len(runs) == 1 else "parabolic runs --stopped"
+    return f"{many(len(runs), 'stopped run')}, which the same command resumes: {which}"
+
+
+def _keep(finished: Sequence[Record], rows: list[Row], path: Path, unfit: str) -> dict[str, int]:
     """Merge runs into a records file, except those that are no results: stand-ins, and runs with held-out examples
     (such as the trials of a search).
     """
-    if failed:
-        raise invalid("--records", Description("runs that failed"), "finished runs", "leave --failed out")
+    if unfit:
+        got = Description("runs that failed" if unfit == "failed" else "runs that were stopped")
+        raise invalid("--records", got, "finished runs", f"leave --{unfit} out")
     if path.suffix != ".jsonl":
         raise invalid("--records", str(path), "a file called NAME.jsonl", "only such files are read as records")
     chosen = {row["key"] for row in rows}

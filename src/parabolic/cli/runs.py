@@ -31,6 +31,7 @@ from parabolic.cli.common import (
     PresetStream,
     Runs,
     Set,
+    check_once,
     read_run,
     read_settings,
     settings_of_each,
@@ -291,9 +292,10 @@ def _sizes(memory: str | None, presets: list[Preset], settings: list[str] | None
     sizes = [parse_option(options_of(RunSpec), "memory", text.strip()) for text in memory.split(",")]
     if len(set(sizes)) < len(sizes):
         raise invalid("--memory", memory, "each size once")
-    set_too = [each for each in read_settings(settings) if each.rpartition(".")[2] == "memory"]
-    if len(sizes) > 1 and set_too:
+    own = read_settings(settings)
+    if len(sizes) > 1 and any(each.rpartition(".")[2] == "memory" for each in own):
         raise invalid("--memory", memory, "one size with --set memory", "leave one of them out")
+    check_once(own, {"--memory": sizes[0]})  # er.memory=50, for one row, may differ
     return sizes
 
 

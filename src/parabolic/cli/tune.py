@@ -14,11 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from parabolic.checks import InputError, first_line, invalid
-from parabolic.cli.common import Device, Json, Memory, Runs, Set, Stream, read_settings, settings_of_each
+from parabolic.cli.common import Device, Json, Memory, Runs, Set, Stream, check_once, read_settings, settings_of_each
 from parabolic.cli.tables import check_output
 from parabolic.engine import ProgressBar
 from parabolic.experiments import RunSpec, Search, Store, Trial, Tuned, known_presets, load_preset, save_preset, tune
 from parabolic.experiments.presets import is_replaced, preset_folder
+from parabolic.experiments.search import METRICS
 from parabolic.learners import known_learners
 from parabolic.options import options_of, write_option
 
@@ -37,15 +38,15 @@ def tune_one(
         str | None,
         typer.Option(help="Several learners, tuned in turn with --trials each: names separated by commas, or all."),
     ] = None,
-    stream: Stream = "seq-digits",
-    memory: Memory = 200,
+    stream: Stream = None,
+    memory: Memory = None,
     trials: Annotated[int, typer.Option(min=1, help="Total number of trials, including those of earlier calls.")] = 30,
     space: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=LOW:HIGH[:log]|A,B,C", help="The values to try for a setting; may be repeated."),
     ] = None,
     settings: Set = None,
-    metric: Annotated[str, typer.Option(help=f"aaa or acc. {ABOUT['metric']}")] = "aaa",
+    metric: Annotated[str, typer.Option(help=f"{', '.join(METRICS)}. {ABOUT['metric']}")] = "aaa",
     seeds: Annotated[int, typer.Option(min=1, help=ABOUT["seeds"])] = 1,
     validation: Annotated[float, typer.Option(help=ABOUT["validation"])] = 0.1,
     seed: Annotated[int, typer.Option(help=ABOUT["seed"])] = 0,
@@ -79,9 +80,12 @@ def tune_one(
     own = {each: each for each in names}
     fixed = settings_of_each(own, read_settings(settings))
     spaces = settings_of_each(own, read_settings(space, "--space", "lr=0.01:0.3:log"), "--space")
+    for each in names:
+        check_once(fixed[each], {"--stream": stream, "--memory": memory})
+    given = {name: value for name, value in (("stream", stream), ("memory", memory)) if value is not None}
     searches = [  # all of them first, so that invalid input is refused before anything is trained
         Search(
-            RunSpec.from_settings(each, fixed[each], stream=stream, memory=memory),
+            RunSpec.from_settings(each, fixed[each], **given),
             spaces[each], metric, seeds, validation, seed, prune,
         )
         for each in names

@@ -13,8 +13,10 @@ from rich.live import Live
 
 from parabolic.checks import Description, invalid
 from parabolic.cli.common import Runs
+from parabolic.cli.kept import told_of_stopped
 from parabolic.engine import Tail
 from parabolic.experiments import Store
+from parabolic.experiments.resume import stopped_runs
 from parabolic.report.live import View
 
 __all__ = ["watch"]
@@ -29,7 +31,7 @@ def watch(
     run: Annotated[
         str | None,
         typer.Argument(
-            help="A run's key or the beginning of it, or the file of a monitor, or the folder of that file.",
+            help="A run's key or the beginning of it, the file of a monitor, the folder of that file, or one of runs.",
             show_default="the run with the latest entry",
         ),
     ] = None,
@@ -58,10 +60,7 @@ def watch(
 def _find(run: str | None, store: Store) -> Path:
     """Return the file to read."""
     if run is None:
-        files = [file for key in store.begun() if (file := store.monitor(key)).exists()]
-        if not files:
-            raise invalid("RUN", None, "a key or a file", f"no run in {store.root} has a monitor: {WHOSE}")
-        return max(files, key=lambda file: file.stat().st_mtime)
+        return _latest(store, None)
     path, keys = Path(run), store.begun(run)
     if path.is_file():
         return path
@@ -71,9 +70,22 @@ def _find(run: str | None, store: Store) -> Path:
         remedy = f"give more of it: {', '.join(key[: len(run) + 4] for key in keys[:4])}"
         raise invalid("RUN", run, f"the beginning of one key, not of {len(keys)}", remedy)
     if path.is_dir():
-        return _of(Store(path.parent), path.name, run)
+        own = Store(path.parent)
+        if Store(path).begun() and not (own.monitor(path.name).exists() or own.unfinished(path.name)):
+            return _latest(Store(path), run)  # a folder of runs
+        return _of(own, path.name, run)
     expected = f"the key of a run in {store.root}, or the file of a monitor, or its folder"
     raise invalid("RUN", run, expected, "`parabolic runs` lists the finished runs")
+
+
+def _latest(store: Store, run: str | None) -> Path:
+    """Return the monitor's file with the latest entry."""
+    files = [file for key in store.begun() if (file := store.monitor(key)).exists()]
+    if not files:
+        stopped = stopped_runs(store)
+        told = f"{told_of_stopped(stopped)}; " if stopped else ""
+        raise invalid("RUN", run, "a key or a file", f"{told}no run in {store.root} has a monitor: {WHOSE}")
+    return max(files, key=lambda file: file.stat().st_mtime)
 
 
 def _of(store: Store, key: str, run: str) -> Path:

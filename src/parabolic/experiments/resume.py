@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,34 @@ from parabolic.files import sweep
 from parabolic.learners import Learner
 from parabolic.learners.saving import read_learner
 
-__all__ = ["Keeping"]
+__all__ = ["Keeping", "StoppedRun", "stopped_runs"]
+
+
+@dataclass(frozen=True)
+class StoppedRun:
+    """A run that was stopped and has a checkpoint: its spec, and the task that it had come to."""
+
+    key: str
+    spec: Mapping[str, Any]
+    reached: int  # from 1
+    of: int  # how many tasks there are
+
+
+def stopped_runs(store: Store, failed: Container[str] | None = None) -> list[StoppedRun]:
+    """The runs that have a checkpoint but are neither finished, nor `failed` (by key), nor in progress.
+
+    Checkpoints that cannot be read are left out: such runs start over.
+    """
+    failed, found = {each.key for each in store.failures()} if failed is None else failed, []
+    for key in store.begun():
+        path = store.checkpoint(key)
+        if key in failed or not (path.exists() and store.unfinished(key)) or store.in_progress(key):
+            continue
+        with suppress(InputError, LookupError, TypeError):
+            saved = read_learner(path, "run", "progress", "draws")
+            done, tasks = len(saved["progress"]["train_seconds"]), len(saved["progress"]["matrix"])
+            found.append(StoppedRun(key, saved["run"]["spec"], min(done + 1, tasks), tasks))
+    return found
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from parabolic.options import Option, check_options, option, options_of, write_o
 
 __all__ = ["METRICS", "Choices", "Range", "Search", "Trial"]
 
-METRICS = ("aaa", "acc")
+METRICS = ("aaa", "acc", "task_aaa", "task_acc")
 CONTEXT = ("learner", "stream", "memory", "seed")  # what settings are tuned for, and therefore not tuned
 
 

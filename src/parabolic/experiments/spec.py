@@ -79,7 +79,8 @@ class RunSpec:
             replay = self.options.get("replay", known["replay"].default)
             remedy = f"the learner recalls replay={replay} per step: keep at least as many, or recall fewer"
             check_number("memory", self.memory, whole=True, at_least=replay, remedy=remedy)
-        Scenario.of(self.scenario)
+        varied = Scenario.of(self.scenario)
+        object.__setattr__(self, "scenario", {name: getattr(varied, name) for name in self.scenario})
         find_stream(self.stream)
         if self.backbone:
             find_backbone(self.backbone)

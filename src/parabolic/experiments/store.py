@@ -124,6 +124,19 @@ class Store:
         folder = self.path(key)
         return not (folder / FILE).exists() and any(folder.glob("*.safetensors"))
 
+    def in_progress(self, key: str) -> bool:
+        """Whether a process on this machine, or one that shares its locks, is training the run with this key."""
+        claim = self.root / CLAIMS / key
+        if claim.exists():
+            try:
+                with FileLock(claim, blocking=False):
+                    pass
+            except Timeout:
+                return True
+            except OSError:  # a folder that is closed to us
+                pass
+        return False
+
     def written(self) -> dict[Path, int]:
         """The JSON files of all runs with their modification times in nanoseconds, to detect changes."""
         found = {}

@@ -196,15 +196,18 @@ class Study:
 
 
 class Pruner(Callback):
-    """Reports a trial's accuracy after each task, and ends it once it is below the median of the earlier ones."""
+    """Reports a trial's accuracy after each task, and ends it once it is below the median of the earlier ones.
 
-    def __init__(self, trial: optuna.Trial) -> None:
-        self.trial = trial
+    With `told` it is the accuracy if the task is known.
+    """
+
+    def __init__(self, trial: optuna.Trial, told: bool = False) -> None:
+        self.trial, self.told = trial, told
 
     def on_task(self, state: State) -> None:
         """Report the accuracy so far; raises optuna.TrialPruned if it is too low."""
-        assert state.accuracy is not None
-        self.trial.report(state.accuracy, state.task)
+        matrix = state.task_matrix if self.told else state.matrix
+        self.trial.report(float(matrix[state.task, : state.task + 1].mean()), state.task)
         if self.trial.should_prune():
             raise optuna.TrialPruned
 

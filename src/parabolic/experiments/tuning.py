@@ -189,12 +189,14 @@ def _try_watched(trial: optuna.Trial, specs: list[RunSpec], job: Job, callbacks:
 
     from parabolic.experiments.study import Pruner
 
-    first, rest = specs[0], specs[1:]
-    if (record := job.store.find(first)) is not None:
-        for task, accuracy in enumerate(metrics.anytime(record.matrix)):
+    first, rest, told = specs[0], specs[1:], job.search.metric.startswith("task_")
+    if (record := _found(first, job)) is not None:
+        matrix = record.task_matrix if told else record.matrix
+        assert matrix is not None  # the record has the metric
+        for task, accuracy in enumerate(metrics.anytime(matrix)):
             trial.report(float(accuracy), task)
     try:
-        scores = _train([first], job, [*callbacks, Pruner(trial)])
+        scores = _train([first], job, [*callbacks, Pruner(trial, told)])
     except TrialPruned:
         return None
     return list((scores | _train(rest, job, callbacks)).values())
@@ -204,7 +206,7 @@ def _train(specs: list[RunSpec], job: Job, callbacks: list[Callback]) -> dict[st
     """The score of each run by key, NaN if it diverged; runs of one shape are trained together, and all are saved."""
     metric, scores, missing = job.search.metric, dict[str, float](), dict[str, dict[str, RunSpec]]()
     for spec in specs:
-        if (record := job.store.find(spec)) is not None:
+        if (record := _found(spec, job)) is not None:
             scores[spec.key] = record.metrics[metric]
         else:
             missing.setdefault(spec.shape, {})[spec.key] = spec
@@ -218,6 +220,12 @@ def _train(specs: list[RunSpec], job: Job, callbacks: list[Callback]) -> dict[st
             else:
                 raise result
     return scores
+
+
+def _found(spec: RunSpec, job: Job) -> Record | None:
+    """The finished run of a spec, if it has the metric: older ones lack the accuracies with the task told."""
+    record = job.store.find(spec)
+    return record if record is not None and job.search.metric in record.metrics else None
 
 
 def _data_base(store: Store) -> str:

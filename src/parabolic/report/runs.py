@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 from parabolic.checks import check_name
 from parabolic.experiments import FailedRun, Record, RunSpec
+from parabolic.experiments.resume import StoppedRun
 from parabolic.files import written_whole
 from parabolic.learners import find_learner, known_learners
 from parabolic.plugins import require
@@ -21,7 +22,7 @@ from parabolic.streams import known_streams
 
 __all__ = [
     "Row", "departures", "fault_of", "flat", "name_of", "place_of", "print_csv", "row_of", "sees_all", "select",
-    "settings_of", "short", "unusual", "write_csv", "write_parquet", "written",
+    "settings_of", "short", "stop_of", "unusual", "write_csv", "write_parquet", "written",
 ]  # fmt: skip
 
 Row = dict[str, Any]  # by column: names as in run.json, the spec's at the top level: seed, options.lr, metrics.acc
@@ -32,7 +33,7 @@ OTHERS, NOT_OWN = {"site-packages", "dist-packages"}, (Path(__file__).parents[1]
 GROUPS = ("", "options", "scenario", "metrics", "environment")
 
 
-def row_of(run: Record | FailedRun) -> Row:
+def row_of(run: Record | FailedRun | StoppedRun) -> Row:
     """A run as one row; times are summed over the tasks, and the accuracies are left out."""
     told = asdict(run)
     for name in ("accuracy", "task_accuracy", "measured"):
@@ -114,6 +115,17 @@ def fault_of(reason: str, trace: str) -> str:
     file, line, name = own[-1]
     here = Path.cwd()
     return f"{reason} (in {file.relative_to(here) if file.is_relative_to(here) else file}:{line}, {name})"
+
+
+def stop_of(row: Row) -> str:
+    """What run was stopped, and where.
+
+    >>> stop_of({"learner": "er", "stream": "seq-digits", "seed": 0, "reached": 3, "of": 5})
+    'er on seq-digits, seed 0, task 3 of 5'
+    """
+    told = f"{row['learner']} on {row['stream']}, seed {row['seed']}"
+    where = "all tasks at once" if sees_all(row["learner"]) else f"task {row['reached']} of {row['of']}"
+    return ", ".join(filter(None, (told, settings_of(row), where)))
 
 
 def sees_all(learner: str) -> bool:

@@ -17,7 +17,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from parabolic.checks import Description, check_name, check_number, invalid
+from parabolic.checks import Description, check_name, check_number, invalid, plain
 from parabolic.options import check_options, option, options_of
 from parabolic.streams.augment import CropFlip
 from parabolic.streams.stream import Examples, Stream
@@ -42,6 +42,23 @@ PAPER_SIZES = {
 }
 """The class sizes of the paper's imbalanced Seq-CIFAR-10."""
 
+ORDERS = ("fixed", "shuffled")
+
+
+def _check_tasks(text: str) -> None:
+    sizes = _numbers(text)
+    if len(sizes) < 2 or min(sizes) < 1:
+        expected = "a whole number, or at least two of at least 1, separated by commas"
+        raise invalid("tasks", text, expected, "how many tasks, or how many classes each has")
+
+
+def _check_order(text: str) -> None:
+    classes = _numbers(text)
+    if not classes:
+        check_name("class_order", text, ORDERS, "a list of classes is separated by commas")
+    if len(set(classes)) < len(classes):
+        raise invalid("class_order", Description(text), "each class once")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
@@ -51,10 +68,19 @@ class Scenario:
     >>> stream = make_stream("seq-digits", tasks=2, corruption="uniform", corruption_rate=0.2)
     >>> [task.classes for task in stream]
     [(0, 1, 2, 3, 4), (5, 6, 7, 8, 9)]
+    >>> stream = make_stream("seq-digits", tasks="4,3,3", class_order="9,8,7,6,5,4,3,2,1,0")  # or lists of numbers
+    >>> [task.classes for task in stream]
+    [(9, 8, 7, 6), (5, 4, 3), (2, 1, 0)]
     """
 
-    tasks: int | None = option(None, "how many tasks (none: as many as the stream has by default)", at_least=1)
-    class_order: str = option("fixed", "order in which classes arrive", among=("fixed", "shuffled"))
+    tasks: int | str | None = option(
+        None, "how many tasks, or how many classes each has, as in 50,10,10 (none: the stream's own tasks)",
+        at_least=1, reads=_check_tasks,
+    )  # fmt: skip
+    class_order: str = option(
+        "fixed", "order in which classes arrive: fixed, shuffled by the seed, or all of them, as in 2,0,1",
+        reads=_check_order,
+    )  # fmt: skip
     corruption: str = option(
         "none", "wrong training labels: uniform (a random other class) or shuffle (permuted within part of each batch)",
         among=("none", "uniform", "shuffle"),
@@ -81,11 +107,15 @@ class Scenario:
     )
 
     def __post_init__(self) -> None:
+        for name in ("tasks", "class_order"):  # one text for one list, however it is written: it is part of a run's key
+            object.__setattr__(self, name, _as_text(getattr(self, name)))
         check_options(self)
         if self.class_sizes is not None:
             _parse_sizes(self.class_sizes)
             if self.imbalance is not None:
                 raise invalid("class_sizes", self.class_sizes, "none if imbalance is given", "give one of the two")
+        if self.domain != "none" and isinstance(self.tasks, str):
+            raise invalid("tasks", self.tasks, "a number if domain is set", "every task then has all classes")
         if self.domain != "none" and self.blur:
             raise invalid("blur", self.blur, "0 if domain is set", "each transform belongs to one task")
         # A setting without effect would be stored as a different run with the same results.
@@ -110,9 +140,15 @@ class Scenario:
     def apply(self, stream: Stream, seed: int) -> Stream:
         """Apply the scenario to a stream."""
         if self.domain != "none":
-            count, stream = self.tasks or len(stream), split(stream, 1)
+            if _share_classes(stream):
+                expected = "none for a stream whose tasks share classes, as they cannot be merged"
+                raise invalid("domain", self.domain, expected, "make the stream with one task")
+            count = self.tasks if isinstance(self.tasks, int) else len(stream)
+            stream = split(stream, 1)
         else:
-            stream = split(stream, self.tasks, shuffle=self.class_order == "shuffled", seed=seed)
+            tasks = _numbers(self.tasks) if isinstance(self.tasks, str) else self.tasks
+            order = None if self.class_order in ORDERS else _numbers(self.class_order)
+            stream = split(stream, tasks, shuffle=self.class_order == "shuffled", seed=seed, order=order)
         stream = validate(stream, self.validation)
         if self.class_sizes is not None:
             stream = resize(stream, _parse_sizes(self.class_sizes), seed)
@@ -126,21 +162,42 @@ class Scenario:
         return stream if self.domain == "none" else domains(stream, self.domain, count, seed)
 
 
-def split(stream: Stream, tasks: int | None = None, shuffle: bool = False, seed: int = 0) -> Stream:
-    """Split the classes of a stream into another number of tasks, or in another order."""
-    if tasks in (None, len(stream)) and not shuffle:
+def split(
+    stream: Stream,
+    tasks: int | Sequence[int] | None = None,
+    shuffle: bool = False,
+    seed: int = 0,
+    order: Sequence[int] | None = None,
+) -> Stream:
+    """Split the classes of a stream into other tasks (as many, or with so many classes each), or in another order."""
+    if tasks in (None, len(stream)) and not shuffle and order is None:
         return stream
+    if _share_classes(stream):
+        moved = shuffle or order is not None
+        name, usual = ("class_order", "fixed") if moved else ("tasks", "none")
+        given = (order or "shuffled") if moved else tasks
+        raise invalid(name, given, f"{usual} for a stream whose tasks share classes", f"leave {name} out")
     classes = [label for task in stream for label in task.classes]
-    if len(set(classes)) < len(classes):
-        raise invalid("tasks", Description("tasks that share classes"), "a stream that is split by class")
-    if shuffle:
+    if order is not None:
+        if sorted(order) != sorted(classes):
+            wrong = {"missing": set(classes).difference(order), "unknown": set(order).difference(classes)}
+            told = "; ".join(f"{what}: {_some(sorted(labels))}" for what, labels in wrong.items() if labels)
+            raise invalid("class_order", Description(_some(order)), f"each of the {len(classes)} classes once", told)
+        classes = list(order)
+    elif shuffle:
         classes = [classes[i] for i in _rng(seed, "class order").permutation(len(classes))]
     if tasks is None:
         sizes = [len(task.classes) for task in stream]
+    elif not isinstance(tasks, int):
+        sizes = list(tasks)
+        if sum(sizes) != len(classes):
+            got = Description(f"{_some(sizes)}, which add up to {sum(sizes)}")
+            raise invalid("tasks", got, f"sizes that add up to the number of classes, {len(classes)}")
     elif len(classes) % tasks == 0:
         sizes = [len(classes) // tasks] * tasks
     else:
-        raise invalid("tasks", tasks, f"a divisor of the number of classes, {len(classes)}")
+        remedy = "or give the number of classes of each task, separated by commas"
+        raise invalid("tasks", tasks, f"a divisor of the number of classes, {len(classes)}", remedy)
     first, ends = stream[0], np.cumsum(sizes)
     train, test = (torch.cat([getattr(task, rows) for task in stream]) for rows in ("train_rows", "test_rows"))
     made = []
@@ -180,33 +237,46 @@ def sizes_by_factor(stream: Stream, factor: float, order: str = "normal", seed: 
     """
     check_number("imbalance", factor, at_least=1)
     check_name("imbalance_order", order, ("normal", "reversed", "random"))
-    counts = [len(_of_classes(task.train.y, task.train_rows, [label])) for task in stream for label in task.classes]
+    counts = list(_counts(stream).values())
     place = np.arange(len(counts))
     if order == "reversed":
         place = place[::-1]
     elif order == "random":
         place = _rng(seed, "imbalance").permutation(place)
-    return [int(count / factor ** (int(i) / max(len(counts) - 1, 1))) for count, i in zip(counts, place, strict=True)]
+    powers = [int(i) / max(len(counts) - 1, 1) for i in place]
+    sizes = [int(sum(each) / factor**power) for each, power in zip(counts, powers, strict=True)]
+    if not all(_reaches_all(size, each) for size, each in zip(sizes, counts, strict=True)):
+        most = min(min(filter(None, each)) ** (1 / power) for each, power in zip(counts, powers, strict=True) if power)
+        where = " in each of its tasks" if max(map(_tasks_with, counts)) > 1 else ""
+        raise invalid("imbalance", factor, f"at most {int(most)}, to keep an example of every class{where}")
+    return sizes
 
 
 def resize(stream: Stream, sizes: Sequence[int], seed: int = 0) -> Stream:
     """Keep the given number of training examples of each class, in order of arrival.
 
-    A class that is in several tasks has one size for each of them.
+    A class that is in several tasks keeps the same share of its examples in each of them, up to rounding. An example
+    that is in several tasks counts once, and is kept in all of them or in none.
     """
-    classes = sum(len(task.classes) for task in stream)
-    if len(sizes) != classes:
-        raise invalid("class_sizes", Description(f"{len(sizes)} sizes"), f"one for each of the {classes} classes")
-    rng, left, made = _rng(seed, "sizes"), list(sizes), []
-    for task in stream:
-        kept = []
+    counts = _counts(stream)
+    if len(sizes) != len(counts):
+        raise invalid("class_sizes", Description(f"{len(sizes)} sizes"), f"one for each of the {len(counts)} classes")
+    for (label, each), size in zip(counts.items(), sizes, strict=True):
+        if not 1 <= size <= sum(each):
+            raise invalid("class_sizes", size, f"1 to {sum(each)}, the number of examples of class {label}")
+        if not _reaches_all(size, each):
+            expected = f"enough for an example in each of the {_tasks_with(each)} tasks of class {label}"
+            raise invalid("class_sizes", size, expected, "keep more of the class")
+    shares = {label: _in_proportion(size, counts[label]) for label, size in zip(counts, sizes, strict=True)}
+    rng, made, new = _rng(seed, "sizes"), [], torch.ones(len(stream[0].train.y), dtype=torch.bool)
+    kept = torch.zeros_like(new)
+    for place, task in enumerate(stream):
         for label in task.classes:
-            mine, size = _of_classes(task.train.y, task.train_rows, [label]), left.pop(0)
-            if not 1 <= size <= len(mine):
-                raise invalid("class_sizes", size, f"1 to {len(mine)}, the number of examples of class {label}")
-            kept.append(mine[torch.from_numpy(rng.permutation(len(mine))[:size])])
-        rows = torch.cat(kept).sort().values
-        made.append(replace(task, train_rows=rows if task.shuffle else _in_order(task.train_rows, rows)))
+            mine = _of_classes(task.train.y, task.train_rows[new[task.train_rows]], [label])
+            kept[mine[torch.from_numpy(rng.permutation(len(mine))[: shares[label][place]])]] = True
+        new[task.train_rows] = False
+        rows = task.train_rows[kept[task.train_rows]]
+        made.append(replace(task, train_rows=rows.sort().values if task.shuffle else rows))
     return replace(stream, tasks=tuple(made))
 
 
@@ -322,9 +392,40 @@ def _of_classes(y: Tensor, rows: Tensor, classes: Sequence[int]) -> Tensor:
     return rows[torch.isin(y[rows], torch.tensor(classes))].sort().values
 
 
-def _in_order(rows: Tensor, some: Tensor) -> Tensor:
-    """The `rows` that are among `some`, in the order of `rows`."""
-    return rows[torch.isin(rows, some)]
+def _share_classes(stream: Stream) -> bool:
+    classes = [label for task in stream for label in task.classes]
+    return len(set(classes)) < len(classes)
+
+
+def _counts(stream: Stream) -> dict[int, list[int]]:
+    """For each class, in order of arrival, how many of its training examples are new in each task."""
+    new, counts = torch.ones(len(stream[0].train.y), dtype=torch.bool), dict[int, list[int]]()
+    for place, task in enumerate(stream):
+        rows = task.train_rows[new[task.train_rows]]
+        for label in task.classes:
+            counts.setdefault(label, [0] * len(stream))[place] = len(_of_classes(task.train.y, rows, [label]))
+        new[rows] = False
+    return counts
+
+
+def _in_proportion(size: int, counts: Sequence[int]) -> list[int]:
+    """Whole numbers that add up to `size`, in proportion to the counts; what is left goes to the largest remainders.
+
+    >>> _in_proportion(10, [40, 0, 20, 20])
+    [5, 0, 3, 2]
+    """
+    shares, left = zip(*(divmod(size * count, sum(counts)) for count in counts), strict=True)
+    more = sorted(range(len(counts)), key=lambda place: -left[place])[: size - sum(shares)]
+    return [share + (place in more) for place, share in enumerate(shares)]
+
+
+def _reaches_all(size: int, counts: Sequence[int]) -> bool:
+    """Whether every task that has new examples of a class keeps one, if `size` are kept in all."""
+    return size > 0 and _tasks_with(_in_proportion(size, counts)) == _tasks_with(counts)
+
+
+def _tasks_with(counts: Sequence[int]) -> int:
+    return sum(count > 0 for count in counts)
 
 
 def _with_labels(stream: Stream, labels: Tensor) -> Stream:
@@ -338,11 +439,33 @@ def _rng(seed: int, purpose: str) -> Generator:
     return np.random.default_rng([seed, 1 << 32 | zlib.crc32(purpose.encode())])
 
 
+def _as_text(value: Any) -> Any:
+    """A list of numbers as it is written for --set, without spaces; all else as it is.
+
+    >>> _as_text([2, 0, 1]), _as_text("2, 0,1"), _as_text("shuffled"), _as_text(5)
+    ('2,0,1', '2,0,1', 'shuffled', 5)
+    """
+    if isinstance(value, list | tuple | range) or (isinstance(value, np.ndarray) and value.ndim == 1):
+        value = ",".join(str(plain(each)) for each in value)
+    return ",".join(map(str, _numbers(value))) or value if isinstance(value, str) else value
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """The whole numbers in a text that are separated by commas; none if it is something else."""
+    try:
+        return tuple(int(each) for each in text.split(","))
+    except ValueError:
+        return ()
+
+
+def _some(numbers: Sequence[int], most: int = 12) -> str:
+    """Numbers separated by commas, of many only the first ones."""
+    return ",".join(map(str, numbers[:most])) + ",…" * (len(numbers) > most)
+
+
 def _parse_sizes(text: str) -> tuple[int, ...]:
     if text in PAPER_SIZES:
         return PAPER_SIZES[text]
-    try:
-        return tuple(int(each) for each in text.split(","))
-    except ValueError as error:
-        expected = f"comma-separated numbers, or one of {', '.join(PAPER_SIZES)}"
-        raise invalid("class_sizes", text, expected) from error
+    if not (sizes := _numbers(text)):
+        raise invalid("class_sizes", text, f"comma-separated numbers, or one of {', '.join(PAPER_SIZES)}")
+    return sizes

@@ -282,7 +282,8 @@ class Stream(Sequence[Task]):
             y: labels `[n]`, whole numbers from 0.
             test: test examples and labels; without them every fifth example of each class (and domain) is held out.
             tasks: the number of tasks, with equally many classes in the order of their labels (5 by default); or the
-                classes of each task: if a class is in several, all of its examples are in each of them.
+                classes of each task: if a class is in several, all of its examples are in each of them; if it is in
+                none, its training and test examples are left out.
             domains: instead of `tasks`, a whole number for each example: examples with the same number form a task,
                 whatever their classes, and tasks come in the order of these numbers.
             test_domains: the same for the test examples, if given.
@@ -308,6 +309,10 @@ class Stream(Sequence[Task]):
             raise invalid("test", tested.x, f"examples like x, {list(train.x.shape[1:])} of {train.x.dtype}")
         by_class = domains is None and test_domains is None
         if by_class:
+            strange = tested.y[~torch.isin(tested.y, train.y)].unique().tolist()
+            if strange and isinstance(tasks, int | np.integer | None):  # listed classes leave the others out
+                remedy = "drop those examples, or list each task's classes in tasks, which leaves the others out"
+                raise invalid("test", Description(f"labels {strange}"), "classes that have training examples", remedy)
             of, groups = (train.y, tested.y), _groups(5 if tasks is None else tasks, train.y)
         elif tasks is not None:
             raise invalid("tasks", tasks, "none if domains are given", "they already assign examples to tasks")
