@@ -1,17 +1,23 @@
-"""What CLS-ER's working weights would score, where its slower average predicts: the mean over the tasks so far.
+"""What CLS-ER's working weights would score, where its slower average predicts.
 
-    parabolic compare --learners clser --set measure=benchmarks/working.py:working --metrics acc,aaa,working
+    python benchmarks/working.py                                      # seq-digits: a minute
+    python benchmarks/working.py --stream seq-cifar100 --memory 1000  # on a GPU, once it is prepared
 
-The value after every task is stored with the run (`measured`): their mean is the AAA of the working weights, the last
-is their Acc.
+Both are scored after every task of the same runs. Public code for a single pass scores the working weights.
 """
 
 from __future__ import annotations
 
+import argparse
+from pathlib import Path
+from statistics import fmean
+
 import torch
 
 from parabolic.engine import State
+from parabolic.experiments import RunSpec, Store, run_grid
 from parabolic.learners.functional import answers_by
+from parabolic.statistics import Summary, paired
 
 SHEET = 1000  # test examples per batch
 
@@ -28,4 +34,28 @@ def working(state: State) -> float:
             scores = answers_by({}, learner.model, learner.inputs(x.to(learner.device)))
             right += int((seen[scores[:, seen].argmax(1)] == y.to(learner.device)).sum())
         accuracies.append(100 * right / len(task.test_rows))
-    return sum(accuracies) / len(accuracies)
+    return fmean(accuracies)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--stream", default="seq-digits")
+    parser.add_argument("--memory", type=int, default=200)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="the folder in which runs are stored")
+    asked = parser.parse_args()
+    specs = [
+        RunSpec("clser", asked.stream, memory=asked.memory, seed=seed, measure="benchmarks/working.py:working")
+        for seed in range(asked.seeds)
+    ]
+    runs = run_grid(specs, Store(asked.runs), workers=0).records.values()
+    for name, average, own in (
+        ("AAA", [run.metrics["aaa"] for run in runs], [fmean(run.measured["working"]) for run in runs]),
+        ("Acc", [run.metrics["acc"] for run in runs], [run.measured["working"][-1] for run in runs]),
+    ):
+        told = [f"{each.mean:.1f} ± {each.sd:.1f}" for each in (Summary.of(average), Summary.of(own))]
+        print(f"{name}: {told[0]} by the average, {told[1]} by the working weights (p = {paired(average, own).p:.3g})")
+
+
+if __name__ == "__main__":
+    main()
