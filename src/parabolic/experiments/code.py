@@ -1,4 +1,5 @@
-"""Hashes of what a spec only names: the source files of its learner, stream, network and measures, and prepared data.
+"""Hashes of what a spec only names: the source files of its learner, stream, network and measures, with the user's own
+files that they import, and prepared data.
 
 If any of them changes, it is a different run.
 """
@@ -15,7 +16,7 @@ from typing import Any
 
 from parabolic.experiments.spec import RunSpec
 from parabolic.learners import find_learner
-from parabolic.plugins import load_with_module, source_of
+from parabolic.plugins import load_with_module, source_of, sources_imported_by
 from parabolic.streams import find_data, find_stream
 
 __all__ = ["made_of", "own_code_of", "package_code"]
@@ -36,14 +37,19 @@ def package_code(root: Path = OURS) -> str:
 
 
 def own_code_of(spec: RunSpec) -> str:
-    """A hash of the spec's source files outside this package, without what they import; empty if there are none.
+    """A hash of the spec's source files outside this package; empty if there are none.
+
+    The files that they import from their own folder or package are part of it, as `sources_imported_by` finds them.
 
     >>> own_code_of(RunSpec("er"))
     ''
     """
-    modules = _modules(spec)
-    own = [file for file in sorted(modules) if not Path(file).is_relative_to(OURS)]
-    return _digest(source_of(modules[file]) for file in own) if own else ""
+    named = {file: each for file, each in _modules(spec).items() if not Path(file).is_relative_to(OURS)}
+    own: dict[str, bytes] = {}
+    for module in named.values():
+        own |= sources_imported_by(module)
+    own |= {file: source_of(module) for file, module in named.items()}
+    return _digest(own[file] for file in sorted(own)) if own else ""
 
 
 def made_of(spec: RunSpec) -> dict[str, str]:
