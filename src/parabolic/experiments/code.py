@@ -1,11 +1,14 @@
 """Hashes of what a spec only names: the source files of its learner, stream, network and measures, with the user's own
 files that they import, and prepared data.
 
-If any of them changes, it is a different run.
+If any of them changes, it is a different run. Of what does not make it another, the code of this package and the git
+commit, records have a note.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterable
 from functools import cache
@@ -19,9 +22,10 @@ from parabolic.learners import find_learner
 from parabolic.plugins import load_with_module, source_of, sources_imported_by
 from parabolic.streams import find_data, find_stream
 
-__all__ = ["made_of", "own_code_of", "package_code"]
+__all__ = ["commit_here", "made_of", "own_code_of", "package_code"]
 
 OURS = Path(__file__).parents[1]
+PATIENCE = 2.0  # seconds to wait for git
 TELLING = ("cli", "estimators.py", "integrations", "report")  # whose code no run depends on
 
 
@@ -34,6 +38,20 @@ def package_code(root: Path = OURS) -> str:
     """
     files = sorted(path.relative_to(root) for path in root.rglob("*.py"))
     return _digest((root / each).read_bytes() for each in files if each.parts[0] not in TELLING)
+
+
+@cache
+def commit_here() -> str:
+    """The git commit of the current folder, with `-dirty` if a tracked file differs from it; empty if there is none."""
+    told = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+    try:
+        done = subprocess.run(
+            told, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, timeout=PATIENCE,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},  # nothing is written
+        )  # fmt: skip
+    except (OSError, ValueError, subprocess.SubprocessError):  # no git, no repository or no commit
+        return ""
+    return done.stdout.strip()
 
 
 def own_code_of(spec: RunSpec) -> str:
