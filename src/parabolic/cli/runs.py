@@ -441,10 +441,13 @@ def _facts(learner: type[Learner]) -> dict[str, Any]:
     """Return a learner's reference, requirements and options."""
     options = options_of(learner)
     needs = {"memory": "memory" in options, "tasks": learner.needs_tasks, "all tasks at once": learner.sees_all}
+    defaults = {
+        name: write_option(each.default) if callable(each.default) else each.default for name, each in options.items()
+    }
     return {
         "reference": learner.reference,
         "needs": [need for need, needed in needs.items() if needed],
-        "options": {name: {"default": stated.default, "about": stated.about} for name, stated in options.items()},
+        "options": {name: {"default": defaults[name], "about": each.about} for name, each in options.items()},
     }
 
 

@@ -1,5 +1,5 @@
-"""Hashes of what a spec only names: the source files of its learner, stream, network and measures, with the user's own
-files that they import, and prepared data.
+"""Hashes of what a spec only names: the source files of its learner, stream, network, optimiser and measures, with the
+user's own files that they import, and prepared data.
 
 If any of them changes, it is a different run. Of what does not make it another, the code of this package and the git
 commit, records have a note.
@@ -19,6 +19,7 @@ from typing import Any
 
 from parabolic.experiments.spec import RunSpec
 from parabolic.learners import find_learner
+from parabolic.learners.optimizers import own_optimizer
 from parabolic.plugins import load_with_module, source_of, sources_imported_by
 from parabolic.streams import find_data, find_stream
 
@@ -84,7 +85,8 @@ def made_of(spec: RunSpec) -> dict[str, str]:
 def _modules(spec: RunSpec) -> dict[str, ModuleType]:
     """The modules behind a spec, by file."""
     found = _of(*find_learner(spec.learner).__mro__)
-    for name in (spec.learner, spec.stream, spec.backbone or "", *(spec.measure or "").split(",")):
+    optimizer = own_optimizer(spec.resolved()["options"].get("optimizer"))
+    for name in (spec.learner, spec.stream, spec.backbone or "", optimizer, *(spec.measure or "").split(",")):
         if ":" in name and not name.startswith("hf:"):
             module, loaded = load_with_module("spec", name.strip())
             found |= _files(module) | _of(loaded)  # which may claim to be of another module: a partial, of functools

@@ -295,7 +295,7 @@ def _prepare(spec: RunSpec, device: str) -> tuple[Callable[[], Learner], Stream]
     """A function that builds the learner of a run, with its class as it is now, and the stream."""
     place, resolved, kind = find_device(device), spec.resolved(), find_learner(spec.learner)
     stream = make_stream(spec.stream, spec.seed, **spec.scenario)
-    options = resolved["options"] | ({"memory": spec.memory} if "memory" in resolved else {})
+    options = {**spec.options} | ({"memory": spec.memory} if "memory" in resolved else {})
 
     def make() -> Learner:
         model = make_backbone(resolved["backbone"], stream.shape, stream.classes, spec.seed).to(place)

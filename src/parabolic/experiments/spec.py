@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +17,7 @@ from parabolic.engine import PRECISIONS
 from parabolic.engine.measures import find_measures
 from parabolic.learners import find_learner
 from parabolic.options import Option, check_options, no_option, option, options_of, parse_option
+from parabolic.plugins import load_with_module
 from parabolic.streams import Scenario, find_stream
 
 __all__ = ["RunSpec", "check_spec"]
@@ -69,11 +71,15 @@ class RunSpec:
                 raise invalid(group, given, "a dict of values by name", "as in {'lr': 0.05}")
             object.__setattr__(self, group, {name: plain(value) for name, value in given.items()})
         known = self.learner_options(self.learner)
+        for each in known.values():
+            _default(self.learner, each)  # one that cannot be saved is an error
         for name, value in self.options.items():
             check_name(f"option of {self.learner}", name, known, no_option(find_learner(self.learner), name))
             if not isinstance(value, str | int | float | None):
                 known[name].check(value)
-                raise invalid(name, value, "a value that can be saved as text", "give an optimizer, say, by its name")
+                raise invalid(
+                    name, value, "a value that can be saved as text", "give an optimizer, say, as file.py:name"
+                )
         object.__setattr__(self, "options", {name: known[name].taken(value) for name, value in self.options.items()})
         if "replay" in known:
             replay = self.options.get("replay", known["replay"].default)
@@ -131,7 +137,9 @@ class RunSpec:
         spec["batch"] = self.batch or stream.batch
         spec["precision"] = self.precision or stream.precision
         spec["channels_last"] = stream.channels_last if self.channels_last is None else self.channels_last
-        spec["options"] = {name: each.default for name, each in self.learner_options(self.learner).items()}
+        spec["options"] = {
+            name: _default(self.learner, each) for name, each in self.learner_options(self.learner).items()
+        }
         spec["options"] |= self.options
         spec["scenario"] = dataclasses.asdict(Scenario.of(self.scenario))
         if "memory" not in options_of(learner):
@@ -159,6 +167,20 @@ class RunSpec:
         """What runs must share to be trained side by side: a hash of all but the seed and the learner's options."""
         shape = {name: value for name, value in self.resolved().items() if name not in ("seed", "options")}
         return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _default(learner: str, stated: Option) -> Any:
+    """The default of a learner's option as it is saved: an object, such as an optimizer's class, by its path."""
+    default = stated.default
+    if isinstance(default, str | int | float | list | tuple | Mapping | None):
+        return default
+    kind, place = find_learner(learner), learner.rpartition(":")[0]
+    module = load_with_module("learner", learner)[0] if place else sys.modules[kind.__module__]
+    for name, value in vars(module).items():
+        if value is default:
+            return f"{place or kind.__module__}:{name}"
+    remedy = f"assign it to a name at the top level of {place or kind.__module__}, and give that as the default"
+    raise invalid(f"{kind.__name__}.{stated.name}", default, "a default that can be saved as text", remedy)
 
 
 def check_spec(spec: object) -> None:
