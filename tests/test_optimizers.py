@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from parabolic import ER, InputError, Learner, LwF, RunSpec, Store, run
-from parabolic.experiments import execute, load_preset
+from parabolic.experiments import build, execute, load_preset
 from parabolic.experiments.code import own_code_of
 from parabolic.states import pack_state, read_state
 
@@ -25,6 +25,7 @@ from functools import partial
 from typing import Any
 
 from parabolic import SGD
+from parabolic.options import option
 from lion import Lion
 
 class Mine(SGD):
@@ -33,7 +34,10 @@ class Mine(SGD):
 class Unnamed(SGD):
     optimizer: Any = partial(Lion, weight=0.01)
 
-half = partial(Lion, weight=0.01)
+half, len = partial(Lion, weight=0.01), len
+
+class Hooked(SGD):
+    hook: Callable = option(len, "something to call")
 
 class Half(SGD):
     optimizer: str | Callable = half
@@ -93,6 +97,13 @@ def test_an_optimiser_as_the_default_of_a_class(learner, named, lr, parabolic):
     assert execute(again, device="cpu").accuracy == told["accuracy"]
     assert json.loads(parabolic("run", "--learner", f"mine.py:{learner}", *QUICK)[1])["reused"]
     assert parabolic("list", f"mine.py:{learner}", "--json")[0] == 0
+
+
+def test_a_spec_from_a_record_has_the_objects_that_are_defaults():
+    told = RunSpec("mine.py:Hooked").resolved()
+    assert told["options"]["hook"] == "mine.py:len"
+    assert RunSpec(**told).options.keys() == told["options"].keys() - {"hook"}
+    assert build(RunSpec(**told), device="cpu")[0].hook is len
 
 
 def test_a_default_without_a_name_is_refused_when_the_spec_is_made():

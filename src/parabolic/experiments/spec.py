@@ -71,8 +71,9 @@ class RunSpec:
                 raise invalid(group, given, "a dict of values by name", "as in {'lr': 0.05}")
             object.__setattr__(self, group, {name: plain(value) for name, value in given.items()})
         known = self.learner_options(self.learner)
-        for each in known.values():
-            _default(self.learner, each)  # one that cannot be saved is an error
+        objects = {
+            name: saved for name, each in known.items() if (saved := _default(self.learner, each)) != each.default
+        }
         for name, value in self.options.items():
             check_name(f"option of {self.learner}", name, known, no_option(find_learner(self.learner), name))
             if not isinstance(value, str | int | float | None):
@@ -80,7 +81,9 @@ class RunSpec:
                 raise invalid(
                     name, value, "a value that can be saved as text", "give an optimizer, say, as file.py:name"
                 )
-        object.__setattr__(self, "options", {name: known[name].taken(value) for name, value in self.options.items()})
+        # The path of an object that is the default means that object, in a spec read from a record.
+        given = {name: value for name, value in self.options.items() if name not in objects or value != objects[name]}
+        object.__setattr__(self, "options", {name: known[name].taken(value) for name, value in given.items()})
         if "replay" in known:
             replay = self.options.get("replay", known["replay"].default)
             remedy = f"the learner recalls replay={replay} per step: keep at least as many, or recall fewer"
