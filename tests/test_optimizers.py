@@ -85,6 +85,16 @@ def test_the_file_of_an_optimiser_is_part_of_the_runs_code():
     assert store.find(spec) is None
 
 
+def test_runs_of_one_shape_have_the_same_code():
+    """Runs side by side note the code of the first."""
+    Path("tiger.py").write_text(LION)
+    names = ("SGD", "Adam", "lion.py:Lion", "lion.py:Lion(weight=0.01)", "tiger.py:Lion")
+    sgd, adam, lion, slow, tiger = (RunSpec("er", options={"optimizer": name}).shape for name in names)
+    assert sgd == adam
+    assert lion == slow
+    assert len({sgd, lion, tiger}) == 3
+
+
 @pytest.mark.parametrize(("learner", "named", "lr"), [("Mine", "Lion", 0.1), ("Half", "half", 0.001)])
 def test_an_optimiser_as_the_default_of_a_class(learner, named, lr, parabolic):
     code, out, err = parabolic("run", "--learner", f"mine.py:{learner}", *QUICK)

@@ -16,6 +16,7 @@ from parabolic.checks import check_name, check_number, invalid, plain
 from parabolic.engine import PRECISIONS
 from parabolic.engine.measures import find_measures
 from parabolic.learners import find_learner
+from parabolic.learners.optimizers import own_optimizer
 from parabolic.options import Option, check_options, no_option, option, options_of, parse_option
 from parabolic.plugins import load_with_module
 from parabolic.streams import Scenario, find_stream
@@ -167,8 +168,14 @@ class RunSpec:
 
     @cached_property
     def shape(self) -> str:
-        """What runs must share to be trained side by side: a hash of all but the seed and the learner's options."""
-        shape = {name: value for name, value in self.resolved().items() if name not in ("seed", "options")}
+        """What runs must share to be trained side by side: a hash of all but the seed and the learner's options.
+
+        Of the options, only the path of the user's own optimiser is part of it, so that such runs have the same code.
+        """
+        resolved = self.resolved()
+        shape = {name: value for name, value in resolved.items() if name not in ("seed", "options")}
+        if path := own_optimizer(resolved["options"].get("optimizer")):
+            shape["optimizer"] = path
         return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
 
 
