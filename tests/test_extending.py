@@ -9,7 +9,9 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -383,6 +385,95 @@ def test_the_code_of_a_run_is_that_beside_its_file(two_folders, tmp_path):
     (tmp_path / "a" / "helper.py").write_text("")  # that of the learner, which is imported already
     assert own_code_of(RunSpec(two_folders[0], stream=f"{tmp_path}/c/mine.py:stream")) == before
     assert before not in hashes
+
+
+LAYOUTS = {
+    # the file of the learner and how it is named; what it imports; files that count, and files that do not
+    "file": (
+        "mine.py", "mine.py:Mine", "import gearing, json\nfrom parts import names\nfrom parts.more import X",
+        ["gearing.py", "cogs.py", "late.py", "parts/names.py", "parts/more/__init__.py"],
+        ["other.py", "parts/unused.py", "parts/__init__.py", "hints.py", "json.py", "venv/site-packages/far.py"],
+    ),
+    "module": (
+        "mine.py", "mine:Mine", "import gearing",
+        ["gearing.py", "cogs.py", "late.py"],
+        ["other.py", "parts/names.py", "venv/site-packages/far.py"],
+    ),
+    "package": (
+        "ours/methods/mine.py", "ours.methods.mine:Mine",
+        "from .gearing import *\nfrom .. import names\nfrom ..more import X",
+        ["ours/methods/gearing.py", "ours/methods/cogs.py", "ours/methods/late.py", "ours/names.py", "ours/more.py"],
+        ["ours/methods/other.py", "other.py", "ours/__init__.py", "venv/site-packages/far.py"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_a_file_imports_of_ones_own_is_part_of_its_code(layout, tmp_path, monkeypatch):
+    """Also what that imports in turn and what is imported within a function; not what nobody imports, nor a library."""
+    file, learner, imports, counted, others = LAYOUTS[layout]
+    start = "from . " if layout == "package" else ""
+    texts = dict.fromkeys([*counted, *others], "X = 1\n")
+    texts[file] = f"{imports}\n{FACTOR.format(1)}\ndef later():\n    {start}import late\n"
+    texts[counted[0]] = (
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import hints\n"
+        f"import sys\nsys.path.append('venv/site-packages')\nimport far\n{start}import cogs\n"
+    )
+    before = list(sys.path)
+
+    def code(edited=""):
+        """As a process finds it that is started after the edit."""
+        folder = tmp_path / (edited.replace("/", " ") or "as it was")
+        for name, text in texts.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text + "# edited" * (name == edited))
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "path", [str(folder), *before])
+        with patch.dict(sys.modules):
+            return own_code_of(RunSpec(learner))
+
+    assert {code(each) for each in others} == {code()}
+    assert len({code(), *map(code, counted)}) == 1 + len(counted)
+
+
+def test_a_file_that_imports_nothing_of_its_own_has_the_code_that_it_had(tmp_path):
+    """Finished runs of it must still be found: a hash of the file alone."""
+    (tmp_path / "mine.py").write_text(NEW)
+    (tmp_path / "other.py").touch()
+    assert own_code_of(RunSpec(f"{tmp_path}/mine.py:WeightedER")) == sha256(NEW.encode()).hexdigest()
+    layer = b"".join(Path(sys.modules[name].__file__).read_bytes() for name in ("torch.nn", "torch.nn.modules.linear"))
+    assert own_code_of(RunSpec("er", backbone="torch.nn:Linear")) == sha256(layer).hexdigest()
+
+
+def test_a_helper_counts_as_it_was_imported_even_by_a_file_that_failed(tmp_path):
+    (tmp_path / "helper_of_one_that_failed.py").write_text("GAIN = 1")
+    start = "import helper_of_one_that_failed as helper\n"
+    (tmp_path / "mine.py").write_text(f"{start}raise ImportError('not yet')")
+    spec = f"{tmp_path}/mine.py:Mine"
+    with pytest.raises(InputError, match="not yet"):
+        find_learner(spec)
+    (tmp_path / "helper_of_one_that_failed.py").write_text("GAIN = 2")
+    (tmp_path / "mine.py").write_text(start + FACTOR.format("helper.GAIN"))
+    assert load_object("x", f"{tmp_path}/mine.py:helper").GAIN == 1
+    sources = ["GAIN = 1", start + FACTOR.format("helper.GAIN")]
+    assert own_code_of(RunSpec(spec)) == sha256("".join(sources).encode()).hexdigest()
+
+
+def test_runs_are_trained_again_after_an_edit_of_what_their_file_imports(tmp_path):
+    (tmp_path / "gains.py").write_text("GAIN = 1")
+    (tmp_path / "mine.py").write_text("import gains\n" + FACTOR.format("gains.GAIN"))
+    asked = ("compare", "--learners", "mine.py:Mine", "--stream", "seq-blobs", "--set", "backbone=mlp", "--seeds", "1")
+
+    def trained():
+        told = json.loads(command(*asked, "--json", cwd=tmp_path))
+        return told["reused"], told["runs"][0]["accuracy"]
+
+    first = trained()
+    assert trained() == (1, first[1])
+    (tmp_path / "gains.py").write_text("GAIN = 0")
+    reused, accuracy = trained()
+    assert reused == 0
+    assert accuracy != first[1]
 
 
 def test_runs_of_two_folders_are_trained_by_their_own_code(two_folders, tmp_path):

@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import official
@@ -17,7 +18,7 @@ import torch
 from grids import fragile, kill, until
 
 import parabolic
-from parabolic import MLP, Callback, InputError, Learner, RunSpec, Store, Stream, run, train
+from parabolic import MLP, Callback, InputError, Learner, RunSpec, Store, Stream, plugins, run, train
 from parabolic.engine import Checkpoints, Fleet, train_fleet
 from parabolic.experiments import execute, execute_fleet, run_grid
 from parabolic.experiments.code import package_code
@@ -211,6 +212,20 @@ def test_a_learner_that_was_changed_begins_anew(tmp_path):
     assert keeping.place(spec) == (1, 11)
     (tmp_path / "mine.py").write_text(MINE.format(factor=2))
     assert keeping.place(spec) == (0, 0)
+
+
+def test_a_learner_whose_helper_was_changed_begins_anew(tmp_path):
+    helper = tmp_path / "helper_of_a_stopped_run.py"
+    helper.write_text("FACTOR = 1")
+    (tmp_path / "mine.py").write_text(f"from {helper.stem} import FACTOR\n" + MINE.format(factor="FACTOR"))
+    store = Store(tmp_path / "runs")
+    with patch.dict(sys.modules):
+        spec = spec_of(f"{tmp_path}/mine.py:Mine")
+        stop_at(Stop(12), spec, store)
+        assert Keeping(store).place(spec) == (1, 11)
+    helper.write_text("FACTOR = 2")
+    plugins._read_once.cache_clear()  # as in another process
+    assert Keeping(store).place(spec) == (0, 0)
 
 
 def test_a_run_of_another_engine_begins_anew(tmp_path, monkeypatch):

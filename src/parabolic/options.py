@@ -189,7 +189,9 @@ def write_option(value: Any) -> str:
     >>> write_option(None), write_option(True), write_option(0.05)
     ('none', 'true', '0.05')
     """
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return value.__name__ if isinstance(value, type) else str(value)
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
@@ -201,7 +203,9 @@ def _members(kind: Any) -> tuple[Any, ...]:
 
 
 def _is(value: Any, kind: Any) -> bool:
-    """Whether a value is an instance of `kind`, which is a class or a `Callable[...]`."""
+    """Whether a value is an instance of `kind`, which is a class, `Any` or a `Callable[...]`."""
+    if kind is Any:
+        return True
     if typing.get_origin(kind) is Callable:
         return callable(value)
     return isinstance(kind, type) and isinstance(value, kind)

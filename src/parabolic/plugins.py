@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
+import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -17,9 +19,12 @@ from typing import Any
 
 from parabolic.checks import Description, invalid
 
-__all__ = ["load_object", "load_with_module", "require", "source_of"]
+__all__ = ["load_object", "load_with_module", "require", "source_of", "sources_imported_by"]
 
-SOURCE = "__parabolic_source__"  # the attribute in which a module loaded from a file stores the file's contents
+# Attributes in which a module loaded from a file stores the file's contents, and those of the files that it imports.
+SOURCE, IMPORTED = "__parabolic_source__", "__parabolic_imported__"
+OURS, LIBRARY = Path(__file__).parent, Path(os.__file__).parent
+INSTALLED = {"site-packages", "dist-packages"}
 
 _turn = RLock()  # held by the thread that imports a file, which may load another file
 _importing: list[tuple[Path, set[str]]] = []  # the folder of each file being imported, and the modules before that
@@ -84,9 +89,94 @@ def source_of(module: ModuleType) -> bytes:
     return known[SOURCE] if SOURCE in known else _read_once(known.get("__file__") or "")
 
 
+def sources_imported_by(module: ModuleType) -> dict[str, bytes]:
+    """The contents, as `source_of` has them, of the user's own files that a module imports, by path.
+
+    They are those of its folder (for a module of a package: the folder of the outermost one), and in turn what they
+    import from there; nothing that is installed, nor of Python's library or this package. Only import statements count,
+    anywhere in a file, except those for type checkers.
+
+    >>> sources_imported_by(sys.modules["parabolic.plugins"])
+    {}
+    """
+    known = vars(module)
+    if IMPORTED in known:
+        return dict(known[IMPORTED])
+    file = known.get("__file__")
+    return dict(_imported_once(module.__name__, file)) if file else {}
+
+
 @cache  # editing a file later does not change what was imported
 def _read_once(file: str) -> bytes:
-    return Path(file).read_bytes() if file else b""
+    try:
+        return Path(file).read_bytes() if file else b""
+    except OSError:  # it is in an archive, or was removed
+        return b""
+
+
+@cache
+def _imported_once(name: str, file: str) -> dict[str, bytes]:
+    outer, above = list(Path(file).parents), _is_package(file) + name.count(".")
+    return _imported(_read_once(file), _package_of(name, file), outer[above]) if above < len(outer) else {}
+
+
+def _imported(source: bytes, package: str, folder: Path) -> dict[str, bytes]:
+    """The files that a source imports from a folder; `package` is what its relative imports start from."""
+    found: dict[str, bytes] = {}
+    waiting = [(source, package)]
+    while waiting:
+        for name in _names_imported(*waiting.pop(), folder):
+            file = _own_file(name, folder)
+            if file is not None and file not in found:
+                found[file] = _read_once(file)
+                waiting.append((found[file], _package_of(name, file)))
+    return found
+
+
+def _names_imported(source: bytes, package: str, folder: Path) -> Iterator[str]:
+    """The full names of all modules that the import statements of a source may load from a folder."""
+    try:
+        waiting: list[ast.AST] = [ast.parse(source)]
+    except (SyntaxError, ValueError):  # compiled code
+        return
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                parts = each.name.split(".")
+                yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+        elif isinstance(node, ast.ImportFrom):
+            outer = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
+            start = ".".join(filter(None, [*outer, node.module]))
+            inside = [f"{start}.{each.name}" for each in node.names]
+            yield from inside
+            if not all(_own_file(each, folder) for each in inside):  # else only modules of a package are used
+                yield start
+        elif isinstance(node, ast.If) and ast.unparse(node.test).rpartition(".")[2] == "TYPE_CHECKING":
+            waiting.extend(node.orelse)
+        else:
+            waiting.extend(ast.iter_child_nodes(node))
+
+
+def _own_file(name: str, folder: Path) -> str | None:
+    """The file of a module if it is the user's own and in a folder; one not yet imported is looked up there."""
+    if name in sys.modules:
+        file = getattr(sys.modules[name], "__file__", None)
+    else:
+        path = folder.joinpath(*name.split("."))
+        places = (path / "__init__.py", path.with_name(f"{path.name}.py"))
+        file = next((str(each) for each in places if each.is_file()), None)
+    if not isinstance(file, str) or not Path(file).is_relative_to(folder) or INSTALLED & {*Path(file).parts}:
+        return None
+    return None if any(Path(file).is_relative_to(each) for each in (OURS, LIBRARY)) else file
+
+
+def _package_of(name: str, file: str) -> str:
+    return name if _is_package(file) else name.rpartition(".")[0]
+
+
+def _is_package(file: str) -> bool:
+    return Path(file).stem == "__init__"
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -107,6 +197,7 @@ def _load_file(path: Path) -> ModuleType:
         try:
             # Not by its loader, which may use stale bytecode of a file of the same size and time, to the second.
             exec(compile(source, str(path), "exec"), vars(module))
+            setattr(module, IMPORTED, _imported(source, "", path.parent))
         except BaseException:
             del sys.modules[name]
             raise
@@ -136,7 +227,10 @@ def _note() -> None:
     """Record which modules the file being imported, if any, has imported from its own folder so far."""
     if _importing:
         folder, before = _importing[-1]
-        _brought[folder] |= {name for name in sys.modules.keys() - before if _is_beside(name, folder)}
+        brought = {name for name in sys.modules.keys() - before if _is_beside(name, folder)}
+        for name in brought:
+            source_of(sys.modules[name])  # read now, as it was imported
+        _brought[folder] |= brought
 
 
 def _give_way(folder: Path) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from parabolic.cli.tracking import tracking
-from parabolic.experiments import Event, GridBar, Outcome, RunSpec, Store, run_grid, track_record
+from parabolic.experiments import Event, GridBar, Outcome, Record, RunSpec, Store, run_grid, track_record
 from parabolic.experiments.store import FAILED
+from parabolic.report.comparisons import many
 from parabolic.report.runs import fault_of
 
-__all__ = ["Address", "Engine", "Fleet", "Gpus", "Minutes", "Workers", "close_grid", "train_all"]
+__all__ = [
+    "Address", "Engine", "Fleet", "Gpus", "Minutes", "Workers", "close_grid", "tell_outdated", "tell_package",
+    "train_all",
+]  # fmt: skip
 
 SHOWN = 5  # of the runs that failed for the same reason, how many are printed
 
@@ -37,6 +42,8 @@ Minutes = Annotated[
 
 def train_all(specs: Sequence[RunSpec], store: Store, track: str | None = None, **options: Any) -> Outcome:
     """Run a grid with a progress bar and log the trained runs to the trackers; `options` are those of `run_grid`."""
+    if not options.get("again"):
+        tell_outdated(specs, store)
     with GridBar() as bar, tracking(track) as tracker:
 
         def watch(event: Event) -> None:
@@ -47,6 +54,24 @@ def train_all(specs: Sequence[RunSpec], store: Store, track: str | None = None, 
                     track_record(tracker, record)
 
         return run_grid(specs, store, watch=watch, **options)
+
+
+def tell_outdated(specs: Iterable[RunSpec], store: Store) -> None:
+    """Say on standard error how many finished runs are to be trained again because the user's own code has changed."""
+    if count := sum(store.outdated(spec) for spec in specs):
+        are = "is" if count == 1 else "are"
+        print(f"{many(count, 'finished run')} {are} trained again, as your own code has changed", file=sys.stderr)
+
+
+def tell_package(runs: Iterable[Record], *, again: bool = True) -> None:
+    """Say on standard error how many runs were trained by other code of this package; they are not trained again.
+
+    `again` says whether the command has the option `--again`.
+    """
+    if count := sum(run.by_other_package for run in runs):
+        were, them = ("was", "it") if count == 1 else ("were", "them")
+        remedy = f"--again trains {them} anew" if again else f"another folder (--runs) trains {them} anew"
+        print(f"{many(count, 'run')} {were} trained by other code of this package: {remedy}", file=sys.stderr)
 
 
 def close_grid(outcome: Outcome, store: Store) -> None:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from parabolic.checks import check_name, invalid
 from parabolic.cli.common import Checkpoint, Device, Runs
-from parabolic.cli.grids import Address, Engine, Fleet, Gpus, Minutes, Workers, close_grid, train_all
+from parabolic.cli.grids import Address, Engine, Fleet, Gpus, Minutes, Workers, close_grid, tell_package, train_all
 from parabolic.cli.tables import Format, Intervals, Output, check_output, show
 from parabolic.cli.tracking import Track
 from parabolic.engine import ProgressBar
@@ -134,6 +134,7 @@ def paper(
     again = "the same command" + (" without --show" if show_only else "")
     unreadable = [f"Cannot be read: {place} ({reason})" for place, reason in store.records.unreadable().items()]
     _tell([*_in_words(missing, selection, again), *_without_presets(selection), *unreadable], aloud=aloud)
+    tell_package(found.values(), again=False)
     close_grid(outcome, store)
 
 

@@ -36,7 +36,18 @@ from parabolic.cli.common import (
     read_settings,
     settings_of_each,
 )
-from parabolic.cli.grids import Address, Engine, Fleet, Gpus, Minutes, Workers, close_grid, train_all
+from parabolic.cli.grids import (
+    Address,
+    Engine,
+    Fleet,
+    Gpus,
+    Minutes,
+    Workers,
+    close_grid,
+    tell_outdated,
+    tell_package,
+    train_all,
+)
 from parabolic.cli.tables import Format, Intervals, Output, check_output, show
 from parabolic.cli.tracking import Track, tracking
 from parabolic.engine import Callback, Monitor, ProgressBar
@@ -131,6 +142,8 @@ def run_one(
     store = Store(runs)
     find_device(device)  # checked even if the run is already stored and needs no device
     Keeping.of(store, checkpoint)
+    if not again:
+        tell_outdated([spec], store)
     lost: Unsaved | None = None
     with ExitStack() as stack:
         bar = stack.enter_context(ProgressBar())
@@ -156,6 +169,7 @@ def run_one(
     else:
         title = f"{chosen.name} on {spec.stream}, seed {spec.seed}"
         _print_run(record, title, None if lost else store.path(record.key), reused)
+    tell_package([record])
     if lost:
         print(f"error: {lost}", file=sys.stderr)
         raise typer.Exit(1)
@@ -265,6 +279,7 @@ def compare(
         show(results, format, intervals=intervals, output=output)
         if format == "terminal" and output is None:
             _print_words(records, outcome, runs)
+    tell_package(outcome.records.values())
     close_grid(outcome, store)
 
 
@@ -428,10 +443,13 @@ def _facts(learner: type[Learner]) -> dict[str, Any]:
     """Return a learner's reference, requirements and options."""
     options = options_of(learner)
     needs = {"memory": "memory" in options, "tasks": learner.needs_tasks, "all tasks at once": learner.sees_all}
+    defaults = {
+        name: write_option(each.default) if callable(each.default) else each.default for name, each in options.items()
+    }
     return {
         "reference": learner.reference,
         "needs": [need for need, needed in needs.items() if needed],
-        "options": {name: {"default": stated.default, "about": stated.about} for name, stated in options.items()},
+        "options": {name: {"default": defaults[name], "about": each.about} for name, each in options.items()},
     }
 
 

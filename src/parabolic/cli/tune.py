@@ -15,6 +15,7 @@ from rich.table import Table
 
 from parabolic.checks import InputError, first_line, invalid
 from parabolic.cli.common import Device, Json, Memory, Runs, Set, Stream, check_once, read_settings, settings_of_each
+from parabolic.cli.grids import tell_package
 from parabolic.cli.tables import check_output
 from parabolic.engine import ProgressBar
 from parabolic.experiments import RunSpec, Search, Store, Trial, Tuned, known_presets, load_preset, save_preset, tune
@@ -96,11 +97,11 @@ def tune_one(
         for option, value in search.outside.items():
             said = f"the default {option}={write_option(value)} is outside {search.ranges[option]}: no trial uses it"
             print(f"note: {search.spec.learner}: {said}", file=sys.stderr)
-    told, failed = [], []
+    told, failed, store = [], [], Store(runs)
     for search in searches:
         try:
             tuned = _tune(
-                search, Store(runs), trials=trials, name=name, storage=storage, parallel=parallel, workers=workers,
+                search, store, trials=trials, name=name, storage=storage, parallel=parallel, workers=workers,
                 device=device,
             )  # fmt: skip
             path = save_preset(tuned.preset(), folder)
@@ -115,6 +116,8 @@ def tune_one(
             continue
         found = {"preset": str(path), "running": tuned.running, "best": dataclasses.asdict(tuned.best)}
         told.append({**found, "trials": [dataclasses.asdict(trial) for trial in tuned.trials]})
+        stored = (store.find(spec) for trial in tuned.trials for spec in search.specs(trial.values))
+        tell_package([run for run in stored if run is not None], again=False)
         if not as_json:
             _show(tuned, path, path if output else tuned.name)
     if as_json:

@@ -1,10 +1,14 @@
-"""Hashes of what a spec only names: the source files of its learner, stream, network and measures, and prepared data.
+"""Hashes of what a spec only names: the source files of its learner, stream, network, optimiser and measures, with the
+user's own files that they import, and prepared data.
 
-If any of them changes, it is a different run.
+If any of them changes, it is a different run. Of what does not make it another, the code of this package and the git
+commit, records have a note.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterable
 from functools import cache
@@ -15,12 +19,14 @@ from typing import Any
 
 from parabolic.experiments.spec import RunSpec
 from parabolic.learners import find_learner
-from parabolic.plugins import load_with_module, source_of
+from parabolic.learners.optimizers import own_optimizer
+from parabolic.plugins import load_with_module, source_of, sources_imported_by
 from parabolic.streams import find_data, find_stream
 
-__all__ = ["made_of", "own_code_of", "package_code"]
+__all__ = ["commit_here", "made_of", "own_code_of", "package_code"]
 
 OURS = Path(__file__).parents[1]
+PATIENCE = 2.0  # seconds to wait for git
 TELLING = ("cli", "estimators.py", "integrations", "report")  # whose code no run depends on
 
 
@@ -35,15 +41,34 @@ def package_code(root: Path = OURS) -> str:
     return _digest((root / each).read_bytes() for each in files if each.parts[0] not in TELLING)
 
 
+@cache
+def commit_here() -> str:
+    """The git commit of the current folder, with `-dirty` if a tracked file differs from it; empty if there is none."""
+    told = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+    try:
+        done = subprocess.run(
+            told, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, timeout=PATIENCE,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},  # nothing is written
+        )  # fmt: skip
+    except (OSError, ValueError, subprocess.SubprocessError):  # no git, no repository or no commit
+        return ""
+    return done.stdout.strip()
+
+
 def own_code_of(spec: RunSpec) -> str:
-    """A hash of the spec's source files outside this package, without what they import; empty if there are none.
+    """A hash of the spec's source files outside this package; empty if there are none.
+
+    The files that they import from their own folder or package are part of it, as `sources_imported_by` finds them.
 
     >>> own_code_of(RunSpec("er"))
     ''
     """
-    modules = _modules(spec)
-    own = [file for file in sorted(modules) if not Path(file).is_relative_to(OURS)]
-    return _digest(source_of(modules[file]) for file in own) if own else ""
+    named = {file: each for file, each in _modules(spec).items() if not Path(file).is_relative_to(OURS)}
+    own: dict[str, bytes] = {}
+    for module in named.values():
+        own |= sources_imported_by(module)
+    own |= {file: source_of(module) for file, module in named.items()}
+    return _digest(own[file] for file in sorted(own)) if own else ""
 
 
 def made_of(spec: RunSpec) -> dict[str, str]:
@@ -60,7 +85,8 @@ def made_of(spec: RunSpec) -> dict[str, str]:
 def _modules(spec: RunSpec) -> dict[str, ModuleType]:
     """The modules behind a spec, by file."""
     found = _of(*find_learner(spec.learner).__mro__)
-    for name in (spec.learner, spec.stream, spec.backbone or "", *(spec.measure or "").split(",")):
+    optimizer = own_optimizer(spec.resolved()["options"].get("optimizer"))
+    for name in (spec.learner, spec.stream, spec.backbone or "", optimizer, *(spec.measure or "").split(",")):
         if ":" in name and not name.startswith("hf:"):
             module, loaded = load_with_module("spec", name.strip())
             found |= _files(module) | _of(loaded)  # which may claim to be of another module: a partial, of functools

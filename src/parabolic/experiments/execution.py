@@ -27,7 +27,7 @@ from parabolic.checks import Description, InputError, invalid, short_of_memory
 from parabolic.engine import Callback, DeviceFailed, Diverged, Fleet, State, computing_in, numerics, train_fleet
 from parabolic.engine.measures import find_measures
 from parabolic.engine.threads import threads_for
-from parabolic.experiments.code import made_of, own_code_of
+from parabolic.experiments.code import commit_here, made_of, own_code_of, package_code
 from parabolic.experiments.resume import Keeping
 from parabolic.experiments.spec import RunSpec, check_spec
 from parabolic.experiments.store import Record, Store, check_store, encodable
@@ -231,7 +231,8 @@ def _train_side_by_side(
     makers, streams = zip(*[_prepare(spec, device) for spec in specs], strict=True)
     learners = [make() for make in makers]
     place, resolved = learners[0].device, specs[0].resolved()
-    made = made_of(specs[0])  # now: a file may be edited meanwhile; the same for all, by shape
+    # Now: a file may be edited meanwhile; the same for all, by shape.
+    made = {**made_of(specs[0]), "package": package_code(), "commit": commit_here()}
     with (
         numerics(resolved["precision"]),
         torch.random.fork_rng([place] if place.type == "cuda" else []),
@@ -294,7 +295,7 @@ def _prepare(spec: RunSpec, device: str) -> tuple[Callable[[], Learner], Stream]
     """A function that builds the learner of a run, with its class as it is now, and the stream."""
     place, resolved, kind = find_device(device), spec.resolved(), find_learner(spec.learner)
     stream = make_stream(spec.stream, spec.seed, **spec.scenario)
-    options = resolved["options"] | ({"memory": spec.memory} if "memory" in resolved else {})
+    options = {**spec.options} | ({"memory": spec.memory} if "memory" in resolved else {})
 
     def make() -> Learner:
         model = make_backbone(resolved["backbone"], stream.shape, stream.classes, spec.seed).to(place)

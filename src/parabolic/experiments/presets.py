@@ -11,9 +11,9 @@
     [study]                  # how the values were found: any information worth keeping
 
 A file `NAME.toml` is looked up in the folder `presets`, or the one that `PARABOLIC_PRESETS` names, and then among the
-package's presets. Only `learner` is required. A learner, stream or backbone in a file, such as "mine.py:Mine", is
-looked up in the current folder, then beside the preset. With a memory smaller than the preset's `replay`, the whole
-memory is recalled.
+package's presets. Only `learner` is required. A learner, stream, backbone or optimizer in a file, such as
+"mine.py:Mine", is looked up in the current folder, then beside the preset. With a memory smaller than the preset's
+`replay`, the whole memory is recalled.
 """
 
 from __future__ import annotations
@@ -169,7 +169,8 @@ def _read(path: Path) -> Preset:
             raise _damaged(path, f"{key} = {value!r}", "a number, a text, true or false there")
     if "learner" not in told:
         raise _damaged(path, "no learner", 'one, as in learner = "er"')
-    for named, name in ((told, "learner"), (told, "stream"), (told.get("settings", {}), "backbone")):
+    own = told.get("settings", {})
+    for named, name in ((told, "learner"), (told, "stream"), (own, "backbone"), (own, "optimizer")):
         if isinstance(named.get(name), str):
             named[name] = _beside(path, named[name])
     return Preset(path.stem, **told)

@@ -30,7 +30,7 @@ __all__ = ["BackedStore", "Records", "is_record", "records_place", "write_record
 PARTS = ("key", "spec", "accuracy", "train_seconds", "test_seconds", "steps", "environment")
 LATER = {"task_accuracy", "measured"}  # optional parts
 # Parts of the environment. Not the data's hash: decoders differ between machines.
-TOLD = ("parabolic", "torch", "python", "device", "processor", "fleet", "code", "command", "finished")
+TOLD = ("parabolic", "torch", "python", "device", "processor", "fleet", "code", "commit", "command", "finished")
 ACCURACY, SECONDS = 4, 3  # decimal places
 FROM = "record"  # key in the environment of a run read from records: the name of its file
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +16,9 @@ from parabolic.checks import check_name, check_number, invalid, plain
 from parabolic.engine import PRECISIONS
 from parabolic.engine.measures import find_measures
 from parabolic.learners import find_learner
+from parabolic.learners.optimizers import own_optimizer
 from parabolic.options import Option, check_options, no_option, option, options_of, parse_option
+from parabolic.plugins import load_with_module
 from parabolic.streams import Scenario, find_stream
 
 __all__ = ["RunSpec", "check_spec"]
@@ -69,12 +72,19 @@ class RunSpec:
                 raise invalid(group, given, "a dict of values by name", "as in {'lr': 0.05}")
             object.__setattr__(self, group, {name: plain(value) for name, value in given.items()})
         known = self.learner_options(self.learner)
+        objects = {
+            name: saved for name, each in known.items() if (saved := _default(self.learner, each)) != each.default
+        }
         for name, value in self.options.items():
             check_name(f"option of {self.learner}", name, known, no_option(find_learner(self.learner), name))
             if not isinstance(value, str | int | float | None):
                 known[name].check(value)
-                raise invalid(name, value, "a value that can be saved as text", "give an optimizer, say, by its name")
-        object.__setattr__(self, "options", {name: known[name].taken(value) for name, value in self.options.items()})
+                raise invalid(
+                    name, value, "a value that can be saved as text", "give an optimizer, say, as file.py:name"
+                )
+        # The path of an object that is the default means that object, in a spec read from a record.
+        given = {name: value for name, value in self.options.items() if name not in objects or value != objects[name]}
+        object.__setattr__(self, "options", {name: known[name].taken(value) for name, value in given.items()})
         if "replay" in known:
             replay = self.options.get("replay", known["replay"].default)
             remedy = f"the learner recalls replay={replay} per step: keep at least as many, or recall fewer"
@@ -132,7 +142,9 @@ class RunSpec:
         spec["batch"] = self.batch or stream.batch
         spec["precision"] = self.precision or stream.precision
         spec["channels_last"] = stream.channels_last if self.channels_last is None else self.channels_last
-        spec["options"] = {name: each.default for name, each in self.learner_options(self.learner).items()}
+        spec["options"] = {
+            name: _default(self.learner, each) for name, each in self.learner_options(self.learner).items()
+        }
         spec["options"] |= self.options
         spec["scenario"] = dataclasses.asdict(Scenario.of(self.scenario))
         if "memory" not in options_of(learner):
@@ -157,9 +169,29 @@ class RunSpec:
 
     @cached_property
     def shape(self) -> str:
-        """What runs must share to be trained side by side: a hash of all but the seed and the learner's options."""
-        shape = {name: value for name, value in self.resolved().items() if name not in ("seed", "options")}
+        """What runs must share to be trained side by side: a hash of all but the seed and the learner's options.
+
+        Of the options, only the path of the user's own optimiser is part of it, so that such runs have the same code.
+        """
+        resolved = self.resolved()
+        shape = {name: value for name, value in resolved.items() if name not in ("seed", "options")}
+        if path := own_optimizer(resolved["options"].get("optimizer")):
+            shape["optimizer"] = path
         return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _default(learner: str, stated: Option) -> Any:
+    """The default of a learner's option as it is saved: an object, such as an optimizer's class, by its path."""
+    default = stated.default
+    if isinstance(default, str | int | float | list | tuple | Mapping | None):
+        return default
+    kind, place = find_learner(learner), learner.rpartition(":")[0]
+    module = load_with_module("learner", learner)[0] if place else sys.modules[kind.__module__]
+    for name, value in vars(module).items():
+        if value is default:
+            return f"{place or kind.__module__}:{name}"
+    remedy = f"assign it to a name at the top level of {place or kind.__module__}, and give that as the default"
+    raise invalid(f"{kind.__name__}.{stated.name}", default, "a default that can be saved as text", remedy)
 
 
 def check_spec(spec: object) -> None:

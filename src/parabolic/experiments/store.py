@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from parabolic import metrics
 from parabolic.checks import invalid
-from parabolic.experiments.code import made_of
+from parabolic.experiments.code import made_of, own_code_of, package_code
 from parabolic.experiments.spec import RunSpec
 from parabolic.files import disk_errors, sweep, write_text
 
@@ -69,6 +69,12 @@ class Record:
     def task_matrix(self) -> NDArray[np.float64] | None:
         """The accuracy matrix with only each task's own classes competing, if it was recorded."""
         return _square(self.task_accuracy) if self.task_accuracy else None
+
+    @property
+    def by_other_package(self) -> bool:
+        """Whether it was trained by other code of this package, as far as that was noted."""
+        ours = package_code()
+        return bool(self.environment.get("package", ours) != ours)
 
     @property
     def summary(self) -> dict[str, float]:
@@ -157,6 +163,12 @@ class Store:
         """
         record = _read(Record, self.path(spec.key) / FILE)
         return record if record is not None and record.key == spec.key and is_of(record, spec) else None
+
+    def outdated(self, spec: RunSpec) -> bool:
+        """Whether there is a finished run of this spec that was made with another version of the user's own code."""
+        own = own_code_of(spec)
+        record = _read(Record, self.path(spec.key) / FILE) if own else None
+        return record is not None and record.environment.get("code", own) != own
 
     def __iter__(self) -> Iterator[Record]:
         """All finished runs, each once even if there are copies; unreadable files are skipped (see `unreadable`)."""

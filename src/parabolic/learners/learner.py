@@ -109,7 +109,9 @@ class Learner:
     model: nn.Module = dataclasses.field(kw_only=False)
     lr: float = option(0.1, "learning rate", above=0, tune="0.001:1:log")
     optimizer: str | Callable[..., torch.optim.Optimizer] = option(
-        "SGD", "a class of torch.optim: SGD, SGD(momentum=0.9); in Python also a factory(parameters, lr=lr)",
+        "SGD",
+        "a class of torch.optim: SGD, SGD(momentum=0.9); or your own factory(parameters, lr=lr) as file.py:name, in "
+        "Python also itself",
         reads=parse_optimizer,
     )  # fmt: skip
     average: float | None = option(

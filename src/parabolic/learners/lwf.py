@@ -15,7 +15,7 @@ from parabolic.learners.functional import only
 from parabolic.learners.gradients import trainable
 from parabolic.learners.head import check_head, features, last_linear, widen
 from parabolic.learners.learner import Learner, TaskBatches
-from parabolic.learners.optimizers import parse_optimizer
+from parabolic.learners.optimizers import own_optimizer, parse_optimizer
 from parabolic.memory import Batch
 from parabolic.options import option
 from parabolic.states import overwrite
@@ -49,7 +49,9 @@ class LwF(Learner):
     alpha: float = option(3.0, "weight of the distillation loss on old classes", at_least=0, tune="0.1:10:log")
     temperature: float = option(2.0, "how much the probabilities are softened (1: not at all)", above=0)
     warmup: int = option(1, "passes over a task's batches to warm up its new classes", at_least=0)
-    weight_decay: float = option(5e-4, "weight decay of an optimizer given by name, unless it sets its own", at_least=0)
+    weight_decay: float = option(
+        5e-4, "weight decay of an optimizer of torch.optim given by name, unless it sets its own", at_least=0
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -119,9 +121,10 @@ class LwF(Learner):
 
     def _make_optimizer(self, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
         made = super()._make_optimizer(weights)
-        if isinstance(self.optimizer, str) and "weight_decay" not in parse_optimizer(self.optimizer)[1]:
+        if isinstance(self.optimizer, str) and not own_optimizer(self.optimizer):
+            _, arguments = parse_optimizer(self.optimizer)
             for group in made.param_groups:
-                group["weight_decay"] = self.weight_decay
+                group["weight_decay"] = arguments.get("weight_decay", self.weight_decay)
         return made
 
     def state_dict(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from parabolic.files import disk_errors, write_bytes
 from parabolic.learners.gradients import trainable
 from parabolic.learners.head import last_linear
 from parabolic.learners.learner import GO_BACK, Diverged, Learner
+from parabolic.learners.optimizers import own_optimizer
 from parabolic.memory import Memory
 from parabolic.states import pack_state, read_state, same_state
 
@@ -53,6 +54,8 @@ def load(
     if missing := sorted(set(saved["given"]) - given.keys()):
         remedy = f"pass {', '.join(f'{name}=' for name in missing)} as it was: a file holds no code"
         raise invalid("load", Description(f"no {', '.join(missing)}"), f"everything that {path} cannot hold", remedy)
+    if path_of_code := own_optimizer(saved["fields"].get("optimizer")):  # no file of ours says so
+        raise invalid("optimizer", path_of_code, "none that a file names", "do not trust this file")
     if model is None:
         model = _rebuild(path, saved["backbone"], saved["state"]["model"])
     if device is not None:
@@ -102,7 +105,7 @@ def describe(learner: Learner) -> dict[str, Any]:
 
 def _tell(described: dict[str, Any], name: str, value: Any) -> None:
     """Add an option to a description: its value, else how to make it, else only its name."""
-    if _plain(value):
+    if _plain(value) and not own_optimizer(value if name == "optimizer" else None):
         described["fields"][name] = value
     elif (arguments := _arguments(value)) is not None:
         described["made"][name] = (_path(type(value)), arguments)

@@ -46,7 +46,8 @@ def comparison(
     columns = {name: FIGURES[name] for name in USUAL} if columns is None else columns
     rows = {learner: [cell_of(records, name, seeds) for name in columns] for learner, records in runs.items()}
     notes = [*notes, *at_once(runs), *_unasked(runs, columns)]
-    return Results("comparison", title, list(columns.values()), rows, notes, heading="learner")
+    keys = {learner: {record.spec["seed"]: record.key for record in records} for learner, records in runs.items()}
+    return Results("comparison", title, list(columns.values()), rows, notes, heading="learner", keys=keys)
 
 
 def column_of(name: str, measure: Measure | None = None) -> Column:

@@ -86,6 +86,7 @@ class Results:
     underlines: bool = True  # the second best of each column
     ranked: bool = False  # whether the mean rank of each row over the columns is shown
     incomparable: str = ""  # why there can be no verdict against the published figures, if so
+    keys: Mapping[str, Mapping[int, str]] = field(default_factory=dict)  # of the runs of a row, by seed
 
     @cached_property
     def judged(self) -> list[list[Judged]]:
@@ -120,6 +121,7 @@ class Results:
                 "name": name,
                 "rank": ours[i],
                 "published_rank": theirs[i],
+                **({"keys": self.keys[name]} if name in self.keys else {}),
                 "cells": [
                     {
                         "by_seed": cell.by_seed,

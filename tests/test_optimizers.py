@@ -1,0 +1,171 @@
+"""Optimisers of one's own: named by their path in runs, or the default of a class."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from parabolic import ER, InputError, Learner, LwF, RunSpec, Store, run
+from parabolic.experiments import build, execute, load_preset
+from parabolic.experiments.code import own_code_of
+from parabolic.states import pack_state, read_state
+
+LION = """
+import torch
+
+class Lion(torch.optim.SGD):
+    def __init__(self, parameters, lr, weight=1.0):
+        super().__init__(parameters, lr=weight * lr)
+"""
+MINE = """
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from parabolic import SGD
+from parabolic.options import option
+from lion import Lion
+
+class Mine(SGD):
+    optimizer: Any = Lion
+
+class Unnamed(SGD):
+    optimizer: Any = partial(Lion, weight=0.01)
+
+half, len = partial(Lion, weight=0.01), len
+
+class Hooked(SGD):
+    hook: Callable = option(len, "something to call")
+
+class Half(SGD):
+    optimizer: str | Callable = half
+"""
+SPEC = {"stream": "seq-blobs", "backbone": "mlp"}
+QUICK = ("--stream", "seq-blobs", "--set", "backbone=mlp", "--device", "cpu", "--json")
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("lion.py").write_text(LION)
+    Path("mine.py").write_text(MINE)
+
+
+def accuracy(learner, lr=0.1, **options):
+    return execute(RunSpec(learner, **SPEC, options={"lr": lr, **options}), device="cpu").accuracy
+
+
+def test_a_run_names_an_optimiser_of_ones_own():
+    assert accuracy("sgd", optimizer="lion.py:Lion") == accuracy("sgd")
+    assert accuracy("sgd", optimizer="lion.py:Lion(weight=0.01)") == accuracy("sgd", lr=0.001) != accuracy("sgd")
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_the_command_line_and_presets_do_too(workers, parabolic):
+    asked = ("compare", "--learners", "sgd", "--seeds", "1", "--workers", workers, *QUICK)
+    code, out, err = parabolic(*asked, "--set", "optimizer=lion.py:Lion(weight=0.01)")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["runs"][0]["accuracy"] == accuracy("sgd", lr=0.001)
+    Path("p").mkdir()
+    Path("lion.py").rename("p/lion.py")
+    Path("p/half.toml").write_text('learner = "sgd"\n[settings]\noptimizer = "lion.py:Lion(weight=0.01)"\n')
+    spec = load_preset("p/half.toml").spec()
+    assert spec.options == {"optimizer": "p/lion.py:Lion(weight=0.01)"}
+
+
+def test_the_file_of_an_optimiser_is_part_of_the_runs_code():
+    spec, store = RunSpec("sgd", **SPEC, options={"optimizer": "lion.py:Lion"}), Store("runs")
+    assert not run(spec, store, device="cpu")[1]
+    assert run(spec, store, device="cpu")[1]
+    before = own_code_of(spec)
+    Path("lion.py").write_text(LION + "# edited")
+    assert own_code_of(spec) != before
+    assert store.find(spec) is None
+
+
+def test_runs_of_one_shape_have_the_same_code():
+    """Runs side by side note the code of the first."""
+    Path("tiger.py").write_text(LION)
+    names = ("SGD", "Adam", "lion.py:Lion", "lion.py:Lion(weight=0.01)", "tiger.py:Lion")
+    sgd, adam, lion, slow, tiger = (RunSpec("er", options={"optimizer": name}).shape for name in names)
+    assert sgd == adam
+    assert lion == slow
+    assert len({sgd, lion, tiger}) == 3
+
+
+@pytest.mark.parametrize(("learner", "named", "lr"), [("Mine", "Lion", 0.1), ("Half", "half", 0.001)])
+def test_an_optimiser_as_the_default_of_a_class(learner, named, lr, parabolic):
+    code, out, err = parabolic("run", "--learner", f"mine.py:{learner}", *QUICK)
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    assert told["accuracy"] == accuracy("sgd", lr=lr)
+    assert told["spec"]["options"]["optimizer"] == f"mine.py:{named}"
+    again = RunSpec(**told["spec"])
+    assert again.key == told["key"]
+    assert execute(again, device="cpu").accuracy == told["accuracy"]
+    assert json.loads(parabolic("run", "--learner", f"mine.py:{learner}", *QUICK)[1])["reused"]
+    assert parabolic("list", f"mine.py:{learner}", "--json")[0] == 0
+
+
+def test_a_spec_from_a_record_has_the_objects_that_are_defaults():
+    told = RunSpec("mine.py:Hooked").resolved()
+    assert told["options"]["hook"] == "mine.py:len"
+    assert RunSpec(**told).options.keys() == told["options"].keys() - {"hook"}
+    assert build(RunSpec(**told), device="cpu")[0].hook is len
+
+
+def test_a_default_without_a_name_is_refused_when_the_spec_is_made():
+    told = r"^Unnamed.optimizer: got .*, expected a default that can be saved as text; assign it to a name at the top"
+    with pytest.raises(InputError, match=told):
+        RunSpec("mine.py:Unnamed")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("lion.py:Tiger", "optimizer: got 'lion.py:Tiger', expected a name that lion.py defines"),
+        ("no.py:Lion", "optimizer: got 'no.py:Lion', expected file.py:name of an existing file"),
+        ("lion.py:Lion(depth=1)", r"optimizer: got .*Lion.*, expected a function that is called as optimizer\(param"),
+        ("lion.py:Lion(lr=1)", "optimizer: got 'lion.py:Lion.lr=1.', expected no lr among the arguments"),
+        ("lion.py:Lion(0.5)", "optimizer: got .*, with arguments by name"),
+        ("lion.py:Lion(weight=f())", "optimizer: got .*, expected .* plain values"),
+    ],
+)
+def test_one_that_cannot_be_used_is_refused_when_the_spec_is_made(text, told):
+    with pytest.raises(InputError, match=f"^{told}"):
+        RunSpec("sgd", options={"optimizer": text})
+
+
+def test_what_makes_no_optimiser_is_refused():
+    Path("lion.py").write_text("def Lion(parameters, lr): return 3")
+    with pytest.raises(InputError, match="^optimizer: got .*int.*, expected a factory of an optimiser"):
+        ER(nn.Linear(2, 2), optimizer="lion.py:Lion")
+
+
+def test_lwf_leaves_the_weight_decay_of_ones_own_alone():
+    decays = {
+        text: LwF(nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2)), optimizer=text).optim.param_groups[0]["weight_decay"]
+        for text in ("SGD", "SGD(weight_decay=0.1)", "lion.py:Lion")
+    }
+    assert list(decays.values()) == [5e-4, 0.1, 0]
+
+
+def test_a_saved_learner_names_no_code():
+    """Loading imports nothing that a file names, even if someone else has written the name into it."""
+    learner = ER(nn.Linear(2, 2), optimizer="lion.py:Lion(weight=0.01)", lr=0.1)
+    path = learner.save("er.safetensors")
+    assert b"lion" not in path.read_bytes()
+    with pytest.raises(InputError, match="^load: got no optimizer, expected everything .* pass optimizer= as it was"):
+        Learner.load(path, model=nn.Linear(2, 2))
+    again = Learner.load(path, model=nn.Linear(2, 2), optimizer="lion.py:Lion(weight=0.01)")
+    assert again.optim.param_groups[0]["lr"] == learner.optim.param_groups[0]["lr"] == 0.001
+    saved = read_state(path)
+    Path("lion.py").write_text("open('it ran', 'w')\n" + LION)
+    saved["fields"]["optimizer"], saved["given"] = "lion.py:Lion", []
+    path.write_bytes(pack_state(saved))
+    with pytest.raises(InputError, match="^optimizer: got 'lion.py:Lion', expected none that a file names"):
+        Learner.load(path, model=nn.Linear(2, 2))
+    assert not Path("it ran").exists()
+    assert isinstance(again.optim, torch.optim.SGD)
