@@ -210,12 +210,12 @@ def test_parabolic_profile_leaves_a_table_json_and_a_picture(parabolic, tmp_path
 
 @pytest.mark.parametrize("command", [("bounds", "--samples", "8"), ("profile", "--grid", "9", "--paths", "2")])
 def test_files_are_named_by_the_run_that_they_tell_of(parabolic, tmp_path, command):
-    given = ("--learner", "er", "--memory", "90", "--stream")
-    told = json.loads(parabolic(*command, *given, "seq-blobs", "--seed", "3", "--json")[1])
+    options = ("--memory", "90", "--stream", "seq-blobs", "--seed", "3", "--json")
+    told = json.loads(parabolic(*command, "--learner", "er", *options)[1])
     (file,) = (tmp_path / command[0]).glob("seq-blobs-er-3-*.json")
     file.unlink()
-    settings = ("stream=seq-blobs", "seed=3", "memory=90")
-    code, out, _ = parabolic(*command, *given, "seq-digits", *[word for each in settings for word in ("--set", each)])
+    settings = [word for each in ("stream=seq-blobs", "seed=3", "memory=90") for word in ("--set", each)]
+    code, out, _ = parabolic(*command, "--learner", "er", *settings)
     assert code == 0
     assert "on seq-digits" not in out
     assert json.loads(file.read_text()) == told
