@@ -76,10 +76,10 @@ class Memory:
 
     def __getitem__(self, name: str) -> Tensor:
         """The filled part of one field, as a view."""
-        if not self._slots:
-            got = Description("a memory to which nothing was offered")
-            raise invalid(f'memory["{name}"]', got, "one that has stored something", "check len(memory) first")
         if name not in self._slots:
+            if not self._slots:
+                got = Description("a memory to which nothing was offered")
+                raise invalid(f'memory["{name}"]', got, "one that has stored something", "check len(memory) first")
             check_name("field", name, self._slots)
         return self._slots[name][: len(self)]
 

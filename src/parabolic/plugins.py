@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
-import os
 import sys
+import sysconfig
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,12 +19,11 @@ from typing import Any
 
 from parabolic.checks import Description, invalid
 
-__all__ = ["load_object", "load_with_module", "require", "source_of", "sources_imported_by"]
+__all__ = ["is_own", "load_object", "load_with_module", "require", "source_of", "sources_imported_by"]
 
 # Attributes in which a module loaded from a file stores the file's contents, and those of the files that it imports.
 SOURCE, IMPORTED = "__parabolic_source__", "__parabolic_imported__"
-OURS, LIBRARY = Path(__file__).parent, Path(os.__file__).parent
-INSTALLED = {"site-packages", "dist-packages"}
+INSTALLED, NOT_OWN = {"site-packages", "dist-packages"}, (Path(__file__).parent, Path(sysconfig.get_path("stdlib")))
 
 _turn = RLock()  # held by the thread that imports a file, which may load another file
 _importing: list[tuple[Path, set[str]]] = []  # the folder of each file being imported, and the modules before that
@@ -87,6 +86,15 @@ def source_of(module: ModuleType) -> bytes:
     """
     known = vars(module)
     return known[SOURCE] if SOURCE in known else _read_once(known.get("__file__") or "")
+
+
+def is_own(file: Path) -> bool:
+    """Whether a file is the user's own: neither installed nor of Python's library or this package.
+
+    >>> is_own(Path("mine.py")), is_own(Path(__file__))
+    (True, False)
+    """
+    return not (INSTALLED & {*file.parts} or any(map(file.is_relative_to, NOT_OWN)))
 
 
 def sources_imported_by(module: ModuleType) -> dict[str, bytes]:
@@ -166,9 +174,8 @@ def _own_file(name: str, folder: Path) -> str | None:
         path = folder.joinpath(*name.split("."))
         places = (path / "__init__.py", path.with_name(f"{path.name}.py"))
         file = next((str(each) for each in places if each.is_file()), None)
-    if not isinstance(file, str) or not Path(file).is_relative_to(folder) or INSTALLED & {*Path(file).parts}:
-        return None
-    return None if any(Path(file).is_relative_to(each) for each in (OURS, LIBRARY)) else file
+    own = isinstance(file, str) and Path(file).is_relative_to(folder) and is_own(Path(file))
+    return file if own else None
 
 
 def _package_of(name: str, file: str) -> str:

@@ -674,12 +674,13 @@ class Learner:
 
     def _check_frozen(self) -> None:
         """Refuse weights that were frozen at first and are no longer, but that the optimiser does not know."""
-        if free := [name for name in self._frozen if self.model.get_parameter(name).requires_grad]:
+        if free := {name: weight for name in self._frozen if (weight := self.model.get_parameter(name)).requires_grad}:
             known = {id(weight) for group in self.optim.param_groups for weight in group["params"]}
-            if strange := [name for name in free if id(self.model.get_parameter(name)) not in known]:
-                got = Description(f"weights that were frozen when the learner was created ({strange[0]})")
-                remedy = "create a new learner, or give them to learner.optim.add_param_group"
-                raise invalid("model", got, "only weights that are trained, or still frozen", remedy)
+            for name, weight in free.items():
+                if id(weight) not in known:
+                    got = Description(f"weights that were frozen when the learner was created ({name})")
+                    remedy = "create a new learner, or give them to learner.optim.add_param_group"
+                    raise invalid("model", got, "only weights that are trained, or still frozen", remedy)
 
     def _checked(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         x, y = (_as_tensor(name, value, self.device) for name, value in (("x", x), ("y", y)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import re
-import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -17,7 +16,7 @@ from parabolic.experiments import FailedRun, Record, RunSpec
 from parabolic.experiments.resume import StoppedRun
 from parabolic.files import written_whole
 from parabolic.learners import find_learner, known_learners
-from parabolic.plugins import require
+from parabolic.plugins import is_own, require
 from parabolic.streams import known_streams
 
 __all__ = [
@@ -28,7 +27,6 @@ __all__ = [
 Row = dict[str, Any]  # by column: names as in run.json, the spec's at the top level: seed, options.lr, metrics.acc
 
 FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
-OTHERS, NOT_OWN = {"site-packages", "dist-packages"}, (Path(__file__).parents[1], Path(sysconfig.get_path("stdlib")))
 
 GROUPS = ("", "options", "scenario", "metrics", "environment")
 
@@ -109,7 +107,7 @@ def fault_of(reason: str, trace: str) -> str:
     "KeyError: 'x' (in /mine/own.py:24, loss)"
     """
     places = [(Path(file), line, name) for file, line, name in FRAME.findall(trace) if not file.startswith("<")]
-    own = [each for each in places if not (OTHERS & set(each[0].parts) or any(map(each[0].is_relative_to, NOT_OWN)))]
+    own = [each for each in places if is_own(each[0])]
     if not own:
         return reason
     file, line, name = own[-1]
