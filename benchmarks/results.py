@@ -90,7 +90,7 @@ def of_paper(table: PaperTable, records: Records, *, stream: str, tuned: bool) -
 def even(records: Records) -> Iterator[list[str]]:
     """Compare the paper's figures for uneven classes with our runs on uneven and on even ones, by Welch's test."""
     main, imbalance = paper_tables()["main"], paper_tables()["imbalance"]
-    for row in ("ER", "PCL"):
+    for row in ("ER", "PCL", "VRMCL"):
         for place, setting in enumerate(imbalance.settings):
             cells = [f"{row}, {setting.title.split()[-1]}"]
             for number, metric in enumerate(NAMES):

@@ -4,6 +4,7 @@ import io
 import pickle
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -39,7 +40,10 @@ def exported(module, x):
     file = io.BytesIO()
     torch.export.save(torch.export.export(module, (x,), dynamic_shapes=({0: n},)), file)
     file.seek(0)
-    return torch.export.load(file).module()
+    with warnings.catch_warnings():
+        # torch reads weights from bytes that cannot be written to, and copies them.
+        warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
+        return torch.export.load(file).module()
 
 
 def saved(module):
