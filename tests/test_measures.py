@@ -93,6 +93,43 @@ def test_what_is_no_number_is_refused(given, message):
         train(*learner_and_stream(), batch=10, measures={"mine": lambda _: given})
 
 
+def test_a_measure_may_return_several_numbers():
+    measures = {"mine": lambda state: {"step": state.step, "task": torch.tensor(state.task)}, "one": lambda _: 1}
+    state = train(*learner_and_stream(), batch=10, measures=measures)
+    assert state.measured["mine.task"] == [0, 1, 2, 3, 4]
+    assert state.measured["mine.step"][-1] == state.metrics["mine.step"] == state.step
+    assert state.measured.keys() == {"mine.step", "mine.task", "one"}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ([{}], r"measure mine: got \[\], expected at least one number"),
+        ([{"a": "many"}], "measure mine.a: got 'many', expected a number"),
+        ([{"a": 1}, {"b": 1}], r"measure mine: got \['mine.b'\], expected mine.a, as before"),
+        ([1, {"a": 1}], r"measure mine: got \['mine.a'\], expected mine, as before"),
+        ([{"a": 1, "b": 2}, {"a": 1}], r"measure mine: got \['mine.a'\], expected mine.a, mine.b, as before"),
+    ],
+)
+def test_several_numbers_must_be_the_same_ones_after_every_task(numbers, message):
+    with pytest.raises(InputError, match=message):
+        train(*learner_and_stream(), batch=10, measures={"mine": lambda state: numbers[state.task]})
+
+
+def test_each_of_several_numbers_has_a_column(folder, parabolic):
+    (folder / "several.py").write_text("def mine(state): return {'low': state.task, 'high': 2 * state.task}")
+    given = ("compare", "--learners", "er", "--stream", "seq-blobs", "--seeds", "1", "--set", "measure=several.py:mine")
+    _, out, _ = parabolic(*given, "--format", "json")
+    [table] = json.loads(out)
+    assert [column["title"] for column in table["columns"]][-2:] == ["mine.low", "mine.high"]
+    assert [cell["by_seed"]["0"] for cell in table["rows"][0]["cells"]][-2:] == [2, 4]
+    _, out, _ = parabolic(*given, "--format", "json", "--metrics", "mine.high,acc")
+    [table] = json.loads(out)
+    assert table["rows"][0]["cells"][0]["by_seed"] == {"0": 4}
+    code, _, err = parabolic(*given, "--metrics", "their.high")
+    assert (code, "expected one of" in err) == (2, True)
+
+
 def test_what_cannot_be_asked_is_refused_before_the_first_step(folder):
     learner, stream = learner_and_stream()
     for measures, message in (

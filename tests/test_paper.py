@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from parabolic import Learner, RunSpec, Store, metrics
-from parabolic.experiments import Record
-from parabolic.experiments.paper import METHODS, NAMES, Estimates, Selection, find_bounds, paper_tables
+from parabolic.engine import BoundsMonitor
+from parabolic.experiments import Record, execute, write_records
+from parabolic.experiments.paper import METHODS, NAMES, Estimates, Selection, bounds_in, paper_tables
 from parabolic.learners import SI
 from parabolic.streams.scenarios import PAPER_SIZES
 
@@ -50,9 +51,11 @@ def test_columns_stand_for_streams_memories_and_scenarios():
     assert settings("small_buffers") == [("seq-cifar100", size, {}) for size in (50, 100, 150)]
     assert settings("imbalance") == [("seq-cifar10", 1000, {"class_sizes": name}) for name in PAPER_SIZES]
     assert settings("runtime") == [("seq-cifar100", 1000, {})]
-    bounds = {spec.key for spec in Selection(("bounds",)).bounds}
+    bounds = Selection(("bounds",)).runs
     assert len(bounds) == 5
-    assert bounds <= {spec.key for spec in paper_tables()["main"].specs(["pcl"])}
+    assert {replace(spec, measure=None).key for spec in bounds} <= {
+        spec.key for spec in paper_tables()["main"].specs(["pcl"])
+    }
 
 
 @pytest.mark.parametrize(
@@ -252,34 +255,39 @@ def test_a_run_that_fails_leaves_the_others_standing(parabolic, monkeypatch):
     assert "–" not in rows["| SGD"].rsplit(" | ", 1)[0]
 
 
-def test_bounds_are_measured_in_a_run_and_kept_beside_it(parabolic, tmp_path, monkeypatch):
+def test_bounds_are_measured_in_runs_of_their_own(parabolic, tmp_path, monkeypatch):
     arguments = ("paper", "bounds", "--quick", "--seeds", "1", "--device", "cpu", "--format", "json")
     code, out, err = parabolic(*arguments)
     assert (code, err) == (0, "")
     forgetting, generalisation = json.loads(out)
-    [spec] = Selection(("bounds",), seeds=1, quick=True).bounds
+    [spec] = Selection(("bounds",), seeds=1, quick=True).runs
     store = Store(tmp_path / "runs")
-    kept = json.loads((store.path(spec.key) / "bounds.json").read_text())
-    assert kept["spec"] == spec.resolved()
+    record = store.find(spec)
+    rows = bounds_in(record)
+    # What `parabolic bounds` measures, in a run that is otherwise the main table's.
+    plain, monitor = replace(spec, measure=None), BoundsMonitor()
+    assert execute(plain, device="cpu", callbacks=[monitor]).accuracy == record.accuracy
+    assert [row["forgetting.memory.max"] for row in rows] == [row.forgetting.memory.max for row in monitor.rows]
+    assert [row["forgetting.broken"] for row in rows] == [0] * 5
+    assert [row["generalisation.broken"] for row in rows] == [bool(row.violations) for row in monitor.rows]
     mine = {row["name"]: [cell["by_seed"]["0"] for cell in row["cells"]] for row in forgetting["rows"]}
-    assert mine["memory: largest"] == [row["forgetting"]["memory"]["max"] for row in kept["rows"]]
-    assert mine["first task, among its own classes"] == [row["first_among_own"] for row in kept["rows"]]
+    assert mine["memory: largest"] == [row.forgetting.memory.max for row in monitor.rows]
+    assert mine["first task, among its own classes"] == [row.first_among_own for row in monitor.rows]
+    assert mine["bound"] == [row.forgetting.bound for row in monitor.rows]
     published = {row["name"]: [cell["published"] for cell in row["cells"]] for row in forgetting["rows"]}
     assert [each["mean"] for each in published["memory: mean"]] == [0.5077, 0.9894, 1.3542, 1.4373, 1.4208]
     assert published["bound"] == [None] * 5
-    broken = sum("Corollary 1" in row["violations"] for row in kept["rows"])
+    broken = sum("Corollary 1" in row.violations for row in monitor.rows)
     assert f"breaks the bound in {broken} of 5 cases" in generalisation["notes"][0]
     assert all(cell["verdict"] == "unknown" for row in forgetting["rows"] for cell in row["cells"])
-    assert store.find(spec) is None  # the run as such is left to the grid
-    with monkeypatch.context() as patch:
-        patch.setattr("parabolic.experiments.paper.bounds.execute", pytest.fail)
-        assert parabolic(*arguments)[1] == out
-    # What is damaged, or of a run under other defaults, does not count.
-    for damage in ("{", json.dumps({**kept, "spec": {**kept["spec"], "batch": 99}, "rows": []})):
-        (store.path(spec.key) / "bounds.json").write_text(damage)
-        assert find_bounds(spec, store) is None
-    assert parabolic(*arguments)[1] == out
-    assert find_bounds(spec, store) == kept["rows"]
+    assert bounds_in(finished(plain)) is None
+    assert parabolic(*arguments)[1] == out  # not measured again
+    # Like all runs, they are records where others have them.
+    write_records([record], tmp_path / "records" / "bounds.jsonl")
+    monkeypatch.setenv("PARABOLIC_RECORDS", str(tmp_path / "records"))
+    again = json.loads(parabolic(*arguments, "--show", "--runs", "none")[1])
+    assert again[0]["rows"] == forgetting["rows"]
+    assert any("1 of 1 runs are records" in note for note in again[0]["notes"])
 
 
 def test_estimates_come_from_the_runs_that_are_most_alike():

@@ -100,8 +100,8 @@ def test_a_store_says_what_is_unfinished_and_what_is_new(store, record):
     assert [*before] == [folder / "run.json"]
     store.claim(record.key).release()
     assert store.written() == before
-    store.bounds(record.key).write_text("{}")
-    assert store.written().keys() - before.keys() == {store.bounds(record.key)}
+    store.monitor(record.key).write_text("{}")
+    assert store.written().keys() - before.keys() == {store.monitor(record.key)}
 
 
 CSV = """

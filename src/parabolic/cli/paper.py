@@ -17,7 +17,6 @@ from parabolic.cli.common import Checkpoint, Device, Runs
 from parabolic.cli.grids import Address, Engine, Fleet, Gpus, Minutes, Workers, close_grid, tell_package, train_all
 from parabolic.cli.tables import Format, Intervals, Output, check_output, show
 from parabolic.cli.tracking import Track
-from parabolic.engine import ProgressBar
 from parabolic.experiments import BackedStore, Outcome, Record, Records, Store, is_record
 from parabolic.experiments.execution import environment, find_device
 from parabolic.experiments.grid import worker_devices
@@ -30,9 +29,7 @@ from parabolic.experiments.paper import (
     Plan,
     Selection,
     Tuning,
-    find_bounds,
     lacking_data,
-    measure_bounds,
 )
 from parabolic.report import FORMATS
 from parabolic.report.comparisons import many
@@ -109,8 +106,7 @@ def paper(
     if output is not None:
         check_output(output)
     there = {spec.key: run for spec in selection.runs if (run := store.find(spec)) is not None}
-    bounds = {spec.seed: rows for spec in selection.bounds if (rows := find_bounds(spec, store)) is not None}
-    missing, outcome = Missing.of(selection, there, bounds), Outcome()
+    missing, outcome = Missing.of(selection, there), Outcome()
     if not show_only:
         mine, missing = missing.parted(cluster=engine == "ray")
         outcome = train_all(
@@ -118,14 +114,8 @@ def paper(
             engine=engine, workers=workers, address=address, fleet=fleet, gpus=gpus, device=device,
             minutes=minutes, checkpoint=checkpoint,
         )  # fmt: skip
-        if mine.bounds and not (outcome.interrupted or outcome.put_off):
-            with ProgressBar() as bar:
-                bar.title = "bounds"
-                measured, failures = measure_bounds(mine.bounds, store, device=device, callbacks=[bar])
-            bounds |= measured
-            outcome.failures.extend(failures)
     found = there | outcome.records
-    show(paper_results(selection, found, bounds), format, intervals=intervals, output=output)
+    show(paper_results(selection, found), format, intervals=intervals, output=output)
     aloud = format == "terminal" and output is None
     if aloud:
         kept = sum(is_record(each) for each in found.values())

@@ -272,6 +272,7 @@ def compare(
             }
             for specs in tables
         }
+        columns = _parted(columns, outcome.records.values())
         results = [
             comparison(each, title=title, seeds=seeds, notes=_tried(chosen), columns=columns)
             for title, each in records.items()
@@ -291,13 +292,25 @@ def _columns(asked: str | None, specs: Iterable[RunSpec]) -> dict[str, Column]:
             if measures.setdefault(name, each) is not each:
                 remedy = "two files have a function of this name: rename one"
                 raise invalid("measure", name, "one function for each column", remedy)
-    known = FIGURES | {name: column_of(name, measure) for name, measure in measures.items()}
     names = [*USUAL, *measures] if asked is None else [name.strip() for name in asked.split(",")]
+    owners = {name: name.partition(".")[0] for name in names}  # one of the numbers of a measure is MEASURE.NAME
+    own = {name: column_of(name, measures[owner]) for name, owner in owners.items() if owner in measures}
     for name in names:
-        check_name("--metrics", name, known)
+        check_name("--metrics", name, {*FIGURES, *measures, *own})
     if len(set(names)) < len(names):
         raise invalid("--metrics", asked, "each metric once")
-    return {name: known[name] for name in names}
+    return {name: own.get(name) or FIGURES[name] for name in names}
+
+
+def _parted(columns: Mapping[str, Column], records: Iterable[Record]) -> dict[str, Column]:
+    """Return the columns, with one for each number of a measure that returns several."""
+    found = dict.fromkeys(name for record in records for name in record.measured)
+    parts = {name: [each for each in found if each.startswith(f"{name}.")] or [name] for name in columns}
+    return {
+        part: column if part == name else dataclasses.replace(column, title=part)
+        for name, column in columns.items()
+        for part in parts[name]
+    }
 
 
 def _sizes(memory: str | None, presets: list[Preset], settings: list[str] | None) -> list[int]:

@@ -25,7 +25,6 @@ from parabolic.cli.common import (
 from parabolic.cli.tables import check_output
 from parabolic.engine import BoundsMonitor, BoundsRow, Callback, ProfileRecorder, ProgressBar, State, train
 from parabolic.experiments import RunSpec, build
-from parabolic.experiments.paper import bounds_told
 from parabolic.files import disk_errors, file_name, write_text
 from parabolic.pde import Range
 from parabolic.report.figures import check_picture, draw_bounds, draw_profiles
@@ -69,7 +68,8 @@ def bounds(
         eps=eps, samples=samples, seed=spec.seed, warn=lambda text: console.print(text, style="bold")
     )
     state = _train(spec, device, monitor)
-    told = bounds_told(spec, monitor)
+    rows = [row.as_dict() for row in monitor.rows]
+    told = {"spec": spec.resolved(), "eps": eps, "samples": samples, "rows": rows}
     name = file_name(f"{spec.stream}-{spec.learner}-{spec.seed}-{spec.key[:6]}")
     with disk_errors("--output", output, "name another folder"):
         written = write_text(output / f"{name}.json", json.dumps(told, indent=1))

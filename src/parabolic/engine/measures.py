@@ -17,7 +17,7 @@ from parabolic.plugins import load_object
 
 __all__ = ["Measure", "check_measures", "find_measures", "take"]
 
-Measure = Callable[[State], float | Tensor]
+Measure = Callable[[State], float | Tensor | Mapping[str, float | Tensor]]
 TAKEN = {"seconds", *metrics.summary([[0.0]], [[0.0]])}  # names already used in tables
 
 
@@ -52,17 +52,31 @@ def check_measures(measures: Mapping[str, Measure]) -> None:
 
 
 def take(measures: Mapping[str, Measure], state: State) -> None:
-    """Call each measure and append its number. Random draws by a measure do not affect training."""
+    """Call each measure and append its number, or its numbers, named `MEASURE.NAME`.
+
+    Random draws by a measure do not affect training.
+    """
     for name, measure in measures.items():
         with _draws_apart(state.learner):
-            value = measure(state)
-        try:
-            number = float(value.detach() if isinstance(value, Tensor) else value)
-        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-            raise invalid(f"measure {name}", value, "a number", first_line(error)) from error
-        if not math.isfinite(number):
-            raise invalid(f"measure {name}", number, "a finite number", "leave out what cannot be measured")
-        state.measured.setdefault(name, []).append(number)
+            told = measure(state)
+        parts = {f"{name}.{part}": value for part, value in told.items()} if isinstance(told, Mapping) else {name: told}
+        numbers = {part: _number(part, value) for part, value in parts.items()}
+        before = {each for each in state.measured if each == name or each.startswith(f"{name}.")}
+        if not numbers or (before and before != numbers.keys()):
+            wanted = f"{', '.join(sorted(before))}, as before" if before else "at least one number"
+            raise invalid(f"measure {name}", sorted(numbers), wanted, "return the same numbers after every task")
+        for part, number in numbers.items():
+            state.measured.setdefault(part, []).append(number)
+
+
+def _number(name: str, value: float | Tensor) -> float:
+    try:
+        number = float(value.detach() if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise invalid(f"measure {name}", value, "a number, or a dict of numbers", first_line(error)) from error
+    if not math.isfinite(number):
+        raise invalid(f"measure {name}", number, "a finite number", "leave out what cannot be measured")
+    return number
 
 
 @contextmanager

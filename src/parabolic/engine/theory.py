@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,7 +22,9 @@ from parabolic.profile import (
 )
 from parabolic.streams import Task
 
-__all__ = ["BoundsMonitor", "BoundsRow", "ProfileRecorder"]
+__all__ = ["BoundsMonitor", "BoundsRow", "ProfileRecorder", "bounds", "dotted"]
+
+EPS, SAMPLES = 0.01, 256  # the usual squared radius of the balls around the memory, and number of sampled points
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,18 @@ class BoundsRow:
         }
 
 
+def bounds(state: State) -> dict[str, float]:
+    """The bounds and the losses after a task, as a measure: `measure=parabolic.engine.theory:bounds`.
+
+    The names are the places of the numbers in `BoundsRow.as_dict`, as in `forgetting.memory.mean`. In addition,
+    `forgetting.broken` and `generalisation.broken` are 1 if the realised loss violates the bound, and 0 otherwise.
+    """
+    row = _row(state, eps=EPS, samples=SAMPLES, seed=0)
+    broken = {"forgetting": row.forgetting.holds is False, "generalisation": row.generalisation.holds is False}
+    told = {name: value for name, value in row.as_dict().items() if name not in ("task", "violations")}
+    return dotted(told) | {f"{name}.broken": float(each) for name, each in broken.items()}
+
+
 class BoundsMonitor(Callback):
     """After each task, records the bounds and the realised losses, and flags violations.
 
@@ -68,7 +82,7 @@ class BoundsMonitor(Callback):
     """
 
     def __init__(
-        self, *, eps: float = 0.01, samples: int = 256, seed: int = 0, warn: Callable[[str], None] | None = None
+        self, *, eps: float = EPS, samples: int = SAMPLES, seed: int = 0, warn: Callable[[str], None] | None = None
     ):
         check_number("eps", eps, above=0)
         check_number("samples", samples, whole=True, at_least=2)
@@ -82,17 +96,7 @@ class BoundsMonitor(Callback):
 
     def on_task(self, state: State) -> None:
         """Compute a row, and flag violations."""
-        learner, first, last = state.learner, state.stream[0], state.stream[-1]
-        draws = Generator(learner.device).manual_seed(self.seed)
-        past, future = (_test(task, learner.device) for task in (first, last))
-        before, ahead = bounds_of(learner, past, future, eps=self.eps, samples=self.samples, generator=draws)
-        row = BoundsRow(
-            state.task,
-            before,
-            ahead,
-            float(examples_loss(learner, *past, classes=list(first.classes)).mean()),
-            float(examples_loss(learner, *future, classes=list(last.classes)).mean()),
-        )
+        row = _row(state, eps=self.eps, samples=self.samples, seed=self.seed)
         self.rows.append(row)
         if self.warn is not None:
             for name in row.violations:
@@ -137,6 +141,33 @@ class ProfileRecorder(Callback):
         generator = Generator(learner.device).manual_seed(self.seed)
         settings: dict[str, Any] = {"t": self.t, "sigma": self.sigma, "eps": self.eps, "paths": self.paths}
         self.profiles.append(loss_profile(learner, inside, generator=generator, **settings))
+
+
+def _row(state: State, *, eps: float, samples: int, seed: int) -> BoundsRow:
+    learner, first, last = state.learner, state.stream[0], state.stream[-1]
+    draws = Generator(learner.device).manual_seed(seed)
+    past, future = (_test(task, learner.device) for task in (first, last))
+    before, ahead = bounds_of(learner, past, future, eps=eps, samples=samples, generator=draws)
+    return BoundsRow(
+        state.task,
+        before,
+        ahead,
+        float(examples_loss(learner, *past, classes=list(first.classes)).mean()),
+        float(examples_loss(learner, *future, classes=list(last.classes)).mean()),
+    )
+
+
+def dotted(told: Mapping[str, Any]) -> dict[str, float]:
+    """A nested mapping of numbers as a flat one, whose names are paths with dots.
+
+    >>> dotted({"forgetting": {"memory": {"mean": 0.5}}, "first_among_own": 0.25})
+    {'forgetting.memory.mean': 0.5, 'first_among_own': 0.25}
+    """
+    found = dict[str, float]()
+    for name, value in told.items():
+        inner = {f"{name}.{part}": each for part, each in dotted(value).items()} if isinstance(value, Mapping) else {}
+        found |= inner or {name: value}
+    return found
 
 
 def _test(task: Task, device: torch.device) -> tuple[Tensor, Tensor]:

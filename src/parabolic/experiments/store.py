@@ -4,7 +4,6 @@
     <root>/<key>/failed.json    why the last attempt failed, until the run is finished
     <root>/<key>/checkpoint.safetensors    its latest checkpoint, while it is trained or after it was stopped
     <root>/<key>/monitor.jsonl  a monitor's looks, for `parabolic watch`
-    <root>/<key>/bounds.json    the theory's bounds, if they were measured
     <root>/.claims/<key>        locked by the process that is training the run
 
 Stores of several machines are merged by copying their folders into one.
@@ -37,7 +36,7 @@ from parabolic.files import disk_errors, sweep, write_text
 __all__ = ["FailedRun", "Record", "Store", "agree", "check_store", "checked", "encodable", "is_of"]
 
 FILE, FAILED, CLAIMS, CHECKPOINT = "run.json", "failed.json", ".claims", "checkpoint.safetensors"
-MONITOR, BOUNDS = "monitor.jsonl", "bounds.json"
+MONITOR = "monitor.jsonl"
 KEY = re.compile("[0-9a-f]{16}")
 ROOM = 1 << 14  # bytes that must be free on disk to start a run
 
@@ -120,10 +119,6 @@ class Store:
     def monitor(self, key: str) -> Path:
         """The monitor's file of the run with this key."""
         return self.path(key) / MONITOR
-
-    def bounds(self, key: str) -> Path:
-        """The file of the bounds measured for the run with this key."""
-        return self.path(key) / BOUNDS
 
     def unfinished(self, key: str) -> bool:
         """Whether a folder has checkpoints but no finished run; a journal's folder counts too."""

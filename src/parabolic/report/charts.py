@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parabolic.report.scenes import Method, Scene
-from parabolic.report.statements import STATEMENTS, at
+from parabolic.report.statements import STATEMENTS
 
 __all__ = ["SHOWN", "anytime_chart", "bounds_charts", "bridge_chart", "forgetting_chart", "heat_map", "tradeoff_chart"]
 
@@ -176,7 +176,7 @@ def bounds_charts(measured: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, 
     tasks = list(range(1, min(len(rows) for rows in measured) + 1))
 
     def mean_of(place: str) -> list[float | None]:
-        looked = [[at(rows[task - 1], place) for task in tasks] for rows in measured]
+        looked = [[float(rows[task - 1][place]) for task in tasks] for rows in measured]
         return _figures(np.mean(looked, 0), 4)
 
     charts = {}

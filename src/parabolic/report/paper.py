@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from parabolic.experiments import Record, is_record
-from parabolic.experiments.paper import PLUS, Rows, Selection, Tuning, bound_tables, paper_tables
+from parabolic.experiments.paper import PLUS, Selection, Tuning, bound_tables, bounds_in, paper_tables
 from parabolic.report.comparisons import cell_of
-from parabolic.report.statements import STATEMENTS, at
+from parabolic.report.statements import STATEMENTS
 from parabolic.report.tables import Cell, Column, Results
 from parabolic.statistics import Summary
 
@@ -27,13 +27,11 @@ QUICK = (
 )
 
 
-def paper_results(
-    selection: Selection, records: Mapping[str, Record], measured: Mapping[int, Rows] | None = None
-) -> list[Results]:
-    """The paper's tables filled in from finished runs, by key, and from measured bounds, by seed; gaps stay empty."""
+def paper_results(selection: Selection, records: Mapping[str, Record]) -> list[Results]:
+    """The paper's tables filled in from finished runs, by key; gaps stay empty."""
     made = []
     for name in selection.tables:
-        made += _of_bounds(selection, measured or {}) if name == "bounds" else [_of_runs(selection, name, records)]
+        made += _of_bounds(selection, records) if name == "bounds" else [_of_runs(selection, name, records)]
     return made
 
 
@@ -92,7 +90,9 @@ def _of_records(table: str, used: Iterable[Record]) -> list[str]:
     return [f"{told} To train them yourself: parabolic paper {table} --no-records."]
 
 
-def _of_bounds(selection: Selection, measured: Mapping[int, Rows]) -> list[Results]:
+def _of_bounds(selection: Selection, records: Mapping[str, Record]) -> list[Results]:
+    used = {spec.seed: records[spec.key] for spec in selection.specs("bounds") if spec.key in records}
+    measured = {seed: told for seed, record in used.items() if (told := bounds_in(record))}
     made = []
     for name, table in bound_tables().items():
         statement = STATEMENTS[name]
@@ -106,16 +106,17 @@ def _of_bounds(selection: Selection, measured: Mapping[int, Rows]) -> list[Resul
         }
         rows = {}
         for line, (place, theirs) in lines.items():
-            by_task = [{seed: at(told[task], place) for seed, told in measured.items()} for task in range(len(columns))]
+            by_task = [{seed: told[task][place] for seed, told in measured.items()} for task in range(len(columns))]
             published = [Summary(figure, math.nan, 1) for figure in theirs] if theirs else [None] * len(columns)
             rows[line] = [
                 Cell(figures, selection.seeds, figure) for figures, figure in zip(by_task, published, strict=True)
             ]
         looks = [row for told in measured.values() for row in told]
-        broken = sum(statement.name in row["violations"] for row in looks)
+        broken = sum(row[f"{name}.broken"] == 1 for row in looks)
         notes = [f"The loss on the task, all classes competing, breaks the bound in {broken} of {len(looks)} cases."]
         notes += [QUICK] if selection.quick else []
         notes += _of_tuning(Tuning.of(selection, ["bounds"])) if selection.tuned else []
+        notes += _of_records("bounds --tuned" if selection.tuned else "bounds", used.values())
         why = OTHER_DATA if selection.quick else "the paper gives no deviations"
         title = f"{table.title}, tuned" if selection.tuned else table.title
         made.append(Results(f"bounds.{name}", title, columns, rows, notes, "loss", incomparable=why))

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parabolic.experiments import FailedRun, Record, Store, known_presets, load_preset
+from parabolic.experiments.paper import bounds_in
 from parabolic.report.comparisons import at_once, cell_of, column_of, many
 from parabolic.report.runs import Row, departures, name_of, place_of, row_of, select, short, unusual, written
 from parabolic.report.tables import Cell, Column, Results
@@ -142,7 +143,9 @@ def results_of(scene: Scene) -> Results:
     """A table of a scene's methods against metrics and the user's own measures."""
     wanted = max([len(scene.seeds), *[len(method.runs) for method in scene.methods]])
     runs = {method.name: list(method.runs.values()) for method in scene.methods}
-    measures = dict.fromkeys(name for each in runs.values() for record in each for name in record.measured)
+    measures = dict.fromkeys(
+        name for each in runs.values() for record in each if not bounds_in(record) for name in record.measured
+    )  # bounds have charts of their own
     columns = COLUMNS | {name: column_of(name) for name in measures}
     rows = {method.name: [method.cell(name, wanted) for name in columns] for method in scene.methods}
     return Results("scene", scene.title, list(columns.values()), rows, at_once(runs), heading="method")

@@ -1,19 +1,18 @@
-"""The two statements of the theory that are measured, and where `BoundsRow.as_dict` has the quantities in them."""
+"""The two statements of the theory that are measured, and the names of the quantities in them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-__all__ = ["STATEMENTS", "Statement", "at"]
+__all__ = ["STATEMENTS", "Statement"]
 
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement, and the places of the losses that it compares."""
+    """A statement, and the names of the losses that it compares, as `parabolic.engine.theory.bounds` has them."""
 
-    name: str  # as in `violations`
+    name: str
     task: str  # the task whose loss it bounds
     memory: str  # the loss on memory, with its `min`, `mean` and `max`
     competing: str  # the loss on the task, all classes competing
@@ -40,15 +39,3 @@ STATEMENTS = {
     ),
 }
 """By the names of the paper's bound tables."""
-
-
-def at(row: Mapping[str, Any], place: str) -> float:
-    """The number at a dotted path in a row.
-
-    >>> at({"forgetting": {"memory": {"mean": 0.5}}}, "forgetting.memory.mean")
-    0.5
-    """
-    told: Any = row
-    for name in place.split("."):
-        told = told[name]
-    return float(told)

@@ -1,13 +1,6 @@
 """The paper's tables: the runs behind them and the published figures."""
 
-from parabolic.experiments.paper.bounds import (
-    BoundTable,
-    Rows,
-    bound_tables,
-    bounds_told,
-    find_bounds,
-    measure_bounds,
-)
+from parabolic.experiments.paper.bounds import BoundTable, Rows, bound_tables, bounds_in
 from parabolic.experiments.paper.gaps import Gap, Missing, lacking_data
 from parabolic.experiments.paper.plan import Estimates, Plan
 from parabolic.experiments.paper.quick import is_stand_in
@@ -34,10 +27,8 @@ __all__ = [
     "Setting",
     "Tuning",
     "bound_tables",
-    "bounds_told",
-    "find_bounds",
+    "bounds_in",
     "is_stand_in",
     "lacking_data",
-    "measure_bounds",
     "paper_tables",
 ]

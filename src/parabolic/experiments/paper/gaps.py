@@ -37,7 +37,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Missing:
-    """The missing runs of some tables, and those whose bounds have not been measured.
+    """The missing runs of some tables.
 
     >>> selection = Selection(("small_buffers",), learners=("sgd",), seeds=2)
     >>> [str(gap) for gap in Missing.of(selection, {}).gaps(selection)]  # without a memory one run serves all sizes
@@ -45,27 +45,19 @@ class Missing:
     """
 
     runs: Sequence[RunSpec]
-    bounds: Sequence[RunSpec] = ()
 
     @classmethod
-    def of(cls, selection: Selection, there: Container[str], bounds: Container[int] = ()) -> Missing:
-        """What is missing, given the keys of the available runs and the seeds with measured bounds."""
-        return cls(
-            [spec for spec in selection.runs if spec.key not in there],
-            [spec for spec in selection.bounds if spec.seed not in bounds],
-        )
+    def of(cls, selection: Selection, there: Container[str]) -> Missing:
+        """What is missing, given the keys of the available runs."""
+        return cls([spec for spec in selection.runs if spec.key not in there])
 
     def parted(self, *, cluster: bool = False) -> tuple[Missing, Missing]:
         """What can be trained, and what cannot because its data are not here; a cluster is assumed to have its data."""
-        lacking = {each for each in {spec.stream for spec in (*self.runs, *self.bounds)} if lacking_data(each)}
-
-        def chosen(here: bool) -> Missing:
-            return Missing(
-                [spec for spec in self.runs if (cluster or spec.stream not in lacking) == here],
-                [spec for spec in self.bounds if (spec.stream not in lacking) == here],
-            )
-
-        return chosen(True), chosen(False)
+        lacking = {each for each in {spec.stream for spec in self.runs} if not cluster and lacking_data(each)}
+        here, elsewhere = (
+            Missing([spec for spec in self.runs if (spec.stream in lacking) == absent]) for absent in (False, True)
+        )
+        return here, elsewhere
 
     def gaps(self, selection: Selection) -> list[Gap]:
         """What is missing, grouped; runs that several tables share are counted once."""
@@ -73,9 +65,10 @@ class Missing:
         for row, spec in selection.by_row():
             if spec.key in left:
                 left.remove(spec.key)
-                _note(gaps, row, spec)
-        for spec in self.bounds:
-            _note(gaps, "bounds of PCL", spec)
+                place = json.dumps([spec.stream, spec.memory, dict(spec.scenario)])
+                gap = gaps.setdefault(place, Gap(spec.stream, spec.memory, spec.scenario))
+                named = f"bounds of {row}" if spec.measure else row
+                gap.rows[named] = gap.rows.get(named, 0) + 1
         return list(gaps.values())
 
 
@@ -87,9 +80,3 @@ def lacking_data(stream: str) -> str | None:
     """
     benchmark = BENCHMARKS.get(stream)
     return benchmark.data if benchmark is not None and Cache().find(benchmark.data) is None else None
-
-
-def _note(gaps: dict[str, Gap], row: str, spec: RunSpec) -> None:
-    place = json.dumps([spec.stream, spec.memory, dict(spec.scenario)])
-    gap = gaps.setdefault(place, Gap(spec.stream, spec.memory, spec.scenario))
-    gap.rows[row] = gap.rows.get(row, 0) + 1

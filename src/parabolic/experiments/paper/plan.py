@@ -6,7 +6,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import cache
 from statistics import fmean
 from typing import Any
@@ -25,9 +25,6 @@ class Plan:
     done: int
     seconds: float  # of those that can be estimated
     unknown: int  # how many cannot be estimated: nothing similar has been done
-
-    def __add__(self, other: Plan) -> Plan:
-        return Plan(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
 
 class Estimates:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from parabolic.checks import check_name, check_number
-from parabolic.experiments.paper.bounds import find_bounds, table_of
+from parabolic.experiments.paper.bounds import table_of
 from parabolic.experiments.paper.plan import Estimates, Plan, plan
 from parabolic.experiments.paper.tables import METHODS, SEEDS, Setting
 from parabolic.experiments.spec import RunSpec
@@ -51,20 +51,15 @@ class Selection:
 
     @property
     def runs(self) -> list[RunSpec]:
-        """The runs of all tables except `bounds`."""
+        """The runs of all tables."""
         return [spec for _, spec in self.by_row()]
-
-    @property
-    def bounds(self) -> list[RunSpec]:
-        """The runs whose bounds are to be measured."""
-        return self.specs("bounds") if "bounds" in self.tables else []
 
     def specs(self, name: str) -> list[RunSpec]:
         """The runs of a table."""
         return table_of(name).specs(self.learners, self.seeds, quick=self.quick, tuned=self.tuned)
 
     def rows(self, name: str) -> list[str]:
-        """The rows of a table (for `bounds`, those of the underlying runs)."""
+        """The rows of a table (for `bounds`, the methods whose bounds are measured)."""
         return table_of(name).of(self.learners, tuned=self.tuned)
 
     def cell(self, row: str, setting: Setting) -> list[RunSpec]:
@@ -72,25 +67,16 @@ class Selection:
         return setting.specs(row, self.seeds, quick=self.quick, tuned=self.tuned)
 
     def by_row(self) -> Iterator[tuple[str, RunSpec]]:
-        """The runs of all tables except `bounds`, each with its row; a run may be in several tables."""
-        for name in self._of_records:
+        """The runs of all tables, each with its row; a run may be in several tables."""
+        for name in self.tables:
             for row in self.rows(name):
                 for setting in table_of(name).settings:
                     yield from ((row, spec) for spec in self.cell(row, setting))
 
     def plans(self, store: Store, estimates: Estimates) -> dict[str, Plan]:
         """What is left to do for each table and, last, for `all`, which counts shared runs once."""
-        plans = {name: plan(self.specs(name), store.find, estimates) for name in self._of_records}
-        together = plan(self.runs, store.find, estimates)
-        if self.bounds:
-            plans["bounds"] = plan(self.bounds, lambda spec: find_bounds(spec, store), estimates)
-            together += plans["bounds"]
-        return plans | {"all": together}
-
-    @property
-    def _of_records(self) -> list[str]:
-        """The selected tables except `bounds`."""
-        return [name for name in self.tables if name != "bounds"]
+        wanted = {name: self.specs(name) for name in self.tables} | {"all": self.runs}
+        return {name: plan(specs, store.find, estimates) for name, specs in wanted.items()}
 
     def _learners(self, name: str) -> set[str]:
         """The names by which the rows of a table can be selected."""

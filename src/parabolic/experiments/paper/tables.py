@@ -87,6 +87,7 @@ class Setting:
     stream: str = "seq-cifar100"
     memory: int = 1000
     scenario: Mapping[str, Any] = field(default_factory=dict)
+    measure: str | None = None  # as in `RunSpec`
 
     def specs(self, row: str, seeds: int = SEEDS, *, quick: bool = False, tuned: bool = False) -> list[RunSpec]:
         """The runs of a row, one per seed; with `quick`, their stand-ins on the bundled digits.
@@ -100,7 +101,7 @@ class Setting:
         if spec is None:
             return []
         first = stand_in(spec) if quick else spec
-        return [replace(first, seed=seed) for seed in range(seeds)]
+        return [replace(first, seed=seed, measure=self.measure) for seed in range(seeds)]
 
     def _published(self, row: str) -> RunSpec:
         method = METHODS[row]

@@ -14,7 +14,9 @@ from typing import Any
 
 from parabolic import __version__
 from parabolic.checks import Description, invalid
+from parabolic.engine.theory import dotted
 from parabolic.experiments import FailedRun, Record, Store, is_record
+from parabolic.experiments.paper import Rows, bounds_in
 from parabolic.experiments.records import FROM
 from parabolic.files import disk_errors, write_text
 from parabolic.learners import known_learners
@@ -78,7 +80,7 @@ def page_of(
         raise invalid("runs", got, "at least one", finds.left_out or TRAIN)
     book = _Book()
     scenes = [_scene(book, number, scene) for number, scene in enumerate(finds.scenes)]
-    measured, damaged = _bounds(book, finds, store, Path(bounds) if bounds is not None else None)
+    measured, damaged = _bounds(book, finds, Path(bounds) if bounds is not None else None)
     context = {
         "title": title,
         "version": __version__,
@@ -188,20 +190,20 @@ def _glance(scene: Scene) -> dict[str, str]:
 
 
 def _bounds(
-    book: _Book, finds: Finds, store: Store, folder: Path | None
+    book: _Book, finds: Finds, folder: Path | None
 ) -> tuple[list[tuple[str, int, dict[str, str]]], dict[str, str]]:
     """The charts of all measured bounds, with titles and numbers of runs; and the damaged files."""
-    places = [store.bounds(key) for key in finds.runs]
-    places += sorted(folder.glob("*.json")) if folder is not None and folder.is_dir() else []
-    groups: defaultdict[str, list[Any]] = defaultdict(list)
+    groups: defaultdict[str, list[Rows]] = defaultdict(list)
+    for record in finds.runs.values():
+        if rows := bounds_in(record):
+            groups[_titled({**record.spec, "measure": None})].append(rows)
     damaged = {}
-    for place in places:
+    for place in sorted(folder.glob("*.json")) if folder is not None and folder.is_dir() else []:
         try:
             told = json.loads(place.read_text())
-            charts.bounds_charts([told["rows"]])
-            groups[_titled(told["spec"])].append(told["rows"])
-        except FileNotFoundError:
-            continue
+            rows = [dotted(row) for row in told["rows"]]
+            charts.bounds_charts([rows])
+            groups[_titled(told["spec"])].append(rows)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             damaged[str(place)] = f"it does not contain bounds ({type(error).__name__}: {error})"
     made = [

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from parabolic.checks import InputError
 from parabolic.experiments import RunSpec, Store, known_presets
-from parabolic.experiments.paper import NAMES, Rows, Selection, find_bounds, paper_tables
+from parabolic.experiments.paper import NAMES, Selection, paper_tables
 from parabolic.report.formats import Line, Printed, legend, lines
 from parabolic.report.paper import paper_results
 from parabolic.report.scenes import Finds, Scene, results_of
@@ -62,13 +62,10 @@ def of_paper(finds: Finds, store: Store) -> list[TableView]:
         known = {name: [spec for key, spec in specs.items() if key in finds.runs] for name, specs in wanted.items()}
         found = (store.find(spec) for specs in known.values() for spec in specs)
         records = {record.key: record for record in found if record is not None}
-        measured = {spec.seed: rows for spec in known["bounds"] if (rows := find_bounds(spec, store))}
-        selection = Selection(
-            tuple(name for name in NAMES if (measured if name == "bounds" else known[name])), quick=quick, tuned=tuned
-        )
+        selection = Selection(tuple(name for name in NAMES if known[name]), quick=quick, tuned=tuned)
         made += [
-            _view(results, _paper_keys(results, selection, measured), _units(results))
-            for results in paper_results(selection, records, measured)
+            _view(results, _paper_keys(results, selection), _units(results))
+            for results in paper_results(selection, records)
         ]
     return made
 
@@ -116,10 +113,10 @@ def _units(results: Results) -> list[str]:
     return ["AAA and Acc are in percent."] if any(column.title == "Acc" for column in results.columns) else []
 
 
-def _paper_keys(results: Results, selection: Selection, measured: dict[int, Rows]) -> list[list[list[str]]]:
+def _paper_keys(results: Results, selection: Selection) -> list[list[list[str]]]:
     """The keys of the runs behind each cell."""
     if results.name.startswith("bounds."):
-        behind = [spec.key for spec in selection.bounds if spec.seed in measured]
+        behind = [spec.key for spec in selection.specs("bounds")]
         return [[behind] * len(results.columns)] * len(results.rows)
     table, keys = paper_tables()[results.name], list[list[list[str]]]()
     for row in results.rows:
