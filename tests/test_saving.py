@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ from parabolic.learners.average import WeightAverage
 from parabolic.learners.criterion import CrossEntropy, Huber
 from parabolic.learners.saving import describe, restore
 from parabolic.memory import ClassBalanced
-from parabolic.states import pack_state, read_state, same_state
+from parabolic.states import pack_state, read_outline, read_state, same_state
 from parabolic.streams import CropFlip, Normalise
 
 ALL = sorted(known_learners())
@@ -368,6 +369,35 @@ def test_a_flipped_bit_anywhere_is_refused(tmp_path, sample):
         path.write_bytes(flipped)
         with pytest.raises(InputError, match="damaged"):
             Learner.load(path)
+
+
+def test_an_outline_has_all_but_the_tensors_and_reads_no_more_than_the_header(tmp_path, sample, monkeypatch):
+    path = tmp_path / "a"
+    path.write_bytes(sample)
+    whole = read_state(path)
+    monkeypatch.setattr(Path, "read_bytes", None)
+    outline = read_outline(path)
+    assert {name: outline[name] for name in outline if name != "state"} == {
+        name: whole[name] for name in whole if name != "state"
+    }
+    assert outline["state"].keys() == whole["state"].keys()
+    for name, tensor in whole["state"]["model"].items():
+        found = outline["state"]["model"][name]
+        assert (found.shape, found.dtype, found.device.type) == (tensor.shape, tensor.dtype, "meta")
+
+
+def test_an_outline_of_a_damaged_file_is_refused_or_as_it_was(tmp_path, sample):
+    path, start = tmp_path / "a", 8 + int.from_bytes(sample[:8], "little")
+    for end in (*range(0, len(sample), 7), len(sample) - 1):
+        path.write_bytes(sample[:end])
+        with pytest.raises(InputError, match="damaged"):
+            read_outline(path)
+    for place in range(start):
+        flipped = bytearray(sample)
+        flipped[place] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        with suppress(InputError):  # and no other error
+            assert isinstance(read_outline(path), dict)
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
