@@ -185,6 +185,13 @@ def test_what_a_file_holds_may_be_given_again_if_it_is_the_same(tmp_path):
         Learner.load(path, model=nn.Linear(3, 4), prepare=Normalise([0.0], [2.0]))
 
 
+def test_what_a_stream_prepares_with_is_found_by_a_process_that_has_no_streams(tmp_path):
+    make("er").save(tmp_path / "a")
+    code = "import sys; from parabolic.learners import ER; print(ER.load(sys.argv[1]).prepare)"
+    told = subprocess.run([sys.executable, "-c", code, tmp_path / "a"], capture_output=True, text=True)
+    assert (told.stdout, told.stderr) == (f"{Normalise((0.5,), (0.3,))}\n", "")
+
+
 def test_a_class_of_a_script_is_found_by_its_name(tmp_path, monkeypatch):
     """It was saved by a program, and is loaded by one that imports it."""
     with monkeypatch.context() as program:

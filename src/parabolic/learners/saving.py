@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -205,6 +206,8 @@ def _arguments(value: Any) -> dict[str, Any] | None:
 def _make(name: str, path: str, arguments: dict[str, Any]) -> Any:
     """Make an object of this package: a memory or a dataclass."""
     module, _, own = path.rpartition(":")
+    if module.startswith("parabolic.streams."):  # whose `prepare` and `augment` a learner may have been given
+        import_module("parabolic.streams")
     cls: Any = getattr(sys.modules.get(module), own, None) if module.startswith("parabolic.") else None
     if not (isinstance(cls, type) and (issubclass(cls, Memory) or dataclasses.is_dataclass(cls))):
         raise invalid(name, path, "a class that this version of parabolic has")
