@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from parabolic import ER, MLP, PCL, InputError, Learner
+from parabolic import ER, MLP, PCL, Classes, InputError, Learner
 
 KINDS = [ER, PCL]
 
@@ -96,3 +96,21 @@ def test_a_used_learner_takes_over_the_state_of_a_fresh_one():
 def test_balance_is_for_classes():
     with pytest.raises(InputError, match=r"balance: got 1\.0, expected 0 where targets are numbers"):
         ER(nn.Linear(4, 1), memory=40, balance=1.0, criterion="mse")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_of_a_batch_that_is_refused_are_not_counted(kind):
+    """The loss fails after they were counted."""
+
+    def loss(scores, target):
+        if failing:
+            raise ValueError("no")
+        return nn.functional.cross_entropy(scores, target, reduction="none")
+
+    failing = False
+    learner, x, y = kind(nn.Linear(3, 2), balance=0.5, criterion=Classes(loss), memory=50), torch.randn(8, 3), [0] * 8
+    learner.observe(x, y)
+    before, failing = learner.shares.clone(), True
+    with pytest.raises(ValueError, match="no"):
+        learner.observe(x, [1] * 8)
+    assert torch.equal(learner.shares, before)

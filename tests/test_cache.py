@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import official
@@ -205,6 +206,30 @@ def test_without_datasets_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(InputError, match=r"hf:x: got no `datasets`, .*pip install 'parabolic-cl\[hf\]'"):
         make_stream("hf:x")
+
+
+class Split(list):
+    """As much of a split of `datasets` as is read: a list of rows, and columns by name."""
+
+    def __getitem__(self, key):
+        return [row[key] for row in self] if isinstance(key, str) else super().__getitem__(key)
+
+    def cast_column(self, column, kind):
+        return self
+
+
+def test_a_split_without_examples_is_no_test_set(tmp_path, monkeypatch):
+    def encoded(pixels):
+        Image.fromarray(pixels).save(tmp_path / "a.png")
+        return {"bytes": (tmp_path / "a.png").read_bytes(), "path": None}
+
+    train = Split({"image": encoded(pixels), "label": label} for pixels, label in zip(*TRAIN, strict=True))
+    hub = ModuleType("datasets")
+    hub.Image, hub.ClassLabel = type("Image", (), {"__init__": lambda *_, **__: None}), type("ClassLabel", (), {})
+    train.features = {"image": hub.Image(), "label": SimpleNamespace(dtype="int64")}
+    hub.load_dataset = lambda _: {"train": train, "test": Split()}
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+    assert prepare("mine", "hf:x").test == 0
 
 
 def test_a_source_without_a_test_set_has_every_fifth_example_held_out(tmp_path):

@@ -1,5 +1,6 @@
 """A new learner is one file and no change elsewhere: done here, inside the package and outside."""
 
+import ast
 import importlib.metadata
 import json
 import os
@@ -18,6 +19,7 @@ import torch
 
 import parabolic
 from parabolic import ER, InputError, RunSpec, Store, run
+from parabolic.cli import COMMANDS, find_command
 from parabolic.experiments import BackedStore, Records, execute, execute_fleet, write_records
 from parabolic.experiments.code import own_code_of
 from parabolic.experiments.execution import Yard
@@ -292,9 +294,61 @@ def test_a_learner_without_a_loss_says_so():
 
 
 def test_what_few_need_is_not_imported_by_all():
-    code = "import sys, parabolic.cli; print([name for name in ('scipy.spatial', 'sklearn') if name in sys.modules])"
+    code = (
+        "import sys; from parabolic.cli import COMMANDS, find_command\n"
+        "commands = [find_command(name) for name in COMMANDS]\n"
+        "print([name for name in ('scipy.spatial', 'sklearn') if name in sys.modules])"
+    )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("option", "shown"), [("--version", parabolic.__version__), ("--help", "Usage: parabolic")])
+def test_the_version_and_the_list_of_commands_need_no_torch(option, shown):
+    code = (
+        "import sys; from parabolic.cli import main\n"
+        f"sys.argv = ['parabolic', {option!r}]\n"
+        "try:\n    main()\nfinally:\n    print([name for name in ('torch', 'numpy') if name in sys.modules])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown in told.stdout
+    assert told.stdout.endswith("\n[]\n")
+
+
+def test_the_list_of_commands_says_what_each_says_of_itself():
+    for name, (_, about) in COMMANDS.items():
+        assert find_command(name).help.partition("\n\n")[0] == about, name
+
+
+def test_every_public_name_is_found_in_the_part_that_has_it():
+    """The type checker's imports, `__all__` and the table of `__getattr__` say the same."""
+    tree = ast.parse(Path(parabolic.__file__).read_text())
+    (checked,) = [node for node in tree.body if isinstance(node, ast.If)]
+    imported = {f"{node.module}.{each.name}" for node in checked.body for each in node.names}
+    assert imported == {f"parabolic.{part}.{name}" for name, part in parabolic._HOMES.items()}
+    assert sorted(parabolic._HOMES) == sorted(parabolic.__all__)
+    for name, part in parabolic._HOMES.items():
+        assert getattr(parabolic, name) is getattr(importlib.import_module(f"parabolic.{part}"), name)
+        assert name in dir(parabolic)
+    assert parabolic.metrics is importlib.import_module("parabolic.metrics")
+    with pytest.raises(AttributeError, match="module 'parabolic' has no attribute 'PLC'"):
+        parabolic.PLC  # noqa: B018
+
+
+def test_any_part_may_be_the_first_to_be_imported():
+    """No module counts on what another one has imported; those within a package come after the package."""
+    names = [each.name for each in pkgutil.iter_modules(parabolic.__path__, "parabolic.")]
+    code = (
+        "import os, sys, torch, numpy, scipy, sklearn.base, rich, typer\n"
+        "for name in sys.argv[1:]:\n"
+        "    if os.fork() == 0:\n"
+        "        __import__(name); os._exit(0)\n"
+        "    if os.wait()[1]: print(name)\n"
+    )
+    names += [f"parabolic.cli.{place.partition(':')[0]}" for place, _ in COMMANDS.values()]
+    ours = [name for name in dict.fromkeys(names) if name.split(".")[1] not in ("kernels", "draws", "vectors")]
+    told = subprocess.run([sys.executable, "-c", code, *ours], capture_output=True, text=True, check=True)
+    assert (told.stdout, told.stderr) == ("", "")
 
 
 def test_no_module_is_hidden_by_what_its_package_offers():

@@ -377,6 +377,14 @@ def test_what_only_this_process_has_is_not_given_to_others(store, monkeypatch):
     assert run_grid([spec], store, workers=0, device="cpu").trained == 1
 
 
+def test_an_optimiser_that_only_this_process_has_is_not_given_to_others(store, monkeypatch):
+    monkeypatch.setattr(sys.modules["__main__"], "Mine", torch.optim.SGD, raising=False)
+    spec = RunSpec("er", stream="seq-blobs", backbone="mlp", options={"optimizer": "__main__:Mine(momentum=0.5)"})
+    with pytest.raises(InputError, match="optimizer: got '__main__:Mine.*; put it into a file, as mine.py:Mine"):
+        run_grid([spec], store, workers=2, device="cpu")
+    assert run_grid([spec], store, workers=0, device="cpu").trained == 1
+
+
 # -- learners of one's own ---------------------------------------------------------------------------------------------
 
 

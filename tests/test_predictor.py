@@ -337,6 +337,18 @@ def test_a_criterion_may_answer_in_its_own_way():
     np.testing.assert_array_equal(model.predictor()(torch.from_numpy(x)), model.predict(x))
 
 
+def test_a_predictor_that_an_earlier_version_saved_is_loaded():
+    """Its modules were in one file with the estimators."""
+    fitted = ParabolicClassifier(random_state=0, epochs=1).fit([[0.0], [1.0]] * 20, [0, 1] * 20)
+    kept = pickle.dumps(fitted.predictor(), protocol=0)
+    for name in ("Rows", "Columns"):
+        here, there = (f"parabolic.estimators{place}{name}\n".encode() for place in (".serving\n", "\n_"))
+        assert here in kept
+        kept = kept.replace(here, there)
+    x = torch.tensor([[0.5]])
+    assert torch.equal(pickle.loads(kept)(x), fitted.predictor()(x))
+
+
 def test_an_estimator_that_is_not_fitted_has_no_predictor():
     for kind in (ParabolicClassifier, ParabolicRegressor):
         with pytest.raises(NotFittedError):

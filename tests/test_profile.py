@@ -12,6 +12,7 @@ from parabolic.experiments import Preset, save_preset
 from parabolic.pde import MemoryDomain, gradient_of
 from parabolic.profile import (
     LearnerLoss,
+    bounds_of,
     drift_of,
     examples_loss,
     forgetting_of,
@@ -147,6 +148,15 @@ def test_what_has_no_memory_or_cannot_be_drawn_is_refused_before_training():
         LearnerLoss(ER(MLP((2,), 6)))
     with pytest.raises(InputError, match="^eps"):
         forgetting_of(ER(MLP((2,), 6)), eps=-1)
+
+
+def test_a_past_or_future_without_examples_is_refused():
+    learner, none = ER(MLP((2,), 6), memory=50), (torch.zeros(0, 2), torch.zeros(0, dtype=torch.long))
+    learner.observe(torch.randn(40, 2), torch.arange(40) % 6)
+    with pytest.raises(InputError, match="^past: got .*, expected at least one example; leave it out"):
+        bounds_of(learner, none)
+    with pytest.raises(InputError, match="^future: got .*, expected at least one example; leave it out"):
+        bounds_of(learner, future=none)
 
 
 def is_png(path):

@@ -287,6 +287,13 @@ def test_stopped_runs_are_listed_with_the_task_they_had_come_to(parabolic, tmp_p
         assert message in parabolic("runs", "--stopped", more)[2]
 
 
+def test_a_list_of_stopped_runs_reads_no_whole_checkpoint(tmp_path, monkeypatch):
+    store, spec = Store(tmp_path), spec_of("er")
+    stop_at(Stop(step=10), spec, store)
+    monkeypatch.setattr("parabolic.states.safetensors", None)  # which reads the tensors
+    assert [(each.reached, each.of) for each in stopped_runs(store)] == [(2, 3)]
+
+
 def test_what_is_finished_or_failed_or_under_way_or_starts_over_is_not_stopped(tmp_path):
     store, specs = Store(tmp_path), [spec_of("er", seed=seed) for seed in range(5)]
     for spec in specs:

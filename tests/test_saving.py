@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ from parabolic.learners.average import WeightAverage
 from parabolic.learners.criterion import CrossEntropy, Huber
 from parabolic.learners.saving import describe, restore
 from parabolic.memory import ClassBalanced
-from parabolic.states import pack_state, read_state, same_state
+from parabolic.states import pack_state, read_outline, read_state, same_state
 from parabolic.streams import CropFlip, Normalise
 
 ALL = sorted(known_learners())
@@ -182,6 +183,13 @@ def test_what_a_file_holds_may_be_given_again_if_it_is_the_same(tmp_path):
     assert same_state(loaded.state_dict(), learner.state_dict())
     with pytest.raises(InputError, match="^prepare: got .*, expected .* as it was saved"):
         Learner.load(path, model=nn.Linear(3, 4), prepare=Normalise([0.0], [2.0]))
+
+
+def test_what_a_stream_prepares_with_is_found_by_a_process_that_has_no_streams(tmp_path):
+    make("er").save(tmp_path / "a")
+    code = "import sys; from parabolic.learners import ER; print(ER.load(sys.argv[1]).prepare)"
+    told = subprocess.run([sys.executable, "-c", code, tmp_path / "a"], capture_output=True, text=True)
+    assert (told.stdout, told.stderr) == (f"{Normalise((0.5,), (0.3,))}\n", "")
 
 
 def test_a_class_of_a_script_is_found_by_its_name(tmp_path, monkeypatch):
@@ -368,6 +376,35 @@ def test_a_flipped_bit_anywhere_is_refused(tmp_path, sample):
         path.write_bytes(flipped)
         with pytest.raises(InputError, match="damaged"):
             Learner.load(path)
+
+
+def test_an_outline_has_all_but_the_tensors_and_reads_no_more_than_the_header(tmp_path, sample, monkeypatch):
+    path = tmp_path / "a"
+    path.write_bytes(sample)
+    whole = read_state(path)
+    monkeypatch.setattr(Path, "read_bytes", None)
+    outline = read_outline(path)
+    assert {name: outline[name] for name in outline if name != "state"} == {
+        name: whole[name] for name in whole if name != "state"
+    }
+    assert outline["state"].keys() == whole["state"].keys()
+    for name, tensor in whole["state"]["model"].items():
+        found = outline["state"]["model"][name]
+        assert (found.shape, found.dtype, found.device.type) == (tensor.shape, tensor.dtype, "meta")
+
+
+def test_an_outline_of_a_damaged_file_is_refused_or_as_it_was(tmp_path, sample):
+    path, start = tmp_path / "a", 8 + int.from_bytes(sample[:8], "little")
+    for end in (*range(0, len(sample), 7), len(sample) - 1):
+        path.write_bytes(sample[:end])
+        with pytest.raises(InputError, match="damaged"):
+            read_outline(path)
+    for place in range(start):
+        flipped = bytearray(sample)
+        flipped[place] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        with suppress(InputError):  # and no other error
+            assert isinstance(read_outline(path), dict)
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -294,7 +294,11 @@ def test_the_commands_tell_trackers_and_say_what_is_wrong_with_one(parabolic, tm
 
 def test_the_package_needs_none_of_the_extras():
     absent = ["plotly", "mlflow", "wandb", "tensorboard", "matplotlib"]
-    code = f"import sys; sys.modules.update(dict.fromkeys({absent})); import parabolic.cli, parabolic.report.page"
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({absent})); import parabolic.report.page\n"
+        "from parabolic.cli import COMMANDS, find_command\n"
+        "for name in COMMANDS: find_command(name)"
+    )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (told.returncode, told.stderr) == (0, "")
 

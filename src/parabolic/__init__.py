@@ -1,42 +1,43 @@
 """Learn from a stream without forgetting: parabolic continual learning and other methods, on PyTorch."""
 
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from parabolic.backbones import MLP, ConvNet, ResNet18, make_backbone
-from parabolic.checks import InputError
-from parabolic.engine import Callback, Journal, Monitor, train
-from parabolic.experiments import RunSpec, Store, load_preset, run
-from parabolic.learners import (
-    AGEM,
-    CBRS,
-    CLSER,
-    DER,
-    ER,
-    EWC,
-    GEM,
-    MSE,
-    OBC,
-    PCL,
-    SGD,
-    SI,
-    VRMCL,
-    Classes,
-    CrossEntropy,
-    DERpp,
-    Huber,
-    Joint,
-    Learner,
-    LwF,
-    MixupER,
-    Numbers,
-    ReplayLearner,
-)
-from parabolic.memory import Memory, Recent
-from parabolic.pde import bridge, on_simplex
-from parabolic.streams import Stream, make_stream
-
 if TYPE_CHECKING:
+    from parabolic.backbones import MLP, ConvNet, ResNet18, make_backbone
+    from parabolic.checks import InputError
+    from parabolic.engine import Callback, Journal, Monitor, train
     from parabolic.estimators import ParabolicClassifier, ParabolicRegressor
+    from parabolic.experiments import RunSpec, Store, load_preset, run
+    from parabolic.learners import (
+        AGEM,
+        CBRS,
+        CLSER,
+        DER,
+        ER,
+        EWC,
+        GEM,
+        MSE,
+        OBC,
+        PCL,
+        SGD,
+        SI,
+        VRMCL,
+        Classes,
+        CrossEntropy,
+        DERpp,
+        Huber,
+        Joint,
+        Learner,
+        LwF,
+        MixupER,
+        Numbers,
+        ReplayLearner,
+    )
+    from parabolic.memory import Memory, Recent
+    from parabolic.pde import bridge, on_simplex
+    from parabolic.streams import Stream, make_stream
 
 __version__ = "0.1.0"
 
@@ -88,10 +89,31 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import the estimators on first use: importing scikit-learn takes half as long again as everything else."""
-    if name not in ("ParabolicClassifier", "ParabolicRegressor"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from parabolic import estimators
+_PARTS = {  # the same names by module, for `__getattr__`
+    "backbones": ("MLP", "ConvNet", "ResNet18", "make_backbone"),
+    "checks": ("InputError",),
+    "engine": ("Callback", "Journal", "Monitor", "train"),
+    "estimators": ("ParabolicClassifier", "ParabolicRegressor"),
+    "experiments": ("RunSpec", "Store", "load_preset", "run"),
+    "learners": (
+        "AGEM", "CBRS", "CLSER", "DER", "ER", "EWC", "GEM", "MSE", "OBC", "PCL", "SGD", "SI", "VRMCL", "Classes",
+        "CrossEntropy", "DERpp", "Huber", "Joint", "Learner", "LwF", "MixupER", "Numbers", "ReplayLearner",
+    ),
+    "memory": ("Memory", "Recent"),
+    "pde": ("bridge", "on_simplex"),
+    "streams": ("Stream", "make_stream"),
+}  # fmt: skip
+_HOMES = {name: part for part, names in _PARTS.items() for name in names}
 
-    return getattr(estimators, name)
+
+def __getattr__(name: str) -> Any:
+    """Import a part of the library on first use: `parabolic --version` needs no torch, and few need scikit-learn."""
+    if name in _HOMES:
+        return getattr(import_module(f"parabolic.{_HOMES[name]}"), name)
+    if not name.startswith("_") and find_spec(f"parabolic.{name}"):
+        return import_module(f"parabolic.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PARTS})

@@ -154,6 +154,9 @@ def bounds_of(
         samples: how many points of the edge, and how many inside, are sampled; C is the largest loss found.
         generator: the source of random numbers.
     """
+    for name, data in (("past", past), ("future", future)):
+        if data is not None and not len(data[0]):
+            raise invalid(name, data[0], "at least one example", "leave it out if there are none")
     loss, domain = _setting(learner, eps)
     before = forgetting_bound(loss, domain, samples=samples, generator=generator)
     ahead = before.ahead(tau)

@@ -9,7 +9,9 @@ The digest covers every byte of the file, with zeros in its own place.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from parabolic.checks import Description, InputError, invalid, plain
+from parabolic.checks import Description, InputError, first_line, invalid, plain
 
-__all__ = ["Damaged", "overwrite", "pack_state", "read_state", "refill", "same_state"]
+__all__ = ["Damaged", "overwrite", "pack_state", "read_outline", "read_state", "refill", "same_state"]
 
 VERSION = 2  # since memories store when examples arrived; all versions write and find the digest in the same way
 BLANK = "0" * 64
@@ -71,24 +73,58 @@ def pack_state(content: Mapping[str, Any]) -> bytearray:
 
 def read_state(path: Path) -> dict[str, Any]:
     """Read what `pack_state` packed; refuse a file that is damaged, of another program or of a later version."""
-    try:
+    with _refusing(path):
         data = path.read_bytes()
-    except OSError as error:
-        raise invalid("path", str(path), "a file that can be read", error.strerror or str(error)) from error
-    try:
         told = _checked(data)
-        if told["version"] > VERSION:
-            got = Description(f"{path}, of version {told['version']}")
-            raise invalid("path", got, f"a file of version {VERSION} or earlier", "install a newer parabolic-cl")
-        content = _build(told["content"], safetensors.torch.load(data))
-        if not isinstance(content, dict):
-            raise ValueError("it is empty")
+        return _content(path, told, safetensors.torch.load(data))
+
+
+def read_outline(path: Path) -> dict[str, Any]:
+    """Read all but the tensors, which are on the device `meta`: they have a shape and a type, but no numbers.
+
+    Only the header is read, so the digest is not verified: a file that is too short is refused, but other damage to
+    the tensors goes unnoticed.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "a.safetensors"
+    >>> size = path.write_bytes(pack_state({"steps": 3, "weights": torch.ones(2)}))
+    >>> read_outline(path)
+    {'steps': 3, 'weights': tensor(..., device='meta', size=(2,))}
+    """
+    with _refusing(path), path.open("rb") as file:
+        size, first = os.fstat(file.fileno()).st_size, 8 + int.from_bytes(file.read(8), "little")
+        if first > size:
+            raise ValueError("its header is incomplete")
+        header = json.loads(file.read(first - 8))
+        told = json.loads(header.pop("__metadata__")["parabolic"])
+        if size - first != max((each["data_offsets"][1] for each in header.values()), default=0):
+            raise ValueError("its tensors are incomplete")
+        return _content(path, told, {name: _empty(**each) for name, each in header.items()})
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """Turn the errors of reading a file into one that says what to do."""
+    try:
+        yield
     except InputError:
         raise
+    except OSError as error:
+        raise invalid("path", str(path), "a file that can be read", error.strerror or str(error)) from error
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, safetensors.SafetensorError) as error:
         expected = "a whole file that parabolic wrote"
         remedy = f"it is another program's, truncated or damaged ({error}): use a copy, or an earlier file"
         raise invalid("path", str(path), expected, remedy, kind=Damaged) from error
+
+
+def _content(path: Path, told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The content of a file, by its header's JSON and its tensors."""
+    if told["version"] > VERSION:
+        got = Description(f"{path}, of version {told['version']}")
+        raise invalid("path", got, f"a file of version {VERSION} or earlier", "install a newer parabolic-cl")
+    content = _build(told["content"], tensors)
+    if not isinstance(content, dict):
+        raise ValueError("it is empty")
     return content
 
 
@@ -138,6 +174,18 @@ def refill(target: Tensor, values: Tensor) -> None:
     """
     target[: len(values)].copy_(values)
     target[len(values) :].zero_()
+
+
+def _empty(dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
+    """A tensor without numbers, by its entry in a header."""
+    kinds = {name: kind for kind, name in TYPES.items()}
+    try:
+        made = torch.empty(shape, dtype=kinds[dtype], device="meta")
+    except RuntimeError as error:  # for a shape that no tensor has
+        raise ValueError(first_line(error)) from error
+    if made.nbytes != data_offsets[1] - data_offsets[0]:
+        raise ValueError("its tensors are of another size")
+    return made
 
 
 def _bytes(tensor: Tensor) -> bytes:

@@ -10,34 +10,75 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from parabolic import __version__
-from parabolic.checks import InputError
-from parabolic.cli import data, kept, paper, report, runs, theory, tune, watch
-from parabolic.engine import DeviceFailed, Diverged
 
 __all__ = ["app", "main"]
 
+COMMANDS = {
+    "list": ("runs:list_all", "List the learners with their options, the streams and the networks."),
+    "run": ("runs:run_one", "Train one learner on one stream and store the result; a run that was stopped resumes."),
+    "watch": ("watch:watch", "Watch a run, or your own stream with a monitor, until it ends (or Ctrl-C)."),
+    "compare": ("runs:compare", "Train several learners with several seeds and print their results side by side."),
+    "runs": ("kept:list_runs", "List, select and export the stored runs."),
+    "tune": (
+        "tune:tune_one",
+        "Search for settings that suit a learner, judged on held-out training examples, and save the best as a preset.",
+    ),
+    "presets": ("tune:list_presets", "List the presets: their settings, and what they were made for."),
+    "paper": (
+        "paper:paper",
+        "Train the runs that are missing from the paper's tables, and print our figures beside the published ones.",
+    ),
+    "report": (
+        "report:report",
+        "Write all results as one page that works offline: which method is best, by how much, and at what cost.",
+    ),
+    "plot": ("report:plot", "Plot the anytime accuracy of each method, in the terminal or to a file."),
+    "bounds": (
+        "theory:bounds",
+        "Compare the loss on memory with the loss on the first and last task, after every task (the paper's appendix).",
+    ),
+    "profile": (
+        "theory:profile",
+        "Draw the continual loss profile u(x, t) of a learner after each task of a stream of points in the plane.",
+    ),
+    "data": ("data:app", "Prepare, list and show data sets."),
+}
+"""Where each command is, and the first line of its help, so that `parabolic --help` imports none of them."""
+
+
+class _Commands(TyperGroup):
+    """The commands by name; the module of one is imported when it is called."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Replace the entry that stands for a command with the command itself."""
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, name and find_command(name), rest
+
+
+def find_command(name: str) -> Any:
+    """The command of that name."""
+    module, _, own = COMMANDS[name][0].partition(":")
+    found = getattr(import_module(f"parabolic.cli.{module}"), own)
+    if not isinstance(found, typer.Typer):
+        single = typer.Typer(add_completion=False)
+        single.command(name)(found)
+        found = single
+    return typer.main.get_command(found)
+
+
 app = typer.Typer(
-    name="parabolic", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    name="parabolic", cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
     help="Learn from a stream without forgetting.",
 )  # fmt: skip
-app.command("list")(runs.list_all)
-app.command("run")(runs.run_one)
-app.command("watch")(watch.watch)
-app.command("compare")(runs.compare)
-app.command("runs")(kept.list_runs)
-app.command("tune")(tune.tune_one)
-app.command("presets")(tune.list_presets)
-app.command("paper")(paper.paper)
-app.command("report")(report.report)
-app.command("plot")(report.plot)
-app.command("bounds")(theory.bounds)
-app.command("profile")(theory.profile)
-app.add_typer(data.app, name="data")
+for _name, (_, _about) in COMMANDS.items():
+    app.command(_name, help=_about)(lambda: None)
 
 
 @app.callback(invoke_without_command=True)
@@ -113,9 +154,12 @@ def _cut_off() -> bool:
 def _command() -> None:
     try:
         app()
-    except InputError as error:
+    except Exception as error:
+        # Here, as they import torch; a command that raises them has imported it.
+        from parabolic.checks import InputError
+        from parabolic.engine import DeviceFailed, Diverged
+
+        if not isinstance(error, InputError | Diverged | DeviceFailed):
+            raise
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except (Diverged, DeviceFailed) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, InputError) else 1)

@@ -25,7 +25,7 @@ from parabolic.streams import PUBLISHED, Cache, DataSet, Scenario, make_stream
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Prepare, list and show data sets.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Prepare, list and show data sets.")
 
 
 @app.command("prepare")

@@ -27,7 +27,7 @@ __all__ = ["commit_here", "made_of", "own_code_of", "package_code"]
 
 OURS = Path(__file__).parents[1]
 PATIENCE = 2.0  # seconds to wait for git
-TELLING = ("cli", "estimators.py", "integrations", "report")  # whose code no run depends on
+TELLING = ("cli", "estimators", "integrations", "report")  # whose code no run depends on
 
 
 @cache  # later edits do not change what was imported

@@ -134,8 +134,8 @@ def run_grid(
 def _check_importable(specs: Iterable[RunSpec]) -> None:
     """Raise an error for names in `__main__`, which worker processes cannot import."""
     for spec in specs:
-        for name in ("learner", "stream", "backbone", "measure"):
-            given = getattr(spec, name)
+        named = {name: getattr(spec, name) for name in ("learner", "stream", "backbone", "measure")}
+        for name, given in (named | {"optimizer": spec.options.get("optimizer")}).items():
             if given is not None and "__main__:" in given:
                 remedy = f"put it into a file, as mine.py:{given.rpartition(':')[2]}, or use workers=0"
                 raise invalid(name, given, "a name that worker processes can import", remedy)

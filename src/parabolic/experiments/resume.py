@@ -35,7 +35,8 @@ class StoppedRun:
 def stopped_runs(store: Store, failed: Container[str] | None = None) -> list[StoppedRun]:
     """The runs that have a checkpoint but are neither finished, nor `failed` (by key), nor in progress.
 
-    Checkpoints that cannot be read are left out: such runs start over.
+    Checkpoints that cannot be read are left out: such runs start over. Of each only the header is read, as it may be
+    large; whether the rest is undamaged is found when the run resumes.
     """
     failed, found = {each.key for each in store.failures()} if failed is None else failed, []
     for key in store.begun():
@@ -43,7 +44,7 @@ def stopped_runs(store: Store, failed: Container[str] | None = None) -> list[Sto
         if key in failed or not (path.exists() and store.unfinished(key)) or store.in_progress(key):
             continue
         with suppress(InputError, LookupError, TypeError):
-            saved = read_learner(path, "run", "progress", "draws")
+            saved = read_learner(path, "run", "progress", "draws", outline=True)
             done, tasks = len(saved["progress"]["train_seconds"]), len(saved["progress"]["matrix"])
             found.append(StoppedRun(key, saved["run"]["spec"], min(done + 1, tasks), tasks))
     return found

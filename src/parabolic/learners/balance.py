@@ -65,6 +65,9 @@ class BalancedLearner(ReplayLearner):
             self._reserve(len(state["shares"]))
             refill(self.shares, state["shares"])
 
+    def _touched(self) -> list[Tensor]:
+        return [*super()._touched(), self.shares]
+
     def _reserve(self, outputs: int) -> None:
         if outputs > len(self.shares):
             self.shares = pad(self.shares, (0, outputs - len(self.shares)))

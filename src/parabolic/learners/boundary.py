@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from parabolic.checks import Description, invalid
+from parabolic.learners.accepting import check_batch
 from parabolic.learners.learner import Learner, TaskBatches
 
 __all__ = ["check_started", "checked", "labels_of"]
@@ -52,9 +53,9 @@ def check_started(tasks: int) -> None:
 
 def _together(learner: Learner, held: list[tuple[Any, Any]]) -> tuple[Tensor, Tensor, list[int]]:
     if len(held) == 1:
-        x, y = learner._checked(*held[0])
+        x, y = check_batch(learner, *held[0])
         return x, y, [len(y)]
-    x, y = learner._checked(*(torch.cat(each) for each in zip(*held, strict=True)))
+    x, y = check_batch(learner, *(torch.cat(each) for each in zip(*held, strict=True)))
     return x, y, [len(labels) for _, labels in held]
 
 

@@ -15,34 +15,30 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar, Self, dataclass_transform
 
-import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
 from parabolic.checks import (
-    FILL_IN,
     Description,
-    InputError,
     check_call,
     check_finite,
-    check_gaps,
     check_number,
     invalid,
     plain,
 )
+from parabolic.learners import optimizers
+from parabolic.learners.accepting import as_tensor, check_batch, check_growth, check_kind, refusal, try_scores
 from parabolic.learners.average import WeightAverage
 from parabolic.learners.criterion import Criterion, find_criterion
-from parabolic.learners.functional import answers_by, copies_of, has_embedding
+from parabolic.learners.functional import answers_by, copies_of
 from parabolic.learners.gradients import trainable
-from parabolic.learners.head import check_alone, check_head, follow, last_linear, widen, wider
-from parabolic.learners.optimizers import make_optimizer, parse_optimizer
+from parabolic.learners.head import check_head, follow, last_linear, widen
 from parabolic.learners.predictor import Predictor, as_inputs, predictor_of
 from parabolic.memory import Batch, Memory
 from parabolic.options import check_options, documented, option, options_of
 
 __all__ = ["Diverged", "Learner", "ReplayLearner", "TaskBatches", "join"]
 
-NEEDS_TWO = "more than 1 value per channel"  # from torch's error for batch norm on one example
 WHOLE = ("step", "start_task", "end_task", "grow", "load_state_dict")  # no other thread sees these half done
 # Attributes of a learner that are not fields.
 OWN = {"averaged", "body", "device", "dtype", "generator", "lock", "optim", "stepping", "steps"}
@@ -112,7 +108,7 @@ class Learner:
         "SGD",
         "a class of torch.optim: SGD, SGD(momentum=0.9); or your own factory(parameters, lr=lr) as file.py:name, in "
         "Python also itself",
-        reads=parse_optimizer,
+        reads=optimizers.parse_optimizer,
     )  # fmt: skip
     average: float | None = option(
         None,
@@ -248,8 +244,8 @@ class Learner:
         with self._changing():
             take_back, self._descended = self._kept_aside(), False
             try:
-                self._check_frozen()
-                x, y = self._checked(x, y)
+                optimizers.check_frozen(self.model, self.optim, self._frozen)
+                x, y = check_batch(self, x, y)
                 loss = self.step(x, y, task)
             except torch.AcceleratorError:  # nothing can be copied on a device that has failed
                 raise
@@ -284,9 +280,9 @@ class Learner:
                 self.remember(raw, batch)
                 self.steps += 1
             except (ValueError, IndexError) as error:
-                if (refusal := self._refusal(x, error)) is None:
+                if (refused := refusal(self, x, error)) is None:
                     raise
-                raise refusal from error
+                raise refused from error
             finally:
                 self.stepping = False
         return loss.detach()
@@ -364,7 +360,7 @@ class Learner:
             check_head(head, self.classes)
             known = self.classes or head.out_features
             if classes > known:
-                self._check_growth(head, classes)
+                check_growth(self, head, classes)
             if classes > head.out_features:
                 self.on_growth(widen(head, classes, self.generator))
             if classes > known:
@@ -380,11 +376,11 @@ class Learner:
 
     def scores(self, x: Tensor) -> Tensor:
         """The scores (logits) of raw examples: all outputs of the model, including any that are not classes."""
-        x = _as_tensor("x", x, self.device)
+        x = as_tensor("x", x, self.device)
         check_finite("x", x)
-        self._check_kind(x)
+        check_kind(self, x)
         with self._turn():  # what `prepare` does, and the weights, are of one moment
-            return self._try(x)
+            return try_scores(self, x)
 
     def inputs(self, x: Tensor) -> Tensor:
         """Raw examples as inputs of the model, as for prediction."""
@@ -461,10 +457,10 @@ class Learner:
                 got = Description(f"{name} of shape {list(value.shape)}")
                 remedy = "load it into a learner with as many classes; `Learner.load` makes one from a file"
                 raise invalid("state", got, f"{list(own[name].shape)}, as in this learner", remedy)
-        self._check_optimizer(state["optimizer"])
+        optimizers.check_state(self.optim, state["optimizer"])
         with self._changing():
             self.model.load_state_dict(state["model"])
-            self._load_optimizer(state["optimizer"])
+            optimizers.load_state(self.optim, state["optimizer"])
             self._load_generator(state["generator"].cpu())
             self.steps = int(state["steps"])
             if self.averaged is not None:
@@ -590,48 +586,10 @@ class Learner:
 
         return take_back
 
-    def _refusal(self, x: Tensor, error: Exception) -> InputError | None:
-        """The error to raise for a batch on which a step failed; None if the batch is not to blame."""
-        if isinstance(error, IndexError) and has_embedding(self.model):  # for an id that it does not have
-            return invalid("x", x, "examples that the model accepts", f"the model says: {error}")
-        if NEEDS_TWO not in str(error):
-            return None
-        needed = "at least two examples, as batch norm needs here"
-        if len(x) == 1:
-            return invalid("x", x, needed, "hold it back until a second one arrives")
-        got = Description("one example, recalled or split off, that passes through the model alone")
-        return invalid(f"step of {self.own_name()}", got, needed, "raise replay, memory or chunk")
-
     def _parts(self) -> dict[str, Any]:
         """The objects given to the learner that have a state of their own, by name."""
         brought = {"prepare": self.prepare, "units": getattr(self.criterion, "units", None)}
         return {name: part for name, part in brought.items() if hasattr(part, "load_state_dict")}
-
-    def _check_optimizer(self, state: Mapping[str, Any]) -> None:
-        """Refuse the state of another optimiser: it has settings that this one lacks, and lacks some of this one's."""
-        ours, theirs = self.optim.param_groups, state["param_groups"]
-        same = [len(each["params"]) for each in ours] == [len(each["params"]) for each in theirs]
-        pairs = zip(ours, theirs, strict=False)
-        if not same or any(mine.keys() - its.keys() and its.keys() - mine.keys() for mine, its in pairs):
-            got = Description(
-                " and ".join(f"one with {', '.join(sorted(each.keys() - {'params'}))}" for each in theirs)
-            )
-            expected = f"that of {type(self.optim).__name__} for the weights of this model"
-            raise invalid("state of the optimizer", got, expected, "make the learner with the optimizer that it had")
-
-    def _load_optimizer(self, state: Mapping[str, Any]) -> None:
-        # Where steps are counted (`capturable`) depends on the device, not on the state.
-        groups = [
-            {**saved, "capturable": own["capturable"]} if "capturable" in own else saved
-            for saved, own in zip(state["param_groups"], self.optim.param_groups, strict=True)
-        ]
-        self.optim.load_state_dict({**state, "param_groups": groups})
-        # Torch takes over tensors that fit without a copy, and casts others: copy each, in its own type.
-        weights = [weight for group in self.optim.param_groups for weight in group["params"]]
-        for number, saved in state["state"].items():
-            own = self.optim.state[weights[number]]
-            for name in [name for name, value in saved.items() if isinstance(value, Tensor)]:
-                own[name] = saved[name].to(own[name].device, copy=True)
 
     def _load_generator(self, state: Tensor) -> None:
         if len(state) == len(self.generator.get_state()):
@@ -665,82 +623,12 @@ class Learner:
         return as_inputs(x, self.prepare, self.dtype, ids=self.embed is not None)
 
     def _make_optimizer(self, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
-        made = make_optimizer(self.optimizer, weights, self.lr)
+        made = optimizers.make_optimizer(self.optimizer, weights, self.lr)
         if self.device.type == "cuda" and isinstance(self.optimizer, str):
             for group in made.param_groups:
                 if "capturable" in group:
                     group["capturable"] = True  # it then counts its steps on the device
         return made
-
-    def _check_frozen(self) -> None:
-        """Refuse weights that were frozen at first and are no longer, but that the optimiser does not know."""
-        if free := {name: weight for name in self._frozen if (weight := self.model.get_parameter(name)).requires_grad}:
-            known = {id(weight) for group in self.optim.param_groups for weight in group["params"]}
-            for name, weight in free.items():
-                if id(weight) not in known:
-                    got = Description(f"weights that were frozen when the learner was created ({name})")
-                    remedy = "create a new learner, or give them to learner.optim.add_param_group"
-                    raise invalid("model", got, "only weights that are trained, or still frozen", remedy)
-
-    def _checked(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        x, y = (_as_tensor(name, value, self.device) for name, value in (("x", x), ("y", y)))
-        if x.ndim < 1 or len(x) == 0:
-            raise invalid("x", x, "a batch of at least one example", "skip empty batches")
-        self._check_kind(x)
-        # Only the model knows what it accepts: after the first batch numbers are like those before, but ids may be new.
-        ids = not x.is_floating_point() and (self.embed is not None or x.dtype != torch.uint8)
-        scores = self._try(x if ids else x[:1]) if ids or self._example is None or self.classes is None else None
-        check_finite("x", x)
-        if x.is_floating_point():
-            self._check_inputs(x, self.inputs(x))
-        if self.classes is None:
-            assert scores is not None
-            self.classes = scores.shape[1]
-        elif scores is not None and not self.error.of_classes and scores.shape[1] != self.classes:
-            remedy = "every output is a number to learn"
-            raise invalid("classes", self.classes, f"{scores.shape[1]}, as many as the model has outputs", remedy)
-        elif scores is not None and scores.shape[1] < self.classes:
-            remedy = "give the model more outputs, or call `grow` if its last torch.nn.Linear computes the scores"
-            raise invalid("classes", self.classes, f"at most {scores.shape[1]}, as many as the model scores", remedy)
-        y = self.error.check(y, len(x), self.classes, self.dtype)
-        if self._example is None:
-            if scores is not None:
-                self.error(scores, y[: len(scores)])  # a loss of the user's may raise an error
-            self._check_room({"x": x, "y": y})
-        self._example = (x.shape[1:], x.dtype)
-        return x, y
-
-    def _check_growth(self, head: nn.Linear, classes: int) -> None:
-        """Refuse a last layer that cannot grow alone or, tried on an example of zeros, does not compute the scores."""
-        grows = classes > head.out_features
-        if grows:
-            check_alone(self.model, head)
-        if self._example is None:  # then the first batch will show it
-            return
-        shape, dtype = self._example
-
-        def outputs(weights: Mapping[str, Tensor]) -> int:
-            try:
-                inputs = self.inputs(torch.zeros(1, *shape, dtype=dtype, device=self.device))
-                return answers_by(weights, self.model, inputs).shape[-1]
-            except Exception:  # the user's own code may fail on zeros, or with such weights
-                return 0
-
-        if known := outputs({}):
-            check_head(head, known, given=outputs(wider(self.model, head, classes) if grows else {}) >= classes)
-
-    def _check_kind(self, x: Tensor) -> None:
-        if self._example is not None and self._example != (x.shape[1:], x.dtype):
-            shape, dtype = self._example
-            like = f"examples as in the first batch, each of shape {list(shape)} and {dtype}"
-            if (x.shape, x.dtype) == self._example:
-                remedy = "add a dimension: x[None]"
-            elif x.shape[1:] == shape and dtype.is_floating_point:
-                remedy = f"convert them: x.to({dtype})"
-                remedy += " / 255, if they were divided then" if x.dtype == torch.uint8 else ""
-            else:
-                remedy = "one learner learns one kind of example: pad sequences to one length"
-            raise invalid("x", x, like, remedy)
 
     def _check_inputs(self, x: Tensor, inputs: Tensor) -> None:
         """Refuse numbers that are no longer finite as inputs of the model."""
@@ -752,40 +640,6 @@ class Learner:
 
     def _check_room(self, batch: Batch) -> None:
         """Refuse a first batch if there is no room for as many such examples as would be stored."""
-
-    def _try(self, x: Tensor) -> Tensor:
-        """The scores of raw examples, or an error that says why the model does not accept them."""
-        inputs = self._try_inputs(x)
-        try:
-            self._check_inputs(x, inputs)
-            scores = self.scores_at(inputs)
-        except (InputError, torch.OutOfMemoryError, torch.AcceleratorError):
-            raise
-        except Exception as error:
-            whole = not x.is_floating_point() and x.dtype != torch.uint8
-            remedy = "; if they are measurements, convert them with .float()" if whole and self.embed is None else ""
-            raise invalid("x", x, "examples that the model accepts", f"the model says: {error}{remedy}") from error
-        if not isinstance(scores, Tensor):
-            raise invalid("model", type(scores), "one tensor of scores [n, classes]", "wrap the model to return that")
-        if scores.ndim != 2:
-            raise invalid("model", Description(f"an output of shape {list(scores.shape)}"), "scores [n, classes]")
-        return scores
-
-    def _try_inputs(self, x: Tensor) -> Tensor:
-        """Raw examples as inputs of the model, or an error that says why `prepare` does not make any of them."""
-        try:
-            inputs = self.inputs(x)
-        except (InputError, torch.OutOfMemoryError, torch.AcceleratorError):
-            raise
-        except Exception as error:
-            got = Description(f"an error on examples of shape {list(x.shape)} and {x.dtype}")
-            raise invalid("prepare", got, "one that accepts them", f"it says: {error}") from error
-        if not isinstance(inputs, Tensor):
-            raise invalid("prepare", inputs, "a function that returns a tensor")
-        if inputs.ndim < 1 or len(inputs) != len(x):
-            got = Description(f"inputs of shape {list(inputs.shape)} for {len(x)} examples")
-            raise invalid("prepare", got, "one input for each example")
-        return inputs
 
 
 class ReplayLearner(Learner):
@@ -865,32 +719,3 @@ def join(batch: Batch, recalled: Batch | None) -> tuple[Tensor, Tensor]:
 def _version(x: Any) -> int:
     """How often a tensor was changed in place, if torch counts that: not in inference mode."""
     return 0 if not isinstance(x, Tensor) or x.is_inference() else x._version
-
-
-def _is_array(value: Any) -> bool:
-    return hasattr(value, "__array__") and np.ndim(value) > 0
-
-
-def _as_tensor(name: str, value: Any, device: torch.device) -> Tensor:
-    check_gaps(name, value)
-    try:
-        if hasattr(value, "__array__") and not isinstance(value, Tensor):  # a pandas frame, for example
-            value = np.asarray(value)
-            if not value.flags.writeable or not value.dtype.isnative or any(step < 0 for step in value.strides):
-                value = value.astype(value.dtype.newbyteorder("="))  # torch refuses these, or warns without need
-        tensor = torch.as_tensor(value, device=device).detach()
-    except (TypeError, ValueError, RuntimeError) as error:
-        if isinstance(value, Mapping) or (isinstance(value, list | tuple) and any(_is_array(each) for each in value)):
-            remedy = (
-                "use torch.stack(x); for several inputs, as in torch.stack([ids, mask], 1), split them in the model"
-            )
-            raise invalid(name, type(value), "one tensor, whose first dimension is the batch", remedy) from error
-        several = isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)
-        words = several and any(isinstance(each, str) for each in value[:1])
-        remedy = "number them from 0, or use an estimator, which accepts words" if words else str(error)
-        if not words and isinstance(value, np.ndarray) and value.dtype.hasobject:
-            remedy = f"it holds Python objects: make every column numeric, and {FILL_IN}"
-        raise invalid(name, type(value), "a tensor, or anything that torch.as_tensor accepts", remedy) from error
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        raise invalid(name, tensor, "a plain tensor", "convert it with .to_dense() or .dequantize()")
-    return tensor.clone() if tensor.is_inference() else tensor  # an inference tensor has no gradient

@@ -1,20 +1,20 @@
-"""Optimisers given as text, for options, presets and command lines."""
+"""Optimisers: made from a text, as in options, presets and command lines; their states, and their weights."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from parabolic.checks import check_call, check_name, invalid
+from parabolic.checks import Description, check_call, check_name, invalid
 from parabolic.plugins import load_object
 
-__all__ = ["make_optimizer", "own_optimizer", "parse_optimizer"]
+__all__ = ["check_frozen", "check_state", "load_state", "make_optimizer", "own_optimizer", "parse_optimizer"]
 
 OWN = re.compile(r"(.+:\w+)\s*(?:\(.*\))?", re.DOTALL)  # file.py:name or module:name, and arguments
 
@@ -82,6 +82,44 @@ def parse_optimizer(text: str) -> tuple[Callable[..., torch.optim.Optimizer], di
     known = {name for name, value in vars(torch.optim).items() if isinstance(value, type) and value not in unfit}
     check_name("optimizer", named.id, known, remedy)
     return getattr(torch.optim, named.id), arguments
+
+
+def check_state(optim: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Refuse the state of another optimiser: it has settings that this one lacks, and lacks some of this one's."""
+    ours, theirs = optim.param_groups, state["param_groups"]
+    same = [len(each["params"]) for each in ours] == [len(each["params"]) for each in theirs]
+    pairs = zip(ours, theirs, strict=False)
+    if not same or any(mine.keys() - its.keys() and its.keys() - mine.keys() for mine, its in pairs):
+        got = Description(" and ".join(f"one with {', '.join(sorted(each.keys() - {'params'}))}" for each in theirs))
+        expected = f"that of {type(optim).__name__} for the weights of this model"
+        raise invalid("state of the optimizer", got, expected, "make the learner with the optimizer that it had")
+
+
+def load_state(optim: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Take over the state of another optimiser of the same kind, whatever device it was on."""
+    # Where steps are counted (`capturable`) depends on the device, not on the state.
+    groups = [
+        {**saved, "capturable": own["capturable"]} if "capturable" in own else saved
+        for saved, own in zip(state["param_groups"], optim.param_groups, strict=True)
+    ]
+    optim.load_state_dict({**state, "param_groups": groups})
+    # Torch takes over tensors that fit without a copy, and casts others: copy each, in its own type.
+    weights = [weight for group in optim.param_groups for weight in group["params"]]
+    for number, saved in state["state"].items():
+        own = optim.state[weights[number]]
+        for name in [name for name, value in saved.items() if isinstance(value, Tensor)]:
+            own[name] = saved[name].to(own[name].device, copy=True)
+
+
+def check_frozen(model: nn.Module, optim: torch.optim.Optimizer, frozen: Iterable[str]) -> None:
+    """Refuse weights that were `frozen` at first, by name, and are no longer, but that the optimiser does not know."""
+    if free := {name: weight for name in frozen if (weight := model.get_parameter(name)).requires_grad}:
+        known = {id(weight) for group in optim.param_groups for weight in group["params"]}
+        for name, weight in free.items():
+            if id(weight) not in known:
+                got = Description(f"weights that were frozen when the learner was created ({name})")
+                remedy = "create a new learner, or give them to learner.optim.add_param_group"
+                raise invalid("model", got, "only weights that are trained, or still frozen", remedy)
 
 
 def _made_by(

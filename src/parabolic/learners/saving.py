@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +25,7 @@ from parabolic.learners.head import last_linear
 from parabolic.learners.learner import GO_BACK, Diverged, Learner
 from parabolic.learners.optimizers import own_optimizer
 from parabolic.memory import Memory
-from parabolic.states import pack_state, read_state, same_state
+from parabolic.states import pack_state, read_outline, read_state, same_state
 
 __all__ = ["describe", "load", "read_learner", "restore", "save"]
 
@@ -80,9 +81,11 @@ def _check_device(device: torch.device | str) -> None:
         raise invalid("device", str(device), "a device of this machine, such as cpu", first_line(error)) from error
 
 
-def read_learner(path: Path, *more: str) -> dict[str, Any]:
-    """The contents of a learner's file, which must have the sections `more` too."""
-    saved = read_state(path)
+def read_learner(path: Path, *more: str, outline: bool = False) -> dict[str, Any]:
+    """The contents of a learner's file, which must have the sections `more` too; with `outline`, without the tensors
+    (`read_outline`).
+    """
+    saved = read_outline(path) if outline else read_state(path)
     kinds: dict[str, Any] = dict.fromkeys(more, dict)
     kinds |= {"learner": str, "fields": dict, "made": dict, "given": list, "state": dict, "backbone": tuple | None}
     told = all(name in saved and isinstance(saved[name], kind) for name, kind in kinds.items())
@@ -203,6 +206,8 @@ def _arguments(value: Any) -> dict[str, Any] | None:
 def _make(name: str, path: str, arguments: dict[str, Any]) -> Any:
     """Make an object of this package: a memory or a dataclass."""
     module, _, own = path.rpartition(":")
+    if module.startswith("parabolic.streams."):  # whose `prepare` and `augment` a learner may have been given
+        import_module("parabolic.streams")
     cls: Any = getattr(sys.modules.get(module), own, None) if module.startswith("parabolic.") else None
     if not (isinstance(cls, type) and (issubclass(cls, Memory) or dataclasses.is_dataclass(cls))):
         raise invalid(name, path, "a class that this version of parabolic has")

@@ -504,9 +504,9 @@ def _from_hub(name: str, named: str | None) -> Raw:
         raise invalid(f"hf:{name}", dict(features), "a column of images", remedy)
     label = _label_column(f"hf:{name}", features, named, datasets.ClassLabel)
     parts = []
-    tested = next(
-        (key for key in ("test", "validation", "valid", "val") if key in splits and min(splits[key][label]) >= 0), None
-    )  # on the hub, labels of −1 mean that a test set's labels are withheld
+    held_out = [key for key in ("test", "validation", "valid", "val") if key in splits]
+    # On the hub, labels of −1 mean that a test set's labels are withheld; a split may also be empty.
+    tested = next((key for key in held_out if min(splits[key][label], default=-1) >= 0), None)
     for split in ["train", *([tested] if tested else [])]:
         rows = splits[split].cast_column(image, datasets.Image(decode=False))
         parts.append((_HubImages(rows, image), np.asarray(splits[split][label][:], np.int64)))

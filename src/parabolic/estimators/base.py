@@ -1,0 +1,380 @@
+"""What both estimators share: data become tensors, a learner is made and trained, and threads see whole changes."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from parabolic.backbones import MLP, drawing_apart
+from parabolic.checks import (
+    Description,
+    InputError,
+    check_call,
+    check_finite,
+    check_gaps,
+    check_name,
+    check_number,
+    invalid,
+    plain,
+)
+from parabolic.engine import Diverged
+from parabolic.estimators.serving import Rows
+from parabolic.experiments.execution import find_device
+from parabolic.learners import Criterion, Learner, ReplayLearner, Scale, find_learner
+from parabolic.learners.functional import has_batch_norm, has_embedding
+from parabolic.learners.moving import move, place
+
+__all__ = ["Estimator", "Factory", "measured"]
+
+Factory = Callable[[Sequence[int], int], nn.Module]
+SHEET = 4096  # examples predicted at once
+ANEW = ("batch_size", "epochs")  # settings that every call reads again
+CPU = torch.device("cpu")
+FIRST = threading.RLock()  # taken instead of a learner's lock while there is no learner yet
+REMEDIES = {
+    "replay": "set it with options={'replay': …}",
+    "weights": "announce classes that come later: partial_fit(X, y, classes=…)",
+}
+
+
+@contextmanager
+def _renaming(row: int = 0) -> Iterator[None]:
+    """Phrase a learner's errors in the estimator's terms; `row` is the first row of X that the learner was given."""
+    try:
+        yield
+    except InputError as error:
+        error.remedy = REMEDIES.get(error.name, error.remedy)
+        if error.name in ("x", "X"):
+            error.name = "X"
+            error.got += f", counting from row {row}" if row else ""
+        raise
+
+
+class Estimator(BaseEstimator):  # type: ignore[misc]
+    """The base of both estimators: converts data to tensors, builds a learner and trains it."""
+
+    learner_: Learner
+    loss_: float
+    _example: tuple[torch.Size, torch.dtype]  # shape and type of an example
+    _made: dict[str, Any]  # the settings that the learner was made with
+
+    learner: str | type[Learner]
+    model: nn.Module | Factory | None
+    options: Mapping[str, Any] | None
+    memory: int
+    batch_size: int
+    epochs: int
+    lr: float | None
+    average: float | None
+    scale: bool
+    device: str | torch.device
+    random_state: Any
+
+    def __init__(self, **settings: Any) -> None:
+        self.__dict__.update(settings)  # unchanged and unchecked, as scikit-learn asks
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the settings by name and, if `deep`, each entry of `options` as options__NAME."""
+        params: dict[str, Any] = super().get_params(deep)
+        own = self.options if deep and isinstance(self.options, Mapping) else {}
+        return params | {f"options__{name}": value for name, value in own.items()}
+
+    def set_params(self, **params: Any) -> Self:
+        """Change settings; options__NAME changes that entry of `options` and leaves the others."""
+        own = {name: params.pop(name) for name in [*params] if name.startswith("options__")}
+        super().set_params(**params)
+        if own:
+            self.options = self._own_options() | {name.removeprefix("options__"): own[name] for name in own}
+        return self
+
+    def __copy__(self) -> Self:
+        """Return a shallow copy, which shares the learner (a pickle has a copy of it)."""
+        made = object.__new__(type(self))
+        with self._held():
+            made.__dict__ = {**self.__dict__}
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return a copy with a learner of its own, on the same device."""
+        memo[id(self)] = made = object.__new__(type(self))
+        with self._held():
+            made.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state to pickle: a copy, as other threads may use the learner meanwhile, with all on the CPU."""
+        with self._held():
+            state: dict[str, Any] = copy.deepcopy(super().__getstate__())
+        if "learner_" in state:
+            state["_drawn"] = state["learner_"].generator.get_state()  # only this kind of device can go on from it
+            move(state["learner_"], CPU)
+        place(state, CPU)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over a state, and put the learner on the device that it was made for, if there is one here."""
+        drawn = state.get("_drawn")
+        super().__setstate__({name: value for name, value in state.items() if name != "_drawn"})
+        if drawn is not None:
+            asked = getattr(self, "_made", {}).get("device", self.device)
+            move(self.learner_, _device_here(asked), drawn)
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Hold the learner's lock, so that learner, classes and units are all of the same moment."""
+        while True:
+            learner = getattr(self, "learner_", None)
+            with FIRST if learner is None else learner._turn():
+                if getattr(self, "learner_", None) is learner:  # otherwise it was refitted meanwhile
+                    yield
+                    return
+
+    def _become(self, new: Self, first: bool) -> bool:
+        """Take the state of `new` in one step; with `first`, return False if another thread was the first to fit."""
+        with self._held():
+            if first and hasattr(self, "learner_"):
+                return False
+            self.__dict__ = new.__dict__
+        return True
+
+    def _checked(self, X: Any, *y: Any, **how: Any) -> Any:
+        """Validate data as scikit-learn does, and refuse missing values that it does not detect."""
+        for name, value in zip("Xy", (X, *y), strict=False):
+            check_gaps(name, value)
+        return validate_data(self, X, *y, allow_nd=True, **how)
+
+    def _tensor(self, X: NDArray[Any], learner: Learner, known: torch.dtype | None = None) -> Tensor:
+        """Convert examples for the learner: to the type of earlier ones (`known`), wherever that is exact."""
+        if X.dtype.kind not in "biuf":
+            got = Description(f"an array of type {X.dtype}")
+            raise invalid("X", got, "numbers", "encode words as columns of numbers, and dates as seconds")
+        kind = np.float64 if X.dtype == np.longdouble else X.dtype.newbyteorder("=")  # torch has no others
+        x = torch.from_numpy(np.array(X, kind, order="C")).to(learner.device)
+        numbers = x.dtype != torch.uint8 and self.model is None and learner.embed is None  # neither bytes nor ids
+        if isinstance(learner.prepare, Scale):
+            x = x.double()  # rounded only after scaling
+        elif known is not None and not self.scale:
+            x = _cast(x, known)
+        elif self.scale or x.is_floating_point() or numbers:
+            x = x.to(learner.dtype)
+        check_finite("X", x)  # it may have been finite only in a wider type
+        return x
+
+    def _settings(self) -> dict[str, Any]:
+        """Return all settings except those that every call reads again."""
+        kept = {name: value for name, value in self.get_params(deep=False).items() if name not in ANEW}
+        return {name: dict(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
+
+    def _own_options(self) -> dict[str, Any]:
+        if not isinstance(self.options, Mapping | None):
+            raise invalid("options", self.options, "a mapping of names to values", "as in {'sigma_x': 0.1}")
+        return dict(self.options or {})
+
+    def _check_counts(self) -> None:
+        for name in ANEW:
+            check_number(name, getattr(self, name), whole=True, at_least=1)
+
+    def _check_settings(self) -> None:
+        """Refuse changes to the settings that the learner was made with, except to lr."""
+        self._check_counts()
+        now = self._settings()
+        for name, before in self._made.items():
+            if name != "lr" and not _same(now[name], before):
+                remedy = "a change takes effect at the next fit: call fit, or set it back"
+                raise invalid(name, now[name], "the value that the learner was made with", remedy)
+        if now["lr"] is not None:
+            check_number("lr", now["lr"], above=0)
+
+    def _follow_lr(self) -> None:
+        """Apply the current lr to the learner."""
+        now, learner = self._settings(), self.learner_
+        if now["lr"] != self._made["lr"]:
+            usual = (now["options"] or {}).get("lr", type(learner).lr)
+            learner.lr, self._made = plain(usual if now["lr"] is None else now["lr"]), now
+            for group in learner.optim.param_groups:
+                group["lr"] = learner.lr
+
+    @torch.inference_mode(False)  # the learner must be able to train later
+    @_renaming()
+    def _make(self, X: NDArray[Any], outputs: int, criterion: str | Criterion, **usual: Any) -> Learner:
+        """Build an untrained learner; `usual` are defaults for those options that its class has."""
+        self._check_counts()
+        if not isinstance(self.scale, bool | np.bool_):
+            raise invalid("scale", self.scale, "True or False")
+        seed = int(check_random_state(self.random_state).randint(2**31))
+        kind = find_learner(self.learner) if isinstance(self.learner, str) else self.learner
+        if not (isinstance(kind, type) and issubclass(kind, Learner)):
+            raise invalid("learner", kind, "a method's name, or its class", "`parabolic list` shows the names")
+        options = copy.deepcopy(self._own_options())  # the values belong to the user
+        fields = {each.name for each in dataclasses.fields(kind)} - {"model"}
+        for name in options:
+            check_name("options", name, fields)
+        place = find_device(str(self.device))
+        options = {name: each.to(place) if isinstance(each, nn.Module) else each for name, each in options.items()}
+        given: dict[str, Any] = {name: value for name, value in usual.items() if name in fields}
+        if issubclass(kind, ReplayLearner) and self.memory is not None:
+            given["memory"] = self.memory
+        given |= {"criterion": criterion, "seed": seed} | options
+        given |= {name: value for name in ("lr", "average") if (value := getattr(self, name)) is not None}
+        learner = kind(self._network(X.shape[1:], outputs, seed).to(place), **given)
+        if self.scale and "prepare" not in options:
+            if isinstance(learner.embed, nn.Embedding):
+                raise invalid("scale", self.scale, "False, as embed looks up ids", "ids cannot be scaled")
+            learner.prepare = Scale()
+        self._made = self._settings()
+        self._alone = math.inf  # how many examples could be recalled when batch norm met a single one; none yet
+        return learner
+
+    def _network(self, shape: Sequence[int], outputs: int, seed: int) -> nn.Module:
+        if isinstance(self.model, nn.Module):
+            return copy.deepcopy(self.model)
+        factory = _mlp if self.model is None else self.model
+        check_call("model", factory, "shape", "outputs")
+        with drawing_apart():
+            torch.manual_seed(seed)
+            made = factory(shape, outputs)
+        if not isinstance(made, nn.Module):
+            raise invalid("model", type(made), "a torch.nn.Module, or a function (shape, outputs) that returns one")
+        return made
+
+    @_renaming()
+    def _learn(self, learner: Learner, x: Tensor, y: Tensor, epochs: int | None = None) -> None:
+        """Train on the examples once, in their order, or for several epochs, reshuffled each time."""
+        y, rng, size = y.to(x.device), np.random.default_rng(learner.seed), int(self.batch_size)
+        orders = [torch.from_numpy(rng.permutation(len(x))) for _ in range(epochs or 0)] or [torch.arange(len(x))]
+        rows = [part.to(x.device) for order in orders for part in _batches(order, size, learner.model)]
+        task = None
+        if learner.needs_tasks:
+            with learner.lock:
+                task = self._tasks = 0 if epochs else getattr(self, "_tasks", -1) + 1
+            batches = list(zip(x.split(size), y.split(size), strict=True))
+            learner.start_task(batches)
+        loss = total = torch.zeros((), dtype=torch.float64)
+        steps = len(rows) // len(orders)
+        for number, part in enumerate(rows):
+            loss = learner.observe(x[part], y[part], task).double()
+            total = total + loss if number % steps else loss  # of one pass
+        if task is not None:
+            learner.end_task(batches)
+        self.loss_ = float(total) / steps
+        if not math.isfinite(float(loss)):
+            raise Diverged(f"the loss became {float(loss)}: lower lr (now {learner.lr:g}), or set clip_norm in options")
+
+    @_renaming()
+    def _check_like(self, x: Tensor) -> None:
+        """Refuse what the learner would refuse, before anything changes."""
+        shape, dtype = self._example
+        if (x.shape[1:], x.dtype) != self._example:
+            raise invalid("X", x, f"examples of shape {list(shape)} and type {str(dtype)[6:]}, as before")
+        learner = self.learner_
+        ids = not x.is_floating_point() or has_embedding(learner.model)
+        for part in x.split(SHEET) if ids or not isinstance(learner.prepare, Scale | None) else ():
+            learner.predict(part)  # only the network knows which ids exist, and only `prepare` what it returns
+
+    def _rehearse(self, x: Tensor, go_on: Callable[[Self], object]) -> None:
+        """Let a copy go on first if batch norm meets a single example: only a step shows if it is refused."""
+        learner = self.learner_
+        if min(len(x), int(self.batch_size)) > 1 or not has_batch_norm(learner.model):
+            return
+        stored = len(learner.past) if isinstance(learner, ReplayLearner) else 0
+        if not learner.needs_tasks and stored >= getattr(self, "_alone", math.inf):
+            return  # one was learned with as little to recall
+        with self._held():
+            trial = copy.copy(self)
+            trial.learner_ = copy.deepcopy(learner)
+        go_on(trial)
+        self._alone = stored
+
+    def _served(self, answer: nn.Module) -> nn.Module:
+        """Return a module of its own that predicts: the learner's predictor, followed by `answer`."""
+        scaled = isinstance(self.learner_.prepare, Scale)
+        return nn.Sequential(
+            OrderedDict(rows=Rows(self._example[1], scaled), scores=self.learner_.predictor(), answer=answer)
+        ).eval()
+
+    def _scores(self, X: Any) -> Tensor:
+        """Return the scores of examples, all by the same weights, as the lock is held."""
+        check_is_fitted(self)
+        X, found, learner = self._checked(X, reset=False), [], self.learner_
+        for row in range(0, len(X), SHEET):
+            with _renaming(row):
+                x = self._tensor(X[row : row + SHEET], learner, self._example[1])
+                found.append(learner.scores(x).double())
+                if not found[-1].isfinite().all():
+                    check_finite("X", learner.inputs(x))  # in the network's type
+                    raise Diverged(
+                        "the scores are not finite numbers: the network has diverged, or X is far from all that it has "
+                        f"learned; call fit with a lower lr (now {learner.lr:g}), or with clip_norm in options"
+                    )
+        return torch.cat(found)
+
+
+def measured(scale: Any, name: str, x: Tensor) -> Any:
+    """Return a copy of a Scale, updated with these numbers; anything else is returned as it is."""
+    if not isinstance(scale, Scale):
+        return scale
+    scale = copy.copy(scale)
+    scale.update(x, name)
+    return scale
+
+
+def _device_here(asked: str | torch.device) -> torch.device:
+    """The device that a pickled estimator was made for or, with a warning, the CPU if this machine has no such."""
+    try:
+        return find_device(str(asked))
+    except InputError as error:
+        told = f"{error}. What was loaded computes on the CPU; before its next fit, call set_params(device='auto')"
+        warnings.warn(told, RuntimeWarning, stacklevel=3)
+        return CPU
+
+
+def _mlp(shape: Sequence[int], outputs: int) -> nn.Module:
+    """A perceptron sized by the input.
+
+    In float64, as in scikit-learn, so that a prediction does not depend on the other examples of its batch.
+    """
+    width = min(max(4 * math.prod(shape), 32), 256)
+    return MLP(shape, outputs, hidden=(width, width)).double()
+
+
+def _batches(order: Tensor, size: int, model: nn.Module) -> list[Tensor]:
+    """Split rows into batches. A single last row joins the batch before it if batch norm could not learn it alone."""
+    parts = list(order.split(size))
+    if len(parts) > 1 and len(parts[-1]) == 1 and has_batch_norm(model):
+        parts[-2:] = [torch.cat(parts[-2:])]
+    return parts
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert numbers to `dtype`, or return them as they are if it is an integer type that would change them.
+
+    Bytes stand for 0 to 1, and are never converted to or from floats.
+    """
+    if torch.uint8 in (x.dtype, dtype) and (x.is_floating_point() or dtype.is_floating_point):
+        return x
+    cast = x.to(dtype)
+    return cast if dtype.is_floating_point or torch.equal(cast.to(x.dtype), x) else x
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether a setting is unchanged: equal if it is a plain value, otherwise the same object."""
+    one, other = (str(each) if isinstance(each, torch.device) else plain(each) for each in (one, other))
+    kinds = str | int | float
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+    return one is other or (isinstance(one, kinds) and isinstance(other, kinds) and one == other)

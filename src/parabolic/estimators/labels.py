@@ -1,0 +1,97 @@
+"""Labels of any kind: which there are, the network's output for each, and how much each counts in the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.utils.class_weight import compute_class_weight
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import column_or_1d
+from torch import Tensor
+
+from parabolic.checks import FILL_IN, Description, check_gaps, check_name, check_number, invalid
+
+__all__ = ["balanced_weights", "check_labels", "given_weights", "labels_of", "merged", "numbered"]
+
+EXACT = 2**53  # from here on float64 cannot represent every whole number
+
+
+def check_labels(name: str, y: Any) -> None:
+    """Refuse labels of which some are missing, as NumPy would make words of these."""
+    check_gaps(name, y)
+    if y is None or getattr(getattr(y, "dtype", None), "kind", "O") != "O":
+        return
+    if missing := sum(map(_is_missing, np.asarray(y, dtype=object).flat)):
+        raise invalid(name, Description(f"{missing} missing labels"), "words or numbers", f"{FILL_IN}, or drop it")
+
+
+def labels_of(y: NDArray[Any], classes: Any, part: bool = True) -> NDArray[Any]:
+    """Return the labels of a batch and those that `classes` announces."""
+    # In part of the data every label may differ; repeating them avoids scikit-learn's warning about too many classes.
+    check_classification_targets(np.repeat(y, 2) if part else y)
+    check_labels("classes", classes)
+    found = np.unique(y)
+    return found if classes is None else _union(found, np.unique(column_or_1d(classes)))
+
+
+def merged(
+    classes: NDArray[Any], outputs: NDArray[np.int64], labels: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the classes and new labels, sorted, and the output of each; known classes keep their outputs."""
+    both = _union(classes, labels)
+    fresh = len(classes) + np.arange(len(both) - len(classes))
+    old = np.isin(both, classes)
+    found = np.empty(len(both), dtype=np.int64)
+    found[old], found[~old] = outputs, fresh
+    return both, found
+
+
+def numbered(y: NDArray[Any], labels: NDArray[Any], outputs: NDArray[np.int64]) -> Tensor:
+    """The output of each label in a batch; `outputs` are those of all labels, which are sorted."""
+    return torch.from_numpy(outputs[np.searchsorted(labels, y)])
+
+
+def balanced_weights(given: str, labels: NDArray[Any], y: NDArray[Any] | None) -> NDArray[np.float64]:
+    """Weights that are inverse to how often the classes occur, as in scikit-learn."""
+    check_name("class_weight", given, ["balanced"], "or give a dict from labels to weights")
+    if y is None:
+        remedy = (
+            "a new class is rare only so far, and already half of what is learned: "
+            "options={'balance': 0.5} or learner='cbrs' compensate for frequencies as they change"
+        )
+        raise invalid("class_weight", given, "None or a dict from labels to weights for partial_fit", remedy)
+    found: NDArray[np.float64] = compute_class_weight(given, classes=labels, y=y)
+    return found
+
+
+def given_weights(weights: Any, labels: NDArray[Any]) -> list[float]:
+    """The weight of each label in a mapping: 1 if it is not there."""
+    if not isinstance(weights, Mapping):
+        raise invalid("class_weight", weights, "None, 'balanced', or a dict from labels to weights")
+    for label, weight in weights.items():
+        check_number(f"class_weight of {label!r}", weight, at_least=0)
+        if isinstance(label, str | bytes) != (labels.dtype.kind in "OUS"):
+            raise invalid("class_weight", label, f"labels like those in y, such as {labels[:1].tolist()[0]!r}")
+    if labels.dtype.kind in "mM":  # in the unit of the labels: a key may have another
+        weights = {np.asarray(label, labels.dtype).item(): weight for label, weight in weights.items()}
+    return [float(weights.get(label, 1.0)) for label in labels.tolist()]
+
+
+def _is_missing(label: Any) -> bool:
+    """Whether a label is None, or NaN, NaT or pandas' NA, which do not equal themselves."""
+    return label is None or str(label == label) in ("False", "<NA>")
+
+
+def _union(one: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
+    kinds = ["a word" if each.dtype.kind in "OUS" else "a number" for each in (one, other)]
+    if len(one) and kinds[0] != kinds[1]:
+        raise invalid("y", Description(f"{kinds[1]} for a label"), f"{kinds[0]}, like the labels before")
+    both = np.unique(np.concatenate([one, other]))
+    if both.dtype.kind == "f" and len(both) and np.abs(both).max() >= EXACT:
+        got = Description(f"labels of {EXACT} or more as floats, or of types that NumPy merges into floats")
+        raise invalid("y", got, "labels that stay distinct", "give all of them as int64, or as words")
+    return both

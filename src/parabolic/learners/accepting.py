@@ -1,0 +1,169 @@
+"""What a learner can learn from and predict: examples as tensors, checked against the model and those before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from parabolic.checks import FILL_IN, Description, InputError, check_finite, check_gaps, invalid
+from parabolic.learners.functional import answers_by, has_embedding
+from parabolic.learners.head import check_alone, check_head, wider
+
+if TYPE_CHECKING:
+    from parabolic.learners.learner import Learner
+
+__all__ = ["as_tensor", "check_batch", "check_growth", "check_kind", "refusal", "try_scores"]
+
+NEEDS_TWO = "more than 1 value per channel"  # from torch's error for batch norm on one example
+
+
+def check_batch(learner: Learner, x: Any, y: Any) -> tuple[Tensor, Tensor]:
+    """Examples and labels as tensors on the learner's device, if it can learn from them.
+
+    The first batch determines the number of classes, unless that was given, and what kind of example all others hold.
+    """
+    x, y = (as_tensor(name, value, learner.device) for name, value in (("x", x), ("y", y)))
+    if x.ndim < 1 or len(x) == 0:
+        raise invalid("x", x, "a batch of at least one example", "skip empty batches")
+    check_kind(learner, x)
+    # Only the model knows what it accepts: after the first batch numbers are like those before, but ids may be new.
+    ids = not x.is_floating_point() and (learner.embed is not None or x.dtype != torch.uint8)
+    tried = ids or learner._example is None or learner.classes is None
+    scores = try_scores(learner, x if ids else x[:1]) if tried else None
+    check_finite("x", x)
+    if x.is_floating_point():
+        learner._check_inputs(x, learner.inputs(x))
+    if learner.classes is None:
+        assert scores is not None
+        learner.classes = scores.shape[1]
+    elif scores is not None and not learner.error.of_classes and scores.shape[1] != learner.classes:
+        remedy = "every output is a number to learn"
+        raise invalid("classes", learner.classes, f"{scores.shape[1]}, as many as the model has outputs", remedy)
+    elif scores is not None and scores.shape[1] < learner.classes:
+        remedy = "give the model more outputs, or call `grow` if its last torch.nn.Linear computes the scores"
+        raise invalid("classes", learner.classes, f"at most {scores.shape[1]}, as many as the model scores", remedy)
+    y = learner.error.check(y, len(x), learner.classes, learner.dtype)
+    if learner._example is None:
+        if scores is not None:
+            learner.error(scores, y[: len(scores)])  # a loss of the user's may raise an error
+        learner._check_room({"x": x, "y": y})
+    learner._example = (x.shape[1:], x.dtype)
+    return x, y
+
+
+def check_kind(learner: Learner, x: Tensor) -> None:
+    """Refuse examples of another shape or type than those of the first batch."""
+    if learner._example is not None and learner._example != (x.shape[1:], x.dtype):
+        shape, dtype = learner._example
+        like = f"examples as in the first batch, each of shape {list(shape)} and {dtype}"
+        if (x.shape, x.dtype) == learner._example:
+            remedy = "add a dimension: x[None]"
+        elif x.shape[1:] == shape and dtype.is_floating_point:
+            remedy = f"convert them: x.to({dtype})"
+            remedy += " / 255, if they were divided then" if x.dtype == torch.uint8 else ""
+        else:
+            remedy = "one learner learns one kind of example: pad sequences to one length"
+        raise invalid("x", x, like, remedy)
+
+
+def check_growth(learner: Learner, head: nn.Linear, classes: int) -> None:
+    """Refuse a last layer that cannot grow alone or, tried on an example of zeros, does not compute the scores."""
+    grows = classes > head.out_features
+    if grows:
+        check_alone(learner.model, head)
+    if learner._example is None:  # then the first batch will show it
+        return
+    shape, dtype = learner._example
+
+    def outputs(weights: Mapping[str, Tensor]) -> int:
+        try:
+            inputs = learner.inputs(torch.zeros(1, *shape, dtype=dtype, device=learner.device))
+            return answers_by(weights, learner.model, inputs).shape[-1]
+        except Exception:  # the user's own code may fail on zeros, or with such weights
+            return 0
+
+    if known := outputs({}):
+        check_head(head, known, given=outputs(wider(learner.model, head, classes) if grows else {}) >= classes)
+
+
+def try_scores(learner: Learner, x: Tensor) -> Tensor:
+    """The scores of raw examples, or an error that says why the model does not accept them."""
+    inputs = _try_inputs(learner, x)
+    try:
+        learner._check_inputs(x, inputs)
+        scores = learner.scores_at(inputs)
+    except (InputError, torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except Exception as error:
+        whole = not x.is_floating_point() and x.dtype != torch.uint8
+        remedy = "; if they are measurements, convert them with .float()" if whole and learner.embed is None else ""
+        raise invalid("x", x, "examples that the model accepts", f"the model says: {error}{remedy}") from error
+    if not isinstance(scores, Tensor):
+        raise invalid("model", type(scores), "one tensor of scores [n, classes]", "wrap the model to return that")
+    if scores.ndim != 2:
+        raise invalid("model", Description(f"an output of shape {list(scores.shape)}"), "scores [n, classes]")
+    return scores
+
+
+def refusal(learner: Learner, x: Tensor, error: Exception) -> InputError | None:
+    """The error to raise for a batch on which a step failed; None if the batch is not to blame."""
+    if isinstance(error, IndexError) and has_embedding(learner.model):  # for an id that it does not have
+        return invalid("x", x, "examples that the model accepts", f"the model says: {error}")
+    if NEEDS_TWO not in str(error):
+        return None
+    needed = "at least two examples, as batch norm needs here"
+    if len(x) == 1:
+        return invalid("x", x, needed, "hold it back until a second one arrives")
+    got = Description("one example, recalled or split off, that passes through the model alone")
+    return invalid(f"step of {learner.own_name()}", got, needed, "raise replay, memory or chunk")
+
+
+def as_tensor(name: str, value: Any, device: torch.device) -> Tensor:
+    """Anything that torch makes a tensor of, as one on the device that can be trained on."""
+    check_gaps(name, value)
+    try:
+        if hasattr(value, "__array__") and not isinstance(value, Tensor):  # a pandas frame, for example
+            value = np.asarray(value)
+            if not value.flags.writeable or not value.dtype.isnative or any(step < 0 for step in value.strides):
+                value = value.astype(value.dtype.newbyteorder("="))  # torch refuses these, or warns without need
+        tensor = torch.as_tensor(value, device=device).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        if isinstance(value, Mapping) or (isinstance(value, list | tuple) and any(_is_array(each) for each in value)):
+            remedy = (
+                "use torch.stack(x); for several inputs, as in torch.stack([ids, mask], 1), split them in the model"
+            )
+            raise invalid(name, type(value), "one tensor, whose first dimension is the batch", remedy) from error
+        several = isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)
+        words = several and any(isinstance(each, str) for each in value[:1])
+        remedy = "number them from 0, or use an estimator, which accepts words" if words else str(error)
+        if not words and isinstance(value, np.ndarray) and value.dtype.hasobject:
+            remedy = f"it holds Python objects: make every column numeric, and {FILL_IN}"
+        raise invalid(name, type(value), "a tensor, or anything that torch.as_tensor accepts", remedy) from error
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise invalid(name, tensor, "a plain tensor", "convert it with .to_dense() or .dequantize()")
+    return tensor.clone() if tensor.is_inference() else tensor  # an inference tensor has no gradient
+
+
+def _try_inputs(learner: Learner, x: Tensor) -> Tensor:
+    """Raw examples as inputs of the model, or an error that says why `prepare` does not make any of them."""
+    try:
+        inputs = learner.inputs(x)
+    except (InputError, torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except Exception as error:
+        got = Description(f"an error on examples of shape {list(x.shape)} and {x.dtype}")
+        raise invalid("prepare", got, "one that accepts them", f"it says: {error}") from error
+    if not isinstance(inputs, Tensor):
+        raise invalid("prepare", inputs, "a function that returns a tensor")
+    if inputs.ndim < 1 or len(inputs) != len(x):
+        got = Description(f"inputs of shape {list(inputs.shape)} for {len(x)} examples")
+        raise invalid("prepare", got, "one input for each example")
+    return inputs
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "__array__") and np.ndim(value) > 0
