@@ -77,7 +77,7 @@ class Search:
     """A search for the best settings of a run, judged on held-out training examples: test examples are never used.
 
     Every option for which the learner states a range (`option(..., tune=...)`) is tuned, unless the spec fixes it.
-    `space` adds or replaces ranges by name, as strings such as "0.01:0.3:log", "1:8" or "euler,mean".
+    `space` adds or replaces ranges by name, as strings such as "0.01:0.3:log", "1:8" or "SGD,mine.py:Lion(decay=0.1)".
 
     >>> search = Search(RunSpec(learner="der", options={"alpha": 0.5}), space={"batch": "8,16"})
     >>> search.ranges
@@ -175,9 +175,10 @@ class Search:
 
 def _read(stated: Option, text: str) -> Range | Choices:
     """Parse a range or a list of choices; all values must be valid for the option."""
+    choices = _split(text)
     low, *rest = text.split(":")
-    if not rest:
-        return Choices(stated.parse(value.strip()) for value in text.split(","))
+    if not rest or len(choices) > 1:  # file.py:name may be a choice too
+        return Choices(stated.parse(value) for value in choices)
     if len(rest) > 2 or rest[1:] not in ([], ["log"]):
         raise _refused(stated.name, text)
     ends = [stated.parse(end) for end in (low, rest[0])]
@@ -186,6 +187,22 @@ def _read(stated: Option, text: str) -> Range | Choices:
     if rest[1:] and ends[0] <= 0:
         raise invalid(f"--space {stated.name}", text, "a range above 0 if it is log")
     return Range(ends[0], ends[1], log=bool(rest[1:]))
+
+
+def _split(text: str) -> list[str]:
+    """The parts of a text between commas that are not in parentheses.
+
+    >>> _split("SGD, mine.py:Lion(betas=(0.9, 0.99), decay=0.1)")
+    ['SGD', 'mine.py:Lion(betas=(0.9, 0.99), decay=0.1)']
+    """
+    parts, depth = [""], 0
+    for sign in text:
+        depth += (sign == "(") - (sign == ")")
+        if sign == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return [part.strip() for part in parts]
 
 
 def _refused(name: str, text: str) -> InputError:
