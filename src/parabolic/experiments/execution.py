@@ -244,7 +244,7 @@ def _train_side_by_side(
         fleet = yard.launch(specs, learners)
         states = train_fleet(
             fleet, streams, batch=resolved["batch"], epochs=resolved["epochs"], callbacks=callbacks,
-            measures=find_measures(specs[0].measure),
+            measures=find_measures(specs[0].measure), future=specs[0].future,
             checkpoints=None if keeping is None else keeping.checkpoints(specs, makers),
             progress=[each for each in resumed if each is not None],
         )  # fmt: skip
@@ -272,6 +272,7 @@ def _record(spec: RunSpec, state: State, around: dict[str, Any]) -> Record:
         environment=around | {"resumed": state.resumed},
         task_accuracy=_rows(state.task_matrix),
         measured=state.measured,
+        future_accuracy=[] if state.future is None else [row[i:].tolist() for i, row in enumerate(state.future)],
     )
 
 

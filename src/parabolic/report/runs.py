@@ -34,7 +34,7 @@ GROUPS = ("", "options", "scenario", "metrics", "environment")
 def row_of(run: Record | FailedRun | StoppedRun) -> Row:
     """A run as one row; times are summed over the tasks, and the accuracies are left out."""
     told = asdict(run)
-    for name in ("accuracy", "task_accuracy", "measured"):
+    for name in ("accuracy", "task_accuracy", "future_accuracy", "measured"):
         told.pop(name, None)
     return flat({"key": told.pop("key"), **told.pop("spec"), **told})
 
