@@ -66,7 +66,7 @@ from parabolic.streams import known_streams
 
 __all__ = ["compare", "list_all", "run_one"]
 
-OF_A_RUN = ("backbone", "batch", "epochs", "precision", "channels_last", "measure", "future")
+OF_A_RUN = ("backbone", "batch", "epochs", "precision", "channels_last", "measure", "heads", "future")
 """Fields of a run that only `--set` can set."""
 
 SEVERAL = "compare settings of one method as presets: --preset a.toml --preset b.toml, each with learner and [settings]"

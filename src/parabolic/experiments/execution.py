@@ -31,7 +31,7 @@ from parabolic.experiments.code import commit_here, made_of, own_code_of, packag
 from parabolic.experiments.resume import Keeping
 from parabolic.experiments.spec import RunSpec, check_spec
 from parabolic.experiments.store import Record, Store, check_store, encodable
-from parabolic.learners import Learner, find_learner
+from parabolic.learners import Heads, Learner, find_learner
 from parabolic.streams import Stream, make_stream
 
 __all__ = ["Unsaved", "Yard", "build", "execute", "execute_fleet", "find_device", "reason_of", "run", "typed_command"]
@@ -296,7 +296,9 @@ def _prepare(spec: RunSpec, device: str) -> tuple[Callable[[], Learner], Stream]
     """A function that builds the learner of a run, with its class as it is now, and the stream."""
     place, resolved, kind = find_device(device), spec.resolved(), find_learner(spec.learner)
     stream = make_stream(spec.stream, spec.seed, **spec.scenario)
-    options = {**spec.options} | ({"memory": spec.memory} if "memory" in resolved else {})
+    options: dict[str, Any] = {**spec.options} | ({"memory": spec.memory} if "memory" in resolved else {})
+    if spec.heads:
+        options["criterion"] = Heads(tasks=[task.classes for task in stream])
 
     def make() -> Learner:
         model = make_backbone(resolved["backbone"], stream.shape, stream.classes, spec.seed).to(place)
