@@ -203,6 +203,9 @@ def test_choices_may_have_arguments_and_be_the_users_own(tmp_path):
     assert search.ranges["optimizer"] == ("SGD(momentum=0.5, nesterov=True)", "Adam(betas=(0.9, 0.99))")
     tuned = tune(search, Store(tmp_path), trials=2, device="cpu")
     assert all(each.values[name] in search.ranges[name] for each in tuned.trials for name in each.values)
+    (tmp_path / "nets.py").write_text(wide.replace("99", "98"))
+    with pytest.raises(InputError, match="study: got .* with code of .*nets.py:wide=.* original settings"):
+        tune(search, Store(tmp_path), trials=3, device="cpu")
 
 
 @pytest.mark.parametrize("metric", ["task_aaa", "task_acc"])

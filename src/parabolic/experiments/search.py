@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from parabolic.checks import Description, InputError, check_name, invalid
-from parabolic.experiments.code import made_of
+from parabolic.experiments.code import made_of, own_code_of
 from parabolic.experiments.spec import RunSpec, check_spec
 from parabolic.options import Option, check_options, option, options_of, write_option
 
@@ -160,7 +160,15 @@ class Search:
         spec = first.resolved() | {name: told[:12] for name, told in made_of(first).items()}
         del spec["seed"]
         told = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.name != "spec"}
-        return {**spec, **told, "space": {name: str(each) for name, each in sorted(self.ranges.items())}}
+        space = {name: str(each) for name, each in sorted(self.ranges.items())}
+        return {**spec, **told, "space": space, **self._own_choices()}
+
+    def _own_choices(self) -> dict[str, str]:
+        """The code of each choice that is the user's own, by its path."""
+        choices = [(name, each) for name, those in self.ranges.items() if isinstance(those, Choices) for each in those]
+        own = [(name, each) for name, each in choices if name in ("backbone", "optimizer", "measure") and each]
+        codes = {each: own_code_of(self.specs({name: each})[0]) for name, each in own}
+        return {f"code of {each}": code[:12] for each, code in codes.items() if code and ":" in each}
 
     def _own(self) -> dict[str, Option]:
         return RunSpec.learner_options(self.spec.learner)
