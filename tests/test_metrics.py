@@ -37,6 +37,23 @@ def test_definitions(a):
     assert told == metrics.summary(a) | {f"task_{name}": value for name, value in metrics.summary(100 - a).items()}
 
 
+@given(matrices())
+def test_forward_transfer(a):
+    future, n = a.T, len(a)  # a row for each task that is about to be learned, NaN for those before
+    gained = [future[j, j] - future[0, j] for j in range(1, n)]
+    assert metrics.forward_transfer(future) == pytest.approx(sum(gained) / (n - 1) if n > 1 else 0)
+    as_recorded = [row[i:].tolist() for i, row in enumerate(future)]
+    assert metrics.summary(a, a, future=as_recorded) == metrics.summary(a, a) | {
+        "task_forward_transfer": metrics.forward_transfer(future)
+    }
+
+
+@pytest.mark.parametrize("bad", [[], [[1, 2]], [[1], [2, 3]], [[np.nan]], [[1, np.nan], [2, 3]], [["a"]], 5, None])
+def test_bad_accuracies_of_tasks_to_come(bad):
+    with pytest.raises(InputError, match="^future"):
+        metrics.forward_transfer(bad)
+
+
 def test_one_task_forgets_nothing():
     assert metrics.summary([[80.0]]) == {
         "acc": 80.0,

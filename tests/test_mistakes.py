@@ -16,7 +16,7 @@ from grids import fragile, until
 from made_up import few, record
 from torch import nn
 
-from parabolic import ER, SGD, InputError, Journal, ParabolicClassifier, RunSpec, Store, Stream, make_backbone, run
+from parabolic import ER, MLP, SGD, InputError, Journal, ParabolicClassifier, RunSpec, Store, Stream, make_backbone, run
 from parabolic.checks import check_name
 from parabolic.experiments import Search, build, execute, run_grid, tune
 from parabolic.learners import known_learners
@@ -509,3 +509,16 @@ def test_a_preset_says_where_its_code_was_looked_for(parabolic, tmp_path):
     assert code == 2
     assert "learner: got 'mine.py:Mine', expected file.py:name of an existing file" in err
     assert f"there is no {tmp_path / 'mine.py'}: change to the folder" in err
+
+
+@pytest.mark.parametrize(
+    ("shape", "hidden", "message"),
+    [
+        (64, (8,), "^shape: got 64, expected a list of whole numbers; as in shape="),
+        ((64,), 8, "^hidden: got 8, expected a list of whole numbers; as in hidden="),
+        ((64,), (0,), "^hidden: got 0, expected a whole number of at least 1"),
+    ],
+)
+def test_sizes_of_a_perceptron_are_lists(shape, hidden, message):
+    with pytest.raises(InputError, match=message):
+        MLP(shape, 10, hidden=hidden)

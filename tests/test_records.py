@@ -223,6 +223,15 @@ def test_failed_runs_stand_ins_and_trials_are_no_records(parabolic, tmp_path):
     assert "(1 run written, 1 in the file, 1 stand-ins left out, 1 with held-out examples left out)" in told
 
 
+def test_a_run_of_ones_own_that_is_like_a_stand_in_is_a_record(parabolic, tmp_path):
+    own = RunSpec("er", backbone="mlp")
+    record = made_up(own)
+    commands = {"command": "parabolic compare --set backbone=mlp"}
+    Store(tmp_path / "runs").save(replace(record, environment={**record.environment, **commands}))
+    assert parabolic("runs", "--records", "a.jsonl")[0] == 0
+    assert [each.key for each in Records(tmp_path / "a.jsonl")] == [own.key]
+
+
 # -- the paper's tables --------------------------------------------------------------------------------------------
 
 

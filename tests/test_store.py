@@ -336,6 +336,17 @@ def test_each_file_is_read_once(parabolic, kept, monkeypatch):
     assert set(read.values()) == {1}
 
 
+def test_a_run_that_predates_a_setting_has_its_default(record):
+    spec = {name: value for name, value in record.spec.items() if name not in ("future", "measure")}
+    older = replace(record, spec={**spec, "scenario": {"tasks": None}})
+    rows = [row_of(older), row_of(record)]
+    for name, text in (("future", "false"), ("measure", "none"), ("blur", "0"), ("scenario.domain", "none")):
+        assert select(rows, {name: text}) == rows
+    assert rows[0] == rows[1]
+    assert "memory" not in rows[0]  # the learner has none
+    assert settings_of(rows[0]) == "backbone=mlp lr=0.05"
+
+
 def test_a_command_that_is_no_utf8_can_be_told_everywhere(parabolic, store, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["parabolic", "run", "--runs", "a\udcff"])
     assert typed_command().encode().endswith(rb"a\udcff'")

@@ -194,6 +194,20 @@ def test_choices_whole_numbers_and_fields_of_a_run_can_be_tuned(tmp_path):
         assert trial.score == pytest.approx(sum(runs) / 2)
 
 
+def test_choices_may_have_arguments_and_be_the_users_own(tmp_path):
+    wide = "from parabolic import MLP\ndef wide(shape, classes): return MLP(shape, classes, (99,))"
+    (tmp_path / "nets.py").write_text(wide)
+    nets, optimizers = f"mlp,{tmp_path / 'nets.py'}:wide", "SGD(momentum=0.5, nesterov=True),Adam(betas=(0.9, 0.99))"
+    search = Search(BLOBS, {"backbone": nets, "optimizer": optimizers, "lr": "0.01,0.02"})
+    assert search.ranges["backbone"] == ("mlp", f"{tmp_path / 'nets.py'}:wide")
+    assert search.ranges["optimizer"] == ("SGD(momentum=0.5, nesterov=True)", "Adam(betas=(0.9, 0.99))")
+    tuned = tune(search, Store(tmp_path), trials=2, device="cpu")
+    assert all(each.values[name] in search.ranges[name] for each in tuned.trials for name in each.values)
+    (tmp_path / "nets.py").write_text(wide.replace("99", "98"))
+    with pytest.raises(InputError, match="study: got .* with code of .*nets.py:wide=.* original settings"):
+        tune(search, Store(tmp_path), trials=3, device="cpu")
+
+
 @pytest.mark.parametrize("metric", ["task_aaa", "task_acc"])
 def test_trials_may_be_judged_with_the_task_told(tmp_path, metric):
     store, search = Store(tmp_path), Search(BLOBS, {"lr": "0.01,0.1"}, metric=metric)

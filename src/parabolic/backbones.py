@@ -55,6 +55,11 @@ class MLP(_Layers):
     arguments: dict[str, Any]  # of the constructor, to rebuild a saved network
 
     def __init__(self, shape: Sequence[int], classes: int, hidden: Sequence[int] = (256, 256)) -> None:
+        for name, sizes, example in (("shape", shape, "(1, 28, 28)"), ("hidden", hidden, "(256, 256)")):
+            if not hasattr(sizes, "__iter__"):
+                raise invalid(name, sizes, "a list of whole numbers", f"as in {name}={example}")
+            for size in sizes:
+                check_number(name, size, whole=True, at_least=1)
         widths = [math.prod(shape), *hidden]
         layers: list[nn.Module] = [nn.Flatten()]
         for before, after in itertools.pairwise(widths):

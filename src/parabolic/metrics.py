@@ -3,7 +3,7 @@
 `matrix[i, j]` is the accuracy, in percent, on the test set of task j after training on task i, with all classes seen
 so far competing (class-incremental) or, in a separate matrix, only those of task j (task-incremental). Above the
 diagonal it is NaN: those tasks have not been seen. Rows that end at the diagonal, as in `Record.accuracy`, are accepted
-as well.
+as well. Tasks to come have a matrix of their own, of which the other half is NaN (see `forward_transfer`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from parabolic.checks import Description, invalid
 
-__all__ = ["aaa", "acc", "anytime", "backward_transfer", "forgetting", "summary"]
+__all__ = ["aaa", "acc", "anytime", "backward_transfer", "forgetting", "forward_transfer", "summary"]
 
 EXPECTED = "a square matrix with a row for each task, or rows that end at its diagonal"
+
+AHEAD = "a square matrix with an accuracy on and above its diagonal, or rows that start there"
 
 
 def anytime(matrix: ArrayLike) -> NDArray[np.float64]:
@@ -68,18 +70,49 @@ def backward_transfer(matrix: ArrayLike) -> float:
     return float(np.mean(gains)) if gains else 0.0
 
 
+def forward_transfer(future: ArrayLike) -> float:
+    """How much better each later task did right before it was learned than before the first step, on average.
+
+    `future[i, j]` is the accuracy on task j before task i was learned, with only the classes of task j competing, for j
+    from i on. Rows that start at the diagonal, as in `Record.future_accuracy`, are accepted as well.
+
+    >>> forward_transfer([[50, 40, 60], [np.nan, 70, 65], [np.nan, np.nan, 80]])
+    25.0
+    >>> forward_transfer([[50, 40, 60], [70, 65], [80]])
+    25.0
+    """
+    whole = future
+    try:
+        if isinstance(future, list | tuple) and len(future) > 1 and len(future[-1]) == 1:
+            whole = [[*[np.nan] * i, *row] for i, row in enumerate(future)]
+        a = np.asarray(whole, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise invalid("future", future, AHEAD) from error
+    square = a.ndim == 2 and a.shape[0] == a.shape[1] and a.size
+    if not square or not np.isfinite(a[np.triu_indices(len(a))]).all():
+        raise invalid("future", future, AHEAD)
+    gains = [a[j, j] - a[0, j] for j in range(1, len(a))]
+    return float(np.mean(gains)) if gains else 0.0
+
+
 def summary(
-    matrix: ArrayLike, task_matrix: ArrayLike | None = None, measured: Mapping[str, Sequence[float]] | None = None
+    matrix: ArrayLike,
+    task_matrix: ArrayLike | None = None,
+    measured: Mapping[str, Sequence[float]] | None = None,
+    future: ArrayLike | None = None,
 ) -> dict[str, float]:
     """The metrics above by name, in percentage points; those of the second, task-incremental matrix as `task_acc` etc.
 
-    Of the user's own measures, taken after each task, it has the last value.
+    Of the user's own measures, taken after each task, it has the last value. If tasks were also tested before they were
+    learned, `task_forward_transfer` is among the metrics.
 
     >>> told = summary([[90], [50, 80]], [[90], [85, 95]], {"calibration": [0.1, 0.3]})
     >>> told["task_acc"], told["calibration"]
     (90.0, 0.3)
     """
     told = {} if task_matrix is None else {f"task_{name}": value for name, value in summary(task_matrix).items()}
+    if future is not None:
+        told["task_forward_transfer"] = forward_transfer(future)
     return {
         "acc": acc(matrix),
         "aaa": aaa(matrix),

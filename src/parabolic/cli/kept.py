@@ -127,7 +127,7 @@ def _keep(finished: Sequence[Record], rows: list[Row], path: Path, unfit: str) -
         raise invalid("--records", str(path), "a file called NAME.jsonl", "only such files are read as records")
     chosen = {row["key"] for row in rows}
     runs = [record for record in finished if record.key in chosen]
-    quick = [record for record in runs if is_stand_in(record.spec)]
+    quick = [record for record in runs if is_stand_in(record.spec, str(record.environment.get("command", "")))]
     held_out = [record for record in runs if record.spec.get("scenario", {}).get("validation")]
     left_out = {record.key for record in (*quick, *held_out)}
     kept = [record for record in runs if record.key not in left_out]

@@ -66,7 +66,7 @@ from parabolic.streams import known_streams
 
 __all__ = ["compare", "list_all", "run_one"]
 
-OF_A_RUN = ("backbone", "batch", "epochs", "precision", "channels_last", "measure")
+OF_A_RUN = ("backbone", "batch", "epochs", "precision", "channels_last", "measure", "heads", "future")
 """Fields of a run that only `--set` can set."""
 
 SEVERAL = "compare settings of one method as presets: --preset a.toml --preset b.toml, each with learner and [settings]"
@@ -286,7 +286,7 @@ def compare(
 
 def _columns(asked: str | None, specs: Iterable[RunSpec]) -> dict[str, Column]:
     """Return the columns of a comparison by name; every measure of the runs can be one."""
-    measures: dict[str, Measure] = {}
+    specs, measures = list(specs), dict[str, Measure]()
     for spec in specs:
         for name, each in find_measures(spec.measure).items():
             if measures.setdefault(name, each) is not each:
@@ -299,6 +299,9 @@ def _columns(asked: str | None, specs: Iterable[RunSpec]) -> dict[str, Column]:
         check_name("--metrics", name, {*FIGURES, *measures, *own})
     if len(set(names)) < len(names):
         raise invalid("--metrics", asked, "each metric once")
+    if "task_forward_transfer" in names and not any(spec.future for spec in specs):
+        got = Description("task_forward_transfer")
+        raise invalid("--metrics", got, "figures that are measured", "add --set future=true")
     return {name: own.get(name) or FIGURES[name] for name in names}
 
 
@@ -410,7 +413,7 @@ def _title(specs: Iterable[RunSpec], settings: Iterable[str]) -> str:
     """Return the title of a comparison: the stream, the memory and the other settings."""
     runs = [spec.resolved() for spec in specs]
     sizes = " and ".join(str(size) for size in sorted({run["memory"] for run in runs if "memory" in run}))
-    named = ("memory", "measure")  # shown in the title already, or as columns
+    named = ("memory", "measure", "future")  # shown in the title already, or as columns
     others = " ".join(each for each in settings if each.partition("=")[0].rpartition(".")[2] not in named)
     told = [runs[0]["stream"], f"memory {sizes}" if sizes else "", others]
     return ", ".join(each for each in told if each)

@@ -44,11 +44,13 @@ class State:
     resumed: int = 0  # how often the run was resumed
     error: Exception | None = None  # why this run ended early while the others of its fleet continue
     measured: dict[str, list[float]] = field(default_factory=dict)  # by the user's own measures; lists as above
+    # If asked for: in row i, the accuracies before task i was learned, on it and on those to come, like task_matrix.
+    future: NDArray[np.float64] | None = None
 
     @property
     def metrics(self) -> dict[str, float]:
         """The metrics of a finished run by name, including the user's own measures."""
-        return metrics.summary(self.matrix, self.task_matrix, self.measured)
+        return metrics.summary(self.matrix, self.task_matrix, self.measured, self.future)
 
     @property
     def accuracy(self) -> float | None:

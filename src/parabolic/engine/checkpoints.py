@@ -36,6 +36,7 @@ class Progress:
     spent: float  # seconds of training on the unfinished part
     resumed: int  # how often it had been resumed before
     measured: dict[str, list[float]]
+    future: Tensor | None = None
 
     @property
     def place(self) -> tuple[int, int]:
@@ -48,6 +49,8 @@ class Progress:
         state.step, state.spent, state.resumed = self.step, self.spent, self.resumed + 1
         state.train_seconds, state.test_seconds = list(self.train_seconds), list(self.test_seconds)
         state.measured = {name: list(values) for name, values in self.measured.items()}
+        if state.future is not None and self.future is not None:
+            state.future[:] = self.future.numpy()
 
 
 class Checkpoints:
@@ -126,6 +129,7 @@ def _progress(state: State, since: float | None, share: int) -> Progress:
     return Progress(
         state.step, torch.from_numpy(state.matrix), torch.from_numpy(state.task_matrix), state.train_seconds,
         state.test_seconds, state.spent + now, state.resumed, state.measured,
+        None if state.future is None else torch.from_numpy(state.future),
     )  # fmt: skip
 
 

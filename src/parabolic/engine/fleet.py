@@ -15,7 +15,7 @@ from parabolic.checks import first_line, invalid, short_of_memory
 from parabolic.engine.graphs import Graphs
 from parabolic.learners import Learner
 from parabolic.learners.whole import is_ours
-from parabolic.streams import Stream
+from parabolic.streams import Stream, Task
 
 __all__ = ["Berth", "Fleet"]
 
@@ -69,17 +69,27 @@ class Berth:
 
         In the first row all classes seen so far compete, in the second only those of the example's own task.
         """
-        tasks = stream.tasks[: row + 1]
+        seen = _among(stream.seen(row), stream.classes)
+        return self._count(stream, stream.tasks[: row + 1], [seen] * (row + 1), size)
+
+    def test_ahead(self, stream: Stream, row: int, size: int = SHEET) -> Tensor:
+        """The same for task `row` and those to come, which are not learned yet: each among its own classes alone."""
+        tasks = stream.tasks[row:]
+        return self._count(stream, tasks, [_among(stream.seen(task.index), stream.classes) for task in tasks], size)[1]
+
+    def _count(self, stream: Stream, tasks: Sequence[Task], seen: Sequence[Tensor], size: int) -> Tensor:
+        """The correct examples of tasks in a row, if all classes in `seen` compete, by task, and if only its own do."""
         rows = torch.cat([task.test_rows for task in tasks])
         # One column for each task of the whole stream and one for padding: a fixed shape, so one graph serves all.
         right = torch.zeros(2, len(stream) + 1, dtype=torch.long, device=self.device)
         sizes = torch.tensor([len(task.test_rows) for task in tasks])
-        numbers = torch.repeat_interleave(sizes).to(rows.device)
+        first = tasks[0].index
+        numbers = (first + torch.repeat_interleave(sizes)).to(rows.device)
         # Which classes compete, by row (as in `right`), task and class.
         competing = torch.ones(2, len(stream) + 1, stream.classes, dtype=torch.bool)
-        competing[0] = seen = _among(stream.seen(row), stream.classes)
-        for task in tasks:
-            competing[1, task.index] = seen & _among((*task.classes, *task.tested), stream.classes)
+        for task, all_seen in zip(tasks, seen, strict=True):
+            own = _among((*task.classes, *task.tested), stream.classes)
+            competing[:, task.index] = torch.stack([all_seen, all_seen & own])
         competing = competing.to(self.device)
         # A user's own prediction may depend on the host's state, such as the memory's size: a graph would freeze it.
         eager = self.graphs.why_not or type(self.learner).scores_at is not Learner.scores_at
@@ -96,7 +106,7 @@ class Berth:
             key = ("test", x.shape, x.dtype, competing.shape, *_input_makers(self.learner))
             self._run(key, partial(_mark, self.learner, *placed))
             right.copy_(placed[-1])
-        return right[:, : row + 1]
+        return right[:, first : first + len(tasks)]
 
     def fits(self, learner: Learner) -> bool:
         """Whether `adopt` is possible.

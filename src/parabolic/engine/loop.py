@@ -43,6 +43,7 @@ def train(
     epochs: int = 1,
     callbacks: Iterable[Callback] = (),
     measures: Mapping[str, Measure] | None = None,
+    future: bool = False,
 ) -> State:
     """Train a learner on a stream; the returned state has the accuracy matrix and the times.
 
@@ -51,6 +52,9 @@ def train(
 
     After each task every function in `measures` is called with the state, and the number it returns is appended to
     `state.measured` under the function's name.
+
+    With `future`, tasks are also tested before they are learned: `state.future[i, j]` is the accuracy on task j before
+    task i was learned, for j from i on, with only the classes of task j competing. This gives the forward transfer.
 
     >>> from parabolic import ER, make_stream
     >>> from parabolic.backbones import MLP
@@ -70,7 +74,7 @@ def train(
         if not isinstance(value, kind):
             raise invalid(name, type(value), f"a {kind.__name__}", remedy)
     (state,) = train_fleet(
-        Fleet([learner]), [stream], batch=batch, epochs=epochs, callbacks=callbacks, measures=measures
+        Fleet([learner]), [stream], batch=batch, epochs=epochs, callbacks=callbacks, measures=measures, future=future
     )
     if state.error is not None:
         raise state.error
@@ -85,6 +89,7 @@ def train_fleet(
     epochs: int = 1,
     callbacks: Iterable[Callback] = (),
     measures: Mapping[str, Measure] | None = None,
+    future: bool = False,
     checkpoints: Checkpoints | None = None,
     progress: Sequence[Progress] = (),
 ) -> list[State]:
@@ -114,6 +119,9 @@ def train_fleet(
         State(learner, stream, sum(len(visit.batches) for visit in plan), *np.full((2, *[len(stream)] * 2), np.nan))
         for (learner, stream), plan in zip(pairs, plans, strict=True)
     ]
+    for state in states:
+        if future and not state.learner.sees_all:  # which learns all tasks at once
+            state.future = np.full((len(state.stream),) * 2, np.nan)
     for state, each in zip(states, progress, strict=bool(progress)):
         each.apply(state)
     try:
@@ -163,6 +171,12 @@ def _go_through(
         rows = visits[0].rows
         for state in states:
             state.task = rows[-1]
+        begun = _now(fleet.device)
+        if states[0].future is not None and not done:
+            with fleet.together():
+                _test_ahead(fleet, states, rows[0])
+            if not _going(states):
+                return
         started = _now(fleet.device)
         with fleet.together():
             _learn(fleet, [visit.batches for visit in visits], states, watchers, done, checkpoints)
@@ -177,7 +191,7 @@ def _go_through(
             return
         for state in _going(states):
             state.train_seconds.append(state.spent + (trained - started) / len(states))
-            state.test_seconds.append((tested - trained) / len(states))
+            state.test_seconds.append((started - begun + tested - trained) / len(states))
             state.spent = 0.0
         for berth, state in zip(fleet.berths, states, strict=True):
             if state.error is None:
@@ -246,6 +260,22 @@ def _test(fleet: Fleet, states: list[State], row: int) -> None:
             continue
         for matrix, count in zip((state.matrix, state.task_matrix), counts, strict=True):
             matrix[row, : row + 1] = [100 * each / size for each, size in zip(count, sizes, strict=True)]
+
+
+def _test_ahead(fleet: Fleet, states: list[State], row: int) -> None:
+    """Fill in a row of each learner's `future`: the accuracies before task `row` is learned."""
+    found = []
+    for berth, state in zip(fleet.berths, states, strict=True):
+        with berth.aside():
+            found.append(berth.test_ahead(state.stream, row))
+    for berth, state, right in zip(fleet.berths, states, found, strict=True):
+        with berth.aside():
+            counts = right.tolist()
+        if min(counts) < 0:
+            state.error = state.error or _diverged(state, "the scores became NaN")
+        elif state.future is not None:
+            sizes = [len(task.test_rows) for task in state.stream.tasks[row:]]
+            state.future[row, row:] = [100 * each / size for each, size in zip(counts, sizes, strict=True)]
 
 
 def _sound(fleet: Fleet, states: list[State]) -> bool:

@@ -18,7 +18,7 @@ from parabolic.plugins import load_object
 __all__ = ["Measure", "check_measures", "find_measures", "take"]
 
 Measure = Callable[[State], float | Tensor | Mapping[str, float | Tensor]]
-TAKEN = {"seconds", *metrics.summary([[0.0]], [[0.0]])}  # names already used in tables
+TAKEN = {"seconds", *metrics.summary([[0.0]], [[0.0]], future=[[0.0]])}  # names already used in tables
 
 
 def find_measures(names: str | None) -> dict[str, Measure]:

@@ -31,7 +31,7 @@ from parabolic.experiments.code import commit_here, made_of, own_code_of, packag
 from parabolic.experiments.resume import Keeping
 from parabolic.experiments.spec import RunSpec, check_spec
 from parabolic.experiments.store import Record, Store, check_store, encodable
-from parabolic.learners import Learner, find_learner
+from parabolic.learners import Heads, Learner, find_learner
 from parabolic.streams import Stream, make_stream
 
 __all__ = ["Unsaved", "Yard", "build", "execute", "execute_fleet", "find_device", "reason_of", "run", "typed_command"]
@@ -244,7 +244,7 @@ def _train_side_by_side(
         fleet = yard.launch(specs, learners)
         states = train_fleet(
             fleet, streams, batch=resolved["batch"], epochs=resolved["epochs"], callbacks=callbacks,
-            measures=find_measures(specs[0].measure),
+            measures=find_measures(specs[0].measure), future=specs[0].future,
             checkpoints=None if keeping is None else keeping.checkpoints(specs, makers),
             progress=[each for each in resumed if each is not None],
         )  # fmt: skip
@@ -272,6 +272,7 @@ def _record(spec: RunSpec, state: State, around: dict[str, Any]) -> Record:
         environment=around | {"resumed": state.resumed},
         task_accuracy=_rows(state.task_matrix),
         measured=state.measured,
+        future_accuracy=[] if state.future is None else [row[i:].tolist() for i, row in enumerate(state.future)],
     )
 
 
@@ -295,7 +296,9 @@ def _prepare(spec: RunSpec, device: str) -> tuple[Callable[[], Learner], Stream]
     """A function that builds the learner of a run, with its class as it is now, and the stream."""
     place, resolved, kind = find_device(device), spec.resolved(), find_learner(spec.learner)
     stream = make_stream(spec.stream, spec.seed, **spec.scenario)
-    options = {**spec.options} | ({"memory": spec.memory} if "memory" in resolved else {})
+    options: dict[str, Any] = {**spec.options} | ({"memory": spec.memory} if "memory" in resolved else {})
+    if spec.heads:
+        options["criterion"] = Heads(tasks=[task.classes for task in stream])
 
     def make() -> Learner:
         model = make_backbone(resolved["backbone"], stream.shape, stream.classes, spec.seed).to(place)

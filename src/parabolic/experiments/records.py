@@ -28,7 +28,7 @@ from parabolic.files import disk_errors, write_text
 __all__ = ["BackedStore", "Records", "is_record", "records_place", "write_records"]
 
 PARTS = ("key", "spec", "accuracy", "train_seconds", "test_seconds", "steps", "environment")
-LATER = {"task_accuracy", "measured"}  # optional parts
+LATER = {"task_accuracy", "measured", "future_accuracy"}  # optional parts
 # Parts of the environment. Not the data's hash: decoders differ between machines.
 TOLD = ("parabolic", "torch", "python", "device", "processor", "fleet", "code", "commit", "command", "finished")
 ACCURACY, SECONDS = 4, 3  # decimal places
@@ -177,7 +177,7 @@ def _newer(one: Record, other: Record | None) -> bool:
 
 def _short(record: Record) -> dict[str, Any]:
     told = {name: getattr(record, name) for name in PARTS}
-    for name in ("accuracy", *["task_accuracy"] * bool(record.task_accuracy)):
+    for name in ("accuracy", *(name for name in ("task_accuracy", "future_accuracy") if getattr(record, name))):
         told[name] = [[round(value, ACCURACY) for value in row] for row in getattr(record, name)]
     for name in ("train_seconds", "test_seconds"):
         told[name] = [round(value, SECONDS) for value in told[name]]

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from parabolic.checks import Description, InputError, check_name, invalid
-from parabolic.experiments.code import made_of
+from parabolic.experiments.code import made_of, own_code_of
 from parabolic.experiments.spec import RunSpec, check_spec
 from parabolic.options import Option, check_options, option, options_of, write_option
 
@@ -77,7 +77,7 @@ class Search:
     """A search for the best settings of a run, judged on held-out training examples: test examples are never used.
 
     Every option for which the learner states a range (`option(..., tune=...)`) is tuned, unless the spec fixes it.
-    `space` adds or replaces ranges by name, as strings such as "0.01:0.3:log", "1:8" or "euler,mean".
+    `space` adds or replaces ranges by name, as strings such as "0.01:0.3:log", "1:8" or "SGD,mine.py:Lion(decay=0.1)".
 
     >>> search = Search(RunSpec(learner="der", options={"alpha": 0.5}), space={"batch": "8,16"})
     >>> search.ranges
@@ -160,7 +160,15 @@ class Search:
         spec = first.resolved() | {name: told[:12] for name, told in made_of(first).items()}
         del spec["seed"]
         told = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.name != "spec"}
-        return {**spec, **told, "space": {name: str(each) for name, each in sorted(self.ranges.items())}}
+        space = {name: str(each) for name, each in sorted(self.ranges.items())}
+        return {**spec, **told, "space": space, **self._own_choices()}
+
+    def _own_choices(self) -> dict[str, str]:
+        """The code of each choice that is the user's own, by its path."""
+        choices = [(name, each) for name, those in self.ranges.items() if isinstance(those, Choices) for each in those]
+        own = [(name, each) for name, each in choices if name in ("backbone", "optimizer", "measure") and each]
+        codes = {each: own_code_of(self.specs({name: each})[0]) for name, each in own}
+        return {f"code of {each}": code[:12] for each, code in codes.items() if code and ":" in each}
 
     def _own(self) -> dict[str, Option]:
         return RunSpec.learner_options(self.spec.learner)
@@ -175,9 +183,10 @@ class Search:
 
 def _read(stated: Option, text: str) -> Range | Choices:
     """Parse a range or a list of choices; all values must be valid for the option."""
+    choices = _split(text)
     low, *rest = text.split(":")
-    if not rest:
-        return Choices(stated.parse(value.strip()) for value in text.split(","))
+    if not rest or len(choices) > 1:  # file.py:name may be a choice too
+        return Choices(stated.parse(value) for value in choices)
     if len(rest) > 2 or rest[1:] not in ([], ["log"]):
         raise _refused(stated.name, text)
     ends = [stated.parse(end) for end in (low, rest[0])]
@@ -186,6 +195,22 @@ def _read(stated: Option, text: str) -> Range | Choices:
     if rest[1:] and ends[0] <= 0:
         raise invalid(f"--space {stated.name}", text, "a range above 0 if it is log")
     return Range(ends[0], ends[1], log=bool(rest[1:]))
+
+
+def _split(text: str) -> list[str]:
+    """The parts of a text between commas that are not in parentheses.
+
+    >>> _split("SGD, mine.py:Lion(betas=(0.9, 0.99), decay=0.1)")
+    ['SGD', 'mine.py:Lion(betas=(0.9, 0.99), decay=0.1)']
+    """
+    parts, depth = [""], 0
+    for sign in text:
+        depth += (sign == "(") - (sign == ")")
+        if sign == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return [part.strip() for part in parts]
 
 
 def _refused(name: str, text: str) -> InputError:

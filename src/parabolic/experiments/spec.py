@@ -56,6 +56,10 @@ class RunSpec:
         "your own functions, as file.py:function, separated by commas: after every task each is called with the state "
         "of the run, and the number it returns is stored (none: nothing else is measured)",
     )
+    heads: bool = option(
+        False, "whether each task has a head of its own: in training, too, only the classes of its task compete"
+    )
+    future: bool = option(False, "whether tasks are also tested before they are learned, for the forward transfer")
     options: Mapping[str, Any] = field(default_factory=dict)  # the learner's own, by name
     scenario: Mapping[str, Any] = field(default_factory=dict)  # how the stream departs from the plain one, by name
 

@@ -58,6 +58,8 @@ class Record:
     # Like `accuracy`, with only the task's own classes competing; empty in runs that predate this field.
     task_accuracy: list[list[float]] = field(default_factory=list)
     measured: Mapping[str, list[float]] = field(default_factory=dict)  # by the user's own measures, after each task
+    # Row i: the accuracies on tasks i, i + 1, … before task i, like `task_accuracy`; empty unless asked for.
+    future_accuracy: list[list[float]] = field(default_factory=list)
 
     @property
     def matrix(self) -> NDArray[np.float64]:
@@ -78,7 +80,7 @@ class Record:
     @property
     def summary(self) -> dict[str, float]:
         """The metrics, recomputed from the accuracies and the user's own measures."""
-        return metrics.summary(self.matrix, self.task_matrix, self.measured)
+        return metrics.summary(self.matrix, self.task_matrix, self.measured, self.future_accuracy or None)
 
 
 @dataclass(frozen=True)
@@ -300,16 +302,18 @@ def _check(record: Record) -> None:
     if not (isinstance(spec.get("backbone"), str) and isinstance(spec.get("epochs"), int) and spec["epochs"] > 0):
         raise ValueError("its spec lacks a backbone or epochs")
     parts = (record.metrics, record.measured, record.environment, spec["options"], spec["scenario"])
-    listed = all(isinstance(each, list) for each in (record.accuracy, record.task_accuracy))
+    listed = all(isinstance(each, list) for each in (record.accuracy, record.task_accuracy, record.future_accuracy))
     if not (listed and record.accuracy and all(record.accuracy) and all(isinstance(each, Mapping) for each in parts)):
         raise ValueError("its parts are missing or of the wrong type")
     if not all(isinstance(each, list) and len(each) == len(record.train_seconds) for each in record.measured.values()):
         raise ValueError("its measures are not a number for each task")
-    accuracies = [*record.accuracy, *record.task_accuracy]
+    accuracies = [*record.accuracy, *record.task_accuracy, *record.future_accuracy]
     rows = [record.train_seconds, record.test_seconds, *accuracies, *record.measured.values()]
     seen = list(range(1, len(record.accuracy) + 1))
     if not (_lengths(record.accuracy) == seen and _lengths(record.task_accuracy) in ([], seen)):
         raise ValueError("it does not have an accuracy for each task seen")
+    if _lengths(record.future_accuracy) not in ([], seen[::-1]):
+        raise ValueError("it does not have an accuracy for each task to come")
     if not record.task_accuracy and any(name.startswith("task_") for name in record.metrics):
         raise ValueError("it lacks the accuracies that its metrics are computed from")
     numbers = [*record.metrics.values(), *(value for row in rows for value in row)]

@@ -3,7 +3,7 @@
 from parabolic.learners.agem import AGEM
 from parabolic.learners.cbrs import CBRS
 from parabolic.learners.clser import CLSER
-from parabolic.learners.criterion import MSE, Classes, Criterion, CrossEntropy, Huber, Numbers
+from parabolic.learners.criterion import MSE, Classes, Criterion, CrossEntropy, Heads, Huber, Numbers
 from parabolic.learners.der import DER, DERpp
 from parabolic.learners.er import ER
 from parabolic.learners.ewc import EWC
@@ -39,6 +39,7 @@ __all__ = [
     "CrossEntropy",
     "DERpp",
     "Diverged",
+    "Heads",
     "Huber",
     "Joint",
     "Learner",

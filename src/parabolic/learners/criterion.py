@@ -19,7 +19,8 @@ from parabolic.learners.scale import Scale
 from parabolic.pde.bridges import on_simplex
 
 __all__ = [
-    "CRITERIA", "MSE", "Classes", "Criterion", "CrossEntropy", "Huber", "Numbers", "counted_mean", "find_criterion",
+    "CRITERIA", "MSE", "Classes", "Criterion", "CrossEntropy", "Heads", "Huber", "Numbers", "counted_mean",
+    "find_criterion",
 ]  # fmt: skip
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -54,6 +55,10 @@ class Criterion(ABC):
     def unweighted(self) -> Criterion:
         """The same criterion, with equal weights for all labels."""
         return self
+
+    def competing(self, scores: Tensor, y: Tensor) -> Tensor:
+        """The scores, with those that do not compete for an example of this label so low that they have no part."""
+        return scores
 
     def kept(self, scores: Tensor) -> Tensor:
         """Scores in a form to store, as the units of the network's outputs may change; see `recalled`."""
@@ -200,6 +205,56 @@ class CrossEntropy(Classes):
 
 
 @dataclass(eq=False)
+class Heads(CrossEntropy):
+    """Cross-entropy among the classes of each example's own task, as if every task had a last layer of its own.
+
+    For task-incremental learning, where the task is told in training and in testing. `tasks` are the classes of each
+    task; those in none share a head. Labels between classes, as on PCL's bridges, are refused: they may be of two
+    tasks.
+
+    >>> Heads(tasks=[[0, 1], [2, 3]])(torch.tensor([[0.0, 0.0, 9.0, 9.0]]), torch.tensor([1]))
+    tensor(0.6931)
+    """
+
+    tasks: Sequence[Sequence[int]] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.tasks = [[_label(label) for label in task] for task in self.tasks]
+        listed = [label for task in self.tasks for label in task]
+        if not listed or len(set(listed)) < len(listed):
+            remedy = "tasks that share classes, such as domains, have no heads of their own"
+            raise invalid("tasks", self.tasks, "the classes of each task, and no class in two of them", remedy)
+        self._head = torch.full((max(listed) + 1,), len(self.tasks))
+        for number, task in enumerate(self.tasks):
+            self._head[task] = number
+
+    def __call__(self, scores: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+        """The cross-entropy of scores given class numbers, each among the classes of its task."""
+        if y.is_floating_point():
+            remedy = "PCL and `smoothing` use labels between classes: leave out the heads, or choose another learner"
+            raise invalid("criterion", Description("Heads"), "one for labels that may be of two tasks", remedy)
+        return super().__call__(self.competing(scores, y), y, reduction)
+
+    def competing(self, scores: Tensor, y: Tensor) -> Tensor:
+        """The scores, with those of other tasks so low that their probability is 0."""
+        more = scores.shape[-1] - len(self._head)
+        head = F.pad(self._head, (0, more), value=len(self.tasks)) if more > 0 else self._head[: scores.shape[-1]]
+        others = head != head.index_select(0, y)[:, None]
+        return scores.masked_fill(others, torch.finfo(scores.dtype).min / 2)
+
+    def unweighted(self) -> Criterion:
+        """The same heads, without weights."""
+        return self if self.weights is None else replace(self, weights=None).to(self._head.device)
+
+    def to(self, device: torch.device) -> Self:
+        """The same criterion, with its weights and heads on the device."""
+        made = super().to(device)
+        made._head = self._head.to(device)
+        return made
+
+
+@dataclass(eq=False)
 class Numbers(Criterion):
     """Targets are numbers, one or several per example: bridges between them need no folding.
 
@@ -312,6 +367,11 @@ def counted_mean(losses: Tensor, counts: Tensor) -> Tensor:
     tensor(2.)
     """
     return losses.sum() / counts.sum().clamp_min(torch.finfo(losses.dtype).tiny)
+
+
+def _label(value: Any) -> int:
+    check_number("tasks", value, whole=True, at_least=0)
+    return int(value)
 
 
 def _each(loss: Loss, scores: Tensor, target: Tensor) -> Tensor:

@@ -84,5 +84,5 @@ class EWC(AnchoredLearner):
         error = self.error.unweighted()  # the probability of a label does not depend on its weight
         if self.variant == "paper" or not error.of_classes:
             return error(scores, y, reduction)
-        probable = scores.detach().softmax(-1).gather(-1, y[:, None])[:, 0]
+        probable = error.competing(scores.detach(), y).softmax(-1).gather(-1, y[:, None])[:, 0]
         return (probable.sqrt() * error(scores, y, "none")).sum()

@@ -27,6 +27,7 @@ FIGURES = {
     "task_aaa": Column("AAA %, task told"),
     "task_forgetting": Column("forgetting, task told", better="lower"),
     "task_backward_transfer": Column("backward transfer, task told"),
+    "task_forward_transfer": Column("forward transfer, task told"),
     "seconds": Column("seconds", better="lower"),
 }
 """The figures that a comparison can show: metrics, and the seconds of training."""
@@ -66,7 +67,8 @@ def column_of(name: str, measure: Measure | None = None) -> Column:
 
 def _unasked(runs: Mapping[str, Sequence[Record]], figures: Iterable[str]) -> list[str]:
     """A note on runs that lack one of the figures because it was not yet measured when they were trained."""
-    ours = {*figures} & FIGURES.keys() - {"seconds"}  # a measure may be that of some rows only
+    # A measure, or the forward transfer, may be that of some rows only.
+    ours = {*figures} & FIGURES.keys() - {"seconds", "task_forward_transfer"}
     lacking = sum(not ours <= record.metrics.keys() for each in runs.values() for record in each)
     told = "trained before one of these figures was measured, and left out of its column: --again retrains all runs"
     return [f"{many(lacking, 'run')} {'was' if lacking == 1 else 'were'} {told}."] if lacking else []
@@ -108,8 +110,8 @@ def in_words(runs: Mapping[str, Sequence[Record]]) -> str:
 
 
 def cell_of(records: Sequence[Record], name: str, wanted: int = 0, published: Summary | None = None) -> Cell:
-    """A metric of some runs, or their training `seconds`; learners of all tasks at once have no forgetting."""
-    if name in FIGURES and name.endswith(("forgetting", "backward_transfer")) and _sees_all(records):
+    """A metric of some runs, or their training `seconds`; those of all tasks at once neither forget nor transfer."""
+    if name in FIGURES and name.endswith(("forgetting", "_transfer")) and _sees_all(records):
         return Cell(published=published)
     shared = name == "seconds" and any(record.environment.get("fleet", 1) != 1 for record in records)
     return Cell(_by_seed(records, name), wanted, published, shared)

@@ -16,8 +16,9 @@ from parabolic.experiments import FailedRun, Record, RunSpec
 from parabolic.experiments.resume import StoppedRun
 from parabolic.files import written_whole
 from parabolic.learners import find_learner, known_learners
+from parabolic.options import options_of
 from parabolic.plugins import is_own, require
-from parabolic.streams import known_streams
+from parabolic.streams import Scenario, known_streams
 
 __all__ = [
     "Row", "departures", "fault_of", "flat", "name_of", "place_of", "print_csv", "row_of", "sees_all", "select",
@@ -28,15 +29,24 @@ Row = dict[str, Any]  # by column: names as in run.json, the spec's at the top l
 
 FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 
+# Settings that every run has; a learner without a memory has none, and options are the learner's own.
+LATER = {*options_of(RunSpec), *(f"scenario.{name}" for name in options_of(Scenario))} - {"memory"}
+
 GROUPS = ("", "options", "scenario", "metrics", "environment")
 
 
 def row_of(run: Record | FailedRun | StoppedRun) -> Row:
-    """A run as one row; times are summed over the tasks, and the accuracies are left out."""
+    """A run as one row; times are summed over the tasks, and the accuracies are left out.
+
+    A setting that did not exist when the run was trained has its default, which is what the run was trained with.
+    """
     told = asdict(run)
-    for name in ("accuracy", "task_accuracy", "measured"):
+    for name in ("accuracy", "task_accuracy", "future_accuracy", "measured"):
         told.pop(name, None)
-    return flat({"key": told.pop("key"), **told.pop("spec"), **told})
+    spec = flat(told.pop("spec"))
+    usual = _defaults(str(spec["learner"]), str(spec["stream"]))
+    later = {name: usual[name] for name in usual.keys() - spec.keys() if name in LATER}
+    return {"key": told.pop("key"), **spec, **dict(sorted(later.items())), **flat(told)}
 
 
 def flat(told: Mapping[str, Any]) -> Row:

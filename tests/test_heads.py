@@ -1,0 +1,145 @@
+"""A head for each task: what is learned is what a network with several last layers would learn."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from parabolic import ER, EWC, PCL, SGD, Heads, InputError, Learner, LwF, RunSpec, make_stream, train
+from parabolic.experiments import execute
+from parabolic.learners import known_learners
+
+TASKS = [[0, 3], [1, 2, 4]]
+
+
+def network(outputs=5):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 7), nn.ReLU(), nn.Linear(7, outputs)).double()
+
+
+def batches(count=6):
+    torch.manual_seed(1)
+    tasks = [TASKS[number % 2] for number in range(count)]
+    return [(torch.randn(8, 4).double(), torch.tensor(task)[torch.arange(8) % len(task)]) for task in tasks]
+
+
+class ManyHeads(nn.Module):
+    """A body and a last layer for each task, as written by hand."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.body, self.heads = model[:-1], nn.ModuleList()
+        for task in TASKS:
+            head = nn.Linear(7, len(task)).double()
+            head.weight.data, head.bias.data = model[-1].weight.data[task], model[-1].bias.data[task]
+            self.heads.append(head)
+
+    def loss(self, x, y):
+        found = []
+        for task, head in zip(TASKS, self.heads, strict=True):
+            own = torch.isin(y, torch.tensor(task))
+            labels = torch.tensor([task.index(label) for label in y[own].tolist()], dtype=torch.long)
+            found.append(cross_entropy(head(self.body(x[own])), labels, reduction="sum"))
+        return sum(found) / len(y)
+
+
+def test_it_learns_as_a_network_with_several_last_layers():
+    learner, many = SGD(network(), lr=0.3, criterion=Heads(tasks=TASKS)), ManyHeads(network())
+    optim = torch.optim.SGD(many.parameters(), lr=0.3)
+    mixed = [(torch.cat([a, c]), torch.cat([b, d])) for (a, b), (c, d) in zip(batches(), batches()[1:], strict=False)]
+    for x, y in [*batches(), *mixed]:  # of one task, and of both, as with replay
+        ours = learner.observe(x, y)
+        theirs = many.loss(x, y)
+        optim.zero_grad()
+        theirs.backward()
+        optim.step()
+        torch.testing.assert_close(ours, theirs.detach(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(learner.model[0].weight, many.body[0].weight, rtol=0, atol=1e-12)
+    for task, head in zip(TASKS, many.heads, strict=True):
+        torch.testing.assert_close(learner.model[-1].weight[task], head.weight, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("variant", ["paper", "reference"])
+def test_only_the_head_of_a_task_matters_to_it(variant):
+    learner = EWC(network(), criterion=Heads(tasks=TASKS, weights=[1.0, 2.0, 3.0, 4.0, 5.0]), variant=variant)
+    mine = [batch for batch in batches() if 0 in batch[1]]
+    x, y = mine[0]
+    probable = learner.scores(x)[:, TASKS[0]].softmax(-1)[torch.arange(8), torch.tensor([0, 1] * 4)]
+    learner.start_task(mine)
+    fisher = learner.fisher([(x, y)])
+    bias = fisher[-5:]  # the last of all weights
+    assert (bias[TASKS[0]] > 0).all()
+    assert (bias[TASKS[1]] == 0).all()
+    squared = (1 - probable).square() * (1 if variant == "paper" else probable)
+    torch.testing.assert_close(bias[0], squared.mean(), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("name", sorted(set(known_learners()) - {"pcl"}))
+def test_every_other_learner_has_them_in_runs(name):
+    spec = {"learner": name, "stream": "seq-blobs", "batch": 50, "backbone": "mlp"}
+    with_heads, without = (execute(RunSpec(**spec, heads=heads), device="cpu") for heads in (True, False))
+    assert with_heads.key != without.key
+    assert with_heads.accuracy != without.accuracy or with_heads.task_accuracy != without.task_accuracy
+    assert with_heads.metrics["task_acc"] > 70
+
+
+def test_a_method_that_forgets_keeps_more_with_them():
+    found = []
+    for heads in (False, True):
+        stream = make_stream("seq-digits")
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 50), nn.ReLU(), nn.Linear(50, 10))
+        criterion = Heads(tasks=[task.classes for task in stream]) if heads else "cross-entropy"
+        state = train(SGD(model, criterion=criterion), stream, batch=10, epochs=5)
+        found.append(state.metrics["task_forgetting"])
+    assert found[1] < found[0]
+
+
+def test_more_outputs_than_classes_share_a_head():
+    loss = Heads(tasks=TASKS)
+    scores = torch.zeros(1, 8).double()
+    for label, rivals in ((0, 2), (4, 3), (6, 3)):
+        assert loss(scores, torch.tensor([label])).item() == pytest.approx(np.log(rivals))
+    assert Heads(tasks=[[0, 9]])(torch.zeros(1, 3), torch.tensor([1])).item() == pytest.approx(np.log(2))
+
+
+def test_it_is_saved_and_grows(tmp_path):
+    learner = ER(network(), memory=40, criterion=Heads(tasks=TASKS))
+    for x, y in batches():
+        learner.observe(x, y)
+    learner.save(tmp_path / "heads.safetensors")
+    back = Learner.load(tmp_path / "heads.safetensors", model=network())
+    assert back.criterion.tasks == TASKS
+    for each in (learner, back):
+        each.grow(6)
+    x, y = batches()[0]
+    assert learner.observe(x, y).equal(back.observe(x, y))
+
+
+def test_a_distilled_model_has_them_too():
+    learner = LwF(network(), criterion=Heads(tasks=TASKS))
+    for number, task in enumerate(TASKS):
+        mine = [batch for batch in batches() if task[0] in batch[1]]
+        learner.start_task(mine)
+        for x, y in mine:
+            assert torch.isfinite(learner.observe(x, y, task=number))
+        learner.end_task(mine)
+
+
+@pytest.mark.parametrize("tasks", [[], [[0, 1], [1, 2]], [[0, -1]], [[0.5]]])
+def test_tasks_that_have_no_heads_are_refused(tasks):
+    with pytest.raises(InputError, match="^tasks"):
+        Heads(tasks=tasks)
+
+
+@pytest.mark.parametrize(("kind", "options"), [(PCL, {}), (ER, {"smoothing": 0.1})])
+def test_labels_between_tasks_are_refused(kind, options):
+    learner = kind(network(), criterion=Heads(tasks=TASKS), **options)
+    with pytest.raises(InputError, match="^criterion: got Heads, expected one for labels .* another learner"):
+        learner.observe(*batches()[0])
+
+
+def test_a_stream_of_domains_has_none():
+    with pytest.raises(InputError, match="^tasks: .* such as domains"):
+        execute(RunSpec("er", heads=True, scenario={"domain": "rotation"}))
