@@ -539,7 +539,7 @@ def test_a_file_that_is_replaced_or_something_else(tmp_path):
 def test_a_file_that_cannot_be_written_costs_the_file_and_not_the_stream(tmp_path):
     (tmp_path / "full").symlink_to("/dev/full")
     learner = ER(MLP((2,), 3), lr=1e-3)
-    with pytest.warns(RuntimeWarning, match="nothing more is written to it .*No space") as caught:
+    with pytest.warns(RuntimeWarning, match="until it can be written again .*No space") as caught:
         watched(learner, numbered(10), every=2, file=tmp_path / "full")
     assert len(caught) == 1
     taken = Lines(tmp_path / "taken")
@@ -547,6 +547,42 @@ def test_a_file_that_cannot_be_written_costs_the_file_and_not_the_stream(tmp_pat
         watched(learner, numbered(3), file=tmp_path / "taken")
     taken.close()
     assert (tmp_path / "taken").read_bytes() == b""
+
+
+def test_a_file_that_can_be_written_again_is_written_again(tmp_path):
+    file, looks = tmp_path / "monitor.jsonl", []
+    learner, batches, monitor = ER(MLP((2,), 3), lr=1e-3), numbered(12), Monitor(1, file=file, tell=looks.append)
+
+    def go_on(count):
+        for _ in range(count):
+            monitor(learner, learner.observe(*next(batches)))
+
+    file.symlink_to("/dev/full")
+    with pytest.warns(RuntimeWarning, match="No space") as caught:
+        go_on(3)  # the disk is full
+    assert len(caught) == 1
+    file.unlink()
+    file.write_text('{"look": {"st')  # as far as there was room
+    go_on(3)
+    assert steps_in(file) == ("er", [4, 5, 6])
+    file.rename(tmp_path / "monitor.jsonl.1")  # rotated
+    go_on(3)
+    assert steps_in(file) == ("er", [7, 8, 9])
+    file.unlink()
+    file.symlink_to("/dev/full")
+    with pytest.warns(RuntimeWarning, match="No space"):
+        go_on(1)
+    file.unlink()
+    go_on(2)
+    assert steps_in(file) == ("er", [11, 12])
+    monitor.close()
+    assert [look.step for look in looks] == [*range(1, 13)]
+
+
+def steps_in(file):
+    tail = Tail(file)
+    assert tail.poll()
+    return tail.began["learner"], [look.step for look in tail.looks]
 
 
 def test_trackers_are_told(tmp_path):

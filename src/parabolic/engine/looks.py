@@ -16,6 +16,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -130,51 +131,70 @@ KINDS = {
 
 
 class Lines:
-    """Appends lines to a file. If that fails, it warns once and writes no more."""
+    """Appends lines to a file. If that fails, it warns once, and leaves out lines until they can be written again.
+
+    The file may be moved away at any time, as by logrotate: the next line begins a new one.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = _lock(path)
-        self._file: IO[bytes] | None = None
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire(timeout=PATIENCE)
-            self._file = path.open("ab+", buffering=0)
-            self._end_line(self._file)
-        except Timeout:
-            self._give_up("another monitor is writing to it")
-        except (OSError, NotImplementedError) as error:  # a full disk, no permission, or a file system without locks
-            self._give_up(first_line(error))
+        self._began = b""  # the line that says so, for a file that does not have it
+        self._missing = False  # whether the file does not
+        self._failed = self._taken = False
+        with self._failing():
+            self._hold()
+            path.open("ab").close()
 
     def write(self, kind: str, told: Mapping[str, Any]) -> None:
         """Append a line, visible to readers at once."""
-        if self._file is None:
+        line = json.dumps({kind: told}).encode() + b"\n"
+        if kind == "began":
+            self._began, self._missing = line, True
+        if self._taken:
             return
-        try:
-            line = json.dumps({kind: told}).encode() + b"\n"
-            if self._file.write(line) < len(line):
-                self._give_up("no room")
-        except OSError as error:
-            self._give_up(first_line(error))
+        with self._failing():
+            self._hold()
+            with self.path.open("ab+", buffering=0) as file:
+                if self._missing or not file.seek(0, os.SEEK_END):
+                    line = self._began if kind == "began" else self._began + line
+                self._end_line(file)
+                if file.write(line) < len(line):
+                    raise OSError("no room")
+            self._missing = self._failed = False
 
     def close(self) -> None:
-        """Close the file and release the lock."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Release the lock."""
         self._lock.release()
+
+    def _hold(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if not self._lock.is_locked:
+            self._lock.acquire(timeout=PATIENCE)
 
     @staticmethod
     def _end_line(file: IO[bytes]) -> None:
-        """End the last line, if a killed process left it unfinished."""
+        """End the last line, if a killed process or a full disk left it unfinished."""
         if file.seek(0, os.SEEK_END):
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 file.write(b"\n")
 
-    def _give_up(self, why: str) -> None:
-        self.close()
-        warnings.warn(f"{self.path}: nothing more is written to it ({why})", RuntimeWarning, stacklevel=2)
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Warn of an error, unless the one before was reported."""
+        try:
+            yield
+        except Timeout:
+            self._taken = True
+            self._warn("nothing is written to it: another monitor is writing to it")
+        except (OSError, NotImplementedError) as error:  # a full disk, no permission, or a file system without locks
+            if not self._failed:
+                self._warn(f"looks are missing in it until it can be written again ({first_line(error)})")
+            self._failed = True
+
+    def _warn(self, why: str) -> None:
+        warnings.warn(f"{self.path}: {why}", RuntimeWarning, stacklevel=2)
 
 
 class Tail:

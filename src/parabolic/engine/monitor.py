@@ -51,7 +51,8 @@ class Monitor(Callback):
         tell: called with each `Look`, for example `print` or a logger's `info`. By default, without a file or tracker,
             looks are printed to standard error.
         file: where to write looks, one line of JSON each; `parabolic watch FILE` shows them. New lines are appended; if
-            the learner resumes from an earlier step, lines about later steps no longer count.
+            the learner resumes from an earlier step, lines about later steps no longer count. The file may be moved
+            away at any time.
         tracker: a `Tracker`, or one of its entries, to log the figures to.
         share: the largest share of the time to spend on evaluating the model; 1 for everything at every look.
         sample: how many examples of the memory the loss is computed on.
