@@ -179,6 +179,26 @@ def test_only_classes_can_be_right():
         monitor.ahead(ER(nn.Linear(2, 1), criterion="mse"), x, torch.randn(4))
     with pytest.raises(InputError, match="^y: got .*, expected 4 labels, one for each example"):
         Monitor(tell=str).ahead(ER(nn.Linear(2, 2)), x, torch.zeros(3))
+    with pytest.raises(InputError, match="^answers: got .*, expected 4 labels, one for each example"):
+        Monitor(tell=str).ahead(ER(nn.Linear(2, 2)), x, torch.zeros(4), [0, 1])
+
+
+def test_rare_classes_are_counted_by_themselves():
+    learner, seen = ER(MLP((2,), 3), memory=50), []
+    monitor, x, y = Monitor(tell=seen.append), torch.randn(20, 2), torch.tensor([0] * 18 + [1, 2])
+    monitor.ahead(learner, x, y, answers=torch.zeros(20, dtype=torch.long))  # nobody is ever suspected
+    monitor.ahead(learner, x[:2], [2, 0], answers=[2, 2])
+    look = monitor.look(learner)
+    assert (look.ahead, look.ahead_classes) == (100 * 19 / 22, {0: (18, 19), 1: (0, 1), 2: (1, 2)})
+    assert look.balanced == pytest.approx(100 * (18 / 19 + 0 + 1 / 2) / 3)
+    assert "86.4 % right before learning, 48.2 % averaged over classes" in str(look)
+    figures = look.figures()
+    assert (figures["monitor/balanced"], figures["ahead_by_class/2"]) == (look.balanced, 50)
+    assert Look.from_dict(json.loads(json.dumps(look.as_dict()))) == look
+    found = learner.predict(x)
+    monitor.ahead(learner, x, y)
+    right = {label: int((found[y == label] == label).sum()) for label in range(3)}
+    assert monitor.look(learner).ahead_classes == {label: (right[label], [18, 1, 1][label]) for label in range(3)}
 
 
 def test_the_loss_is_the_mean_since_the_last_look():

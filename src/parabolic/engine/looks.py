@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import IO, Any
 
 from filelock import FileLock, Timeout
@@ -42,6 +43,7 @@ class Look:
     time: float  # in seconds since 1970
     loss: float | None = None  # the mean over the steps since the last look
     ahead: float | None = None  # percent of the examples since then that were answered correctly before being learned
+    ahead_classes: Mapping[int, tuple[int, int]] | None = None  # by class: how many were, of how many
     kept: int | None = None  # examples in memory
     capacity: int | None = None
     offered: int | None = None  # examples offered to the memory so far
@@ -63,7 +65,9 @@ class Look:
         """
         said = [] if self.loss is None else [f"loss {self.loss:.3g}"]
         if self.ahead is not None:
-            said.append(f"{self.ahead:.1f} % right before learning")
+            balanced = self.balanced if len(self.ahead_classes or {}) > 1 else None
+            mean = "" if balanced is None else f", {balanced:.1f} % averaged over classes"
+            said.append(f"{self.ahead:.1f} % right before learning{mean}")
         if self.kept is not None:
             said.append(", ".join([f"memory {self.kept:,} of {self.capacity:,}", *self._composition()]))
         if self.memory_loss is not None:
@@ -77,6 +81,17 @@ class Look:
             said.append(f"accuracy {self.accuracy:.1f} %")
         return f"step {self.step:,}: " + "; ".join(said)
 
+    @property
+    def balanced(self) -> float | None:
+        """As `ahead`, in percent, but averaged over the classes that occurred, so that rare ones count as much.
+
+        >>> Look(100, 0.0, ahead=95.0, ahead_classes={0: (95, 95), 1: (0, 5)}).balanced
+        50.0
+        """
+        return (
+            100 * fmean(right / tested for right, tested in found.values()) if (found := self.ahead_classes) else None
+        )
+
     def _composition(self) -> Iterator[str]:
         if self.classes:
             least, most = min(self.classes.values()), max(self.classes.values())
@@ -86,10 +101,13 @@ class Look:
 
     def figures(self) -> dict[str, float]:
         """The figures for trackers, by name."""
-        told = ("loss", "ahead", "memory_loss", "drift", "bound", "age", "kept")
+        told = ("loss", "ahead", "balanced", "memory_loss", "drift", "bound", "age", "kept")
         named = {f"monitor/{name}": getattr(self, name) for name in told}
         if self.classes and len(self.classes) <= FEW:
             named |= {f"memory_by_class/{label}": count for label, count in self.classes.items()}
+        if self.ahead_classes and len(self.ahead_classes) <= FEW:
+            counts = self.ahead_classes.items()
+            named |= {f"ahead_by_class/{label}": 100 * right / tested for label, (right, tested) in counts}
         named |= {f"memory_by_tenth/{i}": count for i, count in enumerate(self.tenths or [], 1)}
         return {name: value for name, value in named.items() if value is not None}
 
@@ -114,6 +132,9 @@ class Look:
         own |= {name: kind(own[name]) for name, kind in KINDS.items() if name in own}
         if "classes" in own:
             own["classes"] = {int(label): int(count) for label, count in own["classes"].items()}
+        if "ahead_classes" in own:
+            counts = own["ahead_classes"].items()
+            own["ahead_classes"] = {int(label): (int(right), int(tested)) for label, (right, tested) in counts}
         if "tenths" in own:
             own["tenths"] = list(map(int, own["tenths"]))
         whole = len(own.get("tenths", range(TENTHS))) == TENTHS
