@@ -907,6 +907,28 @@ def test_a_learner_that_had_learned_before_goes_on_too(tmp_path):
         Journal(tmp_path / "other", ParabolicClassifier())
 
 
+def test_a_folder_that_was_removed_or_replaced_is_still_of_one_journal(tmp_path):
+    folder = tmp_path / "journal"
+    journal = Journal(folder, make(), every=1)
+    shutil.copytree(folder, tmp_path / "copy")
+    shutil.rmtree(folder)
+    journal.observe(*batch(0))  # it is made again
+    with pytest.raises(InputError, match="a folder that another journal has open"):
+        Journal(folder, make())
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "copy", folder)
+    with Journal(folder, make()) as other:
+        assert other.batches == 0
+        with pytest.raises(InputError, match="a folder that another journal has open"):
+            journal.observe(*batch(1))
+        assert files(folder) == ["000000000000.safetensors"]
+    journal.observe(*batch(2))  # the other has closed it
+    with pytest.raises(InputError, match="a folder that another journal has open"):
+        Journal(folder, make())
+    assert files(folder)[-1] == "000000000003.safetensors"
+    journal.close()
+
+
 # -- serving -----------------------------------------------------------------------------------------------
 
 

@@ -273,6 +273,7 @@ class Journal:
                 self._check_sound()
                 packed = pack_state(describe(self.learner) | {"journal": place, "draws": draws(self.learner)})
         with disk_errors("journal", self.folder, "free some space; existing files are safe"):
+            self._hold_again()
             write_bytes(path, packed)
             self.saved = batches
             self._drop_old()
@@ -310,8 +311,15 @@ class Journal:
             except Timeout:
                 got = Description(f"a folder that another journal has open, here or in another process ({self.folder})")
                 raise invalid("journal", got, "a separate folder for each learner", "close the other first") from None
+            self._held = _identity(self.folder / LOCK)
         sweep(self.folder, older=0)
         return lock
+
+    def _hold_again(self) -> None:
+        """Lock the folder again if it was removed or replaced, as by a copy: the lock was on a file that is gone."""
+        if _identity(self.folder / LOCK) != self._held:
+            old, self._lock = self._lock, self._hold()
+            old.release()
 
     def _resume(self) -> None:
         damaged = []
@@ -357,6 +365,15 @@ class Journal:
 def _files(folder: Path) -> list[Path]:
     """The existing files of a journal, newest first."""
     return sorted(folder.glob("[0-9]" * 12 + SUFFIX), reverse=True)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What tells a file from another of the same name; None if there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _check_notes(notes: Any, made: bool = False) -> None:
