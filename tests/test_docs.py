@@ -296,8 +296,8 @@ def test_the_code_of_the_guide_to_production(capsys):
 
 
 def bad_batches(rows, y):
-    """Some that are infinite in the end, of a class that is new; unknown shops, sizes that do not fit, wrong labels."""
-    wrong = [(2, torch.inf), (3, 3e38), (0, 50.0), (0, -1.0), (0, torch.nan)]
+    """Infinite in the end, or far off, with a class that is new; unknown shops, sizes that do not fit, wrong labels."""
+    wrong = [(2, torch.inf), (3, 3e38), (4, 1e12), (0, 50.0), (0, -1.0), (0, torch.nan)]
     cells = [(rows.index_fill(1, torch.tensor(column), value), y + 5) for column, value in wrong]
     return [*cells, (rows[:0], y[:0]), (rows[:5], y), (rows[:, :4], y), (rows, y + 97), (rows, y - 1)]
 
