@@ -14,7 +14,7 @@ import torch
 from avalanches import need_avalanche
 from test_learners import frozen, same
 
-from parabolic import ER, MLP, RunSpec, Store, make_stream, run, train
+from parabolic import ER, MLP, Journal, RunSpec, Store, make_stream, run, train
 from parabolic.engine import Callback, Diverged
 from parabolic.experiments.paper import METHODS, PLUS, SEEDS, Estimates, Selection, paper_tables
 from parabolic.experiments.records import BackedStore, Records
@@ -274,7 +274,14 @@ def test_the_code_of_the_guide_to_production(capsys):
     recall = [(found == label)[y == label].float().mean().item() for label in range(3)]
     assert min(recall) > 0.5  # one in ten is of class 1, which lies between the others
     assert learner.past["y"].bincount().min() > 100  # balanced, however rare
-    again = names["learn"]("shops")  # as a program that is started again
+    old, new = learner.past, names["carried_over"]("shops")
+    wider = torch.nn.functional.pad(names["features"](rows), (0, 1))
+    assert torch.allclose(new.scores(wider), learner.scores(wider[:, :-1]), atol=1e-5)
+    assert (new.past.offered, len(new.past)) == (old.offered, len(old))
+    assert torch.equal(new.past["y"], old["y"])
+    with Journal("shops-2", new) as journal:  # as a program that is started again
+        assert (journal.batches, new.steps) == (1, 1)
+    again = names["learn"]("shops")
     assert again.steps == learner.steps == 400
     assert all(
         torch.equal(one, other) for one, other in zip(again.model.parameters(), learner.model.parameters(), strict=True)
@@ -289,8 +296,8 @@ def test_the_code_of_the_guide_to_production(capsys):
 
 
 def bad_batches(rows, y):
-    """Some that are infinite in the end, of a class that is new; unknown shops, sizes that do not fit, wrong labels."""
-    wrong = [(2, torch.inf), (3, 3e38), (0, 50.0), (0, -1.0), (0, torch.nan)]
+    """Infinite in the end, or far off, with a class that is new; unknown shops, sizes that do not fit, wrong labels."""
+    wrong = [(2, torch.inf), (3, 3e38), (4, 1e12), (0, 50.0), (0, -1.0), (0, torch.nan)]
     cells = [(rows.index_fill(1, torch.tensor(column), value), y + 5) for column, value in wrong]
     return [*cells, (rows[:0], y[:0]), (rows[:5], y), (rows[:, :4], y), (rows, y + 97), (rows, y - 1)]
 

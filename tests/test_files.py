@@ -2,10 +2,11 @@
 
 import os
 import stat
+import time
 
 import pytest
 
-from parabolic.files import write_text, written_whole
+from parabolic.files import sweep, write_text, written_whole
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs the permissions of POSIX")
 
@@ -44,3 +45,14 @@ def test_what_fails_leaves_the_file_and_nothing_beside_it(tmp_path):
     with pytest.raises(ZeroDivisionError), written_whole(path):
         raise ZeroDivisionError
     assert (mode(path), path.read_text(), len(list(tmp_path.iterdir()))) == (oct(0o600), "one", 1)
+
+
+def test_left_over_files_are_removed_after_the_clock_was_put_back(tmp_path):
+    left = [tmp_path / f".{name}.safetensors.{'0' * 16}" for name in ("a", "b")]
+    for path, moved in zip(left, (3600, -3600), strict=True):
+        path.touch()
+        os.utime(path, (time.time() + moved,) * 2)
+    sweep(tmp_path)  # files that others may be writing: only what is old for certain
+    assert [path.exists() for path in left] == [True, False]
+    sweep(tmp_path, older=0)  # nobody else writes here
+    assert not left[0].exists()

@@ -905,3 +905,60 @@ def test_a_learner_that_had_learned_before_goes_on_too(tmp_path):
         Journal(tmp_path / "once", make())
     with pytest.raises(InputError, match="expected a learner; an estimator is kept by pickling it"):
         Journal(tmp_path / "other", ParabolicClassifier())
+
+
+def test_a_folder_that_was_removed_or_replaced_is_still_of_one_journal(tmp_path):
+    folder = tmp_path / "journal"
+    journal = Journal(folder, make(), every=1)
+    shutil.copytree(folder, tmp_path / "copy")
+    shutil.rmtree(folder)
+    journal.observe(*batch(0))  # it is made again
+    with pytest.raises(InputError, match="a folder that another journal has open"):
+        Journal(folder, make())
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "copy", folder)
+    with Journal(folder, make()) as other:
+        assert other.batches == 0
+        with pytest.raises(InputError, match="a folder that another journal has open"):
+            journal.observe(*batch(1))
+        assert files(folder) == ["000000000000.safetensors"]
+    journal.observe(*batch(2))  # the other has closed it
+    with pytest.raises(InputError, match="a folder that another journal has open"):
+        Journal(folder, make())
+    assert files(folder)[-1] == "000000000003.safetensors"
+    journal.close()
+
+
+# -- serving -----------------------------------------------------------------------------------------------
+
+
+def test_another_process_serves_from_the_newest_intact_file(tmp_path):
+    journal = go_on(tmp_path, every=10)
+    x = batch(99)[0]
+    with Journal(tmp_path, make(), every=10) as running:  # which may have the folder open
+        before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+        (tmp_path / "000000000040.safetensors").write_bytes(b"half of it")
+        (tmp_path / "000000000050.safetensors").symlink_to(tmp_path / "gone")  # listed, and gone when it is read
+        served = Journal.load(tmp_path, model=make().model)
+        assert torch.equal(served.scores(x), journal.learner.scores(x))
+        assert same_state(served.state_dict(), running.learner.state_dict())
+        assert {path: path.read_bytes() for path in before} == before
+        with pytest.raises(InputError, match="^model: got None"):  # not what another file would change
+            Journal.load(tmp_path)
+    for path in before:
+        path.unlink(missing_ok=True)
+    with pytest.raises(InputError, match="the folder of a journal, with an intact file; 2 are damaged or gone"):
+        Journal.load(tmp_path, model=make().model)
+    with pytest.raises(InputError, match="with an intact file; start the journal first"):
+        Journal.load(tmp_path / "new", model=make().model)
+
+
+def test_serving_finds_a_file_however_fast_they_are_replaced(tmp_path):
+    with Journal(tmp_path, make(), every=1, keep=1) as journal:
+        learning = threading.Thread(target=lambda: [journal.observe(*batch(number)) for number in range(60)])
+        learning.start()
+        steps = [0]
+        while learning.is_alive():
+            steps.append(Journal.load(tmp_path, model=make().model).steps)
+        learning.join()
+    assert steps == sorted(steps)

@@ -179,6 +179,26 @@ def test_only_classes_can_be_right():
         monitor.ahead(ER(nn.Linear(2, 1), criterion="mse"), x, torch.randn(4))
     with pytest.raises(InputError, match="^y: got .*, expected 4 labels, one for each example"):
         Monitor(tell=str).ahead(ER(nn.Linear(2, 2)), x, torch.zeros(3))
+    with pytest.raises(InputError, match="^answers: got .*, expected 4 labels, one for each example"):
+        Monitor(tell=str).ahead(ER(nn.Linear(2, 2)), x, torch.zeros(4), [0, 1])
+
+
+def test_rare_classes_are_counted_by_themselves():
+    learner, seen = ER(MLP((2,), 3), memory=50), []
+    monitor, x, y = Monitor(tell=seen.append), torch.randn(20, 2), torch.tensor([0] * 18 + [1, 2])
+    monitor.ahead(learner, x, y, answers=torch.zeros(20, dtype=torch.long))  # nobody is ever suspected
+    monitor.ahead(learner, x[:2], [2, 0], answers=[2, 2])
+    look = monitor.look(learner)
+    assert (look.ahead, look.ahead_classes) == (100 * 19 / 22, {0: (18, 19), 1: (0, 1), 2: (1, 2)})
+    assert look.balanced == pytest.approx(100 * (18 / 19 + 0 + 1 / 2) / 3)
+    assert "86.4 % right before learning, 48.2 % averaged over classes" in str(look)
+    figures = look.figures()
+    assert (figures["monitor/balanced"], figures["ahead_by_class/2"]) == (look.balanced, 50)
+    assert Look.from_dict(json.loads(json.dumps(look.as_dict()))) == look
+    found = learner.predict(x)
+    monitor.ahead(learner, x, y)
+    right = {label: int((found[y == label] == label).sum()) for label in range(3)}
+    assert monitor.look(learner).ahead_classes == {label: (right[label], [18, 1, 1][label]) for label in range(3)}
 
 
 def test_the_loss_is_the_mean_since_the_last_look():
@@ -539,7 +559,7 @@ def test_a_file_that_is_replaced_or_something_else(tmp_path):
 def test_a_file_that_cannot_be_written_costs_the_file_and_not_the_stream(tmp_path):
     (tmp_path / "full").symlink_to("/dev/full")
     learner = ER(MLP((2,), 3), lr=1e-3)
-    with pytest.warns(RuntimeWarning, match="nothing more is written to it .*No space") as caught:
+    with pytest.warns(RuntimeWarning, match="until it can be written again .*No space") as caught:
         watched(learner, numbered(10), every=2, file=tmp_path / "full")
     assert len(caught) == 1
     taken = Lines(tmp_path / "taken")
@@ -547,6 +567,42 @@ def test_a_file_that_cannot_be_written_costs_the_file_and_not_the_stream(tmp_pat
         watched(learner, numbered(3), file=tmp_path / "taken")
     taken.close()
     assert (tmp_path / "taken").read_bytes() == b""
+
+
+def test_a_file_that_can_be_written_again_is_written_again(tmp_path):
+    file, looks = tmp_path / "monitor.jsonl", []
+    learner, batches, monitor = ER(MLP((2,), 3), lr=1e-3), numbered(12), Monitor(1, file=file, tell=looks.append)
+
+    def go_on(count):
+        for _ in range(count):
+            monitor(learner, learner.observe(*next(batches)))
+
+    file.symlink_to("/dev/full")
+    with pytest.warns(RuntimeWarning, match="No space") as caught:
+        go_on(3)  # the disk is full
+    assert len(caught) == 1
+    file.unlink()
+    file.write_text('{"look": {"st')  # as far as there was room
+    go_on(3)
+    assert steps_in(file) == ("er", [4, 5, 6])
+    file.rename(tmp_path / "monitor.jsonl.1")  # rotated
+    go_on(3)
+    assert steps_in(file) == ("er", [7, 8, 9])
+    file.unlink()
+    file.symlink_to("/dev/full")
+    with pytest.warns(RuntimeWarning, match="No space"):
+        go_on(1)
+    file.unlink()
+    go_on(2)
+    assert steps_in(file) == ("er", [11, 12])
+    monitor.close()
+    assert [look.step for look in looks] == [*range(1, 13)]
+
+
+def steps_in(file):
+    tail = Tail(file)
+    assert tail.poll()
+    return tail.began["learner"], [look.step for look in tail.looks]
 
 
 def test_trackers_are_told(tmp_path):

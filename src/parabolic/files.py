@@ -105,10 +105,13 @@ def write_bytes(path: Path, data: bytes | bytearray) -> Path:
 
 
 def sweep(folder: Path, older: float = 60.0, name: str = "*") -> None:
-    """Remove temporary files that killed writers (of `name`) left in a folder, if `older` than so many seconds."""
+    """Remove temporary files that killed writers (of `name`) left in a folder, if `older` than so many seconds.
+
+    With 0 all of them, whatever the clock says: it may have been put back since they were written.
+    """
     for path in folder.glob(f".{name}." + "[0-9a-f]" * 16):
         with suppress(OSError):  # it has just been renamed, or belongs to someone else
-            if time.time() - path.stat().st_mtime > older:
+            if not older or time.time() - path.stat().st_mtime > older:
                 path.unlink()
 
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import torch
 from filelock import FileLock, Timeout
-from torch import Tensor
+from torch import Tensor, nn
 
 from parabolic.checks import Description, InputError, all_finite, check_name, check_number, invalid
 from parabolic.engine.checkpoints import draws, set_draws
@@ -93,6 +93,33 @@ class Journal:
         except BaseException:
             self._lock.release()
             raise
+
+    @staticmethod
+    def load(
+        folder: str | Path, *, model: nn.Module | None = None, device: torch.device | str | None = None, **given: Any
+    ) -> Learner:
+        """Load the learner from the newest intact file of a folder: for another process, to serve from.
+
+        It takes no lock and changes nothing, so a journal may have the folder open, and replace its files meanwhile.
+        The arguments are those of `Learner.load`.
+
+        >>> import tempfile, torch
+        >>> from parabolic import ER
+        >>> with Journal(tempfile.mkdtemp(), ER(torch.nn.Linear(4, 3)), every=1) as journal:
+        ...     loss = journal.observe(torch.randn(8, 4), torch.arange(8) % 3)
+        ...     Journal.load(journal.folder, model=torch.nn.Linear(4, 3)).steps
+        1
+        """
+        passed: set[Path] = set()
+        while left := [path for path in _files(Path(folder)) if path not in passed]:
+            try:
+                return Learner.load(left[0], model=model, device=device, **given)
+            except InputError as error:
+                if left[0].exists() and not isinstance(error, Damaged):
+                    raise
+                passed.add(left[0])  # it is damaged, or newer ones have replaced it since it was listed
+        remedy = f"{len(passed)} are damaged or gone" if passed else "start the journal first"
+        raise invalid("folder", str(folder), "the folder of a journal, with an intact file", remedy)
 
     def observe(self, x: Tensor, y: Tensor, task: int | None = None, *, notes: Notes = None) -> Tensor:
         """Learn a batch, and write a file if one is due; returns the loss, on the device.
@@ -246,13 +273,14 @@ class Journal:
                 self._check_sound()
                 packed = pack_state(describe(self.learner) | {"journal": place, "draws": draws(self.learner)})
         with disk_errors("journal", self.folder, "free some space; existing files are safe"):
+            self._hold_again()
             write_bytes(path, packed)
             self.saved = batches
             self._drop_old()
 
     def _check_sound(self) -> None:
         """Raise an error if the learner is unusable: its files would soon replace all good ones."""
-        good = self._files()
+        good = _files(self.folder)
         again = f"start again from {good[0].name}" if good else ""
         if self._broken:
             broken = Description(f"a learner interrupted in the middle of a step (after batch {self.batches})")
@@ -283,12 +311,19 @@ class Journal:
             except Timeout:
                 got = Description(f"a folder that another journal has open, here or in another process ({self.folder})")
                 raise invalid("journal", got, "a separate folder for each learner", "close the other first") from None
+            self._held = _identity(self.folder / LOCK)
         sweep(self.folder, older=0)
         return lock
 
+    def _hold_again(self) -> None:
+        """Lock the folder again if it was removed or replaced, as by a copy: the lock was on a file that is gone."""
+        if _identity(self.folder / LOCK) != self._held:
+            old, self._lock = self._lock, self._hold()
+            old.release()
+
     def _resume(self) -> None:
         damaged = []
-        for path in self._files():
+        for path in _files(self.folder):
             try:
                 saved = read_learner(path, "journal", "draws")
             except Damaged as found:
@@ -320,15 +355,25 @@ class Journal:
 
     def _drop_old(self) -> None:
         """Remove all files but the newest `keep`."""
-        for old in self._files()[self.keep :]:
+        for old in _files(self.folder)[self.keep :]:
             old.unlink(missing_ok=True)  # another thread may be writing, too
 
     def _path(self, batches: int) -> Path:
         return self.folder / f"{batches:012d}{SUFFIX}"
 
-    def _files(self) -> list[Path]:
-        """The existing files, newest first."""
-        return sorted(self.folder.glob("[0-9]" * 12 + SUFFIX), reverse=True)
+
+def _files(folder: Path) -> list[Path]:
+    """The existing files of a journal, newest first."""
+    return sorted(folder.glob("[0-9]" * 12 + SUFFIX), reverse=True)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What tells a file from another of the same name; None if there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _check_notes(notes: Any, made: bool = False) -> None:

@@ -16,8 +16,10 @@ import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import IO, Any
 
 from filelock import FileLock, Timeout
@@ -41,6 +43,7 @@ class Look:
     time: float  # in seconds since 1970
     loss: float | None = None  # the mean over the steps since the last look
     ahead: float | None = None  # percent of the examples since then that were answered correctly before being learned
+    ahead_classes: Mapping[int, tuple[int, int]] | None = None  # by class: how many were, of how many
     kept: int | None = None  # examples in memory
     capacity: int | None = None
     offered: int | None = None  # examples offered to the memory so far
@@ -62,7 +65,9 @@ class Look:
         """
         said = [] if self.loss is None else [f"loss {self.loss:.3g}"]
         if self.ahead is not None:
-            said.append(f"{self.ahead:.1f} % right before learning")
+            balanced = self.balanced if len(self.ahead_classes or {}) > 1 else None
+            mean = "" if balanced is None else f", {balanced:.1f} % averaged over classes"
+            said.append(f"{self.ahead:.1f} % right before learning{mean}")
         if self.kept is not None:
             said.append(", ".join([f"memory {self.kept:,} of {self.capacity:,}", *self._composition()]))
         if self.memory_loss is not None:
@@ -76,6 +81,17 @@ class Look:
             said.append(f"accuracy {self.accuracy:.1f} %")
         return f"step {self.step:,}: " + "; ".join(said)
 
+    @property
+    def balanced(self) -> float | None:
+        """As `ahead`, in percent, but averaged over the classes that occurred, so that rare ones count as much.
+
+        >>> Look(100, 0.0, ahead=95.0, ahead_classes={0: (95, 95), 1: (0, 5)}).balanced
+        50.0
+        """
+        return (
+            100 * fmean(right / tested for right, tested in found.values()) if (found := self.ahead_classes) else None
+        )
+
     def _composition(self) -> Iterator[str]:
         if self.classes:
             least, most = min(self.classes.values()), max(self.classes.values())
@@ -85,10 +101,13 @@ class Look:
 
     def figures(self) -> dict[str, float]:
         """The figures for trackers, by name."""
-        told = ("loss", "ahead", "memory_loss", "drift", "bound", "age", "kept")
+        told = ("loss", "ahead", "balanced", "memory_loss", "drift", "bound", "age", "kept")
         named = {f"monitor/{name}": getattr(self, name) for name in told}
         if self.classes and len(self.classes) <= FEW:
             named |= {f"memory_by_class/{label}": count for label, count in self.classes.items()}
+        if self.ahead_classes and len(self.ahead_classes) <= FEW:
+            counts = self.ahead_classes.items()
+            named |= {f"ahead_by_class/{label}": 100 * right / tested for label, (right, tested) in counts}
         named |= {f"memory_by_tenth/{i}": count for i, count in enumerate(self.tenths or [], 1)}
         return {name: value for name, value in named.items() if value is not None}
 
@@ -113,6 +132,9 @@ class Look:
         own |= {name: kind(own[name]) for name, kind in KINDS.items() if name in own}
         if "classes" in own:
             own["classes"] = {int(label): int(count) for label, count in own["classes"].items()}
+        if "ahead_classes" in own:
+            counts = own["ahead_classes"].items()
+            own["ahead_classes"] = {int(label): (int(right), int(tested)) for label, (right, tested) in counts}
         if "tenths" in own:
             own["tenths"] = list(map(int, own["tenths"]))
         whole = len(own.get("tenths", range(TENTHS))) == TENTHS
@@ -130,51 +152,70 @@ KINDS = {
 
 
 class Lines:
-    """Appends lines to a file. If that fails, it warns once and writes no more."""
+    """Appends lines to a file. If that fails, it warns once, and leaves out lines until they can be written again.
+
+    The file may be moved away at any time, as by logrotate: the next line begins a new one.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = _lock(path)
-        self._file: IO[bytes] | None = None
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire(timeout=PATIENCE)
-            self._file = path.open("ab+", buffering=0)
-            self._end_line(self._file)
-        except Timeout:
-            self._give_up("another monitor is writing to it")
-        except (OSError, NotImplementedError) as error:  # a full disk, no permission, or a file system without locks
-            self._give_up(first_line(error))
+        self._began = b""  # the line that says so, for a file that does not have it
+        self._missing = False  # whether the file does not
+        self._failed = self._taken = False
+        with self._failing():
+            self._hold()
+            path.open("ab").close()
 
     def write(self, kind: str, told: Mapping[str, Any]) -> None:
         """Append a line, visible to readers at once."""
-        if self._file is None:
+        line = json.dumps({kind: told}).encode() + b"\n"
+        if kind == "began":
+            self._began, self._missing = line, True
+        if self._taken:
             return
-        try:
-            line = json.dumps({kind: told}).encode() + b"\n"
-            if self._file.write(line) < len(line):
-                self._give_up("no room")
-        except OSError as error:
-            self._give_up(first_line(error))
+        with self._failing():
+            self._hold()
+            with self.path.open("ab+", buffering=0) as file:
+                if self._missing or not file.seek(0, os.SEEK_END):
+                    line = self._began if kind == "began" else self._began + line
+                self._end_line(file)
+                if file.write(line) < len(line):
+                    raise OSError("no room")
+            self._missing = self._failed = False
 
     def close(self) -> None:
-        """Close the file and release the lock."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Release the lock."""
         self._lock.release()
+
+    def _hold(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if not self._lock.is_locked:
+            self._lock.acquire(timeout=PATIENCE)
 
     @staticmethod
     def _end_line(file: IO[bytes]) -> None:
-        """End the last line, if a killed process left it unfinished."""
+        """End the last line, if a killed process or a full disk left it unfinished."""
         if file.seek(0, os.SEEK_END):
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 file.write(b"\n")
 
-    def _give_up(self, why: str) -> None:
-        self.close()
-        warnings.warn(f"{self.path}: nothing more is written to it ({why})", RuntimeWarning, stacklevel=2)
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Warn of an error, unless the one before was reported."""
+        try:
+            yield
+        except Timeout:
+            self._taken = True
+            self._warn("nothing is written to it: another monitor is writing to it")
+        except (OSError, NotImplementedError) as error:  # a full disk, no permission, or a file system without locks
+            if not self._failed:
+                self._warn(f"looks are missing in it until it can be written again ({first_line(error)})")
+            self._failed = True
+
+    def _warn(self, why: str) -> None:
+        warnings.warn(f"{self.path}: {why}", RuntimeWarning, stacklevel=2)
 
 
 class Tail:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import RLock
@@ -51,7 +52,8 @@ class Monitor(Callback):
         tell: called with each `Look`, for example `print` or a logger's `info`. By default, without a file or tracker,
             looks are printed to standard error.
         file: where to write looks, one line of JSON each; `parabolic watch FILE` shows them. New lines are appended; if
-            the learner resumes from an earlier step, lines about later steps no longer count.
+            the learner resumes from an earlier step, lines about later steps no longer count. The file may be moved
+            away at any time.
         tracker: a `Tracker`, or one of its entries, to log the figures to.
         share: the largest share of the time to spend on evaluating the model; 1 for everything at every look.
         sample: how many examples of the memory the loss is computed on.
@@ -125,24 +127,24 @@ class Monitor(Callback):
             if not 0 <= learner.steps - self._since.step < self.every:  # below 0: an earlier state was restored
                 self._look(learner)
 
-    def ahead(self, learner: Learner, x: Tensor, y: Tensor) -> None:
+    def ahead(self, learner: Learner, x: Tensor, y: Tensor, answers: Tensor | None = None) -> None:
         """Test a batch before it is learned; the looks then say how many of the new examples were answered correctly.
 
         Every example is new to the learner at that time, so this is its accuracy on the stream as it is now. It falls
         at once if old labels become wrong, while the loss on memory is a loss on old labels. It costs a prediction per
-        batch; you may test only some of them.
+        batch; you may test only some of them. If labels arrive late, `answers` are the classes predicted when the
+        examples did: what was served is tested then, and nothing is predicted.
         """
         with self._turn:
             self._at(learner)
             if not learner.error.of_classes:
                 remedy = "its loss on a batch is what `observe` returns"
                 raise invalid("learner", type(learner).__name__, "one that learns classes", remedy)
-            labels = torch.as_tensor(y, device=learner.device)
-            if labels.shape != (len(x),):
-                raise invalid("y", labels, f"{len(x)} labels, one for each example")
+            labels = _labels("y", y, len(x), learner)
             with suppress(Diverged):  # then nothing is right
-                self._since.right = self._since.right + (learner.predict(x) == labels).sum()
-            self._since.tested += len(x)
+                found = learner.predict(x) if answers is None else _labels("answers", answers, len(x), learner)
+                self._since.right.update(labels[found == labels].tolist())
+            self._since.tested.update(labels.tolist())
 
     def look(self, learner: Learner) -> Look:
         """Take a full look now, however long it takes."""
@@ -237,7 +239,8 @@ class Monitor(Callback):
         found: dict[str, Any] = {
             "accuracy": self._accuracy,
             "loss": float(since.total) / since.losses if since.losses else before.loss,
-            "ahead": 100 * int(since.right) / since.tested if since.tested else before.ahead,
+            "ahead": 100 * since.right.total() / since.tested.total() if since.tested else before.ahead,
+            "ahead_classes": since.by_class() or before.ahead_classes,
         }
         if isinstance(learner, ReplayLearner) and len(learner.past):
             with learner.lock:
@@ -300,8 +303,11 @@ class _Since:
     step: int  # of the learner at that time
     total: Tensor | float = 0.0  # of the losses
     losses: int = 0
-    right: Tensor | int = 0  # of the examples tested ahead
-    tested: int = 0
+    right: Counter[int] = field(default_factory=Counter)  # of the examples tested ahead, by class
+    tested: Counter[int] = field(default_factory=Counter)
+
+    def by_class(self) -> dict[int, tuple[int, int]]:
+        return {label: (self.right[label], count) for label, count in sorted(self.tested.items())}
 
 
 @dataclass(frozen=True)
@@ -332,6 +338,13 @@ class _Purse:
         yield
         self.cost = time.perf_counter() - started
         self.spent += self.cost
+
+
+def _labels(name: str, given: Any, count: int, learner: Learner) -> Tensor:
+    labels = torch.as_tensor(given, device=learner.device)
+    if labels.shape != (count,):
+        raise invalid(name, labels, f"{count} labels, one for each example")
+    return labels.long()
 
 
 def _composition(memory: Memory, of_classes: bool) -> dict[str, Any]:

@@ -113,6 +113,7 @@ def _curves(looks: Sequence[Look], width: int, blocks: str) -> RenderableType:
     named = {
         "loss": ("loss", "{:.4g}"),
         "ahead": ("right before learning, %", "{:.1f}"),
+        "balanced": ("averaged over classes, %", "{:.1f}"),
         "memory_loss": ("loss on memory", "{:.4g}"),
         "drift": (f"drift{since}", "{:+.2g}"),
         "bound": ("bound (Prop. 1)", "{:.4g}"),
