@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ def test_columns_stand_for_streams_memories_and_scenarios():
     bounds = Selection(("bounds",)).runs
     assert len(bounds) == 5
     assert {replace(spec, measure=None).key for spec in bounds} <= {
-        spec.key for spec in paper_tables()["main"].specs(["pcl"])
+        spec.key for spec in Selection(("main",), ("pcl",)).runs
     }
 
 
@@ -98,9 +99,9 @@ def test_rows_are_run_with_the_published_numbers(row, learner, options, on_tiny)
 def test_tables_share_runs_and_every_run_has_a_stand_in_of_its_own():
     selection = Selection(seeds=1)
     runs = {spec.key: spec for spec in selection.runs}
-    assert len(runs) == 200
+    assert len(runs) == 201
     stand_ins = {spec.key: spec for spec in Selection(seeds=1, quick=True).runs}
-    assert len(stand_ins) == 200
+    assert len(stand_ins) == 201
     resolved = [spec.resolved() for spec in stand_ins.values()]
     assert {(each["stream"], each["backbone"], each["batch"]) for each in resolved} == {("seq-digits", "mlp", 10)}
     assert {each.get("memory") for each in resolved} == {None, 10, 20, 30, 40, 120, 200}
@@ -288,6 +289,41 @@ def test_bounds_are_measured_in_runs_of_their_own(parabolic, tmp_path, monkeypat
     again = json.loads(parabolic(*arguments, "--show", "--runs", "none")[1])
     assert again[0]["rows"] == forgetting["rows"]
     assert any("1 of 1 runs are records" in note for note in again[0]["notes"])
+
+
+def test_rows_of_ones_own_stand_beside_the_others(parabolic, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("from parabolic import ER\n\n\nclass Mine(ER):\n    pass\n")
+    Path("soft.toml").write_text('learner = "mine.py:Mine"\nmemory = 77\n[settings]\nlr = 0.02\nbatch = 20\n')
+    given = ("paper", "small_buffers", *QUICK, "--seeds", "1", "--learners", "sgd", "--also", "mine.py:Mine, soft.toml")
+    code, out, err = parabolic(*given, "--format", "json")
+    assert (code, err) == (0, "")
+    [table] = json.loads(out)
+    assert [row["name"] for row in table["rows"]] == ["SGD", "mine.py:Mine", "soft.toml"]
+    assert all(cell["published"] is None for row in table["rows"][1:] for cell in row["cells"])
+    # The columns determine stream and memory; the preset all else.
+    selection = Selection(("small_buffers",), ("sgd",), 1, quick=True, own=("mine.py:Mine", "soft.toml"))
+    runs = [Store(tmp_path / "runs").find(spec) for spec in selection.runs]
+    own = [run for run in runs if run.spec["learner"] == "mine.py:Mine"]
+    assert [(run.spec["memory"], run.spec["batch"], run.spec["options"]["lr"]) for run in own] == [
+        *((size, 10, 0.1) for size in (10, 20, 30)), *((size, 20, 0.02) for size in (10, 20, 30)),
+    ]  # fmt: skip
+    aaa = [cell["by_seed"]["0"] for row in table["rows"][1:] for cell in row["cells"][::2]]
+    assert aaa == [run.metrics["aaa"] for run in own]
+    code, out, _ = parabolic(*given, "--show")
+    assert (code, "7 runs, 7 of them already there" in out) == (0, True)
+    code, out, _ = parabolic("paper", "main", "--learners", "er", "--also", "pcl-plus", "--tuned", "--show")
+    assert "pcl-plus" in out
+    for row, table, says in (
+        ("mine.py:Nine", "main", "expected a name that mine.py defines"),
+        ("nothing.toml", "main", "expected an existing file"),
+        ("ER", "main", "none of the table's"),
+        ("er,er", "main", "each row once"),
+        ("er", "ablation", "choose a table of several methods"),
+    ):
+        code, _, err = parabolic("paper", table, "--also", row, "--show")
+        assert code == 2
+        assert says in " ".join(err.split())
 
 
 def test_estimates_come_from_the_runs_that_are_most_alike():

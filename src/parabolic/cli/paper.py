@@ -43,6 +43,13 @@ def paper(
     learners: Annotated[
         str | None, typer.Option(help="Only the rows of these learners: names separated by commas.", show_default="all")
     ] = None,
+    also: Annotated[
+        str | None,
+        typer.Option(
+            help="Add rows of your own: learners or presets separated by commas, as in mine.py:Mine,mine.toml.",
+            metavar="NAMES",
+        ),
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds, counted from 0.")] = SEEDS,
     quick: Annotated[
         bool, typer.Option("--quick", help="The same tables on the embedded digits: in minutes, without a download.")
@@ -90,8 +97,8 @@ def paper(
     """
     check_name("table", table, (*NAMES, "all"))
     check_name("--format", format, FORMATS)
-    names = None if learners is None else tuple(name.strip() for name in learners.split(","))
-    selection = Selection(NAMES if table == "all" else (table,), names, seeds, quick, tuned)
+    rows, own = (given and tuple(name.strip() for name in given.split(",")) for given in (learners, also))
+    selection = Selection(NAMES if table == "all" else (table,), rows or None, seeds, quick, tuned, own or ())
     store = BackedStore(runs, Records.ours() if records else Records())
     if like is not None and not dry_run:
         raise invalid("--like", like, "none without --dry-run", "add --dry-run")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from parabolic.checks import check_name, check_number
+from parabolic.checks import check_name, check_number, invalid
 from parabolic.experiments.paper.bounds import table_of
 from parabolic.experiments.paper.plan import Estimates, Plan, plan
 from parabolic.experiments.paper.tables import METHODS, SEEDS, Setting
@@ -24,10 +24,13 @@ NAMES = (
 @dataclass(frozen=True)
 class Selection:
     """Some of the paper's tables: for which learners, with how many seeds, whether on the bundled digits (`quick`), and
-    whether with the settings of presets instead of the published ones (`tuned`).
+    whether with the settings of presets instead of the published ones (`tuned`). Tables that compare methods can have
+    rows of the user's `own`: learners, or presets by name or file.
 
     >>> Selection(("main", "ablation"), learners=("er",), seeds=2).tables
     ['main']
+    >>> Selection(("main",), learners=("er",), own=("pcl-plus",)).rows("main")
+    ['ER', 'pcl-plus']
     """
 
     names: tuple[str, ...] = NAMES
@@ -35,6 +38,7 @@ class Selection:
     seeds: int = SEEDS
     quick: bool = False
     tuned: bool = False
+    own: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in self.names:
@@ -43,11 +47,17 @@ class Selection:
         there = {learner for name in self.names for learner in self._learners(name)}
         for learner in self.learners or ():
             check_name("learners", learner, there)
+        if len({*self.own, *METHODS}) < len(self.own) + len(METHODS):
+            raise invalid("--also", self.own, "each row once, and none of the table's", "a preset may be FILE.toml")
+        if self.own and not any(table_of(name).plus for name in self.names):
+            raise invalid("--also", self.own, f"none for {', '.join(self.names)}", "choose a table of several methods")
+        for row in self.own:
+            Setting("").specs(row, seeds=1)  # refuses an unknown name, say
 
     @property
     def tables(self) -> list[str]:
         """The names of the tables that include any of the learners."""
-        return [name for name in self.names if self.learners is None or self._learners(name) & {*self.learners}]
+        return [name for name in self.names if self.rows(name)]
 
     @property
     def runs(self) -> list[RunSpec]:
@@ -55,12 +65,14 @@ class Selection:
         return [spec for _, spec in self.by_row()]
 
     def specs(self, name: str) -> list[RunSpec]:
-        """The runs of a table."""
-        return table_of(name).specs(self.learners, self.seeds, quick=self.quick, tuned=self.tuned)
+        """The runs of a table; cells may share runs."""
+        cells = [(row, setting) for row in self.rows(name) for setting in table_of(name).settings]
+        return [spec for row, setting in cells for spec in self.cell(row, setting)]
 
     def rows(self, name: str) -> list[str]:
         """The rows of a table (for `bounds`, the methods whose bounds are measured)."""
-        return table_of(name).of(self.learners, tuned=self.tuned)
+        table = table_of(name)
+        return [*table.of(self.learners, tuned=self.tuned), *(self.own if table.plus else ())]
 
     def cell(self, row: str, setting: Setting) -> list[RunSpec]:
         """The runs of a row in a setting."""

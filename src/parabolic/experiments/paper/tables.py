@@ -17,7 +17,7 @@ from parabolic.experiments.spec import RunSpec
 from parabolic.learners.pcl import ABLATIONS
 from parabolic.statistics import Summary
 
-__all__ = ["METHODS", "PLUS", "SEEDS", "Figure", "Method", "PaperTable", "Setting", "paper_tables"]
+__all__ = ["METHODS", "PLUS", "SEEDS", "Figure", "Method", "PaperTable", "Setting", "method_of", "paper_tables"]
 
 SEEDS = 5  # "All experiments are repeated over 5 trials."
 PLUS = "PCL+"  # the additional row of tuned tables
@@ -28,12 +28,14 @@ class Method:
     """A row: the learner, the options that differ from its defaults, and those that depend on the stream (`on`).
 
     A tuned row has the settings of a preset instead: LEARNER-STREAM or, if `preset` is a NAME, NAME-STREAM or NAME.
+    A row of the user's always has those of the preset `own`.
     """
 
     learner: str
     options: Mapping[str, Any] = field(default_factory=dict)
     on: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     preset: str = ""
+    own: Preset | None = None
 
     def tuned(self, stream: str) -> Preset | None:
         """The preset for a stream, or None.
@@ -41,6 +43,8 @@ class Method:
         >>> METHODS["ER"].tuned("seq-digits").name
         'er-seq-digits'
         """
+        if self.own is not None:
+            return self.own
         known = known_presets()
         name = next((name for name in (self.preset_name(stream), self.preset) if name in known), None)
         if name is None:
@@ -79,6 +83,19 @@ METHODS = {
 """The rows of the paper's tables by the paper's names, and ours."""
 
 
+def method_of(row: str) -> Method:
+    """The method of a row: one of the tables', or the user's own, a preset (by name or file) or a learner.
+
+    >>> method_of("PCL").learner, method_of("er").own
+    ('pcl', Preset(name='er', learner='er', about='', stream=None, memory=None, settings={}, study={}))
+    """
+    if row in METHODS:
+        return METHODS[row]
+    named = row.endswith(".toml") or row in known_presets()
+    own = load_preset(row) if named else Preset(row, row)
+    return Method(own.learner, own=own)
+
+
 @dataclass(frozen=True)
 class Setting:
     """What a group of columns has in common."""
@@ -97,19 +114,20 @@ class Setting:
         >>> [spec.seed for spec in Setting("memory 200", memory=200).specs("ER", seeds=3)]
         [0, 1, 2]
         """
-        spec = self._tuned(row, STREAM if quick else self.stream) if tuned else self._published(row)
+        method = method_of(row)
+        given = tuned or method.own is not None
+        spec = self._tuned(row, method, STREAM if quick else self.stream) if given else self._published(method)
         if spec is None:
             return []
         first = stand_in(spec) if quick else spec
         return [replace(first, seed=seed, measure=self.measure) for seed in range(seeds)]
 
-    def _published(self, row: str) -> RunSpec:
-        method = METHODS[row]
+    def _published(self, method: Method) -> RunSpec:
         options = {**method.options, **method.on.get(self.stream, {})}
         return RunSpec(method.learner, self.stream, self.memory, options=options, scenario=self.scenario)
 
-    def _tuned(self, row: str, stream: str) -> RunSpec | None:
-        preset = METHODS[row].tuned(stream)
+    def _tuned(self, row: str, method: Method, stream: str) -> RunSpec | None:
+        preset = method.tuned(stream)
         if preset is None:
             return None
         # The column determines stream and memory, whatever the preset was made for.
@@ -133,8 +151,8 @@ class PaperTable:
     >>> table = paper_tables()["main"]
     >>> table.rows["PCL"][1]
     Figure(value=Summary(mean=54.98, sd=4.1, n=5), mark='best')
-    >>> len(table.specs(learners=["pcl", "er"], seeds=1))
-    9
+    >>> table.of(["pcl", "er"])
+    ['ER', 'PCL', 'PCL (text)']
     """
 
     title: str
@@ -143,7 +161,7 @@ class PaperTable:
     metrics: Sequence[str] = ("aaa", "acc")
     underlines: bool = True  # whether the second best of each column is underlined
     note: str = ""
-    plus: bool = True  # whether the tuned table has our row PCL+
+    plus: bool = True  # whether it compares methods, so that it can have PCL+ (if tuned) and rows of the user's own
     also: Mapping[str, str] = field(default_factory=dict)  # our own untuned rows, and what each is
 
     def of(self, learners: Sequence[str] | None, *, tuned: bool = False) -> list[str]:
@@ -151,13 +169,6 @@ class PaperTable:
         ours = self.also if not tuned else [PLUS] if self.plus else []
         rows = [*self.rows, *ours]
         return [row for row in rows if learners is None or {METHODS[row].learner, METHODS[row].preset} & {*learners}]
-
-    def specs(
-        self, learners: Sequence[str] | None = None, seeds: int = SEEDS, *, quick: bool = False, tuned: bool = False
-    ) -> list[RunSpec]:
-        """The runs of all cells; cells may share runs."""
-        cells = [(row, setting) for row in self.of(learners, tuned=tuned) for setting in self.settings]
-        return [spec for row, setting in cells for spec in setting.specs(row, seeds, quick=quick, tuned=tuned)]
 
 
 @cache

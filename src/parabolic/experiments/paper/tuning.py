@@ -11,7 +11,7 @@ from typing import Any
 from parabolic.experiments.paper.bounds import table_of
 from parabolic.experiments.paper.quick import SHRINK, STREAM
 from parabolic.experiments.paper.selection import Selection
-from parabolic.experiments.paper.tables import METHODS, PLUS, Setting
+from parabolic.experiments.paper.tables import PLUS, Setting, method_of
 from parabolic.experiments.presets import Preset
 from parabolic.experiments.search import Search
 from parabolic.experiments.spec import RunSpec
@@ -64,7 +64,8 @@ class Tuning:
         """The presets of some of the selected tables, or of all."""
         presets, plus, missing = dict[str, Preset](), dict[str, Preset | None](), defaultdict[str, list[str]](list)
         for row, stream in _rows(selection, selection.tables if tables is None else tables):
-            method, found = METHODS[row], METHODS[row].tuned(stream)
+            method = method_of(row)
+            found = method.tuned(stream)
             if row == PLUS:
                 plus[stream] = found
             elif found is not None:
