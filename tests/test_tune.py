@@ -223,9 +223,74 @@ def test_trials_may_be_judged_with_the_task_told(tmp_path, metric):
 def test_a_trial_judged_with_the_task_told_is_given_up_by_the_same_figures():
     reported, matrix = [], np.array([[50.0, np.nan], [10.0, 20.0]])
     trial = SimpleNamespace(report=lambda *told: reported.append(told), should_prune=lambda: False)
-    for told in (False, True):
-        Pruner(trial, told).on_task(SimpleNamespace(task=1, matrix=matrix, task_matrix=matrix + 60))
+    for metric in ("aaa", "task_aaa"):
+        state = SimpleNamespace(task=1, matrix=matrix, task_matrix=matrix + 60, measured={})
+        Pruner(trial, metric).on_task(state)
     assert reported == [(15, 1), (75, 1)]
+
+
+MINE = """
+def far(state):
+    return abs(state.learner.lr - 0.05)
+
+
+far.better = "lower"
+
+
+def near(state):
+    return {"lr": -abs(state.learner.lr - 0.05), "task": state.task}
+
+
+near.better = "higher"
+
+
+def undecided(state):
+    return 0
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE)
+
+
+@pytest.mark.parametrize(("metric", "sign"), [("far", 1), ("near.lr", -1)])
+@pytest.mark.parametrize("prune", [False, True])
+def test_trials_may_be_judged_by_a_measure_of_ones_own(tmp_path, mine, metric, sign, prune):
+    spec = RunSpec("er", stream="seq-blobs", measure=f"mine.py:{metric.partition('.')[0]}")
+    tuned = tune(Search(spec, {"lr": "0.01,0.04,0.5"}, metric, prune=prune), Store(tmp_path), trials=9, device="cpu")
+    assert tuned.best.values["lr"] == 0.04
+    assert tuned.best.score == pytest.approx(sign * 0.01)
+    preset = tuned.preset()
+    assert "measure" not in preset.settings  # it only looked on
+    assert preset.study["score"] == pytest.approx(sign * 0.01)
+    ends = [trial.score for trial in tuned.search.ranked(tuned.trials) if trial.score is not None]
+    assert ends == sorted(ends, reverse=sign < 0)
+
+
+def test_a_search_by_a_measure_is_told_in_its_own_units(parabolic, mine):
+    asked = ("--stream", "seq-blobs", "--set", "measure=mine.py:far", "--metric", "far", "--trials", "4")
+    code, out, _ = parabolic("tune", "--learner", "er", *asked, "--space", "lr=1e30,0.1", "--device", "cpu")
+    assert code == 0
+    assert "%" not in out.partition("Judged")[0]
+    assert "– (1 diverged)" in out  # of a run that diverged no value is known
+    assert "With the learner's default values: 0.05." in out
+
+
+@pytest.mark.parametrize(
+    ("measure", "metric", "message"),
+    [
+        ("mine.py:far", "fare", "metric: got 'fare', expected one of .*; did you mean 'far'"),
+        (None, "far", "a measure of your own needs --set measure"),
+        ("mine.py:undecided", "undecided", "expected a measure whose attribute `better` is"),
+        ("mine.py:near", "near.rate", "metric: got 'near.rate', expected one of .*near.lr"),
+    ],
+)
+def test_what_cannot_be_judged_by_is_refused(tmp_path, mine, measure, metric, message):
+    spec = RunSpec("er", stream="seq-blobs", measure=measure)
+    with pytest.raises(InputError, match=message):
+        tune(Search(spec, {}, metric), Store(tmp_path), trials=1, device="cpu")
 
 
 def test_a_run_that_diverges_has_learned_nothing(tmp_path):

@@ -148,8 +148,8 @@ def _tune(search: Search, store: Store, *, trials: int, **options: Any) -> Tuned
         bar.count("trials", 0)
 
         def watch(done: list[Trial]) -> None:
-            best = max((trial.score or 0.0 for trial in done), default=0.0)
-            bar.count("trials", len(done), f"best {best:.1f} %")
+            best = search.best(done)
+            bar.count("trials", len(done), f"best {_score(search, best)}{_unit(search)}" if best else "")
 
         return tune(search, store, trials=trials, callbacks=[bar], watch=watch, **options)
 
@@ -162,7 +162,7 @@ def _show(tuned: Tuned, path: Path, called: Path | str) -> None:
         f"Judged on {search.validation:.0%} of the training examples, held out; seeds per trial: {search.seeds}."
     )
     if search.defaults.keys() == search.ranges.keys():
-        console.print(f"With the learner's default values: {_score(tuned.trials[0])} %.")
+        console.print(f"With the learner's default values: {_score(search, tuned.trials[0])}{_unit(search)}.")
     if tuned.running:
         console.print(f"Trials still running in other processes: {tuned.running}.")
     console.print(f"Saved to {path}; to use it: parabolic run --preset {called}")
@@ -201,20 +201,27 @@ def list_presets(as_json: Json = False) -> None:
 
 def _table(tuned: Tuned) -> Table:
     """A table of the best trials and their values."""
-    search, ranked = tuned.search, sorted(tuned.trials, key=lambda trial: trial.score or 0.0, reverse=True)
-    table = Table()
+    search, table = tuned.search, Table()
     for name in search.ranges:
         table.add_column(name, justify="right")
-    table.add_column(f"{search.metric.upper()} %", justify="right")
-    for trial in ranked[:SHOWN]:
-        table.add_row(*[write_option(value) for value in trial.values.values()], _score(trial))
+    table.add_column(
+        (search.metric.upper() if search.measure is None else search.metric) + _unit(search), justify="right"
+    )
+    for trial in search.ranked(tuned.trials)[:SHOWN]:
+        table.add_row(*[write_option(value) for value in trial.values.values()], _score(search, trial))
     return table
 
 
-def _score(trial: Trial) -> str:
+def _score(search: Search, trial: Trial) -> str:
     """Format a trial's score, and how many of its runs diverged."""
-    told = f" ({trial.diverged} diverged)" if trial.diverged else ""
-    return f"{trial.score or 0:.1f}{told}"
+    diverged = f" ({trial.diverged} diverged)" if trial.diverged else ""
+    if search.measure is not None:
+        return f"{'–' if trial.score is None else format(trial.score, '.4g')}{diverged}"
+    return f"{trial.score or 0:.1f}{diverged}"
+
+
+def _unit(search: Search) -> str:
+    return " %" if search.measure is None else ""
 
 
 def _written(settings: Mapping[str, Any]) -> str:

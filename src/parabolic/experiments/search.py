@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from parabolic.checks import Description, InputError, check_name, invalid
+from parabolic.engine.measures import Measure, find_measures
 from parabolic.experiments.code import made_of, own_code_of
 from parabolic.experiments.spec import RunSpec, check_spec
 from parabolic.options import Option, check_options, option, options_of, write_option
@@ -68,8 +70,8 @@ class Trial:
     """Values that were tried, and their score."""
 
     values: Mapping[str, Any]
-    score: float | None  # in percent; None if the trial was pruned
-    diverged: int = 0  # how many of its runs diverged, which count as 0 %
+    score: float | None  # None if the trial was pruned
+    diverged: int = 0  # how many of its runs diverged: they count as 0 %, and a trial has no score by a measure then
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Search:
 
     spec: RunSpec
     space: Mapping[str, str] = field(default_factory=dict)
-    metric: str = option("aaa", "the metric to maximise", among=METRICS)
+    metric: str = option("aaa", "the metric to maximise, or a measure of --set measure that says what is `better`")
     seeds: int = option(1, "how many seeds a trial is run with, from 0; their mean is its score", at_least=1)
     validation: float = option(0.1, "share of each class's training examples to hold out for judging", above=0, below=1)
     seed: int = option(0, "determines which values are tried", at_least=0)
@@ -103,6 +105,12 @@ class Search:
         if self.spec.seed:
             remedy = "--seeds sets how many there are, and --seed which values are tried"
             raise invalid("seed", self.spec.seed, "none for the run, as the seeds of a trial start at 0", remedy)
+        if self.measure is None:
+            owners = find_measures(self.spec.measure)
+            check_name("metric", self.metric, {*METRICS, *owners}, "a measure of your own needs --set measure as well")
+        elif self.better not in ("higher", "lower"):
+            remedy = f"as in {self.metric.partition('.')[0]}.better = 'lower'"
+            raise invalid("metric", self.metric, "a measure whose attribute `better` is 'higher' or 'lower'", remedy)
         if not self.ranges:
             raise invalid("--space", Description("nothing to tune"), "an option", "for example --space lr=0.01:0.3:log")
         for end in (0, 1):  # find invalid values before the first run
@@ -119,6 +127,26 @@ class Search:
         own = {name: each.tune for name, each in known.items() if each.tune and name not in self.fixed}
         texts = {**own, **self.space}
         return {name: _read(known[name], text) for name, text in texts.items()}
+
+    @property
+    def measure(self) -> Measure | None:
+        """The user's own measure that trials are judged by, if any; if it has several numbers, `metric` names one."""
+        return find_measures(self.spec.measure).get(self.metric.partition(".")[0])
+
+    @property
+    def better(self) -> str:
+        """Which scores are better: the `higher` or the `lower`."""
+        return "higher" if self.measure is None else str(getattr(self.measure, "better", ""))
+
+    def best(self, trials: Iterable[Trial]) -> Trial | None:
+        """The trial with the best score, of several the first; None if none has a score."""
+        ranked = self.ranked(trials)
+        return ranked[0] if ranked and ranked[0].score is not None else None
+
+    def ranked(self, trials: Iterable[Trial]) -> list[Trial]:
+        """The trials by score, the best first and those without one last."""
+        sign = 1 if self.better == "lower" else -1
+        return sorted(trials, key=lambda trial: math.inf if trial.score is None else sign * trial.score)
 
     @cached_property
     def fixed(self) -> dict[str, Any]:

@@ -74,7 +74,8 @@ class Study:
 
     def _found_or_made(self, name: str) -> optuna.Study:
         return optuna.create_study(
-            study_name=name, storage=self.storage, direction="maximize", load_if_exists=True,
+            study_name=name, storage=self.storage, load_if_exists=True,
+            direction="minimize" if self.search.better == "lower" else "maximize",
             sampler=Sampler(self.search),
             pruner=optuna.pruners.MedianPruner() if self.search.prune else optuna.pruners.NopPruner(),
         )  # fmt: skip
@@ -126,6 +127,9 @@ class Study:
         if diverged := int(np.isnan(scores).sum()):
             with suppress(optuna.exceptions.UpdateFinishedTrialError):
                 trial.set_user_attr(DIVERGED, diverged)
+        if diverged and self.search.measure is not None:  # of which no value is known to be bad
+            self.study.tell(trial, state=TrialState.PRUNED, skip_if_finished=True)
+            return
         score = float(np.nan_to_num(scores).mean())  # a diverged run counts as 0
         self.study.tell(trial, score, TrialState.COMPLETE, skip_if_finished=True)
 
@@ -196,18 +200,19 @@ class Study:
 
 
 class Pruner(Callback):
-    """Reports a trial's accuracy after each task, and ends it once it is below the median of the earlier ones.
+    """Reports a trial's accuracy, or the user's measure, after each task, and ends a trial that is worse than most.
 
-    With `told` it is the accuracy if the task is known.
+    That is, worse than the median of the earlier ones.
     """
 
-    def __init__(self, trial: optuna.Trial, told: bool = False) -> None:
-        self.trial, self.told = trial, told
+    def __init__(self, trial: optuna.Trial, metric: str) -> None:
+        self.trial, self.metric = trial, metric
 
     def on_task(self, state: State) -> None:
-        """Report the accuracy so far; raises optuna.TrialPruned if it is too low."""
-        matrix = state.task_matrix if self.told else state.matrix
-        self.trial.report(float(matrix[state.task, : state.task + 1].mean()), state.task)
+        """Report the figure so far; raises optuna.TrialPruned if it is too bad."""
+        matrix = state.task_matrix if self.metric.startswith("task_") else state.matrix
+        accuracy = float(matrix[state.task, : state.task + 1].mean())
+        self.trial.report(state.measured[self.metric][-1] if self.metric in state.measured else accuracy, state.task)
         if self.trial.should_prune():
             raise optuna.TrialPruned
 

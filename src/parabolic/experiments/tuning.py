@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from parabolic import metrics
-from parabolic.checks import Description, check_number, invalid
+from parabolic.checks import Description, check_name, check_number, invalid
 from parabolic.engine import Callback, Diverged
 from parabolic.experiments.execution import environment, execute_fleet
 from parabolic.experiments.presets import Preset, check_preset_name
@@ -47,20 +47,27 @@ class Tuned:
 
     @property
     def best(self) -> Trial:
-        """The trial with the highest score; of several, the first."""
-        return _best(self.trials)
+        """The trial with the best score; of several, the first."""
+        return _best(self.search, self.trials)
 
     def preset(self) -> Preset:
         """A preset with the best values and a record of how they were found."""
         spec, best, told = self.search.spec, self.best, self.search.definition()
         about = f"best of {len(self.trials)} trials by {told['metric']} on held-out training examples"
-        study: dict[str, Any] = {"score": _rounded(best.score)}
+        study: dict[str, Any] = {"score": self._rounded(best)}
         study |= {name: told[name] for name in ("metric", "seeds", "validation", "space", "seed", "prune")}
-        study["trials"] = [{"score": _rounded(trial.score), **trial.values} for trial in self.trials]
+        study["trials"] = [{"score": self._rounded(trial), **trial.values} for trial in self.trials]
         study["scenario"] = dict(spec.scenario)
         study["environment"] = {name: self.environment[name] for name in TOLD if name in self.environment}
         settings = {**self.search.fixed, **best.values}
+        settings.pop("measure", None)  # it only looks on
         return Preset(self.name, spec.learner, about, spec.stream, told.get("memory"), settings, study)
+
+    def _rounded(self, trial: Trial) -> float | None:
+        """A score as it is written down: in percent with two decimals, by a measure with six digits."""
+        if trial.score is None:
+            return None
+        return round(trial.score, 2) if self.search.measure is None else float(f"{trial.score:.6g}")
 
 
 def tune(
@@ -118,7 +125,7 @@ def tune(
             if each.pid is not None:  # started
                 each.terminate()
                 each.join()
-    record = store.find(search.specs(_best(found).values)[0])
+    record = store.find(search.specs(_best(search, found).values)[0])
     told = environment(torch.device("cpu")) if record is None else record.environment
     return Tuned(name, search, found, running, {**told, "optuna": version("optuna")})
 
@@ -189,14 +196,14 @@ def _try_watched(trial: optuna.Trial, specs: list[RunSpec], job: Job, callbacks:
 
     from parabolic.experiments.study import Pruner
 
-    first, rest, told = specs[0], specs[1:], job.search.metric.startswith("task_")
+    first, rest, metric = specs[0], specs[1:], job.search.metric
     if (record := _found(first, job)) is not None:
-        matrix = record.task_matrix if told else record.matrix
+        matrix = record.task_matrix if metric.startswith("task_") else record.matrix
         assert matrix is not None  # the record has the metric
-        for task, accuracy in enumerate(metrics.anytime(matrix)):
-            trial.report(float(accuracy), task)
+        for task, figure in enumerate(record.measured.get(metric) or metrics.anytime(matrix)):
+            trial.report(float(figure), task)
     try:
-        scores = _train([first], job, [*callbacks, Pruner(trial, told)])
+        scores = _train([first], job, [*callbacks, Pruner(trial, metric)])
     except TrialPruned:
         return None
     return list((scores | _train(rest, job, callbacks)).values())
@@ -207,14 +214,14 @@ def _train(specs: list[RunSpec], job: Job, callbacks: list[Callback]) -> dict[st
     metric, scores, missing = job.search.metric, dict[str, float](), dict[str, dict[str, RunSpec]]()
     for spec in specs:
         if (record := _found(spec, job)) is not None:
-            scores[spec.key] = record.metrics[metric]
+            scores[spec.key] = _score(record, metric)
         else:
             missing.setdefault(spec.shape, {})[spec.key] = spec
     for fleet in missing.values():
         for spec, result in execute_fleet(list(fleet.values()), device=job.device, callbacks=callbacks):
             if isinstance(result, Record):
                 job.store.save(result)
-                scores[spec.key] = result.metrics[metric]
+                scores[spec.key] = _score(result, metric)
             elif isinstance(result, Diverged):
                 scores[spec.key] = math.nan
             else:
@@ -226,6 +233,11 @@ def _found(spec: RunSpec, job: Job) -> Record | None:
     """The finished run of a spec, if it has the metric: older ones lack the accuracies with the task told."""
     record = job.store.find(spec)
     return record if record is not None and job.search.metric in record.metrics else None
+
+
+def _score(record: Record, metric: str) -> float:
+    check_name("metric", metric, record.metrics, "a measure that returns several numbers is judged by one of them")
+    return record.metrics[metric]
 
 
 def _data_base(store: Store) -> str:
@@ -244,12 +256,8 @@ def _called(spec: RunSpec) -> str:
     return file_name("-".join(names))
 
 
-def _rounded(score: float | None) -> float | None:
-    return None if score is None else round(score, 2)
-
-
-def _best(trials: list[Trial]) -> Trial:
-    done = [trial for trial in trials if trial.score is not None]
-    if not done:
+def _best(search: Search, trials: list[Trial]) -> Trial:
+    best = search.best(trials)
+    if best is None:
         raise invalid("trials", Description("none that finished"), "at least one", "try more")
-    return max(done, key=lambda trial: trial.score or 0.0)
+    return best
