@@ -100,8 +100,11 @@ def test_a_store_says_what_is_unfinished_and_what_is_new(store, record):
     assert [*before] == [folder / "run.json"]
     store.claim(record.key).release()
     assert store.written() == before
-    store.monitor(record.key).write_text("{}")
-    assert store.written().keys() - before.keys() == {store.monitor(record.key)}
+    store.monitor(record.key).write_text("{}")  # changes all the time, and no result is in it
+    assert store.written() == before
+    other = RunSpec("er", seed=77)
+    store.save_failure(other, "no luck")
+    assert store.written().keys() - before.keys() == {store.path(other.key) / "failed.json"}
 
 
 CSV = """
