@@ -352,6 +352,23 @@ def crowded():
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+def test_milestones_are_kept_for_good(tmp_path):
+    def kept():
+        return sorted(int(path.stem) for path in tmp_path.glob("0*.safetensors"))
+
+    for length in (7, 13, 25):  # the last file of each start is written when it ends
+        go_on(tmp_path, length=length, every=2, keep=2, milestones=10)
+    assert kept() == [0, 10, 20, 24, 25]
+    go_on(tmp_path, length=27, every=2, keep=1, milestones=20)
+    assert kept() == [0, 20, 27]  # no longer milestones
+    (tmp_path / f"{27:012d}.safetensors").unlink()
+    journal = go_on(tmp_path, length=27, every=100, keep=1)
+    assert kept() == [27]
+    assert same_state(journal.learner.state_dict(), trajectory()[27])  # learned again from batch 20
+    with pytest.raises(InputError, match="milestones: got 0, expected a whole number of at least 1"):
+        Journal(tmp_path / "other", make(), milestones=0)
+
+
 def test_a_full_disk_stops_learning_and_loses_nothing(tmp_path, crowded):
     go_on(tmp_path, length=10, every=5)
     crowded(1000)

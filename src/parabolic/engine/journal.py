@@ -44,6 +44,8 @@ class Journal:
             file. Its state is restored from the folder.
         every: how many batches there are from one file to the next.
         keep: how many files to keep.
+        milestones: also keep, for good, the first file of every so many batches: to go far back, if something wrong was
+            learned long ago (None: only the newest `keep`).
         on_error: what to do if a file cannot be written (the disk is full, memory has run out, the learner is not
             finite): "stop" raises, "warn" continues learning. Either way the existing files stay, and the next attempt
             is `every` batches later.
@@ -65,15 +67,24 @@ class Journal:
     """
 
     def __init__(
-        self, folder: str | Path, learner: Learner, *, every: int = 100, keep: int = 3, on_error: str = "stop"
+        self,
+        folder: str | Path,
+        learner: Learner,
+        *,
+        every: int = 100,
+        keep: int = 3,
+        milestones: int | None = None,
+        on_error: str = "stop",
     ) -> None:
         if not isinstance(learner, Learner):
             raise invalid("learner", type(learner), "a learner", "an estimator is kept by pickling it")
         check_number("every", every, whole=True, at_least=1)
         check_number("keep", keep, whole=True, at_least=1)
+        if milestones is not None:
+            check_number("milestones", milestones, whole=True, at_least=1)
         check_name("on_error", on_error, ("stop", "warn"))
         self.folder, self.learner = Path(folder).absolute(), learner
-        self.every, self.keep, self.on_error = every, keep, on_error
+        self.every, self.keep, self.milestones, self.on_error = every, keep, milestones, on_error
         self.batches = 0  # learned or skipped
         self.saved = 0  # of them, how many are in the newest file
         self.tasks = 0  # finished
@@ -354,8 +365,10 @@ class Journal:
             self._drop_old()  # now: a full disk may need the space for the next file
 
     def _drop_old(self) -> None:
-        """Remove all files but the newest `keep`."""
-        for old in _files(self.folder)[self.keep :]:
+        """Remove all files but the newest `keep` and the milestones."""
+        files = _files(self.folder)
+        first = {int(path.stem) // self.milestones: path for path in files} if self.milestones else {}
+        for old in {*files[self.keep :]} - {*first.values()}:
             old.unlink(missing_ok=True)  # another thread may be writing, too
 
     def _path(self, batches: int) -> Path:
