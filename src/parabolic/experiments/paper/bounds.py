@@ -43,7 +43,7 @@ def table_of(name: str) -> PaperTable:
     if name != "bounds":
         return paper_tables()[name]
     # PCL on Seq-CIFAR10: the runs of the main table, with a measure.
-    [setting] = [replace(each, measure=MEASURE) for each in paper_tables()["main"].settings[:1]]
+    setting = replace(paper_tables()["main"].settings[0], measure=MEASURE)
     return PaperTable("bounds", {"PCL": ()}, [setting], metrics=(), plus=False)
 
 

@@ -56,7 +56,7 @@ class Selection:
 
     @property
     def tables(self) -> list[str]:
-        """The names of the tables that include any of the learners."""
+        """The names of the tables that have any of the rows."""
         return [name for name in self.names if self.rows(name)]
 
     @property
@@ -66,8 +66,7 @@ class Selection:
 
     def specs(self, name: str) -> list[RunSpec]:
         """The runs of a table; cells may share runs."""
-        cells = [(row, setting) for row in self.rows(name) for setting in table_of(name).settings]
-        return [spec for row, setting in cells for spec in self.cell(row, setting)]
+        return [spec for _, spec in self._by_row(name)]
 
     def rows(self, name: str) -> list[str]:
         """The rows of a table (for `bounds`, the methods whose bounds are measured)."""
@@ -81,14 +80,17 @@ class Selection:
     def by_row(self) -> Iterator[tuple[str, RunSpec]]:
         """The runs of all tables, each with its row; a run may be in several tables."""
         for name in self.tables:
-            for row in self.rows(name):
-                for setting in table_of(name).settings:
-                    yield from ((row, spec) for spec in self.cell(row, setting))
+            yield from self._by_row(name)
 
     def plans(self, store: Store, estimates: Estimates) -> dict[str, Plan]:
         """What is left to do for each table and, last, for `all`, which counts shared runs once."""
         wanted = {name: self.specs(name) for name in self.tables} | {"all": self.runs}
         return {name: plan(specs, store.find, estimates) for name, specs in wanted.items()}
+
+    def _by_row(self, name: str) -> Iterator[tuple[str, RunSpec]]:
+        for row in self.rows(name):
+            for setting in table_of(name).settings:
+                yield from ((row, spec) for spec in self.cell(row, setting))
 
     def _learners(self, name: str) -> set[str]:
         """The names by which the rows of a table can be selected."""
