@@ -3,11 +3,12 @@
 import gc
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from parabolic import ER, MLP, ReplayLearner, Stream
+from parabolic import ER, MLP, Heads, ReplayLearner, Stream
 from parabolic.backbones import Block, ConvNet, Norm, Stem
 from parabolic.engine import BoundsMonitor, DeviceFailed, Fleet, computing_in, feed, loop, numerics, train, train_fleet
 from parabolic.engine.fleet import Berth
@@ -79,12 +80,12 @@ def steps(berth):
     return {key for key in berth.graphs if key[0] == "step"}
 
 
-def go(learners, captured, epochs=3):
+def go(learners, captured, epochs=3, **more):
     fleet = Fleet(learners)
     if not captured:
         for berth in fleet.berths:
             berth.graphs.why_not = "the test wants it so"
-    states = train_fleet(fleet, [stream(learner.seed) for learner in learners], batch=BATCH, epochs=epochs)
+    states = train_fleet(fleet, [stream(learner.seed) for learner in learners], batch=BATCH, epochs=epochs, **more)
     return fleet, states
 
 
@@ -131,6 +132,29 @@ def test_captured_steps_with_balance_are_the_eager_ones(name, more):
         fleet, _ = go([make(name, 0, "residual", "bf16", balance=1.0, **more)], captured=True)
     assert fleet.berths[0].manner == "captured"
     same(eager.learners[0], fleet.learners[0])
+
+
+@pytest.mark.parametrize("name", ["er", "ewc", "lwf", "derpp"])
+def test_captured_steps_with_a_head_for_each_task_are_the_eager_ones(name):
+    heads = Heads(tasks=[[0, 1, 2], [3, 4, 5]])
+    with numerics("bf16"):
+        eager, _ = go([make(name, 0, "residual", "bf16", criterion=heads)], captured=False)
+        fleet, _ = go([make(name, 0, "residual", "bf16", criterion=heads)], captured=True)
+    assert fleet.berths[0].manner == "captured"
+    same(eager.learners[0], fleet.learners[0])
+
+
+@pytest.mark.parametrize("average", [None, 0.9])
+@pytest.mark.parametrize("name", ["er", "clser", "pcl"])
+def test_tests_ahead_are_the_eager_ones_and_leave_later_tests_as_they_are(name, average):
+    """They are captured before anything is learned, and so before there is an average worth the name."""
+    with numerics("fp32"):
+        _, (eager,) = go([make(name, 0, "residual", average=average)], captured=False, future=True)
+        _, (captured,) = go([make(name, 0, "residual", average=average)], captured=True, future=True)
+        _, (plain,) = go([make(name, 0, "residual", average=average)], captured=True)
+    np.testing.assert_array_equal(captured.future, eager.future)
+    np.testing.assert_array_equal(captured.matrix, eager.matrix)
+    np.testing.assert_array_equal(captured.matrix, plain.matrix)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
