@@ -180,7 +180,20 @@ def test_only_classes_can_be_right():
     with pytest.raises(InputError, match="^y: got .*, expected 4 labels, one for each example"):
         Monitor(tell=str).ahead(ER(nn.Linear(2, 2)), x, torch.zeros(3))
     with pytest.raises(InputError, match="^answers: got .*, expected 4 labels, one for each example"):
-        Monitor(tell=str).ahead(ER(nn.Linear(2, 2)), x, torch.zeros(4), [0, 1])
+        Monitor(tell=str).ahead(ER(nn.Linear(2, 2)), x, [0, 1, 0, 1], [0, 1])
+
+
+@pytest.mark.parametrize(
+    "given", [torch.full((4,), 0.9), [0.0, 1.0, float("nan"), 1.0], torch.ones(4) > 0, ["a", "b", "a", "b"], [None] * 4]
+)
+def test_what_is_no_class_is_not_counted_as_one(given):
+    """Probabilities, for example, would all be rounded to class 0."""
+    monitor, learner, x = Monitor(tell=str), ER(nn.Linear(2, 2)), torch.randn(4, 2)
+    with pytest.raises(InputError, match="^answers: got "):
+        monitor.ahead(learner, x, [0, 1, 0, 1], given)
+    with pytest.raises(InputError, match="^y: got "):
+        monitor.ahead(learner, x, given)
+    assert monitor.look(learner).ahead is None
 
 
 def test_rare_classes_are_counted_by_themselves():

@@ -21,6 +21,7 @@ from parabolic.checks import check_number, first_line, invalid
 from parabolic.engine.callbacks import Callback, State
 from parabolic.engine.looks import TENTHS, Lines, Look
 from parabolic.learners import Diverged, Learner, ReplayLearner
+from parabolic.learners.accepting import as_tensor
 from parabolic.memory import Memory
 from parabolic.profile import examples_loss, forgetting_of
 
@@ -341,9 +342,11 @@ class _Purse:
 
 
 def _labels(name: str, given: Any, count: int, learner: Learner) -> Tensor:
-    labels = torch.as_tensor(given, device=learner.device)
+    labels = as_tensor(name, given, learner.device)
     if labels.shape != (count,):
         raise invalid(name, labels, f"{count} labels, one for each example")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:  # probabilities, say
+        raise invalid(name, labels, "the numbers of classes, as integers", "scores become such by .argmax(1)")
     return labels.long()
 
 
