@@ -127,7 +127,7 @@ def test_a_distilled_model_has_them_too():
         learner.end_task(mine)
 
 
-@pytest.mark.parametrize("tasks", [[], [[0, 1], [1, 2]], [[0, -1]], [[0.5]]])
+@pytest.mark.parametrize("tasks", [[], [[0, 1], [1, 2]], [[0, -1]], [[0.5]], 5, None, [0, 1]])
 def test_tasks_that_have_no_heads_are_refused(tasks):
     with pytest.raises(InputError, match="^tasks"):
         Heads(tasks=tasks)

@@ -220,7 +220,10 @@ class Heads(CrossEntropy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.tasks = [[_label(label) for label in task] for task in self.tasks]
+        try:
+            self.tasks = [[_label(label) for label in task] for task in self.tasks]
+        except TypeError as error:
+            raise invalid("tasks", self.tasks, "the classes of each task", "as in [[0, 1], [2, 3]]") from error
         listed = [label for task in self.tasks for label in task]
         if not listed or len(set(listed)) < len(listed):
             remedy = "tasks that share classes, such as domains, have no heads of their own"
