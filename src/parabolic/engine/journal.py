@@ -45,7 +45,7 @@ class Journal:
         every: how many batches there are from one file to the next.
         keep: how many files to keep.
         milestones: also keep, for good, the first file of every so many batches: to go far back, if something wrong was
-            learned long ago (None: only the newest `keep`).
+            learned long ago (None: only the newest `keep`; milestones of an earlier start are removed).
         on_error: what to do if a file cannot be written (the disk is full, memory has run out, the learner is not
             finite): "stop" raises, "warn" continues learning. Either way the existing files stay, and the next attempt
             is `every` batches later.
