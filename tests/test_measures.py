@@ -126,8 +126,9 @@ def test_each_of_several_numbers_has_a_column(folder, parabolic):
     _, out, _ = parabolic(*given, "--format", "json", "--metrics", "mine.high,acc")
     [table] = json.loads(out)
     assert table["rows"][0]["cells"][0]["by_seed"] == {"0": 4}
-    code, _, err = parabolic(*given, "--metrics", "their.high")
-    assert (code, "expected one of" in err) == (2, True)
+    for unknown, known in (("their.high", "acc"), ("mine.hihg", "mine.high, mine.low")):
+        code, _, err = parabolic(*given, "--metrics", unknown)
+        assert (code, f"got '{unknown}', expected one of" in err, known in err) == (2, True, True)
 
 
 def test_what_cannot_be_asked_is_refused_before_the_first_step(folder):
