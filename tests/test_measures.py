@@ -140,6 +140,7 @@ def test_what_cannot_be_asked_is_refused_before_the_first_step(folder):
         ([len], "measures: got .*, expected a dict of functions"),
         ({"": lambda _: 0}, "measures: got '', expected names that are texts"),
         ({None: lambda _: 0}, "measures: got None, expected names that are texts"),
+        ({"a": lambda _: {"b": 1}, "a.b": lambda _: 2}, "measures: got 'a.b', expected names .* without a dot"),
     ):
         with pytest.raises(InputError, match=message):
             train(learner, stream, measures=measures)
