@@ -136,8 +136,13 @@ def test_tasks_that_have_no_heads_are_refused(tasks):
 @pytest.mark.parametrize(("kind", "options"), [(PCL, {}), (ER, {"smoothing": 0.1})])
 def test_labels_between_tasks_are_refused(kind, options):
     learner = kind(network(), criterion=Heads(tasks=TASKS), **options)
-    with pytest.raises(InputError, match="^criterion: got Heads, expected one for labels .* another learner"):
+    with pytest.raises(InputError, match="^criterion: got Heads, expected one for labels .* or the heads"):
         learner.observe(*batches()[0])
+
+
+def test_bounds_of_labels_between_tasks_are_refused():
+    with pytest.raises(InputError, match="bounds use labels between classes: leave these out, or the heads"):
+        execute(RunSpec("er", stream="seq-blobs", heads=True, measure="parabolic.engine.theory:bounds"))
 
 
 def test_a_stream_of_domains_has_none():

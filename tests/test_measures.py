@@ -126,8 +126,9 @@ def test_each_of_several_numbers_has_a_column(folder, parabolic):
     _, out, _ = parabolic(*given, "--format", "json", "--metrics", "mine.high,acc")
     [table] = json.loads(out)
     assert table["rows"][0]["cells"][0]["by_seed"] == {"0": 4}
-    code, _, err = parabolic(*given, "--metrics", "their.high")
-    assert (code, "expected one of" in err) == (2, True)
+    for unknown, known in (("their.high", "acc"), ("mine.hihg", "mine.high, mine.low")):
+        code, _, err = parabolic(*given, "--metrics", unknown)
+        assert (code, f"got '{unknown}', expected one of" in err, known in err) == (2, True, True)
 
 
 def test_what_cannot_be_asked_is_refused_before_the_first_step(folder):
@@ -139,6 +140,7 @@ def test_what_cannot_be_asked_is_refused_before_the_first_step(folder):
         ([len], "measures: got .*, expected a dict of functions"),
         ({"": lambda _: 0}, "measures: got '', expected names that are texts"),
         ({None: lambda _: 0}, "measures: got None, expected names that are texts"),
+        ({"a": lambda _: {"b": 1}, "a.b": lambda _: 2}, "measures: got 'a.b', expected names .* without a dot"),
     ):
         with pytest.raises(InputError, match=message):
             train(learner, stream, measures=measures)

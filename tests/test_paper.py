@@ -312,13 +312,18 @@ def test_rows_of_ones_own_stand_beside_the_others(parabolic, tmp_path, monkeypat
     assert aaa == [run.metrics["aaa"] for run in own]
     code, out, _ = parabolic(*given, "--show")
     assert (code, "7 runs, 7 of them already there" in out) == (0, True)
-    code, out, _ = parabolic("paper", "main", "--learners", "er", "--also", "pcl-plus", "--tuned", "--show")
+    tuned = ("paper", "main", "--learners", "er", "--tuned", "--show")
+    code, out, _ = parabolic(*tuned, "--also", "pcl-plus,mine.py:Mine,soft.toml")
     assert "pcl-plus" in out
+    # How the others were tuned does not depend on them.
+    said = next(line for line in parabolic(*tuned)[1].splitlines() if line.startswith("Tuned: for each method"))
+    assert said in out
+    assert "Not as much was tried for each: mine.py:Mine (no trials), pcl-plus (" in out
     for row, table, says in (
         ("mine.py:Nine", "main", "expected a name that mine.py defines"),
         ("nothing.toml", "main", "expected an existing file"),
         ("ER", "main", "none of the table's"),
-        ("er,er", "main", "each row once"),
+        ("er,er", "main", "got 'er,er', expected each row once"),
         ("er", "ablation", "choose a table of several methods"),
     ):
         code, _, err = parabolic("paper", table, "--also", row, "--show")

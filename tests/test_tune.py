@@ -276,6 +276,8 @@ def test_a_search_by_a_measure_is_told_in_its_own_units(parabolic, mine):
     assert "%" not in out.partition("Judged")[0]
     assert "– (1 diverged)" in out  # of a run that diverged no value is known
     assert "With the learner's default values: 0.05." in out
+    code, _, err = parabolic("tune", "--learner", "sgd", *asked, "--space", "lr=1e30,1e31", "--device", "cpu")
+    assert (code, "got only trials that diverged" in err) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +286,7 @@ def test_a_search_by_a_measure_is_told_in_its_own_units(parabolic, mine):
         ("mine.py:far", "fare", "metric: got 'fare', expected one of .*; did you mean 'far'"),
         (None, "far", "a measure of your own needs --set measure"),
         ("mine.py:undecided", "undecided", "expected a measure whose attribute `better` is"),
-        ("mine.py:near", "near.rate", "metric: got 'near.rate', expected one of .*near.lr"),
+        ("mine.py:near", "near.rate", "got 'near.rate', expected one of aaa, acc, near.lr, near.task, task_aaa,"),
     ],
 )
 def test_what_cannot_be_judged_by_is_refused(tmp_path, mine, measure, metric, message):

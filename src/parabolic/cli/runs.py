@@ -309,6 +309,10 @@ def _parted(columns: Mapping[str, Column], records: Iterable[Record]) -> dict[st
     """Return the columns, with one for each number of a measure that returns several."""
     found = dict.fromkeys(name for record in records for name in record.measured)
     parts = {name: [each for each in found if each.startswith(f"{name}.")] or [name] for name in columns}
+    for name in columns:
+        numbers = [each for each in found if each.partition(".")[0] == name.partition(".")[0]]
+        if numbers and not {*parts[name]} & {*numbers}:
+            check_name("--metrics", name, numbers)
     return {
         part: column if part == name else dataclasses.replace(column, title=part)
         for name, column in columns.items()

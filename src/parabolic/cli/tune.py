@@ -213,11 +213,10 @@ def _table(tuned: Tuned) -> Table:
 
 
 def _score(search: Search, trial: Trial) -> str:
-    """Format a trial's score, and how many of its runs diverged."""
+    """Format a trial's score, if it has one, and how many of its runs diverged."""
     diverged = f" ({trial.diverged} diverged)" if trial.diverged else ""
-    if search.measure is not None:
-        return f"{'–' if trial.score is None else format(trial.score, '.4g')}{diverged}"
-    return f"{trial.score or 0:.1f}{diverged}"
+    score = "–" if trial.score is None else format(trial.score, ".1f" if search.measure is None else ".4g")
+    return score + diverged
 
 
 def _unit(search: Search) -> str:

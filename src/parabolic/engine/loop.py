@@ -51,7 +51,7 @@ def train(
     without them it is refused, as its inputs would change their meaning.
 
     After each task every function in `measures` is called with the state, and the number it returns is appended to
-    `state.measured` under the function's name.
+    `state.measured` under its name; those of a dict of numbers as `MEASURE.NAME`.
 
     With `future`, tasks are also tested before they are learned: `state.future[i, j]` is the accuracy on task j before
     task i was learned, for j from i on, with only the classes of task j competing. This gives the forward transfer.

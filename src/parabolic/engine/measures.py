@@ -44,8 +44,9 @@ def check_measures(measures: Mapping[str, Measure]) -> None:
     if not isinstance(measures, Mapping):
         raise invalid("measures", measures, "a dict of functions", "as in measures={'calibration': calibration}")
     for name, measure in measures.items():
-        if not (isinstance(name, str) and name):
-            raise invalid("measures", name, "names that are texts", "as in measures={'calibration': calibration}")
+        if not (isinstance(name, str) and name) or "." in name:  # MEASURE.NAME is one of several numbers
+            remedy = "as in measures={'calibration': calibration}"
+            raise invalid("measures", name, "names that are texts without a dot", remedy)
         if name in TAKEN:
             raise invalid("measure", name, "a name that no other metric has", "rename the function")
         check_call("measure", measure, "state")

@@ -54,7 +54,7 @@ class RunSpec:
     measure: str | None = option(
         None,
         "your own functions, as file.py:function, separated by commas: after every task each is called with the state "
-        "of the run, and the number it returns is stored (none: nothing else is measured)",
+        "of the run, and the number it returns, or a dict of numbers, is stored (none: nothing else is measured)",
     )
     heads: bool = option(
         False, "whether each task has a head of its own: in training, too, only the classes of its task compete"

@@ -19,7 +19,7 @@ from parabolic.checks import Description, check_name, check_number, invalid
 from parabolic.engine import Callback, Diverged
 from parabolic.experiments.execution import environment, execute_fleet
 from parabolic.experiments.presets import Preset, check_preset_name
-from parabolic.experiments.search import Search, Trial
+from parabolic.experiments.search import METRICS, Search, Trial
 from parabolic.experiments.spec import RunSpec
 from parabolic.experiments.store import Record, Store, check_store
 from parabolic.files import file_name
@@ -236,7 +236,8 @@ def _found(spec: RunSpec, job: Job) -> Record | None:
 
 
 def _score(record: Record, metric: str) -> float:
-    check_name("metric", metric, record.metrics, "a measure that returns several numbers is judged by one of them")
+    known = {*METRICS, *record.measured}
+    check_name("metric", metric, known, "a measure that returns several numbers is judged by one of them")
     return record.metrics[metric]
 
 
@@ -259,5 +260,7 @@ def _called(spec: RunSpec) -> str:
 def _best(search: Search, trials: list[Trial]) -> Trial:
     best = search.best(trials)
     if best is None:
-        raise invalid("trials", Description("none that finished"), "at least one", "try more")
+        diverged = any(trial.diverged for trial in trials)
+        got = Description("only trials that diverged" if diverged else "none that finished")
+        raise invalid("trials", got, "at least one with a score", "search smaller values" if diverged else "try more")
     return best

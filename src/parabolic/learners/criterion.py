@@ -235,7 +235,7 @@ class Heads(CrossEntropy):
     def __call__(self, scores: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
         """The cross-entropy of scores given class numbers, each among the classes of its task."""
         if y.is_floating_point():
-            remedy = "PCL and `smoothing` use labels between classes: leave out the heads, or choose another learner"
+            remedy = "PCL, `smoothing` and bounds use labels between classes: leave these out, or the heads"
             raise invalid("criterion", Description("Heads"), "one for labels that may be of two tasks", remedy)
         return super().__call__(self.competing(scores, y), y, reduction)
 

@@ -47,10 +47,11 @@ class Selection:
         there = {learner for name in self.names for learner in self._learners(name)}
         for learner in self.learners or ():
             check_name("learners", learner, there)
+        own = ",".join(self.own)
         if len({*self.own, *METHODS}) < len(self.own) + len(METHODS):
-            raise invalid("--also", self.own, "each row once, and none of the table's", "a preset may be FILE.toml")
+            raise invalid("--also", own, "each row once, and none of the table's", "a preset may be FILE.toml")
         if self.own and not any(table_of(name).plus for name in self.names):
-            raise invalid("--also", self.own, f"none for {', '.join(self.names)}", "choose a table of several methods")
+            raise invalid("--also", own, f"none for {', '.join(self.names)}", "choose a table of several methods")
         for row in self.own:
             Setting("").specs(row, seeds=1)  # refuses an unknown name, say
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from parabolic.experiments.paper.bounds import table_of
@@ -54,25 +54,29 @@ class Tuning:
     (['er-seq-digits'], {})
     """
 
-    presets: Mapping[str, Preset]  # those of all rows but PCL+, by name
+    presets: Mapping[str, Preset]  # those of all rows but PCL+ and the user's own, by name
     plus: Mapping[str, Preset | None]  # of the row PCL+, by stream; empty if it is not selected
     missing: Mapping[str, Sequence[str]]  # learners without a preset, by stream
+    own: Mapping[str, Preset] = field(default_factory=dict)  # by row
     quick: bool = False
 
     @classmethod
     def of(cls, selection: Selection, tables: Sequence[str] | None = None) -> Tuning:
         """The presets of some of the selected tables, or of all."""
         presets, plus, missing = dict[str, Preset](), dict[str, Preset | None](), defaultdict[str, list[str]](list)
+        own = dict[str, Preset]()
         for row, stream in _rows(selection, selection.tables if tables is None else tables):
             method = method_of(row)
             found = method.tuned(stream)
-            if row == PLUS:
+            if method.own is not None:
+                own[row] = method.own
+            elif row == PLUS:
                 plus[stream] = found
             elif found is not None:
                 presets[found.name] = found
             elif method.learner not in missing[stream]:
                 missing[stream].append(method.learner)
-        return cls(presets, plus, {stream: names for stream, names in missing.items() if names}, selection.quick)
+        return cls(presets, plus, {stream: names for stream, names in missing.items() if names}, own, selection.quick)
 
     @property
     def effort(self) -> Effort | None:
@@ -82,9 +86,9 @@ class Tuning:
 
     @property
     def unlike(self) -> dict[str, Effort]:
-        """The presets that took another effort than most, by name."""
-        spent = {name: Effort.of(preset) for name, preset in self.presets.items()}
-        return {name: each for name, each in spent.items() if each != self.effort}
+        """The presets that took another effort than most, by name, and the user's own rows that did."""
+        spent = {name: Effort.of(preset) for name, preset in (*self.presets.items(), *self.own.items())}
+        return {name: each for name, each in spent.items() if self.effort not in (None, each)}
 
     @property
     def commands(self) -> list[str]:
