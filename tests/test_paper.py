@@ -382,6 +382,8 @@ def test_tables_can_be_written_to_a_file(parabolic, tmp_path):
         (["main", "--learners", "pcl,err"], "learners: got 'err'.*did you mean 'er'"),
         (["ablation", "--learners", "er"], "learners: got 'er', expected one of pcl"),
         (["bounds", "--learners", "er"], "learners: got 'er', expected one of pcl"),
+        (["bounds", "--learners", ""], "learners: got '', expected one of pcl"),
+        (["main", "--also", ""], "learner: got '', expected one of agem"),
         (["main", "--format", "html"], "--format: got 'html'"),
         (["main", "--quick", "--engine", "spark"], "engine: got 'spark'"),
     ],

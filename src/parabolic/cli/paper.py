@@ -97,8 +97,9 @@ def paper(
     """
     check_name("table", table, (*NAMES, "all"))
     check_name("--format", format, FORMATS)
-    rows, own = (given and tuple(name.strip() for name in given.split(",")) for given in (learners, also))
-    selection = Selection(NAMES if table == "all" else (table,), rows or None, seeds, quick, tuned, own or ())
+    selection = Selection(
+        NAMES if table == "all" else (table,), _names(learners), seeds, quick, tuned, _names(also) or ()
+    )
     store = BackedStore(runs, Records.ours() if records else Records())
     if like is not None and not dry_run:
         raise invalid("--like", like, "none without --dry-run", "add --dry-run")
@@ -133,6 +134,10 @@ def paper(
     _tell([*_in_words(missing, selection, again), *_without_presets(selection), *unreadable], aloud=aloud)
     tell_package(found.values(), again=False)
     close_grid(outcome, store)
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(name.strip() for name in text.split(","))
 
 
 def _tell(lines: list[str], *, aloud: bool) -> None:
