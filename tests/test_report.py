@@ -357,6 +357,18 @@ def test_bounds_are_drawn_from_beside_the_runs_and_from_their_own_folder(store, 
     assert curves == [[0.4, 0.5, 0.6, 0.7, 0.8], [0.4, 0.5, 0.6]]
 
 
+def test_what_is_measured_beside_bounds_has_a_column(store):
+    with_bounds(store, RunSpec("pcl"))
+    [run] = store
+    both = "parabolic.engine.theory:bounds, mine.py:own"
+    run = replace(run, spec={**run.spec, "measure": both}, measured={**run.measured, "own": [1.0] * 5})
+    store.save(replace(run, metrics=run.summary))
+    [scene] = find_scenes(store).scenes
+    titles = [column.title for column in results_of(scene).columns]
+    assert titles[-1] == "own"
+    assert not any(title.startswith("bounds") for title in titles)
+
+
 def test_bridges_are_images_of_what_the_stream_holds(store):
     few(store, 1)
     page = page_of(store)

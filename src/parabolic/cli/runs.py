@@ -51,7 +51,7 @@ from parabolic.cli.grids import (
 from parabolic.cli.tables import Format, Intervals, Output, check_output, show
 from parabolic.cli.tracking import Track, tracking
 from parabolic.engine import Callback, Monitor, ProgressBar
-from parabolic.engine.measures import Measure, find_measures
+from parabolic.engine.measures import Measure, find_measures, owner
 from parabolic.experiments import Outcome, Preset, Record, RunSpec, Store, build, load_preset, run
 from parabolic.experiments.execution import Unsaved, find_device
 from parabolic.experiments.paper import Effort
@@ -293,8 +293,7 @@ def _columns(asked: str | None, specs: Iterable[RunSpec]) -> dict[str, Column]:
                 remedy = "two files have a function of this name: rename one"
                 raise invalid("measure", name, "one function for each column", remedy)
     names = [*USUAL, *measures] if asked is None else [name.strip() for name in asked.split(",")]
-    owners = {name: name.partition(".")[0] for name in names}  # one of the numbers of a measure is MEASURE.NAME
-    own = {name: column_of(name, measures[owner]) for name, owner in owners.items() if owner in measures}
+    own = {name: column_of(name, measures[owner(name)]) for name in names if owner(name) in measures}
     for name in names:
         check_name("--metrics", name, {*FIGURES, *measures, *own})
     if len(set(names)) < len(names):
@@ -310,7 +309,7 @@ def _parted(columns: Mapping[str, Column], records: Iterable[Record]) -> dict[st
     found = dict.fromkeys(name for record in records for name in record.measured)
     parts = {name: [each for each in found if each.startswith(f"{name}.")] or [name] for name in columns}
     for name in columns:
-        numbers = [each for each in found if each.partition(".")[0] == name.partition(".")[0]]
+        numbers = [each for each in found if owner(each) == owner(name)]
         if numbers and not {*parts[name]} & {*numbers}:
             check_name("--metrics", name, numbers)
     return {

@@ -15,7 +15,7 @@ from parabolic.engine.callbacks import State
 from parabolic.learners import Learner
 from parabolic.plugins import load_object
 
-__all__ = ["Measure", "check_measures", "find_measures", "take"]
+__all__ = ["Measure", "check_measures", "find_measures", "owner", "take"]
 
 Measure = Callable[[State], float | Tensor | Mapping[str, float | Tensor]]
 TAKEN = {"seconds", *metrics.summary([[0.0]], [[0.0]], future=[[0.0]])}  # names already used in tables
@@ -52,6 +52,15 @@ def check_measures(measures: Mapping[str, Measure]) -> None:
         check_call("measure", measure, "state")
 
 
+def owner(name: str) -> str:
+    """The measure that a number belongs to: one of several is called `MEASURE.NAME`.
+
+    >>> owner("calibration"), owner("calibration.ece")
+    ('calibration', 'calibration')
+    """
+    return name.partition(".")[0]
+
+
 def take(measures: Mapping[str, Measure], state: State) -> None:
     """Call each measure and append its number, or its numbers, named `MEASURE.NAME`.
 
@@ -62,7 +71,7 @@ def take(measures: Mapping[str, Measure], state: State) -> None:
             told = measure(state)
         parts = {f"{name}.{part}": value for part, value in told.items()} if isinstance(told, Mapping) else {name: told}
         numbers = {part: _number(part, value) for part, value in parts.items()}
-        before = {each for each in state.measured if each == name or each.startswith(f"{name}.")}
+        before = {each for each in state.measured if owner(each) == name}
         if not numbers or (before and before != numbers.keys()):
             wanted = f"{', '.join(sorted(before))}, as before" if before else "at least one number"
             raise invalid(f"measure {name}", sorted(numbers), wanted, "return the same numbers after every task")

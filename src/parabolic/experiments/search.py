@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from parabolic.checks import Description, InputError, check_name, invalid
-from parabolic.engine.measures import Measure, find_measures
+from parabolic.engine.measures import Measure, find_measures, owner
 from parabolic.experiments.code import made_of, own_code_of
 from parabolic.experiments.spec import RunSpec, check_spec
 from parabolic.options import Option, check_options, option, options_of, write_option
@@ -109,7 +109,7 @@ class Search:
             owners = find_measures(self.spec.measure)
             check_name("metric", self.metric, {*METRICS, *owners}, "a measure of your own needs --set measure as well")
         elif self.better not in ("higher", "lower"):
-            remedy = f"as in {self.metric.partition('.')[0]}.better = 'lower'"
+            remedy = f"as in {owner(self.metric)}.better = 'lower'"
             raise invalid("metric", self.metric, "a measure whose attribute `better` is 'higher' or 'lower'", remedy)
         if not self.ranges:
             raise invalid("--space", Description("nothing to tune"), "an option", "for example --space lr=0.01:0.3:log")
@@ -131,7 +131,7 @@ class Search:
     @property
     def measure(self) -> Measure | None:
         """The user's own measure that trials are judged by, if any; if it has several numbers, `metric` names one."""
-        return find_measures(self.spec.measure).get(self.metric.partition(".")[0])
+        return find_measures(self.spec.measure).get(owner(self.metric))
 
     @property
     def better(self) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parabolic.experiments import FailedRun, Record, Store, known_presets, load_preset
-from parabolic.experiments.paper import bounds_in
+from parabolic.experiments.paper import is_bound
 from parabolic.report.comparisons import at_once, cell_of, column_of, many
 from parabolic.report.runs import Row, departures, name_of, place_of, row_of, select, short, unusual, written
 from parabolic.report.tables import Cell, Column, Results
@@ -143,9 +143,8 @@ def results_of(scene: Scene) -> Results:
     """A table of a scene's methods against metrics and the user's own measures."""
     wanted = max([len(scene.seeds), *[len(method.runs) for method in scene.methods]])
     runs = {method.name: list(method.runs.values()) for method in scene.methods}
-    measures = dict.fromkeys(
-        name for each in runs.values() for record in each if not bounds_in(record) for name in record.measured
-    )  # bounds have charts of their own
+    every = [record for each in runs.values() for record in each]
+    measures = dict.fromkeys(name for record in every for name in record.measured if not is_bound(record, name))
     columns = COLUMNS | {name: column_of(name) for name in measures}
     rows = {method.name: [method.cell(name, wanted) for name in columns] for method in scene.methods}
     return Results("scene", scene.title, list(columns.values()), rows, at_once(runs), heading="method")

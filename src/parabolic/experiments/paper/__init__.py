@@ -1,6 +1,6 @@
 """The paper's tables: the runs behind them and the published figures."""
 
-from parabolic.experiments.paper.bounds import BoundTable, Rows, bound_tables, bounds_in
+from parabolic.experiments.paper.bounds import BoundTable, Rows, bound_tables, bounds_in, is_bound
 from parabolic.experiments.paper.gaps import Gap, Missing, lacking_data
 from parabolic.experiments.paper.plan import Estimates, Plan
 from parabolic.experiments.paper.quick import is_stand_in
@@ -28,6 +28,7 @@ __all__ = [
     "Tuning",
     "bound_tables",
     "bounds_in",
+    "is_bound",
     "is_stand_in",
     "lacking_data",
     "paper_tables",

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from parabolic.engine.measures import owner
 from parabolic.experiments.paper.tables import PaperTable, paper_tables, published
 from parabolic.experiments.store import Record
 
-__all__ = ["BoundTable", "Rows", "bound_tables", "bounds_in", "table_of"]
+__all__ = ["BoundTable", "Rows", "bound_tables", "bounds_in", "is_bound", "table_of"]
 
 MEASURE = "parabolic.engine.theory:bounds"
 
@@ -49,8 +50,11 @@ def table_of(name: str) -> PaperTable:
 
 def bounds_in(record: Record) -> Rows | None:
     """The bounds that a run measured, or None if it measured none."""
-    if MEASURE not in str(record.spec.get("measure")).replace(" ", "").split(","):
-        return None
-    prefix = f"{MEASURE.rpartition(':')[2]}."
-    found = {name.removeprefix(prefix): each for name, each in record.measured.items() if name.startswith(prefix)}
-    return [dict(zip(found, numbers, strict=True)) for numbers in zip(*found.values(), strict=True)]
+    found = {name.partition(".")[2]: each for name, each in record.measured.items() if is_bound(record, name)}
+    return [dict(zip(found, numbers, strict=True)) for numbers in zip(*found.values(), strict=True)] or None
+
+
+def is_bound(record: Record, name: str) -> bool:
+    """Whether a number that a run measured is one of its bounds; these have tables and charts of their own."""
+    measures = str(record.spec.get("measure")).replace(" ", "").split(",")
+    return MEASURE in measures and owner(name) == MEASURE.rpartition(":")[2]
