@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from test_resume import Stop
 
 from parabolic import ER, MLP, SGD, InputError, Joint, RunSpec, Store, make_stream, metrics, run, train
 from parabolic.engine import Callback
@@ -12,21 +13,6 @@ from parabolic.experiments import Records, execute, write_records
 
 SPEC = {"learner": "er", "stream": "seq-blobs", "batch": 50, "backbone": "mlp"}
 STREAMS = [("seq-blobs", {}), ("seq-blobs", {"blur": 0.4}), ("seq-digits", {"domain": "rotation"})]
-
-
-class Stop(Callback):
-    """Ends a run as Ctrl-C would."""
-
-    def __init__(self, step=None, task=None):
-        self.step, self.task = step, task
-
-    def on_step(self, state):
-        if state.step == self.step:
-            raise KeyboardInterrupt
-
-    def on_task(self, state):
-        if state.task == self.task:
-            raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(("name", "scenario"), STREAMS)

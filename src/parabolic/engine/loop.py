@@ -5,20 +5,23 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from parabolic.checks import Description, check_call, first_line, invalid, short_of_memory
 from parabolic.engine.callbacks import Callback, State
 from parabolic.engine.checkpoints import Checkpoints, Progress
 from parabolic.engine.feed import at_hand, feed
-from parabolic.engine.fleet import Fleet
+from parabolic.engine.fleet import Berth, Fleet
 from parabolic.engine.measures import Measure, check_measures, take
 from parabolic.engine.stops import PutOff
 from parabolic.engine.threads import threads_for
@@ -246,36 +249,33 @@ def _learn(
 
 
 def _test(fleet: Fleet, states: list[State], row: int) -> None:
-    """Fill in a row of each learner's accuracy matrices; a learner whose scores are NaN has diverged."""
-    found = []
-    for berth, state in zip(fleet.berths, states, strict=True):
-        with berth.aside():
-            found.append((berth.test(state.stream, row), state))
-    for berth, (right, state) in zip(fleet.berths, found, strict=True):
-        sizes = [len(task.test_rows) for task in state.stream.tasks[: row + 1]]
-        with berth.aside():
-            counts = right.tolist()
-        if min(map(min, counts)) < 0:
-            state.error = state.error or _diverged(state, "the scores became NaN")
-            continue
-        for matrix, count in zip((state.matrix, state.task_matrix), counts, strict=True):
-            matrix[row, : row + 1] = [100 * each / size for each, size in zip(count, sizes, strict=True)]
+    """Fill in a row of each learner's accuracy matrices."""
+    for state, accuracies in _tested(fleet, states, partial(Berth.test, row=row), slice(row + 1)):
+        state.matrix[row, : row + 1], state.task_matrix[row, : row + 1] = accuracies
 
 
 def _test_ahead(fleet: Fleet, states: list[State], row: int) -> None:
     """Fill in a row of each learner's `future`: the accuracies before task `row` is learned."""
+    for state, accuracies in _tested(fleet, states, partial(Berth.test_ahead, row=row), slice(row, None)):
+        assert state.future is not None
+        state.future[row, row:] = accuracies
+
+
+def _tested(
+    fleet: Fleet, states: list[State], test: Callable[[Berth, Stream], Tensor], tasks: slice
+) -> Iterator[tuple[State, NDArray[np.float64]]]:
+    """The accuracies of each learner on some tasks, in percent; one whose scores are NaN has diverged, and has none."""
     found = []
     for berth, state in zip(fleet.berths, states, strict=True):
         with berth.aside():
-            found.append(berth.test_ahead(state.stream, row))
+            found.append(test(berth, state.stream))
     for berth, state, right in zip(fleet.berths, states, found, strict=True):
         with berth.aside():
-            counts = right.tolist()
-        if min(counts) < 0:
+            counts = np.array(right.tolist())
+        if counts.min() < 0:
             state.error = state.error or _diverged(state, "the scores became NaN")
-        elif state.future is not None:
-            sizes = [len(task.test_rows) for task in state.stream.tasks[row:]]
-            state.future[row, row:] = [100 * each / size for each, size in zip(counts, sizes, strict=True)]
+        else:
+            yield state, 100 * counts / [len(task.test_rows) for task in state.stream.tasks[tasks]]
 
 
 def _sound(fleet: Fleet, states: list[State]) -> bool:

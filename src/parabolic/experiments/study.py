@@ -121,13 +121,10 @@ class Study:
 
     def tell(self, trial: optuna.Trial, scores: Sequence[float] | None) -> None:
         """Report the scores of a trial's runs, NaN for those that diverged; None means that the trial was pruned."""
-        if scores is None:
-            self.study.tell(trial, state=TrialState.PRUNED, skip_if_finished=True)
-            return
-        if diverged := int(np.isnan(scores).sum()):
+        if diverged := int(np.isnan(scores or []).sum()):
             with suppress(optuna.exceptions.UpdateFinishedTrialError):
                 trial.set_user_attr(DIVERGED, diverged)
-        if diverged and self.search.measure is not None:  # of which no value is known to be bad
+        if scores is None or (diverged and self.search.measure is not None):  # of which no value is known to be bad
             self.study.tell(trial, state=TrialState.PRUNED, skip_if_finished=True)
             return
         score = float(np.nan_to_num(scores).mean())  # a diverged run counts as 0
