@@ -156,9 +156,10 @@ def test_gem_is_the_published_step(norm, margin, replay):
     for index, batches in enumerate(tasks(norm)):
         for x, y in batches:
             learner.observe(x, y, index)
-            past = []
+            past, later = [], SlowShares(CAPACITY)
+            later.offer([*memory.kept, *((index, 1 + i, None) for i in range(CAPACITY))])  # with its share, in the end
             for task in range(index):
-                rows = [examples[key] for each, _, key in memory.kept if each == task]
+                rows = [examples[key] for each, _, key in sorted(later.kept) if each == task]
                 if replay:
                     rows = [rows[r] for r in distinct(min(replay, len(rows)), len(rows), generator=g).tolist()]
                 recalled = torch.stack([row[0] for row in rows]), torch.tensor([row[1] for row in rows])
@@ -355,18 +356,23 @@ def test_gem_is_told_of_a_task_by_a_number_or_by_a_start_and_a_tensor(replay):
 
 
 def test_gem_takes_tasks_in_any_order_and_again():
-    """Which examples are of which past task is known from counting alone; here the memory is asked."""
+    """How many examples of each past task will stay is known from counting alone; here the memory is asked."""
     learner, (batches, *_) = GEM(net(), lr=LR, memory=CAPACITY), tasks(norm=True)
-    held = [None] * len(batches)
     for task in (5, 2, 2, 7, 5, 0, 7):
+        known, stayed = set(), {}
         for x, y in batches:
             learner.observe(x, y, task)
-            held = learner.past["task"].tolist()
-            parts = dict.fromkeys(sorted({*held} - {task}))
-            order = learner.past.by_task()
-            for past, (start, share) in zip(parts, learner.parts(), strict=True):
-                assert [held[slot] for slot in order[start : start + share]] == [past] * held.count(past)
-    assert len(held) == CAPACITY
+            known.add(tuple(learner.shares()))
+            held = collections.Counter(learner.past["task"].tolist())
+            order, tasks_of = (each.tolist() for each in learner.past.by_task())
+            for past, share in learner.shares():
+                first = tasks_of.index(past)
+                assert tasks_of[first : first + share] == [past] * share
+                same = sorted(learner.past["x"][order[first : first + share]].tolist())
+                assert stayed.setdefault(past, same) == same  # from the task's first batch on
+        assert len(known) == 1  # all steps of a task have one shape
+        assert held == dict(learner.shares()) | {task: held[task]}
+        assert held.total() == CAPACITY
 
 
 def test_gem_needs_a_memory_of_equal_shares():
@@ -376,7 +382,7 @@ def test_gem_needs_a_memory_of_equal_shares():
     x, y = tasks()[0][0]
     memory.offer({"x": x, "y": y, "task": torch.zeros_like(y)})
     learner = GEM(net(), memory=memory)
-    assert learner.parts() == [(0, 5)]  # what it was given is of a past task
+    assert learner.shares() == [(0, 5)]  # what it was given is of a past task
     learner.observe(x, y, 1)
     assert learner.past is memory
 
@@ -422,8 +428,9 @@ def test_shares_are_known_without_looking(capacity, offers, again, seed):
         kept = collections.Counter(memory["task"].tolist())
         tasks = sorted(offered)
         assert equal_shares(capacity, [offered[task] for task in tasks]) == [kept[task] for task in tasks]
-        order = memory.by_task()
+        order, sorted_tasks = memory.by_task()
         assert memory.take(order[: len(memory)])["task"].tolist() == sorted(memory["task"].tolist())
+        assert sorted_tasks[: len(memory)].tolist() == sorted(memory["task"].tolist())
         assert sorted(order.tolist()) == list(range(capacity))
         if i == again:
             offered = kept

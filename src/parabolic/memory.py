@@ -473,9 +473,7 @@ class EqualShares(Memory):
         task = torch.cat([self._slots["task"][:-1], batch["task"]])
         row = torch.arange(len(task), device=device)
         empty = (row >= self.clock) & (row < self.capacity)
-        order = torch.cat([self._chance[:-1], drawn]).masked_fill_(empty, 2).argsort(stable=True)
-        grouped, within = task.index_select(0, order).sort(stable=True)
-        order = order.index_select(0, within)  # by task, and within a task by the number drawn
+        order, grouped = _by_task(task, torch.cat([self._chance[:-1], drawn]), empty)
         rank = row - torch.searchsorted(grouped, grouped)
         rank = rank.masked_fill_(empty.index_select(0, order), len(task))
         # The best of every task go first, then the second best, and so on while there is room.
@@ -495,14 +493,15 @@ class EqualShares(Memory):
             raise invalid("rows", got, "at least one left of each task, which has its share", "use a new learner")
         return _of_the_same(task, gone, left, gone.clone(), generator)
 
-    def by_task(self) -> Tensor:
-        """All slots sorted by task, the empty ones last.
+    def by_task(self) -> tuple[Tensor, Tensor]:
+        """All slots sorted by task, and the task of each; within a task, those that stay longest first.
 
-        `equal_shares` says how many belong to each task, without asking the device.
+        Empty slots come last, with a task beyond all others. `equal_shares` says how many slots belong to each task,
+        without asking the device.
         """
         task = self._slots["task"][:-1]
         empty = torch.arange(self.capacity, device=task.device) >= self.clock
-        return task.masked_fill(empty, torch.iinfo(task.dtype).max).argsort(stable=True)
+        return _by_task(task.masked_fill(empty, torch.iinfo(task.dtype).max), self._chance[:-1], empty)
 
     def take(self, slots: Tensor) -> Batch:
         """The contents of these slots."""
@@ -522,6 +521,13 @@ class EqualShares(Memory):
         if not self._slots:
             self._chance = torch.zeros(self.capacity + 1, dtype=torch.float64, device=batch["task"].device)
         super()._allocate(batch)
+
+
+def _by_task(task: Tensor, chance: Tensor, empty: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows sorted by task and within a task by the number drawn, those that are empty last; and the task of each."""
+    order = chance.masked_fill(empty, 2).argsort(stable=True)
+    grouped, within = task.index_select(0, order).sort(stable=True)
+    return order.index_select(0, within), grouped
 
 
 def _of_the_same(groups: Tensor, gone: Tensor, left: Tensor, instead: Tensor, generator: Generator | None) -> Tensor:

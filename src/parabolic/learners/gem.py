@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -24,7 +23,8 @@ class GEM(ProjectedLearner):
     """Gradient episodic memory: do not step against the gradient of any past task.
 
     Where ⟨g, gₖ⟩ < 0 for some past task k, the new batch's gradient g becomes g + Σ vₖ gₖ, where v solves the dual
-    programme: minimise ½ |g + Σ vₖ gₖ|² over v ≥ `margin`. The memory has an equal share for each task.
+    programme: minimise ½ |g + Σ vₖ gₖ|² over v ≥ `margin`. The memory has an equal share for each task, and gₖ is the
+    gradient on those examples of task k that stay when the current task has its share.
 
     A task passed to `step` as a tensor must be the one that `start_task` began.
 
@@ -42,7 +42,7 @@ class GEM(ProjectedLearner):
     keeps = ("x", "y", "task")
 
     replay: int = option(
-        0, "how many examples of each past task are recalled at a step (0: all that are kept)", at_least=0
+        0, "how many examples of each past task are recalled at a step (0: its whole share)", at_least=0
     )
     margin: float = option(0.5, "γ, the least share of each past gradient in a projected one", at_least=0, tune="0:1")
 
@@ -72,34 +72,34 @@ class GEM(ProjectedLearner):
         return super().step(x, y, task)
 
     def phase(self) -> Hashable:
-        """Whether the memory is empty, and which part of it, sorted by task, belongs to each past task."""
-        return len(self.past) == 0, *self.parts()
+        """Whether the memory is empty, and how many examples of each past task are recalled from."""
+        return len(self.past) == 0, *self.shares()
 
-    def parts(self) -> list[tuple[int, int]]:
-        """For each past task in memory: where its part of the slots, sorted by task, begins and how long it is."""
-        offered = self._offered + Counter({self.task: self.past.offered - self._since})
+    def shares(self) -> list[tuple[int, int]]:
+        """Each past task in memory, and how many of its examples stay when the current task has its share.
+
+        That is known from its first batch on, so that all steps of a task have the same shape.
+        """
+        offered = self._offered + Counter({self.task: self.past.capacity})
         tasks = sorted(offered)
         shares = equal_shares(self.past.capacity, [offered[task] for task in tasks])
-        starts = accumulate(shares, initial=0)
-        return [
-            (start, share)
-            for task, start, share in zip(tasks, starts, shares, strict=False)
-            if share and task != self.task
-        ]
+        return [(task, share) for task, share in zip(tasks, shares, strict=True) if share and task != self.task]
 
     def recall(self) -> Batch | None:
-        """The memory slots, sorted by task."""
-        return {"slot": self.past.by_task()} if self.parts() else None
+        """The memory slots, sorted by task, and the task of each."""
+        return dict(zip(("slot", "task"), self.past.by_task(), strict=True)) if self.shares() else None
 
     def constraints(self, recalled: Batch) -> Tensor:
         """The gradient of each past task's loss, one per row."""
-        gradients = []
-        for start, share in self.parts():
-            slots = recalled["slot"][start : start + share]
+        slots, tasks, gradients = recalled["slot"], recalled["task"], []
+        for task, share in self.shares():
             if self.replay:
                 size = min(self.replay, share)
-                slots = slots.index_select(0, distinct(size, share, device=slots.device, generator=self.generator))
-            kept = self.past.take(slots)
+                rank = distinct(size, share, device=slots.device, generator=self.generator)
+            else:
+                rank = torch.arange(share, device=slots.device)
+            first = torch.searchsorted(tasks, torch.full_like(rank[:1], task))
+            kept = self.past.take(slots.index_select(0, first + rank))
             gradients.append(self._past_gradient(self._inputs(kept["x"]), kept["y"]))
         return torch.stack(gradients)
 
