@@ -187,6 +187,7 @@ def test_scores_that_are_nan_in_a_test_are_no_result():
     assert "sgd on arrays, seed 0: the scores became NaN in task 2, by step" in str(wrong.error)
     assert np.isfinite(wrong.matrix[0, 0])
     assert np.isnan(wrong.matrix[1]).all()
+    assert (len(wrong.train_seconds), len(wrong.test_seconds)) == (2, 1)  # of task 2 it has only the training
     assert right.error is None
     assert np.isfinite(right.matrix[1]).all()
     with pytest.raises(Diverged, match="the scores became NaN in task 1"):
