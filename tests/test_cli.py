@@ -208,12 +208,12 @@ def test_list_tells_what_the_options_of_one_learner_do(parabolic, monkeypatch):
     assert json.loads(parabolic("list", "pcl", "--json")[1])["needs"] == ["memory"]
 
 
-def test_a_diverging_run_is_an_error_and_not_a_result(parabolic, tmp_path):
+def test_a_diverging_run_is_an_error_and_is_kept(parabolic, tmp_path):
     code, _, err = parabolic("run", "--learner", "sgd", "--set", "lr=1e30")
     assert code == 1
     assert "lower lr" in err
     files = {path.name for path in tmp_path.glob("runs/[!.]*/*")}
-    assert files == {".monitor.jsonl.lock", "monitor.jsonl", "failed.json"}
+    assert files == {".monitor.jsonl.lock", "monitor.jsonl", "run.json"}
     assert "failed: sgd on seq-digits, seed 0: the loss became nan" in " ".join(parabolic("watch")[1].split())
 
 

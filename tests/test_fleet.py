@@ -187,6 +187,7 @@ def test_scores_that_are_nan_in_a_test_are_no_result():
     assert "sgd on arrays, seed 0: the scores became NaN in task 2, by step" in str(wrong.error)
     assert np.isfinite(wrong.matrix[0, 0])
     assert np.isnan(wrong.matrix[1]).all()
+    assert (len(wrong.train_seconds), len(wrong.test_seconds)) == (2, 1)  # of task 2 it has only the training
     assert right.error is None
     assert np.isfinite(right.matrix[1]).all()
     with pytest.raises(Diverged, match="the scores became NaN in task 1"):
@@ -241,10 +242,10 @@ def test_a_phase_tells_steps_of_different_shape_apart():
     assert phases == [0, 3, 6, 8, 8]
 
 
-def test_specs_that_fail_come_back_with_their_error():
+def test_specs_that_diverge_come_back_with_a_record_that_says_so():
     specs = [RunSpec(learner="sgd", options={"lr": lr}) for lr in (1e30, 0.1)]
     (_, wrong), (_, right) = execute_fleet(specs, device="cpu")
-    assert "sgd on seq-digits, seed 0: the loss became nan" in str(wrong)
+    assert wrong.diverged.startswith("sgd on seq-digits, seed 0: the loss became nan")
     assert right.accuracy == execute(specs[1], device="cpu").accuracy
     assert right.environment["steps"] == "eager: the device is not a GPU"
 

@@ -13,7 +13,7 @@ from grids import until
 
 from parabolic import ER, MLP, InputError, RunSpec, make_stream, train
 from parabolic.engine import Diverged, Tracker, trackers
-from parabolic.experiments import execute, track_record
+from parabolic.experiments import execute, execute_fleet, track_record
 from parabolic.options import options_of
 
 # MLflow's own code calls what SQLAlchemy deprecates.
@@ -168,8 +168,10 @@ def test_what_a_training_tells_can_be_read_back(tmp_path, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_finished_run_can_be_told_and_one_that_diverges_is_closed_as_failed(tmp_path, kind):
     record = execute(RunSpec("sgd", stream="seq-blobs", seed=1))
+    ((_, hot),) = execute_fleet([RunSpec("sgd", stream="seq-blobs", seed=3, options={"lr": 1e30})])
     with Tracker(kind, tmp_path) as tracker:
         track_record(tracker, record)
+        track_record(tracker, hot)
         with pytest.raises(Diverged):
             execute(RunSpec("sgd", stream="seq-blobs", seed=2, options={"lr": 1e30}), callbacks=[tracker])
     told = READ[kind](tmp_path)
@@ -178,8 +180,9 @@ def test_a_finished_run_can_be_told_and_one_that_diverges_is_closed_as_failed(tm
     assert settings["key"] == record.key
     assert settings["environment.torch"] == record.environment["torch"]
     if kind != "tensorboard":  # which does not know of it
-        assert told["sgd-seq-blobs-seed2"][1].get("status", "FAILED") == "FAILED"
-        assert told["sgd-seq-blobs-seed2"][1].get("exit", 1) == 1
+        for name in ("sgd-seq-blobs-seed2", "sgd-seq-blobs-seed3"):
+            assert told[name][1].get("status", "FAILED") == "FAILED"
+            assert told[name][1].get("exit", 1) == 1
 
 
 def test_two_runs_of_one_name_are_kept_apart(tmp_path):

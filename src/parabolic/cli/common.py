@@ -84,7 +84,7 @@ Where = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=VALUE", help="Only runs whose setting NAME has this value; may be repeated."),
 ]
-Again = Annotated[bool, typer.Option("--again", help="Train again even if a run is already finished.")]
+Again = Annotated[bool, typer.Option("--again", help="Train again even if a run has already finished or diverged.")]
 Checkpoint = Annotated[
     float,
     typer.Option(metavar="SECONDS", help="How often to save a checkpoint, from which a killed run resumes; 0: never."),

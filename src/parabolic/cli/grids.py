@@ -21,7 +21,7 @@ __all__ = [
     "train_all",
 ]  # fmt: skip
 
-SHOWN = 5  # of the runs that failed for the same reason, how many are printed
+SHOWN = 5  # of the runs that diverged, or failed for the same reason, how many are printed
 
 Engine = Annotated[str, typer.Option(help="Where to train: local, or ray for a Ray cluster.")]
 Workers = Annotated[
@@ -48,8 +48,8 @@ def train_all(specs: Sequence[RunSpec], store: Store, track: str | None = None, 
 
         def watch(event: Event) -> None:
             bar(event)
-            if tracker is not None and event.what == "trained":
-                record = store.find(event.spec)
+            if tracker is not None and event.what in ("trained", "diverged"):
+                record = store.ended(event.spec)
                 if record is not None:
                     track_record(tracker, record)
 
@@ -75,8 +75,14 @@ def tell_package(runs: Iterable[Record], *, again: bool = True) -> None:
 
 
 def close_grid(outcome: Outcome, store: Store) -> None:
-    """Print what failed or was not started; exit with an error code after a failure or an interruption."""
+    """Print what diverged, failed or was not started; exit with an error code after a failure or an interruption."""
     console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    for record in [*outcome.diverged.values()][:SHOWN]:
+        console.print(f"{store.path(record.key)}: {record.diverged}")
+    if len(outcome.diverged) > SHOWN:
+        console.print(f"and {len(outcome.diverged) - SHOWN} more: `parabolic runs --diverged` lists them")
+    if outcome.diverged:
+        console.print(f"Diverged runs: {len(outcome.diverged)}. They are kept, and not tried again.")
     alike, traced = defaultdict[str, list[RunSpec]](list), set[str]()  # a hundred runs may lack the same data
     for failure in outcome.failures:
         alike[fault_of(failure.reason, failure.trace)].append(failure.spec)

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from parabolic.checks import Description, invalid
 from parabolic.cli.common import Json, OnlyLearner, OnlyStream, Runs, Where, read_where
-from parabolic.experiments import Record, Store, write_records
+from parabolic.experiments import FailedRun, Record, Store, write_records
 from parabolic.experiments.paper import is_stand_in
 from parabolic.experiments.resume import StoppedRun, stopped_runs
 from parabolic.experiments.store import FAILED
@@ -43,6 +43,7 @@ def list_runs(
     learner: OnlyLearner = None,
     stream: OnlyStream = None,
     where: Where = None,
+    diverged: Annotated[bool, typer.Option("--diverged", help="Only runs that diverged: where and why.")] = False,
     failed: Annotated[bool, typer.Option("--failed", help="Only runs whose last attempt failed.")] = False,
     stopped: Annotated[
         bool, typer.Option("--stopped", help="Only runs that were stopped, which the same command resumes.")
@@ -60,14 +61,21 @@ def list_runs(
     piped = csv == Path("-")
     if piped and as_json:
         raise invalid("--csv", "-", "a file together with --json", "only one of them can use standard output")
-    if failed and stopped:
-        raise invalid("--stopped", Description("it with --failed"), "one of the two", "leave one of them out")
-    finished, lost, damaged = store.read()
+    asked = [name for name, chosen in (("diverged", diverged), ("failed", failed), ("stopped", stopped)) if chosen]
+    if len(asked) > 1:
+        raise invalid(f"--{asked[1]}", Description(f"it with --{asked[0]}"), "one of the two", "leave one of them out")
+    ended, lost, damaged = store.read()
     halted = stopped_runs(store, {each.key for each in lost})
-    rows = select((row_of(each) for each in (lost if failed else halted if stopped else finished)), wanted)
+    kind = asked[0] if asked else ""
+    kinds: dict[str, Sequence[Record | FailedRun | StoppedRun]] = {
+        "": ended,
+        "diverged": [each for each in ended if each.diverged],
+        "failed": lost,
+        "stopped": halted,
+    }
+    rows = select(map(row_of, kinds[kind]), wanted)
     rows.sort(key=lambda row: (row["stream"], row["learner"], row.get("memory", 0), settings_of(row), row["seed"]))
-    unfit = "failed" if failed else "stopped" if stopped else ""
-    written = {} if records is None else _keep(finished, rows, records, unfit)  # first, as it may be refused
+    written = {} if records is None else _keep(ended, rows, records, kind)  # first, as it may be refused
     if piped:
         print_csv(rows, sys.stdout)
         csv = None
@@ -78,22 +86,22 @@ def list_runs(
     unreadable = {str(path): reason for path, reason in damaged.items()}
     if as_json:
         more = {"records": written} if records is not None else {}
-        counts = {"failed": len(lost), "stopped": len(halted)}
+        counts = {name: len(each) for name, each in kinds.items() if name}
         print(json.dumps({"runs": rows, **counts, "unreadable": unreadable, **more}, indent=1))
         return
     console = Console(highlight=False, soft_wrap=True, stderr=piped)
     if not console.is_terminal:
         console.width = WIDE
     if csv is None and parquet is None and records is None and not piped:
-        if failed:
-            _show_failed(rows, store, console)
-        elif stopped:
+        if kind == "stopped":
             for row in rows:
                 console.print(Text(f"{row['key']}  {stop_of(row)}"))
+        elif kind:
+            _show_why(rows, store, console)
         else:
             _show(rows, console)
     no_folder = "" if runs.is_dir() else ", which is not a folder"
-    console.print(Text(f"{many(len(rows), f'{unfit} run'.strip())} in {runs}{no_folder}"))
+    console.print(Text(f"{many(len(rows), f'{kind} run'.strip())} in {runs}{no_folder}"))
     for path in (csv, parquet):
         if path is not None:
             console.print(Text(f"Written: {path}"))
@@ -102,6 +110,8 @@ def list_runs(
         left_out = [f"{written[what]} {words[what]} left out" for what in words if written[what]]
         told = ", ".join([f"{many(written['written'], 'run')} written", f"{written['there']} in the file", *left_out])
         console.print(Text(f"Records: {records} ({told})"))
+    if not kind and any(row["diverged"] for row in rows):
+        console.print(f"{sum(bool(row['diverged']) for row in rows)} of them diverged: parabolic runs --diverged")
     if lost and not failed:
         console.print(f"{len(lost)} more failed at their last attempt: parabolic runs --failed")
     if halted and not stopped:
@@ -116,17 +126,17 @@ def told_of_stopped(runs: Sequence[StoppedRun]) -> str:
     return f"{many(len(runs), 'stopped run')}, which the same command resumes: {which}"
 
 
-def _keep(finished: Sequence[Record], rows: list[Row], path: Path, unfit: str) -> dict[str, int]:
+def _keep(ended: Sequence[Record], rows: list[Row], path: Path, kind: str) -> dict[str, int]:
     """Merge runs into a records file, except those that are no results: stand-ins, and runs with held-out examples
     (such as the trials of a search).
     """
-    if unfit:
-        got = Description("runs that failed" if unfit == "failed" else "runs that were stopped")
-        raise invalid("--records", got, "finished runs", f"leave --{unfit} out")
+    if kind in ("failed", "stopped"):
+        got = Description("runs that failed" if kind == "failed" else "runs that were stopped")
+        raise invalid("--records", got, "finished runs", f"leave --{kind} out")
     if path.suffix != ".jsonl":
         raise invalid("--records", str(path), "a file called NAME.jsonl", "only such files are read as records")
     chosen = {row["key"] for row in rows}
-    runs = [record for record in finished if record.key in chosen]
+    runs = [record for record in ended if record.key in chosen]
     quick = [record for record in runs if is_stand_in(record.spec, str(record.environment.get("command", "")))]
     held_out = [record for record in runs if record.spec.get("scenario", {}).get("validation")]
     left_out = {record.key for record in (*quick, *held_out)}
@@ -146,14 +156,17 @@ def _show(rows: list[Row], console: Console) -> None:
         table.add_column(title)
     for row in rows:
         named = [row["key"][:8], row["learner"], row["stream"], row.get("memory", ""), row["seed"], settings_of(row)]
-        figures = [f"{row.get(name, math.nan):.1f}" for name in told]
+        figures = ["diverged", "–"] if row["diverged"] else [f"{row.get(name, math.nan):.1f}" for name in told]
         table.add_row(*(Text(str(value)) for value in named), *figures, briefly(row.get("train_seconds", math.nan)))
     console.print(table)
 
 
-def _show_failed(rows: list[Row], store: Store, console: Console) -> None:
+def _show_why(rows: list[Row], store: Store, console: Console) -> None:
+    """Print runs that failed or diverged, with when and why."""
     for row in rows:
         told = f"{row['learner']} on {row['stream']}, seed {row['seed']} {settings_of(row)}".strip()
-        console.print(Text(f"{row['key']}  {told}, {row['failed']}\n    {fault_of(row['reason'], row['trace'])}"))
-        if row["trace"]:
+        when = row["failed"] if "failed" in row else row.get("environment.finished", "undated")
+        why = fault_of(row["reason"], row["trace"]) if "failed" in row else row["diverged"]
+        console.print(Text(f"{row['key']}  {told}, {when}\n    {why}"))
+        if row.get("trace"):
             console.print(Text(f"    the traceback is in {store.path(row['key']) / FAILED}"))

@@ -113,7 +113,7 @@ def paper(
         return
     if output is not None:
         check_output(output)
-    there = {spec.key: run for spec in selection.runs if (run := store.find(spec)) is not None}
+    there = {spec.key: run for spec in selection.runs if (run := store.ended(spec)) is not None}
     missing, outcome = Missing.of(selection, there), Outcome()
     if not show_only:
         mine, missing = missing.parted(cluster=engine == "ray")
@@ -122,13 +122,14 @@ def paper(
             engine=engine, workers=workers, address=address, fleet=fleet, gpus=gpus, device=device,
             minutes=minutes, checkpoint=checkpoint,
         )  # fmt: skip
-    found = there | outcome.records
+    found = there | outcome.records | outcome.diverged
     show(paper_results(selection, found), format, intervals=intervals, output=output)
     aloud = format == "terminal" and output is None
     if aloud:
         kept = sum(is_record(each) for each in found.values())
         told = f"{many(len(found), 'run')}, {len(there) - kept + outcome.reused} of them already there ({runs})"
-        print(f"{told}, {kept} records" if kept else told)
+        diverged = sum(bool(each.diverged) for each in found.values())
+        print(told + f", {kept} records" * bool(kept) + f", {diverged} diverged" * bool(diverged))
     again = "the same command" + (" without --show" if show_only else "")
     unreadable = [f"Cannot be read: {place} ({reason})" for place, reason in store.records.unreadable().items()]
     _tell([*_in_words(missing, selection, again), *_without_presets(selection), *unreadable], aloud=aloud)

@@ -59,7 +59,7 @@ from parabolic.experiments.resume import Keeping
 from parabolic.learners import Learner, find_learner, known_learners
 from parabolic.options import options_of, parse_option, write_option
 from parabolic.report import FORMATS, comparison, in_words
-from parabolic.report.comparisons import FIGURES, USUAL, briefly, column_of, many
+from parabolic.report.comparisons import FIGURES, USUAL, briefly, column_of, finished, many
 from parabolic.report.formats import accuracies
 from parabolic.report.tables import Column
 from parabolic.streams import known_streams
@@ -254,20 +254,21 @@ def compare(
     store = Store(runs)
     if engine == "local":  # the data on the nodes of a cluster may be missing here
         first = (row[0] for each in tables for row in each.values())
-        _check_built([spec for spec in first if spec.options and store.find(spec) is None])
+        _check_built([spec for spec in first if spec.options and store.ended(spec) is None])
     if output is not None:
         check_output(output)
     outcome = train_all(
         wanted, store, track, engine=engine, workers=workers, address=address, device=device, fleet=fleet, gpus=gpus,
         minutes=minutes, checkpoint=checkpoint, again=again,
     )  # fmt: skip
+    ended = outcome.records | outcome.diverged
     if as_json:
-        _print_records([outcome.records[spec.key] for spec in wanted if spec.key in outcome.records], outcome)
+        _print_records(outcome)
     else:
         called = rows if format == "json" else _called(rows)
         records = {
             _title([spec for row in specs.values() for spec in row], settings or []): {
-                shown: [outcome.records[spec.key] for spec in row if spec.key in outcome.records]
+                shown: [ended[spec.key] for spec in row if spec.key in ended]
                 for shown, row in zip(called, specs.values(), strict=True)
             }
             for specs in tables
@@ -280,7 +281,7 @@ def compare(
         show(results, format, intervals=intervals, output=output)
         if format == "terminal" and output is None:
             _print_words(records, outcome, runs)
-    tell_package(outcome.records.values())
+    tell_package(ended.values())
     close_grid(outcome, store)
 
 
@@ -381,11 +382,12 @@ def _specs(
         raise
 
 
-def _print_records(runs: Iterable[Record], outcome: Outcome) -> None:
+def _print_records(outcome: Outcome) -> None:
     """Print the complete records of the runs as JSON."""
     told = {
         "reused": outcome.reused,
-        "runs": [dataclasses.asdict(each) for each in runs],
+        "runs": [dataclasses.asdict(each) for each in outcome.records.values()],
+        "diverged": [dataclasses.asdict(each) for each in outcome.diverged.values()],
         "failed": [{"key": each.spec.key, "reason": each.reason} for each in outcome.failures],
     }
     print(json.dumps(told, indent=1))
@@ -396,7 +398,9 @@ def _print_words(tables: Mapping[str, Mapping[str, Sequence[Record]]], outcome: 
     console = Console(markup=False)
     if told := _made_alike(next(iter(tables.values()))):
         console.print(told)
-    print(f"{many(len(outcome.records), 'run')}, {outcome.reused} of them already there ({folder})")
+    count = len(outcome.records) + len(outcome.diverged)
+    diverged = f", {len(outcome.diverged)} diverged" * bool(outcome.diverged)
+    print(f"{many(count, 'run')}, {outcome.reused} of them already there ({folder}){diverged}")
     for title, rows in tables.items():
         console.print((f"{title}: " if len(tables) > 1 else "") + in_words(rows))
 
@@ -443,8 +447,8 @@ def _made_alike(rows: Mapping[str, Sequence[Record]]) -> str:
     """Describe how the runs of all rows were trained, once for rows that agree."""
     alike = defaultdict[str, list[str]](list)
     for name, records in rows.items():
-        if records:
-            alike[_made_with(records)].append(name)
+        if whole := finished(records):
+            alike[_made_with(whole)].append(name)
     if len(alike) == 1:
         return next(iter(alike))
     return "; ".join(f"{', '.join(names)}: {made}" for made, names in alike.items())

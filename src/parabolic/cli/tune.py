@@ -116,7 +116,7 @@ def tune_one(
             continue
         found = {"preset": str(path), "running": tuned.running, "best": dataclasses.asdict(tuned.best)}
         told.append({**found, "trials": [dataclasses.asdict(trial) for trial in tuned.trials]})
-        stored = (store.find(spec) for trial in tuned.trials for spec in search.specs(trial.values))
+        stored = (store.ended(spec) for trial in tuned.trials for spec in search.specs(trial.values))
         tell_package([run for run in stored if run is not None], again=False)
         if not as_json:
             _show(tuned, path, path if output else tuned.name)

@@ -37,7 +37,8 @@ class State:
     task: int = 0
     step: int = 0  # steps so far, over all tasks
     loss: Tensor | None = None  # of the last step, on the device: reading it waits for the device
-    # One value per task (a single one if all tasks are learned at once); a fleet's time is split equally.
+    # One value per task (a single one if all tasks are learned at once); a fleet's time is split equally. Of a run that
+    # diverges, the task in which it did counts as trained, but not as tested.
     train_seconds: list[float] = field(default_factory=list)
     test_seconds: list[float] = field(default_factory=list)
     spent: float = 0.0  # seconds of training on the current task before the run was resumed

@@ -180,10 +180,13 @@ def _go_through(
                 _test_ahead(fleet, states, rows[0])
             if not _going(states):
                 return
-        started = _now(fleet.device)
+        started, learning = _now(fleet.device), _going(states)
         with fleet.together():
             _learn(fleet, [visit.batches for visit in visits], states, watchers, done, checkpoints)
         done, trained = 0, _now(fleet.device)
+        for state in learning:  # also if it has just diverged
+            state.train_seconds.append(state.spent + (trained - started) / len(states))
+            state.spent = 0.0
         if not _going(states):
             return
         for row in rows:
@@ -193,9 +196,7 @@ def _go_through(
         if not _going(states):
             return
         for state in _going(states):
-            state.train_seconds.append(state.spent + (trained - started) / len(states))
             state.test_seconds.append((started - begun + tested - trained) / len(states))
-            state.spent = 0.0
         for berth, state in zip(fleet.berths, states, strict=True):
             if state.error is None:
                 with berth.aside():

@@ -16,7 +16,7 @@ __all__ = ["GridBar"]
 
 
 class GridBar(Bar):
-    """A bar with the numbers of finished, running and failed runs and the time left: pass it to a grid as `watch`."""
+    """A bar with the numbers of runs that ended, run, diverged or failed, and the time left: a grid's `watch`."""
 
     def __init__(self, console: Console | None = None) -> None:
         super().__init__(console, _TimeLeft())
@@ -26,10 +26,9 @@ class GridBar(Bar):
     def __call__(self, event: Event) -> None:
         """Count an event; reused runs are not part of the bar."""
         self.counts[event.what] += 1
-        ended = self.counts["trained"] + self.counts["failed"]
+        ended = sum(self.counts[what] for what in ("trained", "diverged", "failed"))
         note = f"{self.counts['started'] - ended - self.counts['retried']} running"
-        if self.counts["failed"]:
-            note += f", {self.counts['failed']} failed"
+        note += "".join(f", {self.counts[what]} {what}" for what in ("diverged", "failed") if self.counts[what])
         self.progress.update(self.task, completed=ended, total=ended + event.left, note=note)
 
 

@@ -54,6 +54,8 @@ def run(
 ) -> tuple[Record, bool]:
     """Return the record of a run and whether it was found in the store; if not, or if `again`, the run is trained.
 
+    A run that diverges is kept as well, and raises `Diverged`, also when it is found in the store.
+
     A checkpoint is saved every `checkpoint` seconds (0: never). A run stopped in any way resumes from there, in the
     middle of a task, and on a CPU gives the same figures as an uninterrupted one. A failure is noted in the store,
     unless the run was refused before its first step, for example because another process is training it. If a finished
@@ -61,14 +63,14 @@ def run(
     """
     check_spec(spec)
     check_store(store)
-    finished = None if again else store.find(spec)
-    if finished is not None:
-        return finished, True
+    ended = None if again else store.ended(spec)
+    if ended is not None:
+        return _sound(ended, f"; found in {store.path(spec.key)}, and trained again only with --again"), True
     keeping = Keeping.of(store, checkpoint, anew=again)
     start = _Start()
     with _Claim(store, spec, keeping) as claim:
         try:
-            record = execute(spec, device=device, callbacks=[claim, *callbacks, start], keeping=keeping)
+            record = _execute(spec, device, [claim, *callbacks, start], keeping)
         except Exception as error:
             if start.made or not isinstance(error, InputError):
                 with suppress(InputError):  # the disk's error must not hide the run's
@@ -77,10 +79,11 @@ def run(
         try:
             store.save(record)
         except InputError as error:
+            _sound(record)  # the disk's error must not hide the run's
             unsaved = Unsaved(*error.args)
             vars(unsaved).update(vars(error), record=record)
             raise unsaved from error
-    return record, False
+    return _sound(record), False
 
 
 class _Claim(Callback):
@@ -132,11 +135,25 @@ def reason_of(error: Exception) -> tuple[str, str]:
 def execute(
     spec: RunSpec, *, device: str = "auto", callbacks: Iterable[Callback] = (), keeping: Keeping | None = None
 ) -> Record:
-    """Train a run and return its record; nothing is written, except checkpoints if there is a `keeping`."""
+    """Train a run and return its record; nothing is written, except checkpoints if there is a `keeping`.
+
+    A run that diverges raises `Diverged`.
+    """
+    return _sound(_execute(spec, device, callbacks, keeping))
+
+
+def _execute(spec: RunSpec, device: str, callbacks: Iterable[Callback], keeping: Keeping | None) -> Record:
     ((_, result),) = execute_fleet([spec], device=device, callbacks=callbacks, keeping=keeping)
     if isinstance(result, Exception):
         raise result
     return result
+
+
+def _sound(record: Record, more: str = "") -> Record:
+    """The record; raises Diverged, with `more` to say, if the run diverged."""
+    if record.diverged:
+        raise Diverged(record.diverged + more)
+    return record
 
 
 @dataclass
@@ -173,8 +190,9 @@ def execute_fleet(
     """Train runs of one shape (`RunSpec.shape`): side by side on a GPU, otherwise one after the other.
 
     For a run that fails, the error is yielded in place of a record, and the others continue; if the device has no room
-    for all at once, they are tried in halves. A `yard` passed to several calls lets a fleet reuse the CUDA graphs of
-    the one before. Nothing is written, except checkpoints if there is a `keeping`.
+    for all at once, they are tried in halves. One that diverges has a record that says so. A `yard` passed to several
+    calls lets a fleet reuse the CUDA graphs of the one before. Nothing is written, except checkpoints if there is a
+    `keeping`.
     """
     specs, callbacks, yard = list(specs), list(callbacks), yard or Yard()
     for spec in specs:
@@ -227,7 +245,7 @@ def _named(spec: RunSpec, error: Exception) -> Exception:
 
 def _train_side_by_side(
     specs: list[RunSpec], device: str, callbacks: list[Callback], yard: Yard, keeping: Keeping | None
-) -> list[Record | Exception]:
+) -> list[Record]:
     makers, streams = zip(*[_prepare(spec, device) for spec in specs], strict=True)
     learners = [make() for make in makers]
     place, resolved = learners[0].device, specs[0].resolved()
@@ -249,30 +267,31 @@ def _train_side_by_side(
             progress=[each for each in resumed if each is not None],
         )  # fmt: skip
         around = environment(fleet.device)  # here, as the number of threads is that of training
-    for spec, state in zip(specs, states, strict=True):
-        if keeping is not None and state.error is not None:
-            keeping.forget(spec)  # resumed from there, it would diverge again
     around |= {
         "fleet": len(specs),
         "steps": "; ".join(sorted({berth.manner for berth in fleet.berths})),
         **{name: told for name, told in made.items() if told},
     }
-    return [state.error or _record(spec, state, around) for spec, state in zip(specs, states, strict=True)]
+    return [_record(spec, state, around) for spec, state in zip(specs, states, strict=True)]
 
 
 def _record(spec: RunSpec, state: State, around: dict[str, Any]) -> Record:
+    diverged = str(state.error or "")
+    tested = len(state.test_seconds) if diverged else len(state.stream)  # a fleet may go on and test it all the same
+    ahead = [] if state.future is None or diverged else [row[i:].tolist() for i, row in enumerate(state.future)]
     return Record(
         key=spec.key,
         spec=spec.resolved(),
-        metrics=state.metrics,
-        accuracy=_rows(state.matrix),
+        metrics={} if diverged else state.metrics,
+        accuracy=_rows(state.matrix[:tested]),
         train_seconds=state.train_seconds,
         test_seconds=state.test_seconds,
         steps=state.step,
         environment=around | {"resumed": state.resumed},
-        task_accuracy=_rows(state.task_matrix),
+        task_accuracy=_rows(state.task_matrix[:tested]),
         measured=state.measured,
-        future_accuracy=[] if state.future is None else [row[i:].tolist() for i, row in enumerate(state.future)],
+        future_accuracy=ahead,
+        diverged=diverged,
     )
 
 

@@ -40,9 +40,10 @@ class Failure:
 class Outcome:
     """The results of a grid."""
 
-    records: dict[str, Record] = field(default_factory=dict)  # by key, in the order of the specs
-    reused: int = 0  # already in the store, or finished by another grid meanwhile
-    trained: int = 0
+    records: dict[str, Record] = field(default_factory=dict)  # of finished runs by key, in the order of the specs
+    diverged: dict[str, Record] = field(default_factory=dict)  # of those that diverged, likewise
+    reused: int = 0  # already in the store, or trained by another grid meanwhile
+    trained: int = 0  # to the end, or until they diverged
     failures: list[Failure] = field(default_factory=list)
     put_off: int = 0  # not started because the time was up
     interrupted: bool = False  # by Ctrl-C; the same call continues from there
@@ -50,7 +51,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a run: it was reused, started, trained, retried or failed."""
+    """Something that happened to a run: it was reused, started, trained, diverged, retried or failed."""
 
     what: str
     spec: RunSpec
@@ -80,11 +81,12 @@ def run_grid(
     (by default one per GPU) trains up to `fleet` runs of one shape side by side; `workers=0` works in this process.
     With engine "ray" the workers are tasks on the cluster at `address`, each with `gpus` of a GPU if there are any.
 
-    A run is saved as soon as it ends. A failure is noted in the store, and the next call tries the run again; a run
-    whose worker died or ran out of memory is retried immediately, alone, up to `retries` times. If several grids share
-    a store, each run is trained by one of them. Checkpoints are saved every `checkpoint` seconds (0: never; none on a
-    cluster) and at Ctrl-C; killing the process in any way loses only what was trained since. After `minutes` minutes no
-    new runs are started, and those in progress are finished.
+    A run is saved as soon as it ends, also if it diverged: like a finished one, it is not trained again. A failure is
+    noted in the store, and the next call tries the run again; a run whose worker died or ran out of memory is retried
+    immediately, alone, up to `retries` times. If several grids share a store, each run is trained by one of them.
+    Checkpoints are saved every `checkpoint` seconds (0: never; none on a cluster) and at Ctrl-C; killing the process in
+    any way loses only what was trained since. After `minutes` minutes no new runs are started, and those in progress
+    are finished.
 
     >>> import tempfile
     >>> specs = [RunSpec("sgd", seed=seed, backbone="mlp") for seed in range(2)]
@@ -127,8 +129,11 @@ def run_grid(
                 crew.close()
             finally:  # also after another Ctrl-C
                 grid.let_go()
-    grid.outcome.records = {key: grid.outcome.records[key] for key in wanted if key in grid.outcome.records}
-    return grid.outcome
+    outcome = grid.outcome
+    outcome.records, outcome.diverged = (
+        {key: kept[key] for key in wanted if key in kept} for kept in (outcome.records, outcome.diverged)
+    )
+    return outcome
 
 
 def _check_importable(specs: Iterable[RunSpec]) -> None:
@@ -242,10 +247,10 @@ class _Grid:
         return mine, others
 
     def _reuse(self, spec: RunSpec) -> bool:
-        record = None if self.again else self.store.find(spec)
+        record = None if self.again else self.store.ended(spec)
         if record is None:
             return False
-        self.outcome.records[spec.key] = record
+        self._keep(record)
         self.outcome.reused += 1
         self._tell("reused", spec, ended=True)
         return True
@@ -254,9 +259,9 @@ class _Grid:
         """Save the result of a run, or have it retried."""
         if news.record is not None:
             self.store.save(news.record)
-            self.outcome.records[spec.key] = news.record
+            self._keep(news.record)
             self.outcome.trained += 1
-            self._tell("trained", spec, ended=True)
+            self._tell("diverged" if news.record.diverged else "trained", spec, news.record.diverged, ended=True)
         elif news.retry and self.tries[spec.key] < self.retries:
             self.tries[spec.key] += 1
             self.waiting.appendleft([spec])
@@ -266,6 +271,9 @@ class _Grid:
             self.outcome.failures.append(Failure(spec, news.reason, news.trace))
             self._tell("failed", spec, news.reason, ended=True)
         self._release(spec)
+
+    def _keep(self, record: Record) -> None:
+        (self.outcome.diverged if record.diverged else self.outcome.records)[record.key] = record
 
     def _release(self, spec: RunSpec) -> None:
         self.claims.pop(spec.key).release()

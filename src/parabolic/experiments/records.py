@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -22,20 +22,20 @@ from filelock import FileLock
 
 from parabolic.checks import Description, invalid
 from parabolic.experiments.spec import RunSpec
-from parabolic.experiments.store import FailedRun, Record, Store, checked, is_of
+from parabolic.experiments.store import EndedRuns, FailedRun, Record, Store, checked, is_of
 from parabolic.files import disk_errors, write_text
 
 __all__ = ["BackedStore", "Records", "is_record", "records_place", "write_records"]
 
 PARTS = ("key", "spec", "accuracy", "train_seconds", "test_seconds", "steps", "environment")
-LATER = {"task_accuracy", "measured", "future_accuracy"}  # optional parts
+LATER = {"task_accuracy", "measured", "future_accuracy", "diverged"}  # optional parts
 # Parts of the environment. Not the data's hash: decoders differ between machines.
 TOLD = ("parabolic", "torch", "python", "device", "processor", "fleet", "code", "commit", "command", "finished")
 ACCURACY, SECONDS = 4, 3  # decimal places
 FROM = "record"  # key in the environment of a run read from records: the name of its file
 
 
-class Records:
+class Records(EndedRuns):
     """The runs in the given records files, or folders of them; of copies of a run, the newest.
 
     >>> import tempfile
@@ -52,14 +52,14 @@ class Records:
         """The records that come with the package, or those that `PARABOLIC_RECORDS` names."""
         return cls(records_place())
 
-    def find(self, spec: RunSpec) -> Record | None:
-        """The run of this spec, or None; as in a store, one made with other defaults or code does not count."""
+    def ended(self, spec: RunSpec) -> Record | None:
+        """The run of this spec, finished or diverged, or None; one made with other defaults or code does not count."""
         record = self._runs.get(spec.key)
         return record if record is not None and is_of(record, spec) else None
 
-    def __iter__(self) -> Iterator[Record]:
-        """All runs, sorted by key; unreadable lines are skipped (see `unreadable`)."""
-        return (self._runs[key] for key in sorted(self._runs))
+    def every(self) -> list[Record]:
+        """All runs, finished or diverged, sorted by key; unreadable lines are skipped (see `unreadable`)."""
+        return [self._runs[key] for key in sorted(self._runs)]
 
     def __contains__(self, key: str) -> bool:
         return key in self._runs
@@ -106,23 +106,17 @@ class BackedStore(Store):
         super().__init__(root)
         self.records = records
 
-    def find(self, spec: RunSpec) -> Record | None:
-        """The finished run of this spec, from the store or the records, or None."""
-        return super().find(spec) or self.records.find(spec)
+    def ended(self, spec: RunSpec) -> Record | None:
+        """The run of this spec, finished or diverged, from the store or the records, or None."""
+        return super().ended(spec) or self.records.ended(spec)
 
-    def __iter__(self) -> Iterator[Record]:
-        """All finished runs, those of the store first."""
-        own = {record.key: record for record in super().__iter__()}
-        yield from own.values()
-        yield from (record for record in self.records if record.key not in own)
-
-    def failures(self) -> Iterator[FailedRun]:
-        """The runs whose last attempt failed and that have no record either."""
-        return (each for each in super().failures() if each.key not in self.records)
-
-    def unreadable(self) -> dict[Path, str]:
-        """Unreadable files of the store and lines of the records, each with the reason."""
-        return super().unreadable() | self.records.unreadable()
+    def read(self) -> tuple[list[Record], list[FailedRun], dict[Path, str]]:
+        """Ended runs, those of the store first; failed runs that have no record; unreadable files and lines."""
+        ended, failed, damaged = super().read()
+        own = {record.key for record in ended}
+        ended += [record for record in self.records.every() if record.key not in own]
+        failed = [each for each in failed if each.key not in self.records]
+        return ended, failed, damaged | self.records.unreadable()
 
 
 def records_place() -> Path:
@@ -148,7 +142,7 @@ def write_records(runs: Iterable[Record], path: Path) -> int:
     with disk_errors("--records", path.parent, "free some space or name another file"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f".{path.name}.lock")):
-            merged = {record.key: record for record in _undamaged(path)}
+            merged = {record.key: record for record in _undamaged(path).every()}
             for record in runs:
                 if _newer(record, merged.get(record.key)):
                     merged[record.key] = record
@@ -186,7 +180,8 @@ def _short(record: Record) -> dict[str, Any]:
         around.pop("processor", None)  # irrelevant to training on a GPU
     if "command" in around:  # paths are meaningless on other machines
         around["command"] = re.sub(r"(?<![\w.~:/])/(?:[^\s/=]+/)*", "", str(around["command"]))
-    return {**told, **({"measured": record.measured} if record.measured else {}), "environment": around}
+    others = {name: value for name in ("measured", "diverged") if (value := getattr(record, name))}
+    return {**told, **others, "environment": around}
 
 
 def _parse(line: str, file: str) -> Record:

@@ -1,7 +1,7 @@
 """Runs on disk: one folder per run, named after its spec's hash.
 
-    <root>/<key>/run.json       a finished run
-    <root>/<key>/failed.json    why the last attempt failed, until the run is finished
+    <root>/<key>/run.json       a run that has ended: its results, or where and why it diverged
+    <root>/<key>/failed.json    why the last attempt failed, until the run has ended
     <root>/<key>/checkpoint.safetensors    its latest checkpoint, while it is trained or after it was stopped
     <root>/<key>/monitor.jsonl  a monitor's looks, for `parabolic watch`
     <root>/.claims/<key>        locked by the process that is training the run
@@ -33,7 +33,7 @@ from parabolic.experiments.code import made_of, own_code_of, package_code
 from parabolic.experiments.spec import RunSpec
 from parabolic.files import disk_errors, sweep, write_text
 
-__all__ = ["FailedRun", "Record", "Store", "agree", "check_store", "checked", "encodable", "is_of"]
+__all__ = ["EndedRuns", "FailedRun", "Record", "Store", "agree", "check_store", "checked", "encodable", "is_of"]
 
 FILE, FAILED, CLAIMS, CHECKPOINT = "run.json", "failed.json", ".claims", "checkpoint.safetensors"
 MONITOR = "monitor.jsonl"
@@ -45,13 +45,17 @@ Kept = TypeVar("Kept", bound="Record | FailedRun")
 
 @dataclass(frozen=True)
 class Record:
-    """A finished run: its spec, results, times and environment."""
+    """A run that has ended: its spec, results, times and environment.
+
+    A run that diverged has no metrics, and accuracies only of the tasks before. Trained again it would diverge again,
+    so it is kept like a result.
+    """
 
     key: str
     spec: Mapping[str, Any]
     metrics: Mapping[str, float]  # in percent and percentage points
     accuracy: list[list[float]]  # row i: the accuracies on tasks 0 to i after task i, in percent
-    train_seconds: list[float]  # one value per task
+    train_seconds: list[float]  # one value per task, also for the one in which it diverged
     test_seconds: list[float]
     steps: int
     environment: Mapping[str, Any]  # versions, hardware, command, time
@@ -60,6 +64,7 @@ class Record:
     measured: Mapping[str, list[float]] = field(default_factory=dict)  # by the user's own measures, after each task
     # Row i: the accuracies on tasks i, i + 1, … before task i, like `task_accuracy`; empty unless asked for.
     future_accuracy: list[list[float]] = field(default_factory=list)
+    diverged: str = ""  # in which task, by which step and how, if it did
 
     @property
     def matrix(self) -> NDArray[np.float64]:
@@ -79,7 +84,9 @@ class Record:
 
     @property
     def summary(self) -> dict[str, float]:
-        """The metrics, recomputed from the accuracies and the user's own measures."""
+        """The metrics, recomputed from the accuracies and the user's own measures; none if it diverged."""
+        if self.diverged:
+            return {}
         return metrics.summary(self.matrix, self.task_matrix, self.measured, self.future_accuracy or None)
 
 
@@ -94,7 +101,28 @@ class FailedRun:
     failed: str  # when
 
 
-class Store:
+class EndedRuns:
+    """Runs that have ended: whoever looks for results gets those of finished runs, unless asking for diverged ones."""
+
+    def ended(self, spec: RunSpec) -> Record | None:
+        """The run of this spec, finished or diverged, or None."""
+        raise NotImplementedError
+
+    def every(self) -> list[Record]:
+        """All runs, finished or diverged."""
+        raise NotImplementedError
+
+    def find(self, spec: RunSpec) -> Record | None:
+        """The finished run of this spec, or None."""
+        record = self.ended(spec)
+        return None if record is None or record.diverged else record
+
+    def __iter__(self) -> Iterator[Record]:
+        """All finished runs."""
+        return (record for record in self.every() if not record.diverged)
+
+
+class Store(EndedRuns):
     """The folder of runs. Files are written atomically: under a temporary name, then moved into place.
 
     Any number of processes may read and write at once.
@@ -152,8 +180,8 @@ class Store:
         """The keys, with this prefix, of all runs that were started: finished, failed, stopped or in progress."""
         return [folder.name for folder in self._folders() if folder.name.startswith(prefix)]
 
-    def find(self, spec: RunSpec) -> Record | None:
-        """The finished run of this spec, or None.
+    def ended(self, spec: RunSpec) -> Record | None:
+        """The run of this spec, finished or diverged, or None.
 
         A record made when a default had another value has the same key but is a different run, and does not count. Nor
         does one made with a different version of the user's own code or of prepared data.
@@ -167,25 +195,24 @@ class Store:
         record = _read(Record, self.path(spec.key) / FILE) if own else None
         return record is not None and record.environment.get("code", own) != own
 
-    def __iter__(self) -> Iterator[Record]:
-        """All finished runs, each once even if there are copies; unreadable files are skipped (see `unreadable`)."""
-        return self._each(Record, FILE)
+    def every(self) -> list[Record]:
+        """All runs, finished or diverged, each once even if there are copies; without `unreadable` files."""
+        return self.read()[0]
 
-    def failures(self) -> Iterator[FailedRun]:
+    def failures(self) -> list[FailedRun]:
         """The runs whose last attempt failed."""
-        return (each for each in self._each(FailedRun, FAILED) if _read(Record, self.path(each.key) / FILE) is None)
+        return self.read()[1]
 
     def unreadable(self) -> dict[Path, str]:
         """The unreadable files, each with the reason."""
         return self.read()[2]
 
     def read(self) -> tuple[list[Record], list[FailedRun], dict[Path, str]]:
-        """Read each file once; returns finished runs, failed runs, and unreadable files with the reasons."""
+        """Read each file once; returns ended runs, failed runs, and unreadable files with the reasons."""
         damaged: dict[Path, str] = {}
-        runs = list(self._each(Record, FILE, damaged))
-        done = {run.key for run in runs}
-        failed = [each for each in self._each(FailedRun, FAILED, damaged) if each.key not in done]
-        return runs, failed, dict(sorted(damaged.items()))
+        ended = self._each(Record, FILE, damaged)
+        failed = self._each(FailedRun, FAILED, damaged)
+        return list(ended.values()), [failed[key] for key in failed if key not in ended], dict(sorted(damaged.items()))
 
     def save(self, record: Record) -> Path:
         """Save a run atomically; returns its folder."""
@@ -224,14 +251,14 @@ class Store:
         sweep(self.path(key), older=0, name=CHECKPOINT)  # at any age: only the holder of the claim writes them
         return lock
 
-    def _each(self, kind: type[Kept], name: str, damaged: dict[Path, str] | None = None) -> Iterator[Kept]:
-        """The contents of all files of this name, one per run; of copies, the one in the folder named after the key."""
+    def _each(self, kind: type[Kept], name: str, damaged: dict[Path, str]) -> dict[str, Kept]:
+        """The contents of all files of this name, by key; of copies, the one in the folder named after the key."""
         found: dict[str, Kept] = {}
         for folder in self._folders():
             kept = _read(kind, folder / name, damaged)
             if kept is not None and (kept.key not in found or folder.name == kept.key):
                 found[kept.key] = kept
-        return iter(found.values())
+        return found
 
     def _folders(self) -> list[Path]:
         return sorted(path for path in self.root.glob("[!.]*") if path.is_dir())
@@ -303,9 +330,12 @@ def _check(record: Record) -> None:
         raise ValueError("its spec lacks a backbone or epochs")
     parts = (record.metrics, record.measured, record.environment, spec["options"], spec["scenario"])
     listed = all(isinstance(each, list) for each in (record.accuracy, record.task_accuracy, record.future_accuracy))
-    if not (listed and record.accuracy and all(record.accuracy) and all(isinstance(each, Mapping) for each in parts)):
+    if not isinstance(record.diverged, str):
+        raise ValueError("it does not say how it diverged")
+    whole = all(record.accuracy) and bool(record.accuracy or record.diverged)
+    if not (listed and whole and all(isinstance(each, Mapping) for each in parts)):
         raise ValueError("its parts are missing or of the wrong type")
-    if not all(isinstance(each, list) and len(each) == len(record.train_seconds) for each in record.measured.values()):
+    if not all(isinstance(each, list) and len(each) == len(record.test_seconds) for each in record.measured.values()):
         raise ValueError("its measures are not a number for each task")
     accuracies = [*record.accuracy, *record.task_accuracy, *record.future_accuracy]
     rows = [record.train_seconds, record.test_seconds, *accuracies, *record.measured.values()]
@@ -317,7 +347,7 @@ def _check(record: Record) -> None:
     if not record.task_accuracy and any(name.startswith("task_") for name in record.metrics):
         raise ValueError("it lacks the accuracies that its metrics are computed from")
     numbers = [*record.metrics.values(), *(value for row in rows for value in row)]
-    told = {"acc", "aaa", "forgetting"} <= set(record.metrics)
+    told = not record.metrics if record.diverged else {"acc", "aaa", "forgetting"} <= set(record.metrics)
     if not (told and all(isinstance(each, int | float) and math.isfinite(each) for each in numbers)):
         raise ValueError("its figures are missing or not finite numbers")
     if not all(0 <= value <= 100 for row in accuracies for value in row):

@@ -16,7 +16,7 @@ import torch
 
 from parabolic import metrics
 from parabolic.checks import Description, check_name, check_number, invalid
-from parabolic.engine import Callback, Diverged
+from parabolic.engine import Callback
 from parabolic.experiments.execution import environment, execute_fleet
 from parabolic.experiments.presets import Preset, check_preset_name
 from parabolic.experiments.search import METRICS, Search, Trial
@@ -125,7 +125,7 @@ def tune(
             if each.pid is not None:  # started
                 each.terminate()
                 each.join()
-    record = store.find(search.specs(_best(search, found).values)[0])
+    record = store.ended(search.specs(_best(search, found).values)[0])
     told = environment(torch.device("cpu")) if record is None else record.environment
     return Tuned(name, search, found, running, {**told, "optuna": version("optuna")})
 
@@ -197,9 +197,9 @@ def _try_watched(trial: optuna.Trial, specs: list[RunSpec], job: Job, callbacks:
     from parabolic.experiments.study import Pruner
 
     first, rest, metric = specs[0], specs[1:], job.search.metric
-    if (record := _found(first, job)) is not None:
+    if (record := _found(first, job)) is not None and record.accuracy:
         matrix = record.task_matrix if metric.startswith("task_") else record.matrix
-        assert matrix is not None  # the record has the metric
+        assert matrix is not None  # as `_found` has made sure
         for task, figure in enumerate(record.measured.get(metric) or metrics.anytime(matrix)):
             trial.report(float(figure), task)
     try:
@@ -222,20 +222,21 @@ def _train(specs: list[RunSpec], job: Job, callbacks: list[Callback]) -> dict[st
             if isinstance(result, Record):
                 job.store.save(result)
                 scores[spec.key] = _score(result, metric)
-            elif isinstance(result, Diverged):
-                scores[spec.key] = math.nan
             else:
                 raise result
     return scores
 
 
 def _found(spec: RunSpec, job: Job) -> Record | None:
-    """The finished run of a spec, if it has the metric: older ones lack the accuracies with the task told."""
-    record = job.store.find(spec)
-    return record if record is not None and job.search.metric in record.metrics else None
+    """The run of a spec, if it has the metric or diverged: older ones lack the accuracies with the task told."""
+    record = job.store.ended(spec)
+    return record if record is not None and (record.diverged or job.search.metric in record.metrics) else None
 
 
 def _score(record: Record, metric: str) -> float:
+    """A run's score; NaN if it diverged."""
+    if record.diverged:
+        return math.nan
     known = {*METRICS, *record.measured}
     check_name("metric", metric, known, "a measure that returns several numbers is judged by one of them")
     return record.metrics[metric]

@@ -34,7 +34,7 @@ class Job:
 
 @dataclass(frozen=True)
 class News:
-    """The result of one run: its record, or the reason why it failed."""
+    """The result of one run: its record, also if it diverged, or the reason why it failed."""
 
     key: str
     record: Record | None = None
@@ -54,8 +54,8 @@ def work(job: Job, device: str, yard: Yard | None = None) -> Iterator[News]:
     """Train the runs of a job and yield news of each when it ends, successfully or not.
 
     >>> [news] = work(Job((RunSpec(learner="sgd", options={"lr": 1e30}),)), "cpu")
-    >>> news.record, news.reason.endswith("lower lr (now 1e+30) or set clip_norm")
-    (None, True)
+    >>> news.record.diverged.endswith("lower lr (now 1e+30) or set clip_norm"), news.reason
+    (True, '')
     """
     left = {spec.key: spec for spec in job.specs}
     with one_thread(device == "cpu"):  # workers share the cores, and all get the same results

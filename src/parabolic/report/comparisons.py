@@ -14,8 +14,8 @@ from parabolic.report.tables import Cell, Column, Results
 from parabolic.statistics import Summary
 
 __all__ = [
-    "FIGURES", "USUAL", "at_once", "briefly", "cell_of", "column_of", "comparison", "fallen", "in_words", "level",
-    "many", "standing",
+    "FIGURES", "USUAL", "at_once", "briefly", "cell_of", "column_of", "comparison", "fallen", "finished", "in_words",
+    "level", "many", "standing",
 ]  # fmt: skip
 
 FIGURES = {
@@ -43,7 +43,10 @@ def comparison(
     notes: Sequence[str] = (),
     columns: Mapping[str, Column] | None = None,
 ) -> Results:
-    """A table of learners against metrics, over the same seeds; `columns` are keyed by the names of the figures."""
+    """A table of learners against metrics, over the same seeds; `columns` are keyed by the names of the figures.
+
+    Runs that diverged are counted beside the figures of the others.
+    """
     columns = {name: FIGURES[name] for name in USUAL} if columns is None else columns
     rows = {learner: [cell_of(records, name, seeds) for name in columns] for learner, records in runs.items()}
     notes = [*notes, *at_once(runs), *_unasked(runs, columns)]
@@ -69,7 +72,7 @@ def _unasked(runs: Mapping[str, Sequence[Record]], figures: Iterable[str]) -> li
     """A note on runs that lack one of the figures because it was not yet measured when they were trained."""
     # A measure, or the forward transfer, may be that of some rows only.
     ours = {*figures} & FIGURES.keys() - {"seconds", "task_forward_transfer"}
-    lacking = sum(not ours <= record.metrics.keys() for each in runs.values() for record in each)
+    lacking = sum(not ours <= record.metrics.keys() for each in runs.values() for record in finished(each))
     told = "trained before one of these figures was measured, and left out of its column: --again retrains all runs"
     return [f"{many(lacking, 'run')} {'was' if lacking == 1 else 'were'} {told}."] if lacking else []
 
@@ -85,6 +88,7 @@ def at_once(runs: Mapping[str, Sequence[Record]]) -> list[str]:
 
 def in_words(runs: Mapping[str, Sequence[Record]]) -> str:
     """What a comparison shows, in a few plain sentences."""
+    runs = {learner: finished(records) for learner, records in runs.items()}
     acc = {learner: _by_seed(records, "acc") for learner, records in runs.items() if records}
     means = {learner: fmean(values.values()) for learner, values in acc.items()}
     ranked = sorted(means, key=lambda learner: -means[learner])
@@ -114,7 +118,13 @@ def cell_of(records: Sequence[Record], name: str, wanted: int = 0, published: Su
     if name in FIGURES and name.endswith(("forgetting", "_transfer")) and _sees_all(records):
         return Cell(published=published)
     shared = name == "seconds" and any(record.environment.get("fleet", 1) != 1 for record in records)
-    return Cell(_by_seed(records, name), wanted, published, shared)
+    diverged = len(records) - len(finished(records))
+    return Cell(_by_seed(records, name), wanted, published, shared, diverged)
+
+
+def finished(records: Iterable[Record]) -> list[Record]:
+    """The runs that did not diverge, and so have figures."""
+    return [record for record in records if not record.diverged]
 
 
 def standing(one: str, points: float, other: str) -> str:
@@ -166,5 +176,7 @@ def _sees_all(records: Sequence[Record]) -> bool:
 
 
 def _by_seed(records: Sequence[Record], name: str) -> dict[int, float]:
-    told = [(record.spec["seed"], {**record.metrics, "seconds": sum(record.train_seconds)}) for record in records]
+    told = [
+        (record.spec["seed"], {**record.metrics, "seconds": sum(record.train_seconds)}) for record in finished(records)
+    ]
     return {seed: figures[name] for seed, figures in told if name in figures}

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from parabolic.checks import check_name
-from parabolic.report.tables import Column, Results
+from parabolic.report.tables import Cell, Column, Results
 from parabolic.statistics import Summary
 
 __all__ = [
@@ -79,8 +79,7 @@ def lines(results: Results, *, intervals: bool = False) -> Iterator[Line]:
     for i, (name, cells) in enumerate(results.rows.items()):
         mine, published = [], []
         for column, cell, judged in zip(results.columns, cells, results.judged[i], strict=True):
-            n = len(cell.by_seed)
-            signs = LEVEL * judged.level + SIGNS[judged.verdict] + (f" (n={n})" if n < cell.wanted else "")
+            signs = LEVEL * judged.level + SIGNS[judged.verdict] + _seeds(cell)
             mine.append(Printed(*_told(column, cell.ours, intervals), judged.mark, signs.strip()))
             published.append(Printed(*_told(column, cell.published, intervals), judged.published_mark))
         yield Line(name, mine, ours[i])
@@ -94,8 +93,9 @@ def legend(results: Results, *, intervals: bool = False) -> list[str]:
     seeds = max((cell.wanted for cell in cells), default=0)
     spread = "half-width of the 95 % interval" if intervals else "sample standard deviation"
     said = [f"Mean ± {spread} over {seeds} seeds."] if seeds > 1 else []
-    if any(len(cell.by_seed) < cell.wanted for cell in cells):
-        said.append("(n): the number of seeds, if some are missing.")
+    if any(map(_seeds, cells)):
+        diverged = any(cell.diverged for cell in cells)
+        said.append(f"(n): the number of seeds, if some are missing{' or diverged' * diverged}.")
     if results.ranked:
         gaps = any(map(math.isnan, results.ranks()))
         said.append(f"rank: the mean rank over the columns{'; ours have none while a figure is missing' * gaps}.")
@@ -234,6 +234,12 @@ def _told(column: Column, figure: Summary | None, intervals: bool) -> tuple[str,
     more = 1 - math.floor(math.log10(abs(figure.mean))) if tiny else 0
     told = _number(spread, max(column.spread_digits, more))
     return _number(figure.mean, max(column.digits, more)), "" if told == GAP else told
+
+
+def _seeds(cell: Cell) -> str:
+    """How many seeds a figure is of, unless all are there, and how many diverged."""
+    told = [f"n={len(cell.by_seed)}", *[f"{cell.diverged} diverged"] * bool(cell.diverged)]
+    return f" ({', '.join(told)})" if cell.diverged or len(cell.by_seed) < cell.wanted else ""
 
 
 def _number(value: float, digits: int) -> str:

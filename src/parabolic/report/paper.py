@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from parabolic.experiments import Record, is_record
 from parabolic.experiments.paper import PLUS, Selection, Tuning, bound_tables, bounds_in, paper_tables
-from parabolic.report.comparisons import cell_of
+from parabolic.report.comparisons import cell_of, finished
 from parabolic.report.statements import STATEMENTS
 from parabolic.report.tables import Cell, Column, Results
 from parabolic.statistics import Summary
@@ -28,7 +28,7 @@ QUICK = (
 
 
 def paper_results(selection: Selection, records: Mapping[str, Record]) -> list[Results]:
-    """The paper's tables filled in from finished runs, by key; gaps stay empty."""
+    """The paper's tables filled in from runs that have ended, by key; gaps stay empty."""
     made = []
     for name in selection.tables:
         made += _of_bounds(selection, records) if name == "bounds" else [_of_runs(selection, name, records)]
@@ -92,7 +92,8 @@ def _of_records(table: str, used: Iterable[Record]) -> list[str]:
 
 def _of_bounds(selection: Selection, records: Mapping[str, Record]) -> list[Results]:
     used = {spec.seed: records[spec.key] for spec in selection.specs("bounds") if spec.key in records}
-    measured = {seed: told for seed, record in used.items() if (told := bounds_in(record))}
+    finite = {record.spec["seed"]: record for record in finished(used.values())}
+    measured = {seed: told for seed, record in finite.items() if (told := bounds_in(record))}
     made = []
     for name, table in bound_tables().items():
         statement = STATEMENTS[name]
@@ -109,7 +110,8 @@ def _of_bounds(selection: Selection, records: Mapping[str, Record]) -> list[Resu
             by_task = [{seed: told[task][place] for seed, told in measured.items()} for task in range(len(columns))]
             published = [Summary(figure, math.nan, 1) for figure in theirs] if theirs else [None] * len(columns)
             rows[line] = [
-                Cell(figures, selection.seeds, figure) for figures, figure in zip(by_task, published, strict=True)
+                Cell(figures, selection.seeds, figure, diverged=len(used) - len(finite))
+                for figures, figure in zip(by_task, published, strict=True)
             ]
         looks = [row for told in measured.values() for row in told]
         broken = sum(row[f"{name}.broken"] == 1 for row in looks)

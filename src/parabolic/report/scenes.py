@@ -34,15 +34,21 @@ MADE_OF = ("environment.code", "environment.data")  # the user's own: if they di
 
 @dataclass(frozen=True)
 class Method:
-    """A learner with its settings: its finished and its failed runs, by seed."""
+    """A learner with its settings: its runs that finished, diverged and failed, by seed."""
 
     name: str
     runs: Mapping[int, Record] = field(default_factory=dict)
+    diverged: Mapping[int, Record] = field(default_factory=dict)
     failed: Mapping[int, FailedRun] = field(default_factory=dict)
 
     def cell(self, metric: str, wanted: int = 0) -> Cell:
         """A metric, or the training `seconds`, by seed."""
-        return cell_of(list(self.runs.values()), metric, wanted)
+        return cell_of([*self.runs.values(), *self.diverged.values()], metric, wanted)
+
+    @property
+    def tried(self) -> dict[int, Record | FailedRun]:
+        """All of its runs, by seed."""
+        return {**self.failed, **self.diverged, **self.runs}
 
     def summary(self, metric: str) -> Summary:
         """The summary of a metric over the seeds."""
@@ -89,12 +95,12 @@ class Scene:
     @property
     def seeds(self) -> list[int]:
         """The seeds that at least half of the methods were run with; a method without one of them is missing it."""
-        tried = Counter(seed for method in self.methods for seed in (*method.runs, *method.failed))
+        tried = Counter(seed for method in self.methods for seed in method.tried)
         return sorted(seed for seed, times in tried.items() if 2 * times >= len(self.methods))
 
     def missing(self, method: Method) -> list[int]:
-        """The seeds of the scene that a method has neither finished nor failed with."""
-        return [seed for seed in self.seeds if seed not in method.runs and seed not in method.failed]
+        """The seeds of the scene that a method was not run with."""
+        return [seed for seed in self.seeds if seed not in method.tried]
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,7 @@ class Finds:
 
     scenes: Sequence[Scene]
     runs: Mapping[str, Record]  # by key
+    diverged: Mapping[str, Record]
     failed: Mapping[str, FailedRun]
     damaged: Mapping[str, str]  # the reason, by file
     left_out: str = ""  # what is not shown, and how to show it
@@ -120,15 +127,19 @@ def find_scenes(store: Store, where: Mapping[str, str] | None = None) -> Finds:
     among many, one is always ahead, and a test of that is meaningless.
     """
     where = where or {}
-    runs = {record.key: record for record in store}
-    failed = {each.key: each for each in store.failures()}
-    rows = select([*map(row_of, runs.values()), *map(row_of, failed.values())], where)
+    ended, lost, damaged = store.read()
+    rows = select([*map(row_of, ended), *map(row_of, lost)], where)
     held_out = [] if where.keys() & VALIDATION else [row for row in rows if row.get("scenario.validation")]
     chosen = {row["key"] for row in rows} - {row["key"] for row in held_out}
     rows = [row for row in rows if row["key"] in chosen]
-    runs, failed = _only(runs, chosen), _only(failed, chosen)
-    damaged = {str(path): reason for path, reason in store.unreadable().items()}
-    return Finds(_scenes(rows, runs, failed), runs, failed, damaged, _left_out(held_out))
+    shown = [each for each in ended if each.key in chosen]
+    kept = (
+        {each.key: each for each in shown if not each.diverged},
+        {each.key: each for each in shown if each.diverged},
+        {each.key: each for each in lost if each.key in chosen},
+    )
+    unreadable = {str(path): reason for path, reason in damaged.items()}
+    return Finds(_scenes(rows, kept), *kept, unreadable, _left_out(held_out))
 
 
 def _left_out(rows: Sequence[Row]) -> str:
@@ -150,8 +161,11 @@ def results_of(scene: Scene) -> Results:
     return Results("scene", scene.title, list(columns.values()), rows, at_once(runs), heading="method")
 
 
-def _scenes(rows: Iterable[Row], runs: Mapping[str, Record], failed: Mapping[str, FailedRun]) -> list[Scene]:
-    """Group rows by stream and non-default settings, then by memory; a learner without one is in every size's scene."""
+def _scenes(rows: Iterable[Row], kept: Sequence[Mapping[str, Any]]) -> list[Scene]:
+    """Group rows by stream and non-default settings, then by memory; a learner without one is in every size's scene.
+
+    `kept` are the runs that finished, diverged and failed, by key.
+    """
     places: defaultdict[tuple[str, str], dict[int | None, list[Row]]] = defaultdict(dict)
     names = dict.fromkeys(("stream", "memory"))
     for row in rows:
@@ -165,15 +179,12 @@ def _scenes(rows: Iterable[Row], runs: Mapping[str, Record], failed: Mapping[str
             title = ", ".join(each for each in told if each)
             here = [*mine, *without]
             settings = {short(name): here[0][name] for name in names if name in here[0]}
-            scenes.append(Scene(title, stream, _methods(here, runs, failed, presets), memory, settings))
+            scenes.append(Scene(title, stream, _methods(here, kept, presets), memory, settings))
     return scenes
 
 
 def _methods(
-    rows: Sequence[Row],
-    runs: Mapping[str, Record],
-    failed: Mapping[str, FailedRun],
-    presets: Mapping[str, Mapping[str, Row]],
+    rows: Sequence[Row], kept: Sequence[Mapping[str, Any]], presets: Mapping[str, Mapping[str, Row]]
 ) -> list[Method]:
     called: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
@@ -185,7 +196,7 @@ def _methods(
         name = names[learner] if short[names[learner], settings] == 1 else learner
         for made, alike in _by_making(mine).items():
             said = " ".join(each for each in (name, settings, made) if each)
-            methods.append(Method(said, _by_seed(alike, runs), _by_seed(alike, failed)))
+            methods.append(Method(said, *(_by_seed(alike, each) for each in kept)))
     by_acc = {method.name: -method.summary("acc").mean if method.runs else 0 for method in methods}
     return sorted(methods, key=lambda method: (not method.runs, by_acc[method.name], method.name))
 
@@ -240,7 +251,3 @@ def _presets() -> dict[str, dict[str, Row]]:
 
 def _by_seed(rows: Iterable[Row], kept: Mapping[str, Any]) -> dict[int, Any]:
     return {row["seed"]: kept[row["key"]] for row in sorted(rows, key=lambda row: row["seed"]) if row["key"] in kept}
-
-
-def _only(kept: dict[str, Any], keys: set[str]) -> dict[str, Any]:
-    return {key: each for key, each in kept.items() if key in keys}

@@ -40,6 +40,7 @@ class Cell:
     wanted: int = 0  # how many seeds there should be
     published: Summary | None = None
     shared: bool = False  # whether they are shares of the time of runs side by side, and so not independent
+    diverged: int = 0  # how many runs diverged, and so have no figure
 
     @property
     def ours(self) -> Summary | None:
@@ -126,6 +127,7 @@ class Results:
                     {
                         "by_seed": cell.by_seed,
                         "wanted": cell.wanted,
+                        "diverged": cell.diverged,
                         "ours": cell.ours and {**asdict(cell.ours), "interval": cell.ours.interval},
                         "published": cell.published and asdict(cell.published),
                         "difference": cell.difference and asdict(cell.difference) if not self.incomparable else None,

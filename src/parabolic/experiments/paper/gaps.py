@@ -48,7 +48,7 @@ class Missing:
 
     @classmethod
     def of(cls, selection: Selection, there: Container[str]) -> Missing:
-        """What is missing, given the keys of the available runs."""
+        """What is missing, given the keys of the runs that have ended."""
         return cls([spec for spec in selection.runs if spec.key not in there])
 
     def parted(self, *, cluster: bool = False) -> tuple[Missing, Missing]:

@@ -86,7 +86,7 @@ class Selection:
     def plans(self, store: Store, estimates: Estimates) -> dict[str, Plan]:
         """What is left to do for each table and, last, for `all`, which counts shared runs once."""
         wanted = {name: self.specs(name) for name in self.tables} | {"all": self.runs}
-        return {name: plan(specs, store.find, estimates) for name, specs in wanted.items()}
+        return {name: plan(specs, store.ended, estimates) for name, specs in wanted.items()}
 
     def _by_row(self, name: str) -> Iterator[tuple[str, RunSpec]]:
         for row in self.rows(name):

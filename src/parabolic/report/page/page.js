@@ -142,14 +142,14 @@ function tell(keys) {
   const runs = keys.map(key => [key, data.runs[key]]).filter(([, run]) => run);
   if (!runs.length) return;
   const done = runs.filter(([, run]) => run.figures), lost = runs.filter(([, run]) => run.reason !== undefined);
-  const around = [...new Set(done.map(([, run]) => run.around))].map(place => data.surroundings[place]);
+  const around = [...new Set(runs.map(([, run]) => run.around))].filter(place => place !== undefined).map(place => data.surroundings[place]);
   const unusual = new Set(runs.flatMap(([, run]) => run.unusual));
   body.replaceChildren();
   if (done.length) body.append(tableOf(
     ["seed", "Acc, %", "AAA, %", "forgetting, points", "training, s", "testing, s", "finished, UTC", "folder"],
-    done.map(([, run]) => [run.seed, ...run.figures, ...run.seconds, run.finished.slice(0, 16).replace("T", " "), make("code", run.folder)].map(each => each instanceof Node ? each : String(each))),
+    done.map(([, run]) => [run.seed, ...run.figures, ...run.seconds, run.when.slice(0, 16).replace("T", " "), make("code", run.folder)].map(each => each instanceof Node ? each : String(each))),
   ));
-  for (const [, run] of lost) body.append(make("h3", `Seed ${run.seed} failed`), make("p", run.reason), make("p", `${run.failed}, `, make("code", run.folder)), ...(run.trace ? [make("pre", run.trace)] : []));
+  for (const [, run] of lost) body.append(make("h3", `Seed ${run.seed} ${run.how}`), make("p", run.reason), make("p", `${run.when}, `, make("code", run.folder)), ...(run.trace ? [make("pre", run.trace)] : []));
   const commands = [...new Set(around.map(each => each.command))].filter(Boolean);
   if (commands.length) body.append(make("h3", "Command"), make("pre", commands.join("\n")));
   if (around.length) body.append(make("h3", "Versions and hardware"), tableOf([], together(around.map(({ command, ...others }) => others))));

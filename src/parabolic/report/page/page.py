@@ -74,7 +74,7 @@ def page_of(
     jinja = require("jinja2", "report", "report", "Jinja")
     plotly = require("plotly.offline", "report", "report", "Plotly")
     finds = find_scenes(store, where)
-    if not (may_be_empty or finds.runs or finds.failed or (finds.damaged and not where)):
+    if not (may_be_empty or finds.runs or finds.diverged or finds.failed or (finds.damaged and not where)):
         chosen = " that fit" if where else ""
         got = Description(f"no runs{chosen} in {store.root}")
         raise invalid("runs", got, "at least one", finds.left_out or TRAIN)
@@ -138,10 +138,8 @@ class _SceneView:
     @property
     def learners(self) -> dict[str, str]:
         """One line on each built-in learner; the user's own are left to the user to explain."""
-        specs = [
-            run.spec for method in self.scene.methods for kept in (method.runs, method.failed) for run in kept.values()
-        ]
-        names, known = dict.fromkeys(spec["learner"] for spec in specs), known_learners()
+        tried = (run.spec["learner"] for method in self.scene.methods for run in method.tried.values())
+        names, known = dict.fromkeys(tried), known_learners()
         return {name: (known[name].__doc__ or "").partition("\n")[0] for name in names if name in known}
 
     @property
@@ -173,8 +171,9 @@ def _scene(book: _Book, number: int, scene: Scene) -> _SceneView:
 def _glance(scene: Scene) -> dict[str, str]:
     """A scene's line in the table of all scenes."""
     done = scene.done
-    trained, lost = (sum(len(getattr(method, what)) for method in scene.methods) for what in ("runs", "failed"))
-    told = {"best": "–", "acc": "–", "ahead": "–", "judgement": "–", "runs": str(trained), "failed": str(lost)}
+    told = dict.fromkeys(("best", "acc", "ahead", "judgement"), "–")
+    for what in ("runs", "diverged", "failed"):
+        told[what] = str(sum(len(getattr(method, what)) for method in scene.methods))
     if done:
         acc = done[0].summary("acc")
         spread = f" ± {acc.sd:.1f}" if acc.n > 1 else ""
@@ -223,7 +222,7 @@ def _facts(finds: Finds, store: Store) -> dict[str, Any]:
     """The origin of each number: every run's figures, and its settings and environment, which many runs share."""
     specs, surroundings = _Shared(), _Shared()
     runs = {}
-    every: dict[str, Record | FailedRun] = {**finds.failed, **finds.runs}
+    every: dict[str, Record | FailedRun] = {**finds.failed, **finds.diverged, **finds.runs}
     for key, run in every.items():
         row = row_of(run)
         spec = {name: value for name, value in flat(run.spec).items() if name != "seed"}
@@ -233,16 +232,21 @@ def _facts(finds: Finds, store: Store) -> dict[str, Any]:
             "spec": specs.place({name: str(value) for name, value in spec.items()}),
             "unusual": sorted(departures(row)),
         }
-        if key in finds.runs:
-            about = {name.partition(".")[2]: value for name, value in row.items() if name.startswith("environment.")}
+        if isinstance(run, FailedRun):
+            runs[key] |= {"how": "failed", "reason": run.reason, "trace": run.trace, "when": run.failed}
+            continue
+        about = {name.partition(".")[2]: value for name, value in row.items() if name.startswith("environment.")}
+        runs[key] |= {
+            "when": about.pop("finished", ""),
+            "around": surroundings.place({name: str(value) for name, value in about.items()}),
+        }
+        if run.diverged:
+            runs[key] |= {"how": "diverged", "reason": run.diverged}
+        else:
             runs[key] |= {
-                "finished": about.pop("finished", ""),
-                "around": surroundings.place({name: str(value) for name, value in about.items()}),
                 "figures": [round(row[f"metrics.{name}"], 2) for name in ("acc", "aaa", "forgetting")],
                 "seconds": [round(row[name], 2) for name in ("train_seconds", "test_seconds")],
             }
-        else:
-            runs[key] |= {name: row[name] for name in ("reason", "trace", "failed")}
     return {"runs": runs, "specs": specs.kept, "surroundings": surroundings.kept}
 
 
@@ -269,12 +273,15 @@ class _Shared:
 
 
 def _all_runs(finds: Finds) -> Iterator[dict[str, Any]]:
-    """A line for every run, the failed ones first."""
-    rows = [*map(row_of, finds.failed.values()), *map(row_of, finds.runs.values())]
-    for row in sorted(rows, key=lambda row: ("reason" not in row, row["stream"], row["learner"], row["seed"])):
+    """A line for every run, those that failed or diverged first."""
+    states = {each.key: f"failed: {fault_of(each.reason, each.trace)}" for each in finds.failed.values()}
+    states |= {each.key: f"diverged: {each.diverged}" for each in finds.diverged.values()}
+    ended = [*finds.diverged.values(), *finds.runs.values()]
+    rows = [*map(row_of, finds.failed.values()), *map(row_of, ended)]
+    for row in sorted(rows, key=lambda row: (row["key"] not in states, row["stream"], row["learner"], row["seed"])):
         yield {
             "key": row["key"],
-            "state": f"failed: {fault_of(row['reason'], row['trace'])}" if "reason" in row else "finished",
+            "state": states.get(row["key"], "finished"),
             "named": [
                 row["learner"],
                 row["stream"],

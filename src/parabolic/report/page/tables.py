@@ -45,7 +45,8 @@ class TableView:
 def of_scene(scene: Scene) -> TableView:
     """The methods of a scene side by side."""
     results = results_of(scene)
-    keys = [[[record.key for record in method.runs.values()]] * len(results.columns) for method in scene.methods]
+    behind = [[run.key for kept in (method.runs, method.diverged) for run in kept.values()] for method in scene.methods]
+    keys = [[each] * len(results.columns) for each in behind]
     most = max(len(method.runs) for method in scene.methods)
     single = ["One seed (n = 1): no deviation."] if most == 1 else []
     return _view(results, keys, single)
@@ -59,8 +60,11 @@ def of_paper(finds: Finds, store: Store) -> list[TableView]:
             wanted = _specs(quick, presets if tuned else None)
         except InputError:  # a damaged preset of the user's should not prevent the page
             continue
-        known = {name: [spec for key, spec in specs.items() if key in finds.runs] for name, specs in wanted.items()}
-        found = (store.find(spec) for specs in known.values() for spec in specs)
+        known = {
+            name: [spec for key, spec in specs.items() if key in finds.runs or key in finds.diverged]
+            for name, specs in wanted.items()
+        }
+        found = (store.ended(spec) for specs in known.values() for spec in specs)
         records = {record.key: record for record in found if record is not None}
         selection = Selection(tuple(name for name in NAMES if known[name]), quick=quick, tuned=tuned)
         made += [
@@ -92,7 +96,7 @@ def _view(results: Results, keys: Sequence[Sequence[Sequence[str]]], more: Seque
                 entry,
                 published.entries[j] if published and cell.published else None,
                 cell.ours.mean if cell.ours else None,
-                keys[i][j] if cell.ours else (),
+                keys[i][j] if cell.ours or cell.diverged else (),
             )
             for j, (entry, cell) in enumerate(zip(line.entries, cells, strict=True))
         ]
