@@ -202,8 +202,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _follow_lr(self) -> None:
         """Apply the current lr to the learner."""
-        now, learner = self._settings(), self.learner_
-        if now["lr"] != self._made["lr"]:
+        if self.lr != self._made["lr"]:
+            now, learner = self._settings(), self.learner_
             usual = (now["options"] or {}).get("lr", type(learner).lr)
             learner.lr, self._made = plain(usual if now["lr"] is None else now["lr"]), now
             for group in learner.optim.param_groups:
