@@ -315,10 +315,11 @@ def test_the_table_of_the_guide_to_production_is_learned_as_if_nothing_had_happe
     frame, labels = names["sold"](1000, 1000)
     assert whole.score(columns.transform(frame), labels) > 0.8
     sold = names["sold"]
-    names["sold"] = lambda number: (frame.drop(columns="price"), labels) if 400 <= number < 505 else sold(number)
-    names["learn_table"]("whole", 520)  # batches without a column are left out
+    wrong = [frame.drop(columns="price"), frame.assign(price=1e9)] * 55
+    names["sold"] = lambda number: (wrong[number - 400], labels) if 400 <= number < 510 else sold(number)
+    names["learn_table"]("whole", 520)  # batches without a column, or far off, are left out
     count, _, model = names["resume"]("whole")
-    assert (count, model.learner_.steps) == (506, 401)
+    assert (count, model.learner_.steps) == (511, 401)
 
 
 def bad_batches(rows, y):
