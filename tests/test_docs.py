@@ -20,6 +20,7 @@ from parabolic.experiments.paper import METHODS, PLUS, SEEDS, Estimates, Selecti
 from parabolic.experiments.records import BackedStore, Records
 from parabolic.learners.pcl import ABLATIONS
 from parabolic.learners.whole import left_behind
+from parabolic.states import same_state
 from parabolic.statistics import Summary, paired, welch
 
 ROOT = Path(__file__).parent.parent
@@ -267,7 +268,13 @@ def test_two_settings_of_one_method_as_the_guide_to_moving_has_them(tmp_path):
 
 def test_the_code_of_the_guide_to_production(capsys):
     names = run_blocks("docs/guides/production.md")
-    assert capsys.readouterr().out.endswith("True\n")
+    told = capsys.readouterr().out
+    assert told.count("True\n") == 2
+    erased = [int(count) for count in re.findall(r"(\d+) rows erased", told)]
+    assert len(erased) == 2
+    assert min(erased) > 0
+    left = Journal.load("shops", model=names["Network"]()).past
+    assert names["forget"](left, names["features"](names["theirs"])) == 0
     rows, y = zip(*names["labelled"](1000, 1010), strict=True)
     learner, rows, y = names["learner"], torch.cat(rows), torch.cat(y)
     found = learner.predict(names["features"](rows))
@@ -293,6 +300,26 @@ def test_the_code_of_the_guide_to_production(capsys):
     assert capsys.readouterr().out.count(" is left out: ") == len(bad)
     assert (third.steps, third.classes, Path(f"shops/{400 + len(bad):012d}.safetensors").exists()) == (400, 3, True)
     assert same(frozen(again.state_dict()), third.state_dict())
+
+
+def test_the_table_of_the_guide_to_production_is_learned_as_if_nothing_had_happened():
+    (code,) = (each for each in blocks("docs/guides/production.md") if "def learn_table" in each)
+    exec(compile(code, "docs/guides/production.md", "exec"), names := {"__name__": "pasted"})
+    for path, stops in (("whole", [400]), ("stopped", [150, 399, 400])):
+        for last in stops:
+            names["learn_table"](path, last)
+    (count, columns, whole), (again, _, stopped) = names["resume"]("whole"), names["resume"]("stopped")
+    assert count == again == 400
+    assert same_state(whole.learner_.state_dict(), stopped.learner_.state_dict())
+    assert whole.classes_.tolist() == stopped.classes_.tolist() == ["kept", "returned", "stolen"]
+    frame, labels = names["sold"](1000, 1000)
+    assert whole.score(columns.transform(frame), labels) > 0.8
+    sold = names["sold"]
+    wrong = [frame.drop(columns="price"), frame.assign(price=1e9)] * 55
+    names["sold"] = lambda number: (wrong[number - 400], labels) if 400 <= number < 510 else sold(number)
+    names["learn_table"]("whole", 520)  # batches without a column, or far off, are left out
+    count, _, model = names["resume"]("whole")
+    assert (count, model.learner_.steps) == (511, 401)
 
 
 def bad_batches(rows, y):

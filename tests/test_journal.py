@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import warnings
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,7 @@ import torch
 from grids import until
 from torch import nn
 
-from parabolic import ER, PCL, InputError, Journal, Learner, LwF, ParabolicClassifier
-from parabolic.engine import Diverged
+from parabolic import ER, PCL, Diverged, InputError, Journal, Learner, LwF, ParabolicClassifier
 from parabolic.states import same_state
 
 LENGTH = 30
@@ -502,15 +502,14 @@ def test_a_rate_that_was_lowered_stays_low(tmp_path):
                 group["lr"] /= 10
 
 
-def test_a_learner_that_diverged_may_learn_on_unwritten(tmp_path):
+def test_a_learner_that_diverged_stops_even_where_a_full_disk_would_not(tmp_path):
+    """It would answer nothing and be saved never again, while the program seems to learn."""
     go_on(tmp_path, length=5)
-    with pytest.warns(RuntimeWarning) as told, Journal(tmp_path, make(), every=5, keep=1, on_error="warn") as journal:
+    with (
+        pytest.raises(Diverged, match=r"after batch 10\).* start again from 000000000005"),
+        Journal(tmp_path, make(), every=5, keep=1, on_error="warn") as journal,
+    ):
         diverge(journal, 5, 15)
-    assert [str(each.message).split(":")[0] for each in told] == [
-        "batch 10 was not saved, and learning continues",
-        "batch 15 was not saved, and learning continues",
-        "closed, with batches after 5 not saved",
-    ]
     assert files(tmp_path) == ["000000000005.safetensors"]
 
 
@@ -540,8 +539,7 @@ def test_weights_that_are_large_are_written(tmp_path):
     assert files(tmp_path) == ["000000000000.safetensors"]
 
 
-@pytest.mark.parametrize("on_error", ["stop", "warn"])
-def test_an_outlier_that_leaves_statistics_infinite_is_not_written(tmp_path, on_error):
+def test_an_outlier_that_leaves_statistics_infinite_is_not_written(tmp_path):
     """Its loss is finite, and so are all weights; yet from then on every example would be answered alike."""
     go_on(tmp_path, length=10, every=5)
     before = files(tmp_path)
@@ -549,13 +547,13 @@ def test_an_outlier_that_leaves_statistics_infinite_is_not_written(tmp_path, on_
     x[0] = 1e25
 
     def learn():
-        with Journal(tmp_path, make(), every=5, keep=1, on_error=on_error) as journal:
+        with Journal(tmp_path, make(), every=5, keep=1) as journal:
             assert journal.observe(x, y).isfinite()
             for number in range(11, 15):
                 journal.observe(*batch(number))
 
     told = r"NaN or infinite \(1.running_var, after batch 15\).* again from 000000000010.* leave out extreme examples"
-    with pytest.raises(Diverged, match=told) if on_error == "stop" else pytest.warns(RuntimeWarning, match=told):
+    with pytest.raises(Diverged, match=told):
         learn()
     assert files(tmp_path) == before[-1:]  # as many as it keeps
 
@@ -901,6 +899,19 @@ def test_a_batch_whose_notes_are_wrong_is_learned_and_counted_once(tmp_path):
         assert journal.batches == 5
 
 
+@pytest.mark.parametrize("notes", [{"at": datetime.now()}, "offset"])
+def test_notes_that_cannot_be_saved_are_refused_before_their_batch_is_learned(tmp_path, notes):
+    """Not when the next file is due, many batches later; nor does a loop that skips what is refused lose the batch."""
+    with Journal(tmp_path, make()) as journal:
+        with pytest.raises(InputError, match="^notes"):
+            journal.observe(*batch(0), notes=notes)
+        with pytest.raises(InputError, match="^notes"):
+            journal.skip()
+        assert journal.batches == journal.learner.steps == 0
+        journal.observe(*batch(0), notes={"at": 1.5})
+    assert journal.notes == {"at": 1.5}
+
+
 def test_a_learner_that_had_learned_before_goes_on_too(tmp_path):
     pretrained = make()
     for number in range(100, 107):
@@ -956,15 +967,22 @@ def test_another_process_serves_from_the_newest_intact_file(tmp_path):
         before = {path: path.read_bytes() for path in tmp_path.iterdir()}
         (tmp_path / "000000000040.safetensors").write_bytes(b"half of it")
         (tmp_path / "000000000050.safetensors").symlink_to(tmp_path / "gone")  # listed, and gone when it is read
-        served = Journal.load(tmp_path, model=make().model)
+        with pytest.warns(RuntimeWarning, match=r"skipped a damaged file.*000000000040") as told:
+            served = Journal.load(tmp_path, model=make().model)
+        assert len(told) == 1
         assert torch.equal(served.scores(x), journal.learner.scores(x))
         assert same_state(served.state_dict(), running.learner.state_dict())
         assert {path: path.read_bytes() for path in before} == before
+        (tmp_path / "000000000040.safetensors").rename(tmp_path / "half")
         with pytest.raises(InputError, match="^model: got None"):  # not what another file would change
             Journal.load(tmp_path)
     for path in before:
         path.unlink(missing_ok=True)
-    with pytest.raises(InputError, match="the folder of a journal, with an intact file; 2 are damaged or gone"):
+    (tmp_path / "half").rename(tmp_path / "000000000040.safetensors")
+    with (
+        pytest.warns(RuntimeWarning, match="skipped a damaged file"),
+        pytest.raises(InputError, match="the folder of a journal, with an intact file; 2 are damaged or gone"),
+    ):
         Journal.load(tmp_path, model=make().model)
     with pytest.raises(InputError, match="with an intact file; start the journal first"):
         Journal.load(tmp_path / "new", model=make().model)

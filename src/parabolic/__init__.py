@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from parabolic.backbones import MLP, ConvNet, ResNet18, make_backbone
     from parabolic.checks import InputError
-    from parabolic.engine import Callback, Journal, Monitor, train
+    from parabolic.engine import Callback, Diverged, Journal, Monitor, train
     from parabolic.estimators import ParabolicClassifier, ParabolicRegressor
     from parabolic.experiments import RunSpec, Store, load_preset, run
     from parabolic.learners import (
@@ -62,6 +62,7 @@ __all__ = [
     "ConvNet",
     "CrossEntropy",
     "DERpp",
+    "Diverged",
     "Heads",
     "Huber",
     "InputError",
@@ -94,7 +95,7 @@ __all__ = [
 _PARTS = {  # the same names by module, for `__getattr__`
     "backbones": ("MLP", "ConvNet", "ResNet18", "make_backbone"),
     "checks": ("InputError",),
-    "engine": ("Callback", "Journal", "Monitor", "train"),
+    "engine": ("Callback", "Diverged", "Journal", "Monitor", "train"),
     "estimators": ("ParabolicClassifier", "ParabolicRegressor"),
     "experiments": ("RunSpec", "Store", "load_preset", "run"),
     "learners": (

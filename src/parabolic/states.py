@@ -22,7 +22,7 @@ from torch import Tensor
 
 from parabolic.checks import Description, InputError, first_line, invalid, plain
 
-__all__ = ["Damaged", "overwrite", "pack_state", "read_outline", "read_state", "refill", "same_state"]
+__all__ = ["Damaged", "check_state", "overwrite", "pack_state", "read_outline", "read_state", "refill", "same_state"]
 
 VERSION = 2  # since memories store when examples arrived; all versions write and find the digest in the same way
 BLANK = "0" * 64
@@ -69,6 +69,17 @@ def pack_state(content: Mapping[str, Any]) -> bytearray:
     seal = data.index(_seal(BLANK))
     data[seal : seal + len(_seal(BLANK))] = _seal(sha256(data).hexdigest())
     return data
+
+
+def check_state(name: str, content: Any) -> None:
+    """Refuse what `pack_state` would refuse.
+
+    >>> check_state("notes", {"seen": {2, 3}})
+    Traceback (most recent call last):
+        ...
+    parabolic.checks.InputError: notes.seen: got <class 'set'>, expected dicts, lists, tensors, texts and numbers; ...
+    """
+    _outline(content, name, {})
 
 
 def read_state(path: Path) -> dict[str, Any]:

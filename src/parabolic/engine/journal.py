@@ -20,7 +20,7 @@ from parabolic.files import disk_errors, sweep, write_bytes
 from parabolic.learners import Learner
 from parabolic.learners.learner import TaskBatches
 from parabolic.learners.saving import describe, read_learner, restore
-from parabolic.states import Damaged, pack_state
+from parabolic.states import Damaged, check_state, pack_state
 
 __all__ = ["Journal"]
 
@@ -46,9 +46,9 @@ class Journal:
         keep: how many files to keep.
         milestones: also keep, for good, the first file of every so many batches: to go far back, if something wrong was
             learned long ago (None: only the newest `keep`; milestones of an earlier start are removed).
-        on_error: what to do if a file cannot be written (the disk is full, memory has run out, the learner is not
-            finite): "stop" raises, "warn" continues learning. Either way the existing files stay, and the next attempt
-            is `every` batches later.
+        on_error: what to do if a file cannot be written (the disk is full, memory has run out): "stop" raises, "warn"
+            continues learning. Either way the existing files stay, and the next attempt is `every` batches later. A
+            learner that is no longer finite raises `Diverged` either way: it would never become finite again.
 
     `notes` is a dict for the caller's own data, saved with the learner: plain values and tensors. What belongs to a
     batch, such as its offset in a log or the state of a schedule, is passed to `observe`, which saves it with that
@@ -93,7 +93,7 @@ class Journal:
         self.notes: dict[str, Any] = {}
         self._started = False  # whether it was resumed in the middle of a task
         self._began = learner.steps  # what it had learned before the journal began
-        self._unwritten: Exception | None = None  # what failed after the last batch was learned and counted
+        self._failed: Exception | None = None  # what was wrong about the last batch's notes or file, not about itself
         self._changing = False  # whether a batch or a task's start or end is being processed
         self._due = False  # whether `write` was called during such a change
         self._broken = False  # whether a change was interrupted, as by Ctrl-C
@@ -112,7 +112,7 @@ class Journal:
         """Load the learner from the newest intact file of a folder: for another process, to serve from.
 
         It takes no lock and changes nothing, so a journal may have the folder open, and replace its files meanwhile.
-        The arguments are those of `Learner.load`.
+        A damaged file is skipped with a warning. The arguments are those of `Learner.load`.
 
         >>> import tempfile, torch
         >>> from parabolic import ER
@@ -126,8 +126,10 @@ class Journal:
             try:
                 return Learner.load(left[0], model=model, device=device, **given)
             except InputError as error:
-                if left[0].exists() and not isinstance(error, Damaged):
-                    raise
+                if left[0].exists():
+                    if not isinstance(error, Damaged):
+                        raise
+                    warnings.warn(f"skipped a damaged file: {error}", RuntimeWarning, stacklevel=2)
                 passed.add(left[0])  # it is damaged, or newer ones have replaced it since it was listed
         remedy = f"{len(passed)} are damaged or gone" if passed else "start the journal first"
         raise invalid("folder", str(folder), "the folder of a journal, with an intact file", remedy)
@@ -152,28 +154,26 @@ class Journal:
         1
         """
         self._check_open()
-        _check_notes(notes)
-        self._unwritten = None
+        self._failed = None
+        with self._not_the_batch():
+            _check_notes(notes)
         with self._change():
             loss = self.learner.observe(x, y, task)
             self._count()
-            try:
+            with self._not_the_batch():
                 self._note(notes)
-            except Exception as error:
-                self._unwritten = error  # or `skip` would count the batch again
-                raise
         self._write_if_due()
         return loss
 
     def skip(self, *, notes: Notes = None) -> None:
         """Count a batch without learning it, such as one that `observe` refused, so that it is not repeated on resume.
 
-        If the batch was learned and only its notes were refused or its file not written, that error is raised again.
+        If only its notes were refused or its file was not written, that error is raised again.
         """
         self._check_open()
         _check_notes(notes)
-        if self._unwritten is not None:
-            raise self._unwritten
+        if self._failed is not None:
+            raise self._failed
         with self._change():
             self._note(notes)
             self._count()
@@ -206,8 +206,8 @@ class Journal:
         try:
             self._write()
         except (InputError, Diverged) as error:
-            if self.on_error == "stop":
-                self._unwritten = error
+            if self.on_error == "stop" or isinstance(error, Diverged):
+                self._failed = error
                 raise
             told = f"batch {self.batches} was not saved, and learning continues: {error}"
             warnings.warn(told, RuntimeWarning, stacklevel=4)
@@ -233,7 +233,7 @@ class Journal:
         """Save the learner at the end; there is no later attempt."""
         try:
             self._write()
-        except (InputError, Diverged) as error:
+        except InputError as error:
             if self.on_error == "stop":
                 raise
             told = f"closed, with batches after {self.saved} not saved: the next start resumes from there; {error}"
@@ -258,6 +258,15 @@ class Journal:
             raise
         finally:
             self._changing = False
+
+    @contextmanager
+    def _not_the_batch(self) -> Iterator[None]:
+        """Remember an error, so that `skip` does not leave out, or count twice, a batch that is not to blame."""
+        try:
+            yield
+        except Exception as error:
+            self._failed = error
+            raise
 
     def _count(self) -> None:
         self.batches += 1
@@ -390,8 +399,10 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _check_notes(notes: Any, made: bool = False) -> None:
-    """Refuse notes that are no dict, nor, unless they are `made` already, a function that makes one."""
-    if not (notes is None or isinstance(notes, Mapping) or (callable(notes) and not made)):
+    """Refuse notes that cannot be saved, before a file needs them; unless they are `made`, a function may make them."""
+    if isinstance(notes, Mapping):
+        check_state("notes", notes)
+    elif notes is not None and (made or not callable(notes)):
         raise invalid("notes", type(notes), "a dict, or a function that returns one")
 
 

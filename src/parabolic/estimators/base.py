@@ -121,8 +121,10 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         with self._held():
             state: dict[str, Any] = copy.deepcopy(super().__getstate__())
         if "learner_" in state:
-            state["_drawn"] = state["learner_"].generator.get_state()  # only this kind of device can go on from it
-            move(state["learner_"], CPU)
+            learner = state["learner_"]
+            state["_drawn"] = learner.generator.get_state()  # only this kind of device can go on from it
+            move(learner, CPU)
+            del learner.generator  # `__setstate__` makes one; torch 2.13 leaks 5 KB for each that is pickled
         place(state, CPU)
         return state
 
@@ -202,8 +204,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _follow_lr(self) -> None:
         """Apply the current lr to the learner."""
-        now, learner = self._settings(), self.learner_
-        if now["lr"] != self._made["lr"]:
+        if self.lr != self._made["lr"]:
+            now, learner = self._settings(), self.learner_
             usual = (now["options"] or {}).get("lr", type(learner).lr)
             learner.lr, self._made = plain(usual if now["lr"] is None else now["lr"]), now
             for group in learner.optim.param_groups:
