@@ -56,11 +56,12 @@ def made(name: str, records: Records) -> str:
 def of_paper(table: PaperTable, records: Records, *, stream: str, tuned: bool) -> Iterator[str]:
     """Yield a table of the paper: each method that has runs, in the settings in which at least two methods have."""
     rows = [*table.rows, *([] if tuned else table.also), *[PLUS] * table.plus]
-    runs = {
-        (row, place): [run for spec in setting.specs(row, tuned=tuned or row == PLUS) if (run := records.find(spec))]
+    ended = {
+        (row, place): [run for spec in setting.specs(row, tuned=tuned or row == PLUS) if (run := records.ended(spec))]
         for row in rows
         for place, setting in enumerate(table.settings)
     }
+    runs = {where: [run for run in each if not run.diverged] for where, each in ended.items()}
     places = [
         place
         for place, setting in enumerate(table.settings)
@@ -77,7 +78,9 @@ def of_paper(table: PaperTable, records: Records, *, stream: str, tuned: bool) -
             }
             best = max(summary.mean for summary in ours.values())
             for row in rows:
-                cells[row].append(told(ours[row], best=ours[row].mean == best) if row in ours else "")
+                diverged = len(ended[row, place]) - len(runs[row, place])
+                figure = told(ours[row], best=ours[row].mean == best, diverged=diverged) if row in ours else ""
+                cells[row].append(figure)
                 if not tuned:
                     figures = table.rows.get(row)
                     cells[row].append(told(figures[len(table.metrics) * place + number].value) if figures else "")
@@ -132,9 +135,10 @@ def pair(one: str, other: str, records: Records, *, tuned: bool) -> Iterator[lis
                 yield [name, setting.title, NAMES[metric], f"{gap.mean:+.2f}", f"{gap.p:.4f}", str(len(found))]
 
 
-def told(summary: Summary, *, best: bool = False) -> str:
+def told(summary: Summary, *, best: bool = False, diverged: int = 0) -> str:
     mean = f"{summary.mean:.1f}"
-    return (f"**{mean}**" if best else mean) + f" ± {summary.sd:.1f}" + f" (n = {summary.n})" * (summary.n < SEEDS)
+    counts = f"n = {summary.n}" + f", {diverged} diverged" * bool(diverged)
+    return (f"**{mean}**" if best else mean) + f" ± {summary.sd:.1f}" + f" ({counts})" * (summary.n < SEEDS)
 
 
 def seconds() -> Iterator[list[str]]:

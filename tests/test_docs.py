@@ -581,17 +581,25 @@ def test_the_figures_of_pcl_plus_are_those_of_the_records():
     rows = runpy.run_path(str(ROOT / "benchmarks" / "plus.py"))["rows"]
     records = Records(ROOT / "results" / "records")
     page = (ROOT / "docs/pcl-plus.md").read_text()
-    for row, specs in rows("seq-cifar100", 1000, SEEDS).items():
-        runs = [run for spec in specs if (run := records.find(spec))]
+    found = {
+        row: [run for spec in specs if (run := records.find(spec))]
+        for row, specs in rows("seq-cifar100", 1000, SEEDS).items()
+    }
+    for row, runs in found.items():
         if not runs:
             assert f"| {row} |" not in page
             continue
-        aaa, acc, forgetting = (Summary.of([run.metrics[m] for run in runs]) for m in ("aaa", "acc", "forgetting"))
-        seconds = fmean(sum(run.train_seconds) for run in runs)
-        cells = [f"{each.mean:.1f} ± {each.sd:.1f}" for each in (aaa, acc)]
+        cells = []
+        for metric in ("aaa", "acc"):
+            ours, whole = ([run.metrics[metric] for run in each] for each in (runs, found["pcl-plus"]))
+            gap, told = paired(ours, whole), Summary.of(ours)
+            apart = f"{gap.mean:+.1f} [{gap.low:+.1f}, {gap.high:+.1f}]".replace("-", "−")
+            cells += [f"{told.mean:.1f} ± {told.sd:.1f}", "" if row == "pcl-plus" else apart]
         (line,) = re.findall(rf"^\| {re.escape(row)} \|.*", page, re.MULTILINE)
-        found = [cell.strip() for cell in line.split("|")[2:-1]]
-        assert [found[0], found[2], found[4], found[5]] == [*cells, f"{forgetting.mean:.1f}", f"{seconds:.1f}"]
+        forgetting = fmean(run.metrics["forgetting"] for run in runs)
+        assert [cell.strip() for cell in line.split("|")[2:-1]] == [*cells, f"{forgetting:.1f}"]
+    seconds = [fmean(sum(run.train_seconds) for run in found[row]) for row in ("pcl-plus", "no bridges (ER)")]
+    assert "`pcl-plus` takes {:.1f} s to train, and without bridges {:.1f} s.".format(*seconds) in page
 
 
 @pytest.mark.parametrize("balance", [0.5, 1.0])
