@@ -4,6 +4,7 @@
     python benchmarks/results.py --print    # print them and leave the page unchanged
     python benchmarks/results.py --pair PCL ER    # the difference of two rows in each column, over the same seeds
     python benchmarks/results.py --pair PCL ER --tuned
+    python benchmarks/results.py --figure docs/curves.png    # the README's figure: accuracy along Seq-CIFAR-100
 
 In the page, a table is between <!-- NAME --> and <!-- end -->. NAME is one of the paper's tables, with -tuned for tuned
 values; it shows the methods that have runs, and the columns in which at least two have. <!-- NAME STREAM --> shows only
@@ -23,11 +24,14 @@ from statistics import fmean
 from parabolic.experiments import Record
 from parabolic.experiments.paper import PLUS, SEEDS, PaperTable, paper_tables
 from parabolic.experiments.records import Records
+from parabolic.report.curves import draw_curves
+from parabolic.report.scenes import Method, Scene
 from parabolic.statistics import Summary, paired, welch
 
 ROOT = Path(__file__).parents[1]
 PAGE, RECORDS = ROOT / "docs" / "results.md", ROOT / "results" / "records"
 NAMES = {"aaa": "AAA", "acc": "Acc"}
+DRAWN = [(PLUS, True), ("CLSER", True), ("ER", True), ("PCL", True), ("PCL", False), ("SGD", False)]  # tuned or not
 AVERAGED = {"ER": "er", "ER-OBC": "obc", "CLSER": "clser"}
 MARKED = re.compile(r"(<!-- (?!end)([\w-]+(?: [\w-]+)?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
@@ -135,6 +139,18 @@ def pair(one: str, other: str, records: Records, *, tuned: bool) -> Iterator[lis
                 yield [name, setting.title, NAMES[metric], f"{gap.mean:+.2f}", f"{gap.p:.4f}", str(len(found))]
 
 
+def draw(records: Records, path: Path) -> None:
+    """Draw the accuracy of some rows of the paper's main table along Seq-CIFAR-100."""
+    setting, methods = paper_tables()["main"].settings[1], []
+    for row, tuned in DRAWN:
+        runs = [run for spec in setting.specs(row, tuned=tuned) if (run := records.find(spec))]
+        how = "" if row == PLUS else ", tuned, averaged weights" if tuned else ", published settings"
+        methods.append(Method(row + how, {run.spec["seed"]: run for run in runs}))
+    draw_curves(
+        Scene("Seq-CIFAR-100, one pass, memory 1000, all classes so far competing", setting.stream, methods), path
+    )
+
+
 def told(summary: Summary, *, best: bool = False, diverged: int = 0) -> str:
     mean = f"{summary.mean:.1f}"
     counts = f"n = {summary.n}" + f", {diverged} diverged" * bool(diverged)
@@ -159,7 +175,11 @@ def main() -> None:
     parser.add_argument("--print", action="store_true", help="print the tables and leave the page unchanged")
     parser.add_argument("--pair", nargs=2, metavar="ROW", help="print the difference of two rows")
     parser.add_argument("--tuned", action="store_true", help="with --pair: use tuned values")
+    parser.add_argument("--figure", type=Path, help="draw accuracy along Seq-CIFAR-100 to this file")
     asked = parser.parse_args()
+    if asked.figure:
+        draw(Records(RECORDS), asked.figure)
+        return
     if asked.pair:
         known = {PLUS, *(row for table in paper_tables().values() for row in (*table.rows, *table.also))}
         if unknown := {*asked.pair} - known:
