@@ -139,16 +139,14 @@ def pair(one: str, other: str, records: Records, *, tuned: bool) -> Iterator[lis
                 yield [name, setting.title, NAMES[metric], f"{gap.mean:+.2f}", f"{gap.p:.4f}", str(len(found))]
 
 
-def draw(records: Records, path: Path) -> None:
-    """Draw the accuracy of some rows of the paper's main table along Seq-CIFAR-100."""
+def along(records: Records) -> Scene:
+    """Return some rows of the paper's main table on Seq-CIFAR-100, to draw."""
     setting, methods = paper_tables()["main"].settings[1], []
     for row, tuned in DRAWN:
         runs = [run for spec in setting.specs(row, tuned=tuned) if (run := records.find(spec))]
         how = "" if row == PLUS else ", tuned, averaged weights" if tuned else ", published settings"
         methods.append(Method(row + how, {run.spec["seed"]: run for run in runs}))
-    draw_curves(
-        Scene("Seq-CIFAR-100, one pass, memory 1000, all classes so far competing", setting.stream, methods), path
-    )
+    return Scene("Seq-CIFAR-100, one pass, memory 1000, all classes so far competing", setting.stream, methods)
 
 
 def told(summary: Summary, *, best: bool = False, diverged: int = 0) -> str:
@@ -178,7 +176,7 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="draw accuracy along Seq-CIFAR-100 to this file")
     asked = parser.parse_args()
     if asked.figure:
-        draw(Records(RECORDS), asked.figure)
+        draw_curves(along(Records(RECORDS)), asked.figure)
         return
     if asked.pair:
         known = {PLUS, *(row for table in paper_tables().values() for row in (*table.rows, *table.also))}

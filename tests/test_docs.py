@@ -452,6 +452,18 @@ def test_the_tables_of_the_results_are_as_the_records_have_them():
     assert written(page, records) == page, "write them anew: python benchmarks/results.py"
 
 
+def test_the_plot_of_the_readme_is_described_as_the_records_have_it():
+    along = runpy.run_path(str(ROOT / "benchmarks" / "results.py"))["along"](Records(ROOT / "results" / "records"))
+    ends = {method.name: method.curves.mean(0).round().astype(int) for method in along.methods}
+    (told,) = re.findall(r"!\[(.*?)\]\(docs/curves.png\)", " ".join((ROOT / "README.md").read_text().split()))
+    for words, name in {
+        "PCL+ falls": "PCL+",
+        "PCL with published settings": "PCL, published settings",
+        "SGD": "SGD, published settings",
+    }.items():
+        assert f"{words} from {ends[name][0]} to {ends[name][-1]} %" in told
+
+
 def test_uneven_classes_agree_with_the_paper_as_often_as_the_results_tell():
     even = runpy.run_path(str(ROOT / "benchmarks" / "results.py"))["even"](Records(ROOT / "results" / "records"))
     uneven, plain = zip(*((float(row[at]), float(row[at + 2])) for row in even for at in (3, 8)), strict=True)
