@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import json
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -48,7 +48,7 @@ from parabolic.cli.grids import (
     tell_package,
     train_all,
 )
-from parabolic.cli.tables import Format, Intervals, Output, check_output, show
+from parabolic.cli.tables import Format, Intervals, Output, check_output, show, titles_of
 from parabolic.cli.tracking import Track, tracking
 from parabolic.engine import Callback, Monitor, ProgressBar
 from parabolic.engine.measures import Measure, find_measures, owner
@@ -264,7 +264,7 @@ def compare(
     if as_json:
         _print_records([outcome.records[spec.key] for spec in wanted if spec.key in outcome.records], outcome)
     else:
-        called = rows if format == "json" else _called(rows)
+        called = rows if format == "json" else titles_of(rows).values()
         records = {
             _title([spec for row in specs.values() for spec in row], settings or []): {
                 shown: [outcome.records[spec.key] for spec in row if spec.key in outcome.records]
@@ -420,15 +420,6 @@ def _title(specs: Iterable[RunSpec], settings: Iterable[str]) -> str:
     others = " ".join(each for each in settings if each.partition("=")[0].rpartition(".")[2] not in named)
     told = [runs[0]["stream"], f"memory {sizes}" if sizes else "", others]
     return ", ".join(each for each in told if each)
-
-
-def _called(rows: Mapping[str, Preset]) -> list[str]:
-    """Return the title of each row: for a class from a file the name that it declares, unless another row has it."""
-    stated = {row: vars(find_learner(row)).get("name", "") for row in rows if ":" in row}  # presets have no colon
-    taken = Counter([*stated.values(), *(row for row in rows if row not in stated)])
-    return [
-        name if (name := stated.get(row)) and taken[name] == 1 and name not in known_learners() else row for row in rows
-    ]
 
 
 def _made_with(records: Sequence[Record]) -> str:
