@@ -35,6 +35,7 @@ from parabolic.cli.common import (
     read_run,
     read_settings,
     settings_of_each,
+    stream_of,
 )
 from parabolic.cli.grids import (
     Address,
@@ -146,6 +147,7 @@ def run_one(
         tell_outdated([spec], store)
     lost: Unsaved | None = None
     with ExitStack() as stack:
+        stack.enter_context(stream_of([chosen], stream))
         bar = stack.enter_context(ProgressBar())
         bar.title = chosen.name
         tracker = stack.enter_context(tracking(track, {"key": spec.key, **spec.resolved()}))
@@ -254,7 +256,8 @@ def compare(
     store = Store(runs)
     if engine == "local":  # the data on the nodes of a cluster may be missing here
         first = (row[0] for each in tables for row in each.values())
-        _check_built([spec for spec in first if spec.options and store.find(spec) is None])
+        with stream_of(chosen, stream):
+            _check_built([spec for spec in first if spec.options and store.find(spec) is None])
     if output is not None:
         check_output(output)
     outcome = train_all(
