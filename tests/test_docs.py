@@ -141,7 +141,7 @@ def test_the_code_of_the_guide_to_moving(capsys):
     names = run_blocks("docs/guides/moving.md", without="avalanche")
     out = capsys.readouterr().out
     said = [int(each) for each in re.findall(r"^(\d+) %", out, re.MULTILINE)]
-    assert len(said) == 7
+    assert len(said) == 8
     plain, told = map(int, re.search(r"^(\d+) %, with the task told (\d+) %$", out, re.MULTILINE).groups())
     assert plain < told
     assert said[0] > 70
@@ -151,6 +151,8 @@ def test_the_code_of_the_guide_to_moving(capsys):
     fresh = names["Anchored"](MLP(stream.shape, 10), memory=200, **own)
     assert left_behind(names["learner"], fresh) == []
     assert fresh.tasks == 5
+    fresh = names["Contrastive"](MLP(stream.shape, 10), memory=200, **own)
+    assert left_behind(names["contrastive"], fresh) == []
     recent = names["Recent"](torch.nn.Linear(1, 4), memory=32)
     for number in range(50):
         recent.observe(torch.tensor([[float(number)]]), [0])

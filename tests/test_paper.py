@@ -293,7 +293,10 @@ def test_bounds_are_measured_in_runs_of_their_own(parabolic, tmp_path, monkeypat
 
 def test_rows_of_ones_own_stand_beside_the_others(parabolic, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text("from parabolic import ER\n\n\nclass Mine(ER):\n    pass\n")
+    Path("mine.py").write_text(
+        "from parabolic import ER\n\n\nclass Mine(ER):\n    pass\n\n\n"
+        "class Wide(ER):\n    name = 'wide'\n    replay: int = 25\n"
+    )
     Path("soft.toml").write_text('learner = "mine.py:Mine"\nmemory = 77\n[settings]\nlr = 0.02\nbatch = 20\n')
     given = ("paper", "small_buffers", *QUICK, "--seeds", "1", "--learners", "sgd", "--also", "mine.py:Mine, soft.toml")
     code, out, err = parabolic(*given, "--format", "json")
@@ -312,6 +315,11 @@ def test_rows_of_ones_own_stand_beside_the_others(parabolic, tmp_path, monkeypat
     assert aaa == [run.metrics["aaa"] for run in own]
     code, out, _ = parabolic(*given, "--show")
     assert (code, "7 runs, 7 of them already there" in out) == (0, True)
+    # What a class recalls by default stays, as far as there is room for it; tables have the name that it declares.
+    wide = Selection(("small_buffers",), ("clser",), 1, quick=True, own=("mine.py:Wide",)).runs
+    assert [spec.options["replay"] for spec in wide] == [10, 10, 10, 10, 20, 25]
+    _, out, _ = parabolic(*given, "--also", "mine.py:Wide", "--show", "--format", "latex")
+    assert "\nwide &" in out
     tuned = ("paper", "main", "--learners", "er", "--tuned", "--show")
     code, out, _ = parabolic(*tuned, "--also", "pcl-plus,mine.py:Mine,soft.toml")
     assert "pcl-plus" in out

@@ -162,6 +162,17 @@ def test_what_cannot_be_used_is_told(parabolic, arguments, message):
     assert re.search(message, err)
 
 
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_data_that_only_a_preset_asks_for_are_told_as_such(parabolic, command, tmp_path, monkeypatch):
+    monkeypatch.setenv("PARABOLIC_DATA", str(tmp_path))
+    meant = "; or name another stream, as in --stream seq-digits: er-seq-cifar100 is for seq-cifar100"
+    code, _, err = parabolic(command, "--preset", "er-seq-cifar100")
+    assert (code, err.strip().endswith(meant)) == (2, True)
+    _, _, err = parabolic(command, "--preset", "er-seq-cifar100", "--stream", "seq-cifar10")
+    assert "data: got 'cifar10'" in err
+    assert meant not in err
+
+
 def test_the_command_line_uses_presets(parabolic):
     save_preset(Preset("bold", "er", stream="seq-blobs", memory=40, settings={"lr": 0.3}))
     record = json.loads(parabolic("run", "--preset", "bold", "--json")[1])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from parabolic import ER, GEM, InputError, make_stream, train
+from parabolic import ER, GEM, InputError, ResNet18, make_stream, train
 from parabolic.backbones import make_backbone
 from parabolic.options import option
 from parabolic.states import same_state
@@ -23,6 +23,71 @@ def test_a_default_needs_its_type():
         tasks = 0  # no field of any class, and so no matter
 
     assert Typed(nn.Linear(2, 2)).lr == 0.5
+
+
+@pytest.mark.parametrize("name", ["body", "steps", "augment"])
+def test_a_method_that_an_attribute_would_hide_is_refused(name):
+    told = rf"attribute of Mine: got '{name}', expected a name that is not taken; .* such as my_{name}"
+    with pytest.raises(InputError, match=told):
+        type("Mine", (ER,), {name: lambda self, x: x})
+
+
+def test_a_default_may_be_a_function():
+    def shifted(x, generator):
+        return x + 1
+
+    class Shifted(ER):
+        augment: object = staticmethod(shifted)
+
+    assert Shifted(nn.Linear(2, 2)).augmented(torch.zeros(1, 2)).tolist() == [[1, 1]]
+
+
+class Nearest(ER):
+    """Predicts by the mean features of each class in memory."""
+
+    def scores_at(self, inputs):
+        scores = super().scores_at(inputs)
+        if not len(self.past):
+            return scores
+        kept = self.features(self.inputs(self.past["x"]))
+        means = kept.new_zeros(scores.shape[1], kept.shape[1]).index_add(0, self.past["y"], kept)
+        return self.features(inputs) @ means.T
+
+
+def nearest(**options):
+    torch.manual_seed(0)
+    learner = Nearest(ResNet18((1, 8, 8), 4, width=4), memory=20, replay=5, lr=0.01, **options)
+    for _ in range(2):  # an average begins as the weights after the first
+        learner.observe(torch.randn(6, 1, 8, 8), torch.arange(6) % 4)
+    return learner
+
+
+def test_ones_own_scores_are_those_of_evaluation_mode():
+    learner, x = nearest(), torch.randn(6, 1, 8, 8)
+    before = copy.deepcopy(learner.state_dict())
+    torch.testing.assert_close(learner.scores(x)[:1], learner.scores(x[:1]))  # batch norm does not mix examples
+    assert not learner.scores(x).requires_grad
+    assert same_state(learner.state_dict(), before)  # nor does it learn from tests
+    assert learner.model.training
+
+
+def test_ones_own_scores_are_those_of_the_average():
+    learner, x = nearest(average=0.9), torch.randn(6, 1, 8, 8)
+    averaged = learner.scores(x)
+    weights, learner.averaged = learner.predicting_weights(), None
+    assert not torch.allclose(learner.scores(x), averaged)
+    learner.model.load_state_dict(weights, strict=False)
+    torch.testing.assert_close(learner.scores(x), averaged)
+
+
+def test_features_are_what_the_last_layer_gets_and_are_learned():
+    learner, x = nearest(), torch.randn(6, 1, 8, 8)
+    features = learner.features(x)
+    torch.testing.assert_close(learner.model.head(features), learner.model(x))
+    learner.optim.zero_grad()
+    features.square().sum().backward()
+    assert learner.model.stem.weight.grad.abs().sum() > 0
+    assert learner.model.head.weight.grad is None
 
 
 class Predicting(ER):

@@ -278,6 +278,8 @@ def test_a_comparison_in_a_table_and_in_words():
     assert "On the earlier tasks er has lost 4 points against its best before the end, sgd has lost 90 points." in said
     assert in_words({"er": [], "pcl": runs["pcl"]}).endswith("competing, is: pcl 81 %.")
     assert in_words({"er": []}) == "There is nothing to compare."
+    single = {name: [replace(each, accuracy=[[80.0]]) for each in row] for name, row in runs.items()}
+    assert "earlier tasks" not in in_words(single)
 
 
 def test_a_comparison_has_the_figures_that_are_asked_for():

@@ -92,7 +92,7 @@ def test_pcl_plus_is_a_row_of_its_own_by_stream_where_there_is_such_a_preset(tun
     only = Selection(tuned=True, learners=("pcl-plus",))
     assert only.tables == [name for name in NAMES if name not in ("bounds", "ablation", "ablation_buffers")]
     assert {spec.options["lr"] for spec in only.runs} == {0.5}
-    with pytest.raises(InputError, match="learners: got 'pcl-plus'"):
+    with pytest.raises(InputError, match="learners: got 'pcl-plus', .*; add --tuned, or .* --also pcl-plus"):
         Selection(learners=("pcl-plus",))
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from parabolic.checks import Description, check_name, invalid
+from parabolic.checks import Description, InputError, check_name, invalid
 from parabolic.experiments import Preset, RunSpec, load_preset
 from parabolic.learners import find_learner
 from parabolic.options import no_option, options_of, parse_option
@@ -37,6 +38,7 @@ __all__ = [
     "read_settings",
     "read_where",
     "settings_of_each",
+    "stream_of",
 ]
 
 Set = Annotated[
@@ -124,6 +126,18 @@ def read_run(
     own = settings_of_each({chosen.name: chosen.learner}, read_settings(settings))[chosen.name]
     check_once(own, {f"--{name}": value for name, value in given.items()})
     return chosen, chosen.spec(own, **{name: value for name, value in given.items() if value is not None})
+
+
+@contextmanager
+def stream_of(presets: Sequence[Preset], given: str | None) -> Iterator[None]:
+    """If data are not prepared that a preset asks for, and not the user, say so in the error."""
+    try:
+        yield
+    except InputError as error:
+        meant = next((each for each in presets if each.stream), None)
+        if error.name == "data" and given is None and meant is not None:
+            error.remedy += f"; or name another stream, as in --stream seq-digits: {meant.name} is for {meant.stream}"
+        raise
 
 
 def check_once(settings: Mapping[str, str], options: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,12 +15,13 @@ from rich.table import Table
 from parabolic.checks import check_name, invalid
 from parabolic.cli.common import Checkpoint, Device, Runs
 from parabolic.cli.grids import Address, Engine, Fleet, Gpus, Minutes, Workers, close_grid, tell_package, train_all
-from parabolic.cli.tables import Format, Intervals, Output, check_output, show
+from parabolic.cli.tables import Format, Intervals, Output, check_output, show, titles_of
 from parabolic.cli.tracking import Track
 from parabolic.experiments import BackedStore, Outcome, Record, Records, Store, is_record
 from parabolic.experiments.execution import environment, find_device
 from parabolic.experiments.grid import worker_devices
 from parabolic.experiments.paper import (
+    METHODS,
     NAMES,
     PLUS,
     SEEDS,
@@ -123,7 +124,12 @@ def paper(
             minutes=minutes, checkpoint=checkpoint,
         )  # fmt: skip
     found = there | outcome.records | outcome.diverged
-    show(paper_results(selection, found), format, intervals=intervals, output=output)
+    results = paper_results(selection, found)
+    if format != "json":
+        titles = titles_of([*METHODS, *selection.own])
+        named = ({titles.get(row, row): cells for row, cells in each.rows.items()} for each in results)
+        results = [replace(each, rows=rows) for each, rows in zip(results, named, strict=True)]
+    show(results, format, intervals=intervals, output=output)
     aloud = format == "terminal" and output is None
     if aloud:
         kept = sum(is_record(each) for each in found.values())

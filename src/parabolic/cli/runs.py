@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import json
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,6 +35,7 @@ from parabolic.cli.common import (
     read_run,
     read_settings,
     settings_of_each,
+    stream_of,
 )
 from parabolic.cli.grids import (
     Address,
@@ -48,7 +49,7 @@ from parabolic.cli.grids import (
     tell_package,
     train_all,
 )
-from parabolic.cli.tables import Format, Intervals, Output, check_output, show
+from parabolic.cli.tables import Format, Intervals, Output, check_output, show, titles_of
 from parabolic.cli.tracking import Track, tracking
 from parabolic.engine import Callback, Monitor, ProgressBar
 from parabolic.engine.measures import Measure, find_measures, owner
@@ -146,6 +147,7 @@ def run_one(
         tell_outdated([spec], store)
     lost: Unsaved | None = None
     with ExitStack() as stack:
+        stack.enter_context(stream_of([chosen], stream))
         bar = stack.enter_context(ProgressBar())
         bar.title = chosen.name
         tracker = stack.enter_context(tracking(track, {"key": spec.key, **spec.resolved()}))
@@ -254,7 +256,8 @@ def compare(
     store = Store(runs)
     if engine == "local":  # the data on the nodes of a cluster may be missing here
         first = (row[0] for each in tables for row in each.values())
-        _check_built([spec for spec in first if spec.options and store.ended(spec) is None])
+        with stream_of(chosen, stream):
+            _check_built([spec for spec in first if spec.options and store.ended(spec) is None])
     if output is not None:
         check_output(output)
     outcome = train_all(
@@ -265,7 +268,7 @@ def compare(
     if as_json:
         _print_records(outcome)
     else:
-        called = rows if format == "json" else _called(rows)
+        called = rows if format == "json" else titles_of(rows).values()
         records = {
             _title([spec for row in specs.values() for spec in row], settings or []): {
                 shown: [ended[spec.key] for spec in row if spec.key in ended]
@@ -424,15 +427,6 @@ def _title(specs: Iterable[RunSpec], settings: Iterable[str]) -> str:
     others = " ".join(each for each in settings if each.partition("=")[0].rpartition(".")[2] not in named)
     told = [runs[0]["stream"], f"memory {sizes}" if sizes else "", others]
     return ", ".join(each for each in told if each)
-
-
-def _called(rows: Mapping[str, Preset]) -> list[str]:
-    """Return the title of each row: for a class from a file the name that it declares, unless another row has it."""
-    stated = {row: vars(find_learner(row)).get("name", "") for row in rows if ":" in row}  # presets have no colon
-    taken = Counter([*stated.values(), *(row for row in rows if row not in stated)])
-    return [
-        name if (name := stated.get(row)) and taken[name] == 1 and name not in known_learners() else row for row in rows
-    ]
 
 
 def _made_with(records: Sequence[Record]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -11,9 +12,10 @@ import typer
 from rich.console import Console
 
 from parabolic.files import disk_errors, write_text, written_whole
+from parabolic.learners import find_learner, known_learners
 from parabolic.report import FORMATS, Results, render, terminal
 
-__all__ = ["Format", "Intervals", "Output", "check_output", "show"]
+__all__ = ["Format", "Intervals", "Output", "check_output", "show", "titles_of"]
 
 Format = Annotated[str, typer.Option(help=f"Format of the tables: {', '.join(FORMATS)}.")]
 Intervals = Annotated[bool, typer.Option("--intervals", help="Show 95 % intervals instead of standard deviations.")]
@@ -35,6 +37,14 @@ def check_output(path: Path, remedy: str = "name another file", name: str = "--o
         for folder in made:
             with suppress(OSError):  # another process may have put something there
                 folder.rmdir()
+
+
+def titles_of(rows: Iterable[str]) -> dict[str, str]:
+    """Return the title of each row: for a class from a file the name that it declares, unless another row has it."""
+    rows = list(rows)
+    stated = {row: vars(find_learner(row)).get("name", "") for row in rows if ":" in row}  # only classes have a colon
+    taken = Counter([*stated.values(), *(row for row in rows if row not in stated), *known_learners()])
+    return {row: name if (name := stated.get(row)) and taken[name] == 1 else row for row in rows}
 
 
 def show(tables: Sequence[Results], format: str, *, intervals: bool, output: Path | None) -> None:

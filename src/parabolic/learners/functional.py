@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -15,7 +15,7 @@ from parabolic.checks import invalid
 
 __all__ = [
     "answers_by", "call_by", "check_between", "copies_of", "has_batch_norm", "has_embedding", "only", "predicting",
-    "scores_by", "types_of",
+    "scores_by", "types_of", "work_by",
 ]  # fmt: skip
 
 
@@ -96,6 +96,27 @@ def answers_by(weights: Mapping[str, Tensor], model: nn.Module, x: Tensor) -> Te
     """
     with predicting(model):
         return call_by(weights, model, x)
+
+
+class _Work(nn.Module):
+    """A function that calls a model, as a module that contains the model."""
+
+    def __init__(self, work: Callable[[Tensor], Tensor], model: nn.Module) -> None:
+        super().__init__()
+        self.work, self.model = work, model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.work(x)
+
+
+def work_by(weights: Mapping[str, Tensor], model: nn.Module, work: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """What a function returns for `x` if the model that it calls is in evaluation mode and has other weights.
+
+    >>> model = nn.Linear(1, 1)
+    >>> work_by({"weight": torch.ones(1, 1), "bias": torch.zeros(1)}, model, lambda x: 5 * model(x), torch.ones(1, 1))
+    tensor([[5.]])
+    """
+    return answers_by({f"model.{name}": weight for name, weight in weights.items()}, _Work(work, model), x)
 
 
 def scores_by(weights: Mapping[str, Tensor], model: nn.Module, x: Tensor) -> Tensor:

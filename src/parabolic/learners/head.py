@@ -8,7 +8,6 @@ import torch
 from torch import Generator, Tensor, nn
 
 from parabolic.checks import Description, invalid
-from parabolic.learners.functional import predicting
 
 __all__ = ["check_alone", "check_head", "features", "follow", "last_linear", "overlaid", "widen", "wider"]
 
@@ -27,9 +26,8 @@ def last_linear(model: nn.Module) -> tuple[str, nn.Linear]:
     return layers[-1]
 
 
-@torch.no_grad()
 def features(model: nn.Module, head: nn.Linear, x: Tensor) -> Tensor:
-    """The features: the inputs of `head` when the model is called on `x` in evaluation mode. Nothing changes.
+    """The features: the inputs of `head`, the layer that gives the scores, when the model is called on `x`.
 
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
     >>> features(model, model[1], torch.ones(2, 2, 2))
@@ -39,8 +37,7 @@ def features(model: nn.Module, head: nn.Linear, x: Tensor) -> Tensor:
     seen: list[tuple[Tensor, Tensor]] = []
     hook = head.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
     try:
-        with predicting(model):
-            scores = model(x)
+        scores = model(x)
     finally:
         hook.remove()
     check_head(head, scores.shape[-1], given=bool(seen) and seen[-1][1].shape == scores.shape)

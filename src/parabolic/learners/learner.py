@@ -30,9 +30,9 @@ from parabolic.learners import optimizers
 from parabolic.learners.accepting import as_tensor, check_batch, check_growth, check_kind, refusal, try_scores
 from parabolic.learners.average import WeightAverage
 from parabolic.learners.criterion import Criterion, find_criterion
-from parabolic.learners.functional import answers_by, copies_of
+from parabolic.learners.functional import answers_by, copies_of, work_by
 from parabolic.learners.gradients import trainable
-from parabolic.learners.head import check_head, follow, last_linear, widen
+from parabolic.learners.head import check_head, features, follow, last_linear, widen
 from parabolic.learners.predictor import Predictor, as_inputs, predictor_of
 from parabolic.memory import Batch, Memory
 from parabolic.options import check_options, documented, option, options_of
@@ -75,6 +75,17 @@ def _alone(method: Callable[..., Any]) -> Callable[..., Any]:
             return method(self, *args, **kwargs)
 
     return alone
+
+
+def _as_predicted(method: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
+    """Wrap a user's own `scores_at`, so that whatever it asks the model is answered as in prediction."""
+
+    @functools.wraps(method)
+    def scores_at(self: Learner, inputs: Tensor) -> Tensor:
+        with self._turn():
+            return work_by(self.predicting_weights(), self.model, functools.partial(method, self), inputs)
+
+    return scores_at
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(dataclasses.field,))
@@ -146,9 +157,9 @@ class Learner:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name in WHOLE:
+        for name, wrap in {**dict.fromkeys(WHOLE, _alone), "scores_at": _as_predicted}.items():
             if name in vars(cls):
-                setattr(cls, name, _alone(vars(cls)[name]))
+                setattr(cls, name, wrap(vars(cls)[name]))
         cls._check_fields()
         about = cls.__doc__
         dataclasses.dataclass(eq=False, kw_only=True, repr=False)(cls)
@@ -156,18 +167,25 @@ class Learner:
 
     @classmethod
     def _check_fields(cls) -> None:
-        """Refuse a field without a type, which would be ignored, and one that hides what learners need."""
+        """Refuse a field without a type, which would be ignored, and a name that learners use for something else."""
         bases, typed = cls.__mro__[1:], inspect.get_annotations(cls)
         inherited = {each.name for base in bases if dataclasses.is_dataclass(base) for each in dataclasses.fields(base)}
+
+        def taken(name: str) -> bool:
+            if name in inherited:  # by a field, whose value would hide a method of that name
+                return name not in typed and inspect.isroutine(vars(cls)[name])
+            hidden = [vars(base)[name] for base in bases if name in vars(base) and name in typed]
+            return name in OWN or any(inspect.isroutine(each) or isinstance(each, property) for each in hidden)
+
+        for name in typed.keys() | vars(cls).keys():
+            if taken(name):
+                remedy = f"learners use that name themselves: choose another, such as my_{name}"
+                what = "field" if name in typed else "attribute"
+                raise invalid(f"{what} of {cls.__name__}", name, "a name that is not taken", remedy)
         for name, value in vars(cls).items():
             field = isinstance(value, dataclasses.Field) or (name in inherited and not isinstance(value, property))
             if field and name not in typed:
                 raise invalid(f"{cls.__name__}.{name}", value, "a field with its type", f"as in {name}: float = …")
-        for name in typed.keys() - inherited:
-            hidden = [vars(base)[name] for base in bases if name in vars(base)]
-            if name in OWN or any(inspect.isroutine(each) or isinstance(each, property) for each in hidden):
-                remedy = f"learners use that name themselves: choose another, such as my_{name}"
-                raise invalid(f"field of {cls.__name__}", name, "a name that is not taken", remedy)
 
     @classmethod
     def overridden(cls) -> dict[str, str]:
@@ -402,9 +420,24 @@ class Learner:
         return self._given(x)
 
     def scores_at(self, inputs: Tensor) -> Tensor:
-        """The scores for inputs of the model, with the averaged weights if there are any."""
+        """The scores for inputs of the model, in evaluation mode and with the averaged weights if there are any.
+
+        Both, and that there are no gradients, also hold for everything that an override calls.
+        """
         with self._turn():
             return answers_by(self.predicting_weights(), self.model, inputs)
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """The features of inputs of the model: what the last linear layer of the network, whichever it is, gets.
+
+        With gradients, and in the model's present mode: that of learning in `loss`, that of prediction in `scores_at`.
+
+        >>> from parabolic import ER, ResNet18
+        >>> ER(ResNet18((3, 32, 32), 10, width=8)).features(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 64])
+        """
+        _, head = last_linear(self.model)
+        return features(self.model, head, inputs)
 
     def predicting_weights(self) -> dict[str, Tensor]:
         """The weights and buffers to predict with in place of the model's own, by name."""

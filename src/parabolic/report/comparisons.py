@@ -107,7 +107,7 @@ def in_words(runs: Mapping[str, Sequence[Record]]) -> str:
             )
         lost = {learner: cell_of(runs[learner], "forgetting").ours for learner in (first, last)}
         fell = [f"{learner} has {fallen(each.mean)}" for learner, each in lost.items() if each is not None]
-        if fell:
+        if fell and tasks > 1:
             told = ", ".join([f"{fell[0]} against its best before the end", *fell[1:]])
             sentences.append(f"On the earlier tasks {told}.")
     return " ".join(sentences)

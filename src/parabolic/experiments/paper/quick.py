@@ -17,7 +17,7 @@ STREAMS: dict[str, dict[str, Any]] = {
     "seq-cifar100": {"tasks": 2},
     "seq-tinyimagenet": {"class_order": "shuffled"},
 }
-BATCH = 10  # as many examples are recalled as arrive, as in the paper
+BATCHES = {32: 10}  # as many examples are recalled as arrive, as in the paper
 SHRINK = 5  # divides the memory: 1000 becomes 200 of 1,442 examples, 50 becomes one batch
 
 
@@ -30,7 +30,8 @@ def stand_in(spec: RunSpec) -> RunSpec:
     options, scenario, memory = dict(spec.options), {**spec.scenario, **STREAMS[spec.stream]}, spec.memory // SHRINK
     recalled = RunSpec.learner_options(spec.learner).get("replay")
     if recalled is not None and recalled.default:  # GEM's is 0: the whole memory
-        options["replay"] = min(options.get("replay", BATCH), memory)  # a preset may set it
+        # A preset, or a user's own class, may recall another number on purpose.
+        options["replay"] = min(options.get("replay", BATCHES.get(recalled.default, recalled.default)), memory)
     if sizes := scenario.pop("class_sizes", None):  # paper-normal, paper-reversed or paper-random
         scenario |= {"imbalance": 2.0, "imbalance_order": sizes.removeprefix("paper-")}
     return dataclasses.replace(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from parabolic.checks import check_name, check_number, invalid
 from parabolic.experiments.paper.bounds import table_of
 from parabolic.experiments.paper.plan import Estimates, Plan, plan
-from parabolic.experiments.paper.tables import METHODS, SEEDS, Setting
+from parabolic.experiments.paper.tables import METHODS, PLUS, SEEDS, Setting
 from parabolic.experiments.spec import RunSpec
 from parabolic.experiments.store import Store
 
@@ -46,6 +46,9 @@ class Selection:
         check_number("seeds", self.seeds, whole=True, at_least=1)
         there = {learner for name in self.names for learner in self._learners(name)}
         for learner in self.learners or ():
+            if learner == METHODS[PLUS].preset and not self.tuned:
+                remedy = f"add --tuned, or make it a row of your own: --also {learner}"
+                raise invalid("learners", learner, "a method with its published settings", remedy)
             check_name("learners", learner, there)
         own = ",".join(self.own)
         if len({*self.own, *METHODS}) < len(self.own) + len(METHODS):
