@@ -140,19 +140,27 @@ class RunSpec:
 
     def resolved(self) -> dict[str, Any]:
         """The spec with every default filled in, as plain JSON values."""
-        learner, stream = find_learner(self.learner), find_stream(self.stream)
-        spec = dataclasses.asdict(self)
-        spec["backbone"] = self.backbone or stream.backbone
-        spec["batch"] = self.batch or stream.batch
-        spec["precision"] = self.precision or stream.precision
-        spec["channels_last"] = stream.channels_last if self.channels_last is None else self.channels_last
+        spec = self._ordinary()
+        for name, default in spec.items():
+            value = getattr(self, name)
+            if isinstance(value, Mapping):
+                spec[name] = {**default, **value}
+            elif value is not None:
+                spec[name] = value
+        return spec
+
+    def _ordinary(self) -> dict[str, Any]:
+        """The same, if nothing but the learner and the stream were given."""
+        learner, stream = options_of(find_learner(self.learner)), find_stream(self.stream)
+        spec = {name: each.default for name, each in options_of(RunSpec).items()}
+        if "memory" not in learner:
+            del spec["memory"]  # so that a learner without a memory has one run for all sizes
+        spec |= {name: getattr(stream, name) for name in ("backbone", "batch", "precision", "channels_last")}
+        spec |= {"learner": self.learner, "stream": self.stream}
         spec["options"] = {
             name: _default(self.learner, each) for name, each in self.learner_options(self.learner).items()
         }
-        spec["options"] |= self.options
-        spec["scenario"] = dataclasses.asdict(Scenario.of(self.scenario))
-        if "memory" not in options_of(learner):
-            del spec["memory"]  # so that a learner without a memory has one run for all sizes
+        spec["scenario"] = {name: each.default for name, each in options_of(Scenario).items()}
         return spec
 
     @cached_property
@@ -161,8 +169,7 @@ class RunSpec:
 
         Adding a field or option with a neutral default does not change it.
         """
-        ordinary = RunSpec(learner=self.learner, stream=self.stream).resolved()
-        mine = self.resolved()
+        ordinary, mine = self._ordinary(), self.resolved()
         differs = {name: value for name, value in mine.items() if value != ordinary[name]}
         differs |= {"learner": self.learner, "stream": self.stream, "seed": self.seed}
         for group in ("options", "scenario"):

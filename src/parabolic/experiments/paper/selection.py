@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from parabolic.checks import check_name, check_number, invalid
 from parabolic.experiments.paper.bounds import table_of
@@ -79,7 +80,9 @@ class Selection:
 
     def cell(self, row: str, setting: Setting) -> list[RunSpec]:
         """The runs of a row in a setting."""
-        return setting.specs(row, self.seeds, quick=self.quick, tuned=self.tuned)
+        if (row, setting) not in self._cells:
+            self._cells[row, setting] = setting.specs(row, self.seeds, quick=self.quick, tuned=self.tuned)
+        return self._cells[row, setting]
 
     def by_row(self) -> Iterator[tuple[str, RunSpec]]:
         """The runs of all tables, each with its row; a run may be in several tables."""
@@ -95,6 +98,11 @@ class Selection:
         for row in self.rows(name):
             for setting in table_of(name).settings:
                 yield from ((row, spec) for spec in self.cell(row, setting))
+
+    @cached_property
+    def _cells(self) -> dict[tuple[str, Setting], list[RunSpec]]:
+        """The cells that were asked for: a page asks for each several times, and a thousand runs take a second."""
+        return {}
 
     def _learners(self, name: str) -> set[str]:
         """The names by which the rows of a table can be selected."""

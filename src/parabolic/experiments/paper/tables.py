@@ -103,7 +103,7 @@ class Setting:
     title: str
     stream: str = "seq-cifar100"
     memory: int = 1000
-    scenario: Mapping[str, Any] = field(default_factory=dict)
+    scenario: Mapping[str, Any] = field(default_factory=dict, hash=False)
     measure: str | None = None  # as in `RunSpec`
 
     def specs(self, row: str, seeds: int = SEEDS, *, quick: bool = False, tuned: bool = False) -> list[RunSpec]:
