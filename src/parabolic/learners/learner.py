@@ -670,7 +670,7 @@ class Learner:
     def _make_optimizer(self, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
         made = optimizers.make_optimizer(self.optimizer, weights, self.lr)
         if self.device.type == "cuda" and isinstance(self.optimizer, str):
-            for group in made.param_groups:
+            for group in (*made.param_groups, made.defaults):  # the defaults are those of groups added later
                 if "capturable" in group:
                     group["capturable"] = True  # it then counts its steps on the device
         return made
