@@ -84,11 +84,10 @@ def test_the_code_of_durability():
     ]
 
 
-def run_blocks(page, without=None):
+def run_blocks(page):
     names = {"__name__": "pasted"}
     for code in blocks(page):
-        if without is None or without not in code:
-            exec(compile(code, page, "exec"), names)
+        exec(compile(code, page, "exec"), names)
     return names
 
 
@@ -114,8 +113,16 @@ def test_the_code_of_the_guide_to_regression(capsys):
 
 @pytest.mark.parametrize("page", [path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]])
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text()):
-        assert (ROOT / page).parent.joinpath(target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", (ROOT / page).read_text()):
+        found = (ROOT / page).parent / target if target else ROOT / page
+        assert found.exists(), target
+        assert not anchor or anchor in anchors(found), f"{target}#{anchor}"
+
+
+def anchors(page):
+    """Its headings, as GitHub names them in links."""
+    headings = re.findall(r"^#+ (.*)", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_the_code_of_the_guide_to_monitoring(capsys):
@@ -137,13 +144,10 @@ def test_the_code_of_the_guide_to_choosing():
     assert not names["outcome"].failures
 
 
-def test_the_code_of_the_guide_to_moving(capsys):
-    names = run_blocks("docs/guides/moving.md", without="avalanche")
-    out = capsys.readouterr().out
-    said = [int(each) for each in re.findall(r"^(\d+) %", out, re.MULTILINE)]
-    assert len(said) == 8
-    plain, told = map(int, re.search(r"^(\d+) %, with the task told (\d+) %$", out, re.MULTILINE).groups())
-    assert plain < told
+def test_the_code_of_the_guide_to_methods_of_ones_own(capsys):
+    names = run_blocks("docs/guides/own-method.md")
+    said = [int(each) for each in re.findall(r"^(\d+) %", capsys.readouterr().out, re.MULTILINE)]
+    assert len(said) == 7
     assert said[0] > 70
     assert min(said) > 50
     stream = names["stream"]
@@ -153,38 +157,48 @@ def test_the_code_of_the_guide_to_moving(capsys):
     assert fresh.tasks == 5
     fresh = names["Contrastive"](MLP(stream.shape, 10), memory=200, **own)
     assert left_behind(names["contrastive"], fresh) == []
-    recent = names["Recent"](torch.nn.Linear(1, 4), memory=32)
-    for number in range(50):
-        recent.observe(torch.tensor([[float(number)]]), [0])
-    assert sorted(recent.past["x"].flatten().tolist()) == list(range(18, 50))
+    newest = names["Newest"](32)  # from Python, or as the policy of a class
+    for memory, kind in ((32, names["NewestER"]), (newest, ER)):
+        learner = kind(torch.nn.Linear(1, 4), memory=memory)
+        for number in range(50):
+            learner.observe(torch.tensor([[float(number)]]), [0])
+        assert sorted(learner.past["x"].flatten().tolist()) == list(range(18, 50))
     chosen = names["chosen"]
     assert chosen.past["y"].bincount().tolist() == [20] * 10
     there = chosen.past["x"].data_ptr()
     chosen.end_task([(names["stream"][0].train.x[:10], torch.arange(10))])
     assert chosen.past["x"].data_ptr() == there  # rewritten in place
-    assert names["frozen"].body[1].num_batches_tracked == 0
     assert [group["lr"] for group in names["slowly"].optim.param_groups] == [0.001, 0.01]
-    told = re.findall(r"^task,(\d),worst,", Path("tracked/er-arrays-memory200-seed0.csv").read_text(), re.MULTILINE)
-    assert told == ["1", "2", "3", "4", "5"]
+
+
+def test_the_code_of_the_guide_to_runs_of_ones_own():
+    names = run_blocks("docs/guides/own-runs.md")
     assert names["state"].accuracy > 60
     assert names["data"].digest() == names["same"].digest()
-    assert names["turned"][-1].min() > 75  # both domains are known at the end
-    assert names["known"].task_matrix[-1].min() > 80  # of two digits each, by a single layer
-    assert names["again"].accuracy == names["record"].accuracy
-    assert [row["accuracy"] for row in names["rows"]] == [value for row in names["record"].accuracy for value in row]
+    assert names["frozen"].body[1].num_batches_tracked == 0
 
 
-def moving(*wanted):
-    """What the blocks of the guide to moving define in which these words are, without what they train."""
+def test_the_code_of_the_guide_to_metrics(capsys):
+    names = run_blocks("docs/guides/metrics.md")
+    out = capsys.readouterr().out
+    plain, told = map(int, re.search(r"^(\d+) %, with the task told (\d+) %$", out, re.MULTILINE).groups())
+    assert plain < told
+    assert names["known"].task_matrix[-1].min() > 80  # of two digits each
+    assert names["state"].accuracy > 60
+    assert len(names["state"].measured["calibration"]) == 5
+
+
+def defined(*wanted):
+    """What the blocks of the guide to methods define in which these words are, without what they train."""
     names = {"__name__": "pasted", "torch": torch}
     for word in wanted:
-        (code,) = (each for each in blocks("docs/guides/moving.md") if word in each)
-        exec(compile(code[: code.rindex("\n\n\n")], "docs/guides/moving.md", "exec"), names)
+        (code,) = (each for each in blocks("docs/guides/own-method.md") if word in each)
+        exec(compile(code[: code.rindex("\n\n\n")], "docs/guides/own-method.md", "exec"), names)
     return names
 
 
-def test_the_rates_of_the_guide_to_moving_go_on_after_a_resume():
-    cosine = moving("class TwoViews", "class Cosine")["Cosine"]
+def test_the_rates_of_the_guide_to_methods_go_on_after_a_resume():
+    cosine = defined("class TwoViews", "class Cosine")["Cosine"]
     learner, fresh = (cosine(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))) for _ in range(2))
     for _ in range(20):  # memory has as many as are recalled before that
         before = learner.phase()
@@ -196,8 +210,8 @@ def test_the_rates_of_the_guide_to_moving_go_on_after_a_resume():
     assert slow < learner.lr
 
 
-def test_the_second_view_of_the_guide_to_moving_is_of_raw_examples():
-    views, seen = moving("class TwoViews")["TwoViews"], []
+def test_the_second_view_of_the_guide_to_methods_is_of_raw_examples():
+    views, seen = defined("class TwoViews")["TwoViews"], []
 
     def augment(x, generator):
         seen.append(x)
@@ -230,23 +244,23 @@ def test_neither_callbacks_nor_files_that_code_reads_are_part_of_a_key(tmp_path)
     assert found.accuracy == changed.accuracy
 
 
-def test_the_learner_of_the_guide_to_moving_is_one_of_a_file(tmp_path, parabolic):
-    (tmp_path / "ace.py").write_text(blocks("docs/guides/moving.md")[0])
+def test_the_learner_of_the_guide_to_methods_is_one_of_a_file(tmp_path, parabolic):
+    (tmp_path / "ace.py").write_text(blocks("docs/guides/own-method.md")[0])
     code, out, err = parabolic("run", "--learner", "ace.py:ERACE", "--stream", "seq-blobs")
     assert (code, err) == (0, "")
     assert out.startswith("ace.py:ERACE on seq-blobs")  # and nothing else: a file that is imported trains nothing
 
 
-def test_the_stream_of_the_guide_to_moving_is_one_of_a_file(tmp_path, parabolic):
-    (code,) = (each for each in blocks("docs/guides/moving.md") if "def mine(seed)" in each)
+def test_the_stream_of_the_guide_to_runs_is_one_of_a_file(tmp_path, parabolic):
+    (code,) = (each for each in blocks("docs/guides/own-runs.md") if "def mine(seed)" in each)
     (tmp_path / "mine.py").write_text(code)
     code, out, err = parabolic("compare", "--learners", "sgd", "--stream", "mine.py:mine", "--seeds", "1")
     assert (code, err) == (0, "")
     assert "After 5 tasks" in out
 
 
-def test_the_words_of_the_guide_to_moving_are_learned_in_runs(tmp_path, parabolic):
-    (code,) = (each for each in blocks("docs/guides/moving.md") if "class WordPCL" in each)
+def test_the_words_of_the_guide_to_runs_are_learned_in_runs(tmp_path, parabolic):
+    (code,) = (each for each in blocks("docs/guides/own-runs.md") if "class WordPCL" in each)
     mixed = code.replace("class WordPCL(PCL)", "class WordMixup(MixupER)").replace("import PCL,", "import MixupER,")
     (tmp_path / "words.py").write_text(code)
     (tmp_path / "mixed.py").write_text(mixed)
@@ -331,9 +345,9 @@ def bad_batches(rows, y):
     return [*cells, (rows[:0], y[:0]), (rows[:5], y), (rows[:, :4], y), (rows, y + 97), (rows, y - 1)]
 
 
-def test_the_code_of_the_guide_to_moving_that_needs_avalanche():
+def test_the_code_of_the_guide_to_avalanche():
     need_avalanche()  # skips, and says so, where it is not installed
-    names = run_blocks("docs/guides/moving.md")
+    names = run_blocks("docs/guides/avalanche.md")
     assert names["found"]["Top1_Acc_Stream/eval_phase/test_stream"] > 0.6
 
 

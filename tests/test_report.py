@@ -587,6 +587,11 @@ def test_the_code_of_the_page_on_reports(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parent.parent / "docs" / "report.md").read_text()
     for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(compile(code, "report.md", "exec"), {})
+        names = {}
+        exec(compile(code, "report.md", "exec"), names)
+        if "again" in names:
+            assert names["again"].accuracy == names["record"].accuracy
     assert "My runs" in text_of(Path("report.html").read_text())
     assert list(Path("tracked/tensorboard").iterdir())
+    (told,) = Path("tracked").glob("*.csv")
+    assert re.findall(r"^task,(\d),worst,", told.read_text(), re.MULTILINE) == ["1", "2", "3"]
