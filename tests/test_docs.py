@@ -273,8 +273,8 @@ def test_the_words_of_the_guide_to_runs_are_learned_in_runs(tmp_path, parabolic)
         assert "take the embedding out of the model" in parabolic("run", "--learner", learner, *asked)[2]
 
 
-def test_two_settings_of_one_method_as_the_guide_to_moving_has_them(tmp_path):
-    (code,) = re.findall(r"```\n(printf.*?)\n```", (ROOT / "docs/guides/moving.md").read_text(), re.DOTALL)
+def test_two_settings_of_one_method_as_the_page_on_experiments_has_them(tmp_path):
+    (code,) = re.findall(r"```\n(printf.*?)\n```", (ROOT / "docs/experiments.md").read_text(), re.DOTALL)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     small = f"{code} --stream seq-blobs --seeds 1 --workers 0 --json"
     told = subprocess.run(["bash", "-c", small], cwd=tmp_path, env={**os.environ, "PATH": path}, stdout=subprocess.PIPE)
