@@ -258,11 +258,14 @@ class Cache:
 def _write_parts(name: str, folder: Path, raw: Raw, source: str, progress: ShowProgress | None) -> DataSet:
     content, files, shape, counts = hashlib.sha256(), {}, None, {"train": 0, "test": 0}
     sums = squares = np.zeros(1)
-    classes = raw.classes or (len(raw.class_names) if raw.class_names else _highest(raw) + 1)
+    parts = {part: given for part, given in (("train", raw.train), ("test", raw.test)) if given is not None}
+    checked = {part: _whole_numbers(part, given.labels) for part, given in parts.items()}
+    highest = max(int(labels.max()) for labels in checked.values())
+    classes = raw.classes or (len(raw.class_names) if raw.class_names else highest + 1)
     if raw.class_names and len(raw.class_names) != classes:
         raise invalid(name, Description(f"{len(raw.class_names)} class names"), f"one for each of the {classes}")
-    parts = {part: given for part, given in (("train", raw.train), ("test", raw.test)) if given is not None}
-    checked = {part: _check_labels(part, given.labels, classes) for part, given in parts.items()}
+    for part, labels in checked.items():
+        _check_range(part, labels, classes)
     if "test" in checked:
         _check_tested(checked["train"], checked["test"], raw.class_names)
     for part, given in parts.items():
@@ -303,16 +306,12 @@ def _write_parts(name: str, folder: Path, raw: Raw, source: str, progress: ShowP
     )  # fmt: skip
 
 
-def _highest(raw: Raw) -> int:
-    return max(int(np.max(part.labels, initial=0)) for part in (raw.train, raw.test) if part is not None)
-
-
 def _digest(told: Mapping[str, Any]) -> str:
     """A hash of the values of a `data.json`."""
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
-def _check_labels(part: str, labels: NDArray[Any], classes: int) -> NDArray[np.int64]:
+def _whole_numbers(part: str, labels: NDArray[Any]) -> NDArray[np.int64]:
     labels = np.asarray(labels)
     if labels.ndim != 1 or not len(labels) or labels.dtype.kind not in "iu":
         got = Description(f"an array of shape {list(labels.shape)} and type {labels.dtype}")
@@ -320,12 +319,15 @@ def _check_labels(part: str, labels: NDArray[Any], classes: int) -> NDArray[np.i
     if (high := int(labels.max())) >= LABELS:
         expected = f"labels from 0 up, below {LABELS}"
         raise invalid(f"{part} labels", high, expected, "number the classes 0, 1, 2, …")
+    return labels.astype(np.int64)
+
+
+def _check_range(part: str, labels: NDArray[np.int64], classes: int) -> None:
     outside = (labels < 0) | (labels >= classes)
     if outside.any():
         first = int(outside.argmax())
         got = Description(f"{int(labels[first])} at {first}")
         raise invalid(f"{part} labels", got, f"whole numbers from 0 to {classes - 1}")
-    return labels.astype(np.int64)
 
 
 def _check_tested(train: NDArray[np.int64], test: NDArray[np.int64], names: Sequence[str] | None) -> None:

@@ -504,12 +504,13 @@ def _from_hub(name: str, named: str | None) -> Raw:
         raise invalid(f"hf:{name}", dict(features), "a column of images", remedy)
     label = _label_column(f"hf:{name}", features, named, datasets.ClassLabel)
     parts = []
-    held_out = [key for key in ("test", "validation", "valid", "val") if key in splits]
-    # On the hub, labels of −1 mean that a test set's labels are withheld; a split may also be empty.
-    tested = next((key for key in held_out if min(splits[key][label], default=-1) >= 0), None)
+    held_out = [key for key in ("test", "validation", "valid", "val") if len(splits.get(key, ()))]
+    # On the hub, labels of −1, or none, mean that a test set's labels are withheld.
+    told = (key for key in held_out if all(each is not None and each >= 0 for each in splits[key][label]))
+    tested = next(told, None)
     for split in ["train", *([tested] if tested else [])]:
         rows = splits[split].cast_column(image, datasets.Image(decode=False))
-        parts.append((_HubImages(rows, image), np.asarray(splits[split][label][:], np.int64)))
+        parts.append((_HubImages(rows, image), np.asarray(splits[split][label][:])))
     mode = "L" if all(_mode(range(len(rows)), rows.read) == "L" for rows, _ in parts) else "RGB"
     decoded = [Part(_decode(range(len(rows)), rows.read, mode, f"hf:{name}"), labels) for rows, labels in parts]
     names = getattr(features[label], "names", None)  # only a ClassLabel has them

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from parabolic.checks import Description, InputError, check_finite, check_number, invalid, plain
+from parabolic.checks import Description, InputError, check_finite, check_gaps, check_number, invalid, plain
 
 __all__ = ["LABEL_COLUMNS", "Batches", "Examples", "Stream", "Task"]
 
@@ -161,6 +161,7 @@ class Task:
 
     def test_batches(self, size: int = 512) -> Iterator[tuple[Tensor, Tensor]]:
         """The task's test examples in batches, in order."""
+        check_number("size", size, whole=True, at_least=1)
         for part in self.test_rows.split(size):
             yield self.test.take(part)
 
@@ -197,6 +198,8 @@ class Stream(Sequence[Task]):
             if any(one is not other for one, other in shared):
                 got = Description(f"task {task.index} with examples of its own")
                 raise invalid("tasks", got, "tasks that share one set of examples", "use Stream.from_tasks")
+        if self.class_names is not None and len(self.class_names) < self.classes:
+            raise invalid("class_names", self.class_names, f"a name for each of the {self.classes} classes")
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -301,7 +304,7 @@ class Stream(Sequence[Task]):
         [((0, 1), 8, 2), ((0, 1), 8, 2)]
         """
         train = _examples("x", "y", x, y)
-        _check_shuffle(shuffle)
+        seed, shuffle = _order(seed, shuffle)
         if test is not None and not _is_pair(test):
             raise invalid("test", type(test), "a pair of examples and labels")
         tested = train if test is None else _examples("test x", "test y", *test)
@@ -335,7 +338,7 @@ class Stream(Sequence[Task]):
                         raise invalid("tasks", group, f"classes with {kind} examples", remedy)
                     raise invalid("domains", group[0], f"a domain with {kind} examples", remedy)
             labels = group if by_class else train.y[rows[0]].unique().tolist()
-            made.append(Task(index, tuple(labels), train, tested, rows[0], rows[1], seed, shuffle=bool(shuffle)))
+            made.append(Task(index, tuple(labels), train, tested, rows[0], rows[1], seed, shuffle=shuffle))
         classes = int((train.y if by_class else torch.cat([train.y, tested.y])).max()) + 1
         return cls(name, tuple(made), classes, tuple(train.x.shape[1:]), **settings)
 
@@ -375,7 +378,7 @@ class Stream(Sequence[Task]):
         """
         if not (isinstance(parts, Sequence) and parts):
             raise invalid("parts", parts, "a list of at least one task")
-        _check_shuffle(shuffle)
+        seed, shuffle = _order(seed, shuffle)
         pieces: list[list[Examples]] = [[], []]
         for index, part in enumerate(parts):
             if not (_is_pair(part) and all(_is_pair(split) for split in part)):
@@ -394,7 +397,7 @@ class Stream(Sequence[Task]):
         rows = [torch.arange(len(whole.y)).split([len(each.y) for each in split]) for whole, split in
                 zip((train, test), pieces, strict=True)]  # fmt: skip
         made = tuple(
-            Task(index, tuple(train.y[mine].unique().tolist()), train, test, mine, tested, seed, shuffle=bool(shuffle))
+            Task(index, tuple(train.y[mine].unique().tolist()), train, test, mine, tested, seed, shuffle=shuffle)
             for index, (mine, tested) in enumerate(zip(*rows, strict=True))
         )
         classes = int(torch.cat([train.y, test.y]).max()) + 1
@@ -462,10 +465,11 @@ def _examples(x_name: str, y_name: str, x: Any, y: Any) -> Examples:
 
 
 def _tensor(name: str, value: Any) -> Tensor:
+    check_gaps(name, value)
     if isinstance(value, Tensor):
         if value.layout != torch.strided or value.is_complex() or value.is_quantized or value.is_meta:
             raise invalid(name, value, "a dense tensor of real numbers")
-        return value.detach()
+        return value.detach().cpu()  # tasks are formed on the host; `Stream.to` moves them
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -502,9 +506,12 @@ def _hold_out(y: Tensor, domains: Tensor) -> Tensor:
     return mask
 
 
-def _check_shuffle(shuffle: object) -> None:
+def _order(seed: Any, shuffle: Any) -> tuple[int, bool]:
+    """What determines the order of a task's examples, checked, as Python's own types."""
+    check_number("seed", seed, whole=True, at_least=0)
     if not isinstance(plain(shuffle), bool):
         raise invalid("shuffle", shuffle, "True or False", "the seed determines the order")
+    return int(seed), bool(shuffle)
 
 
 def _is_pair(value: Any) -> bool:
