@@ -18,7 +18,7 @@ import torch
 from grids import fragile, kill, until
 
 import parabolic
-from parabolic import MLP, Callback, InputError, Learner, RunSpec, Store, Stream, plugins, run, train
+from parabolic import ER, MLP, Callback, InputError, Learner, RunSpec, Store, Stream, plugins, run, train
 from parabolic.engine import Checkpoints, Fleet, train_fleet
 from parabolic.experiments import execute, execute_fleet, run_grid
 from parabolic.experiments.code import package_code
@@ -399,6 +399,22 @@ def test_learners_side_by_side_go_on_together(tmp_path, name):
         assert same_state(state.learner.state_dict(), alone.learner.state_dict())
         assert np.array_equal(state.matrix, alone.matrix, equal_nan=True)
         assert np.array_equal(state.task_matrix, alone.task_matrix, equal_nan=True)
+
+
+def test_a_run_of_a_network_with_dropout_and_a_last_batch_of_one_goes_on_with_the_same_draws(tmp_path):
+    def begun():
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(2, 8), torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 4)]
+        return ER(torch.nn.Sequential(*layers))
+
+    whole, learner, path = train(begun(), stream(0), batch=9).learner, begun(), tmp_path / "0"  # 64 = 7 · 9 + 1
+    with pytest.raises(KeyboardInterrupt):
+        train_fleet(
+            Fleet([learner]), [stream(0)], batch=9, callbacks=[Stop(4)], checkpoints=Checkpoints([path], ALWAYS, [{}])
+        )
+    again = begun()
+    train_fleet(Fleet([again]), [stream(0)], batch=9, progress=[Checkpoints.resume(again, read_learner(path))])
+    assert same_state(again.model.state_dict(), whole.model.state_dict())
 
 
 def test_runs_that_stand_at_different_places_do_not_go_side_by_side(tmp_path, monkeypatch):
