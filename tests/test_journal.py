@@ -22,6 +22,7 @@ from grids import until
 from torch import nn
 
 from parabolic import ER, PCL, Diverged, InputError, Journal, Learner, LwF, ParabolicClassifier
+from parabolic.files import write_bytes
 from parabolic.states import same_state
 
 LENGTH = 30
@@ -322,6 +323,29 @@ def test_another_thread_may_ask_for_a_file_at_any_time(tmp_path):
 
 
 # -- disks -------------------------------------------------------------------------------------------------
+
+
+def test_a_thread_that_writes_slowly_replaces_no_later_state(tmp_path, monkeypatch):
+    packed, written = threading.Event(), threading.Event()
+
+    def slowly(path, data):
+        if threading.current_thread() is slow:
+            packed.set()
+            written.wait(0.2)
+        return write_bytes(path, data)
+
+    with Journal(tmp_path, make()) as journal:
+        journal.start_task([])
+        monkeypatch.setattr("parabolic.engine.journal.write_bytes", slowly)
+        slow = threading.Thread(target=journal.write)
+        slow.start()
+        packed.wait()
+        journal.end_task([])  # in a file of the same name, as no batch came between
+        written.set()
+        slow.join()
+        journal.close()
+    with Journal(tmp_path, make()) as journal:
+        assert (journal.tasks, journal.in_task) == (1, False)
 
 
 def test_a_start_drops_what_is_no_longer_kept_even_where_nothing_can_be_written(tmp_path, monkeypatch):
