@@ -97,9 +97,9 @@ def test_a_list_is_one_setting_however_it_is_written():
     specs = [RunSpec(learner="er", scenario={"tasks": each}) for each in written]
     assert len({spec.key for spec in specs}) == 1
     assert {spec.scenario["tasks"] for spec in specs} == {"3,2,5"}
-    assert RunSpec.from_settings("er", {"tasks": "3,2,5", "class_order": "1, 0"}).scenario == {
-        "tasks": "3,2,5", "class_order": "1,0",
-    }  # fmt: skip
+    others = RunSpec("er", scenario={"class_order": [1, 0], "class_sizes": [30, 20]})
+    assert others.scenario == {"class_order": "1,0", "class_sizes": "30,20"}
+    assert RunSpec.from_settings("er", {"class_order": "1, 0", "class_sizes": " 30, 20"}).key == others.key
     assert RunSpec(**specs[0].resolved()).key == specs[0].key
     assert RunSpec.from_settings("er", {"tasks": "2"}).scenario == {"tasks": 2}
 
