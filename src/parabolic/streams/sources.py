@@ -40,14 +40,18 @@ class Published:
 
     about: str
     classes: int
-    archive: str  # or the folder for several files
     folder: str  # what the archive unpacks to, or where torchvision puts the files
     url: str  # of the archive, or of the folder of the files
-    sha256: str | Mapping[str, str]  # of the archive, or of each file
+    sha256: Mapping[str, str]  # of the archive, or of each file, by its name
     content: str | None  # hash of the images and labels, as `DataSet.content`; None if unknown
     read: Callable[[Tree], Raw]
     wanted: Collection[str] | None = None  # the files to read from a .tar.gz
     class_names: tuple[str, ...] | None = None
+
+    @property
+    def packed(self) -> bool:
+        """Whether it is a single archive."""
+        return len(self.sha256) == 1
 
 
 def find_data(name: str, cache: Cache | None = None) -> DataSet | None:
@@ -167,17 +171,16 @@ def _place(name: str, source: str | Path | None, origin: Origin | None) -> str |
 def _download(name: str, cache: Cache, progress: ShowProgress | None) -> str:
     """Download the missing files of an official data set and return its archive or folder."""
     official, paths = PUBLISHED[name], _downloads(name, cache)
-    if isinstance(official.sha256, str):
-        return str(download(official.url, paths[0], official.sha256, progress))
     for path in paths:
-        download(f"{official.url}/{path.name}", path, official.sha256[path.name], progress)
-    return str(paths[0].parent)
+        url = official.url if official.packed else f"{official.url}/{path.name}"
+        download(url, path, official.sha256[path.name], progress)
+    return str(paths[0] if official.packed else paths[0].parent)
 
 
 def _downloads(name: str, cache: Cache) -> list[Path]:
     """The paths of an official data set's files once they are downloaded."""
-    official, path = PUBLISHED[name], cache.root / "downloads" / PUBLISHED[name].archive
-    return [path] if isinstance(official.sha256, str) else [path / file for file in official.sha256]
+    official, folder = PUBLISHED[name], cache.root / "downloads"
+    return [(folder if official.packed else folder / name) / file for file in official.sha256]
 
 
 def _with_path(name: str) -> str:
@@ -210,14 +213,15 @@ def open_source(name: str, place: str, label: str | None = None) -> Iterator[Raw
     if path.name in IDX_FILES and path.is_file():  # one of MNIST's four files
         path = path.parent
     if official is not None:
-        inner = path / Path(official.folder).name
-        for each in (path / official.archive, path / official.folder, inner, path):
-            packed = each.is_file() and (each == path or isinstance(official.sha256, str))
-            if packed or (each.is_dir() and _looks_like(each, official)):
-                with open_tree(each, official.wanted) as tree:
-                    raw = official.read(tree)
-                    yield replace(raw, classes=official.classes, class_names=raw.class_names or official.class_names)
-                return
+        archives = [path, *(path / each for each in official.sha256 if official.packed)]
+        folders = [path / each for each in (name, official.folder, Path(official.folder).name, ".")]
+        found = [each for each in archives if each.is_file()]
+        found += [each for each in folders if _looks_like(each, official)]
+        if found:
+            with open_tree(found[0], official.wanted) as tree:
+                raw = official.read(tree)
+                yield replace(raw, classes=official.classes, class_names=raw.class_names or official.class_names)
+            return
     for each in _rooms(path, name):
         if (each / "train_images.npy").is_file():
             yield _from_arrays(each, official)
@@ -227,8 +231,7 @@ def open_source(name: str, place: str, label: str | None = None) -> Iterator[Raw
                 yield _idx(tree)
             return
     if official is not None:
-        files = official.archive if isinstance(official.sha256, str) else ", ".join(official.sha256)
-        looked = f"{files}, {official.folder}/ or {{train,test}}_{{images,labels}}.npy"
+        looked = f"{', '.join(official.sha256)}, {official.folder}/ or {{train,test}}_{{images,labels}}.npy"
         raise invalid("--from", str(path), f"a folder with {looked}", f"download them from {official.url}")
     if not path.is_dir():
         raise invalid("--from", str(path), "a folder of arrays or of images")
@@ -622,10 +625,9 @@ PUBLISHED = {
     "cifar10": Published(
         about="60,000 photographs of 32 × 32 pixels, 10 classes (Krizhevsky, 2009)",
         classes=10,
-        archive="cifar-10-python.tar.gz",
         folder="cifar-10-batches-py",
         url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-        sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+        sha256={"cifar-10-python.tar.gz": "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"},
         content="088db17c50ddf8b6d4ae26627291c330435e1f1bd0f0f70db194a685896d7abd",
         read=_cifar10,
         wanted=[*[f"data_batch_{number}" for number in range(1, 6)], "test_batch", "batches.meta"],
@@ -634,10 +636,9 @@ PUBLISHED = {
     "cifar100": Published(
         about="60,000 photographs of 32 × 32 pixels, 100 classes (Krizhevsky, 2009)",
         classes=100,
-        archive="cifar-100-python.tar.gz",
         folder="cifar-100-python",
         url="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
-        sha256="85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+        sha256={"cifar-100-python.tar.gz": "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"},
         content="4ec76184412ef58723bcb458e1cec84a30cf0ba7aab1200cf1b630ae839d37eb",
         read=_cifar100,
         wanted=["train", "test", "meta"],
@@ -646,17 +647,15 @@ PUBLISHED = {
     "tinyimagenet": Published(
         about="110,000 photographs of 64 × 64 pixels, 200 classes (Stanford CS231n, 2015)",
         classes=200,
-        archive="tiny-imagenet-200.zip",
         folder="tiny-imagenet-200",
         url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-        sha256="6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
+        sha256={"tiny-imagenet-200.zip": "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821"},
         content="54e8153e135bff6c70e91ffd7b4dd42fe48353067a79206d0b7538202d6a2dcd",
         read=_tinyimagenet,
     ),
     "mnist": Published(
         about="70,000 handwritten digits of 28 × 28 pixels, grey, 10 classes (LeCun et al., 1998)",
         classes=10,
-        archive="mnist",
         folder="MNIST/raw",
         url="https://ossci-datasets.s3.amazonaws.com/mnist",
         sha256={
@@ -672,7 +671,6 @@ PUBLISHED = {
     "fashionmnist": Published(
         about="70,000 pictures of clothes of 28 × 28 pixels, grey, 10 classes (Xiao et al., 2017)",
         classes=10,
-        archive="fashionmnist",
         folder="FashionMNIST/raw",
         url="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
         sha256={
