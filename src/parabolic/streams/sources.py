@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -465,7 +466,7 @@ def _from_images(folder: Path) -> Raw:
     if strange := [name for name in _folders(tops[-1]) if name not in names and _pictures(tops[-1] / name)]:
         raise not_trained(", ".join(strange))
     paths = [str(file) for files in listed for file, _ in files]
-    mode = _mode(paths, _read_path)
+    mode = _mode(paths, _read_path, "")
     parts = [
         Part(_decode([str(file) for file, _ in files], _read_path, mode, ""), np.array([label for _, label in files]))
         for files in listed
@@ -513,9 +514,10 @@ def _from_hub(name: str, named: str | None) -> Raw:
     tested = next(told, None)
     for split in ["train", *([tested] if tested else [])]:
         rows = splits[split].cast_column(image, datasets.Image(decode=False))
-        parts.append((_HubImages(rows, image), np.asarray(splits[split][label][:])))
-    mode = "L" if all(_mode(range(len(rows)), rows.read) == "L" for rows, _ in parts) else "RGB"
-    decoded = [Part(_decode(range(len(rows)), rows.read, mode, f"hf:{name}"), labels) for rows, labels in parts]
+        parts.append((range(len(rows)), partial(_encoded, rows, image), np.asarray(splits[split][label][:])))
+    where = f"hf:{name}"
+    mode = "L" if all(_mode(numbers, read, where) == "L" for numbers, read, _ in parts) else "RGB"
+    decoded = [Part(_decode(numbers, read, mode, where), labels) for numbers, read, labels in parts]
     names = getattr(features[label], "names", None)  # only a ClassLabel has them
     return replace(_raw(decoded, names and tuple(names)), label=named)
 
@@ -535,18 +537,10 @@ def _label_column(name: str, features: Mapping[str, Any], named: str | None, kin
     return found[0]
 
 
-class _HubImages:
-    """The encoded images of a column."""
-
-    def __init__(self, rows: Any, column: str) -> None:
-        self.rows, self.column = rows, column
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def read(self, row: int) -> bytes:
-        told = self.rows[row][self.column]
-        return bytes(told["bytes"]) if told["bytes"] is not None else Path(told["path"]).read_bytes()
+def _encoded(rows: Any, column: str, number: int) -> bytes:
+    """The encoded image in a row of a column of images."""
+    told = rows[number][column]
+    return bytes(told["bytes"]) if told["bytes"] is not None else Path(told["path"]).read_bytes()
 
 
 def _raw(parts: Sequence[Part], class_names: tuple[str, ...] | None, classes: int | None = None) -> Raw:
@@ -556,34 +550,43 @@ def _raw(parts: Sequence[Part], class_names: tuple[str, ...] | None, classes: in
 # -- images --------------------------------------------------------------------------------------------------------
 
 
-def _mode(items: Iterable[Any], read: Callable[[Any], bytes]) -> str:
+@contextmanager
+def _opened(item: Any, read: Callable[[Any], bytes], where: str) -> Iterator[Any]:
+    """An image, which is decoded when its pixels are used."""
+    pillow = require("PIL.Image", "images", "images", "Pillow")
+    try:
+        with pillow.open(io.BytesIO(read(item))) as image:
+            yield image
+    except InputError:
+        raise
+    except Exception as error:  # Pillow raises many kinds of errors for broken images
+        got = Description(f"{type(error).__name__}: {error}")
+        raise invalid(_called(item, where), got, "an image that can be read", "get it again") from error
+
+
+def _called(item: Any, where: str) -> str:
+    return f"{item} of {where}" if where else str(item)
+
+
+def _mode(items: Iterable[Any], read: Callable[[Any], bytes], where: str) -> str:
     """Grey if all images are grey, else colour; only their headers are decoded."""
-    pillow = _pillow()
     for item in items:
-        try:
-            with pillow.open(io.BytesIO(read(item))) as image:
-                if image.mode not in ("1", "L"):
-                    return "RGB"
-        except Exception as error:  # as in `_decode`
-            raise _unreadable(item, error) from error
+        with _opened(item, read, where) as image:
+            if image.mode not in ("1", "L"):
+                return "RGB"
     return "L"
 
 
 def _decode(items: Sequence[Any], read: Callable[[Any], bytes], mode: str, where: str) -> Iterator[NDArray[np.uint8]]:
     """Decode images in chunks, in several threads; all must have the size of the first."""
-    pillow, size = _pillow(), None
+    size = None
 
     def decode(item: Any) -> NDArray[np.uint8]:
-        try:
-            with pillow.open(io.BytesIO(read(item))) as image:
-                if image.mode[0] in "IF":  # Pillow would clip values above 255
-                    got = Description(f"an image of mode {image.mode}")
-                    raise invalid(str(item), got, "at most 8 bits per channel", "convert it first")
-                pixels = np.asarray(image.convert(mode))
-        except InputError:
-            raise
-        except Exception as error:  # Pillow raises many kinds of errors for broken images
-            raise _unreadable(f"{item} of {where}" if where else item, error) from error
+        with _opened(item, read, where) as image:
+            if image.mode[0] in "IF":  # Pillow would clip values above 255
+                got = Description(f"an image of mode {image.mode}")
+                raise invalid(_called(item, where), got, "at most 8 bits per channel", "convert it first")
+            pixels = np.asarray(image.convert(mode))
         return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
     with ThreadPoolExecutor() as pool:
@@ -595,18 +598,8 @@ def _decode(items: Sequence[Any], read: Callable[[Any], bytes], mode: str, where
                 if pixels.shape != size:
                     got = Description(f"{pixels.shape[2]} × {pixels.shape[1]} pixels")
                     wanted = f"{size[2]} × {size[1]} pixels like the first image"
-                    raise invalid(str(item), got, wanted, "resize all images to one size first")
+                    raise invalid(_called(item, where), got, wanted, "resize all images to one size first")
             yield np.stack(decoded)
-
-
-def _unreadable(item: Any, error: Exception) -> InputError:
-    return invalid(
-        str(item), Description(f"{type(error).__name__}: {error}"), "an image that can be read", "get it again"
-    )
-
-
-def _pillow() -> Any:
-    return require("PIL.Image", "images", "images", "Pillow")
 
 
 CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"

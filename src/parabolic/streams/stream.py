@@ -75,7 +75,7 @@ class Batches:
     shuffle: bool = True  # anew in every epoch
 
     def __len__(self) -> int:
-        return self.epochs * self._an_epoch - self.start
+        return self.epochs * len(self._sizes) - self.start
 
     def after(self, count: int) -> Batches:
         """The same batches without the first `count`, which are skipped without being gathered.
@@ -92,11 +92,8 @@ class Batches:
         return replace(self, epochs=1, start=0)
 
     @property
-    def _an_epoch(self) -> int:
-        return len(self._sizes)
-
-    @property
     def _sizes(self) -> list[int]:
+        """The sizes of the batches of an epoch."""
         whole, left = divmod(len(self.rows), self.size)
         sizes = [self.size] * whole + [left] * (left > 0)
         if self.joined and whole and left == 1:
@@ -104,7 +101,8 @@ class Batches:
         return sizes
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        first, left_out = divmod(self.start, self._an_epoch)
+        sizes = self._sizes
+        first, left_out = divmod(self.start, len(sizes))
         for epoch in range(first, self.epochs):
             order = np.arange(len(self.rows))
             if self.shuffle:
@@ -114,7 +112,7 @@ class Batches:
             if self.permuted:
                 labels = self.rows[torch.from_numpy(self._permute(order, epoch)).to(self.rows.device)]
             skip = left_out if epoch == first else 0
-            parts = (each[skip * self.size :].split(self._sizes[skip:]) for each in (rows, labels))
+            parts = (each[skip * self.size :].split(sizes[skip:]) for each in (rows, labels))
             for part, label_part in zip(*parts, strict=True):
                 yield self.data.take(part, label_part)
 
@@ -325,15 +323,18 @@ class Stream(Sequence[Task]):
             if test is None and test_domains is not None:
                 raise invalid("test_domains", type(test_domains), "none without test", "give test=(x, y) as well")
             groups = mine.unique()[:, None].tolist()
-        held_out = _hold_out(train.y, of[0]) if test is None else None
+        if test is None:
+            held_out = _hold_out(train.y, of[0])
+            masks = ~held_out, held_out
+        else:
+            masks = torch.ones_like(train.y, dtype=torch.bool), torch.ones_like(tested.y, dtype=torch.bool)
         made = []
         for index, group in enumerate(groups):
             rows = []
-            for kind, numbers, in_part in (("training", of[0], _not(held_out)), ("test", of[1], held_out)):
-                some = torch.isin(numbers, torch.tensor(group))
-                rows.append((some if in_part is None else some & in_part).nonzero().flatten())
+            for kind, numbers, mask in zip(("training", "test"), of, masks, strict=True):
+                rows.append((torch.isin(numbers, torch.tensor(group)) & mask).nonzero().flatten())
                 if not len(rows[-1]):
-                    remedy = "" if held_out is None else "every fifth of a class is held out: give more, or test="
+                    remedy = "every fifth of a class is held out: give more, or test=" if test is None else ""
                     if by_class:
                         raise invalid("tasks", group, f"classes with {kind} examples", remedy)
                     raise invalid("domains", group[0], f"a domain with {kind} examples", remedy)
@@ -394,8 +395,8 @@ class Stream(Sequence[Task]):
         train, test = (
             Examples(torch.cat([each.x for each in split]), torch.cat([each.y for each in split])) for split in pieces
         )
-        rows = [torch.arange(len(whole.y)).split([len(each.y) for each in split]) for whole, split in
-                zip((train, test), pieces, strict=True)]  # fmt: skip
+        counts = [[len(each.y) for each in split] for split in pieces]
+        rows = [torch.arange(sum(sizes)).split(sizes) for sizes in counts]
         made = tuple(
             Task(index, tuple(train.y[mine].unique().tolist()), train, test, mine, tested, seed, shuffle=shuffle)
             for index, (mine, tested) in enumerate(zip(*rows, strict=True))
@@ -516,10 +517,6 @@ def _order(seed: Any, shuffle: Any) -> tuple[int, bool]:
 
 def _is_pair(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2
-
-
-def _not(mask: Tensor | None) -> Tensor | None:
-    return None if mask is None else ~mask
 
 
 def _groups(tasks: int | Sequence[Sequence[int]], y: Tensor) -> list[list[int]]:
