@@ -466,6 +466,7 @@ def test_a_permutation_keeps_the_pixels_of_points_too():
         ),
         ({"class_order": "1,0", "domain": "permutation"}, "class_order: got '1,0', expected fixed if domain"),
         ({"class_sizes": "paper-random", "imbalance": 2.0}, "class_sizes: got 'paper-random', expected none"),
+        ({"class_sizes": 10}, "class_sizes: got 10, expected training examples per class, .*comma-separated"),
         ({"class_sizes": "paper"}, "class_sizes: got 'paper', expected comma-separated numbers"),
         ({"class_sizes": "1,2,3"}, "class_sizes: got 3 sizes, expected one for each of the 10"),
         ({"class_sizes": "paper-normal"}, "class_sizes: got 5000, expected 1 to 40, .* of class 0"),

@@ -153,6 +153,8 @@ def test_tasks_made_by_hand_share_one_set_of_examples():
     )
     assert sorted(torch.cat([x for x, _ in shared.together(3)]).flatten().tolist()) == list(range(8))
     assert [rows(task).sum().item() for task in shared.to("cpu")] == [0 + 1 + 2 + 3, 4 + 5 + 6 + 7]
+    with pytest.raises(InputError, match=r"^tasks: got \(\), expected at least one task"):
+        replace(shared, tasks=())
     for own in ({"train": other}, {"test": other}, {"train": Examples(whole.x, other.y)}):
         tasks = (shared[0], replace(shared[1], **own))
         with pytest.raises(InputError, match="^tasks: got task 1 with examples of its own, .*; use Stream.from_tasks"):

@@ -143,6 +143,7 @@ class Look:
         return cls(**own)
 
 
+# The types that `from_dict` converts to, by field: annotations are texts here.
 KINDS = {
     field.name: kind
     for field in dataclasses.fields(Look)

@@ -259,15 +259,7 @@ def _write_parts(name: str, folder: Path, raw: Raw, source: str, progress: ShowP
     content, files, shape, counts = hashlib.sha256(), {}, None, {"train": 0, "test": 0}
     sums = squares = np.zeros(1)
     parts = {part: given for part, given in (("train", raw.train), ("test", raw.test)) if given is not None}
-    checked = {part: _whole_numbers(part, given.labels) for part, given in parts.items()}
-    highest = max(int(labels.max()) for labels in checked.values())
-    classes = raw.classes or (len(raw.class_names) if raw.class_names else highest + 1)
-    if raw.class_names and len(raw.class_names) != classes:
-        raise invalid(name, Description(f"{len(raw.class_names)} class names"), f"one for each of the {classes}")
-    for part, labels in checked.items():
-        _check_range(part, labels, classes)
-    if "test" in checked:
-        _check_tested(checked["train"], checked["test"], raw.class_names)
+    checked, classes = _checked_labels(name, parts, raw)
     for part, given in parts.items():
         labels = checked[part]
         counts[part] = len(labels)
@@ -311,6 +303,24 @@ def _digest(told: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
+def _checked_labels(name: str, parts: Mapping[str, Part], raw: Raw) -> tuple[dict[str, NDArray[np.int64]], int]:
+    """The labels of each part, and the number of classes."""
+    checked = {part: _whole_numbers(part, given.labels) for part, given in parts.items()}
+    names, highest = raw.class_names, max(int(labels.max()) for labels in checked.values())
+    classes = raw.classes or (len(names) if names else highest + 1)
+    if names and len(names) != classes:
+        raise invalid(name, Description(f"{len(names)} class names"), f"one for each of the {classes}")
+    for part, labels in checked.items():
+        outside = (labels < 0) | (labels >= classes)
+        if outside.any():
+            first = int(outside.argmax())
+            got = Description(f"{int(labels[first])} at {first}")
+            raise invalid(f"{part} labels", got, f"whole numbers from 0 to {classes - 1}")
+    if "test" in checked:
+        _check_tested(checked["train"], checked["test"], names)
+    return checked, classes
+
+
 def _whole_numbers(part: str, labels: NDArray[Any]) -> NDArray[np.int64]:
     labels = np.asarray(labels)
     if labels.ndim != 1 or not len(labels) or labels.dtype.kind not in "iu":
@@ -320,14 +330,6 @@ def _whole_numbers(part: str, labels: NDArray[Any]) -> NDArray[np.int64]:
         expected = f"labels from 0 up, below {LABELS}"
         raise invalid(f"{part} labels", high, expected, "number the classes 0, 1, 2, …")
     return labels.astype(np.int64)
-
-
-def _check_range(part: str, labels: NDArray[np.int64], classes: int) -> None:
-    outside = (labels < 0) | (labels >= classes)
-    if outside.any():
-        first = int(outside.argmax())
-        got = Description(f"{int(labels[first])} at {first}")
-        raise invalid(f"{part} labels", got, f"whole numbers from 0 to {classes - 1}")
 
 
 def _check_tested(train: NDArray[np.int64], test: NDArray[np.int64], names: Sequence[str] | None) -> None:

@@ -190,8 +190,10 @@ class Stream(Sequence[Task]):
     boundaries: bool = True  # whether learners are told where a task starts and ends
 
     def __post_init__(self) -> None:
+        if not self.tasks:
+            raise invalid("tasks", self.tasks, "at least one task")
+        first = self.tasks[0]
         for task in self.tasks:
-            first = self.tasks[0]
             shared = zip((*first.train, *first.test), (*task.train, *task.test), strict=True)
             if any(one is not other for one, other in shared):
                 got = Description(f"task {task.index} with examples of its own")
