@@ -23,7 +23,7 @@ from torch import nn
 
 from parabolic import ER, PCL, Diverged, InputError, Journal, Learner, LwF, ParabolicClassifier
 from parabolic.files import write_bytes
-from parabolic.states import same_state
+from parabolic.states import pack_state, same_state
 
 # -- kills -------------------------------------------------------------------------------------------------
 
@@ -253,6 +253,34 @@ def test_a_thread_that_writes_slowly_replaces_no_later_state(tmp_path, monkeypat
         journal.close()
     with Journal(tmp_path, make()) as journal:
         assert (journal.tasks, journal.in_task) == (1, False)
+
+
+def test_a_journal_that_another_thread_closes_writes_no_more(tmp_path, monkeypatch):
+    """Another process may have gone on meanwhile."""
+    packed, closed, told = threading.Event(), threading.Event(), []
+
+    def slowly(content):
+        packed.set()
+        closed.wait()
+        return pack_state(content)
+
+    def write():
+        try:
+            journal.write()
+        except InputError as error:
+            told.append(str(error))
+
+    journal = Journal(tmp_path, make())
+    journal.observe(*batch(0))
+    monkeypatch.setattr("parabolic.engine.journal.pack_state", slowly)
+    slow = threading.Thread(target=write)
+    slow.start()
+    packed.wait()
+    journal.close()
+    closed.set()
+    slow.join()
+    assert [text.partition(",")[0] for text in told] == [f"journal: got a call after it was closed ({tmp_path})"]
+    assert files(tmp_path) == ["000000000000.safetensors"]
 
 
 def test_a_start_drops_what_is_no_longer_kept_even_where_nothing_can_be_written(tmp_path, monkeypatch):

@@ -217,7 +217,8 @@ class Journal:
 
     def close(self) -> None:
         """Release the folder. What was learned since the last file is lost unless `write` is called first."""
-        self._lock.release()
+        with self._writing:  # another thread may be writing
+            self._lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -297,6 +298,7 @@ class Journal:
                 packed = pack_state(describe(self.learner) | {"journal": place, "draws": draws(self.learner)})
             number = self._packed = self._packed + 1
         with self._writing, disk_errors("journal", self.folder, "free some space; existing files are safe"):
+            self._check_open()  # again: another thread may have closed it meanwhile
             if number < self._written:  # another thread packed a later state and was faster
                 return
             self._hold_again()
