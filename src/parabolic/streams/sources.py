@@ -446,8 +446,8 @@ def _channels_first(path: Path, images: NDArray[Any]) -> Iterator[NDArray[np.uin
 def _from_images(folder: Path) -> Raw:
     """Read one folder per class, in `train/` and `test/` (or `val/`, `validation/`) or, without tests, at the top."""
     inner = _folders(folder)
-    tops = [folder / "train", *[folder / each for each in ("test", "val", "validation") if each in inner][:1]]
-    tops = tops if "train" in inner else [folder]
+    tests = [each for each in ("test", "val", "validation") if each in inner]
+    tops = [folder / each for each in ("train", *tests[:1])] if "train" in inner else [folder]
     names = _folders(tops[0])
     if len(names) < 2:
         got = Description(f"{len(names)} folders in {tops[0]}")
@@ -455,7 +455,7 @@ def _from_images(folder: Path) -> Raw:
         raise invalid("--from", got, f"{expected}, or MNIST's four files")
     listed = []
     for top in tops:
-        files = [(file, label) for label, name in enumerate(names) for file in _pictures(top / name)]
+        files = [(str(file), label) for label, name in enumerate(names) for file in _pictures(top / name)]
         if not files:
             raise invalid("--from", str(top), f"images ({', '.join(IMAGES)}) in {', '.join(names[:3])}, …")
         listed.append(files)
@@ -465,10 +465,9 @@ def _from_images(folder: Path) -> Raw:
         raise invalid("--from", got, f"images ({', '.join(IMAGES)}) in every class's folder", "remove other folders")
     if strange := [name for name in _folders(tops[-1]) if name not in names and _pictures(tops[-1] / name)]:
         raise not_trained(", ".join(strange))
-    paths = [str(file) for files in listed for file, _ in files]
-    mode = _mode(paths, _read_path, "")
+    mode = _mode([file for files in listed for file, _ in files], _read_path, "")
     parts = [
-        Part(_decode([str(file) for file, _ in files], _read_path, mode, ""), np.array([label for _, label in files]))
+        Part(_decode([file for file, _ in files], _read_path, mode, ""), np.array([label for _, label in files]))
         for files in listed
     ]
     return _raw(parts, tuple(names))
