@@ -218,16 +218,18 @@ class Split(list):
         return self
 
 
-def test_a_split_without_examples_is_no_test_set(tmp_path, monkeypatch):
+@pytest.mark.parametrize("labels", [[], [-1, -1], [0, None]])
+def test_a_split_without_examples_or_labels_is_no_test_set(tmp_path, monkeypatch, labels):
     def encoded(pixels):
         Image.fromarray(pixels).save(tmp_path / "a.png")
         return {"bytes": (tmp_path / "a.png").read_bytes(), "path": None}
 
     train = Split({"image": encoded(pixels), "label": label} for pixels, label in zip(*TRAIN, strict=True))
+    test = Split({"image": encoded(TEST[0][0]), "label": label} for label in labels)
     hub = ModuleType("datasets")
     hub.Image, hub.ClassLabel = type("Image", (), {"__init__": lambda *_, **__: None}), type("ClassLabel", (), {})
     train.features = {"image": hub.Image(), "label": SimpleNamespace(dtype="int64")}
-    hub.load_dataset = lambda _: {"train": train, "test": Split()}
+    hub.load_dataset = lambda _: {"train": train, "test": test}
     monkeypatch.setitem(sys.modules, "datasets", hub)
     assert prepare("mine", "hf:x").test == 0
 
@@ -483,6 +485,8 @@ UNKNOWN = "expected classes with training examples; remove"
         (lambda f: arrays(f, test=(TEST[0], TEST[1] + 5)), "cifar10", "test labels: got 10 at 10"),
         (lambda f: arrays(f, (TRAIN[0], TRAIN[1][:-1])), "mine", "train labels: got 99, expected one for each"),
         (lambda f: arrays(f, (TRAIN[0], TRAIN[1] * 0.5)), "mine", "train labels: got an array .* float64"),
+        (lambda f: arrays(f, (TRAIN[0], TRAIN[1] * np.nan)), "mine", "train labels: got an array .* float64"),
+        (lambda f: arrays(f, (TRAIN[0], TRAIN[1].astype(str))), "mine", "train labels: got an array .* <U"),
         (lambda f: arrays(f, (TRAIN[0] / 255, TRAIN[1])), "mine", "train_images.npy: got .*float64, expected bytes"),
         (lambda f: arrays(f, test=(TEST[0][:, :30], TEST[1])), "mine", "test images: got .*expected all of one size"),
         (lambda f: (arrays(f), cut(f / "train_images.npy"))[0], "mine", "train_images.npy: got .*numpy.save"),

@@ -300,6 +300,13 @@ def test_a_cpu_computes_in_float32():
     assert seen == [torch.float32]
 
 
+def test_streams_that_share_their_examples_need_room_for_a_copy_each(monkeypatch):
+    x, y = torch.zeros(100, 10), torch.arange(100) % 2  # 4,000 bytes
+    streams = [Stream.from_arrays(x, y, tasks=1, seed=seed) for seed in range(3)]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (16_000, 32_000))
+    assert feed.at_hand(streams, torch.device("cuda")) == streams  # 12,000 bytes are more than half of what is free
+
+
 def test_batches_at_hand_are_fed_as_they_are():
     batches = stream(0)[0].batches(10)
     for (x, y), (a, b) in zip(feed.feed(batches, torch.device("cpu")), batches, strict=True):

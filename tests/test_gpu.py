@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from parabolic import ReplayLearner
+from parabolic import ReplayLearner, Stream
 from parabolic.learners import find_learner, known_learners
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")]
@@ -28,6 +28,12 @@ def batches(count, size=12):
         )
         for _ in range(count)
     ]
+
+
+def test_a_stream_of_tensors_on_a_gpu_is_that_of_their_copies_on_the_host():
+    x, y = torch.randn(60, 4, device="cuda"), torch.arange(60, device="cuda") % 6
+    ours, theirs = (Stream.from_arrays(x.to(place), y.to(place), tasks=3) for place in ("cuda", "cpu"))
+    assert ours.digest() == theirs.digest() == ours.to("cuda").digest()
 
 
 @pytest.mark.parametrize("average", [None, 0.9])

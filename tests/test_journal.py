@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from datetime import datetime
 from pathlib import Path
 
@@ -19,109 +18,18 @@ import numpy as np
 import pytest
 import torch
 from grids import until
+from journals import KILLS, LENGTH, batch, files, frozen, go_on, make, trajectory
 from torch import nn
 
 from parabolic import ER, PCL, Diverged, InputError, Journal, Learner, LwF, ParabolicClassifier
-from parabolic.states import same_state
-
-LENGTH = 30
-
-
-def batch(number):
-    """The batch of that number: a stream that can begin anywhere."""
-    g = torch.Generator().manual_seed(number)
-    y = torch.randint(4, (8,), generator=g)
-    return torch.randn(8, 3, generator=g) + y[:, None], y
-
-
-def make(cls=PCL, seed=0, **options):
-    """A learner with much that must not be lost: a memory, an average, moments, and dropout that draws elsewhere."""
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(3, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 4))
-    settings = {"memory": 40, "replay": 8} if cls is not LwF else {}
-    return cls(model, optimizer="Adam", lr=0.01, average=0.9, **settings | options)
-
-
-def frozen(learner):
-    return {name: torch.utils._pytree.tree_map(clone, value) for name, value in learner.state_dict().items()}
-
-
-def clone(value):
-    return value.clone() if isinstance(value, torch.Tensor) else value
-
-
-def trajectory(length=LENGTH):
-    """The states of a learner that nothing disturbs, before each batch and at the end."""
-    learner = make()
-    states = [frozen(learner)]
-    for number in range(length):
-        learner.observe(*batch(number))
-        states.append(frozen(learner))
-    return states
-
-
-def go_on(folder, length=LENGTH, **options):
-    with Journal(folder, make(), **options) as journal:
-        for number in range(journal.batches, length):
-            journal.observe(*batch(number))
-    return journal
-
-
-def files(folder):
-    return sorted(path.name for path in Path(folder).glob("0*"))
-
+from parabolic.files import write_bytes
+from parabolic.states import pack_state, same_state
 
 # -- kills -------------------------------------------------------------------------------------------------
 
-KILLS = 100
-
-
-def main(folder):
-    """A process that forks writers and kills them: importing torch a hundred times would take minutes."""
-    oracle, moments = trajectory(), random.Random(7)
-    told = {"kills": 0, "in a write": 0, "starts": [], "ends": 0}
-    warnings.simplefilter("error")  # no kill leaves a file that would have to be passed over
-    started = time.perf_counter()
-    go_on(Path(folder) / "undisturbed", length=20, every=1, keep=2)
-    window = (time.perf_counter() - started) / 2  # some ten batches, however busy the machine is
-    while told["kills"] < KILLS:
-        place = Path(folder) / str(told["ends"])
-        ready, writer = fork(place)
-        os.read(ready, 1)
-        time.sleep(moments.uniform(0, window))
-        os.kill(writer, signal.SIGKILL)
-        killed = os.WIFSIGNALED(os.waitpid(writer, 0)[1])
-        os.close(ready)
-        told["kills"] += killed
-        told["in a write"] += killed and any(place.glob(".0*"))
-        learner = make(seed=99)  # which knows nothing of the weights
-        journal = Journal(place, learner)
-        assert same_state(learner.state_dict(), oracle[journal.batches])
-        told["starts"].append(journal.batches)
-        journal.close()
-        if not killed:  # it came to its end before the signal
-            assert journal.batches == LENGTH
-            told["ends"] += 1
-    assert same_state(go_on(place).learner.state_dict(), oracle[LENGTH])
-    print(json.dumps(told))
-
-
-def fork(place):
-    """A process that goes on with the stream, and a pipe that tells when it has begun."""
-    ready, tell = os.pipe()
-    writer = os.fork()
-    if writer:
-        os.close(tell)
-        return ready, writer
-    with Journal(place, make(), every=1, keep=2) as journal:
-        os.write(tell, b".")
-        for number in range(journal.batches, LENGTH):
-            journal.observe(*batch(number))
-    os._exit(0)
-
 
 def test_a_hundred_kills_at_random_moments_change_nothing(tmp_path):
-    code = f"import test_journal; test_journal.main({str(tmp_path)!r})"
+    code = f"import journals; journals.main({str(tmp_path)!r})"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -133,7 +41,7 @@ def test_a_hundred_kills_at_random_moments_change_nothing(tmp_path):
 
 def start(folder):
     """Another process that has the folder; it says so, and waits."""
-    code = f"from test_journal import *; j = Journal({str(folder)!r}, make()); print('mine', flush=True); input()"
+    code = f"from journals import *; j = Journal({str(folder)!r}, make()); print('mine', flush=True); input()"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -200,7 +108,7 @@ def test_a_journal_stays_in_its_folder(tmp_path, monkeypatch):
 
 STOPPED = """
 import signal, sys
-from test_journal import *
+from journals import *
 asked = []
 signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
 with Journal(sys.argv[1], make(), every=10**6) as journal:
@@ -324,6 +232,57 @@ def test_another_thread_may_ask_for_a_file_at_any_time(tmp_path):
 # -- disks -------------------------------------------------------------------------------------------------
 
 
+def test_a_thread_that_writes_slowly_replaces_no_later_state(tmp_path, monkeypatch):
+    packed, written = threading.Event(), threading.Event()
+
+    def slowly(path, data):
+        if threading.current_thread() is slow:
+            packed.set()
+            written.wait(0.2)
+        return write_bytes(path, data)
+
+    with Journal(tmp_path, make()) as journal:
+        journal.start_task([])
+        monkeypatch.setattr("parabolic.engine.journal.write_bytes", slowly)
+        slow = threading.Thread(target=journal.write)
+        slow.start()
+        packed.wait()
+        journal.end_task([])  # in a file of the same name, as no batch came between
+        written.set()
+        slow.join()
+        journal.close()
+    with Journal(tmp_path, make()) as journal:
+        assert (journal.tasks, journal.in_task) == (1, False)
+
+
+def test_a_journal_that_another_thread_closes_writes_no_more(tmp_path, monkeypatch):
+    """Another process may have gone on meanwhile."""
+    packed, closed, told = threading.Event(), threading.Event(), []
+
+    def slowly(content):
+        packed.set()
+        closed.wait()
+        return pack_state(content)
+
+    def write():
+        try:
+            journal.write()
+        except InputError as error:
+            told.append(str(error))
+
+    journal = Journal(tmp_path, make())
+    journal.observe(*batch(0))
+    monkeypatch.setattr("parabolic.engine.journal.pack_state", slowly)
+    slow = threading.Thread(target=write)
+    slow.start()
+    packed.wait()
+    journal.close()
+    closed.set()
+    slow.join()
+    assert [text.partition(",")[0] for text in told] == [f"journal: got a call after it was closed ({tmp_path})"]
+    assert files(tmp_path) == ["000000000000.safetensors"]
+
+
 def test_a_start_drops_what_is_no_longer_kept_even_where_nothing_can_be_written(tmp_path, monkeypatch):
     with Journal(tmp_path, make(), every=1, keep=6) as journal:
         for number in range(8):
@@ -400,8 +359,9 @@ def test_a_full_disk_need_not_stop_learning(tmp_path, crowded):
 
 
 CROWDED = """
-import sys
-from test_journal import *
+import resource, sys
+from journals import *
+from parabolic import ER, InputError
 journal = Journal(sys.argv[1], ER(nn.Linear(1000, 4), memory=20_000), every=100, on_error=sys.argv[3])
 x, y = torch.ones(200, 1000), torch.arange(200) % 4  # small: what a step leaves free is room, too
 for _ in range(99):
@@ -437,8 +397,8 @@ def test_a_write_needs_memory_for_one_copy_and_where_there_is_none_the_files_sta
 
 SMALL = """
 import sys
-from test_journal import *
-from parabolic.checks import InputError
+from journals import *
+from parabolic import InputError
 place = Path(sys.argv[1])
 (place / "ballast").write_bytes(bytes(40_000))
 try:

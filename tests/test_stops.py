@@ -16,6 +16,7 @@ from parabolic.experiments import execute, run_grid
 from parabolic.options import option
 from parabolic.states import read_state
 
+EPOCHS = 10  # of 120 steps: enough that no run ends before it is told to stop
 STOPS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 NEVER = "100000"  # seconds: so what is written down was written because of the signal
 
@@ -213,7 +214,8 @@ class Marked(SGD):
         mark = Path(__file__).with_name(f"seed-{self.seed}")
         if self.steps == 20 and not mark.exists():
             mark.touch()
-            time.sleep(2)  # so that signals come within this step
+            while not mark.with_name("told").exists():  # so that signals come within this step
+                time.sleep(0.02)
         return super().loss(batch, recalled)
 """
 
@@ -223,7 +225,7 @@ def stopped(tmp_path, monkeypatch):
     """Starts a command that trains MARKED, and stops it once runs of so many seeds are in the middle of a task."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "marked.py").write_text(MARKED)
-    settings = ["--set", "backbone=mlp", "--set", "epochs=6", "--device", "cpu", "--checkpoint", NEVER, "--json"]
+    settings = f"--stream seq-blobs --set epochs={EPOCHS} --checkpoint {NEVER} --device cpu --json".split()
 
     def stop(number, seeds, *arguments, group=False):
         command = [sys.executable, "-m", "parabolic", *arguments, *settings]
@@ -234,6 +236,8 @@ def stopped(tmp_path, monkeypatch):
                 os.kill(worker, number)
             time.sleep(0.2)  # for the workers to have noted it
         process.send_signal(number)
+        time.sleep(0.5)  # for a grid to have told its workers
+        (tmp_path / "told").touch()
         err = process.communicate(timeout=60)[1]
         assert process.returncode == STOPS[number], err
         return err
@@ -241,12 +245,15 @@ def stopped(tmp_path, monkeypatch):
     return stop
 
 
+def marked(seed, **options):
+    return RunSpec("marked.py:Marked", stream="seq-blobs", seed=seed, epochs=EPOCHS, options=options)
+
+
 def check_goes_on(seeds):
     """Runs that were stopped end as if they had not been."""
-    specs = [RunSpec("marked.py:Marked", seed=seed, backbone="mlp", epochs=6) for seed in range(seeds)]
-    store = Store("runs")
+    specs, store = [marked(seed) for seed in range(seeds)], Store("runs")
     for spec in specs:
-        assert 20 < read_state(store.checkpoint(spec.key))["progress"]["step"] < 876
+        assert 20 < read_state(store.checkpoint(spec.key))["progress"]["step"] < 120 * EPOCHS
     outcome = run_grid(specs, store, workers=0, device="cpu", checkpoint=float(NEVER))
     assert outcome.failures == []
     for spec, record in zip(specs, outcome.records.values(), strict=True):
@@ -274,8 +281,8 @@ def test_a_grid_whose_workers_were_told_too_loses_nothing(stopped):
     err = stopped(signal.SIGTERM, 2, "compare", "--learners", "marked.py:Marked", *settings, group=True)
     assert "Stopped." in err
     store = Store("runs")
-    specs = [RunSpec("marked.py:Marked", seed=seed, backbone="mlp", epochs=6, options={"lr": 0.01}) for seed in (0, 1)]
-    assert all(20 < read_state(store.checkpoint(spec.key))["progress"]["step"] < 876 for spec in specs)
+    steps = [read_state(store.checkpoint(marked(seed, lr=0.01).key))["progress"]["step"] for seed in (0, 1)]
+    assert all(20 < step < 120 * EPOCHS for step in steps)
 
 
 def test_a_grid_that_is_stopped_twice_lets_go_of_its_runs(tmp_path, monkeypatch):

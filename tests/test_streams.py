@@ -153,6 +153,8 @@ def test_tasks_made_by_hand_share_one_set_of_examples():
     )
     assert sorted(torch.cat([x for x, _ in shared.together(3)]).flatten().tolist()) == list(range(8))
     assert [rows(task).sum().item() for task in shared.to("cpu")] == [0 + 1 + 2 + 3, 4 + 5 + 6 + 7]
+    with pytest.raises(InputError, match=r"^tasks: got \(\), expected at least one task"):
+        replace(shared, tasks=())
     for own in ({"train": other}, {"test": other}, {"train": Examples(whole.x, other.y)}):
         tasks = (shared[0], replace(shared[1], **own))
         with pytest.raises(InputError, match="^tasks: got task 1 with examples of its own, .*; use Stream.from_tasks"):
@@ -210,6 +212,11 @@ X, Y = np.zeros((20, 3), dtype=np.float32), np.arange(20) % 4
         ({"x": np.full((20, 3), np.nan, dtype=np.float32)}, "x"),
         ({"x": np.array([["a"] * 3] * 20)}, "x"),
         ({"x": np.zeros((0, 3))}, "x"),
+        ({"x": np.ma.masked_equal(np.eye(20, 3), 1)}, "x"),  # what is under a mask is no value
+        ({"y": np.ma.masked_equal(Y, 3)}, "y"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 0.5}, "seed"),
+        ({"class_names": ("one", "two", "three")}, "class_names"),
         ({"y": Y[:5]}, "y"),
         ({"y": Y.astype(float)}, "y"),
         ({"y": Y - 1}, "y"),
@@ -239,6 +246,7 @@ def test_numbers_of_numpy_cut_a_stream_as_pythons_do():
     ours, theirs = stream[1].batches(np.int64(3), np.int64(2)), plain[1].batches(3, 2)
     assert [x.tolist() for x, _ in ours] == [x.tolist() for x, _ in theirs]
     assert make_stream("seq-blobs", seed=np.int64(3)).digest() == make_stream("seq-blobs", seed=3).digest()
+    assert Stream.from_arrays(np.arange(20), Y, tasks=2, seed=np.int64(0)).digest() == plain.digest()
     ordered = Stream.from_arrays(np.arange(20), Y, tasks=2, shuffle=np.bool_(False))
     assert [task.shuffle for task in ordered] == [False, False]
     assert ordered.digest() == Stream.from_arrays(np.arange(20), Y, tasks=2, shuffle=False).digest()

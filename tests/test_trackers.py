@@ -12,7 +12,7 @@ import pytest
 from grids import until
 
 from parabolic import ER, MLP, InputError, RunSpec, make_stream, train
-from parabolic.engine import Diverged, Tracker, trackers
+from parabolic.engine import Diverged, Tracker, logs, trackers
 from parabolic.experiments import execute, execute_fleet, track_record
 from parabolic.options import options_of
 
@@ -191,6 +191,19 @@ def test_two_runs_of_one_name_are_kept_apart(tmp_path):
         for _ in range(2):
             track_record(tracker, record)
     assert list(read_tensorboard(tmp_path)) == ["sgd-seq-blobs-seed0", "sgd-seq-blobs-seed0-2"]
+
+
+def test_a_tracker_whose_runs_have_ended_leaves_no_thread_behind_and_may_be_used_again(tmp_path):
+    tracker, before = Tracker("tensorboard", tmp_path), {*threading.enumerate()}
+    for _ in range(2):
+        train(ER(MLP((2,), 6)), make_stream("seq-blobs"), batch=100, callbacks=[tracker])
+        assert until(lambda: before >= {*threading.enumerate()})
+    runs = read_tensorboard(tmp_path).values()
+    assert [figures.keys() >= EXPECTED for figures, _ in runs] == [True, True]
+
+
+def test_processes_that_open_a_run_of_one_name_at_once_get_a_folder_each(tmp_path):
+    assert len({logs._fresh(tmp_path / "runs" / "er") for _ in range(3)}) == 3  # before anything is written there
 
 
 def test_mlflow_is_told_where_to_write_by_its_own_variables(tmp_path, monkeypatch):

@@ -196,6 +196,21 @@ def test_what_is_no_data_is_not_looked_at():
     assert left_behind(learner, fresh) == []
 
 
+def test_a_number_that_is_none_yet_is_restored_too():
+    class Best(SGD):
+        best = float("nan")
+
+        def state_dict(self):
+            return super().state_dict() | {"best": self.best}
+
+        def load_state_dict(self, state):
+            super().load_state_dict(state)
+            self.best = state["best"]
+
+    learner, fresh = (Best(nn.Linear(4, 3)) for _ in range(2))
+    assert left_behind(learner, fresh) == []
+
+
 def test_a_memory_of_ones_own_and_a_state_that_is_not_taken_back_are_looked_at():
     class Counting(Memory):
         offers = 0

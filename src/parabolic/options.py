@@ -100,7 +100,7 @@ class Option:
             check_number(self.name, value, whole=float not in kinds, **bounds)
         elif str in kinds:
             named = f"one of {self.allowed}" if among else "a name"
-            raise invalid(self.name, value, named if len(kinds) == 1 else self.about)
+            raise invalid(self.name, value, named if len(kinds) == 1 and not reads else self.about)
         if among and value not in among:
             raise invalid(self.name, value, f"one of {self.allowed}")
 

@@ -140,7 +140,7 @@ def _content(path: Path, told: Mapping[str, Any], tensors: Mapping[str, Tensor])
 
 
 def same_state(one: Any, other: Any) -> bool:
-    """Whether two states are bit-identical.
+    """Whether two states are bit-identical; numbers that are NaN count as the same.
 
     >>> same_state({"a": [torch.ones(2)]}, {"a": [torch.ones(2)]}), same_state(torch.ones(2), torch.ones(2).double())
     (True, False)
@@ -151,7 +151,7 @@ def same_state(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(same_state(one[name], other[name]) for name in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(same_state, one, other))
-    return type(one) is type(other) and bool(one == other)
+    return type(one) is type(other) and bool(one == other or (one != one and other != other))
 
 
 def overwrite(targets: Mapping[str, Tensor], values: Mapping[str, Tensor] | None) -> None:

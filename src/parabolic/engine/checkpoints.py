@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from parabolic.learners.saving import describe, restore
 from parabolic.learners.whole import is_ours, left_behind
 from parabolic.states import pack_state
 
-__all__ = ["Checkpoints", "Progress", "draws", "set_draws"]
+__all__ = ["Checkpoints", "Progress", "draws", "draws_apart", "set_draws"]
 
 
 @dataclass(frozen=True)
@@ -109,9 +110,8 @@ def _why_partial(learner: Learner, fresh: Callable[[], Learner]) -> str:
     """What a learner resumed from its state would lack, and the remedy; empty if the state is complete."""
     if is_ours(learner):
         return ""
-    cuda = [learner.device] if learner.device.type == "cuda" else []
     try:
-        with torch.random.fork_rng(cuda):  # the check must not change the run's random draws
+        with draws_apart(learner.device):
             missing = left_behind(learner, fresh())
     except (torch.OutOfMemoryError, torch.AcceleratorError):
         raise
@@ -139,6 +139,11 @@ def draws(learner: Learner) -> dict[str, Tensor]:
     if learner.device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(learner.device)
     return states
+
+
+def draws_apart(device: torch.device) -> AbstractContextManager[None]:
+    """A context whose draws from torch's global generators do not change those of the run."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 def set_draws(learner: Learner, states: Mapping[str, Tensor]) -> None:

@@ -21,8 +21,8 @@ PATIENCE = 0.05  # seconds after which a waiting thread checks whether it should
 
 def at_hand(streams: Sequence[Stream], device: torch.device) -> list[Stream]:
     """The streams with their data on the device, if they fit."""
-    data = {x.data_ptr(): x for stream in streams for x in (stream[0].train.x, stream[0].test.x)}
-    size = sum(x.numel() * x.element_size() for x in data.values() if x.device != device)
+    data = [x for stream in streams for x in {stream[0].train.x, stream[0].test.x}]  # as `Stream.to` copies them
+    size = sum(x.nbytes for x in data if x.device != device)
     if device.type == "cuda" and size > SHARE * torch.cuda.mem_get_info(device)[0]:
         return list(streams)
     return [stream.to(device) for stream in streams]

@@ -78,7 +78,10 @@ class Berth:
         return self._count(stream, tasks, [_among(stream.seen(task.index), stream.classes) for task in tasks], size)[1]
 
     def _count(self, stream: Stream, tasks: Sequence[Task], seen: Sequence[Tensor], size: int) -> Tensor:
-        """The correct examples of tasks in a row, if all classes in `seen` compete, by task, and if only its own do."""
+        """How many test examples of consecutive tasks are answered correctly, by task, in two rows as in `test`.
+
+        `seen` has, for each of these tasks, a mask of the classes that compete in the first row.
+        """
         rows = torch.cat([task.test_rows for task in tasks])
         # One column for each task of the whole stream and one for padding: a fixed shape, so one graph serves all.
         right = torch.zeros(2, len(stream) + 1, dtype=torch.long, device=self.device)

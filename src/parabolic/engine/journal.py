@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import RLock
 from types import TracebackType
 from typing import Any, Self
 
@@ -97,6 +98,8 @@ class Journal:
         self._changing = False  # whether a batch or a task's start or end is being processed
         self._due = False  # whether `write` was called during such a change
         self._broken = False  # whether a change was interrupted, as by Ctrl-C
+        self._writing = RLock()  # held while a file is written
+        self._packed = self._written = 0  # how many states were packed so far, and which of them is in the newest file
         self._infinite = {name for name, each in self._numbers() if not all_finite(each)}  # when it began: masks, say
         self._lock = self._hold()
         try:
@@ -214,7 +217,8 @@ class Journal:
 
     def close(self) -> None:
         """Release the folder. What was learned since the last file is lost unless `write` is called first."""
-        self._lock.release()
+        with self._writing:  # another thread may be writing
+            self._lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -292,10 +296,14 @@ class Journal:
             with _memory_errors():
                 self._check_sound()
                 packed = pack_state(describe(self.learner) | {"journal": place, "draws": draws(self.learner)})
-        with disk_errors("journal", self.folder, "free some space; existing files are safe"):
+            number = self._packed = self._packed + 1
+        with self._writing, disk_errors("journal", self.folder, "free some space; existing files are safe"):
+            self._check_open()  # again: another thread may have closed it meanwhile
+            if number < self._written:  # another thread packed a later state and was faster
+                return
             self._hold_again()
             write_bytes(path, packed)
-            self.saved = batches
+            self.saved, self._written = batches, number
             self._drop_old()
 
     def _check_sound(self) -> None:
@@ -378,7 +386,7 @@ class Journal:
         files = _files(self.folder)
         first = {int(path.stem) // self.milestones: path for path in files} if self.milestones else {}
         for old in {*files[self.keep :]} - {*first.values()}:
-            old.unlink(missing_ok=True)  # another thread may be writing, too
+            old.unlink(missing_ok=True)
 
     def _path(self, batches: int) -> Path:
         return self.folder / f"{batches:012d}{SUFFIX}"

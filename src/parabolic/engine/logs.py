@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import logging
 import os
 import time
@@ -127,6 +126,12 @@ def check_installed(kind: str) -> None:
 
 
 def _fresh(path: Path) -> Path:
-    """A path that does not exist yet: two runs in one folder would be drawn as one."""
-    names = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
-    return next(each for each in itertools.chain([path], names) if not each.exists())
+    """A new folder at a path or, if that exists, beside it: two runs in one folder would be drawn as one."""
+    made, number = path, 1
+    while True:
+        try:
+            made.mkdir(parents=True)  # refused if another process has just taken the name
+            return made
+        except FileExistsError:
+            number += 1
+            made = path.with_name(f"{path.name}-{number}")

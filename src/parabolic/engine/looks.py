@@ -143,6 +143,7 @@ class Look:
         return cls(**own)
 
 
+# The types that `from_dict` converts to, by field: annotations are texts here.
 KINDS = {
     field.name: kind
     for field in dataclasses.fields(Look)
@@ -160,9 +161,10 @@ class Lines:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = _lock(path)
-        self._began = b""  # the line that says so, for a file that does not have it
-        self._missing = False  # whether the file does not
-        self._failed = self._taken = False
+        self._began = b""  # the line that says how the stream began, which every file repeats
+        self._missing = False  # whether the present file lacks it
+        self._failed = False  # whether the last line could not be written
+        self._taken = False  # whether another monitor writes to the file
         with self._failing():
             self._hold()
             path.open("ab").close()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from parabolic.checks import Description, check_call, first_line, invalid, short_of_memory
 from parabolic.engine.callbacks import Callback, State
-from parabolic.engine.checkpoints import Checkpoints, Progress
+from parabolic.engine.checkpoints import Checkpoints, Progress, draws_apart
 from parabolic.engine.feed import at_hand, feed
 from parabolic.engine.fleet import Berth, Fleet
 from parabolic.engine.measures import Measure, check_measures, take
@@ -107,7 +107,8 @@ def train_fleet(
         raise invalid("callbacks", callbacks, "a list of Callbacks", "as in callbacks=[Monitor()]")
     measures = {} if measures is None else measures
     check_measures(measures)
-    with ExitStack() as given_back:  # undone if a learner is refused
+    # A resumed run goes on with the draws that it was saved with: the checks must not take any of them.
+    with draws_apart(fleet.device), ExitStack() as given_back:  # undone if a learner is refused
         for learner, stream in zip(fleet.learners, streams, strict=True):
             given_back.callback(vars(learner).update, prepare=learner.prepare, augment=learner.augment)
             _take_over(learner, stream)

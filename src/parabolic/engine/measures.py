@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor
 
 from parabolic import metrics
 from parabolic.checks import check_call, first_line, invalid
 from parabolic.engine.callbacks import State
+from parabolic.engine.checkpoints import draws_apart
 from parabolic.learners import Learner
 from parabolic.plugins import load_object
 
@@ -67,7 +67,7 @@ def take(measures: Mapping[str, Measure], state: State) -> None:
     Random draws by a measure do not affect training.
     """
     for name, measure in measures.items():
-        with _draws_apart(state.learner):
+        with _own_draws_apart(state.learner):
             told = measure(state)
         parts = {f"{name}.{part}": value for part, value in told.items()} if isinstance(told, Mapping) else {name: told}
         numbers = {part: _number(part, value) for part, value in parts.items()}
@@ -90,9 +90,9 @@ def _number(name: str, value: float | Tensor) -> float:
 
 
 @contextmanager
-def _draws_apart(learner: Learner) -> Iterator[None]:
+def _own_draws_apart(learner: Learner) -> Iterator[None]:
     kept = learner.generator.get_state()
-    with torch.random.fork_rng([learner.device] if learner.device.type == "cuda" else []):
+    with draws_apart(learner.device):
         try:
             yield
         finally:

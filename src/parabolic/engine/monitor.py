@@ -214,9 +214,9 @@ class Monitor(Callback):
         self.close("stopped")  # an earlier run that did not finish
         self._learner, self.last, self._accuracy = learner, None, None
         self._since = _Since(step)
-        self._asked = 0  # how often the loss on memory was computed
+        self._evaluations = 0  # of the loss on memory
         self._followed: _Followed | None = None
-        self._asking, self._bounding = _Purse(self.share / 2), _Purse(self.share / 2, FIRST_GUESS)
+        self._loss_budget, self._bound_budget = _Budget(self.share / 2), _Budget(self.share / 2, FIRST_GUESS)
         self._lines = None if self.file is None else Lines(self.file)
         if self._lines is not None:
             told = {"learner": learner.own_name(), "stream": stream, "until": until}
@@ -247,7 +247,7 @@ class Monitor(Callback):
             with learner.lock:
                 found |= _composition(learner.past, learner.error.of_classes)
             if {"x", "y"} <= set(learner.past.fields):  # a method may store something else
-                found |= self._asked_for(learner, everything)
+                found |= self._evaluated(learner, everything)
         look = Look(step, time.time(), **found)
         self._since, self.last = _Since(step), look
         self._say(look)
@@ -261,21 +261,21 @@ class Monitor(Callback):
         if self.tracker is not None:
             self.tracker.write(look.figures(), "step", look.step)
 
-    def _asked_for(self, learner: ReplayLearner, everything: bool) -> dict[str, Any]:
+    def _evaluated(self, learner: ReplayLearner, everything: bool) -> dict[str, Any]:
         """The figures that require the model, within the time budget; if one fails, a note says why."""
         found: dict[str, Any] = {}
         notes = []
-        asked = [("loss on memory", self._asking, self._ask), ("bound", self._bounding, self._forgetting)]
-        for what, purse, ask in asked if self.bound else asked[:1]:
-            if everything or purse.allows():
-                with purse.paying():
+        figures = [("loss on memory", self._loss_budget, self._memory_loss), ("bound", self._bound_budget, self._bound)]
+        for what, budget, compute in figures if self.bound else figures[:1]:
+            if everything or budget.allows():
+                with budget.spending():
                     try:
-                        found |= ask(learner)
+                        found |= compute(learner)
                     except Exception as error:  # out of memory, say: monitoring must not stop training
                         notes.append(f"no {what}: {first_line(error)}")
         return found | {"note": "; ".join(notes)}
 
-    def _ask(self, learner: ReplayLearner) -> dict[str, Any]:
+    def _memory_loss(self, learner: ReplayLearner) -> dict[str, Any]:
         """The loss on memory, and the drift of the loss on the followed examples."""
         with learner.lock:
             kept, size = len(learner.past), min(self.sample, len(learner.past))
@@ -286,12 +286,12 @@ class Monitor(Callback):
         if self._followed is not None:
             old = self._followed
             found |= {"drift": float(examples_loss(learner, old.x, old.y).mean()) - old.loss, "since": old.step}
-        if self._asked % self.follow == 0:
+        if self._evaluations % self.follow == 0:
             self._followed = _Followed(x, y, now, learner.steps)
-        self._asked += 1
+        self._evaluations += 1
         return found
 
-    def _forgetting(self, learner: ReplayLearner) -> dict[str, Any]:
+    def _bound(self, learner: ReplayLearner) -> dict[str, Any]:
         """The bound of Proposition 1."""
         draws = Generator(learner.device).manual_seed(self.seed)
         return {"bound": forgetting_of(learner, eps=self.eps, samples=self.bound, generator=draws).bound}
@@ -321,7 +321,7 @@ class _Followed:
     step: int
 
 
-class _Purse:
+class _Budget:
     """A time budget: a share of the time since it was created."""
 
     def __init__(self, share: float, guess: float = 0.0) -> None:
@@ -334,7 +334,7 @@ class _Purse:
         return self.spent + self.cost <= self.share * (time.perf_counter() - self.began)
 
     @contextmanager
-    def paying(self) -> Iterator[None]:
+    def spending(self) -> Iterator[None]:
         started = time.perf_counter()
         yield
         self.cost = time.perf_counter() - started

@@ -107,7 +107,7 @@ class ProfileRecorder(Callback):
     """After each task of a stream of points in the plane, solves for u on a grid over the hull of the memory."""
 
     def __init__(
-        self, *, grid: int = 48, eps: float = 0.01, t: float = 1.0, sigma: float = 0.05, paths: int = 100, seed: int = 0
+        self, *, grid: int = 48, eps: float = EPS, t: float = 1.0, sigma: float = 0.05, paths: int = 100, seed: int = 0
     ):
         check_number("grid", grid, whole=True, at_least=1)
         check_number("paths", paths, whole=True, at_least=2)

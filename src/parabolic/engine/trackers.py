@@ -185,7 +185,7 @@ class _Desk:
 
     def __init__(self, kind: str, folder: Path, warn: Callable[[str], object]) -> None:
         self._kind, self._folder, self._warn = kind, folder, warn
-        self._jobs: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()  # None ends the thread
         self._logs: dict[int, Log] = {}
         self._thread: Thread | None = None
         self._error: Exception | None = None
@@ -202,12 +202,16 @@ class _Desk:
         self._do(lambda: self._logs.pop(number).close(failed))
 
     def finish(self) -> None:
+        """Wait for the jobs so far; without an open log, the thread ends, and the next job starts another."""
         done, end = Event(), time.monotonic() + PATIENCE
         self._do(done.set)
         while not (self._off or done.wait(0.05)):
             if time.monotonic() > end:
                 self._error = TimeoutError(f"no answer within {PATIENCE:g} s")
             self._look()
+        if not self._logs:
+            self._jobs.put(None)
+            self._thread = None
 
     def _do(self, job: Callable[[], object]) -> None:
         self._look()
@@ -227,8 +231,8 @@ class _Desk:
 
     def _work(self) -> None:
         try:
-            while True:
-                self._jobs.get()()
+            while (job := self._jobs.get()) is not None:
+                job()
         except Exception as error:
             self._error = error
 

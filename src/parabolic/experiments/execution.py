@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from parabolic.backbones import make_backbone
 from parabolic.checks import Description, InputError, invalid, short_of_memory
 from parabolic.engine import Callback, DeviceFailed, Diverged, Fleet, State, computing_in, numerics, train_fleet
+from parabolic.engine.checkpoints import draws_apart
 from parabolic.engine.measures import find_measures
 from parabolic.engine.threads import threads_for
 from parabolic.experiments.code import commit_here, made_of, own_code_of, package_code
@@ -253,7 +254,7 @@ def _train_side_by_side(
     made = {**made_of(specs[0]), "package": package_code(), "commit": commit_here()}
     with (
         numerics(resolved["precision"]),
-        torch.random.fork_rng([place] if place.type == "cuda" else []),
+        draws_apart(place),
         threads_for(learners[0]),
     ):
         # Seeds torch's global generator, which dropout draws from; a resumed run restores its state.

@@ -258,13 +258,8 @@ class Cache:
 def _write_parts(name: str, folder: Path, raw: Raw, source: str, progress: ShowProgress | None) -> DataSet:
     content, files, shape, counts = hashlib.sha256(), {}, None, {"train": 0, "test": 0}
     sums = squares = np.zeros(1)
-    classes = raw.classes or (len(raw.class_names) if raw.class_names else _highest(raw) + 1)
-    if raw.class_names and len(raw.class_names) != classes:
-        raise invalid(name, Description(f"{len(raw.class_names)} class names"), f"one for each of the {classes}")
     parts = {part: given for part, given in (("train", raw.train), ("test", raw.test)) if given is not None}
-    checked = {part: _check_labels(part, given.labels, classes) for part, given in parts.items()}
-    if "test" in checked:
-        _check_tested(checked["train"], checked["test"], raw.class_names)
+    checked, classes = _checked_labels(name, parts, raw)
     for part, given in parts.items():
         labels = checked[part]
         counts[part] = len(labels)
@@ -303,16 +298,30 @@ def _write_parts(name: str, folder: Path, raw: Raw, source: str, progress: ShowP
     )  # fmt: skip
 
 
-def _highest(raw: Raw) -> int:
-    return max(int(np.max(part.labels, initial=0)) for part in (raw.train, raw.test) if part is not None)
-
-
 def _digest(told: Mapping[str, Any]) -> str:
     """A hash of the values of a `data.json`."""
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
-def _check_labels(part: str, labels: NDArray[Any], classes: int) -> NDArray[np.int64]:
+def _checked_labels(name: str, parts: Mapping[str, Part], raw: Raw) -> tuple[dict[str, NDArray[np.int64]], int]:
+    """The labels of each part, and the number of classes."""
+    checked = {part: _whole_numbers(part, given.labels) for part, given in parts.items()}
+    names, highest = raw.class_names, max(int(labels.max()) for labels in checked.values())
+    classes = raw.classes or (len(names) if names else highest + 1)
+    if names and len(names) != classes:
+        raise invalid(name, Description(f"{len(names)} class names"), f"one for each of the {classes}")
+    for part, labels in checked.items():
+        outside = (labels < 0) | (labels >= classes)
+        if outside.any():
+            first = int(outside.argmax())
+            got = Description(f"{int(labels[first])} at {first}")
+            raise invalid(f"{part} labels", got, f"whole numbers from 0 to {classes - 1}")
+    if "test" in checked:
+        _check_tested(checked["train"], checked["test"], names)
+    return checked, classes
+
+
+def _whole_numbers(part: str, labels: NDArray[Any]) -> NDArray[np.int64]:
     labels = np.asarray(labels)
     if labels.ndim != 1 or not len(labels) or labels.dtype.kind not in "iu":
         got = Description(f"an array of shape {list(labels.shape)} and type {labels.dtype}")
@@ -320,11 +329,6 @@ def _check_labels(part: str, labels: NDArray[Any], classes: int) -> NDArray[np.i
     if (high := int(labels.max())) >= LABELS:
         expected = f"labels from 0 up, below {LABELS}"
         raise invalid(f"{part} labels", high, expected, "number the classes 0, 1, 2, …")
-    outside = (labels < 0) | (labels >= classes)
-    if outside.any():
-        first = int(outside.argmax())
-        got = Description(f"{int(labels[first])} at {first}")
-        raise invalid(f"{part} labels", got, f"whole numbers from 0 to {classes - 1}")
     return labels.astype(np.int64)
 
 

@@ -60,6 +60,14 @@ def _check_order(text: str) -> None:
         raise invalid("class_order", Description(text), "each class once")
 
 
+def _parse_sizes(text: str) -> tuple[int, ...]:
+    if text in PAPER_SIZES:
+        return PAPER_SIZES[text]
+    if not (sizes := _numbers(text)):
+        raise invalid("class_sizes", text, f"comma-separated numbers, or one of {', '.join(PAPER_SIZES)}")
+    return sizes
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
     """How a stream is varied; part of a run's spec.
@@ -94,8 +102,9 @@ class Scenario:
         "normal", "order of the class sizes (normal: the largest first)", among=("normal", "reversed", "random")
     )
     class_sizes: str | None = option(
-        None, f"training examples per class, in order of arrival: comma-separated, or {', '.join(PAPER_SIZES)}"
-    )
+        None, f"training examples per class, in order of arrival: comma-separated, or {', '.join(PAPER_SIZES)}",
+        reads=_parse_sizes,
+    )  # fmt: skip
     validation: float = option(
         0.0, "share of each class's training examples to test on, in place of the test set", at_least=0, below=1
     )
@@ -107,13 +116,11 @@ class Scenario:
     )
 
     def __post_init__(self) -> None:
-        for name in ("tasks", "class_order"):  # one text for one list, however it is written: it is part of a run's key
+        for name in ("tasks", "class_order", "class_sizes"):  # one text for one list: it is part of a run's key
             object.__setattr__(self, name, _as_text(getattr(self, name)))
         check_options(self)
-        if self.class_sizes is not None:
-            _parse_sizes(self.class_sizes)
-            if self.imbalance is not None:
-                raise invalid("class_sizes", self.class_sizes, "none if imbalance is given", "give one of the two")
+        if self.class_sizes is not None and self.imbalance is not None:
+            raise invalid("class_sizes", self.class_sizes, "none if imbalance is given", "give one of the two")
         if self.domain != "none" and isinstance(self.tasks, str):
             raise invalid("tasks", self.tasks, "a number if domain is set", "every task then has all classes")
         if self.domain != "none" and self.blur:
@@ -461,11 +468,3 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _some(numbers: Sequence[int], most: int = 12) -> str:
     """Numbers separated by commas, of many only the first ones."""
     return ",".join(map(str, numbers[:most])) + ",…" * (len(numbers) > most)
-
-
-def _parse_sizes(text: str) -> tuple[int, ...]:
-    if text in PAPER_SIZES:
-        return PAPER_SIZES[text]
-    if not (sizes := _numbers(text)):
-        raise invalid("class_sizes", text, f"comma-separated numbers, or one of {', '.join(PAPER_SIZES)}")
-    return sizes

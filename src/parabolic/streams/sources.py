@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -40,14 +41,18 @@ class Published:
 
     about: str
     classes: int
-    archive: str  # or the folder for several files
     folder: str  # what the archive unpacks to, or where torchvision puts the files
     url: str  # of the archive, or of the folder of the files
-    sha256: str | Mapping[str, str]  # of the archive, or of each file
+    sha256: Mapping[str, str]  # of the archive, or of each file, by its name
     content: str | None  # hash of the images and labels, as `DataSet.content`; None if unknown
     read: Callable[[Tree], Raw]
     wanted: Collection[str] | None = None  # the files to read from a .tar.gz
     class_names: tuple[str, ...] | None = None
+
+    @property
+    def packed(self) -> bool:
+        """Whether it is a single archive."""
+        return len(self.sha256) == 1
 
 
 def find_data(name: str, cache: Cache | None = None) -> DataSet | None:
@@ -167,17 +172,16 @@ def _place(name: str, source: str | Path | None, origin: Origin | None) -> str |
 def _download(name: str, cache: Cache, progress: ShowProgress | None) -> str:
     """Download the missing files of an official data set and return its archive or folder."""
     official, paths = PUBLISHED[name], _downloads(name, cache)
-    if isinstance(official.sha256, str):
-        return str(download(official.url, paths[0], official.sha256, progress))
     for path in paths:
-        download(f"{official.url}/{path.name}", path, official.sha256[path.name], progress)
-    return str(paths[0].parent)
+        url = official.url if official.packed else f"{official.url}/{path.name}"
+        download(url, path, official.sha256[path.name], progress)
+    return str(paths[0] if official.packed else paths[0].parent)
 
 
 def _downloads(name: str, cache: Cache) -> list[Path]:
     """The paths of an official data set's files once they are downloaded."""
-    official, path = PUBLISHED[name], cache.root / "downloads" / PUBLISHED[name].archive
-    return [path] if isinstance(official.sha256, str) else [path / file for file in official.sha256]
+    official, folder = PUBLISHED[name], cache.root / "downloads"
+    return [(folder if official.packed else folder / name) / file for file in official.sha256]
 
 
 def _with_path(name: str) -> str:
@@ -210,14 +214,15 @@ def open_source(name: str, place: str, label: str | None = None) -> Iterator[Raw
     if path.name in IDX_FILES and path.is_file():  # one of MNIST's four files
         path = path.parent
     if official is not None:
-        inner = path / Path(official.folder).name
-        for each in (path / official.archive, path / official.folder, inner, path):
-            packed = each.is_file() and (each == path or isinstance(official.sha256, str))
-            if packed or (each.is_dir() and _looks_like(each, official)):
-                with open_tree(each, official.wanted) as tree:
-                    raw = official.read(tree)
-                    yield replace(raw, classes=official.classes, class_names=raw.class_names or official.class_names)
-                return
+        archives = [path, *(path / each for each in official.sha256 if official.packed)]
+        folders = [path / each for each in (name, official.folder, Path(official.folder).name, ".")]
+        found = [each for each in archives if each.is_file()]
+        found += [each for each in folders if _looks_like(each, official)]
+        if found:
+            with open_tree(found[0], official.wanted) as tree:
+                raw = official.read(tree)
+                yield replace(raw, classes=official.classes, class_names=raw.class_names or official.class_names)
+            return
     for each in _rooms(path, name):
         if (each / "train_images.npy").is_file():
             yield _from_arrays(each, official)
@@ -227,8 +232,7 @@ def open_source(name: str, place: str, label: str | None = None) -> Iterator[Raw
                 yield _idx(tree)
             return
     if official is not None:
-        files = official.archive if isinstance(official.sha256, str) else ", ".join(official.sha256)
-        looked = f"{files}, {official.folder}/ or {{train,test}}_{{images,labels}}.npy"
+        looked = f"{', '.join(official.sha256)}, {official.folder}/ or {{train,test}}_{{images,labels}}.npy"
         raise invalid("--from", str(path), f"a folder with {looked}", f"download them from {official.url}")
     if not path.is_dir():
         raise invalid("--from", str(path), "a folder of arrays or of images")
@@ -442,8 +446,8 @@ def _channels_first(path: Path, images: NDArray[Any]) -> Iterator[NDArray[np.uin
 def _from_images(folder: Path) -> Raw:
     """Read one folder per class, in `train/` and `test/` (or `val/`, `validation/`) or, without tests, at the top."""
     inner = _folders(folder)
-    tops = [folder / "train", *[folder / each for each in ("test", "val", "validation") if each in inner][:1]]
-    tops = tops if "train" in inner else [folder]
+    tests = [each for each in ("test", "val", "validation") if each in inner]
+    tops = [folder / each for each in ("train", *tests[:1])] if "train" in inner else [folder]
     names = _folders(tops[0])
     if len(names) < 2:
         got = Description(f"{len(names)} folders in {tops[0]}")
@@ -451,7 +455,7 @@ def _from_images(folder: Path) -> Raw:
         raise invalid("--from", got, f"{expected}, or MNIST's four files")
     listed = []
     for top in tops:
-        files = [(file, label) for label, name in enumerate(names) for file in _pictures(top / name)]
+        files = [(str(file), label) for label, name in enumerate(names) for file in _pictures(top / name)]
         if not files:
             raise invalid("--from", str(top), f"images ({', '.join(IMAGES)}) in {', '.join(names[:3])}, …")
         listed.append(files)
@@ -461,10 +465,9 @@ def _from_images(folder: Path) -> Raw:
         raise invalid("--from", got, f"images ({', '.join(IMAGES)}) in every class's folder", "remove other folders")
     if strange := [name for name in _folders(tops[-1]) if name not in names and _pictures(tops[-1] / name)]:
         raise not_trained(", ".join(strange))
-    paths = [str(file) for files in listed for file, _ in files]
-    mode = _mode(paths, _read_path)
+    mode = _mode([file for files in listed for file, _ in files], _read_path, "")
     parts = [
-        Part(_decode([str(file) for file, _ in files], _read_path, mode, ""), np.array([label for _, label in files]))
+        Part(_decode([file for file, _ in files], _read_path, mode, ""), np.array([label for _, label in files]))
         for files in listed
     ]
     return _raw(parts, tuple(names))
@@ -504,14 +507,16 @@ def _from_hub(name: str, named: str | None) -> Raw:
         raise invalid(f"hf:{name}", dict(features), "a column of images", remedy)
     label = _label_column(f"hf:{name}", features, named, datasets.ClassLabel)
     parts = []
-    held_out = [key for key in ("test", "validation", "valid", "val") if key in splits]
-    # On the hub, labels of −1 mean that a test set's labels are withheld; a split may also be empty.
-    tested = next((key for key in held_out if min(splits[key][label], default=-1) >= 0), None)
+    held_out = [key for key in ("test", "validation", "valid", "val") if len(splits.get(key, ()))]
+    # On the hub, labels of −1, or none, mean that a test set's labels are withheld.
+    told = (key for key in held_out if all(each is not None and each >= 0 for each in splits[key][label]))
+    tested = next(told, None)
     for split in ["train", *([tested] if tested else [])]:
         rows = splits[split].cast_column(image, datasets.Image(decode=False))
-        parts.append((_HubImages(rows, image), np.asarray(splits[split][label][:], np.int64)))
-    mode = "L" if all(_mode(range(len(rows)), rows.read) == "L" for rows, _ in parts) else "RGB"
-    decoded = [Part(_decode(range(len(rows)), rows.read, mode, f"hf:{name}"), labels) for rows, labels in parts]
+        parts.append((range(len(rows)), partial(_encoded, rows, image), np.asarray(splits[split][label][:])))
+    where = f"hf:{name}"
+    mode = "L" if all(_mode(numbers, read, where) == "L" for numbers, read, _ in parts) else "RGB"
+    decoded = [Part(_decode(numbers, read, mode, where), labels) for numbers, read, labels in parts]
     names = getattr(features[label], "names", None)  # only a ClassLabel has them
     return replace(_raw(decoded, names and tuple(names)), label=named)
 
@@ -531,18 +536,10 @@ def _label_column(name: str, features: Mapping[str, Any], named: str | None, kin
     return found[0]
 
 
-class _HubImages:
-    """The encoded images of a column."""
-
-    def __init__(self, rows: Any, column: str) -> None:
-        self.rows, self.column = rows, column
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def read(self, row: int) -> bytes:
-        told = self.rows[row][self.column]
-        return bytes(told["bytes"]) if told["bytes"] is not None else Path(told["path"]).read_bytes()
+def _encoded(rows: Any, column: str, number: int) -> bytes:
+    """The encoded image in a row of a column of images."""
+    told = rows[number][column]
+    return bytes(told["bytes"]) if told["bytes"] is not None else Path(told["path"]).read_bytes()
 
 
 def _raw(parts: Sequence[Part], class_names: tuple[str, ...] | None, classes: int | None = None) -> Raw:
@@ -552,34 +549,43 @@ def _raw(parts: Sequence[Part], class_names: tuple[str, ...] | None, classes: in
 # -- images --------------------------------------------------------------------------------------------------------
 
 
-def _mode(items: Iterable[Any], read: Callable[[Any], bytes]) -> str:
+@contextmanager
+def _opened(item: Any, read: Callable[[Any], bytes], where: str) -> Iterator[Any]:
+    """An image, which is decoded when its pixels are used."""
+    pillow = require("PIL.Image", "images", "images", "Pillow")
+    try:
+        with pillow.open(io.BytesIO(read(item))) as image:
+            yield image
+    except InputError:
+        raise
+    except Exception as error:  # Pillow raises many kinds of errors for broken images
+        got = Description(f"{type(error).__name__}: {error}")
+        raise invalid(_called(item, where), got, "an image that can be read", "get it again") from error
+
+
+def _called(item: Any, where: str) -> str:
+    return f"{item} of {where}" if where else str(item)
+
+
+def _mode(items: Iterable[Any], read: Callable[[Any], bytes], where: str) -> str:
     """Grey if all images are grey, else colour; only their headers are decoded."""
-    pillow = _pillow()
     for item in items:
-        try:
-            with pillow.open(io.BytesIO(read(item))) as image:
-                if image.mode not in ("1", "L"):
-                    return "RGB"
-        except Exception as error:  # as in `_decode`
-            raise _unreadable(item, error) from error
+        with _opened(item, read, where) as image:
+            if image.mode not in ("1", "L"):
+                return "RGB"
     return "L"
 
 
 def _decode(items: Sequence[Any], read: Callable[[Any], bytes], mode: str, where: str) -> Iterator[NDArray[np.uint8]]:
     """Decode images in chunks, in several threads; all must have the size of the first."""
-    pillow, size = _pillow(), None
+    size = None
 
     def decode(item: Any) -> NDArray[np.uint8]:
-        try:
-            with pillow.open(io.BytesIO(read(item))) as image:
-                if image.mode[0] in "IF":  # Pillow would clip values above 255
-                    got = Description(f"an image of mode {image.mode}")
-                    raise invalid(str(item), got, "at most 8 bits per channel", "convert it first")
-                pixels = np.asarray(image.convert(mode))
-        except InputError:
-            raise
-        except Exception as error:  # Pillow raises many kinds of errors for broken images
-            raise _unreadable(f"{item} of {where}" if where else item, error) from error
+        with _opened(item, read, where) as image:
+            if image.mode[0] in "IF":  # Pillow would clip values above 255
+                got = Description(f"an image of mode {image.mode}")
+                raise invalid(_called(item, where), got, "at most 8 bits per channel", "convert it first")
+            pixels = np.asarray(image.convert(mode))
         return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
     with ThreadPoolExecutor() as pool:
@@ -591,18 +597,8 @@ def _decode(items: Sequence[Any], read: Callable[[Any], bytes], mode: str, where
                 if pixels.shape != size:
                     got = Description(f"{pixels.shape[2]} × {pixels.shape[1]} pixels")
                     wanted = f"{size[2]} × {size[1]} pixels like the first image"
-                    raise invalid(str(item), got, wanted, "resize all images to one size first")
+                    raise invalid(_called(item, where), got, wanted, "resize all images to one size first")
             yield np.stack(decoded)
-
-
-def _unreadable(item: Any, error: Exception) -> InputError:
-    return invalid(
-        str(item), Description(f"{type(error).__name__}: {error}"), "an image that can be read", "get it again"
-    )
-
-
-def _pillow() -> Any:
-    return require("PIL.Image", "images", "images", "Pillow")
 
 
 CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
@@ -621,10 +617,9 @@ PUBLISHED = {
     "cifar10": Published(
         about="60,000 photographs of 32 × 32 pixels, 10 classes (Krizhevsky, 2009)",
         classes=10,
-        archive="cifar-10-python.tar.gz",
         folder="cifar-10-batches-py",
         url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-        sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+        sha256={"cifar-10-python.tar.gz": "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"},
         content="088db17c50ddf8b6d4ae26627291c330435e1f1bd0f0f70db194a685896d7abd",
         read=_cifar10,
         wanted=[*[f"data_batch_{number}" for number in range(1, 6)], "test_batch", "batches.meta"],
@@ -633,10 +628,9 @@ PUBLISHED = {
     "cifar100": Published(
         about="60,000 photographs of 32 × 32 pixels, 100 classes (Krizhevsky, 2009)",
         classes=100,
-        archive="cifar-100-python.tar.gz",
         folder="cifar-100-python",
         url="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
-        sha256="85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+        sha256={"cifar-100-python.tar.gz": "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"},
         content="4ec76184412ef58723bcb458e1cec84a30cf0ba7aab1200cf1b630ae839d37eb",
         read=_cifar100,
         wanted=["train", "test", "meta"],
@@ -645,17 +639,15 @@ PUBLISHED = {
     "tinyimagenet": Published(
         about="110,000 photographs of 64 × 64 pixels, 200 classes (Stanford CS231n, 2015)",
         classes=200,
-        archive="tiny-imagenet-200.zip",
         folder="tiny-imagenet-200",
         url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-        sha256="6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
+        sha256={"tiny-imagenet-200.zip": "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821"},
         content="54e8153e135bff6c70e91ffd7b4dd42fe48353067a79206d0b7538202d6a2dcd",
         read=_tinyimagenet,
     ),
     "mnist": Published(
         about="70,000 handwritten digits of 28 × 28 pixels, grey, 10 classes (LeCun et al., 1998)",
         classes=10,
-        archive="mnist",
         folder="MNIST/raw",
         url="https://ossci-datasets.s3.amazonaws.com/mnist",
         sha256={
@@ -671,7 +663,6 @@ PUBLISHED = {
     "fashionmnist": Published(
         about="70,000 pictures of clothes of 28 × 28 pixels, grey, 10 classes (Xiao et al., 2017)",
         classes=10,
-        archive="fashionmnist",
         folder="FashionMNIST/raw",
         url="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
         sha256={

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from parabolic.checks import Description, InputError, check_finite, check_number, invalid, plain
+from parabolic.checks import Description, InputError, check_finite, check_gaps, check_number, invalid, plain
 
 __all__ = ["LABEL_COLUMNS", "Batches", "Examples", "Stream", "Task"]
 
@@ -75,7 +75,7 @@ class Batches:
     shuffle: bool = True  # anew in every epoch
 
     def __len__(self) -> int:
-        return self.epochs * self._an_epoch - self.start
+        return self.epochs * len(self._sizes) - self.start
 
     def after(self, count: int) -> Batches:
         """The same batches without the first `count`, which are skipped without being gathered.
@@ -92,11 +92,8 @@ class Batches:
         return replace(self, epochs=1, start=0)
 
     @property
-    def _an_epoch(self) -> int:
-        return len(self._sizes)
-
-    @property
     def _sizes(self) -> list[int]:
+        """The sizes of the batches of an epoch."""
         whole, left = divmod(len(self.rows), self.size)
         sizes = [self.size] * whole + [left] * (left > 0)
         if self.joined and whole and left == 1:
@@ -104,7 +101,8 @@ class Batches:
         return sizes
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        first, left_out = divmod(self.start, self._an_epoch)
+        sizes = self._sizes
+        first, left_out = divmod(self.start, len(sizes))
         for epoch in range(first, self.epochs):
             order = np.arange(len(self.rows))
             if self.shuffle:
@@ -114,7 +112,7 @@ class Batches:
             if self.permuted:
                 labels = self.rows[torch.from_numpy(self._permute(order, epoch)).to(self.rows.device)]
             skip = left_out if epoch == first else 0
-            parts = (each[skip * self.size :].split(self._sizes[skip:]) for each in (rows, labels))
+            parts = (each[skip * self.size :].split(sizes[skip:]) for each in (rows, labels))
             for part, label_part in zip(*parts, strict=True):
                 yield self.data.take(part, label_part)
 
@@ -161,6 +159,7 @@ class Task:
 
     def test_batches(self, size: int = 512) -> Iterator[tuple[Tensor, Tensor]]:
         """The task's test examples in batches, in order."""
+        check_number("size", size, whole=True, at_least=1)
         for part in self.test_rows.split(size):
             yield self.test.take(part)
 
@@ -191,12 +190,16 @@ class Stream(Sequence[Task]):
     boundaries: bool = True  # whether learners are told where a task starts and ends
 
     def __post_init__(self) -> None:
+        if not self.tasks:
+            raise invalid("tasks", self.tasks, "at least one task")
+        first = self.tasks[0]
         for task in self.tasks:
-            first = self.tasks[0]
             shared = zip((*first.train, *first.test), (*task.train, *task.test), strict=True)
             if any(one is not other for one, other in shared):
                 got = Description(f"task {task.index} with examples of its own")
                 raise invalid("tasks", got, "tasks that share one set of examples", "use Stream.from_tasks")
+        if self.class_names is not None and len(self.class_names) < self.classes:
+            raise invalid("class_names", self.class_names, f"a name for each of the {self.classes} classes")
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -301,7 +304,7 @@ class Stream(Sequence[Task]):
         [((0, 1), 8, 2), ((0, 1), 8, 2)]
         """
         train = _examples("x", "y", x, y)
-        _check_shuffle(shuffle)
+        seed, shuffle = _order(seed, shuffle)
         if test is not None and not _is_pair(test):
             raise invalid("test", type(test), "a pair of examples and labels")
         tested = train if test is None else _examples("test x", "test y", *test)
@@ -322,20 +325,23 @@ class Stream(Sequence[Task]):
             if test is None and test_domains is not None:
                 raise invalid("test_domains", type(test_domains), "none without test", "give test=(x, y) as well")
             groups = mine.unique()[:, None].tolist()
-        held_out = _hold_out(train.y, of[0]) if test is None else None
+        if test is None:
+            held_out = _hold_out(train.y, of[0])
+            masks = ~held_out, held_out
+        else:
+            masks = torch.ones_like(train.y, dtype=torch.bool), torch.ones_like(tested.y, dtype=torch.bool)
         made = []
         for index, group in enumerate(groups):
             rows = []
-            for kind, numbers, in_part in (("training", of[0], _not(held_out)), ("test", of[1], held_out)):
-                some = torch.isin(numbers, torch.tensor(group))
-                rows.append((some if in_part is None else some & in_part).nonzero().flatten())
+            for kind, numbers, mask in zip(("training", "test"), of, masks, strict=True):
+                rows.append((torch.isin(numbers, torch.tensor(group)) & mask).nonzero().flatten())
                 if not len(rows[-1]):
-                    remedy = "" if held_out is None else "every fifth of a class is held out: give more, or test="
+                    remedy = "every fifth of a class is held out: give more, or test=" if test is None else ""
                     if by_class:
                         raise invalid("tasks", group, f"classes with {kind} examples", remedy)
                     raise invalid("domains", group[0], f"a domain with {kind} examples", remedy)
             labels = group if by_class else train.y[rows[0]].unique().tolist()
-            made.append(Task(index, tuple(labels), train, tested, rows[0], rows[1], seed, shuffle=bool(shuffle)))
+            made.append(Task(index, tuple(labels), train, tested, rows[0], rows[1], seed, shuffle=shuffle))
         classes = int((train.y if by_class else torch.cat([train.y, tested.y])).max()) + 1
         return cls(name, tuple(made), classes, tuple(train.x.shape[1:]), **settings)
 
@@ -375,7 +381,7 @@ class Stream(Sequence[Task]):
         """
         if not (isinstance(parts, Sequence) and parts):
             raise invalid("parts", parts, "a list of at least one task")
-        _check_shuffle(shuffle)
+        seed, shuffle = _order(seed, shuffle)
         pieces: list[list[Examples]] = [[], []]
         for index, part in enumerate(parts):
             if not (_is_pair(part) and all(_is_pair(split) for split in part)):
@@ -391,10 +397,10 @@ class Stream(Sequence[Task]):
         train, test = (
             Examples(torch.cat([each.x for each in split]), torch.cat([each.y for each in split])) for split in pieces
         )
-        rows = [torch.arange(len(whole.y)).split([len(each.y) for each in split]) for whole, split in
-                zip((train, test), pieces, strict=True)]  # fmt: skip
+        counts = [[len(each.y) for each in split] for split in pieces]
+        rows = [torch.arange(sum(sizes)).split(sizes) for sizes in counts]
         made = tuple(
-            Task(index, tuple(train.y[mine].unique().tolist()), train, test, mine, tested, seed, shuffle=bool(shuffle))
+            Task(index, tuple(train.y[mine].unique().tolist()), train, test, mine, tested, seed, shuffle=shuffle)
             for index, (mine, tested) in enumerate(zip(*rows, strict=True))
         )
         classes = int(torch.cat([train.y, test.y]).max()) + 1
@@ -462,10 +468,11 @@ def _examples(x_name: str, y_name: str, x: Any, y: Any) -> Examples:
 
 
 def _tensor(name: str, value: Any) -> Tensor:
+    check_gaps(name, value)
     if isinstance(value, Tensor):
         if value.layout != torch.strided or value.is_complex() or value.is_quantized or value.is_meta:
             raise invalid(name, value, "a dense tensor of real numbers")
-        return value.detach()
+        return value.detach().cpu()  # tasks are formed on the host; `Stream.to` moves them
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -502,17 +509,16 @@ def _hold_out(y: Tensor, domains: Tensor) -> Tensor:
     return mask
 
 
-def _check_shuffle(shuffle: object) -> None:
+def _order(seed: Any, shuffle: Any) -> tuple[int, bool]:
+    """What determines the order of a task's examples, checked, as Python's own types."""
+    check_number("seed", seed, whole=True, at_least=0)
     if not isinstance(plain(shuffle), bool):
         raise invalid("shuffle", shuffle, "True or False", "the seed determines the order")
+    return int(seed), bool(shuffle)
 
 
 def _is_pair(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2
-
-
-def _not(mask: Tensor | None) -> Tensor | None:
-    return None if mask is None else ~mask
 
 
 def _groups(tasks: int | Sequence[Sequence[int]], y: Tensor) -> list[list[int]]:
