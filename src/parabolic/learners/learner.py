@@ -695,6 +695,10 @@ class ReplayLearner(Learner):
     def remember(self, raw: Batch, batch: Batch) -> None:
         """Offer the raw batch to memory, with whatever else the method stores of it."""
         known = batch | raw
+        if lacking := [name for name in self.keeps if name not in known]:
+            got, kept = Description(f"no {', '.join(lacking)}"), ", ".join(self.keeps)
+            remedy = "pass task= with every batch" if lacking == ["task"] else "add it to `batch` in `loss`"
+            raise invalid("batch", got, f"what {self.own_name()} keeps: {kept}", remedy)
         self.past.offer({name: known[name] for name in self.keeps}, generator=self.generator)
 
     def _check_room(self, batch: Batch) -> None:
