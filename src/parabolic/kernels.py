@@ -206,10 +206,8 @@ def _sums(x, partial, rows, channels, share, ROWS: tl.constexpr, COLUMNS: tl.con
     end = tl.minimum((part + 1) * share, rows)
     for start in range(part * share, end, ROWS * AHEAD):
         for ahead in tl.static_range(AHEAD):
-            row = start + ahead * ROWS + tl.arange(0, ROWS)
-            here = (row < end)[:, None] & inside[None, :]
-            value = tl.load(x + row[:, None] * channels + column[None, :], here, 0.0).to(tl.float32)
-            value = tl.where(here, value - first[None, :], 0.0)
+            at, here = _tile(start + ahead * ROWS, end, channels, column, inside, ROWS)
+            value = tl.where(here, tl.load(x + at, here, 0.0).to(tl.float32) - first[None, :], 0.0)
             total += value
             squares += value * value
     tl.store(partial + part * 2 * channels + column, tl.sum(total, 0), inside)
@@ -360,11 +358,11 @@ def _curve_sums(
     u_dz = tl.zeros((COLUMNS,), tl.float32)
     end = tl.minimum((part + 1) * share, rows)
     for start in range(part * share, end, ROWS):
-        row = start + tl.arange(0, ROWS)
-        here = (row < end)[:, None] & inside[None, :]
-        at = row[:, None] * channels + column[None, :]
-        value = tl.load(dy + at, here, 0.0).to(tl.float32)
-        dz, centred = _before_relu(value, x, y, at, here, centre, factor, shift, ADD, RELU)
+        at, here = _tile(start, end, channels, column, inside, ROWS)
+        dz = tl.load(dy + at, here, 0.0).to(tl.float32)
+        centred = tl.load(x + at, here, 0.0).to(tl.float32) - centre[None, :]
+        if RELU:
+            dz = tl.where(_positive(centred, factor, shift, y, at, here, ADD), dz, 0.0)
         unit = centred * inverse[None, :]
         other = tl.load(u + at, here, 0.0).to(tl.float32)
         dz_sum += tl.sum(dz, 0)
@@ -407,11 +405,12 @@ def _curve(
     if tl.program_id(0) == 0:
         tl.store(of_weight + column, (inverse * both * rows).to(of_weight.dtype.element_ty), inside)
     for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
-        row = start + tl.arange(0, ROWS)
-        here = (row < rows)[:, None] & inside[None, :]
-        at = row[:, None] * channels + column[None, :]
-        value = tl.load(dy + at, here, 0.0).to(tl.float32)
-        dz, centred = _before_relu(value, x, y, at, here, centre, factor, shift, ADD, RELU)
+        at, here = _tile(start, rows, channels, column, inside, ROWS)
+        dz = tl.load(dy + at, here, 0.0).to(tl.float32)
+        centred = tl.load(x + at, here, 0.0).to(tl.float32) - centre[None, :]
+        if RELU:
+            positive = _positive(centred, factor, shift, y, at, here, ADD)
+            dz = tl.where(positive, dz, 0.0)
         unit = centred * inverse[None, :]
         other = tl.load(u + at, here, 0.0).to(tl.float32)
         p_dz = dz - dz_mean[None, :] - unit * dz_unit[None, :]
@@ -423,10 +422,6 @@ def _curve(
         if GIVEN:
             back += tl.load(of_dz + at, here, 0.0).to(tl.float32)
         if RELU:
-            if ADD:
-                positive = tl.load(y + at, here, 0.0).to(tl.float32) > 0
-            else:
-                positive = centred * factor[None, :] + shift[None, :] > 0
             back = tl.where(positive, back, 0.0)
         tl.store(of_dy + at, back.to(of_dy.dtype.element_ty), here)
 
@@ -454,13 +449,6 @@ def _affine(weight, bias, mean, scale, column, inside):
 
 
 @triton.jit
-def _before_relu(dz, x, y, at, here, centre, factor, shift, ADD: tl.constexpr, RELU: tl.constexpr):
-    """The gradient before ReLU, and x minus its mean."""
-    centred = tl.load(x + at, here, 0.0).to(tl.float32) - centre[None, :]
-    if RELU:
-        if ADD:
-            positive = tl.load(y + at, here, 0.0).to(tl.float32) > 0
-        else:
-            positive = centred * factor[None, :] + shift[None, :] > 0
-        dz = tl.where(positive, dz, 0.0)
-    return dz, centred
+def _positive(centred, factor, shift, y, at, here, ADD: tl.constexpr):
+    """Where ReLU lets a gradient through; y is the output, which is only needed if a shortcut was added."""
+    return (tl.load(y + at, here, 0.0).to(tl.float32) if ADD else centred * factor[None, :] + shift[None, :]) > 0
