@@ -105,7 +105,7 @@ class Classes(Criterion):
 
     def __call__(self, scores: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
         """The loss of scores given class numbers."""
-        return _reduced(_each(self.loss, scores, y), reduction)
+        return _reduced(self.at_points(scores, y), reduction)
 
     def at_points(self, scores: Tensor, points: Tensor) -> Tensor:
         """The loss of each example given soft labels."""
@@ -159,7 +159,7 @@ class CrossEntropy(Classes):
         for weight in () if self.weights is None else self.weights:
             check_number("weights", weight, at_least=0)
         self._weights = None if self.weights is None else torch.tensor([*self.weights], dtype=torch.float64)
-        self.loss = self.at_points  # which accepts class numbers too
+        self.loss = self.at_points  # for both kinds of labels
 
     def __call__(self, scores: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
         """The cross-entropy of scores given class numbers or soft labels."""
@@ -274,7 +274,7 @@ class Numbers(Criterion):
 
     def __call__(self, scores: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
         """The loss of scores given numbers."""
-        return _reduced(_each(self.loss, scores, self.points(y, scores.shape[-1], scores.dtype)), reduction)
+        return _reduced(self.at_points(scores, self.points(y, scores.shape[-1], scores.dtype)), reduction)
 
     def at_points(self, scores: Tensor, points: Tensor) -> Tensor:
         """The loss of each example given numbers in the network's units."""

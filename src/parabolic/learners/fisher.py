@@ -96,7 +96,8 @@ class _Watch(TorchFunctionMode):
     def __init__(self, weights: Sequence[Tensor], size: int) -> None:
         super().__init__()
         self.size = size
-        self.origin = {id(weight): (weight, weight) for weight in weights}  # padded weights are added
+        # By id, each weight or padded copy of one (held here, so that no other tensor gets its id) and that weight.
+        self.origin = {id(weight): (weight, weight) for weight in weights}
         self.uses: dict[int, Use] = {}
         self.lost = False
 
