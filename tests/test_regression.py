@@ -47,7 +47,7 @@ def numbers(count, size=6, outputs=2, seed=1):
 
 def test_criteria_of_numbers_are_what_their_names_say():
     scores, y = torch.tensor([[0.0, 1.0], [2.0, -3.0]]), torch.tensor([[0.5, 1.0], [2.0, 1.0]])
-    for criterion, each in ((MSE(), [0.25 / 2, 16 / 2]), (Huber(delta=1.5), [0.125 / 2, 1.5 * (4 - 0.75) / 2])):
+    for criterion, each in ((MSE(), [0.25 / 2, 16 / 2]), (Huber(1.5), [0.125 / 2, 1.5 * (4 - 0.75) / 2])):
         assert criterion(scores, y, "none").tolist() == pytest.approx(each)
         assert criterion(scores, y).item() == pytest.approx(np.mean(each))
         assert criterion(scores, y, "sum").item() == pytest.approx(np.sum(each))

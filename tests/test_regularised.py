@@ -258,6 +258,13 @@ KNOWN = {
     "three dimensions": images(lambda: nn.Unflatten(1, (2, 2)), lambda: nn.Conv3d(2, 3, (2, 3, 3), bias=False)),
     "partly frozen": partly_frozen,
 }
+
+
+class Recurrent(nn.GRU):
+    def forward(self, x):
+        return super().forward(x)[0]
+
+
 UNKNOWN = {
     "a layer called twice": rows(lambda: Tied(shared=False)),
     "a weight shared by two layers": rows(lambda: Tied(shared=True)),
@@ -265,6 +272,7 @@ UNKNOWN = {
     "a layer of another kind": rows(lambda: nn.Linear(5, 4), nn.PReLU),
     "a weight made of others": rows(lambda: nn.utils.parametrizations.weight_norm(nn.Linear(5, 4))),
     "examples taken apart": rows(lambda: Reshaped(nn.Linear(5, 4))),
+    "an operation that vmap has no rule for": rows(lambda: Recurrent(5, 4, batch_first=True)),
     "statistics of a batch": images(lambda: nn.BatchNorm2d(4, track_running_stats=False), nn.Tanh),
 }
 

@@ -128,6 +128,24 @@ def test_what_it_asks_may_be_ones_own():
     assert train(Stepping(make_backbone("mlp", stream.shape, stream.classes), memory=40), stream).step > 0
 
 
+def test_what_a_memory_is_to_keep_and_no_batch_has_is_told():
+    class Weighing(ER):
+        keeps = ("x", "y", "weight")
+
+    class ByTask(ER):
+        keeps = ("x", "y", "task")
+
+    x, y = torch.zeros(3, 2), torch.zeros(3, dtype=torch.long)
+    expected = r"expected what Weighing keeps: x, y, weight; add it to `batch` in `loss`"
+    with pytest.raises(InputError, match=f"batch: got no weight, {expected}"):
+        Weighing(nn.Linear(2, 2)).observe(x, y)
+    learner = ByTask(nn.Linear(2, 2))
+    with pytest.raises(InputError, match=r"batch: got no task, .*; pass task= with every batch"):
+        learner.observe(x, y)
+    learner.observe(x, y, task=4)
+    assert learner.past["task"].tolist() == [4, 4, 4]
+
+
 def test_a_state_that_does_not_fit_changes_nothing():
     def learner(classes=3, **options):
         torch.manual_seed(classes)

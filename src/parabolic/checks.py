@@ -126,16 +126,6 @@ def check_number(
     NumPy numbers, as from `np.arange` and scikit-learn's grids, are accepted too: see `plain`.
     """
     value, kind = plain(value), int if whole else (int, float)
-    limits = [
-        f"{word} {limit:g}"
-        for word, limit in (
-            ("above", above),
-            ("of at least", at_least),
-            ("below", below),
-            ("of at most", at_most),
-        )
-        if limit is not None
-    ]
     fits = (
         isinstance(value, kind)
         and not isinstance(value, bool)
@@ -146,8 +136,9 @@ def check_number(
         and (at_most is None or value <= at_most)
     )
     if not fits:
-        noun = "a whole number" if whole else "a number"
-        raise invalid(name, value, " ".join([noun, " and ".join(limits)]).strip(), remedy)
+        limits = (("above", above), ("of at least", at_least), ("below", below), ("of at most", at_most))
+        told = " and ".join(f"{word} {limit:g}" for word, limit in limits if limit is not None)
+        raise invalid(name, value, f"{'a whole number' if whole else 'a number'} {told}".strip(), remedy)
 
 
 def plain(value: Any) -> Any:

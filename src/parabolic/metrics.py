@@ -17,10 +17,6 @@ from parabolic.checks import Description, invalid
 
 __all__ = ["aaa", "acc", "anytime", "backward_transfer", "forgetting", "forward_transfer", "summary"]
 
-EXPECTED = "a square matrix with a row for each task, or rows that end at its diagonal"
-
-AHEAD = "a square matrix with an accuracy on and above its diagonal, or rows that start there"
-
 
 def anytime(matrix: ArrayLike) -> NDArray[np.float64]:
     """The mean accuracy over the tasks seen so far, after each task.
@@ -81,16 +77,7 @@ def forward_transfer(future: ArrayLike) -> float:
     >>> forward_transfer([[50, 40, 60], [70, 65], [80]])
     25.0
     """
-    whole = future
-    try:
-        if isinstance(future, list | tuple) and len(future) > 1 and len(future[-1]) == 1:
-            whole = [[*[np.nan] * i, *row] for i, row in enumerate(future)]
-        a = np.asarray(whole, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise invalid("future", future, AHEAD) from error
-    square = a.ndim == 2 and a.shape[0] == a.shape[1] and a.size
-    if not square or not np.isfinite(a[np.triu_indices(len(a))]).all():
-        raise invalid("future", future, AHEAD)
+    a = _matrix(future, "future", upper=True)
     gains = [a[j, j] - a[0, j] for j in range(1, len(a))]
     return float(np.mean(gains)) if gains else 0.0
 
@@ -123,16 +110,19 @@ def summary(
     }
 
 
-def _matrix(matrix: ArrayLike) -> NDArray[np.float64]:
-    whole = matrix
+def _matrix(given: ArrayLike, name: str = "matrix", upper: bool = False) -> NDArray[np.float64]:
+    """A square matrix, checked on and below its diagonal, or on and above it; short rows are filled with NaN."""
+    side, ends, tasks = ("above", "start", "to come") if upper else ("below", "end", "seen so far")
+    expected, whole = f"a square matrix with a row for each task, or rows that {ends} at its diagonal", given
     try:
-        if isinstance(matrix, list | tuple) and len(matrix) > 1 and len(matrix[0]) == 1:
-            whole = [[*row, *[np.nan] * (len(matrix) - i)] for i, row in enumerate(matrix, 1)]
+        if isinstance(given, list | tuple) and len(given) > 1 and len(given[-1 if upper else 0]) == 1:
+            gaps = [[np.nan] * (i if upper else len(given) - 1 - i) for i in range(len(given))]
+            whole = [[*gap, *row] if upper else [*row, *gap] for gap, row in zip(gaps, given, strict=True)]
         a = np.asarray(whole, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise invalid("matrix", matrix, EXPECTED) from error
+        raise invalid(name, given, expected) from error
     if a.ndim != 2 or a.shape[0] != a.shape[1] or not a.size:
-        raise invalid("matrix", list(a.shape), EXPECTED)
-    if not np.isfinite(a[np.tril_indices(len(a))]).all():
-        raise invalid("matrix", Description("NaN on or below the diagonal"), "an accuracy for every task seen so far")
+        raise invalid(name, list(a.shape), expected)
+    if not np.isfinite(a[(np.triu_indices if upper else np.tril_indices)(len(a))]).all():
+        raise invalid(name, Description(f"NaN on or {side} the diagonal"), f"an accuracy for every task {tasks}")
     return a

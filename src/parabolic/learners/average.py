@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 import torch
@@ -59,7 +60,7 @@ class WeightAverage:
         self._round()
         self.updates += 1
 
-    def followed(self, model: nn.Module) -> dict[str, Tensor]:
+    def sources(self, model: nn.Module) -> dict[str, Tensor]:
         """The tensors to average, by name."""
         return _averaged(model)
 
@@ -82,7 +83,7 @@ class WeightAverage:
         self._round()
 
     def _moving(self, model: nn.Module) -> dict[str, Tensor]:
-        return {name: value.detach() for name, value in self.followed(model).items() if name in self.weights}
+        return {name: value.detach() for name, value in self.sources(model).items() if name in self.weights}
 
     def _round(self) -> None:
         """Round the float32 averages to the types that prediction uses."""
@@ -91,5 +92,5 @@ class WeightAverage:
 
 
 def _averaged(model: nn.Module) -> dict[str, Tensor]:
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: value for name, value in tensors.items() if value.is_floating_point()}
+    named = itertools.chain(model.named_parameters(), model.named_buffers())
+    return {name: value for name, value in named if value.is_floating_point()}

@@ -32,7 +32,7 @@ class AveragedModel(WeightAverage):
         super().__init__(model, decay)
         self.updates += 1  # the initial model counts as the first of those averaged
 
-    def followed(self, model: nn.Module) -> dict[str, Tensor]:
+    def sources(self, model: nn.Module) -> dict[str, Tensor]:
         """The weights, without batch-norm statistics."""
         return {name: weight for name, weight in model.named_parameters() if weight.is_floating_point()}
 

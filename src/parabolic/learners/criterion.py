@@ -26,6 +26,8 @@ __all__ = [
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Maps scores and targets to one loss per example, as torch's losses do with reduction="none"."""
 
+ClassWeights = Sequence[float] | Tensor | NDArray[Any] | None
+
 
 class Criterion(ABC):
     """A loss that is never negative, and everything that depends on the kind of its targets.
@@ -105,7 +107,7 @@ class Classes(Criterion):
 
     def __call__(self, scores: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
         """The loss of scores given class numbers."""
-        return _reduced(_each(self.loss, scores, y), reduction)
+        return _reduced(self.at_points(scores, y), reduction)
 
     def at_points(self, scores: Tensor, points: Tensor) -> Tensor:
         """The loss of each example given soft labels."""
@@ -149,7 +151,7 @@ class CrossEntropy(Classes):
     """
 
     loss: Loss = field(init=False, repr=False)
-    weights: Sequence[float] | Tensor | NDArray[Any] | None = None
+    weights: ClassWeights = None
 
     def __post_init__(self) -> None:
         if isinstance(self.weights, Tensor | np.ndarray):
@@ -159,7 +161,7 @@ class CrossEntropy(Classes):
         for weight in () if self.weights is None else self.weights:
             check_number("weights", weight, at_least=0)
         self._weights = None if self.weights is None else torch.tensor([*self.weights], dtype=torch.float64)
-        self.loss = self.at_points  # which accepts class numbers too
+        self.loss = self.at_points  # for both kinds of labels
 
     def __call__(self, scores: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
         """The cross-entropy of scores given class numbers or soft labels."""
@@ -212,11 +214,12 @@ class Heads(CrossEntropy):
     task; those in none share a head. Labels between classes, as on PCL's bridges, are refused: they may be of two
     tasks.
 
-    >>> Heads(tasks=[[0, 1], [2, 3]])(torch.tensor([[0.0, 0.0, 9.0, 9.0]]), torch.tensor([1]))
+    >>> Heads([[0, 1], [2, 3]])(torch.tensor([[0.0, 0.0, 9.0, 9.0]]), torch.tensor([1]))
     tensor(0.6931)
     """
 
     tasks: Sequence[Sequence[int]] = ()
+    weights: ClassWeights = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -269,12 +272,12 @@ class Numbers(Criterion):
     """
 
     loss: Loss
-    units: Scale | None = None
+    units: Scale | None = field(default=None, kw_only=True)
     of_classes = False
 
     def __call__(self, scores: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
         """The loss of scores given numbers."""
-        return _reduced(_each(self.loss, scores, self.points(y, scores.shape[-1], scores.dtype)), reduction)
+        return _reduced(self.at_points(scores, self.points(y, scores.shape[-1], scores.dtype)), reduction)
 
     def at_points(self, scores: Tensor, points: Tensor) -> Tensor:
         """The loss of each example given numbers in the network's units."""
@@ -329,7 +332,7 @@ class MSE(Numbers):
 class Huber(Numbers):
     """Huber loss: half the squared error up to `delta`, linear beyond, so that outliers pull no harder.
 
-    >>> Huber(delta=1.0)(torch.zeros(2, 1), torch.tensor([[0.5], [10.0]]), "none")
+    >>> Huber(1.0)(torch.zeros(2, 1), torch.tensor([[0.5], [10.0]]), "none")
     tensor([0.1250, 9.5000])
     """
 

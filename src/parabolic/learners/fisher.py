@@ -82,11 +82,19 @@ def _one_by_one(model: nn.Module, x: Tensor, y: Tensor, loss: Callable[..., Tens
     def error(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return loss(call_by(weights, model, x[None]), y[None], reduction="sum")
 
-    each = vmap(grad(error), in_dims=(None, 0, 0))
+    at_once = vmap(grad(error), in_dims=(None, 0, 0))
     totals = [torch.zeros_like(weight, dtype=_wide(weight)) for weight in weights.values()]
     for some, labels in _parts(sum(total.numel() for total in totals), x, y):
-        for total, slopes in zip(totals, each(weights, some, labels).values(), strict=True):
-            total += slopes.to(total).square().sum(0)
+        try:
+            slopes = at_once(weights, some, labels)
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
+        except RuntimeError:  # vmap has no rule for some operations, such as a GRU's
+            with torch.backends.cudnn.flags(enabled=False):  # its recurrent layers have no gradient in evaluation mode
+                found = [grad(error)(weights, *example) for example in zip(some, labels, strict=True)]
+            slopes = {name: torch.stack([each[name] for each in found]) for name in weights}
+        for total, slope in zip(totals, slopes.values(), strict=True):
+            total += slope.to(total).square().sum(0)
     return totals
 
 
@@ -96,7 +104,8 @@ class _Watch(TorchFunctionMode):
     def __init__(self, weights: Sequence[Tensor], size: int) -> None:
         super().__init__()
         self.size = size
-        self.origin = {id(weight): (weight, weight) for weight in weights}  # padded weights are added
+        # By id, each weight or padded copy of one (held here, so that no other tensor gets its id) and that weight.
+        self.origin = {id(weight): (weight, weight) for weight in weights}
         self.uses: dict[int, Use] = {}
         self.lost = False
 

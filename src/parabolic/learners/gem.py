@@ -100,7 +100,7 @@ class GEM(ProjectedLearner):
                 rank = torch.arange(share, device=slots.device)
             first = torch.searchsorted(tasks, torch.full_like(rank[:1], task))
             kept = self.past.take(slots.index_select(0, first + rank))
-            gradients.append(self._past_gradient(self._inputs(kept["x"]), kept["y"]))
+            gradients.append(self._past_gradient(self.augmented(kept["x"]), kept["y"]))
         return torch.stack(gradients)
 
     def project(self, vector: Tensor, against: Tensor) -> Tensor:

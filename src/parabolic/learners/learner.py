@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar, Self, dataclass_transform
+from typing import Any, ClassVar, Self, TypeVar, cast, dataclass_transform
 
 import torch
 from torch import Generator, Tensor, nn
@@ -39,7 +39,8 @@ from parabolic.options import check_options, documented, option, options_of
 
 __all__ = ["Diverged", "Learner", "ReplayLearner", "TaskBatches", "join"]
 
-WHOLE = ("step", "start_task", "end_task", "grow", "load_state_dict")  # no other thread sees these half done
+# Methods that no other thread sees half done, also where a subclass defines them.
+WHOLE = ("step", "start_task", "end_task", "grow", "load_state_dict")
 # Attributes of a learner that are not fields.
 OWN = {"averaged", "body", "device", "dtype", "generator", "lock", "optim", "stepping", "steps"}
 # Methods that users may override, and those that the package's loops call instead.
@@ -47,6 +48,7 @@ ASKED = {"predict": "scores_at", "scores": "scores_at", "observe": "step"}
 GO_BACK = "go back to the last saved file, and lower lr or set clip_norm"
 GIVE_WAY = 1e-4  # seconds: enough for a waiting thread to wake up
 
+Method = TypeVar("Method", bound=Callable[..., Any])
 TaskBatches = Iterable[tuple[Tensor, Tensor]]
 """The batches of a task; they can be iterated over repeatedly."""
 
@@ -66,7 +68,7 @@ class Diverged(RuntimeError):
     """
 
 
-def _alone(method: Callable[..., Any]) -> Callable[..., Any]:
+def _alone(method: Method) -> Method:
     """Wrap a method that changes a learner, so that no other thread uses or changes it meanwhile."""
 
     @functools.wraps(method)
@@ -74,7 +76,7 @@ def _alone(method: Callable[..., Any]) -> Callable[..., Any]:
         with self._changing():
             return method(self, *args, **kwargs)
 
-    return alone
+    return cast(Method, alone)
 
 
 def _as_predicted(method: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
@@ -286,34 +288,31 @@ class Learner:
             time.sleep(GIVE_WAY)
         return loss
 
+    @_alone
     def step(self, x: Tensor, y: Tensor, task: int | Tensor | None = None) -> Tensor:
         """Learn from a batch that has been checked and is on the learner's device."""
         raw = {"x": x, "y": y}
         if task is not None:
             number = task if isinstance(task, Tensor) else torch.full((), task, device=y.device)
             raw["task"] = number.expand(len(y))
-        with self._changing():
-            self.stepping = True
-            try:
-                if not self.model.training:
-                    self.model.train()
-                for _ in range(self.repeats):
-                    recalled = self.recall()
-                    batch = raw | {"x": self._given(x), "raw": x}
-                    loss = self._loss(batch, recalled)
-                    if not isinstance(loss, Tensor) or loss.ndim:
-                        whose = f"loss of {self.own_name()}"
-                        raise invalid(whose, loss, "a tensor of one number", "take its mean, for example")
-                    self._descended = True
-                    self.descend(loss)
-                self.remember(raw, batch)
-                self.steps += 1
-            except (ValueError, IndexError) as error:
-                if (refused := refusal(self, x, error)) is None:
-                    raise
-                raise refused from error
-            finally:
-                self.stepping = False
+        self.stepping = True
+        try:
+            if not self.model.training:
+                self.model.train()
+            for _ in range(self.repeats):
+                recalled = self.recall()
+                batch = raw | {"x": self.augmented(x), "raw": x}
+                loss = self._loss(batch, recalled)
+                self._descended = True
+                self.descend(loss)
+            self.remember(raw, batch)
+            self.steps += 1
+        except (ValueError, IndexError) as error:
+            if (refused := refusal(self, x, error)) is None:
+                raise
+            raise refused from error
+        finally:
+            self.stepping = False
         return loss.detach()
 
     def phase(self) -> Hashable:
@@ -370,6 +369,7 @@ class Learner:
     def end_task(self, batches: TaskBatches) -> None:
         """Called after a task, if the stream has tasks, with its batches: each example once."""
 
+    @_alone
     def grow(self, classes: int) -> None:
         """Make room for labels below `classes`: the last linear layer gets more outputs, and the old ones stay.
 
@@ -384,16 +384,15 @@ class Learner:
         classes = int(classes)
         if not self.error.of_classes:
             raise invalid("criterion", self.criterion, "a loss of classes", "only classes can grow")
-        with self._changing():
-            _, head = last_linear(self.model)
-            check_head(head, self.classes)
-            known = self.classes or head.out_features
-            if classes > known:
-                check_growth(self, head, classes)
-            if classes > head.out_features:
-                self.on_growth(widen(head, classes, self.generator))
-            if classes > known:
-                self.criterion, self.classes = self.error.widened(classes), classes
+        _, head = last_linear(self.model)
+        check_head(head, self.classes)
+        known = self.classes or head.out_features
+        if classes > known:
+            check_growth(self, head, classes)
+        if classes > head.out_features:
+            self.on_growth(widen(head, classes, self.generator))
+        if classes > known:
+            self.criterion, self.classes = self.error.widened(classes), classes
 
     def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
         """Extend everything that is stored per weight; `moved` maps old parameters to new ones, with more rows."""
@@ -417,7 +416,7 @@ class Learner:
 
     def augmented(self, x: Tensor) -> Tensor:
         """Raw examples as inputs of the model, as for learning: changed at random, differently in every call."""
-        return self._given(x)
+        return self._given(x, augment=True)
 
     def scores_at(self, inputs: Tensor) -> Tensor:
         """The scores for inputs of the model, in evaluation mode and with the averaged weights if there are any.
@@ -486,6 +485,7 @@ class Learner:
             state["example"] = torch.empty(0, *shape, dtype=dtype)
         return state
 
+    @_alone
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from the state of a learner of the same class and model, whatever device it was on.
 
@@ -502,18 +502,17 @@ class Learner:
                 remedy = "load it into a learner with as many classes; `Learner.load` makes one from a file"
                 raise invalid("state", got, f"{list(own[name].shape)}, as in this learner", remedy)
         optimizers.check_state(self.optim, state["optimizer"])
-        with self._changing():
-            self.model.load_state_dict(state["model"])
-            optimizers.load_state(self.optim, state["optimizer"])
-            self._load_generator(state["generator"].cpu())
-            self.steps = int(state["steps"])
-            if self.averaged is not None:
-                self.averaged.load_state_dict(state["average"])
-            for name, part in self._parts().items():
-                if name in state:
-                    part.load_state_dict(state[name])
-            example = state.get("example")
-            self._example = None if example is None else (example.shape[1:], example.dtype)
+        self.model.load_state_dict(state["model"])
+        optimizers.load_state(self.optim, state["optimizer"])
+        self._load_generator(state["generator"].cpu())
+        self.steps = int(state["steps"])
+        if self.averaged is not None:
+            self.averaged.load_state_dict(state["average"])
+        for name, part in self._parts().items():
+            if name in state:
+                part.load_state_dict(state[name])
+        example = state.get("example")
+        self._example = None if example is None else (example.shape[1:], example.dtype)
 
     def save(self, path: str | Path) -> Path:
         """Write the learner to one file: everything its next step depends on, and how it was made. It holds no code.
@@ -643,29 +642,28 @@ class Learner:
             self.generator.manual_seed(int.from_bytes(sha256(bytes(state.tolist())).digest()[:7]))
 
     def _loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
-        """The loss; a model that changes its input is refused, as a method may call it on the same examples again."""
+        """The loss, checked; a model that changes its input is refused, as a method may call it on it again."""
         inputs = batch["x"]
         version = _version(inputs)
         loss = self.loss(batch, recalled)
         if _version(inputs) != version:
             got = Description("one that changes its input in place")
             raise invalid("model", got, "one that does not", "write x = x - 1, or ReLU(inplace=False) as first layer")
+        if not isinstance(loss, Tensor) or loss.ndim:
+            whose = f"loss of {self.own_name()}"
+            raise invalid(whose, loss, "a tensor of one number", "take its mean, for example")
         return loss
 
-    def _given(self, x: Tensor, augment: bool = True) -> Tensor:
-        """The model's inputs for examples of the caller: never the same tensors, as the model may work in place."""
+    def _given(self, x: Tensor, augment: bool) -> Tensor:
+        """Raw examples as inputs of the model: never the same tensor, as the model may work in place."""
         version = _version(x)
-        made = self._inputs(x, augment)
+        view = self.augment(x, self.generator) if augment and self.augment is not None else x
+        made = as_inputs(view, self.prepare, self.dtype, ids=self.embed is not None)
         if _version(x) != version:
             got = Description("one that changes examples in place")
             raise invalid("prepare or augment", got, "one that returns new ones", "write x = x - 1, not x -= 1")
         shared = isinstance(made, Tensor) and made.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
         return made.clone() if shared else made
-
-    def _inputs(self, x: Tensor, augment: bool = True) -> Tensor:
-        if augment and self.augment is not None:
-            x = self.augment(x, self.generator)
-        return as_inputs(x, self.prepare, self.dtype, ids=self.embed is not None)
 
     def _make_optimizer(self, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
         made = optimizers.make_optimizer(self.optimizer, weights, self.lr)
@@ -725,11 +723,15 @@ class ReplayLearner(Learner):
         if len(self.past) == 0:
             return None
         drawn = self.past.draw(self.replay, generator=self.generator)
-        return drawn | {"x": self._inputs(drawn["x"]), "raw": drawn["x"]}
+        return drawn | {"x": self.augmented(drawn["x"]), "raw": drawn["x"]}
 
     def remember(self, raw: Batch, batch: Batch) -> None:
         """Offer the raw batch to memory, with whatever else the method stores of it."""
         known = batch | raw
+        if lacking := [name for name in self.keeps if name not in known]:
+            got, kept = Description(f"no {', '.join(lacking)}"), ", ".join(self.keeps)
+            remedy = "pass task= with every batch" if lacking == ["task"] else "add it to `batch` in `loss`"
+            raise invalid("batch", got, f"what {self.own_name()} keeps: {kept}", remedy)
         self.past.offer({name: known[name] for name in self.keeps}, generator=self.generator)
 
     def _check_room(self, batch: Batch) -> None:

@@ -100,7 +100,7 @@ class LwF(Learner):
             if not counts:
                 continue
             # Augmented batch by batch, so that each takes the same random numbers as it would alone.
-            inputs = torch.cat([self._inputs(part) for part in x[chosen].split(counts)])
+            inputs = torch.cat([self.augmented(part) for part in x[chosen].split(counts)])
             given = features(self.model, self.head, inputs)
             for part, labels in zip(given.split(counts), y[chosen].split(counts), strict=True):
                 loss = self.error(only(new, self.head(part)), labels)

@@ -70,7 +70,7 @@ class OBC(ReplayLearner):
             drawn = self.past.draw(self.correction, generator=self.generator)
             # Features as in prediction: batch norm uses its running statistics and does not update them.
             with torch.no_grad(), predicting(self.model):
-                seen = features(self.model, self.head, self._inputs(drawn["x"]))
+                seen = features(self.model, self.head, self.augmented(drawn["x"]))
             self.error(self.head(seen), drawn["y"]).backward()
         self.apply_gradients()
 

@@ -65,8 +65,7 @@ def parse_optimizer(text: str) -> tuple[Callable[..., torch.optim.Optimizer], di
     path = own_optimizer(text)
     try:
         node = ast.parse("own" + text.strip().removeprefix(path) if path else text.strip(), mode="eval").body
-        given = node.keywords if isinstance(node, ast.Call) and not node.args else []
-        named = node.func if isinstance(node, ast.Call) and not node.args else node
+        named, given = (node.func, node.keywords) if isinstance(node, ast.Call) and not node.args else (node, [])
         arguments = {each.arg: ast.literal_eval(each.value) for each in given if each.arg is not None}
     except (SyntaxError, ValueError) as error:
         raise invalid("optimizer", text, "a class of torch.optim and plain values for its arguments", remedy) from error

@@ -208,7 +208,10 @@ def forgetting_bound(
     >>> found.realised, found.holds
     (0.5, True)
     """
-    return ForgettingBound(*_pieces(loss, domain, samples, generator), *_data("past", loss, domain, past))
+    check_number("samples", samples, whole=True, at_least=2)
+    points = domain.points, domain.edge(samples, generator), domain.interior(samples, generator)
+    memory, edge, inside = (_range(loss, each) for each in points)
+    return ForgettingBound(memory, edge, inside, *_data("past", loss, domain, past))
 
 
 def generalisation_bound(
@@ -292,13 +295,6 @@ def drift_bound(
     rate = drift(x).flatten(1).square().sum(1) / (4 * sigma) * (domain.hit(x) > 0)
     found = (base, gap, error, rate, -u.mean.log(), u.error / u.mean)
     return DriftBound(*(part.detach().to(x.dtype) for part in found))
-
-
-def _pieces(loss: Loss, domain: SampledDomain, samples: int, generator: Generator | None) -> tuple[Range, Range, Range]:
-    """The ranges of the loss over memory, edge and inside."""
-    check_number("samples", samples, whole=True, at_least=2)
-    edge, inside = domain.edge(samples, generator), domain.interior(samples, generator)
-    return _range(loss, domain.points), _range(loss, edge), _range(loss, inside)
 
 
 def _data(name: str, loss: Loss, domain: Domain, data: Tensor | None) -> tuple[Range | None, float | None]:

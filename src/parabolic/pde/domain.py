@@ -235,6 +235,7 @@ class MemoryDomain(Intersection):
     def _mix(self, count: int, generator: Generator | None) -> Tensor:
         # A point of a hull in d dimensions is a mixture of d + 1 others; mixtures of many are all close to the mean.
         several = min(self.points[0].numel() + 1, 8)
+        # Logarithms of uniform numbers, scaled to sum to one, are uniform on the simplex.
         share = drawn(torch.rand, (count, several), self.points, generator).clamp_min(1e-6).log()
         mixed = (share / _total(share)).unsqueeze(1) @ self._pick(count, several, generator=generator).flatten(2)
         return mixed.reshape(count, *self.points.shape[1:])

@@ -184,8 +184,8 @@ def gradient_of(potential: Callable[[Tensor], Tensor]) -> Drift:
 
 
 @dataclass
-class Batch:
-    """The results of paths, each field `[points, paths]`."""
+class Paths:
+    """What paths have met, each field `[points, paths]`."""
 
     end: Tensor  # the loss where a path ended
     integral: Tensor  # of the loss along it
@@ -208,7 +208,7 @@ def walk(
     steps: int,
     chunk: int | None,
     generator: Generator | None,
-) -> Iterator[tuple[slice, Batch]]:
+) -> Iterator[tuple[slice, Paths]]:
     """Simulate the stopped paths of `solve` batch by batch: yields the rows of x they start from, and their results."""
     _check_start(x, t, sigma, paths)
     check_number("steps", steps, whole=True, at_least=1)
@@ -231,7 +231,7 @@ def walk(
     for rows, count in _chunks(x, paths, chunk):
         start, far = (a[rows].repeat_interleave(count, 0) for a in (x, gap))
         batch = _run(loss, start, far, t / steps, steps, domain, sigma, drift, by, generator)
-        yield rows, Batch(*(part.reshape(-1, count) for part in batch))
+        yield rows, Paths(*(part.reshape(-1, count) for part in batch))
 
 
 class _Step(NamedTuple):
@@ -265,7 +265,7 @@ def _run(
     by: str,
     generator: Generator | None,
 ) -> tuple[Tensor, ...]:
-    """Simulate one path from each row of x, at the distance `gap` from the edge: the fields of `Batch`."""
+    """Simulate one path from each row of x, at the distance `gap` from the edge: the fields of `Paths`."""
     variance = 2 * sigma * dt
     draw = partial(drawn, like=x, generator=generator)
     value, stopped = loss(x), gap <= 0
