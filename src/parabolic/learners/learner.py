@@ -159,9 +159,9 @@ class Learner:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name, wrap in {**dict.fromkeys(WHOLE, _alone), "scores_at": _as_predicted}.items():
-            if name in vars(cls):
-                setattr(cls, name, wrap(vars(cls)[name]))
+        for name in {*WHOLE, "scores_at"} & vars(cls).keys():
+            method = vars(cls)[name]
+            setattr(cls, name, _as_predicted(method) if name == "scores_at" else _alone(method))
         cls._check_fields()
         about = cls.__doc__
         dataclasses.dataclass(eq=False, kw_only=True, repr=False)(cls)
