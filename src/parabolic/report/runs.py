@@ -202,7 +202,7 @@ def write_parquet(rows: Sequence[Row], path: Path) -> Path:
 
 def _columns(rows: Iterable[Row]) -> list[str]:
     names = dict.fromkeys(name for row in rows for name in row)
-    return sorted(names, key=lambda name: GROUPS.index(name.rpartition(".")[0]))
+    return sorted(names, key=lambda name: GROUPS.index(name.partition(".")[0] if "." in name else ""))
 
 
 def _one_type(values: list[Any]) -> list[Any]:
@@ -214,8 +214,8 @@ def _one_type(values: list[Any]) -> list[Any]:
 
 
 def short(column: str) -> str:
-    """A column without its group: `lr` for `options.lr`."""
-    return column.rpartition(".")[2]
+    """A column without its group: `lr` for `options.lr`, `mine.loss` for `metrics.mine.loss`."""
+    return column.partition(".")[2] or column
 
 
 def _means(text: str, value: Any) -> bool:
