@@ -48,10 +48,8 @@ def train_all(specs: Sequence[RunSpec], store: Store, track: str | None = None, 
 
         def watch(event: Event) -> None:
             bar(event)
-            if tracker is not None and event.what in ("trained", "diverged"):
-                record = store.ended(event.spec)
-                if record is not None:
-                    track_record(tracker, record)
+            if tracker is not None and event.record is not None and event.what != "reused":
+                track_record(tracker, event.record)
 
         return run_grid(specs, store, watch=watch, **options)
 
