@@ -89,7 +89,7 @@ def forward_transfer(future: ArrayLike) -> float:
     except (TypeError, ValueError) as error:
         raise invalid("future", future, AHEAD) from error
     square = a.ndim == 2 and a.shape[0] == a.shape[1] and a.size
-    if not square or not np.isfinite(a[np.triu_indices(len(a))]).all():
+    if not square or not np.isfinite(a[np.tri(len(a), dtype=bool).T]).all():
         raise invalid("future", future, AHEAD)
     gains = [a[j, j] - a[0, j] for j in range(1, len(a))]
     return float(np.mean(gains)) if gains else 0.0
@@ -133,6 +133,6 @@ def _matrix(matrix: ArrayLike) -> NDArray[np.float64]:
         raise invalid("matrix", matrix, EXPECTED) from error
     if a.ndim != 2 or a.shape[0] != a.shape[1] or not a.size:
         raise invalid("matrix", list(a.shape), EXPECTED)
-    if not np.isfinite(a[np.tril_indices(len(a))]).all():
+    if not np.isfinite(a[np.tri(len(a), dtype=bool)]).all():
         raise invalid("matrix", Description("NaN on or below the diagonal"), "an accuracy for every task seen so far")
     return a
