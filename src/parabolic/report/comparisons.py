@@ -179,7 +179,7 @@ def _sees_all(records: Sequence[Record]) -> bool:
 
 
 def _by_seed(records: Sequence[Record], name: str) -> dict[int, float]:
-    told = [
-        (record.spec["seed"], {**record.metrics, "seconds": sum(record.train_seconds)}) for record in finished(records)
-    ]
-    return {seed: figures[name] for seed, figures in told if name in figures}
+    done = finished(records)
+    if name == "seconds":
+        return {record.spec["seed"]: sum(record.train_seconds) for record in done}
+    return {record.spec["seed"]: record.metrics[name] for record in done if name in record.metrics}
