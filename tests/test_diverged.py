@@ -181,6 +181,8 @@ def test_the_list_of_runs_tells_which_diverged_and_why(compared, parabolic):
     told = json.loads(parabolic("runs", "--diverged", "--json")[1])
     assert (len(told["runs"]), told["diverged"], told["failed"]) == (4, 4, 0)
     assert {row["diverged"] for row in told["runs"] if row["learner"] == "sgd" and row["seed"] == 0} == {WHY}
+    refused = parabolic("plot", "--learner", "sgd")[2]
+    assert "got no finished runs that fit in runs, expected at least one; 3 runs diverged: parabolic runs" in refused
     assert "--failed: got it with --diverged" in parabolic("runs", "--diverged", "--failed")[2]
 
 

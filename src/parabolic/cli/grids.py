@@ -11,8 +11,7 @@ import typer
 from rich.console import Console
 
 from parabolic.cli.tracking import tracking
-from parabolic.experiments import Event, GridBar, Outcome, Record, RunSpec, Store, run_grid, track_record
-from parabolic.experiments.grid import Failure
+from parabolic.experiments import Event, Failure, GridBar, Outcome, Record, RunSpec, Store, run_grid, track_record
 from parabolic.experiments.store import FAILED
 from parabolic.report.comparisons import many
 from parabolic.report.runs import fault_of
