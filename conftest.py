@@ -57,6 +57,7 @@ def _alone(monkeypatch, tmp_path_factory):
 def parabolic(monkeypatch, capsys, tmp_path):
     """A function that calls the command in an empty folder and returns exit code, output and errors."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # which an error replaces
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["parabolic", *arguments])

@@ -142,6 +142,7 @@ def test_a_grid_trains_none_again_but_when_asked(compared, trained):
     code, out, err = compared()
     assert (code, trained) == (0, [])
     assert "6 runs, 6 of them already there (runs), 4 diverged\n" in out
+    assert re.search(r"all classes competing, is: shaky \d+\s+% \(1 diverged\)", out)
     assert "shaky.py:Shaky on" not in err
     assert "shaky on seq-digits, seed 1: the loss became nan in task 2, by step 5" in err
     assert err.endswith("Diverged runs: 4. They are kept, and not tried again.\n")
@@ -180,6 +181,8 @@ def test_the_list_of_runs_tells_which_diverged_and_why(compared, parabolic):
     told = json.loads(parabolic("runs", "--diverged", "--json")[1])
     assert (len(told["runs"]), told["diverged"], told["failed"]) == (4, 4, 0)
     assert {row["diverged"] for row in told["runs"] if row["learner"] == "sgd" and row["seed"] == 0} == {WHY}
+    refused = parabolic("plot", "--learner", "sgd")[2]
+    assert "got no finished runs that fit in runs, expected at least one; 3 runs diverged: parabolic runs" in refused
     assert "--failed: got it with --diverged" in parabolic("runs", "--diverged", "--failed")[2]
 
 
@@ -206,6 +209,7 @@ def test_the_page_tells_which_diverged(tmp_path):
     assert "8 finished runs, 4 diverged;" in said
     assert "er: diverged with seed 2 (the loss became nan in task 1, by step 3)." in said
     assert "Not run" not in said
+    assert "all classes competing (the mean of 2 seeds; 1 more diverged)." in said
     assert "(n=2, 1 diverged)" in said
     assert "– (n=0, 3 diverged)" in said
     assert said.count("diverged: the loss became nan in task 1, by step 3") == 4

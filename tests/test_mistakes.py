@@ -406,6 +406,24 @@ def test_a_run_that_fails_is_noted_and_one_that_is_refused_is_not(parabolic, tmp
     assert len(store.begun()) == 1
 
 
+def test_the_traceback_of_an_error_in_ones_own_code_starts_there(parabolic, tmp_path, monkeypatch, capsys):
+    text = "import torch\nfrom parabolic import ER\n\nclass Mine(ER):\n    def loss(self, batch, recalled):\n"
+    (tmp_path / "mine.py").write_text(text + "        return torch.nn.Linear(7, 7)(batch['x'])\n")
+    with pytest.raises(RuntimeError, match="cannot be multiplied") as caught:
+        parabolic("run", "--learner", "mine.py:Mine", "--stream", "seq-blobs")
+    sys.excepthook(caught.type, caught.value, caught.tb)  # as Python does when a program ends with an error
+    first, place, line, *_ = capsys.readouterr().err.splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert place.endswith('mine.py", line 6, in loss')
+    assert line.strip() == "return torch.nn.Linear(7, 7)(batch['x'])"
+
+    monkeypatch.setattr("parabolic.cli.runs.run", None)  # in code of this package: without the calls of typer
+    with pytest.raises(TypeError, match="not callable") as caught:
+        parabolic("run")
+    sys.excepthook(caught.type, caught.value, caught.tb)
+    assert "in run_one" in capsys.readouterr().err.splitlines()[1]
+
+
 def test_one_example_that_batch_norm_cannot_learn_alone_is_told_as_the_library_tells_it(parabolic, tmp_path, store):
     (tmp_path / "net.py").write_text(
         "from torch import nn\n\ndef small(shape, classes):\n"

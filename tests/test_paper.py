@@ -97,12 +97,10 @@ def test_rows_are_run_with_the_published_numbers(row, learner, options, on_tiny)
 
 
 def test_tables_share_runs_and_every_run_has_a_stand_in_of_its_own():
-    selection = Selection(seeds=1)
-    runs = {spec.key: spec for spec in selection.runs}
-    assert len(runs) == 201
-    stand_ins = {spec.key: spec for spec in Selection(seeds=1, quick=True).runs}
+    selection, stand_ins = Selection(seeds=1), Selection(seeds=1, quick=True).runs
+    assert len(list(selection.by_row())) > len(selection.runs) == len({spec.key for spec in selection.runs}) == 201
     assert len(stand_ins) == 201
-    resolved = [spec.resolved() for spec in stand_ins.values()]
+    resolved = [spec.resolved() for spec in stand_ins]
     assert {(each["stream"], each["backbone"], each["batch"]) for each in resolved} == {("seq-digits", "mlp", 10)}
     assert {each.get("memory") for each in resolved} == {None, 10, 20, 30, 40, 120, 200}
     corrupted = [each["scenario"] for each in resolved if each["scenario"]["corruption"] == "shuffle"]

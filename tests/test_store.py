@@ -320,6 +320,15 @@ def test_runs_are_handed_to_other_programs(parabolic, kept, store, tmp_path):
     assert "name another file" in err
 
 
+def test_a_measure_of_several_numbers_has_a_column_for_each(parabolic, tmp_path):
+    (tmp_path / "mine.py").write_text("def both(state):\n    return {'low': 1.0 + state.task, 'high': 9.0}\n")
+    parabolic("run", "--learner", "sgd", "--stream", "seq-blobs", "--set", "measure=mine.py:both", "--device", "cpu")
+    code, out, _ = parabolic("runs", "--csv", "-", "--where", "both.high=9")
+    assert code == 0
+    [row] = csv.DictReader(out.splitlines())
+    assert (float(row["metrics.both.low"]), float(row["metrics.both.high"])) == (3, 9)  # after the last task
+
+
 def test_runs_are_printed_for_another_program(parabolic, kept, tmp_path):
     code, out, err = parabolic("runs", "--csv", "-")
     assert code == 0

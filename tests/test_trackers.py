@@ -308,6 +308,24 @@ def test_the_commands_tell_trackers_and_say_what_is_wrong_with_one(parabolic, tm
     assert "did you mean 'tensorboard'?" in err
 
 
+EDITED = """
+from parabolic import SGD
+
+
+class Mine(SGD):
+    def end_task(self, batches):
+        with open(__file__, "a") as file:
+            file.write("# an edit")
+"""
+
+
+def test_a_run_is_tracked_though_its_code_is_edited_while_it_trains(parabolic, tmp_path):
+    (tmp_path / "mine.py").write_text(EDITED)
+    asked = ("--learners", "mine.py:Mine", "--seeds", "1", "--workers", "0", "--stream", "seq-blobs")
+    assert parabolic("compare", *asked, "--track", "tensorboard")[0] == 0
+    assert len(read_tensorboard(tmp_path / "tracked")) == 1
+
+
 def test_the_package_needs_none_of_the_extras():
     absent = ["plotly", "mlflow", "wandb", "tensorboard", "matplotlib"]
     code = (

@@ -309,6 +309,13 @@ def test_a_trial_says_how_many_of_its_runs_diverged(parabolic):
     assert {trial["values"]["lr"]: trial["diverged"] for trial in json.loads(out)["trials"]} == {0.1: 0, 1e30: 2}
 
 
+def test_values_with_which_all_runs_diverge_become_no_preset(parabolic, tmp_path):
+    told = ("--space", "lr=1e30,1e31", "--trials", "2", "--seeds", "2", "--device", "cpu")
+    code, out, err = parabolic("tune", "--learner", "er", "--stream", "seq-blobs", *told)
+    assert (code, out, "got only trials that diverged" in err) == (2, "", True)
+    assert not (tmp_path / "presets").exists()
+
+
 def test_an_own_value_that_no_trial_can_have_is_told(parabolic):
     asked = ("tune", "--learner", "er", "--stream", "seq-blobs", "--trials", "1", "--device", "cpu")
     code, _, err = parabolic(*asked, "--space", "lr=0.2:0.3", "--name", "narrow")

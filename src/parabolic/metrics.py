@@ -123,6 +123,7 @@ def _matrix(given: ArrayLike, name: str = "matrix", upper: bool = False) -> NDAr
         raise invalid(name, given, expected) from error
     if a.ndim != 2 or a.shape[0] != a.shape[1] or not a.size:
         raise invalid(name, list(a.shape), expected)
-    if not np.isfinite(a[(np.triu_indices if upper else np.tril_indices)(len(a))]).all():
+    known = np.tri(len(a), dtype=bool)
+    if not np.isfinite(a[known.T if upper else known]).all():
         raise invalid(name, Description(f"NaN on or {side} the diagonal"), f"an accuracy for every task {tasks}")
     return a

@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
+from types import TracebackType
 from typing import Annotated, Any
 
 import typer
@@ -93,6 +95,21 @@ def _plainly(message: Warning | str, *_: object, **__: object) -> str:
     return f"warning: {message}\n"
 
 
+def _show_own_code_first(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an unexpected error with a traceback that starts in the user's own code or, without any, after typer's."""
+    import traceback
+
+    from parabolic.plugins import is_own
+
+    calls = [trace] if trace else []
+    while calls and calls[-1].tb_next:
+        calls.append(calls[-1].tb_next)
+    files = [Path(call.tb_frame.f_code.co_filename) for call in calls]
+    command = max((i + 1 for i, file in enumerate(files) if "typer" in file.parts), default=0)
+    start = next((i for i, file in enumerate(files) if i >= command and is_own(file)), command)
+    traceback.print_exception(kind, error, calls[start] if start < len(calls) else trace)
+
+
 def main() -> None:
     """The entry point. Invalid input ends with a short message and exit code 2, other failures with exit code 1."""
     for name in ("stdout", "stderr"):
@@ -160,6 +177,7 @@ def _command() -> None:
         from parabolic.engine import DeviceFailed, Diverged
 
         if not isinstance(error, InputError | Diverged | DeviceFailed):
+            sys.excepthook = _show_own_code_first  # now, as typer has set its own
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, InputError) else 1)

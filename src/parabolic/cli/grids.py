@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from parabolic.cli.tracking import tracking
-from parabolic.experiments import Event, GridBar, Outcome, Record, RunSpec, Store, run_grid, track_record
+from parabolic.experiments import Event, Failure, GridBar, Outcome, Record, RunSpec, Store, run_grid, track_record
 from parabolic.experiments.store import FAILED
 from parabolic.report.comparisons import many
 from parabolic.report.runs import fault_of
@@ -48,10 +48,8 @@ def train_all(specs: Sequence[RunSpec], store: Store, track: str | None = None, 
 
         def watch(event: Event) -> None:
             bar(event)
-            if tracker is not None and event.what in ("trained", "diverged"):
-                record = store.ended(event.spec)
-                if record is not None:
-                    track_record(tracker, record)
+            if tracker is not None and event.record is not None and event.what != "reused":
+                track_record(tracker, event.record)
 
         return run_grid(specs, store, watch=watch, **options)
 
@@ -83,18 +81,17 @@ def close_grid(outcome: Outcome, store: Store) -> None:
         console.print(f"and {len(outcome.diverged) - SHOWN} more: `parabolic runs --diverged` lists them")
     if outcome.diverged:
         console.print(f"Diverged runs: {len(outcome.diverged)}. They are kept, and not tried again.")
-    alike, traced = defaultdict[str, list[RunSpec]](list), set[str]()  # a hundred runs may lack the same data
+    alike = defaultdict[str, list[Failure]](list)  # a hundred runs may lack the same data
     for failure in outcome.failures:
-        alike[fault_of(failure.reason, failure.trace)].append(failure.spec)
-        traced |= {failure.spec.key} if failure.trace else set()
-    for reason, specs in alike.items():
-        for spec in specs[:SHOWN]:
+        alike[fault_of(failure.reason, failure.trace)].append(failure)
+    for reason, failures in alike.items():
+        for spec in (failure.spec for failure in failures[:SHOWN]):
             console.print(f"{store.path(spec.key)}: {spec.learner} on {spec.stream}, seed {spec.seed}, failed")
-        if len(specs) > SHOWN:
-            console.print(f"and {len(specs) - SHOWN} more: `parabolic runs --failed` lists them")
+        if len(failures) > SHOWN:
+            console.print(f"and {len(failures) - SHOWN} more: `parabolic runs --failed` lists them")
         console.print(f"    {reason}")
-        if specs[0].key in traced:
-            console.print(f"    the traceback is in {store.path(specs[0].key) / FAILED}")
+        if failures[0].trace:
+            console.print(f"    the traceback is in {store.path(failures[0].spec.key) / FAILED}")
     if outcome.failures:
         console.print(f"Failed runs: {len(outcome.failures)}. The same command tries them again.")
     if outcome.put_off:

@@ -110,8 +110,8 @@ def list_runs(
         left_out = [f"{written[what]} {words[what]} left out" for what in words if written[what]]
         told = ", ".join([f"{many(written['written'], 'run')} written", f"{written['there']} in the file", *left_out])
         console.print(Text(f"Records: {records} ({told})"))
-    if not kind and any(row["diverged"] for row in rows):
-        console.print(f"{sum(bool(row['diverged']) for row in rows)} of them diverged: parabolic runs --diverged")
+    if not kind and (count := sum(bool(row["diverged"]) for row in rows)):
+        console.print(f"{count} of them diverged: parabolic runs --diverged")
     if lost and not failed:
         console.print(f"{len(lost)} more failed at their last attempt: parabolic runs --failed")
     if halted and not stopped:

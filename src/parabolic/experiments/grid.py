@@ -56,7 +56,8 @@ class Event:
     what: str
     spec: RunSpec
     left: int  # how many runs have not ended yet
-    reason: str = ""
+    reason: str = ""  # why it diverged, is retried or failed
+    record: Record | None = None  # of a run that was reused, trained or diverged
 
 
 def run_grid(
@@ -250,18 +251,16 @@ class _Grid:
         record = None if self.again else self.store.ended(spec)
         if record is None:
             return False
-        self._keep(record)
         self.outcome.reused += 1
-        self._tell("reused", spec, ended=True)
+        self._keep("reused", spec, record)
         return True
 
     def _settle(self, spec: RunSpec, news: News) -> None:
         """Save the result of a run, or have it retried."""
         if news.record is not None:
             self.store.save(news.record)
-            self._keep(news.record)
             self.outcome.trained += 1
-            self._tell("diverged" if news.record.diverged else "trained", spec, news.record.diverged, ended=True)
+            self._keep("diverged" if news.record.diverged else "trained", spec, news.record)
         elif news.retry and self.tries[spec.key] < self.retries:
             self.tries[spec.key] += 1
             self.waiting.appendleft([spec])
@@ -269,19 +268,21 @@ class _Grid:
         else:
             self.store.save_failure(spec, news.reason, news.trace)
             self.outcome.failures.append(Failure(spec, news.reason, news.trace))
-            self._tell("failed", spec, news.reason, ended=True)
+            self.left -= 1
+            self._tell("failed", spec, news.reason)
         self._release(spec)
 
-    def _keep(self, record: Record) -> None:
+    def _keep(self, what: str, spec: RunSpec, record: Record) -> None:
         (self.outcome.diverged if record.diverged else self.outcome.records)[record.key] = record
+        self.left -= 1
+        self._tell(what, spec, record.diverged, record)
 
     def _release(self, spec: RunSpec) -> None:
         self.claims.pop(spec.key).release()
 
-    def _tell(self, what: str, spec: RunSpec, reason: str = "", *, ended: bool = False) -> None:
-        self.left -= ended
+    def _tell(self, what: str, spec: RunSpec, reason: str = "", record: Record | None = None) -> None:
         if self.watch is not None:
-            self.watch(Event(what, spec, self.left, reason))
+            self.watch(Event(what, spec, self.left, reason, record))
 
 
 def _groups(specs: Iterable[RunSpec], size: int) -> list[list[RunSpec]]:

@@ -28,7 +28,7 @@ from parabolic.files import disk_errors, write_text
 __all__ = ["BackedStore", "Records", "is_record", "records_place", "write_records"]
 
 PARTS = ("key", "spec", "accuracy", "train_seconds", "test_seconds", "steps", "environment")
-LATER = {"task_accuracy", "measured", "future_accuracy", "diverged"}  # optional parts
+LATER = ("task_accuracy", "future_accuracy", "measured", "diverged")  # of runs that have them
 # Parts of the environment. Not the data's hash: decoders differ between machines.
 TOLD = ("parabolic", "torch", "python", "device", "processor", "fleet", "code", "commit", "command", "finished")
 ACCURACY, SECONDS = 4, 3  # decimal places
@@ -170,9 +170,9 @@ def _newer(one: Record, other: Record | None) -> bool:
 
 
 def _short(record: Record) -> dict[str, Any]:
-    told = {name: getattr(record, name) for name in PARTS}
-    for name in ("accuracy", *(name for name in ("task_accuracy", "future_accuracy") if getattr(record, name))):
-        told[name] = [[round(value, ACCURACY) for value in row] for row in getattr(record, name)]
+    told = {name: value for name in (*PARTS, *LATER) if (value := getattr(record, name)) or name in PARTS}
+    for name in told.keys() & {"accuracy", "task_accuracy", "future_accuracy"}:
+        told[name] = [[round(value, ACCURACY) for value in row] for row in told[name]]
     for name in ("train_seconds", "test_seconds"):
         told[name] = [round(value, SECONDS) for value in told[name]]
     around = {name: record.environment[name] for name in TOLD if name in record.environment}
@@ -180,13 +180,12 @@ def _short(record: Record) -> dict[str, Any]:
         around.pop("processor", None)  # irrelevant to training on a GPU
     if "command" in around:  # paths are meaningless on other machines
         around["command"] = re.sub(r"(?<![\w.~:/])/(?:[^\s/=]+/)*", "", str(around["command"]))
-    others = {name: value for name in ("measured", "diverged") if (value := getattr(record, name))}
-    return {**told, **others, "environment": around}
+    return {**told, "environment": around}
 
 
 def _parse(line: str, file: str) -> Record:
     told = json.loads(line)
-    if not (isinstance(told, Mapping) and told.keys() - LATER == {*PARTS} and isinstance(told["key"], str)):
+    if not (isinstance(told, Mapping) and told.keys() - {*LATER} == {*PARTS} and isinstance(told["key"], str)):
         raise ValueError("it is not the record of a run")
     record = Record(**told, metrics={})
     known = replace(record, metrics=record.summary)

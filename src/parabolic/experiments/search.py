@@ -139,9 +139,9 @@ class Search:
         return "higher" if self.measure is None else str(getattr(self.measure, "better", ""))
 
     def best(self, trials: Iterable[Trial]) -> Trial | None:
-        """The trial with the best score, of several the first; None if none has a score."""
-        ranked = self.ranked(trials)
-        return ranked[0] if ranked and ranked[0].score is not None else None
+        """The trial with the best score, of several the first; None if none has a score, or all their runs diverged."""
+        scored = (each for each in self.ranked(trials) if each.score is not None and each.diverged < self.seeds)
+        return next(scored, None)
 
     def ranked(self, trials: Iterable[Trial]) -> list[Trial]:
         """The trials by score, the best first and those without one last."""

@@ -328,16 +328,16 @@ def _check(record: Record) -> None:
     spec = {"options": {}, "scenario": {}, **record.spec}  # missing in old records
     if not (isinstance(spec.get("backbone"), str) and isinstance(spec.get("epochs"), int) and spec["epochs"] > 0):
         raise ValueError("its spec lacks a backbone or epochs")
-    parts = (record.metrics, record.measured, record.environment, spec["options"], spec["scenario"])
-    listed = all(isinstance(each, list) for each in (record.accuracy, record.task_accuracy, record.future_accuracy))
     if not isinstance(record.diverged, str):
         raise ValueError("it does not say how it diverged")
-    whole = all(record.accuracy) and bool(record.accuracy or record.diverged)
-    if not (listed and whole and all(isinstance(each, Mapping) for each in parts)):
+    groups = (record.metrics, record.measured, record.environment, spec["options"], spec["scenario"])
+    tables = (record.accuracy, record.task_accuracy, record.future_accuracy)
+    typed = all(isinstance(each, Mapping) for each in groups) and all(isinstance(each, list) for each in tables)
+    if not typed or not all(record.accuracy) or not (record.accuracy or record.diverged):
         raise ValueError("its parts are missing or of the wrong type")
     if not all(isinstance(each, list) and len(each) == len(record.test_seconds) for each in record.measured.values()):
         raise ValueError("its measures are not a number for each task")
-    accuracies = [*record.accuracy, *record.task_accuracy, *record.future_accuracy]
+    accuracies = [row for table in tables for row in table]
     rows = [record.train_seconds, record.test_seconds, *accuracies, *record.measured.values()]
     seen = list(range(1, len(record.accuracy) + 1))
     if not (_lengths(record.accuracy) == seen and _lengths(record.task_accuracy) in ([], seen)):

@@ -219,11 +219,10 @@ def _train(specs: list[RunSpec], job: Job, callbacks: list[Callback]) -> dict[st
             missing.setdefault(spec.shape, {})[spec.key] = spec
     for fleet in missing.values():
         for spec, result in execute_fleet(list(fleet.values()), device=job.device, callbacks=callbacks):
-            if isinstance(result, Record):
-                job.store.save(result)
-                scores[spec.key] = _score(result, metric)
-            else:
+            if isinstance(result, Exception):
                 raise result
+            job.store.save(result)
+            scores[spec.key] = _score(result, metric)
     return scores
 
 

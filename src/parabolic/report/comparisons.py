@@ -88,6 +88,7 @@ def at_once(runs: Mapping[str, Sequence[Record]]) -> list[str]:
 
 def in_words(runs: Mapping[str, Sequence[Record]]) -> str:
     """What a comparison shows, in a few plain sentences."""
+    lost = {learner: len(records) - len(finished(records)) for learner, records in runs.items()}
     runs = {learner: finished(records) for learner, records in runs.items()}
     acc = {learner: _by_seed(records, "acc") for learner, records in runs.items() if records}
     means = {learner: fmean(values.values()) for learner, values in acc.items()}
@@ -95,7 +96,9 @@ def in_words(runs: Mapping[str, Sequence[Record]]) -> str:
     if not ranked:
         return "There is nothing to compare."
     tasks = len(runs[ranked[0]][0].accuracy)
-    told = ", ".join(f"{learner} {means[learner]:.0f} %" for learner in ranked)
+    told = ", ".join(
+        f"{learner} {means[learner]:.0f} %" + f" ({lost[learner]} diverged)" * bool(lost[learner]) for learner in ranked
+    )
     sentences = [f"After {many(tasks, 'task')}, the mean accuracy over them, all classes competing, is: {told}."]
     if len(ranked) > 1:
         first, second, *_, last = *ranked, ranked[-1]
@@ -105,8 +108,8 @@ def in_words(runs: Mapping[str, Sequence[Record]]) -> str:
                 f"On the same seeds {standing(first, ahead.mean, second)} "
                 f"(95 % interval {ahead.low:z.1f} to {ahead.high:z.1f})."
             )
-        lost = {learner: cell_of(runs[learner], "forgetting").ours for learner in (first, last)}
-        fell = [f"{learner} has {fallen(each.mean)}" for learner, each in lost.items() if each is not None]
+        forgot = {learner: cell_of(runs[learner], "forgetting").ours for learner in (first, last)}
+        fell = [f"{learner} has {fallen(each.mean)}" for learner, each in forgot.items() if each is not None]
         if fell and tasks > 1:
             told = ", ".join([f"{fell[0]} against its best before the end", *fell[1:]])
             sentences.append(f"On the earlier tasks {told}.")
@@ -176,7 +179,7 @@ def _sees_all(records: Sequence[Record]) -> bool:
 
 
 def _by_seed(records: Sequence[Record], name: str) -> dict[int, float]:
-    told = [
-        (record.spec["seed"], {**record.metrics, "seconds": sum(record.train_seconds)}) for record in finished(records)
-    ]
-    return {seed: figures[name] for seed, figures in told if name in figures}
+    done = finished(records)
+    if name == "seconds":
+        return {record.spec["seed"]: sum(record.train_seconds) for record in done}
+    return {record.spec["seed"]: record.metrics[name] for record in done if name in record.metrics}

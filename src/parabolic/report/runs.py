@@ -6,7 +6,6 @@ import csv
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any, TextIO
@@ -40,13 +39,12 @@ def row_of(run: Record | FailedRun | StoppedRun) -> Row:
 
     A setting that did not exist when the run was trained has its default, which is what the run was trained with.
     """
-    told = asdict(run)
-    for name in ("accuracy", "task_accuracy", "future_accuracy", "measured"):
-        told.pop(name, None)
-    spec = flat(told.pop("spec"))
+    spec = flat(run.spec)
     usual = _defaults(str(spec["learner"]), str(spec["stream"]))
     later = {name: usual[name] for name in usual.keys() - spec.keys() if name in LATER}
-    return {"key": told.pop("key"), **spec, **dict(sorted(later.items())), **flat(told)}
+    apart = ("key", "spec", "accuracy", "task_accuracy", "future_accuracy", "measured")
+    told = flat({name: value for name, value in vars(run).items() if name not in apart})
+    return {"key": run.key, **spec, **dict(sorted(later.items())), **told}
 
 
 def flat(told: Mapping[str, Any]) -> Row:
@@ -202,7 +200,7 @@ def write_parquet(rows: Sequence[Row], path: Path) -> Path:
 
 def _columns(rows: Iterable[Row]) -> list[str]:
     names = dict.fromkeys(name for row in rows for name in row)
-    return sorted(names, key=lambda name: GROUPS.index(name.rpartition(".")[0]))
+    return sorted(names, key=lambda name: GROUPS.index(name.partition(".")[0] if "." in name else ""))
 
 
 def _one_type(values: list[Any]) -> list[Any]:
@@ -214,8 +212,8 @@ def _one_type(values: list[Any]) -> list[Any]:
 
 
 def short(column: str) -> str:
-    """A column without its group: `lr` for `options.lr`."""
-    return column.rpartition(".")[2]
+    """A column without its group: `lr` for `options.lr`, `mine.loss` for `metrics.mine.loss`."""
+    return column.partition(".")[2] or column
 
 
 def _means(text: str, value: Any) -> bool:

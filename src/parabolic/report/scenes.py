@@ -197,8 +197,8 @@ def _methods(
         for made, alike in _by_making(mine).items():
             said = " ".join(each for each in (name, settings, made) if each)
             methods.append(Method(said, *(_by_seed(alike, each) for each in kept)))
-    by_acc = {method.name: -method.summary("acc").mean if method.runs else 0 for method in methods}
-    return sorted(methods, key=lambda method: (not method.runs, by_acc[method.name], method.name))
+    # Without a finished run the accuracy is NaN, by which nothing can be sorted.
+    return sorted(methods, key=lambda each: (not each.runs, -each.summary("acc").mean if each.runs else 0, each.name))
 
 
 def _by_making(rows: Sequence[Row]) -> dict[str, list[Row]]:

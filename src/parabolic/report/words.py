@@ -15,7 +15,8 @@ def headline(scene: Scene) -> list[str]:
     """Which method is the most accurate, by how much, whether that may be chance, and what it costs."""
     done = scene.done
     if not done:
-        return ["No run has finished here yet."]
+        diverged = sum(len(method.diverged) for method in scene.methods)
+        return [f"No run has finished here: {diverged} diverged." if diverged else "No run has finished here yet."]
     best, *others = done
     tasks, acc, leaders = best.curves.shape[1], best.summary("acc"), [method.name for method in scene.leaders]
     who = f"{best.name} does best" if others else best.name
@@ -86,8 +87,9 @@ def _times(best: Method, others: list[Method]) -> str:
 
 
 def _seeds(method: Method) -> str:
-    n = len(method.runs)
-    return f"the mean of {n} seeds" if n > 1 else "one seed"
+    n, diverged = len(method.runs), len(method.diverged)
+    told = f"the mean of {n} seeds" if n > 1 else "one seed"
+    return f"{told}; {diverged} more diverged" if diverged else told
 
 
 def _p(value: float) -> str:

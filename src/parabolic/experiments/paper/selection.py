@@ -66,8 +66,8 @@ class Selection:
 
     @property
     def runs(self) -> list[RunSpec]:
-        """The runs of all tables."""
-        return [spec for _, spec in self.by_row()]
+        """The runs of all tables, each once."""
+        return list({spec.key: spec for _, spec in self.by_row()}.values())
 
     def specs(self, name: str) -> list[RunSpec]:
         """The runs of a table; cells may share runs."""

@@ -251,9 +251,9 @@ def _facts(finds: Finds, store: Store) -> dict[str, Any]:
 
 
 def _place(run: Record | FailedRun, store: Store) -> str:
-    return (
-        f"records: {run.environment[FROM]}" if isinstance(run, Record) and is_record(run) else str(store.path(run.key))
-    )
+    if isinstance(run, Record) and is_record(run):
+        return f"records: {run.environment[FROM]}"
+    return str(store.path(run.key))
 
 
 class _Shared:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from parabolic.checks import InputError
 from parabolic.experiments import RunSpec, Store, known_presets
-from parabolic.experiments.paper import NAMES, Selection, paper_tables
+from parabolic.experiments.paper import Selection, paper_tables
 from parabolic.report.formats import Line, Printed, legend, lines
 from parabolic.report.paper import paper_results
 from parabolic.report.scenes import Finds, Scene, results_of
@@ -57,28 +57,24 @@ def of_paper(finds: Finds, store: Store) -> list[TableView]:
     made, presets = [], tuple((path, path.stat().st_mtime_ns) for path in known_presets().values() if path.exists())
     for quick, tuned in product((False, True), repeat=2):
         try:
-            wanted = _specs(quick, presets if tuned else None)
+            selection, wanted = _selected(quick, presets if tuned else None)
         except InputError:  # a damaged preset of the user's should not prevent the page
             continue
-        known = {
-            name: [spec for key, spec in specs.items() if key in finds.runs or key in finds.diverged]
-            for name, specs in wanted.items()
-        }
-        found = (store.ended(spec) for specs in known.values() for spec in specs)
-        records = {record.key: record for record in found if record is not None}
-        selection = Selection(tuple(name for name in NAMES if known[name]), quick=quick, tuned=tuned)
+        shown = [spec for spec in wanted if spec.key in finds.runs or spec.key in finds.diverged]
+        records = {spec.key: record for spec in shown if (record := store.ended(spec)) is not None}
         made += [
             _view(results, _paper_keys(results, selection), _units(results))
-            for results in paper_results(selection, records)
+            for results in (paper_results(selection, records) if records else [])
+            if any(cell.ours or cell.diverged for row in results.rows.values() for cell in row)
         ]
     return made
 
 
-@cache  # there are a thousand specs, and a watched page is generated again and again
-def _specs(quick: bool, presets: tuple[tuple[Path, int], ...] | None) -> dict[str, dict[str, RunSpec]]:
-    """The runs of each of the paper's tables, by key; tuned if `presets`, the current preset files, are given."""
+@cache  # there are a thousand runs, and a watched page is generated again and again
+def _selected(quick: bool, presets: tuple[tuple[Path, int], ...] | None) -> tuple[Selection, list[RunSpec]]:
+    """All tables of the paper, and their runs; tuned if `presets`, the current preset files, are given."""
     selection = Selection(quick=quick, tuned=presets is not None)
-    return {name: {spec.key: spec for spec in selection.specs(name)} for name in NAMES}
+    return selection, selection.runs
 
 
 def _view(results: Results, keys: Sequence[Sequence[Sequence[str]]], more: Sequence[str] = ()) -> TableView:
