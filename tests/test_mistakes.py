@@ -406,6 +406,15 @@ def test_a_run_that_fails_is_noted_and_one_that_is_refused_is_not(parabolic, tmp
     assert len(store.begun()) == 1
 
 
+def test_a_learner_that_forgets_to_set_itself_up_says_so():
+    class Forgetful(ER):
+        def __post_init__(self):
+            self.seen = 0
+
+    with pytest.raises(InputError, match=r"__post_init__ of Forgetful: got .* make it the first line"):
+        Forgetful(torch.nn.Linear(2, 2))
+
+
 def test_the_traceback_of_an_error_in_ones_own_code_starts_there(parabolic, tmp_path, monkeypatch, capsys):
     text = "import torch\nfrom parabolic import ER\n\nclass Mine(ER):\n    def loss(self, batch, recalled):\n"
     (tmp_path / "mine.py").write_text(text + "        return torch.nn.Linear(7, 7)(batch['x'])\n")

@@ -90,6 +90,20 @@ def _as_predicted(method: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Ten
     return scores_at
 
 
+def _complete(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a `__post_init__`, so that one that forgets those of the classes above is named at once."""
+
+    @functools.wraps(method)
+    def post_init(self: Learner) -> None:
+        method(self)
+        if not hasattr(self, "steps"):
+            got = Description("one that does not call super().__post_init__()")
+            whose = f"__post_init__ of {type(self).__name__}"
+            raise invalid(whose, got, "that call, which sets up the learner", "make it the first line")
+
+    return post_init
+
+
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(dataclasses.field,))
 @dataclasses.dataclass(eq=False, kw_only=True, repr=False)
 class Learner:
@@ -159,9 +173,11 @@ class Learner:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name in {*WHOLE, "scores_at"} & vars(cls).keys():
-            method = vars(cls)[name]
-            setattr(cls, name, _as_predicted(method) if name == "scores_at" else _alone(method))
+        wraps: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]
+        wraps = {**dict.fromkeys(WHOLE, _alone), "scores_at": _as_predicted, "__post_init__": _complete}
+        for name, wrap in wraps.items():
+            if name in vars(cls):
+                setattr(cls, name, wrap(vars(cls)[name]))
         cls._check_fields()
         about = cls.__doc__
         dataclasses.dataclass(eq=False, kw_only=True, repr=False)(cls)
