@@ -8,8 +8,19 @@ import torch
 from torch import Generator, Tensor, nn
 
 from parabolic.checks import Description, invalid
+from parabolic.learners.functional import predicting
 
-__all__ = ["check_alone", "check_head", "features", "follow", "last_linear", "overlaid", "widen", "wider"]
+__all__ = [
+    "check_alone",
+    "check_head",
+    "features",
+    "follow",
+    "frozen_features",
+    "last_linear",
+    "overlaid",
+    "widen",
+    "wider",
+]
 
 
 def last_linear(model: nn.Module) -> tuple[str, nn.Linear]:
@@ -42,6 +53,18 @@ def features(model: nn.Module, head: nn.Linear, x: Tensor) -> Tensor:
         hook.remove()
     check_head(head, scores.shape[-1], given=bool(seen) and seen[-1][1].shape == scores.shape)
     return seen[-1][0].to(head.weight.dtype)  # a model may compute in a lower precision than that of its weights
+
+
+@torch.no_grad()
+def frozen_features(model: nn.Module, head: nn.Linear, x: Tensor) -> Tensor:
+    """The features as in prediction: without gradients, in evaluation mode, and without changing anything.
+
+    >>> model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3))
+    >>> frozen_features(model, model[1], torch.ones(1, 2)).shape, model.training, model[0].num_batches_tracked.item()
+    (torch.Size([1, 2]), True, 0)
+    """
+    with predicting(model):
+        return features(model, head, x)
 
 
 def check_head(head: nn.Linear, classes: int | None, given: bool = True) -> None:

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, pad
 from parabolic.learners.boundary import check_started, checked, labels_of
 from parabolic.learners.functional import only
 from parabolic.learners.gradients import trainable
-from parabolic.learners.head import check_head, features, last_linear, widen
+from parabolic.learners.head import check_head, frozen_features, last_linear, widen
 from parabolic.learners.learner import Learner, TaskBatches
 from parabolic.learners.optimizers import own_optimizer, parse_optimizer
 from parabolic.memory import Batch
@@ -101,7 +101,7 @@ class LwF(Learner):
                 continue
             # Augmented batch by batch, so that each takes the same random numbers as it would alone.
             inputs = torch.cat([self.augmented(part) for part in x[chosen].split(counts)])
-            given = features(self.model, self.head, inputs)
+            given = frozen_features(self.model, self.head, inputs)
             for part, labels in zip(given.split(counts), y[chosen].split(counts), strict=True):
                 loss = self.error(only(new, self.head(part)), labels)
                 with torch.no_grad():

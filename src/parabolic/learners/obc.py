@@ -6,13 +6,11 @@ import copy
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from parabolic.learners.functional import predicting
 from parabolic.learners.gradients import trainable
-from parabolic.learners.head import features, follow, last_linear, widen
+from parabolic.learners.head import follow, frozen_features, last_linear, widen
 from parabolic.learners.learner import ReplayLearner, join
 from parabolic.memory import Batch
 from parabolic.options import option
@@ -69,8 +67,7 @@ class OBC(ReplayLearner):
             self.optim.zero_grad()  # optimisers skip weights without a gradient
             drawn = self.past.draw(self.correction, generator=self.generator)
             # Features as in prediction: batch norm uses its running statistics and does not update them.
-            with torch.no_grad(), predicting(self.model):
-                seen = features(self.model, self.head, self.augmented(drawn["x"]))
+            seen = frozen_features(self.model, self.head, self.augmented(drawn["x"]))
             self.error(self.head(seen), drawn["y"]).backward()
         self.apply_gradients()
 
