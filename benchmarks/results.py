@@ -24,6 +24,7 @@ from statistics import fmean
 from parabolic.experiments import Record
 from parabolic.experiments.paper import PLUS, SEEDS, PaperTable, paper_tables
 from parabolic.experiments.records import Records
+from parabolic.report.comparisons import finished
 from parabolic.report.curves import draw_curves
 from parabolic.report.scenes import Method, Scene
 from parabolic.statistics import Summary, paired, welch
@@ -65,7 +66,7 @@ def of_paper(table: PaperTable, records: Records, *, stream: str, tuned: bool) -
         for row in rows
         for place, setting in enumerate(table.settings)
     }
-    runs = {where: [run for run in each if not run.diverged] for where, each in ended.items()}
+    runs = {where: finished(each) for where, each in ended.items()}
     places = [
         place
         for place, setting in enumerate(table.settings)

@@ -350,3 +350,8 @@ def test_too_little_memory_of_a_library_is_told_with_the_step(monkeypatch):
     [(_, error)] = execute_fleet([RunSpec("er")], device="cpu")
     assert "the device failed in task 1, after step 5: cuDNN error" in str(error)
     assert "train fewer runs at once" in str(error)
+
+
+def test_an_empty_name_of_a_network_means_the_streams_own():
+    assert RunSpec(backbone="").resolved() == RunSpec().resolved()
+    assert RunSpec(backbone="").key == RunSpec().key

@@ -34,11 +34,11 @@ __all__ = [
     "Stream",
     "Where",
     "check_once",
+    "naming_preset",
     "read_run",
     "read_settings",
     "read_where",
     "settings_of_each",
-    "stream_of",
 ]
 
 Set = Annotated[
@@ -129,7 +129,7 @@ def read_run(
 
 
 @contextmanager
-def stream_of(presets: Sequence[Preset], given: str | None) -> Iterator[None]:
+def naming_preset(presets: Sequence[Preset], given: str | None) -> Iterator[None]:
     """If data are not prepared that a preset asks for, and not the user, say so in the error."""
     try:
         yield

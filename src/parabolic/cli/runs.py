@@ -32,10 +32,10 @@ from parabolic.cli.common import (
     Runs,
     Set,
     check_once,
+    naming_preset,
     read_run,
     read_settings,
     settings_of_each,
-    stream_of,
 )
 from parabolic.cli.grids import (
     Address,
@@ -147,7 +147,7 @@ def run_one(
         tell_outdated([spec], store)
     lost: Unsaved | None = None
     with ExitStack() as stack:
-        stack.enter_context(stream_of([chosen], stream))
+        stack.enter_context(naming_preset([chosen], stream))
         bar = stack.enter_context(ProgressBar())
         bar.title = chosen.name
         tracker = stack.enter_context(tracking(track, {"key": spec.key, **spec.resolved()}))
@@ -256,7 +256,7 @@ def compare(
     store = Store(runs)
     if engine == "local":  # the data on the nodes of a cluster may be missing here
         first = (row[0] for each in tables for row in each.values())
-        with stream_of(chosen, stream):
+        with naming_preset(chosen, stream):
             _check_built([spec for spec in first if spec.options and store.ended(spec) is None])
     if output is not None:
         check_output(output)

@@ -206,14 +206,14 @@ class Journal:
         If a signal handler or another thread calls this during a batch, it is deferred to the end of the batch.
         """
         self._check_open()
-        try:
-            self._write()
-        except (InputError, Diverged) as error:
-            if self.on_error == "stop" or isinstance(error, Diverged):
-                self._failed = error
-                raise
-            told = f"batch {self.batches} was not saved, and learning continues: {error}"
-            warnings.warn(told, RuntimeWarning, stacklevel=4)
+        with self._not_the_batch():
+            try:
+                self._write()
+            except InputError as error:
+                if self.on_error == "stop":
+                    raise
+                told = f"batch {self.batches} was not saved, and learning continues: {error}"
+                warnings.warn(told, RuntimeWarning, stacklevel=4)
 
     def close(self) -> None:
         """Release the folder. What was learned since the last file is lost unless `write` is called first."""

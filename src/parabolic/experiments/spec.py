@@ -145,7 +145,7 @@ class RunSpec:
             value = getattr(self, name)
             if isinstance(value, Mapping):
                 spec[name] = {**default, **value}
-            elif value is not None:
+            elif value not in (None, ""):  # an empty name is none
                 spec[name] = value
         return spec
 

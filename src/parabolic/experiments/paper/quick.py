@@ -17,7 +17,7 @@ STREAMS: dict[str, dict[str, Any]] = {
     "seq-cifar100": {"tasks": 2},
     "seq-tinyimagenet": {"class_order": "shuffled"},
 }
-BATCHES = {32: 10}  # as many examples are recalled as arrive, as in the paper
+PAPER_BATCH, BATCH = 32, 10  # as many examples are recalled as arrive, in the paper's runs and in these
 SHRINK = 5  # divides the memory: 1000 becomes 200 of 1,442 examples, 50 becomes one batch
 
 
@@ -31,7 +31,8 @@ def stand_in(spec: RunSpec) -> RunSpec:
     recalled = RunSpec.learner_options(spec.learner).get("replay")
     if recalled is not None and recalled.default:  # GEM's is 0: the whole memory
         # A preset, or a user's own class, may recall another number on purpose.
-        options["replay"] = min(options.get("replay", BATCHES.get(recalled.default, recalled.default)), memory)
+        usual = BATCH if recalled.default == PAPER_BATCH else recalled.default
+        options["replay"] = min(options.get("replay", usual), memory)
     if sizes := scenario.pop("class_sizes", None):  # paper-normal, paper-reversed or paper-random
         scenario |= {"imbalance": 2.0, "imbalance_order": sizes.removeprefix("paper-")}
     return dataclasses.replace(
