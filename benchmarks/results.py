@@ -8,9 +8,9 @@
 
 In the page, a table is between <!-- NAME --> and <!-- end -->. NAME is one of the paper's tables, with -tuned for tuned
 values; it shows the methods that have runs, and the columns in which at least two have. <!-- NAME STREAM --> shows only
-the columns whose stream begins with STREAM. There are three more: `even` compares the paper's figures for uneven
-classes with our runs on uneven and even ones, `averaged` shows rivals with averaged weights on Seq-TinyImageNet, and
-`seconds` shows run times.
+the columns whose stream begins with STREAM. There are four more: `even` compares the paper's figures for uneven classes
+with our runs on uneven and even ones, `averaged` shows rivals with averaged weights on Seq-TinyImageNet,
+`bounds forgetting` and `bounds generalisation` show losses and bounds, and `seconds` shows run times.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from pathlib import Path
 from statistics import fmean
 
 from parabolic.experiments import Record
-from parabolic.experiments.paper import PLUS, SEEDS, PaperTable, paper_tables
+from parabolic.experiments.paper import PLUS, SEEDS, PaperTable, Selection, paper_tables
 from parabolic.experiments.records import Records
 from parabolic.report.comparisons import finished
 from parabolic.report.curves import draw_curves
+from parabolic.report.paper import paper_results
 from parabolic.report.scenes import Method, Scene
 from parabolic.statistics import Summary, paired, welch
 
@@ -54,6 +55,8 @@ def made(name: str, records: Records) -> str:
         head = [*NAMES.values(), "s", *(f"{PLUS} leads, {metric}" for metric in NAMES.values())]
         return "".join(lines(["", *head], averaged(records)))
     name, _, stream = name.partition(" ")
+    if name == "bounds":
+        return "".join(lines(["loss after task", *"12345"], bounds(stream, records)))
     tuned = name.endswith("-tuned")
     return "".join(of_paper(paper_tables()[name.removesuffix("-tuned")], records, stream=stream, tuned=tuned))
 
@@ -125,6 +128,17 @@ def averaged(records: Records) -> Iterator[list[str]]:
         leads = [paired(found[PLUS][metric], found[row][metric]) for metric in NAMES] if row != PLUS else []
         ahead = [f"{lead.mean:.1f} (p = {lead.p:.4f})" for lead in leads] or [""] * len(NAMES)
         yield [row, *figures, f"{fmean(sum(run.train_seconds) for run in runs):.1f}", *ahead]
+
+
+def bounds(statement: str, records: Records) -> Iterator[list[str]]:
+    """Show PCL's losses after each task and the bounds on them, each with the paper's figures below it."""
+    selection = Selection(("bounds",))
+    runs = {spec.key: run for spec in selection.runs if (run := records.find(spec))}
+    (found,) = (each for each in paper_results(selection, runs) if each.name == f"bounds.{statement}")
+    for row, cells in found.rows.items():
+        yield [row, *(f"{cell.ours.mean:.2f} ± {cell.ours.sd:.2f}" for cell in cells if cell.ours)]
+        if published := [cell.published.mean for cell in cells if cell.published]:
+            yield ["paper", *(f"{loss:.1e}" if 0 < loss < 0.01 else f"{loss:.2f}" for loss in published)]
 
 
 def pair(one: str, other: str, records: Records, *, tuned: bool) -> Iterator[list[str]]:

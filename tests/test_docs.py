@@ -426,12 +426,13 @@ def test_every_page_is_in_the_list_of_pages():
     assert pages <= {*re.findall(r"\]\(([^)]+)\)", (ROOT / "docs/README.md").read_text())}
 
 
-def shown(runs, metric):
+def shown(runs, metric, diverged=0):
     """Ours as the pages have it."""
     if not runs:
         return ""
     ours = Summary.of([run.metrics[metric] for run in runs])
-    return f"{ours.mean:.1f} ± {ours.sd:.1f}" + (f" (n = {len(runs)})" if len(runs) < SEEDS else "")
+    told = f"n = {len(runs)}, {diverged} diverged" if diverged else f"n = {len(runs)}"
+    return f"{ours.mean:.1f} ± {ours.sd:.1f}" + (f" ({told})" if len(runs) < SEEDS else "")
 
 
 @pytest.mark.parametrize(
@@ -449,9 +450,10 @@ def test_the_figures_of_the_results_are_those_of_the_records(name, places, tuned
         expected, seconds = [], []
         for place in places:
             specs = table.settings[place].specs(row, tuned=tuned or row == PLUS)
-            runs = [run for spec in specs if (run := records.find(spec))]
+            ended = [run for spec in specs if (run := records.ended(spec))]
+            runs = [run for run in ended if not run.diverged]
             for number, metric in enumerate(table.metrics):
-                expected.append(shown(runs, metric))
+                expected.append(shown(runs, metric, len(ended) - len(runs)))
                 theirs = table.rows[row][2 * place + number].value if row in table.rows else None
                 expected += [] if tuned else [f"{theirs.mean:.1f} ± {theirs.sd:.1f}" if theirs else ""]
             seconds += [fmean(sum(run.train_seconds) for run in runs)] if runs else []

@@ -100,8 +100,10 @@ def _of_bounds(selection: Selection, records: Mapping[str, Record]) -> list[Resu
         statement = STATEMENTS[name]
         columns = [Column(f"task {task + 1}", "after", "neither", 4, 4) for task in range(len(table.memory))]
         lines = {  # their places in a row, and the published figures
-            "memory: mean": (f"{statement.memory}.mean", table.memory),
-            "memory: largest": (f"{statement.memory}.max", None),
+            **{
+                f"memory: {line}": (f"{statement.memory}.{which}", table.memory if which == table.of_memory else None)
+                for line, which in {"smallest": "min", "mean": "mean", "largest": "max"}.items()
+            },
             f"{statement.task} task, among its own classes": (statement.among_own, table.task),
             f"{statement.task} task, all classes competing": (statement.competing, None),
             **{bound: (place, None) for bound, place in statement.bounds.items()},
@@ -117,6 +119,7 @@ def _of_bounds(selection: Selection, records: Mapping[str, Record]) -> list[Resu
         looks = [row for told in measured.values() for row in told]
         broken = sum(row[f"{name}.broken"] == 1 for row in looks)
         notes = [f"The loss on the task, all classes competing, breaks the bound in {broken} of {len(looks)} cases."]
+        notes += [table.note] if table.note else []
         notes += [QUICK] if selection.quick else []
         notes += _of_tuning(Tuning.of(selection, ["bounds"])) if selection.tuned else []
         notes += _of_records("bounds --tuned" if selection.tuned else "bounds", used.values())

@@ -19,7 +19,7 @@ Rows = Sequence[Mapping[str, float]]
 
 @dataclass(frozen=True)
 class BoundTable:
-    """The published figures for a bound: mean losses after each task, on memory and on one task's examples.
+    """The published figures for a bound: losses after each task, on memory and on one task's examples.
 
     >>> bound_tables()["forgetting"].memory[0]
     0.5077
@@ -28,6 +28,8 @@ class BoundTable:
     title: str
     memory: Sequence[float]
     task: Sequence[float]
+    of_memory: str = "mean"  # which of the memory's losses: mean or min
+    note: str = ""
 
 
 def bound_tables() -> dict[str, BoundTable]:
