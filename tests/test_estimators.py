@@ -254,6 +254,21 @@ def test_the_row_and_column_of_a_gap_are_named(make, bad):
         make("er").fit(np.where(np.arange(24).reshape(6, 2, 2) == 17, bad, 0.0), y)
 
 
+@pytest.mark.parametrize(
+    "words", [["a", "b"] * 3, pd.Categorical(["a", "b"] * 3), pd.date_range("2026-01-01", periods=6)]
+)
+def test_columns_that_are_no_numbers_are_named(words):
+    y = np.arange(6) % 2
+    frame = pd.DataFrame({"size": np.arange(6.0), "kind": words, "as text": [str(i) for i in range(6)]})
+    numbers = frame.assign(kind=y)
+    model = ParabolicClassifier("er", random_state=0).partial_fit(numbers, y)  # texts of numbers are numbers
+    for call in (model.predict, functools.partial(model.partial_fit, y=y), functools.partial(model.fit, y=y)):
+        with pytest.raises(InputError, match=r"X: got columns that are no numbers: 'kind' \([^,]*\), expected numbers"):
+            call(frame)
+    with pytest.raises(ValueError, match="feature names should match"):
+        model.predict(frame.rename(columns={"size": "length"}))
+
+
 def test_a_preset_among_learners_says_how_to_use_it():
     x, y = load_digits(return_X_y=True)
     with pytest.raises(InputError, match="learner: got 'pcl-plus', .* it is a preset: ") as refused:

@@ -47,6 +47,7 @@ Factory = Callable[[Sequence[int], int], nn.Module]
 SHEET = 4096  # examples predicted at once
 ANEW = ("batch_size", "epochs")  # settings that every call reads again
 CPU = torch.device("cpu")
+ENCODE = "encode words as columns of numbers, and dates as seconds"
 FIRST = threading.RLock()  # taken instead of a learner's lock while there is no learner yet
 REMEDIES = {
     "replay": "set it with options={'replay': …}",
@@ -160,12 +161,19 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         """Validate data as scikit-learn does, refuse missing values that it does not detect, and say where one is."""
         for name, value in zip("Xy", (X, *y), strict=False):
             check_gaps(name, value)
-        found = validate_data(self, _with_names(X), *y, allow_nd=True, ensure_all_finite=False, **how)
-        self._check_numbers(found[0] if y else found)
+        try:
+            found = validate_data(self, _with_names(X), *y, allow_nd=True, ensure_all_finite=False, **how)
+        except (TypeError, ValueError) as error:
+            if "eature names" not in str(error):  # other columns than before, which it names
+                _check_columns(X)
+            raise
+        self._check_numbers(found[0] if y else found, X)
         return found
 
-    def _check_numbers(self, X: NDArray[Any]) -> None:
+    def _check_numbers(self, X: NDArray[Any], given: Any) -> None:
         """Refuse NaN and infinity, and name the row and the column of the first: few rows of a batch have them."""
+        if X.dtype.kind not in "biuf":
+            _check_columns(given)
         if X.dtype.kind != "f" or np.isfinite(X).all():
             return
         bad = ~np.isfinite(X)
@@ -179,8 +187,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     def _tensor(self, X: NDArray[Any], learner: Learner, known: torch.dtype | None = None) -> Tensor:
         """Convert examples for the learner: to the type of earlier ones (`known`), wherever that is exact."""
         if X.dtype.kind not in "biuf":
-            got = Description(f"an array of type {X.dtype}")
-            raise invalid("X", got, "numbers", "encode words as columns of numbers, and dates as seconds")
+            raise invalid("X", Description(f"an array of type {X.dtype}"), "numbers", ENCODE)
         kind = np.float64 if X.dtype == np.longdouble else X.dtype.newbyteorder("=")  # torch has no others
         x = torch.from_numpy(np.array(X, kind, order="C")).to(learner.device)
         numbers = x.dtype != torch.uint8 and self.model is None and learner.embed is None  # neither bytes nor ids
@@ -360,6 +367,21 @@ def _method(name: str) -> type[Learner]:
             preset = load_preset(name)
             error.remedy = f"it is a preset: learner={preset.learner!r}, options=load_preset({name!r}).settings"
         raise
+
+
+def _check_columns(X: Any) -> None:
+    """Name the columns of a frame that are no numbers, as scikit-learn's errors do not."""
+    names = [name for name in getattr(X, "columns", ()) if isinstance(name, str)]  # a table of Arrow has arrays there
+    if told := [f"{name!r} ({getattr(X[name], 'dtype', 'several')})" for name in names if not _numeric(X[name])]:
+        raise invalid("X", Description(f"columns that are no numbers: {', '.join(told)}"), "numbers", ENCODE)
+
+
+def _numeric(values: Any) -> bool:
+    try:
+        np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        return False
+    return np.asarray(values).dtype.kind not in "mM"  # dates and times
 
 
 def _with_names(X: Any) -> Any:
