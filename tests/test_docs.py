@@ -101,6 +101,7 @@ def test_the_code_of_the_guide_to_own_data(capsys):
     assert "True\n" in capsys.readouterr().out  # what was kept is what was there
     assert names["shops"].score(names["columns"].transform(names["frame"]), names["labels"]) > 0.9
     assert ((names["logits"] > 0) == names["tags"][800:]).mean() > 0.7
+    assert names["right"] > 0.25  # one of six by guessing
     assert names["accuracy"]["SGD"] < 35 < 40 < min(names["accuracy"]["PCL"], names["accuracy"]["ER"])
 
 

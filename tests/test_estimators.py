@@ -24,7 +24,18 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from test_learners import frozen, same
 from torch import nn
 
-from parabolic import MLP, MSE, PCL, CrossEntropy, InputError, Learner, Numbers, ParabolicClassifier, ParabolicRegressor
+from parabolic import (
+    MLP,
+    MSE,
+    PCL,
+    CrossEntropy,
+    InputError,
+    Learner,
+    Numbers,
+    ParabolicClassifier,
+    ParabolicRegressor,
+    load_preset,
+)
 from parabolic.engine import Diverged
 from parabolic.learners import Scale, find_learner, known_learners
 
@@ -209,6 +220,64 @@ def test_pipelines_grids_and_frames():
         model.partial_fit(frame.rename(columns={"pixel 1": "another"}), y[:300])
 
 
+def test_columns_of_arrow_batches_are_known_by_name():
+    arrow = pytest.importorskip("pyarrow")
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=60), "b": rng.integers(0, 5, 60), "c": rng.random(60) > 0.5})
+    words = np.where(frame["a"] > 0, "up", "down")
+    expected = ParabolicClassifier("er", random_state=0).partial_fit(frame, words).predict_proba(frame)
+    table = arrow.Table.from_pandas(frame)
+    for data in (table, table.to_batches()[0]):
+        model = ParabolicClassifier("er", random_state=0).partial_fit(data, arrow.array(words))
+        np.testing.assert_array_equal(model.predict_proba(data), expected)
+        for call in (model.predict, functools.partial(model.partial_fit, y=words)):
+            with pytest.raises(ValueError, match="Feature names must be in the same order"):
+                call(data.select(["c", "a", "b"]))
+
+
+@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_the_row_and_column_of_a_gap_are_named(make, bad):
+    x, y = np.random.default_rng(0).normal(size=(6, 3)), np.arange(6) % 2
+    gaps = x.copy()
+    gaps[2, 1] = gaps[4, 0] = bad
+    frame = pd.DataFrame(gaps, columns=["age", "size", "price"])
+    whole = pd.DataFrame(x, columns=frame.columns)
+    for data, good, column in ((gaps, x, "1"), (frame, whole, "'size'"), (frame.convert_dtypes(), whole, "'size'")):
+        model = make("er", random_state=0).partial_fit(good, y)
+        before = frozen(model.learner_.state_dict())
+        for call in (model.predict, *(functools.partial(ask, y=y) for ask in (model.partial_fit, model.fit))):
+            with pytest.raises(InputError, match=f"in 2 of 6 rows, first in row 2 .*column {column}, expected finite"):
+                call(data)
+        assert same(before, model.learner_.state_dict())
+    with pytest.raises(InputError, match=r"in 1 of 6 rows, first in row 4 .*column \[0, 1\], expected finite"):
+        make("er").fit(np.where(np.arange(24).reshape(6, 2, 2) == 17, bad, 0.0), y)
+
+
+@pytest.mark.parametrize(
+    "words", [["a", "b"] * 3, pd.Categorical(["a", "b"] * 3), pd.date_range("2026-01-01", periods=6)]
+)
+def test_columns_that_are_no_numbers_are_named(words):
+    y = np.arange(6) % 2
+    frame = pd.DataFrame({"size": np.arange(6.0), "kind": words, "as text": [str(i) for i in range(6)]})
+    numbers = frame.assign(kind=y)
+    model = ParabolicClassifier("er", random_state=0).partial_fit(numbers, y)  # texts of numbers are numbers
+    for call in (model.predict, functools.partial(model.partial_fit, y=y), functools.partial(model.fit, y=y)):
+        with pytest.raises(InputError, match=r"X: got columns that are no numbers: 'kind' \([^,]*\), expected numbers"):
+            call(frame)
+    with pytest.raises(ValueError, match="feature names should match"):
+        model.predict(frame.rename(columns={"size": "length"}))
+
+
+def test_a_preset_among_learners_says_how_to_use_it():
+    x, y = load_digits(return_X_y=True)
+    with pytest.raises(InputError, match="learner: got 'pcl-plus', .* it is a preset: ") as refused:
+        ParabolicClassifier("pcl-plus").fit(x, y)
+    told = refused.value.remedy.removeprefix("it is a preset: ")
+    model = eval(f"ParabolicClassifier({told})", {**globals(), "load_preset": load_preset}).partial_fit(x, y)
+    assert (model.learner_.repeats, model.learner_.replay, model.learner_.average) == (2, 64, 0.995)
+
+
 def test_one_of_the_options_can_be_set_and_searched_by_its_own_name():
     x, y = load_digits(return_X_y=True)
     given = {"sigma_x": 0.1}
@@ -272,6 +341,14 @@ def test_words_as_whole_numbers():
         with pytest.raises(InputError, match="^X: got .*, expected examples that the model accepts"):
             ask(ids + 5)
     assert same(before, model.learner_.state_dict())
+
+
+def test_ids_that_were_scaled_are_told_of():
+    ids = np.random.default_rng(0).integers(0, 20, (40, 5))
+    network = nn.Sequential(nn.Embedding(20, 4), nn.Flatten(), nn.Linear(20, 2))
+    with pytest.raises(InputError, match="if they are ids, they must not be scaled .*scale=False"):
+        ParabolicClassifier("er", model=network).partial_fit(ids, np.arange(40) % 2)
+    ParabolicClassifier("er", model=network, scale=False).partial_fit(ids, np.arange(40) % 2)
 
 
 def test_scale_is_that_of_everything_seen():

@@ -256,7 +256,7 @@ def test_tasks_that_do_not_fit_together_are_told(tasks, message):
     ],
 )
 def test_columns_that_are_no_numbers_are_told(frame):
-    with pytest.raises(InputError, match="X: got an array of type .*, expected numbers"):
+    with pytest.raises(InputError, match="X: got columns that are no numbers: '(colour|when)' .*, expected numbers"):
         ParabolicClassifier("er").fit(frame, [0, 1] * 3)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import sys
 import threading
 import warnings
 from collections import OrderedDict
@@ -35,6 +36,7 @@ from parabolic.checks import (
 from parabolic.engine import Diverged
 from parabolic.estimators.serving import Rows
 from parabolic.experiments.execution import find_device
+from parabolic.experiments.presets import known_presets, load_preset
 from parabolic.learners import Criterion, Learner, ReplayLearner, Scale, find_learner
 from parabolic.learners.functional import has_batch_norm, has_embedding
 from parabolic.learners.moving import move, place
@@ -45,6 +47,7 @@ Factory = Callable[[Sequence[int], int], nn.Module]
 SHEET = 4096  # examples predicted at once
 ANEW = ("batch_size", "epochs")  # settings that every call reads again
 CPU = torch.device("cpu")
+ENCODE = "encode words as columns of numbers, and dates as seconds"
 FIRST = threading.RLock()  # taken instead of a learner's lock while there is no learner yet
 REMEDIES = {
     "replay": "set it with options={'replay': …}",
@@ -155,16 +158,36 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         return True
 
     def _checked(self, X: Any, *y: Any, **how: Any) -> Any:
-        """Validate data as scikit-learn does, and refuse missing values that it does not detect."""
+        """Validate data as scikit-learn does, refuse missing values that it does not detect, and say where one is."""
         for name, value in zip("Xy", (X, *y), strict=False):
             check_gaps(name, value)
-        return validate_data(self, X, *y, allow_nd=True, **how)
+        try:
+            found = validate_data(self, _with_names(X), *y, allow_nd=True, ensure_all_finite=False, **how)
+        except (TypeError, ValueError) as error:
+            if "eature names" not in str(error):  # other columns than before, which it names
+                _check_columns(X)
+            raise
+        self._check_numbers(found[0] if y else found, X)
+        return found
+
+    def _check_numbers(self, X: NDArray[Any], given: Any) -> None:
+        """Refuse NaN and infinity, and name the row and the column of the first: few rows of a batch have them."""
+        if X.dtype.kind not in "biuf":
+            _check_columns(given)
+        if X.dtype.kind != "f" or np.isfinite(X).all():
+            return
+        bad = ~np.isfinite(X)
+        row, *place = np.argwhere(bad)[0].tolist()
+        names = getattr(self, "feature_names_in_", None)
+        column = repr(names[place[0]]) if names is not None else place[0] if len(place) == 1 else place
+        rows = int(bad.reshape(len(X), -1).any(1).sum())
+        told = f"NaN or infinity in {rows} of {len(X)} rows, first in row {row} (from 0), column {column}"
+        raise invalid("X", Description(told), "finite numbers", "fill in what is missing, or drop those rows")
 
     def _tensor(self, X: NDArray[Any], learner: Learner, known: torch.dtype | None = None) -> Tensor:
         """Convert examples for the learner: to the type of earlier ones (`known`), wherever that is exact."""
         if X.dtype.kind not in "biuf":
-            got = Description(f"an array of type {X.dtype}")
-            raise invalid("X", got, "numbers", "encode words as columns of numbers, and dates as seconds")
+            raise invalid("X", Description(f"an array of type {X.dtype}"), "numbers", ENCODE)
         kind = np.float64 if X.dtype == np.longdouble else X.dtype.newbyteorder("=")  # torch has no others
         x = torch.from_numpy(np.array(X, kind, order="C")).to(learner.device)
         numbers = x.dtype != torch.uint8 and self.model is None and learner.embed is None  # neither bytes nor ids
@@ -219,7 +242,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         if not isinstance(self.scale, bool | np.bool_):
             raise invalid("scale", self.scale, "True or False")
         seed = int(check_random_state(self.random_state).randint(2**31))
-        kind = find_learner(self.learner) if isinstance(self.learner, str) else self.learner
+        kind = _method(self.learner) if isinstance(self.learner, str) else self.learner
         if not (isinstance(kind, type) and issubclass(kind, Learner)):
             raise invalid("learner", kind, "a method's name, or its class", "`parabolic list` shows the names")
         options = copy.deepcopy(self._own_options())  # the values belong to the user
@@ -333,6 +356,38 @@ def measured(scale: Any, name: str, x: Tensor) -> Any:
     scale = copy.copy(scale)
     scale.update(x, name)
     return scale
+
+
+def _method(name: str) -> type[Learner]:
+    """The method of that name; if it is a preset's, the error says how to use that."""
+    try:
+        return find_learner(name)
+    except InputError as error:
+        if name in known_presets():
+            preset = load_preset(name)
+            error.remedy = f"it is a preset: learner={preset.learner!r}, options=load_preset({name!r}).settings"
+        raise
+
+
+def _check_columns(X: Any) -> None:
+    """Name the columns of a frame that are no numbers, as scikit-learn's errors do not."""
+    names = [name for name in getattr(X, "columns", ()) if isinstance(name, str)]  # a table of Arrow has arrays there
+    if told := [f"{name!r} ({getattr(X[name], 'dtype', 'several')})" for name in names if not _numeric(X[name])]:
+        raise invalid("X", Description(f"columns that are no numbers: {', '.join(told)}"), "numbers", ENCODE)
+
+
+def _numeric(values: Any) -> bool:
+    try:
+        np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        return False
+    return np.asarray(values).dtype.kind not in "mM"  # dates and times
+
+
+def _with_names(X: Any) -> Any:
+    """Return X, or an Arrow record batch as a table: scikit-learn 1.9 checks the names of a table's columns alone."""
+    arrow = sys.modules.get("pyarrow")
+    return arrow.Table.from_batches([X]) if arrow is not None and isinstance(X, arrow.RecordBatch) else X
 
 
 def _device_here(asked: str | torch.device) -> torch.device:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from parabolic.checks import FILL_IN, Description, InputError, check_finite, check_gaps, invalid
 from parabolic.learners.functional import answers_by, has_embedding
 from parabolic.learners.head import check_alone, check_head, wider
+from parabolic.learners.scale import Scale
 
 if TYPE_CHECKING:
     from parabolic.learners.learner import Learner
@@ -101,6 +102,8 @@ def try_scores(learner: Learner, x: Tensor) -> Tensor:
     except Exception as error:
         whole = not x.is_floating_point() and x.dtype != torch.uint8
         remedy = "; if they are measurements, convert them with .float()" if whole and learner.embed is None else ""
+        if isinstance(learner.prepare, Scale) and has_embedding(learner.model):
+            remedy = "; if they are ids, they must not be scaled (in an estimator: scale=False)"
         raise invalid("x", x, "examples that the model accepts", f"the model says: {error}{remedy}") from error
     if not isinstance(scores, Tensor):
         raise invalid("model", type(scores), "one tensor of scores [n, classes]", "wrap the model to return that")
