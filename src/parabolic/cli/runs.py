@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -93,23 +93,14 @@ def list_runs(
     if not console.is_terminal:
         console.width = WIDE
     if csv is None and parquet is None and records is None and not piped:
-        if kind == "stopped":
-            for row in rows:
-                console.print(Text(f"{row['key']}  {stop_of(row)}"))
-        elif kind:
-            _show_why(rows, store, console)
-        else:
-            _show(rows, console)
+        _show(rows, store, console, kind)
     no_folder = "" if runs.is_dir() else ", which is not a folder"
     console.print(Text(f"{many(len(rows), f'{kind} run'.strip())} in {runs}{no_folder}"))
     for path in (csv, parquet):
         if path is not None:
             console.print(Text(f"Written: {path}"))
     if records is not None:
-        words = {"stand-ins": "stand-ins", "held-out": "with held-out examples"}
-        left_out = [f"{written[what]} {words[what]} left out" for what in words if written[what]]
-        told = ", ".join([f"{many(written['written'], 'run')} written", f"{written['there']} in the file", *left_out])
-        console.print(Text(f"Records: {records} ({told})"))
+        console.print(Text(f"Records: {records} ({_told_of_records(written)})"))
     if not kind and (count := sum(bool(row["diverged"]) for row in rows)):
         console.print(f"{count} of them diverged: parabolic runs --diverged")
     if lost and not failed:
@@ -149,7 +140,24 @@ def _keep(ended: Sequence[Record], rows: list[Row], path: Path, kind: str) -> di
     return {"written": len(kept), "there": there, "stand-ins": len(quick), "held-out": len(held_out)}
 
 
-def _show(rows: list[Row], console: Console) -> None:
+def _told_of_records(counts: Mapping[str, int]) -> str:
+    words = {"stand-ins": "stand-ins", "held-out": "with held-out examples"}
+    left_out = [f"{counts[what]} {words[what]} left out" for what in words if counts[what]]
+    return ", ".join([f"{many(counts['written'], 'run')} written", f"{counts['there']} in the file", *left_out])
+
+
+def _show(rows: list[Row], store: Store, console: Console, kind: str) -> None:
+    """Print runs: those of one kind, stopped, say, with where and why; all of them as a table."""
+    if kind == "stopped":
+        for row in rows:
+            console.print(Text(f"{row['key']}  {stop_of(row)}"))
+    elif kind:
+        _show_why(rows, store, console)
+    else:
+        _show_table(rows, console)
+
+
+def _show_table(rows: list[Row], console: Console) -> None:
     told = {"metrics.acc": "Acc %", "metrics.aaa": "AAA %"}
     table = Table(box=None, padding=(0, 2, 0, 0))
     for title in ("key", "learner", "stream", "memory", "seed", "settings", *told.values(), "s"):
