@@ -14,6 +14,7 @@ from rich.table import Table
 
 from parabolic.checks import check_number
 from parabolic.cli.common import (
+    MEMORY,
     Device,
     FromPreset,
     Json,
@@ -41,9 +42,7 @@ InPlane = Annotated[
         show_default="the preset's, or seq-blobs",
     ),
 ]
-FewKept = Annotated[
-    int | None, typer.Option("--memory", help="How many examples the memory holds.", show_default="the preset's, or 60")
-]
+FewKept = Annotated[int | None, typer.Option("--memory", help=MEMORY, show_default="the preset's, or 60")]
 Output = Annotated[Path, typer.Option("--output", "--out", "-o", help="The folder for the JSON file and the picture.")]
 Eps = Annotated[float, typer.Option(help="Squared radius of the balls around the examples in memory.")]
 

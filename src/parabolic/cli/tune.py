@@ -14,7 +14,18 @@ from rich.console import Console
 from rich.table import Table
 
 from parabolic.checks import InputError, first_line, invalid
-from parabolic.cli.common import Device, Json, Memory, Runs, Set, Stream, check_once, read_settings, settings_of_each
+from parabolic.cli.common import (
+    LEARNER,
+    Device,
+    Json,
+    Memory,
+    Runs,
+    Set,
+    Stream,
+    check_once,
+    read_settings,
+    settings_of_each,
+)
 from parabolic.cli.grids import tell_package
 from parabolic.cli.tables import check_output
 from parabolic.engine import ProgressBar
@@ -31,10 +42,7 @@ ABOUT = {name: each.about[0].upper() + each.about[1:] + "." for name, each in op
 
 
 def tune_one(
-    learner: Annotated[
-        str | None,
-        typer.Option(help="The learner: a name from `parabolic list`, or module:Class.", show_default="pcl"),
-    ] = None,
+    learner: Annotated[str | None, typer.Option(help=LEARNER, show_default="pcl")] = None,
     learners: Annotated[
         str | None,
         typer.Option(help="Several learners, tuned in turn with --trials each: names separated by commas, or all."),
