@@ -215,13 +215,9 @@ def walk(
     losses_at(loss, x)
     outside = ~domain.inside(x)
     if outside.any():
-        first = int(outside.nonzero()[0])
-        raise invalid(
-            "x",
-            Description(f"{int(outside.sum())} points outside the domain, the first in row {first}"),
-            "points where domain.inside(x) holds",
-            "drop the others: u is not defined there",
-        )
+        many, first = int(outside.sum()), int(outside.nonzero()[0])
+        got = Description(f"{many} points outside the domain, the first in row {first}")
+        raise invalid("x", got, "points where domain.inside(x) holds", "drop the others: u is not defined there")
     if drift is not None:
         speed = drift(x)
         if not isinstance(speed, Tensor) or speed.shape != x.shape or speed.dtype != x.dtype:
