@@ -565,14 +565,14 @@ def python(code, *arguments):
 
 STOPS_HALF_WAY = """
 import sys, time
-from parabolic.streams import prepare, sources
-read = sources._channels_first
+from parabolic.streams import prepare, readers
+read = readers._channels_first
 def slow(path, images):
     for chunk in read(path, images):
         yield chunk[:50]
         print("half", flush=True)
         time.sleep(60)
-sources._channels_first = slow
+readers._channels_first = slow
 prepare("mine", sys.argv[1], again=True)
 """
 

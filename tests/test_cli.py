@@ -521,7 +521,7 @@ def test_an_error_of_the_system_is_not_laid_to_the_output(parabolic, monkeypatch
     def fail(*args, **kwargs):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("parabolic.cli.runs.known_learners", fail)
+    monkeypatch.setattr("parabolic.cli.list.known_learners", fail)
     with pytest.raises(OSError, match="Input/output error"):
         parabolic("list")
 

@@ -426,7 +426,7 @@ def test_the_traceback_of_an_error_in_ones_own_code_starts_there(parabolic, tmp_
     assert place.endswith('mine.py", line 6, in loss')
     assert line.strip() == "return torch.nn.Linear(7, 7)(batch['x'])"
 
-    monkeypatch.setattr("parabolic.cli.runs.run", None)  # in code of this package: without the calls of typer
+    monkeypatch.setattr("parabolic.cli.run.run", None)  # in code of this package: without the calls of typer
     with pytest.raises(TypeError, match="not callable") as caught:
         parabolic("run")
     sys.excepthook(caught.type, caught.value, caught.tb)

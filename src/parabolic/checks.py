@@ -203,9 +203,5 @@ def check_finite(name: str, value: Tensor, remedy: str = "clean or drop those ex
     if value.is_floating_point() and not all_finite(value):
         bad = ~torch.isfinite(value)
         first = [int(i) for i in bad.nonzero()[0]]
-        raise invalid(
-            name,
-            Description(f"{int(bad.sum())} values that are NaN or infinite, the first at {first}"),
-            "finite numbers",
-            remedy,
-        )
+        got = Description(f"{int(bad.sum())} values that are NaN or infinite, the first at {first}")
+        raise invalid(name, got, "finite numbers", remedy)

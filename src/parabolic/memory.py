@@ -237,12 +237,9 @@ class Memory:
         filled = min(int(offered), self.capacity)
         lengths = [len(state[name]) for name in dict.fromkeys(fields) if name in state]
         if any(length != filled for length in lengths):
-            raise invalid(
-                "memory",
-                Description(f"a state of {lengths} examples"),
-                f"{filled}, for a capacity of {self.capacity} and {offered} offered",
-                "load it into a memory of the capacity it was saved with",
-            )
+            got, expected = f"a state of {lengths} examples", f"for a capacity of {self.capacity} and {offered} offered"
+            remedy = "load it into a memory of the capacity it was saved with"
+            raise invalid("memory", Description(got), f"{filled}, {expected}", remedy)
         return int(offered), filled
 
     def _check(self, batch: Mapping[str, Tensor]) -> int:

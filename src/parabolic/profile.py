@@ -214,8 +214,7 @@ def _covered(domain: MemoryDomain, learner: Learner, data: tuple[Tensor, Tensor]
 def examples_loss(learner: Learner, x: Tensor, y: Tensor, classes: list[int] | None = None) -> Tensor:
     """The loss of raw examples with their own labels; over `classes` only, if given."""
     parts = []
-    for start in range(0, len(x), 512):
-        some, label = x[start : start + 512], y[start : start + 512]
+    for some, label in zip(x.split(512), y.split(512), strict=True):
         scores = learner.scores_at(learner.inputs(some))
         if classes is not None:
             competes = torch.zeros(scores.shape[-1], dtype=torch.bool, device=scores.device)

@@ -23,11 +23,11 @@ from parabolic import __version__
 __all__ = ["app", "main"]
 
 COMMANDS = {
-    "list": ("runs:list_all", "List the learners with their options, the streams and the networks."),
-    "run": ("runs:run_one", "Train one learner on one stream and store the result; a run that was stopped resumes."),
+    "list": ("list:list_all", "List the learners with their options, the streams and the networks."),
+    "run": ("run:run_one", "Train one learner on one stream and store the result; a run that was stopped resumes."),
     "watch": ("watch:watch", "Watch a run, or your own stream with a monitor, until it ends (or Ctrl-C)."),
-    "compare": ("runs:compare", "Train several learners with several seeds and print their results side by side."),
-    "runs": ("kept:list_runs", "List, select and export the stored runs."),
+    "compare": ("compare:compare", "Train several learners with several seeds and print their results side by side."),
+    "runs": ("runs:list_runs", "List, select and export the stored runs."),
     "tune": (
         "tune:tune_one",
         "Search for settings that suit a learner, judged on held-out training examples, and save the best as a preset.",

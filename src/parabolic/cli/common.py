@@ -16,30 +16,15 @@ from parabolic.learners import find_learner
 from parabolic.options import no_option, options_of, parse_option
 
 __all__ = [
-    "Again",
-    "Checkpoint",
-    "Device",
-    "FromPreset",
-    "Json",
-    "Memory",
-    "OnlyLearner",
-    "OnlyStream",
-    "PresetLearner",
-    "PresetMemory",
-    "PresetSeed",
-    "PresetStream",
-    "Runs",
-    "Seed",
-    "Set",
-    "Stream",
-    "Where",
-    "check_once",
-    "naming_preset",
-    "read_run",
-    "read_settings",
-    "read_where",
-    "settings_of_each",
-]
+    "LEARNER", "MEMORY", "Again", "Checkpoint", "Device", "FromPreset", "Json", "Memory", "OnlyLearner",
+    "OnlyStream", "PresetLearner", "PresetMemory", "PresetSeed", "PresetStream", "Runs", "Seed", "Set", "Stream",
+    "Where", "check_once", "naming_preset", "read_run", "read_settings", "read_where", "settings_of_each",
+]  # fmt: skip
+
+LEARNER = "The learner: a name from `parabolic list`, or module:Class."
+STREAM = "The stream: a name from `parabolic list`, or module:function."
+MEMORY = "How many examples the memory holds."
+SEED = "Decides the initial weights, the order of arrival and every draw."
 
 Set = Annotated[
     list[str] | None,
@@ -51,35 +36,18 @@ Set = Annotated[
     ),
 ]
 Runs = Annotated[Path, typer.Option(envvar="PARABOLIC_RUNS", help="The folder in which runs are stored.")]
-Stream = Annotated[
-    str | None,
-    typer.Option(help="The stream: a name from `parabolic list`, or module:function.", show_default="seq-digits"),
-]
-Memory = Annotated[int | None, typer.Option(help="How many examples the memory holds.", show_default="200")]
+Stream = Annotated[str | None, typer.Option(help=STREAM, show_default="seq-digits")]
+Memory = Annotated[int | None, typer.Option(help=MEMORY, show_default="200")]
+Seed = Annotated[int | None, typer.Option(help=SEED, show_default="0")]
 FromPreset = Annotated[
     str | None,
     typer.Option("--preset", help="Settings that suit a learner: a name from `parabolic presets`, or FILE.toml."),
 ]
-PresetLearner = Annotated[
-    str | None,
-    typer.Option(
-        "--learner",
-        help="The learner: a name from `parabolic list`, or module:Class.",
-        show_default="the preset's, or pcl",
-    ),
-]
-PresetStream = Annotated[
-    str | None,
-    typer.Option(
-        "--stream",
-        help="The stream: a name from `parabolic list`, or module:function.",
-        show_default="the preset's, or seq-digits",
-    ),
-]
-PresetMemory = Annotated[
-    int | None,
-    typer.Option("--memory", help="How many examples the memory holds.", show_default="the preset's, or 200"),
-]
+# The same, for commands that take a preset, whose values come before the defaults.
+PresetLearner = Annotated[str | None, typer.Option("--learner", help=LEARNER, show_default="the preset's, or pcl")]
+PresetStream = Annotated[str | None, typer.Option("--stream", help=STREAM, show_default="the preset's, or seq-digits")]
+PresetMemory = Annotated[int | None, typer.Option("--memory", help=MEMORY, show_default="the preset's, or 200")]
+PresetSeed = Annotated[int | None, typer.Option("--seed", help=SEED, show_default="the preset's, or 0")]
 OnlyLearner = Annotated[str | None, typer.Option("--learner", help="Only runs of this learner.")]
 OnlyStream = Annotated[str | None, typer.Option("--stream", help="Only runs on this stream.")]
 Where = Annotated[
@@ -93,17 +61,6 @@ Checkpoint = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="The device: auto, cpu, cuda or cuda:N.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Seed = Annotated[
-    int | None, typer.Option(help="Decides the initial weights, the order of arrival and every draw.", show_default="0")
-]
-PresetSeed = Annotated[
-    int | None,
-    typer.Option(
-        "--seed",
-        help="Decides the initial weights, the order of arrival and every draw.",
-        show_default="the preset's, or 0",
-    ),
-]
 
 
 def read_run(

@@ -11,11 +11,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from parabolic.experiments import Record
 from parabolic.files import disk_errors, write_text, written_whole
 from parabolic.learners import find_learner, known_learners
 from parabolic.report import FORMATS, Results, render, terminal
+from parabolic.report.comparisons import many
 
-__all__ = ["Format", "Intervals", "Output", "check_output", "show", "titles_of"]
+__all__ = ["Format", "Intervals", "Output", "check_output", "made_with", "show", "titles_of"]
 
 Format = Annotated[str, typer.Option(help=f"Format of the tables: {', '.join(FORMATS)}.")]
 Intervals = Annotated[bool, typer.Option("--intervals", help="Show 95 % intervals instead of standard deviations.")]
@@ -45,6 +47,14 @@ def titles_of(rows: Iterable[str]) -> dict[str, str]:
     stated = {row: vars(find_learner(row)).get("name", "") for row in rows if ":" in row}  # only classes have a colon
     taken = Counter([*stated.values(), *(row for row in rows if row not in stated), *known_learners()])
     return {row: name if (name := stated.get(row)) and taken[name] == 1 else row for row in rows}
+
+
+def made_with(records: Sequence[Record]) -> str:
+    """Describe the network, batches and steps of runs that differ only in their seeds."""
+    spec, steps = records[0].spec, sorted({record.steps for record in records})
+    epochs = f", {many(spec['epochs'], 'epoch')}" if spec["epochs"] != 1 else ""
+    told = " to ".join(f"{each:,}" for each in dict.fromkeys((steps[0], steps[-1])))
+    return f"{spec['backbone']}, batches of {spec['batch']}{epochs}: {told} step{'s' * (told != '1')}"
 
 
 def show(tables: Sequence[Results], format: str, *, intervals: bool, output: Path | None) -> None:

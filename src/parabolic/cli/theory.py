@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +14,7 @@ from rich.table import Table
 
 from parabolic.checks import check_number
 from parabolic.cli.common import (
+    MEMORY,
     Device,
     FromPreset,
     Json,
@@ -39,9 +42,7 @@ InPlane = Annotated[
         show_default="the preset's, or seq-blobs",
     ),
 ]
-FewKept = Annotated[
-    int | None, typer.Option("--memory", help="How many examples the memory holds.", show_default="the preset's, or 60")
-]
+FewKept = Annotated[int | None, typer.Option("--memory", help=MEMORY, show_default="the preset's, or 60")]
 Output = Annotated[Path, typer.Option("--output", "--out", "-o", help="The folder for the JSON file and the picture.")]
 Eps = Annotated[float, typer.Option(help="Squared radius of the balls around the examples in memory.")]
 
@@ -61,8 +62,7 @@ def bounds(
 ) -> None:
     """Compare the loss on memory with the loss on the first and last task, after every task (the paper's appendix)."""
     chosen, spec = read_run(learner, preset, settings, stream=stream, memory=memory, seed=seed)
-    check_picture("--output", output / "picture.png")  # fail before the training rather than after it
-    check_output(output / "picture.png", "name another folder")
+    _check_folder(output)
     console = Console(stderr=as_json, markup=False)
     monitor = BoundsMonitor(
         eps=eps, samples=samples, seed=spec.seed, warn=lambda text: console.print(text, style="bold")
@@ -70,16 +70,13 @@ def bounds(
     state = _train(spec, device, monitor)
     rows = [row.as_dict() for row in monitor.rows]
     told = {"spec": spec.resolved(), "eps": eps, "samples": samples, "rows": rows}
-    name = file_name(f"{spec.stream}-{spec.learner}-{spec.seed}-{spec.key[:6]}")
-    with disk_errors("--output", output, "name another folder"):
-        written = write_text(output / f"{name}.json", json.dumps(told, indent=1))
-        title = f"{chosen.name} on {spec.stream}: the loss and its bounds"
-        picture = draw_bounds(monitor.rows, output / f"{name}.png", title=title)
+    title = f"{chosen.name} on {spec.stream}: the loss and its bounds"
+    written = _write(output, spec, told, partial(draw_bounds, monitor.rows, title=title))
     if as_json:
         print(json.dumps(told, indent=1))
         return
     console.print(_forgetting_table(monitor.rows), _generalisation_table(monitor.rows, len(state.stream)), sep="\n")
-    console.print(f"Written: {written}, {picture}")
+    console.print(written)
 
 
 def profile(
@@ -101,9 +98,8 @@ def profile(
     """Draw the continual loss profile u(x, t) of a learner after each task of a stream of points in the plane."""
     usual = {"stream": "seq-blobs", "memory": 60}
     chosen, spec = read_run(learner, preset, settings, usual, stream=stream, memory=memory, seed=seed)
-    check_picture("--output", output / "picture.png")  # fail before the training rather than after it
     check_number("--memory", spec.memory, whole=True, at_least=3, remedy="three points are needed to span an area")
-    check_output(output / "picture.png", "name another folder")
+    _check_folder(output)
     recorder = ProfileRecorder(grid=grid, eps=eps, t=time, sigma=sigma, paths=paths, seed=spec.seed)
     _train(spec, device, recorder)
     rows: list[dict[str, Any]] = [
@@ -119,14 +115,11 @@ def profile(
         for task, each in enumerate(recorder.profiles)
     ]
     told = {"spec": spec.resolved(), "eps": eps, "time": time, "sigma": sigma, "paths": paths, "rows": rows}
-    name = file_name(f"{spec.stream}-{spec.learner}-{spec.seed}-{spec.key[:6]}")
     title = (
         f"What {chosen.name} expects to lose on {spec.stream}: u(x, t) with σ = {sigma:g}, ε = {eps:g}, "
         f"{paths} paths a point"
     )
-    with disk_errors("--output", output, "name another folder"):
-        written = write_text(output / f"{name}.json", json.dumps(told, indent=1))
-        picture = draw_profiles(recorder.profiles, output / f"{name}.png", title=title)
+    written = _write(output, spec, told, partial(draw_profiles, recorder.profiles, title=title))
     if as_json:
         print(json.dumps(told, indent=1))
         return
@@ -140,7 +133,21 @@ def profile(
         table.add_row(str(task + 1), *[f"{value:.3f}" for value in figures], f"{row['stopped']:.0%}")
     console = Console(markup=False)
     console.print(table)
-    console.print(f"Written: {written}, {picture}")
+    console.print(written)
+
+
+def _check_folder(output: Path) -> None:
+    """Refuse a folder in which no picture can be drawn: before the training rather than after it."""
+    check_picture("--output", output / "picture.png")
+    check_output(output / "picture.png", "name another folder")
+
+
+def _write(output: Path, spec: RunSpec, told: Mapping[str, Any], draw: Callable[[Path], Path]) -> str:
+    """Write the JSON file and the picture of a run; returns a line that names them."""
+    place = output / file_name(f"{spec.stream}-{spec.learner}-{spec.seed}-{spec.key[:6]}")
+    with disk_errors("--output", output, "name another folder"):
+        written = write_text(Path(f"{place}.json"), json.dumps(told, indent=1))
+        return f"Written: {written}, {draw(Path(f'{place}.png'))}"
 
 
 def _train(spec: RunSpec, device: str, watcher: Callback) -> State:

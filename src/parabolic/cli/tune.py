@@ -14,7 +14,18 @@ from rich.console import Console
 from rich.table import Table
 
 from parabolic.checks import InputError, first_line, invalid
-from parabolic.cli.common import Device, Json, Memory, Runs, Set, Stream, check_once, read_settings, settings_of_each
+from parabolic.cli.common import (
+    LEARNER,
+    Device,
+    Json,
+    Memory,
+    Runs,
+    Set,
+    Stream,
+    check_once,
+    read_settings,
+    settings_of_each,
+)
 from parabolic.cli.grids import tell_package
 from parabolic.cli.tables import check_output
 from parabolic.engine import ProgressBar
@@ -31,10 +42,7 @@ ABOUT = {name: each.about[0].upper() + each.about[1:] + "." for name, each in op
 
 
 def tune_one(
-    learner: Annotated[
-        str | None,
-        typer.Option(help="The learner: a name from `parabolic list`, or module:Class.", show_default="pcl"),
-    ] = None,
+    learner: Annotated[str | None, typer.Option(help=LEARNER, show_default="pcl")] = None,
     learners: Annotated[
         str | None,
         typer.Option(help="Several learners, tuned in turn with --trials each: names separated by commas, or all."),
@@ -78,19 +86,10 @@ def tune_one(
     names = _chosen(learner, learners)
     if name is not None and len(names) > 1:
         raise invalid("--name", name, "no name for several learners", "each preset is called LEARNER-STREAM")
-    own = {each: each for each in names}
-    fixed = settings_of_each(own, read_settings(settings))
-    spaces = settings_of_each(own, read_settings(space, "--space", "lr=0.01:0.3:log"), "--space")
-    for each in names:
-        check_once(fixed[each], {"--stream": stream, "--memory": memory})
     given = {name: value for name, value in (("stream", stream), ("memory", memory)) if value is not None}
-    searches = [  # all of them first, so that invalid input is refused before anything is trained
-        Search(
-            RunSpec.from_settings(each, fixed[each], **given),
-            spaces[each], metric, seeds, validation, seed, prune,
-        )
-        for each in names
-    ]  # fmt: skip
+    searches = _searches(
+        names, settings, space, given, metric=metric, seeds=seeds, validation=validation, seed=seed, prune=prune
+    )
     folder = output or preset_folder()
     check_output(folder / ".preset", "free some space, or name another folder with --output", "presets")
     for search in searches:
@@ -139,6 +138,18 @@ def _chosen(learner: str | None, learners: str | None) -> list[str]:
     if not names:
         raise invalid("--learners", learners, "at least one name, or all", "for example --learners pcl,er")
     return names
+
+
+def _searches(
+    names: list[str], settings: list[str] | None, space: list[str] | None, given: Mapping[str, Any], **judged: Any
+) -> list[Search]:
+    """Return all searches at once, so that invalid input is refused before anything is trained."""
+    own = {each: each for each in names}
+    fixed = settings_of_each(own, read_settings(settings))
+    spaces = settings_of_each(own, read_settings(space, "--space", "lr=0.01:0.3:log"), "--space")
+    for each in names:
+        check_once(fixed[each], {f"--{name}": value for name, value in given.items()})
+    return [Search(RunSpec.from_settings(each, fixed[each], **given), spaces[each], **judged) for each in names]
 
 
 def _tune(search: Search, store: Store, *, trials: int, **options: Any) -> Tuned:

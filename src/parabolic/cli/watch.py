@@ -13,7 +13,7 @@ from rich.live import Live
 
 from parabolic.checks import Description, invalid
 from parabolic.cli.common import Runs
-from parabolic.cli.kept import told_of_stopped
+from parabolic.cli.runs import told_of_stopped
 from parabolic.engine import Tail
 from parabolic.experiments import Store
 from parabolic.experiments.resume import stopped_runs

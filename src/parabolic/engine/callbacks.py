@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -120,9 +119,7 @@ class Bar:
                 seconds = f"{time.monotonic() - started:.0f} s"
                 self.console.print(f"{'; '.join(line)}; {seconds}", soft_wrap=True, highlight=False, markup=False)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         if self._reporter is not None:
             self._reporter.join()

@@ -57,12 +57,12 @@ class Berth:
         number = None if task is None else torch.full((), task, device=self.device)
         given = self._place("step", x, y, number)
         key = ("step", x.shape, x.dtype, learner.phase(), learner.classes, _rates(learner), *_input_makers(learner))
+        loss: Tensor
         loss, replayed = self._run(key, partial(learner.step, *given))
         if replayed:
             for holder, name, more in self._counted[key]:
                 setattr(holder, name, getattr(holder, name) + more)
-        made: Tensor = loss
-        return made
+        return loss
 
     def test(self, stream: Stream, row: int, size: int = SHEET) -> Tensor:
         """The number of correct test examples of each task so far, after task `row`; negative where scores are NaN.
@@ -72,10 +72,11 @@ class Berth:
         seen = _among(stream.seen(row), stream.classes)
         return self._count(stream, stream.tasks[: row + 1], [seen] * (row + 1), size)
 
-    def test_ahead(self, stream: Stream, row: int, size: int = SHEET) -> Tensor:
+    def test_ahead(self, stream: Stream, row: int) -> Tensor:
         """The same for task `row` and those to come, which are not learned yet: each among its own classes alone."""
         tasks = stream.tasks[row:]
-        return self._count(stream, tasks, [_among(stream.seen(task.index), stream.classes) for task in tasks], size)[1]
+        seen = [_among(stream.seen(task.index), stream.classes) for task in tasks]
+        return self._count(stream, tasks, seen, SHEET)[1]
 
     def _count(self, stream: Stream, tasks: Sequence[Task], seen: Sequence[Tensor], size: int) -> Tensor:
         """How many test examples of consecutive tasks are answered correctly, by task, in two rows as in `test`.

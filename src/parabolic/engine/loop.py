@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from typing import NamedTuple
 
 import numpy as np
@@ -166,9 +166,8 @@ def _go_through(
     measures: Mapping[str, Measure],
     checkpoints: Checkpoints | None,
 ) -> None:
-    for state in states:
-        for watcher in watchers:
-            watcher.on_start(state)
+    for state, watcher in product(states, watchers):
+        watcher.on_start(state)
     over = len(states[0].train_seconds)  # visits finished before a resume; `done`: batches of the next one
     done = states[0].step - sum(len(visit.batches) for visit in plans[0][:over])
     for visits in islice(zip(*plans, strict=True), over, None):
@@ -202,14 +201,12 @@ def _go_through(
             if state.error is None:
                 with berth.aside():
                     take(measures, state)
-        for state in _going(states):
-            for watcher in watchers:
-                watcher.on_task(state)
+        for state, watcher in product(_going(states), watchers):
+            watcher.on_task(state)
         if checkpoints is not None:
             checkpoints.keep(fleet, states)
-    for state in _going(states):
-        for watcher in watchers:
-            watcher.on_end(state)
+    for state, watcher in product(_going(states), watchers):
+        watcher.on_end(state)
 
 
 def _learn(

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-from types import TracebackType
 from typing import Any, Self
 
 __all__ = ["PutOff"]
@@ -61,9 +60,7 @@ class PutOff:
                     self._handlers[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._give_back()
         self.obey()
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
-from types import TracebackType
 from typing import Any, Self
 
 from parabolic.checks import check_name, check_number, first_line
@@ -66,9 +65,7 @@ class Tracker(Callback):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for entry in self._entries.values():
             entry.close(failed=True)
         self._entries.clear()

@@ -133,14 +133,9 @@ def reason_of(error: Exception) -> tuple[str, str]:
     return f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
 
 
-def execute(
-    spec: RunSpec, *, device: str = "auto", callbacks: Iterable[Callback] = (), keeping: Keeping | None = None
-) -> Record:
-    """Train a run and return its record; nothing is written, except checkpoints if there is a `keeping`.
-
-    A run that diverges raises `Diverged`.
-    """
-    return _sound(_execute(spec, device, callbacks, keeping))
+def execute(spec: RunSpec, *, device: str = "auto", callbacks: Iterable[Callback] = ()) -> Record:
+    """Train a run and return its record; nothing is written. A run that diverges raises `Diverged`."""
+    return _sound(_execute(spec, device, callbacks, None))
 
 
 def _execute(spec: RunSpec, device: str, callbacks: Iterable[Callback], keeping: Keeping | None) -> Record:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
-import inspect
 import threading
 import time
 from collections import OrderedDict
@@ -13,24 +11,18 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar, cast, dataclass_transform
+from typing import Any, ClassVar, Self, dataclass_transform
 
 import torch
 from torch import Generator, Tensor, nn
 
-from parabolic.checks import (
-    Description,
-    check_call,
-    check_finite,
-    check_number,
-    invalid,
-    plain,
-)
+from parabolic.checks import Description, check_call, check_finite, check_number, invalid, plain
 from parabolic.learners import optimizers
 from parabolic.learners.accepting import as_tensor, check_batch, check_growth, check_kind, refusal, try_scores
 from parabolic.learners.average import WeightAverage
 from parabolic.learners.criterion import Criterion, find_criterion
-from parabolic.learners.functional import answers_by, copies_of, work_by
+from parabolic.learners.declaring import alone, check_fields, wrap_methods
+from parabolic.learners.functional import answers_by, copies_of
 from parabolic.learners.gradients import trainable
 from parabolic.learners.head import check_head, features, follow, last_linear, widen
 from parabolic.learners.predictor import Predictor, as_inputs, predictor_of
@@ -39,16 +31,11 @@ from parabolic.options import check_options, documented, option, options_of
 
 __all__ = ["Diverged", "Learner", "ReplayLearner", "TaskBatches", "join"]
 
-# Methods that no other thread sees half done, also where a subclass defines them.
-WHOLE = ("step", "start_task", "end_task", "grow", "load_state_dict")
-# Attributes of a learner that are not fields.
-OWN = {"averaged", "body", "device", "dtype", "generator", "lock", "optim", "stepping", "steps"}
 # Methods that users may override, and those that the package's loops call instead.
 ASKED = {"predict": "scores_at", "scores": "scores_at", "observe": "step"}
 GO_BACK = "go back to the last saved file, and lower lr or set clip_norm"
 GIVE_WAY = 1e-4  # seconds: enough for a waiting thread to wake up
 
-Method = TypeVar("Method", bound=Callable[..., Any])
 TaskBatches = Iterable[tuple[Tensor, Tensor]]
 """The batches of a task; they can be iterated over repeatedly."""
 
@@ -66,42 +53,6 @@ class Diverged(RuntimeError):
     ...     print(error)
     predict: the scores are NaN after 9 steps; go back to the last saved file, and lower lr or set clip_norm
     """
-
-
-def _alone(method: Method) -> Method:
-    """Wrap a method that changes a learner, so that no other thread uses or changes it meanwhile."""
-
-    @functools.wraps(method)
-    def alone(self: Learner, *args: Any, **kwargs: Any) -> Any:
-        with self._changing():
-            return method(self, *args, **kwargs)
-
-    return cast(Method, alone)
-
-
-def _as_predicted(method: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
-    """Wrap a user's own `scores_at`, so that whatever it asks the model is answered as in prediction."""
-
-    @functools.wraps(method)
-    def scores_at(self: Learner, inputs: Tensor) -> Tensor:
-        with self._turn():
-            return work_by(self.predicting_weights(), self.model, functools.partial(method, self), inputs)
-
-    return scores_at
-
-
-def _complete(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a `__post_init__`, so that one that forgets those of the classes above is named at once."""
-
-    @functools.wraps(method)
-    def post_init(self: Learner) -> None:
-        method(self)
-        if not hasattr(self, "steps"):
-            got = Description("one that does not call super().__post_init__()")
-            whose = f"__post_init__ of {type(self).__name__}"
-            raise invalid(whose, got, "that call, which sets up the learner", "make it the first line")
-
-    return post_init
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(dataclasses.field,))
@@ -173,37 +124,11 @@ class Learner:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        wraps: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]
-        wraps = {**dict.fromkeys(WHOLE, _alone), "scores_at": _as_predicted, "__post_init__": _complete}
-        for name, wrap in wraps.items():
-            if name in vars(cls):
-                setattr(cls, name, wrap(vars(cls)[name]))
-        cls._check_fields()
+        wrap_methods(cls)
+        check_fields(cls)
         about = cls.__doc__
         dataclasses.dataclass(eq=False, kw_only=True, repr=False)(cls)
         cls.__doc__ = about and documented(about, cls)  # if None, the dataclass has put its signature there
-
-    @classmethod
-    def _check_fields(cls) -> None:
-        """Refuse a field without a type, which would be ignored, and a name that learners use for something else."""
-        bases, typed = cls.__mro__[1:], inspect.get_annotations(cls)
-        inherited = {each.name for base in bases if dataclasses.is_dataclass(base) for each in dataclasses.fields(base)}
-
-        def taken(name: str) -> bool:
-            if name in inherited:  # by a field, whose value would hide a method of that name
-                return name not in typed and inspect.isroutine(vars(cls)[name])
-            hidden = [vars(base)[name] for base in bases if name in vars(base) and name in typed]
-            return name in OWN or any(inspect.isroutine(each) or isinstance(each, property) for each in hidden)
-
-        for name in typed.keys() | vars(cls).keys():
-            if taken(name):
-                remedy = f"learners use that name themselves: choose another, such as my_{name}"
-                what = "field" if name in typed else "attribute"
-                raise invalid(f"{what} of {cls.__name__}", name, "a name that is not taken", remedy)
-        for name, value in vars(cls).items():
-            field = isinstance(value, dataclasses.Field) or (name in inherited and not isinstance(value, property))
-            if field and name not in typed:
-                raise invalid(f"{cls.__name__}.{name}", value, "a field with its type", f"as in {name}: float = …")
 
     @classmethod
     def overridden(cls) -> dict[str, str]:
@@ -304,7 +229,7 @@ class Learner:
             time.sleep(GIVE_WAY)
         return loss
 
-    @_alone
+    @alone
     def step(self, x: Tensor, y: Tensor, task: int | Tensor | None = None) -> Tensor:
         """Learn from a batch that has been checked and is on the learner's device."""
         raw = {"x": x, "y": y}
@@ -385,7 +310,7 @@ class Learner:
     def end_task(self, batches: TaskBatches) -> None:
         """Called after a task, if the stream has tasks, with its batches: each example once."""
 
-    @_alone
+    @alone
     def grow(self, classes: int) -> None:
         """Make room for labels below `classes`: the last linear layer gets more outputs, and the old ones stay.
 
@@ -501,7 +426,7 @@ class Learner:
             state["example"] = torch.empty(0, *shape, dtype=dtype)
         return state
 
-    @_alone
+    @alone
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from the state of a learner of the same class and model, whatever device it was on.
 

@@ -124,23 +124,17 @@ def _check_ends(start: Tensor, end: Tensor) -> None:
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 1:
             raise invalid(name, value, "a floating-point tensor [n, *shape]", "convert it with .float()")
     if start.shape != end.shape or start.dtype != end.dtype or start.device != end.device:
-        raise invalid(
-            "end",
-            end,
-            f"the shape, type and device of start ({list(start.shape)}, {start.dtype}, {start.device})",
-        )
+        like = f"({list(start.shape)}, {start.dtype}, {start.device})"
+        raise invalid("end", end, f"the shape, type and device of start {like}")
 
 
 def _scale(sigma: float | Tensor, start: Tensor, times: int) -> Tensor:
     """Sigma as a tensor that broadcasts over `[n, bridges, times, d]`."""
     if isinstance(sigma, Tensor):
-        shapes = {
-            (): (1, 1, 1, 1),
-            (times,): (1, 1, times, 1),
-            (len(start), times): (len(start), 1, times, 1),
-        }
+        n = len(start)
+        shapes = {(): (1, 1, 1, 1), (times,): (1, 1, times, 1), (n, times): (n, 1, times, 1)}
         if tuple(sigma.shape) not in shapes:
-            raise invalid("sigma", sigma, f"a number, or a tensor [{times}] or [{len(start)}, {times}]")
+            raise invalid("sigma", sigma, f"a number, or a tensor [{times}] or [{n}, {times}]")
         return sigma.to(start).reshape(shapes[tuple(sigma.shape)]).expand(-1, -1, times, -1)
     check_number("sigma", sigma, at_least=0, remedy="pass 0 for bridges without noise")
     return torch.full((1, 1, times, 1), float(sigma), dtype=start.dtype, device=start.device)

@@ -6,7 +6,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from math import ceil, inf, sqrt
 from typing import NamedTuple
 
@@ -216,22 +215,17 @@ def walk(
     losses_at(loss, x)
     outside = ~domain.inside(x)
     if outside.any():
-        first = int(outside.nonzero()[0])
-        raise invalid(
-            "x",
-            Description(f"{int(outside.sum())} points outside the domain, the first in row {first}"),
-            "points where domain.inside(x) holds",
-            "drop the others: u is not defined there",
-        )
+        many, first = int(outside.sum()), int(outside.nonzero()[0])
+        got = Description(f"{many} points outside the domain, the first in row {first}")
+        raise invalid("x", got, "points where domain.inside(x) holds", "drop the others: u is not defined there")
     if drift is not None:
         speed = drift(x)
         if not isinstance(speed, Tensor) or speed.shape != x.shape or speed.dtype != x.dtype:
             raise invalid("drift", speed, f"to return a tensor of the shape {list(x.shape)} and type of its argument")
-    gap = domain.hit(x)
+    gap, process = domain.hit(x), _Walk(loss, domain, sigma, drift, by, t / steps, generator)
     for rows, count in _chunks(x, paths, chunk):
         start, far = (a[rows].repeat_interleave(count, 0) for a in (x, gap))
-        batch = _run(loss, start, far, t / steps, steps, domain, sigma, drift, by, generator)
-        yield rows, Paths(*(part.reshape(-1, count) for part in batch))
+        yield rows, Paths(*(part.reshape(-1, count) for part in process.run(start, far, steps)))
 
 
 class _Step(NamedTuple):
@@ -253,83 +247,101 @@ class _Step(NamedTuple):
         return _Step(*(part.index_select(0, index) for part in self))
 
 
-def _run(
-    loss: Loss,
-    x: Tensor,
-    gap: Tensor,
-    dt: float,
-    steps: int,
-    domain: Domain,
-    sigma: float,
-    drift: Drift | None,
-    by: str,
-    generator: Generator | None,
-) -> tuple[Tensor, ...]:
-    """Simulate one path from each row of x, at the distance `gap` from the edge: the fields of `Paths`."""
-    variance = 2 * sigma * dt
-    draw = partial(drawn, like=x, generator=generator)
-    value, stopped = loss(x), gap <= 0
-    result = torch.stack([value, *(torch.zeros_like(value) for _ in range(3))])
+@dataclass(frozen=True)
+class _Walk:
+    """Paths in steps of length `dt`, stopped at the edge; see `solve`."""
 
-    # The integral is by the trapezoidal rule, in units of dt: half the first loss, all those between, half the last.
-    number = (gap > 0).nonzero().squeeze(1)
-    x, gap, value = x[number], gap[number], value[number]
-    integral, log_weight, energy = value / 2, torch.zeros_like(value), torch.zeros_like(value)
-    running, left, stops = torch.ones_like(number, dtype=torch.bool), len(number), []
-    for _ in range(steps if dt > 0 else 0):
-        if left < 0.9 * len(number):
-            # Until now stopped paths were moved along unused: dropping them at every step costs more.
-            keep = running.nonzero().squeeze(1)
-            number, x, gap, value, integral, log_weight, energy, running = (
-                part.index_select(0, keep) for part in (number, x, gap, value, integral, log_weight, energy, running)
-            )
-        if not left:
-            break
-        new = torch.add(x, draw(torch.randn, x.shape), alpha=sqrt(variance))
-        speed = power = value  # not used without a drift
-        if drift is not None:
-            speed = drift(x)
-            power = _dot(speed, speed) / (4 * sigma)
-            if by == "simulate":
-                new += speed * dt
-        new_gap = domain.hit(new)
+    loss: Loss
+    domain: Domain
+    sigma: float
+    drift: Drift | None
+    by: str
+    dt: float
+    generator: Generator | None
+
+    @property
+    def variance(self) -> float:
+        """The variance of a step in each direction."""
+        return 2 * self.sigma * self.dt
+
+    def run(self, x: Tensor, gap: Tensor, steps: int) -> tuple[Tensor, ...]:
+        """Simulate one path from each row of x, at the distance `gap` from the edge: the fields of `Paths`."""
+        value, stopped = self.loss(x), gap <= 0
+        result = torch.stack([value, *(torch.zeros_like(value) for _ in range(3))])
+
+        # The integral is by the trapezoidal rule, in units of dt: half the first loss, all between, half the last.
+        number = (gap > 0).nonzero().squeeze(1)
+        x, gap, value = x[number], gap[number], value[number]
+        integral, log_weight, energy = value / 2, torch.zeros_like(value), torch.zeros_like(value)
+        running, left, stops = torch.ones_like(number, dtype=torch.bool), len(number), []
+        for _ in range(steps if self.dt > 0 else 0):
+            if left < 0.9 * len(number):
+                # Until now stopped paths were moved along unused: dropping them at every step costs more.
+                keep = running.nonzero().squeeze(1)
+                number, x, gap, value, integral, log_weight, energy, running = (
+                    part.index_select(0, keep)
+                    for part in (number, x, gap, value, integral, log_weight, energy, running)
+                )
+            if not left:
+                break
+            new, speed, power = self._moved(x)
+            new_gap = self.domain.hit(new)
+            met = self._meets(gap, new_gap) & running
+            step = _Step(number, x, gap, value, integral, log_weight, energy, new, new_gap, speed, power)
+            if len(off := met.nonzero().squeeze(1)):
+                stops.append(step.rows(off))
+                running &= ~met
+                left -= len(off)
+            if self.drift is not None:
+                log_weight, energy = self._weighed(step, new, power * self.dt)
+            x, gap, value = new, new_gap, self.loss(new)
+            integral = integral + value
+
+        keep = running.nonzero().squeeze(1)
+        result[:, number[keep]] = torch.stack([value, (integral - value / 2) * self.dt, log_weight, energy])[:, keep]
+        if stops:
+            last = _Step(*(torch.cat(part) for part in zip(*stops, strict=True)))
+            result[:, last.number] = torch.stack(self._stop(last))
+            stopped[last.number] = True
+        return *result, stopped
+
+    def _moved(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The positions after a step, the drift μ, and ‖μ‖²/4σ; without a drift these are empty."""
+        new = torch.add(x, drawn(torch.randn, x.shape, x, self.generator), alpha=sqrt(self.variance))
+        if self.drift is None:
+            return new, x.new_empty(len(x), 0), x.new_empty(len(x), 0)
+        speed = self.drift(x)
+        if self.by == "simulate":
+            new += speed * self.dt
+        return new, speed, _dot(speed, speed) / (4 * self.sigma)
+
+    def _meets(self, gap: Tensor, new_gap: Tensor) -> Tensor:
+        """Whether each path meets the edge within a step, given its distances from it before and after."""
         # A bridge between two points at distances a and b from a flat edge meets it with probability
         # exp(−2ab/variance): surely, if b is negative. (Below e⁻⁴⁰ the exponential is slow and means never; a draw of
         # 0, one in 2²⁴ with float32, must not be below that.)
-        chance = (gap * new_gap).mul_(-2 / variance).clamp_min_(-40).exp_()
-        met = (draw(torch.rand, gap.shape).clamp_min_(1e-12) < chance) & running
-        off = met.nonzero().squeeze(1)
-        if len(off):
-            step = _Step(number, x, gap, value, integral, log_weight, energy, new, new_gap, speed, power)
-            stops.append(step.rows(off))
-            running &= ~met
-            left -= len(off)
-        if drift is not None:
-            energy = energy + power * dt
-            if by == "reweight":
-                log_weight = log_weight + _dot(speed, new - x) / (2 * sigma) - power * dt
-        x, gap, value = new, new_gap, loss(new)
-        integral = integral + value
+        chance = (gap * new_gap).mul_(-2 / self.variance).clamp_min_(-40).exp_()
+        return drawn(torch.rand, gap.shape, gap, self.generator).clamp_min_(1e-12) < chance
 
-    keep = running.nonzero().squeeze(1)
-    result[:, number[keep]] = torch.stack([value, (integral - value / 2) * dt, log_weight, energy])[:, keep]
-    if stops:
-        # The last step of every path that met the edge, all at once: when, where, and the sums up to there.
-        last = _Step(*(torch.cat(part) for part in zip(*stops, strict=True)))
-        share = _meeting(last.gap, last.new_gap.abs(), variance, generator)
-        at = share.reshape(-1, *[1] * (x.ndim - 1))
-        spread = draw(torch.randn, last.x.shape) * (variance * at * (1 - at)).sqrt()
-        stop = domain.nearest(torch.lerp(last.x, last.new, at) + spread)
-        end, log_weight, energy = loss(stop), last.log_weight, last.energy
-        if drift is not None:
-            energy = energy + last.power * share * dt
-            if by == "reweight":
-                moved = _dot(last.speed, stop - last.x)
-                log_weight = log_weight + moved / (2 * sigma) - last.power * share * dt
-        integral = (last.integral + (last.value * (share - 1) + end * share) / 2) * dt
-        result[:, last.number] = torch.stack([end, integral, log_weight, energy])
-        stopped[last.number] = True
-    return *result, stopped
+    def _stop(self, last: _Step) -> list[Tensor]:
+        """The last step of every path that met the edge, all at once: the loss there, and the sums up to there."""
+        share = _meeting(last.gap, last.new_gap.abs(), self.variance, self.generator)
+        at = share.reshape(-1, *[1] * (last.x.ndim - 1))
+        noise = drawn(torch.randn, last.x.shape, last.x, self.generator)
+        spread = noise * (self.variance * at * (1 - at)).sqrt()
+        stop = self.domain.nearest(torch.lerp(last.x, last.new, at) + spread)
+        end, log_weight, energy = self.loss(stop), last.log_weight, last.energy
+        if self.drift is not None:
+            log_weight, energy = self._weighed(last, stop, last.power * share * self.dt)
+        integral = (last.integral + (last.value * (share - 1) + end * share) / 2) * self.dt
+        return [end, integral, log_weight, energy]
+
+    def _weighed(self, step: _Step, to: Tensor, spent: Tensor) -> tuple[Tensor, Tensor]:
+        """The logarithms of the weights, and the energies, of paths that have moved on and `spent` so much energy."""
+        log_weight = step.log_weight
+        if self.by == "reweight":
+            log_weight = log_weight + _dot(step.speed, to - step.x) / (2 * self.sigma) - spent
+        return log_weight, step.energy + spent
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

@@ -13,9 +13,11 @@ import torch
 
 from parabolic.checks import invalid
 from parabolic.engine import BoundsRow
+from parabolic.engine.theory import dotted
 from parabolic.files import written_whole
 from parabolic.plugins import require
 from parabolic.profile import Profile
+from parabolic.report.statements import STATEMENTS
 
 __all__ = ["check_picture", "draw_bounds", "draw_profiles", "figure", "legend_below"]
 
@@ -93,26 +95,22 @@ def draw_profiles(profiles: Sequence[Profile], path: str | Path, title: str) -> 
 
 def draw_bounds(rows: Sequence[BoundsRow], path: str | Path, title: str) -> Path:
     """Draw the losses on memory, on the first and on the last task after each task, beside their bounds."""
-    path, tasks = Path(path), [row.task + 1 for row in rows]
+    path, tasks, told = Path(path), [row.task + 1 for row in rows], [dotted(row.as_dict()) for row in rows]
+
+    def losses(place: str) -> list[float]:
+        return [row[place] for row in told]
+
     with figure(path, 1, 2, 10.5, 4.6) as (canvas, axes):
-        for axis, name, among_own, title_of in zip(
-            axes[0],
-            ("forgetting", "generalisation"),
-            ([row.first_among_own for row in rows], [row.last_among_own for row in rows]),
-            ("Proposition 1: the first task", "Corollary 1: the last task"),
-            strict=True,
-        ):
-            found = [getattr(row, name) for row in rows]
-            upper = [each.bound if name == "forgetting" else each.upper for each in found]
-            axis.plot(tasks, upper, color="black", linestyle="--", marker="_", label="upper bound")
-            low, high = [each.memory.min for each in found], [each.memory.max for each in found]
+        for axis, each in zip(axes[0], STATEMENTS.values(), strict=True):
+            *_, upper = each.bounds.values()
+            axis.plot(tasks, losses(upper), color="black", linestyle="--", marker="_", label="upper bound")
+            low, mean, high = (losses(f"{each.memory}.{part}") for part in ("min", "mean", "max"))
             axis.fill_between(tasks, low, high, color=COLOURS[1], alpha=0.25, label="memory: smallest to largest loss")
-            axis.plot(
-                tasks, [each.memory.mean for each in found], color=COLOURS[4], marker="s", label="memory: mean loss"
-            )
-            realised = [each.realised for each in found]
-            axis.plot(tasks, realised, color=COLOURS[5], marker="o", label="task: mean loss, all classes competing")
-            axis.plot(tasks, among_own, color=COLOURS[2], marker="^", label="task: mean loss among its own classes")
+            axis.plot(tasks, mean, color=COLOURS[4], marker="s", label="memory: mean loss")
+            competing, own = losses(each.competing), losses(each.among_own)
+            axis.plot(tasks, competing, color=COLOURS[5], marker="o", label="task: mean loss, all classes competing")
+            axis.plot(tasks, own, color=COLOURS[2], marker="^", label="task: mean loss among its own classes")
+            title_of = f"{each.name}: the {each.task} task"
             axis.set(title=title_of, xlabel="after task", ylabel="loss (cross-entropy, nats)", xticks=tasks)
             axis.set_ylim(bottom=0)
         legend_below(canvas, axes[0][0], columns=3)

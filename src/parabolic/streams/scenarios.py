@@ -465,6 +465,6 @@ def _numbers(text: str) -> tuple[int, ...]:
         return ()
 
 
-def _some(numbers: Sequence[int], most: int = 12) -> str:
+def _some(numbers: Sequence[int]) -> str:
     """Numbers separated by commas, of many only the first ones."""
-    return ",".join(map(str, numbers[:most])) + ",…" * (len(numbers) > most)
+    return ",".join(map(str, numbers[:12])) + ",…" * (len(numbers) > 12)

@@ -252,16 +252,11 @@ class Stream(Sequence[Task]):
         # Test examples that are held out of the training data share its tensor: so do their copies.
         shared = first.test.x is first.train.x
         test = first.test._replace(x=train.x if shared else first.test.x).to(device)
-        return replace(
-            self,
-            tasks=tuple(
-                replace(
-                    task, train=train, test=test,
-                    train_rows=task.train_rows.to(device), test_rows=task.test_rows.to(device),
-                )
-                for task in self.tasks
-            ),
-        )  # fmt: skip
+        made = []
+        for task in self.tasks:
+            trained, tested = task.train_rows.to(device), task.test_rows.to(device)
+            made.append(replace(task, train=train, test=test, train_rows=trained, test_rows=tested))
+        return replace(self, tasks=tuple(made))
 
     @classmethod
     def from_arrays(
@@ -526,12 +521,8 @@ def _groups(tasks: int | Sequence[Sequence[int]], y: Tensor) -> list[list[int]]:
     if isinstance(tasks, int | np.integer):
         check_number("tasks", tasks, whole=True, at_least=1)
         if len(known) % tasks:
-            raise invalid(
-                "tasks",
-                tasks,
-                f"a divisor of the number of classes, {len(known)}",
-                "or list each task's classes",
-            )
+            expected = f"a divisor of the number of classes, {len(known)}"
+            raise invalid("tasks", tasks, expected, "or list each task's classes")
         size = len(known) // tasks
         return [known[start : start + size] for start in range(0, len(known), size)]
     try:

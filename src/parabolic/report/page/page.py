@@ -260,16 +260,16 @@ class _Shared:
     """A list of distinct things, in which each is stored once."""
 
     def __init__(self) -> None:
-        self.kept: list[dict[str, str]] = []
         self._places: dict[tuple[tuple[str, str], ...], int] = {}
 
     def place(self, thing: dict[str, str]) -> int:
         """The index of a thing, which is added if it is new."""
-        known = tuple(thing.items())
-        if known not in self._places:
-            self._places[known] = len(self.kept)
-            self.kept.append(thing)
-        return self._places[known]
+        return self._places.setdefault(tuple(thing.items()), len(self._places))
+
+    @property
+    def kept(self) -> list[dict[str, str]]:
+        """The things, in order."""
+        return [dict(each) for each in self._places]
 
 
 def _all_runs(finds: Finds) -> Iterator[dict[str, Any]]:
@@ -289,9 +289,7 @@ def _all_runs(finds: Finds) -> Iterator[dict[str, Any]]:
                 row["seed"],
                 settings_of(row) or "default",
             ],
-            "figures": [
-                row.get(name) for name in ("metrics.acc", "metrics.aaa", "metrics.forgetting", "train_seconds")
-            ],
+            "figures": [*map(row.get, ("metrics.acc", "metrics.aaa", "metrics.forgetting", "train_seconds"))],
         }
 
 

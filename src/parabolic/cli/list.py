@@ -1,0 +1,88 @@
+"""`parabolic list`: the learners with their options, the streams and the networks."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from parabolic.backbones import BACKBONES
+from parabolic.cli.common import Json
+from parabolic.experiments import RunSpec
+from parabolic.learners import Learner, find_learner, known_learners
+from parabolic.options import options_of, write_option
+from parabolic.streams import known_streams
+
+__all__ = ["list_all"]
+
+OF_A_RUN = ("backbone", "batch", "epochs", "precision", "channels_last", "measure", "heads", "future")
+"""Fields of a run that only `--set` can set."""
+
+
+def list_all(
+    learner: Annotated[
+        str | None, typer.Argument(help="Explain the options of this learner: its name, or module:Class.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the learners with their options, the streams and the networks."""
+    if learner is not None:
+        _list_one(learner, as_json)
+        return
+    learners = {name: _facts(each) for name, each in sorted(known_learners().items())}
+    if as_json:
+        streams = {name: entry.about for name, entry in known_streams().items()}
+        print(json.dumps({"learners": learners, "streams": streams, "backbones": sorted(BACKBONES)}, indent=1))
+        return
+    console = Console(markup=False)
+    table = Table("learner", "reference", "needs", "options", title="Learners", title_justify="left", show_lines=True)
+    for name, facts in learners.items():
+        options = ", ".join(f"{key}={stated['default']}" for key, stated in facts["options"].items())
+        table.add_row(name, facts["reference"], ", ".join(facts["needs"]) or "nothing", options)
+    console.print(table)
+    table = Table("stream", "what it is", "network", "batch", title="Streams", title_justify="left")
+    for name, entry in known_streams().items():
+        table.add_row(name, entry.about, entry.backbone, str(entry.batch))
+    console.print(table)
+    console.print(f"Networks: {', '.join(sorted(BACKBONES))}, or your own as module:factory.")
+    console.print("To see what the options do: parabolic list LEARNER, or parabolic list --json")
+
+
+def _list_one(name: str, as_json: bool) -> None:
+    kind = find_learner(name)
+    if as_json:
+        print(json.dumps(_facts(kind), indent=1))
+        return
+    console, fields = Console(markup=False), options_of(RunSpec)
+    about = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0]
+    for line in filter(None, (f"{name}: {about}" if about else name, kind.reference)):
+        console.print(Text(line))
+    groups = {
+        "Its options": options_of(kind),
+        "Options of every run": {key: fields[key] for key in fields if key in OF_A_RUN},
+    }
+    for title, options in groups.items():
+        table = Table("--set", "default", "values", "what it is", title=title, title_justify="left")
+        for key, stated in options.items():
+            table.add_row(key, write_option(stated.default), stated.allowed, Text(stated.about))
+        console.print(table)
+    console.print("For the scenarios of streams: parabolic data list")
+
+
+def _facts(learner: type[Learner]) -> dict[str, Any]:
+    """Return a learner's reference, requirements and options."""
+    options = options_of(learner)
+    needs = {"memory": "memory" in options, "tasks": learner.needs_tasks, "all tasks at once": learner.sees_all}
+    defaults = {
+        name: write_option(each.default) if callable(each.default) else each.default for name, each in options.items()
+    }
+    return {
+        "reference": learner.reference,
+        "needs": [need for need, needed in needs.items() if needed],
+        "options": {name: {"default": defaults[name], "about": each.about} for name, each in options.items()},
+    }

@@ -1,0 +1,117 @@
+"""`parabolic run`: one learner on one stream."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from parabolic.cli.common import (
+    Again,
+    Checkpoint,
+    Device,
+    FromPreset,
+    Json,
+    PresetLearner,
+    PresetMemory,
+    PresetSeed,
+    PresetStream,
+    Runs,
+    Set,
+    naming_preset,
+    read_run,
+)
+from parabolic.cli.grids import tell_outdated, tell_package
+from parabolic.cli.tables import made_with
+from parabolic.cli.tracking import Track, tracking
+from parabolic.engine import Callback, Monitor, ProgressBar
+from parabolic.experiments import Record, Store, run
+from parabolic.experiments.execution import Unsaved, find_device
+from parabolic.experiments.resume import Keeping
+from parabolic.report.comparisons import briefly
+from parabolic.report.formats import accuracies
+
+__all__ = ["run_one"]
+
+
+def run_one(
+    learner: PresetLearner = None,
+    preset: FromPreset = None,
+    stream: PresetStream = None,
+    memory: PresetMemory = None,
+    seed: PresetSeed = None,
+    settings: Set = None,
+    runs: Runs = Path("runs"),
+    again: Again = False,
+    device: Device = "auto",
+    checkpoint: Checkpoint = 60.0,
+    monitor: Annotated[bool, typer.Option(help="Record what `parabolic watch` shows.")] = True,
+    track: Track = None,
+    as_json: Json = False,
+) -> None:
+    """Train one learner on one stream and store the result; a run that was stopped resumes."""
+    chosen, spec = read_run(learner, preset, settings, stream=stream, memory=memory, seed=seed)
+    store = Store(runs)
+    find_device(device)  # checked even if the run is already stored and needs no device
+    Keeping.of(store, checkpoint)
+    if not again:
+        tell_outdated([spec], store)
+    lost: Unsaved | None = None
+    with ExitStack() as stack:
+        stack.enter_context(naming_preset([chosen], stream))
+        bar = stack.enter_context(ProgressBar())
+        bar.title = chosen.name
+        tracker = stack.enter_context(tracking(track, {"key": spec.key, **spec.resolved()}))
+        watchers: list[Callback] = [bar]
+        if monitor:  # before the tracker, which closes its entry at the end of the run
+            looks = Monitor(every=20, share=0.005, file=store.monitor(spec.key), tracker=tracker)
+            watchers.append(stack.enter_context(looks))
+        if tracker is not None:
+            watchers.append(tracker)
+        try:
+            record, reused = run(spec, store, again=again, device=device, checkpoint=checkpoint, callbacks=watchers)
+        except Unsaved as error:  # the results exist, and this is the last chance to see them
+            record, reused, lost = error.record, False, error
+        except KeyboardInterrupt:
+            begun = store.checkpoint(spec.key).exists()
+            told = "resumes from the last checkpoint" if begun else "starts over, as there was no checkpoint yet"
+            print(f"stopped: the same command {told}", file=sys.stderr)
+            raise typer.Exit(130) from None
+    if as_json:
+        print(json.dumps({**dataclasses.asdict(record), "reused": reused}, indent=1))
+    else:
+        title = f"{chosen.name} on {spec.stream}, seed {spec.seed}"
+        _print_run(record, title, None if lost else store.path(record.key), reused)
+    tell_package([record])
+    if lost:
+        print(f"error: {lost}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _print_run(record: Record, title: str, place: Path | None, reused: bool) -> None:
+    """Print the results of a run, how it was trained, and where it is stored, if it is."""
+    console = Console(markup=False)
+    table, shown = accuracies(record.accuracy, console.width, title)
+    console.print(table)
+    if shown < len(record.accuracy):
+        elsewhere = f"; all are in {place}/run.json" if place else ""
+        console.print(f"{shown} of {len(record.accuracy)} tasks{elsewhere}")
+    console.print(made_with([record]))
+    for start, told in (("", False), ("with the task told: ", True)):
+        figures = {
+            name.removeprefix("task_"): value
+            for name, value in record.metrics.items()
+            if name.startswith("task_") == told and name not in record.measured
+        }
+        if figures:
+            console.print(start + ", ".join(f"{name.replace('_', ' ')} {each:z.1f}" for name, each in figures.items()))
+    if record.measured:
+        console.print(", ".join(f"{name} {values[-1]:.4g}" for name, values in record.measured.items()))
+    kept = f"{'found' if reused else 'stored'} in {place}" if place else "not stored"
+    console.print(f"{briefly(sum(record.train_seconds))} s of training; {kept}")

@@ -1,0 +1,390 @@
+"""Formats of data: the official archives, folders of arrays or images, and columns of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import math
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parabolic.checks import Description, InputError, check_name, invalid
+from parabolic.plugins import require
+from parabolic.streams.archives import Tree, hidden, load_pickle
+from parabolic.streams.cache import Part, Raw, not_trained
+from parabolic.streams.stream import LABEL_COLUMNS, LABELS
+
+__all__ = [
+    "IDX_FILES", "cifar10", "cifar100", "from_arrays", "from_hub", "from_images", "has_idx", "idx", "is_saved",
+    "tinyimagenet",
+]  # fmt: skip
+
+CHUNK = 1000  # images decoded and written at a time
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+
+
+# -- CIFAR ---------------------------------------------------------------------------------------------------------
+
+
+def _cifar(tree: Tree, train: Sequence[str], test: str, meta: str, labels: str, names: str) -> Raw:
+    parts = [_cifar_part(tree, files, labels) for files in (train, [test])]
+    where = f"{meta} of {tree.where}"
+    told = load_pickle(tree.get(meta), where).get(names)
+    if not isinstance(told, list) or not told:
+        raise invalid(where, Description(f"no {names}"), "the names of the classes")
+    words = tuple(_text(where, each) if isinstance(each, bytes) else str(each) for each in told)
+    return _raw(parts, words)
+
+
+def _text(where: str, data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise invalid(where, Description(str(error)), "UTF-8 text", "it may be damaged: get it again") from error
+
+
+def _cifar_part(tree: Tree, files: Sequence[str], labels_key: str) -> Part:
+    images, labels = [], []
+    for file in files:
+        where = f"{file} of {tree.where}"
+        batch = load_pickle(tree.get(file), where)
+        pixels, told = batch.get("data"), batch.get(labels_key)
+        if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (3072,):
+            got = Description(f"data of shape {list(getattr(pixels, 'shape', []))}")
+            raise invalid(where, got, "bytes [n, 3072], each row an image of 32 × 32 pixels and 3 channels")
+        if not len(pixels):
+            raise invalid(where, Description("no images"), "at least one", "it is incomplete: get it again")
+        if (
+            not isinstance(told, list)
+            or len(told) != len(pixels)
+            or not all(isinstance(each, int) and abs(each) < LABELS for each in told)
+        ):
+            wanted = f"a label for each of the {len(pixels)} images, all below {LABELS}"
+            raise invalid(where, Description(f"no matching {labels_key}"), wanted)
+        images.append(pixels.reshape(-1, 3, 32, 32))
+        labels += told
+    return Part(images, np.array(labels, np.int64))
+
+
+def cifar10(tree: Tree) -> Raw:
+    """The files of CIFAR-10."""
+    train = [f"data_batch_{number}" for number in range(1, 6)]
+    return _cifar(tree, train, "test_batch", "batches.meta", "labels", "label_names")
+
+
+def cifar100(tree: Tree) -> Raw:
+    """The files of CIFAR-100, with its fine labels."""
+    return _cifar(tree, ["train"], "test", "meta", "fine_labels", "fine_label_names")
+
+
+# -- TinyImageNet --------------------------------------------------------------------------------------------------
+
+
+def tinyimagenet(tree: Tree) -> Raw:
+    """Classes are numbered by sorted WordNet ids; the test set is the public validation set, as is common practice."""
+    found = [name.split("/") for name in tree.names]
+    train = [parts for parts in found if len(parts) == 4 and parts[0] == "train" and parts[2] == "images"]
+    ids = sorted({parts[1] for parts in train})
+    number = {each: label for label, each in enumerate(ids)}
+    if not ids:
+        raise invalid(tree.where, Description("no train/<class>/images/"), "the folders of TinyImageNet")
+    train.sort(key=lambda parts: (parts[1], _number(parts[3])))
+    tests = []
+    where = f"val_annotations.txt of {tree.where}"
+    for line in filter(str.strip, _text(where, tree.get("val/val_annotations.txt")).splitlines()):
+        file, wordnet, *_ = [*line.split("\t"), ""]
+        if wordnet not in number:
+            raise invalid(where, line, f"one of the {len(ids)} classes of train/")
+        tests.append((number[wordnet], _number(file), f"val/images/{file}"))
+    tests.sort()
+    listed = [("/".join(parts), number[parts[1]]) for parts in train], [(file, label) for label, _, file in tests]
+    parts = [
+        Part(_decode([file for file, _ in part], tree.get, "RGB", tree.where), np.array([label for _, label in part]))
+        for part in listed
+    ]
+    listing = tree.get("words.txt") if "words.txt" in tree.names else b""
+    lines = _text(f"words.txt of {tree.where}", listing).splitlines()
+    words = dict(line.split("\t", 1) for line in lines if "\t" in line)
+    return _raw(parts, tuple(words.get(each, each).split(",")[0].strip() for each in ids))
+
+
+def _number(file: str) -> tuple[int, str]:
+    """The number in a file's name, by which the files of a class are sorted."""
+    digits = re.findall(r"\d+", file.rsplit(".", 1)[0])
+    return (int(digits[-1]) if digits else 0, file)
+
+
+# -- MNIST ---------------------------------------------------------------------------------------------------------
+
+
+def _idx_names(part: str, kind: str) -> list[str]:
+    """The possible names of a file of images or labels."""
+    axes = {"images": 3, "labels": 1}[kind]
+    return [f"{part}-{kind}{mark}idx{axes}-ubyte{packed}" for packed in ("", ".gz") for mark in "-."]
+
+
+IDX_FILES = {name for part in ("train", "t10k") for kind in ("images", "labels") for name in _idx_names(part, kind)}
+
+
+def has_idx(folder: Path) -> bool:
+    """Whether a folder has files as MNIST's."""
+    return any((folder / each).is_file() for each in _idx_names("train", "images"))
+
+
+def idx(tree: Tree) -> Raw:
+    """The four files of MNIST, or of a data set in the same format."""
+    parts = []
+    for part in ("train", "t10k"):
+        (_, images), (where, labels) = (_idx_array(tree, _idx_names(part, kind)) for kind in ("images", "labels"))
+        if len(labels) != len(images):
+            got, wanted = Description(f"{len(labels):,} labels"), f"one for each of the {len(images):,} images"
+            raise invalid(where, got, wanted, "the files belong to different data sets: get them again")
+        chunks = [images[start : start + CHUNK, None] for start in range(0, len(images), CHUNK)]
+        parts.append(Part(chunks, labels))
+    return _raw(parts, None)
+
+
+def _idx_array(tree: Tree, names: Sequence[str]) -> tuple[str, NDArray[np.uint8]]:
+    """Read an array of bytes from a file in IDX format; also return its location, for error texts."""
+    name = next((each for each in names if each in tree.names), names[0])
+    where, again = f"{name} of {tree.where}", "it may be truncated or damaged: get it again"
+    data, axes = tree.get(name), 3 if "images" in name else 1
+    if data.startswith(b"\x1f\x8b"):
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            got = Description(f"{type(error).__name__}: {error}")
+            raise invalid(where, got, "a .gz file that can be read to its end", again) from error
+    start, header = bytes([0, 0, 8, axes]), 4 + 4 * axes
+    if not data.startswith(start) or len(data) < header:
+        got = Description(f"{len(data):,} bytes, the first {data[:4].hex(' ') or 'missing'}")
+        raise invalid(where, got, f"a header of {header} bytes, the first {start.hex(' ')}", again)
+    shape = np.frombuffer(data, ">u4", axes, offset=4).tolist()
+    size, sizes = math.prod(shape), " × ".join(f"{each:,}" for each in shape)
+    if len(data) - header != size or not size:
+        got = Description(f"{len(data) - header:,} bytes after a header that says {sizes}")
+        raise invalid(where, got, f"{size:,} bytes" if size else "at least one", again)
+    return where, np.frombuffer(data, np.uint8, offset=header).reshape(shape)
+
+
+# -- folders -------------------------------------------------------------------------------------------------------
+
+
+def from_arrays(folder: Path) -> Raw:
+    """Read `{train,test}_{images,labels}.npy` and, if it exists, the list in `class_names.json`."""
+    parts = []
+    for part in ("train", "test"):
+        if part == "test" and not (folder / "test_images.npy").exists():
+            continue
+        images, labels = (_open_array(folder / f"{part}_{kind}.npy") for kind in ("images", "labels"))
+        parts.append(Part(_channels_first(folder / f"{part}_images.npy", images), np.asarray(labels)))
+    listed = folder / "class_names.json"
+    return _raw(parts, _class_names(listed) if listed.exists() else None)
+
+
+def _class_names(path: Path) -> tuple[str, ...]:
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise invalid(str(path), Description(str(error)), "a list of names in JSON", "fix or remove it") from error
+    if not (isinstance(told, list) and all(isinstance(each, str | int) for each in told)):
+        raise invalid(str(path), told, 'a list of names, as in ["cat", "dog"]', "fix or remove it")
+    return tuple(str(each) for each in told)
+
+
+def _open_array(path: Path) -> NDArray[Any]:
+    try:
+        loaded = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        raise invalid(str(path), Description(str(error)), "an array written by numpy.save") from error
+    if isinstance(loaded, np.ndarray):
+        return loaded
+    loaded.close()
+    raise invalid(str(path), Description("an .npz archive"), "an array written by numpy.save", "save each by itself")
+
+
+def _channels_first(path: Path, images: NDArray[Any]) -> Iterator[NDArray[np.uint8]]:
+    if images.dtype != np.uint8 or images.ndim not in (3, 4) or 0 in images.shape:
+        got = Description(f"an array of shape {list(images.shape)} and type {images.dtype}")
+        raise invalid(str(path), got, "bytes [n, height, width, 3], or [n, height, width] for grey")
+    last = images.ndim == 4 and images.shape[3] in (1, 3)
+    if images.ndim == 4 and not last and images.shape[1] not in (1, 3):
+        raise invalid(str(path), Description(f"shape {list(images.shape)}"), "1 or 3 channels, last or first")
+    for start in range(0, len(images), CHUNK):
+        chunk = np.asarray(images[start : start + CHUNK])
+        yield chunk[:, None] if chunk.ndim == 3 else chunk.transpose(0, 3, 1, 2) if last else chunk
+
+
+def from_images(folder: Path) -> Raw:
+    """Read one folder per class, in `train/` and `test/` (or `val/`, `validation/`) or, without tests, at the top."""
+    inner = _folders(folder)
+    tests = [each for each in ("test", "val", "validation") if each in inner]
+    tops = [folder / each for each in ("train", *tests[:1])] if "train" in inner else [folder]
+    names = _folders(tops[0])
+    if len(names) < 2:
+        got = Description(f"{len(names)} folders in {tops[0]}")
+        expected = "a folder of images for each of two or more classes, the arrays {train,test}_{images,labels}.npy"
+        raise invalid("--from", got, f"{expected}, or MNIST's four files")
+    listed = []
+    for top in tops:
+        files = [(str(file), label) for label, name in enumerate(names) for file in _pictures(top / name)]
+        if not files:
+            raise invalid("--from", str(top), f"images ({', '.join(IMAGES)}) in {', '.join(names[:3])}, …")
+        listed.append(files)
+    filled = {label for _, label in listed[0]}
+    if empty := [name for label, name in enumerate(names) if label not in filled]:
+        got = Description(f"no images in {', '.join(empty)} of {tops[0]}")
+        raise invalid("--from", got, f"images ({', '.join(IMAGES)}) in every class's folder", "remove other folders")
+    if strange := [name for name in _folders(tops[-1]) if name not in names and _pictures(tops[-1] / name)]:
+        raise not_trained(", ".join(strange))
+    mode = _mode([file for files in listed for file, _ in files], _read_path, "")
+    parts = [
+        Part(_decode([file for file, _ in files], _read_path, mode, ""), np.array([label for _, label in files]))
+        for files in listed
+    ]
+    return _raw(parts, tuple(names))
+
+
+def _folders(folder: Path) -> list[str]:
+    return sorted(each.name for each in folder.iterdir() if each.is_dir() and not hidden(each.name))
+
+
+def _pictures(folder: Path) -> list[Path]:
+    return [each for each in sorted(folder.glob("*")) if each.suffix.lower() in IMAGES and not hidden(each.name)]
+
+
+def _read_path(path: str) -> bytes:
+    return Path(path).read_bytes()
+
+
+# -- the hub -------------------------------------------------------------------------------------------------------
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether a folder was written by `save_to_disk`."""
+    return any((folder / each).is_file() for each in ("state.json", "dataset_dict.json"))
+
+
+def from_hub(name: str, named: str | None) -> Raw:
+    """Read a data set of images with `datasets`: from the hub, or from a folder that `save_to_disk` wrote."""
+    datasets = require("datasets", "hf", f"hf:{name}", "`datasets`")
+    try:
+        local = Path(name).expanduser()
+        loaded = datasets.load_from_disk(str(local)) if is_saved(local) else datasets.load_dataset(name)
+    except Exception as error:  # the hub, the network and the data set's own files can fail in many ways
+        got = Description(" ".join(f"{type(error).__name__}: {error}".split()))
+        raise invalid(f"hf:{name}", got, "a data set that can be loaded") from error
+    splits = dict(loaded) if hasattr(loaded, "keys") else {"train": loaded}
+    if "train" not in splits:
+        raise invalid(f"hf:{name}", sorted(splits), "a split called train")
+    features = splits["train"].features
+    image = next((key for key, each in features.items() if isinstance(each, datasets.Image)), None)
+    if image is None:
+        remedy = "dataset.cast_column('COLUMN', datasets.Image()) turns files or bytes into images"
+        raise invalid(f"hf:{name}", dict(features), "a column of images", remedy)
+    label = _label_column(f"hf:{name}", features, named, datasets.ClassLabel)
+    parts = []
+    held_out = [key for key in ("test", "validation", "valid", "val") if len(splits.get(key, ()))]
+    # On the hub, labels of −1, or none, mean that a test set's labels are withheld.
+    told = (key for key in held_out if all(each is not None and each >= 0 for each in splits[key][label]))
+    tested = next(told, None)
+    for split in ["train", *([tested] if tested else [])]:
+        rows = splits[split].cast_column(image, datasets.Image(decode=False))
+        parts.append((range(len(rows)), partial(_encoded, rows, image), np.asarray(splits[split][label][:])))
+    where = f"hf:{name}"
+    mode = "L" if all(_mode(numbers, read, where) == "L" for numbers, read, _ in parts) else "RGB"
+    decoded = [Part(_decode(numbers, read, mode, where), labels) for numbers, read, labels in parts]
+    names = getattr(features[label], "names", None)  # only a ClassLabel has them
+    return replace(_raw(decoded, names and tuple(names)), label=named)
+
+
+def _label_column(name: str, features: Mapping[str, Any], named: str | None, kind: type) -> str:
+    """The column of labels: the one named by the user, or one of type `kind` (ClassLabel), or one of whole numbers."""
+    whole = [key for key, each in features.items() if re.fullmatch(r"u?int\d+", str(getattr(each, "dtype", None)))]
+    if named is not None and whole:
+        check_name("--label", named, whole)
+        return named
+    classes = [key for key in whole if isinstance(features[key], kind)]
+    found = [key for key in LABEL_COLUMNS if key in (classes or whole)] or classes or whole
+    if not found or (found is whole and len(whole) > 1):
+        words = "dataset.class_encode_column('COLUMN') turns words into numbers"
+        remedy = f"name the column with --label: {', '.join(whole)}" if whole else words
+        raise invalid(name, dict(features), "a column of class labels or whole numbers", remedy)
+    return found[0]
+
+
+def _encoded(rows: Any, column: str, number: int) -> bytes:
+    """The encoded image in a row of a column of images."""
+    told = rows[number][column]
+    return bytes(told["bytes"]) if told["bytes"] is not None else Path(told["path"]).read_bytes()
+
+
+def _raw(parts: Sequence[Part], class_names: tuple[str, ...] | None) -> Raw:
+    return Raw(parts[0], parts[1] if len(parts) > 1 else None, class_names)
+
+
+# -- images --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _opened(item: Any, read: Callable[[Any], bytes], where: str) -> Iterator[Any]:
+    """An image, which is decoded when its pixels are used."""
+    pillow = require("PIL.Image", "images", "images", "Pillow")
+    try:
+        with pillow.open(io.BytesIO(read(item))) as image:
+            yield image
+    except InputError:
+        raise
+    except Exception as error:  # Pillow raises many kinds of errors for broken images
+        got = Description(f"{type(error).__name__}: {error}")
+        raise invalid(_called(item, where), got, "an image that can be read", "get it again") from error
+
+
+def _called(item: Any, where: str) -> str:
+    return f"{item} of {where}" if where else str(item)
+
+
+def _mode(items: Iterable[Any], read: Callable[[Any], bytes], where: str) -> str:
+    """Grey if all images are grey, else colour; only their headers are decoded."""
+    for item in items:
+        with _opened(item, read, where) as image:
+            if image.mode not in ("1", "L"):
+                return "RGB"
+    return "L"
+
+
+def _decode(items: Sequence[Any], read: Callable[[Any], bytes], mode: str, where: str) -> Iterator[NDArray[np.uint8]]:
+    """Decode images in chunks, in several threads; all must have the size of the first."""
+    size = None
+
+    def decode(item: Any) -> NDArray[np.uint8]:
+        with _opened(item, read, where) as image:
+            if image.mode[0] in "IF":  # Pillow would clip values above 255
+                got = Description(f"an image of mode {image.mode}")
+                raise invalid(_called(item, where), got, "at most 8 bits per channel", "convert it first")
+            pixels = np.asarray(image.convert(mode))
+        return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+    with ThreadPoolExecutor() as pool:
+        for start in range(0, len(items), CHUNK):
+            chunk = items[start : start + CHUNK]
+            decoded = list(pool.map(decode, chunk))
+            size = size or decoded[0].shape
+            for item, pixels in zip(chunk, decoded, strict=True):
+                if pixels.shape != size:
+                    got = Description(f"{pixels.shape[2]} × {pixels.shape[1]} pixels")
+                    wanted = f"{size[2]} × {size[1]} pixels like the first image"
+                    raise invalid(_called(item, where), got, wanted, "resize all images to one size first")
+            yield np.stack(decoded)
