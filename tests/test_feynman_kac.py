@@ -5,6 +5,7 @@ less the coarse one), which leaves one of higher order, well below the error of 
 """
 
 import math
+import re
 from itertools import product
 
 import numpy as np
@@ -269,9 +270,11 @@ def test_steps_of_half_a_radius_meet_a_ball_as_often_as_they_should_and_steps_of
     assert abs(float(short.mean) - expected) < 0.1 * expected + 3 * float(short.error)
     with pytest.warns(
         RuntimeWarning, match=r"steps of length 0.79 meet balls.* of 0.4 too often. Use steps=\d+ or more"
-    ):
+    ) as told:
         long = share(2 * r)
     assert float(long.mean) > 2 * expected
+    enough = int(re.findall(r"Use steps=(\d+)", str(told[0].message))[0])
+    assert enough == pytest.approx(20 / (r / 2) ** 2, abs=1)  # steps of half a radius, as above
 
 
 def test_there_is_no_warning_where_no_path_runs():

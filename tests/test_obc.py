@@ -79,6 +79,16 @@ def test_obc_is_the_published_step(norm, momentum, limit):
     assert learner.past["y"].tolist() == [label for _, label in kept]
 
 
+def test_a_layer_that_shares_the_last_ones_weights_belongs_to_the_features():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).double()
+    model[0].weight = model[2].weight
+    learner = OBC(model, memory=CAPACITY, replay=REPLAY)
+    nn.init.normal_(learner.surrogate.weight)
+    x, y = torch.randn(8, 4, dtype=torch.float64), torch.arange(8) % 4
+    expected = cross_entropy(learner.surrogate(model[:2](x)), y).item()
+    assert learner.loss({"x": x, "y": y}, None).item() == pytest.approx(expected, abs=1e-12)
+
+
 def test_the_features_learn_as_by_replay_and_the_last_layer_does_not_touch_them():
     """While all that came is recalled, the features and the surrogate are those of experience replay."""
     ours, theirs = net(norm=True), net(norm=True)

@@ -239,6 +239,15 @@ def test_tempering_takes_its_noise_from_the_gradient_norms_at_the_ends(variant):
     assert learner.observe(x, y).item() == pytest.approx(expected.item(), abs=1e-12)
 
 
+@pytest.mark.parametrize("row", ["BB Tempering", "Eu endpoints", "One BB", "Max Loss"])
+def test_the_shape_of_an_example_makes_no_difference(row):
+    flat = PCL(net(), memory=CAPACITY, replay=REPLAY, **ABLATIONS[row])
+    images = PCL(nn.Sequential(nn.Flatten(), net()), memory=CAPACITY, replay=REPLAY, **ABLATIONS[row])
+    for x, y in stream():
+        assert images.observe(x.reshape(-1, 1, 3, 1), y).item() == pytest.approx(flat.observe(x, y).item(), abs=1e-12)
+        assert not x.requires_grad  # what was given is left as it was
+
+
 def test_endpoints():
     g = torch.Generator().manual_seed(0)
     x = torch.randn(9, 2, 2, generator=g)
