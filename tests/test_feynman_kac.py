@@ -58,6 +58,16 @@ def mean_time(x, t, sigma):
     return x * (1 - x) / (2 * sigma) - decay.sum(0)
 
 
+def test_the_share_of_paths_that_were_stopped():
+    """P(τ ≤ t) on [0, 1] as a Fourier series; on the edge itself every path is stopped at once."""
+    x, t, sigma, paths = column(0.0, 0.1, 0.5, 1.0), 0.1, 0.5, 20_000
+    k = np.arange(1, 401, 2)[:, None] * np.pi
+    share = 1 - (4 / k * np.sin(k * x[:, 0].numpy()) * np.exp(-sigma * k**2 * t)).sum(0)
+    u = solve(one, x, t, INTERVAL, sigma, paths=paths, steps=50, generator=noise())
+    assert (np.abs(u.stopped.numpy() - share) <= 4 * np.sqrt(np.abs(share * (1 - share)) / paths) + 1e-9).all()
+    assert 0.1 < u.stopped[2] < 0.5
+
+
 @pytest.mark.parametrize("sigma", [0.1, 1.0, 3.0])
 @pytest.mark.parametrize(("time", "steps"), [(0.02, 40), (0.2, 40), (5.0, 500)])
 def test_a_constant_source_gives_the_mean_time_to_the_edge(sigma, time, steps):
