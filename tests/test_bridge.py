@@ -110,6 +110,8 @@ def test_sigma_may_change_along_the_path_and_from_pair_to_pair():
     assert not torch.allclose(expected, before * after / (before + after), rtol=0.3)  # that of a Brownian bridge
     by_pair = bridge(ends, ends, sigma.expand(n, times), times, generator=generator(4))[:, 0, :, 0]
     assert torch.equal(by_pair, each)
+    alone = bridge(ends[:9], ends[:9], sigma[0], times, generator=generator(4))
+    assert torch.equal(alone, bridge(ends[:9], ends[:9], 0.5, times, generator=generator(4)))
     two = torch.stack([sigma, 0 * sigma])
     assert torch.equal(bridge(ends[:2], ends[:2], two, times, generator=generator(5))[1], torch.zeros(1, times, 1))
 
@@ -169,6 +171,7 @@ def test_on_simplex_is_a_probability_and_leaves_one_alone(n, classes, seed):
         ({"sigma": torch.ones(3)}, "sigma"),
         ({"times": 1}, "times"),
         ({"bridges": 0}, "bridges"),
+        ({"bridges": 1.5}, "bridges"),
         ({"horizon": 0}, "horizon"),
         ({"variant": "papr"}, "variant"),
     ],

@@ -5,6 +5,7 @@ less the coarse one), which leaves one of higher order, well below the error of 
 """
 
 import math
+import re
 from itertools import product
 
 import numpy as np
@@ -55,6 +56,16 @@ def mean_time(x, t, sigma):
     k = np.arange(1, 4001, 2)[:, None] * np.pi
     decay = 4 / (sigma * k**3) * np.sin(k * x) * np.exp(-sigma * k**2 * t)
     return x * (1 - x) / (2 * sigma) - decay.sum(0)
+
+
+def test_the_share_of_paths_that_were_stopped():
+    """P(τ ≤ t) on [0, 1] as a Fourier series; on the edge itself every path is stopped at once."""
+    x, t, sigma, paths = column(0.0, 0.1, 0.5, 1.0), 0.1, 0.5, 20_000
+    k = np.arange(1, 401, 2)[:, None] * np.pi
+    share = 1 - (4 / k * np.sin(k * x[:, 0].numpy()) * np.exp(-sigma * k**2 * t)).sum(0)
+    u = solve(one, x, t, INTERVAL, sigma, paths=paths, steps=50, generator=noise())
+    assert (np.abs(u.stopped.numpy() - share) <= 4 * np.sqrt(np.abs(share * (1 - share)) / paths) + 1e-9).all()
+    assert 0.1 < u.stopped[2] < 0.5
 
 
 @pytest.mark.parametrize("sigma", [0.1, 1.0, 3.0])
@@ -269,9 +280,11 @@ def test_steps_of_half_a_radius_meet_a_ball_as_often_as_they_should_and_steps_of
     assert abs(float(short.mean) - expected) < 0.1 * expected + 3 * float(short.error)
     with pytest.warns(
         RuntimeWarning, match=r"steps of length 0.79 meet balls.* of 0.4 too often. Use steps=\d+ or more"
-    ):
+    ) as told:
         long = share(2 * r)
     assert float(long.mean) > 2 * expected
+    enough = int(re.findall(r"Use steps=(\d+)", str(told[0].message))[0])
+    assert enough == pytest.approx(20 / (r / 2) ** 2, abs=1)  # steps of half a radius, as above
 
 
 def test_there_is_no_warning_where_no_path_runs():
@@ -426,7 +439,9 @@ def test_collapsed_weights_are_warned_of():
 
 def test_the_gradient_of_a_potential_is_a_drift():
     x = column(-0.5, 2.0)
-    assert torch.allclose(gradient_of(lambda y: (y**4).sum(1))(x), 4 * x**3)
+    with torch.no_grad():  # as paths are simulated
+        assert torch.allclose(gradient_of(lambda y: (y**4).sum(1))(x), 4 * x**3)
+    assert not x.requires_grad  # the points are left as they were
 
 
 # The paper's shortcut

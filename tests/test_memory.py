@@ -155,8 +155,11 @@ def test_a_field_may_have_any_name_and_a_state_of_before_that_is_read():
 def test_a_state_of_another_kind_of_example_is_refused_and_changes_nothing(field, named):
     memory = Memory(5)
     memory.offer({"x": torch.ones(2, 4), "y": torch.ones(2)})
+    state = {"offered": 3, "y": torch.zeros(3), **field}
     with pytest.raises(InputError, match=f"^{named}: got "):
-        memory.load_state_dict({"offered": 3, "y": torch.zeros(3), **field})
+        memory.load_state_dict(state)
+    with pytest.raises(InputError, match=f"^({named}|memory): got "):  # and beforehand, on request
+        memory.check_state(state)
     assert memory.offered == 2
     assert torch.equal(memory["x"], torch.ones(2, 4))
 

@@ -35,6 +35,7 @@ def test_definitions(a):
     assert metrics.summary(as_recorded) == metrics.summary(a)
     told = metrics.summary(a, 100 - a)
     assert told == metrics.summary(a) | {f"task_{name}": value for name, value in metrics.summary(100 - a).items()}
+    assert metrics.summary(a, measured={"own": averages})["own"] == averages[-1]
 
 
 @given(matrices())

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import math
 
 import pytest
 import torch
@@ -34,19 +35,23 @@ def assert_same(ours, theirs, atol=1e-10):
 
 
 @torch.no_grad()
-def move(module, gradients, velocity, lr, momentum):
+def move(module, gradients, velocity, lr, momentum, limit):
+    norm = sum(gradient.square().sum() for gradient in gradients).sqrt()
+    gradients = [gradient * min(1.0, limit / (float(norm) + 1e-6)) for gradient in gradients]
     for i, (weight, gradient) in enumerate(zip(module.parameters(), gradients, strict=True)):
         velocity[i] = gradient + momentum * velocity.get(i, 0)
         weight -= lr * velocity[i]
 
 
 @pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_obc_is_the_published_step(norm, momentum):
+@pytest.mark.parametrize(("momentum", "limit"), [(0.0, math.inf), (0.9, math.inf), (0.0, 0.1)])
+def test_obc_is_the_published_step(norm, momentum, limit):
+    """Each of the two steps has gradients of its own, whose norm is limited on its own."""
     lr = 0.1
     ours, theirs = net(norm), net(norm)
     optimizer = functools.partial(torch.optim.SGD, momentum=momentum)
-    learner = OBC(ours, lr=lr, memory=CAPACITY, replay=REPLAY, correction=CORRECTION, seed=7, optimizer=optimizer)
+    numbers = {"lr": lr, "memory": CAPACITY, "replay": REPLAY, "correction": CORRECTION, "seed": 7}
+    learner = OBC(ours, optimizer=optimizer, clip_norm=None if limit == math.inf else limit, **numbers)
     body, output = theirs[:-1], theirs[-1]
     surrogate = copy.deepcopy(output)
     through = nn.Sequential(body, surrogate)
@@ -59,19 +64,29 @@ def test_obc_is_the_published_step(norm, momentum):
     for x, y in stream(last=2 if norm else 1):
         first = recalled(REPLAY) if kept else (x[:0], y[:0])
         loss = cross_entropy(through(torch.cat([x, first[0]])), torch.cat([y, first[1]]))
-        move(through, torch.autograd.grad(loss, list(through.parameters())), velocities[0], lr, momentum)
+        move(through, torch.autograd.grad(loss, list(through.parameters())), velocities[0], lr, momentum, limit)
         if kept:
             second = recalled(CORRECTION)
             with torch.no_grad():
                 features = body.eval()(second[0])
             body.train()
             correction = cross_entropy(output(features), second[1])
-            move(output, torch.autograd.grad(correction, list(output.parameters())), velocities[1], lr, momentum)
+            move(output, torch.autograd.grad(correction, list(output.parameters())), velocities[1], lr, momentum, limit)
         seen = reservoir(kept, seen, CAPACITY, list(zip(x, y.tolist(), strict=True)), g)
         assert learner.observe(x, y).item() == pytest.approx(loss.item(), abs=1e-10)
     assert_same(ours, theirs)
     assert_same(learner.surrogate, surrogate)
     assert learner.past["y"].tolist() == [label for _, label in kept]
+
+
+def test_a_layer_that_shares_the_last_ones_weights_belongs_to_the_features():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).double()
+    model[0].weight = model[2].weight
+    learner = OBC(model, memory=CAPACITY, replay=REPLAY)
+    nn.init.normal_(learner.surrogate.weight)
+    x, y = torch.randn(8, 4, dtype=torch.float64), torch.arange(8) % 4
+    expected = cross_entropy(learner.surrogate(model[:2](x)), y).item()
+    assert learner.loss({"x": x, "y": y}, None).item() == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_features_learn_as_by_replay_and_the_last_layer_does_not_touch_them():

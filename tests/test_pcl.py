@@ -34,8 +34,8 @@ def stream(batches=6, size=4, seed=1):
 class SlowPCL:
     """Algorithm 1, one example, bridge and time point at a time, taking its random numbers in the same order."""
 
-    def __init__(self, model, lr, sigma_x, sigma_y, times, bridges, seed, variant, rule, simplex=True):
-        self.simplex = simplex
+    def __init__(self, model, lr, sigma_x, sigma_y, times, bridges, horizon, seed, variant, rule, simplex=True):
+        self.simplex, self.horizon = simplex, horizon
         self.model, self.lr, self.times, self.bridges = model, lr, times, bridges
         self.sigma_x, self.sigma_y, self.variant, self.rule = sigma_x, sigma_y, variant, rule
         self.g = torch.Generator().manual_seed(seed)
@@ -44,7 +44,7 @@ class SlowPCL:
     def algorithm_2(self, starts, ends, sigma, common=False):
         """Bridges from every start to its end: W ← Σ σ ΔW √Δt, W₀ = 0, W ← W + X, BB = W − t (W_k − X')."""
         n, d, k = len(starts), len(starts[0]), self.times - 1
-        delta = 1 / k
+        delta = self.horizon / k
         drawn = k if self.variant == "paper" else self.times
         noise = torch.randn(n, self.bridges, drawn, 1 if common else d, generator=self.g, dtype=torch.float64)
         if self.variant == "reference":
@@ -77,7 +77,7 @@ class SlowPCL:
         weight = {
             "euler": [1 / k] * k + [0],
             "mean": [1 / self.times] * self.times,
-            "feynman-kac": [0.5 / k] * k + [0.5],
+            "feynman-kac": [self.horizon / (1 + self.horizon) / k] * k + [1 / (1 + self.horizon)],
         }[self.rule]
         total = 0.0
         for x_path, y_path in zip(x_paths, y_paths, strict=True):
@@ -104,8 +104,8 @@ class SlowPCL:
         ("reference", None, "mean", True),
     ],
 )
-@pytest.mark.parametrize(("times", "bridges"), [(5, 1), (3, 2), (2, 1)])
-def test_the_step_is_algorithm_1(variant, integral, rule, simplex, times, bridges):
+@pytest.mark.parametrize(("times", "bridges", "horizon"), [(5, 1, 1.0), (3, 2, 2.5), (2, 1, 1.0)])
+def test_the_step_is_algorithm_1(variant, integral, rule, simplex, times, bridges, horizon):
     ours, theirs = net(), net()
     numbers = {
         "lr": 0.08,
@@ -113,6 +113,7 @@ def test_the_step_is_algorithm_1(variant, integral, rule, simplex, times, bridge
         "sigma_y": 0.1,
         "times": times,
         "bridges": bridges,
+        "horizon": horizon,
         "variant": variant,
         "simplex": simplex,
     }
@@ -213,6 +214,11 @@ def test_the_gradient_that_tempers_leaves_statistics_to_what_is_learned():
     assert counted == [3, 3]
 
 
+def test_tempering_needs_noise_to_temper():
+    with pytest.raises(InputError, match="^sigma_x: got 0.0, expected a number above 0; tempering divides"):
+        PCL(net(), tempering=True, sigma_x=0)
+
+
 @pytest.mark.parametrize("variant", ["paper", "reference"])
 def test_tempering_takes_its_noise_from_the_gradient_norms_at_the_ends(variant):
     learner, x, y = PCL(net(), tempering=True, variant=variant, memory=12, replay=5), *next(stream(1, 4))
@@ -231,6 +237,14 @@ def test_tempering_takes_its_noise_from_the_gradient_norms_at_the_ends(variant):
     weights = [0.25] * 4 if variant == "paper" else [0.2] * 5
     expected = mean_along(net(), x_path, y_path.abs(), weights).mean()
     assert learner.observe(x, y).item() == pytest.approx(expected.item(), abs=1e-12)
+
+
+@pytest.mark.parametrize("row", ["BB Tempering", "Eu endpoints", "One BB", "Max Loss"])
+def test_the_shape_of_an_example_makes_no_difference(row):
+    flat = PCL(net(), memory=CAPACITY, replay=REPLAY, **ABLATIONS[row])
+    images = PCL(nn.Sequential(nn.Flatten(), net()), memory=CAPACITY, replay=REPLAY, **ABLATIONS[row])
+    for x, y in stream():
+        assert images.observe(x.reshape(-1, 1, 3, 1), y).item() == pytest.approx(flat.observe(x, y).item(), abs=1e-12)
 
 
 def test_endpoints():
@@ -280,21 +294,23 @@ def test_half_of_an_odd_batch_and_of_one():
     assert all(half_by_loss(loss[:1], part).tolist() == [0] for part in ("lowest", "middle", "highest"))
 
 
-def test_a_drift_weighs_each_path_by_girsanov():
+@pytest.mark.parametrize("horizon", [1.0, 2.5])
+def test_a_drift_weighs_each_path_by_girsanov(horizon):
     def drift(points):
         return 1 - points
 
-    learner, x, y = PCL(net(), drift=drift, memory=12, replay=5, sigma_x=0.5), *next(stream(1, 4))
+    learner = PCL(net(), drift=drift, memory=12, replay=5, sigma_x=0.5, horizon=horizon)
+    x, y = next(stream(1, 4))
     ends, label, settings = paths_by_hand(learner, x, y)
-    x_path = bridge(x, x[ends], 0.5, 5, **settings)
-    y_path = bridge(label, label[ends], 0.01, 5, **settings)
+    x_path = bridge(x, x[ends], 0.5, 5, horizon=horizon, **settings)
+    y_path = bridge(label, label[ends], 0.01, 5, horizon=horizon, **settings)
     along = mean_along(net(), x_path, y_path.abs(), [0.25] * 4)
     weights = []
     for i in range(len(x)):
         exponent = 0.0
         for j in range(4):
             here, there = x_path[i, 0, j], x_path[i, 0, j + 1]
-            exponent += (drift(here) * (there - here)).sum() - 0.5 * (drift(here) ** 2).sum() * 0.25
+            exponent += (drift(here) * (there - here)).sum() - 0.5 * (drift(here) ** 2).sum() * horizon / 4
         weights.append(exponent.exp())
     expected = sum(w * a for w, a in zip(weights, along, strict=True)) / sum(weights)
     assert learner.observe(x, y).item() == pytest.approx(expected.item(), abs=1e-12)

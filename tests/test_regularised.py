@@ -58,10 +58,10 @@ def move(model, gradients, lr):
 
 
 @pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize("clip", [1.0, 0.05, None])
+@pytest.mark.parametrize(("clip", "c"), [(1.0, 3.0), (0.05, 3.0), (0.05, 3000.0), (None, 3.0)])
 @pytest.mark.parametrize("variant", ["paper", "reference"])
-def test_si_is_the_published_step(norm, clip, variant):
-    lr, c, xi = 0.2, 3.0, 0.1
+def test_si_is_the_published_step(norm, clip, c, variant):
+    lr, xi, negative = 0.2, 0.1, False
     ours, theirs = net(norm), net(norm)
     learner = SI(ours, lr=lr, strength=c, damping=xi, clip=clip, variant=variant)
     learn(learner, tasks(norm))
@@ -84,13 +84,15 @@ def test_si_is_the_published_step(norm, clip, variant):
             else:
                 omega = [o + lr * g * g for o, g in zip(omega, whole, strict=True)]
         strength = [
-            (s + o / ((w - a) ** 2 + xi)).relu()
-            for s, o, w, a in zip(strength, omega, copies(theirs), anchor, strict=True)
+            s + o / ((w - a) ** 2 + xi) for s, o, w, a in zip(strength, omega, copies(theirs), anchor, strict=True)
         ]
+        negative |= any((s < 0).any() for s in strength)
+        strength = [s.relu() for s in strength]
         anchor = copies(theirs)
     assert_same(ours, theirs)
     assert torch.allclose(learner.importance, torch.cat([s.flatten() for s in strength]), atol=1e-10)
     assert learner.importance.min() >= 0
+    assert negative == (variant == "paper" and c > 3)  # then the penalty moves weights against their gradients
 
 
 def test_si_attributes_the_fall_of_the_loss_to_the_weights():

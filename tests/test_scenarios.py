@@ -23,7 +23,7 @@ from parabolic.experiments import build
 from parabolic.learners import known_learners
 from parabolic.options import options_of
 from parabolic.streams import Scenario, prepare
-from parabolic.streams.scenarios import PAPER_SIZES, domains, rotation
+from parabolic.streams.scenarios import PAPER_SIZES, domains, permute_labels, rotation
 
 
 def numbers(per_class=40, classes=10, tasks=5, seed=0, tests=4):
@@ -299,6 +299,23 @@ def test_an_example_of_several_tasks_is_kept_in_all_of_them_or_in_none():
     assert len(torch.cat([task.train_rows for task in stream]).unique()) == 100
 
 
+@given(st.integers(0, 58), st.lists(st.integers(2, 30), min_size=2, max_size=2), st.integers(0, 20))
+@hypothesis_settings(max_examples=20)
+def test_tasks_that_overlap_keep_the_same_examples(first, sizes, seed):
+    """Both classes are in both tasks, which share the examples from `first` up to 60."""
+    plain = in_domains(120, 2, (60, 60))
+    later = replace(plain[1], train_rows=torch.arange(first, 120))
+    stream = under(replace(plain, tasks=(plain[0], later)), seed, class_sizes=",".join(map(str, sizes)))
+    one, other = (set(task.train_rows.tolist()) for task in stream)
+    assert one <= set(range(60))
+    assert {row for row in one if row >= first} == {row for row in other if row < 60}
+    assert Counter(row % 2 for row in one | other) == dict(enumerate(sizes))
+
+
+def test_imbalance_in_a_single_task():
+    assert by_task(under(numbers(tasks=1), imbalance=4)) == [{i: int(40 / 4 ** (i / 9)) for i in range(10)}]
+
+
 @pytest.mark.parametrize("stream", [numbers(per_class=7), in_domains(90, 6, (40, 30, 20)), in_domains(66, 6, (54, 12))])
 @pytest.mark.parametrize("order", ["normal", "reversed"])
 def test_the_largest_imbalance_that_an_error_names_can_be_had(stream, order):
@@ -306,6 +323,8 @@ def test_the_largest_imbalance_that_an_error_names_can_be_had(stream, order):
         under(stream, imbalance=1000, imbalance_order=order)
     most = int(re.findall("at most ([0-9]+)", str(error.value))[0])
     assert most > 1
+    again = len(stream[0].classes + stream[1].classes) > len({*stream[0].classes, *stream[1].classes})
+    assert str(error.value).endswith("of every class" + " in each of its tasks" * again)
     assert all(by_task(under(stream, imbalance=most, imbalance_order=order)))
     with pytest.raises(InputError, match="imbalance"):
         under(stream, imbalance=1.5 * most + 1, imbalance_order=order)
@@ -488,6 +507,13 @@ def test_a_permutation_keeps_the_pixels_of_points_too():
 def test_what_cannot_be_is_refused(settings, message):
     with pytest.raises(InputError, match=message):
         under(numbers(), **settings)
+
+
+def test_labels_are_permuted_in_a_share_of_each_batch():
+    with pytest.raises(InputError, match="corruption_rate: got 1.5, expected a number of at least 0 and of at most 1"):
+        permute_labels(numbers(), 1.5)
+    for share in (0, 1):
+        assert [task.permuted for task in permute_labels(numbers(), share)] == [share] * 5
 
 
 def test_settings_may_be_told_in_full():

@@ -78,6 +78,11 @@ def test_samples_without_spread_differ_or_do_not():
     assert paired([1.5, 2.5], [1.0, 2.0]).verdict == "higher"
 
 
+def test_only_a_p_value_below_the_level_is_a_difference():
+    assert Difference(1.0, 0.0, 2.0, p=0.05).verdict == "no difference"
+    assert Difference(1.0, 0.0, 2.0, p=math.nextafter(0.05, 0)).verdict == "higher"
+
+
 def test_a_difference_where_there_is_none_is_found_in_one_of_twenty():
     rng = np.random.default_rng(0)
     found = [
