@@ -262,8 +262,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         rows = [part.to(x.device) for order in orders for part in _batches(order, size, learner.model)]
         task = None
         if learner.needs_tasks:
-            with learner.lock:
-                task = self._tasks = 0 if epochs else getattr(self, "_tasks", -1) + 1
+            task = 0 if epochs else getattr(self, "_tasks", -1) + 1
             batches = list(zip(x.split(size), y.split(size), strict=True))
             learner.start_task(batches)
         loss = total = torch.zeros((), dtype=torch.float64)
@@ -273,6 +272,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             total = total + loss if number % steps else loss  # of one pass
         if task is not None:
             learner.end_task(batches)
+            self._tasks = task  # only now: after a call that was interrupted, its task goes on
         self.loss_ = float(total) / steps
         if not math.isfinite(float(loss)):
             raise Diverged(f"the loss became {float(loss)}: lower lr (now {learner.lr:g}), or set clip_norm in options")

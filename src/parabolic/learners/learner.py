@@ -40,7 +40,8 @@ from parabolic.options import check_options, documented, option, options_of
 __all__ = ["Diverged", "Learner", "ReplayLearner", "TaskBatches", "join"]
 
 # Methods that no other thread sees half done, also where a subclass defines them.
-WHOLE = ("step", "start_task", "end_task", "grow", "load_state_dict")
+WHOLE = ("step", "grow", "load_state_dict")
+BOUNDARIES = ("end_task", "start_task")  # of these too
 # Attributes of a learner that are not fields.
 OWN = {"averaged", "body", "device", "dtype", "generator", "lock", "optim", "stepping", "steps"}
 # Methods that users may override, and those that the package's loops call instead.
@@ -77,6 +78,19 @@ def _alone(method: Method) -> Method:
             return method(self, *args, **kwargs)
 
     return cast(Method, alone)
+
+
+def _noted(method: Method) -> Method:
+    """Wrap a `start_task` or `end_task`, so that the learner knows that the method was told of the boundary."""
+
+    @functools.wraps(method)
+    def noted(self: Learner, *args: Any, **kwargs: Any) -> Any:
+        made = method(self, *args, **kwargs)
+        if method.__name__ == self._boundary:
+            self._observed_task = None
+        return made
+
+    return _alone(cast(Method, noted))
 
 
 def _as_predicted(method: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
@@ -139,6 +153,7 @@ class Learner:
     needs_tasks: ClassVar[bool] = False  # whether it must know where a task starts and ends
     needs_classes: ClassVar[bool] = False  # whether it is for classes only, not for targets that are numbers
     sees_all: ClassVar[bool] = False  # whether it gets all tasks at once, shuffled: only a reference
+    _boundary: ClassVar[str] = ""  # the call between two tasks without which the method would miss the first
 
     model: nn.Module = dataclasses.field(kw_only=False)
     lr: float = option(0.1, "learning rate", above=0, tune="0.001:1:log")
@@ -174,7 +189,10 @@ class Learner:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         wraps: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]
-        wraps = {**dict.fromkeys(WHOLE, _alone), "scores_at": _as_predicted, "__post_init__": _complete}
+        wraps = {**dict.fromkeys(WHOLE, _alone), **dict.fromkeys(BOUNDARIES, _noted)}
+        wraps |= {"scores_at": _as_predicted, "__post_init__": _complete}
+        if "_boundary" not in vars(cls) and cls._boundary != "end_task":
+            cls._boundary = next((name for name in BOUNDARIES if name in vars(cls)), cls._boundary)
         for name, wrap in wraps.items():
             if name in vars(cls):
                 setattr(cls, name, wrap(vars(cls)[name]))
@@ -274,14 +292,16 @@ class Learner:
         self.steps = 0
         self._frozen = tuple(name for name, weight in self.model.named_parameters() if not weight.requires_grad)
         self._example: tuple[torch.Size, torch.dtype] | None = None
+        self._observed_task: int | None = None  # that of the batches observed since the method was told of a boundary
 
     # -- learning ------------------------------------------------------------------------------------------
 
     def observe(self, x: Tensor, y: Tensor, task: int | None = None) -> Tensor:
         """Learn from a batch of raw examples and their labels; returns the loss, still on the device.
 
-        Invalid input is refused before anything changes. Checking waits for the device: a loop that has already
-        checked its data calls `step`.
+        Invalid input is refused before anything changes, and so is a batch of another task if the method depends on
+        `end_task` or `start_task`, and that was not called since. Checking waits for the device: a loop that has
+        already checked its data calls `step`.
         """
         if self.needs_tasks and task is None:
             remedy = f"{self.own_name()} must know the tasks: pass task=0, 1, … and call start_task and end_task"
@@ -292,6 +312,7 @@ class Learner:
             take_back, self._descended = self._kept_aside(), False
             try:
                 optimizers.check_frozen(self.model, self.optim, self._frozen)
+                self._check_boundary(task)
                 x, y = check_batch(self, x, y)
                 loss = self.step(x, y, task)
             except torch.AcceleratorError:  # nothing can be copied on a device that has failed
@@ -499,6 +520,8 @@ class Learner:
         if self._example is not None:  # as an empty batch, which has the shape and type of examples
             shape, dtype = self._example
             state["example"] = torch.empty(0, *shape, dtype=dtype)
+        if self._observed_task is not None:
+            state["observed_task"] = self._observed_task
         return state
 
     @_alone
@@ -507,7 +530,8 @@ class Learner:
 
         Between a GPU and a CPU everything carries over except future random draws: their generators' states differ.
         """
-        optional = {"example", *self._parts()}  # missing in new learners, and in files of early versions
+        # Missing in new learners, and in files of early versions.
+        optional = {"example", "observed_task", *self._parts()}
         if missing := self.state_dict().keys() - state.keys() - optional:
             remedy = "load the state of a learner of the same kind"
             raise invalid("state", Description(f"no {', '.join(sorted(missing))}"), "a complete state", remedy)
@@ -529,6 +553,7 @@ class Learner:
                 part.load_state_dict(state[name])
         example = state.get("example")
         self._example = None if example is None else (example.shape[1:], example.dtype)
+        self._observed_task = state.get("observed_task")
 
     def save(self, path: str | Path) -> Path:
         """Write the learner to one file: everything its next step depends on, and how it was made. It holds no code.
@@ -595,7 +620,8 @@ class Learner:
             return {name: value for name, value in self.__dict__.items() if name not in ("lock", "_asking")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ |= {"stepping": False, "_frozen": (), **state, "lock": threading.RLock(), "_asking": set()}
+        self.__dict__ |= {"stepping": False, "_frozen": (), "_observed_task": None, **state}
+        self.__dict__ |= {"lock": threading.RLock(), "_asking": set()}
         # A copy of an optimiser has forgotten not to warn that its steps could be captured but are not.
         self.optim._warned_capturable_if_run_uncaptured = True
 
@@ -626,6 +652,17 @@ class Learner:
                 yield
         finally:
             self._asking.discard(me)
+
+    def _check_boundary(self, task: int | None) -> None:
+        """Refuse a batch of another task if the method was not told of the boundary, and would keep nothing."""
+        if not (self.needs_tasks and self._boundary) or task is None:
+            return
+        if (before := self._observed_task) not in (None, task):
+            ends = self._boundary == "end_task"
+            which = f"{before}, after its last" if ends else f"{task}, before its first"
+            remedy = f"{self.own_name()} depends on that call: pass the batches of task {which}"
+            raise invalid("task", task, f"{before} until {self._boundary} is called", remedy)
+        self._observed_task = int(task)
 
     def _touched(self) -> list[Tensor]:
         """The tensors that computing a loss changes in place, to be restored if the batch is refused."""
