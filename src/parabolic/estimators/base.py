@@ -31,6 +31,7 @@ from parabolic.checks import (
     check_number,
     invalid,
     plain,
+    signed,
 )
 from parabolic.engine import Diverged
 from parabolic.estimators.serving import Rows
@@ -171,9 +172,11 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         if isinstance(learner.prepare, Scale):
             x = x.double()  # rounded only after scaling
         elif known is not None and not self.scale:
-            x = _cast(x, known)
+            x = _cast(x if known.is_floating_point else signed("X", x), known)
         elif self.scale or x.is_floating_point() or numbers:
             x = x.to(learner.dtype)
+        else:
+            x = signed("X", x)
         check_finite("X", x)  # it may have been finite only in a wider type
         return x
 

@@ -25,6 +25,7 @@ from parabolic.checks import (
     check_number,
     invalid,
     plain,
+    signed,
 )
 from parabolic.learners import optimizers
 from parabolic.learners.accepting import as_tensor, check_batch, check_growth, check_kind, refusal, try_scores
@@ -552,6 +553,7 @@ class Learner:
             if name in state:
                 part.load_state_dict(state[name])
         example = state.get("example")
+        example = None if example is None else signed("state", example)  # early versions kept unsigned types
         self._example = None if example is None else (example.shape[1:], example.dtype)
         self._observed_task = state.get("observed_task")
 
