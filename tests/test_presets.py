@@ -149,7 +149,7 @@ def test_a_damaged_preset_says_what_is_wrong_with_it(parabolic, tmp_path, text, 
         ),
         (("run", "--preset", "pcl-plus", "--set", "lrr=1"), "--set: got 'lrr'.* did you mean 'lr'"),
         (("run", "--set", "learner=er"), "--set: got 'learner', expected one of"),
-        (("run", "--preset", "typo"), "preset 'typo': --set: got 'lrr'.* did you mean 'lr'"),
+        (("run", "--preset", "typo"), "preset 'typo': settings: got 'lrr'.* did you mean 'lr'"),
         (("compare", "--preset", "here", "--preset", "there"), "--stream: got presets for seq-blobs and seq-digits"),
     ],
 )
