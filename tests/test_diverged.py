@@ -77,7 +77,7 @@ def test_a_run_that_diverged_is_kept_and_trained_again_only_when_asked(parabolic
     assert record.environment["command"] == "parabolic run --learner sgd --set lr=1e6 --set backbone=mlp --device cpu"
     assert parabolic("runs", "--failed")[1].startswith("0 failed runs")
 
-    found = f"found in runs/{record.key}, and trained again only with --again"
+    found = f"found in runs/{record.key}, and trained again only with again=True (--again)"
     assert parabolic(*asked) == (1, "", f"error: {WHY}; {found}\n")
     assert trained == [("sgd", 0)]
     assert parabolic(*asked, "--again") == (1, "", f"error: {WHY}\n")

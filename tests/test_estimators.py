@@ -1124,3 +1124,25 @@ def test_settings_that_would_be_misread_are_refused():
     for unit in ("D", "ns"):
         model = ParabolicClassifier("sgd", class_weight=weights, random_state=0).fit(x, y.astype(f"datetime64[{unit}]"))
         assert list(model.learner_.error.weights) == [9.0, 1.0]
+
+
+def test_an_estimator_goes_on_after_a_call_that_was_interrupted():
+    """Also with a method that needs to know where tasks end: the interrupted one goes on."""
+
+    class Once(nn.Linear):
+        left = 3
+
+        def forward(self, x):
+            if self.training:
+                self.left -= 1
+                if self.left == 0:
+                    raise KeyboardInterrupt
+            return super().forward(x)
+
+    model = ParabolicClassifier("ewc", model=Once(2, 2), batch_size=4, random_state=0)
+    x, y = np.random.default_rng(0).normal(size=(8, 2)), [0, 1] * 4
+    model.partial_fit(x, y)
+    with pytest.raises(KeyboardInterrupt):
+        model.partial_fit(x, y)
+    model.partial_fit(x, y).partial_fit(x, y)
+    assert (model.learner_.importance > 0).any()

@@ -256,7 +256,7 @@ def test_settings_are_texts_of_any_field_or_option():
     spec = RunSpec.from_settings("pcl", settings)
     assert (spec.batch, spec.backbone) == (7, "mlp")
     assert spec.options == {"lr": 0.5, "average": None, "times": 3, "variant": "reference"}
-    with pytest.raises(InputError, match="--set: got 'lrr'.*did you mean 'lr'"):
+    with pytest.raises(InputError, match="^settings: got 'lrr'.*did you mean 'lr'"):
         RunSpec.from_settings("pcl", {"lrr": "1"})
     with pytest.raises(InputError, match="lr: got 'fast', expected a number above 0"):
         RunSpec.from_settings("pcl", {"lr": "fast"})

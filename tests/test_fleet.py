@@ -164,6 +164,17 @@ def test_one_that_diverges_leaves_the_others_alone():
     assert (alone.matrix[1] == right.matrix[1]).all()
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_one_that_diverges_counts_its_own_steps_and_no_later_ones(place):
+    rates = [0.1, 0.1]
+    rates[place] = 1e30
+    learners = [make("er", seed, lr=lr) for seed, lr in enumerate(rates)]
+    states = train_fleet(Fleet(learners), [stream(0), stream(1)], batch=10)
+    (alone,) = train_fleet(Fleet([make("er", place, lr=1e30)]), [stream(place)], batch=10)
+    assert states[place].step == alone.step < states[1 - place].step == states[1 - place].total_steps
+    assert str(states[place].error) == str(alone.error)
+
+
 class BlindLater(torch.nn.Module):
     """Learns well, but its scores for prediction are NaN after `after` training batches."""
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from parabolic import CLSER, ER, MLP, PCL, SGD, InputError, Learner, Memory, ReplayLearner
+from parabolic import CLSER, ER, EWC, MLP, PCL, SGD, InputError, Learner, Memory, ReplayLearner
 from parabolic.learners import Scale, find_learner, known_learners
 from parabolic.learners.average import WeightAverage
 from parabolic.learners.balance import BalancedLearner
@@ -768,6 +768,56 @@ def test_augmentation_is_for_learning_and_memory_keeps_the_raw():
 def test_a_learner_that_must_know_of_tasks_says_so(name):
     with pytest.raises(InputError, match=f"^task: got None.*{name} must know the tasks"):
         make(name).observe(*batches(1)[0])
+
+
+BOUNDARIES = {"agem": "end_task", "ewc": "end_task", "si": "end_task", "lwf": "start_task", "vrmcl": "start_task"}
+
+
+@pytest.mark.parametrize("name", BOUNDARIES)
+def test_a_loop_that_leaves_out_a_boundary_between_tasks_is_told(name, tmp_path):
+    call, data, learner = BOUNDARIES[name], batches(6), make(name)
+    if call == "start_task":
+        learner.start_task(data[:3])
+    for x, y in data[:3]:
+        learner.observe(x, y, 0)
+    learner.save(tmp_path / "learner")
+    loaded = Learner.load(tmp_path / "learner", model=net())
+    copied, unpickled = copy.deepcopy(learner), pickle.loads(pickle.dumps(learner))
+    for each in (learner, loaded, copied, unpickled):  # a restart, such as a journal's, does not hide it
+        before = frozen(each.state_dict())
+        for _ in range(2):
+            told = f"^task: got 1, expected 0 until {call} is called; {name} depends on that call: pass the batches"
+            with pytest.raises(InputError, match=told):
+                each.observe(*data[3], 1)
+        assert same(frozen(each.state_dict()), before)
+        each.observe(*data[3], 0)  # the first task goes on
+        getattr(each, call)(data[:3])
+        each.observe(*data[4], 1)
+
+
+def test_a_state_of_before_boundaries_were_checked_loads():
+    learner = make("ewc")
+    learner.observe(*batches(1)[0], 0)
+    state = {name: value for name, value in learner.state_dict().items() if name != "observed_task"}
+    learner.load_state_dict(state)
+    learner.observe(*batches(1)[0], 1)
+
+
+def test_a_method_that_gathers_more_at_a_tasks_start_still_depends_on_its_end():
+    class Counting(EWC):
+        started = 0
+
+        def start_task(self, batches):
+            self.started += 1
+
+    learner = Counting(net())
+    for task in range(2):
+        learner.start_task(batches(1))
+        if task:
+            with pytest.raises(InputError, match="^task: got 1, expected 0 until end_task is called; Counting"):
+                learner.observe(*batches(1)[0], task)
+        else:
+            learner.observe(*batches(1)[0], task)
 
 
 def test_a_memory_of_ones_own():

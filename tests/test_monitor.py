@@ -6,6 +6,8 @@ import itertools
 import json
 import logging
 import math
+import os
+import signal
 import threading
 import time
 import warnings
@@ -455,6 +457,25 @@ def test_what_is_no_learner_and_no_loss():
             use(learner.model)
     with pytest.raises(InputError, match=r"^loss: got a tensor of shape \[2\] .*, expected one number"):
         monitor(learner, torch.zeros(2))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_ctrl_c_while_its_file_is_opened_is_not_hidden(tmp_path):
+    """Opening a pipe that nobody reads waits; on a busy machine, or a slow disk, any file may take long."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    os.mkfifo(tmp_path / "pipe")
+    learner = ER(MLP((2,), 3))
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(KeyboardInterrupt), Monitor(file=tmp_path / "pipe") as monitor:
+            monitor(learner)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 # -- whom it tells -----------------------------------------------------------------------------------------

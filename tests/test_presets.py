@@ -109,7 +109,7 @@ def test_ours_can_be_used_and_the_user_comes_first(tmp_path, monkeypatch):
 def test_a_failed_write_leaves_what_was_there(tmp_path):
     save_preset(Preset("one", "er"), tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="presets: got .*--output"):
+    with pytest.raises(InputError, match="presets: got .*; free some space, or name another folder$"):
         save_preset(Preset("one", "sgd"), tmp_path / "file")
     assert load_preset(str(tmp_path / "one.toml")).learner == "er"
 
@@ -149,7 +149,7 @@ def test_a_damaged_preset_says_what_is_wrong_with_it(parabolic, tmp_path, text, 
         ),
         (("run", "--preset", "pcl-plus", "--set", "lrr=1"), "--set: got 'lrr'.* did you mean 'lr'"),
         (("run", "--set", "learner=er"), "--set: got 'learner', expected one of"),
-        (("run", "--preset", "typo"), "preset 'typo': --set: got 'lrr'.* did you mean 'lr'"),
+        (("run", "--preset", "typo"), "preset 'typo': settings: got 'lrr'.* did you mean 'lr'"),
         (("compare", "--preset", "here", "--preset", "there"), "--stream: got presets for seq-blobs and seq-digits"),
     ],
 )

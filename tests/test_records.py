@@ -158,7 +158,7 @@ def test_damaged_and_foreign_lines_are_named_and_passed_over(parabolic, folder):
     assert f"\nCannot be read: {named[0]} (" in out
     # And nothing that cannot be read is written over.
     text = (folder / "a.jsonl").read_text()
-    with pytest.raises(InputError, match="--records: got .*a.jsonl:1 .*, expected a records file; repair or remove"):
+    with pytest.raises(InputError, match="^records: got .*a.jsonl:1 .*, expected a records file; repair or remove"):
         write_records([good], folder / "a.jsonl")
     assert (folder / "a.jsonl").read_text() == text
 

@@ -550,7 +550,7 @@ def test_the_scenario_is_part_of_the_spec_and_of_its_key():
     spec = RunSpec.from_settings("er", {"corruption": "uniform", "corruption_rate": "0.2", "lr": "0.05", "tasks": "2"})
     assert spec.scenario == {"corruption": "uniform", "corruption_rate": 0.2, "tasks": 2}
     assert spec.options == {"lr": 0.05}
-    with pytest.raises(InputError, match="--set: got 'corrupton'.*did you mean 'corruption'"):
+    with pytest.raises(InputError, match="^settings: got 'corrupton'.*did you mean 'corruption'"):
         RunSpec.from_settings("er", {"corrupton": "uniform"})
     with pytest.raises(InputError, match="scenario: got 'corrupton'.*did you mean 'corruption'"):
         RunSpec(scenario={"corrupton": "uniform"})

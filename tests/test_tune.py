@@ -101,30 +101,30 @@ def test_other_test_data_change_nothing(tmp_path):
     ("arguments", "message"),
     [
         (("--validation", "0"), "validation: got 0.0, expected a number above 0"),
-        (("--set", "validation=0"), "validation: got 0.0, .* use --validation"),
-        (("--set", "validation=0.2"), "validation: got 0.2, .* use --validation"),
-        (("--set", "seed=9"), "seed: got 9, expected none for the run, .* --seeds sets how many"),
+        (("--set", "validation=0"), "validation: got 0.0, .* set `validation` of the search"),
+        (("--set", "validation=0.2"), "validation: got 0.2, .* set `validation` of the search"),
+        (("--set", "seed=9"), "seed: got 9, expected none for the run, .* `seeds` of the search sets how many"),
         (("--space", "lr"), "--space: got 'lr', expected NAME=VALUE; for example --space lr=0.01:0.3:log"),
         (("--space", "lrr=0.1:1"), "--space: got 'lrr', .* did you mean 'lr'"),
-        (("--space", "lr=1:0.1"), "--space lr: got '1:0.1', expected LOW:HIGH"),
-        (("--space", "lr=0.1:1:2:3"), "--space lr: got '0.1:1:2:3', expected LOW:HIGH"),
-        (("--space", "lr=0.1:1:cubic"), "--space lr: got '0.1:1:cubic', expected LOW:HIGH"),
+        (("--space", "lr=1:0.1"), "space lr: got '1:0.1', expected LOW:HIGH"),
+        (("--space", "lr=0.1:1:2:3"), "space lr: got '0.1:1:2:3', expected LOW:HIGH"),
+        (("--space", "lr=0.1:1:cubic"), "space lr: got '0.1:1:cubic', expected LOW:HIGH"),
         (("--space", "lr=0:1"), "lr: got 0.0, expected a number above 0"),
         (("--space", "lr=fast:slow"), "lr: got 'fast', expected a number above 0"),
-        (("--space", "average=0:0.9:log"), "--space average: got '0:0.9:log', expected a range above 0"),
+        (("--space", "average=0:0.9:log"), "space average: got '0:0.9:log', expected a range above 0"),
         (("--space", "average=0.5:1.5"), "average: got 1.5"),
         (("--space", "replay=8:500"), "memory: got 200, expected a whole number of at least 500"),
-        (("--space", "optimizer=SGD:Adam"), "--space optimizer: got 'SGD:Adam'"),
-        (("--space", "memory=50:500"), "--space: got 'memory'"),
-        (("--space", "lr=0.1:1", "--set", "lr=0.1"), "--space: got 'lr', expected an option that --set leaves open"),
-        (("--set", "lr=0.1"), "--space: got nothing to tune, expected an option"),
+        (("--space", "optimizer=SGD:Adam"), "space optimizer: got 'SGD:Adam'"),
+        (("--space", "memory=50:500"), "^error: space: got 'memory'"),
+        (("--space", "lr=0.1:1", "--set", "lr=0.1"), "space: got 'lr', expected an option that the run leaves open"),
+        (("--set", "lr=0.1"), "space: got nothing to tune, expected an option"),
         (("--metric", "accuracy"), "metric: got 'accuracy', expected one of aaa, acc, task_aaa, task_acc"),
         (("--prune", "--parallel", "2"), "parallel: got 2, expected 1"),
         (("--name", "a/b"), "name: got 'a/b'"),
-        (("--storage", "nonsense"), "--storage: got 'nonsense', expected an Optuna storage"),
-        (("--storage", "journal:no/such/folder"), "--storage: got No such file or directory"),
-        (("--storage", "sqlite:////no/such/folder/a.db"), "--storage: got .* unable to open database file"),
-        (("--storage", "postgresql+none://me:secret@host/a"), "--storage: got 'postgresql.none://…@host/a'"),
+        (("--storage", "nonsense"), "storage: got 'nonsense', expected an Optuna storage"),
+        (("--storage", "journal:no/such/folder"), "storage: got No such file or directory"),
+        (("--storage", "sqlite:////no/such/folder/a.db"), "storage: got .* unable to open database file"),
+        (("--storage", "postgresql+none://me:secret@host/a"), "storage: got 'postgresql.none://…@host/a'"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused_at_once(parabolic, tmp_path, arguments, message):
@@ -284,7 +284,7 @@ def test_a_search_by_a_measure_is_told_in_its_own_units(parabolic, mine):
     ("measure", "metric", "message"),
     [
         ("mine.py:far", "fare", "metric: got 'fare', expected one of .*; did you mean 'far'"),
-        (None, "far", "a measure of your own needs --set measure"),
+        (None, "far", "a measure of your own must be one of the run too"),
         ("mine.py:undecided", "undecided", "expected a measure whose attribute `better` is"),
         ("mine.py:near", "near.rate", "got 'near.rate', expected one of aaa, acc, near.lr, near.task, task_aaa,"),
     ],
@@ -361,7 +361,7 @@ def test_a_study_can_be_built_again_from_its_runs(tmp_path, monkeypatch):
 )
 def test_a_study_goes_on_only_as_it_began(tmp_path, other, differs):
     tune(Search(BLOBS), Store(tmp_path), trials=1, name="one", device="cpu")
-    with pytest.raises(InputError, match=f"study: got 'one' with {differs}; give another --name"):
+    with pytest.raises(InputError, match=f"study: got 'one' with {differs}; give another name"):
         tune(other, Store(tmp_path), trials=1, name="one", device="cpu")
 
 
@@ -372,7 +372,7 @@ def test_a_study_goes_on_only_with_the_code_it_began_with(tmp_path):
     tune(search, Store(tmp_path), trials=1, name="one", device="cpu")
     tune(search, Store(tmp_path), trials=2, name="one", device="cpu")
     file.write_text(f"{TIMID}# edited")
-    with pytest.raises(InputError, match="study: got 'one' with code=[0-9a-f]{12}, expected .*; give another --name"):
+    with pytest.raises(InputError, match="study: got 'one' with code=[0-9a-f]{12}, expected .*; give another name"):
         tune(search, Store(tmp_path), trials=3, name="one", device="cpu")
 
 
@@ -464,9 +464,7 @@ def test_a_damaged_storage_is_told_in_a_line(tmp_path, when):
 
     if when == "before":
         damage()
-    with pytest.raises(
-        InputError, match="--storage: got 'sqlite:.*', expected an Optuna storage that works; .*database"
-    ):
+    with pytest.raises(InputError, match="storage: got 'sqlite:.*', expected an Optuna storage that works; .*database"):
         tune(Search(BLOBS), Store(tmp_path), trials=3, device="cpu", watch=damage)
     (tmp_path / "tune.db").unlink()
     assert len(tune(Search(BLOBS), Store(tmp_path), trials=3, device="cpu").trials) == 3

@@ -301,7 +301,7 @@ def test_one_that_fails_does_not_stop_the_others(parabolic, folder, monkeypatch)
         (("--learners", ","), "--learners: got ',', expected at least one name"),
         (("--learners", "er,sdg"), "learner: got 'sdg', .* did you mean 'sgd'"),
         (("--learners", "er,sgd", "--set", "lrr=1"), "--set: got 'lrr'"),
-        (("--learners", "er,sgd", "--set", "lr=1"), "--space: got nothing to tune"),
+        (("--learners", "er,sgd", "--set", "lr=1"), "space: got nothing to tune"),
         (("--learners", "er,sgd", "--space", "lrr=1:2"), "--space: got 'lrr'"),
     ],
 )

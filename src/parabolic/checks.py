@@ -17,10 +17,11 @@ from torch import Tensor
 
 __all__ = [
     "FILL_IN", "InputError", "all_finite", "check_call", "check_finite", "check_gaps", "check_name", "check_number",
-    "first_line", "invalid", "plain", "short_of_memory",
+    "first_line", "invalid", "plain", "short_of_memory", "signed",
 ]  # fmt: skip
 
 FILL_IN = "fill in what is missing"
+SIGNED = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}  # without loss
 MANY, FEW = 24, 4  # if there are more than MANY names, an error lists only the FEW nearest
 
 
@@ -196,6 +197,17 @@ def check_gaps(name: str, value: Any) -> None:
     """Refuse a masked array with masked entries: the data under a mask are not values."""
     if isinstance(value, np.ma.MaskedArray) and (masked := int(np.ma.getmaskarray(value).sum())):
         raise invalid(name, Description(f"an array with {masked} masked values"), "one without gaps", FILL_IN)
+
+
+def signed(name: str, value: Tensor) -> Tensor:
+    """Convert unsigned integers of more than a byte to signed ones: torch cannot store, compare or look up the former.
+
+    >>> signed("x", torch.tensor([65535], dtype=torch.uint16))
+    tensor([65535], dtype=torch.int32)
+    """
+    if value.dtype == torch.uint64 and bool((value.view(torch.long) < 0).any()):
+        raise invalid(name, Description("whole numbers of 2**63 or more"), "smaller ones", "convert them to float64")
+    return value.to(SIGNED.get(value.dtype, value.dtype))
 
 
 def check_finite(name: str, value: Tensor, remedy: str = "clean or drop those examples") -> None:

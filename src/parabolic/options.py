@@ -179,7 +179,7 @@ def no_option(cls: type, name: str) -> str:
 
 def parse_option(known: Mapping[str, Option], name: str, text: str) -> Any:
     """Parse `text` for the option `name`; the error for an unknown name suggests the nearest known one."""
-    check_name("--set", name, known)
+    check_name("settings", name, known)
     return known[name].parse(text)
 
 

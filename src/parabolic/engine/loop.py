@@ -231,11 +231,11 @@ def _learn(
             for (berth, state, _), source in zip(crew, fed, strict=True):
                 with berth.aside():
                     state.loss = berth.step(*next(source), state.task)
-                    state.step += 1
                     if state.error is None:
+                        state.step += 1
                         for watcher in watchers:
                             watcher.on_step(state)
-            if states[0].step % LOOK == 0 and not _sound(fleet, states):
+            if max(state.step for state in states) % LOOK == 0 and not _sound(fleet, states):
                 return
             if checkpoints is not None:
                 checkpoints.keep(fleet, states, since=started, now=stop.asked)

@@ -212,13 +212,15 @@ class Monitor(Callback):
 
     def _begin(self, learner: Learner, step: int, stream: str = "", until: int | None = None) -> None:
         self.close("stopped")  # an earlier run that did not finish
-        self._learner, self.last, self._accuracy = learner, None, None
+        self._lines: Lines | None = None
         self._since = _Since(step)
         self._evaluations = 0  # of the loss on memory
         self._followed: _Followed | None = None
         self._loss_budget, self._bound_budget = _Budget(self.share / 2), _Budget(self.share / 2, FIRST_GUESS)
-        self._lines = None if self.file is None else Lines(self.file)
-        if self._lines is not None:
+        # From here on `close` has something to end, also if Ctrl-C comes while the file is opened.
+        self._learner, self.last, self._accuracy = learner, None, None
+        if self.file is not None:
+            self._lines = Lines(self.file)
             told = {"learner": learner.own_name(), "stream": stream, "until": until}
             self._lines.write("began", {"step": step, "time": time.time(), **told})
 

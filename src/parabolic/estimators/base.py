@@ -32,6 +32,7 @@ from parabolic.checks import (
     check_number,
     invalid,
     plain,
+    signed,
 )
 from parabolic.engine import Diverged
 from parabolic.estimators.serving import Rows
@@ -194,9 +195,11 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         if isinstance(learner.prepare, Scale):
             x = x.double()  # rounded only after scaling
         elif known is not None and not self.scale:
-            x = _cast(x, known)
+            x = _cast(x if known.is_floating_point else signed("X", x), known)
         elif self.scale or x.is_floating_point() or numbers:
             x = x.to(learner.dtype)
+        else:
+            x = signed("X", x)
         check_finite("X", x)  # it may have been finite only in a wider type
         return x
 
@@ -285,8 +288,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         rows = [part.to(x.device) for order in orders for part in _batches(order, size, learner.model)]
         task = None
         if learner.needs_tasks:
-            with learner.lock:
-                task = self._tasks = 0 if epochs else getattr(self, "_tasks", -1) + 1
+            task = 0 if epochs else getattr(self, "_tasks", -1) + 1
             batches = list(zip(x.split(size), y.split(size), strict=True))
             learner.start_task(batches)
         loss = total = torch.zeros((), dtype=torch.float64)
@@ -296,6 +298,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             total = total + loss if number % steps else loss  # of one pass
         if task is not None:
             learner.end_task(batches)
+            self._tasks = task  # only now: after a call that was interrupted, its task goes on
         self.loss_ = float(total) / steps
         if not math.isfinite(float(loss)):
             raise Diverged(f"the loss became {float(loss)}: lower lr (now {learner.lr:g}), or set clip_norm in options")

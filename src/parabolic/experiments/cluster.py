@@ -30,7 +30,7 @@ class Cluster:
             _connect(self._ray, address)
         has_gpu = bool(self._ray.cluster_resources().get("GPU"))
         if device.startswith("cuda") and not has_gpu:
-            raise invalid("device", device, "a device of the cluster", "it has no GPU: use --device cpu")
+            raise invalid("device", device, "a device of the cluster", "it has no GPU: choose cpu")
         self.gpu = has_gpu and device != "cpu"
         self._device = "cuda" if self.gpu else "cpu"  # Ray makes only the assigned GPU visible to a task
         self._needs = {"CPU": 1.0} | ({"GPU": gpus} if self.gpu else {})

@@ -66,7 +66,8 @@ def run(
     check_store(store)
     ended = None if again else store.ended(spec)
     if ended is not None:
-        return _sound(ended, f"; found in {store.path(spec.key)}, and trained again only with --again"), True
+        found = f"; found in {store.path(spec.key)}, and trained again only with again=True (--again)"
+        return _sound(ended, found), True
     keeping = Keeping.of(store, checkpoint, anew=again)
     start = _Start()
     with _Claim(store, spec, keeping) as claim:

@@ -145,14 +145,14 @@ def save_preset(preset: Preset, folder: Path | None = None) -> Path:
     check_preset_name(preset.name)
     folder = folder or preset_folder()
     told = {name: value for name in KINDS if (value := getattr(preset, name)) not in (None, "", {})}
-    with disk_errors("presets", folder, "free some space, or name another folder with --output"):
+    with disk_errors("presets", folder, "free some space, or name another folder"):
         return write_text(folder / f"{preset.name}.toml", _toml(told))
 
 
 def check_preset_name(name: str) -> None:
     """Raise an error for a name that cannot be a file name."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise invalid("name", name, "letters, digits, dots, dashes and underscores", "choose one with --name")
+        raise invalid("name", name, "letters, digits, dots, dashes and underscores", "choose another")
 
 
 def _read(path: Path) -> Preset:

@@ -139,7 +139,7 @@ def write_records(runs: Iterable[Record], path: Path) -> int:
     Processes that merge into the same file wait for each other. A file with an unreadable line is refused, as that line
     would be lost.
     """
-    with disk_errors("--records", path.parent, "free some space or name another file"):
+    with disk_errors("records", path.parent, "free some space or name another file"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f".{path.name}.lock")):
             merged = {record.key: record for record in _undamaged(path).every()}
@@ -159,7 +159,7 @@ def _undamaged(path: Path) -> Records:
     if damaged := there.unreadable():
         place, reason = next(iter(damaged.items()))
         got = Description(f"{place} ({reason})")
-        raise invalid("--records", got, "a records file", "repair or remove the line, or name another file")
+        raise invalid("records", got, "a records file", "repair or remove the line, or name another file")
     return there
 
 

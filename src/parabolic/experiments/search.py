@@ -101,18 +101,18 @@ class Search:
         check_spec(self.spec)
         if "validation" in self.spec.scenario:
             got = self.spec.scenario["validation"]
-            raise invalid("validation", got, "it to be set for the search, not for the run", "use --validation")
+            raise invalid("validation", got, "none for the run", "set `validation` of the search instead")
         if self.spec.seed:
-            remedy = "--seeds sets how many there are, and --seed which values are tried"
+            remedy = "`seeds` of the search sets how many there are, and its `seed` which values are tried"
             raise invalid("seed", self.spec.seed, "none for the run, as the seeds of a trial start at 0", remedy)
         if self.measure is None:
             owners = find_measures(self.spec.measure)
-            check_name("metric", self.metric, {*METRICS, *owners}, "a measure of your own needs --set measure as well")
+            check_name("metric", self.metric, {*METRICS, *owners}, "a measure of your own must be one of the run too")
         elif self.better not in ("higher", "lower"):
             remedy = f"as in {owner(self.metric)}.better = 'lower'"
             raise invalid("metric", self.metric, "a measure whose attribute `better` is 'higher' or 'lower'", remedy)
         if not self.ranges:
-            raise invalid("--space", Description("nothing to tune"), "an option", "for example --space lr=0.01:0.3:log")
+            raise invalid("space", Description("nothing to tune"), "an option", "for example lr=0.01:0.3:log")
         for end in (0, 1):  # find invalid values before the first run
             self.specs({name: each.ends[end] for name, each in self.ranges.items()})
 
@@ -121,9 +121,9 @@ class Search:
         """The options to tune, each with its range or choices."""
         known = self._tunable()
         for name in self.space:
-            check_name("--space", name, known)
+            check_name("space", name, known)
             if name in self.fixed:
-                raise invalid("--space", name, "an option that --set leaves open", "give one of the two")
+                raise invalid("space", name, "an option that the run leaves open", "give one of the two")
         own = {name: each.tune for name, each in known.items() if each.tune and name not in self.fixed}
         texts = {**own, **self.space}
         return {name: _read(known[name], text) for name, text in texts.items()}
@@ -221,7 +221,7 @@ def _read(stated: Option, text: str) -> Range | Choices:
     if not all(isinstance(end, int | float) for end in ends) or not ends[0] < ends[1]:
         raise _refused(stated.name, text)
     if rest[1:] and ends[0] <= 0:
-        raise invalid(f"--space {stated.name}", text, "a range above 0 if it is log")
+        raise invalid(f"space {stated.name}", text, "a range above 0 if it is log")
     return Range(ends[0], ends[1], log=bool(rest[1:]))
 
 
@@ -242,4 +242,4 @@ def _split(text: str) -> list[str]:
 
 
 def _refused(name: str, text: str) -> InputError:
-    return invalid(f"--space {name}", text, "LOW:HIGH, LOW:HIGH:log or A,B,C", f"as in --space {name}=0.1:1")
+    return invalid(f"space {name}", text, "LOW:HIGH, LOW:HIGH:log or A,B,C", "as in 0.1:1")

@@ -57,7 +57,7 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # `tune` reports progress itself
         self.search = search
         self.distributions = {name: _distribution(each) for name, each in search.ranges.items()}
-        with disk_errors("runs", folder, "free some space, or name another folder with --runs"):
+        with disk_errors("runs", folder, "free some space, or name another folder of runs"):
             folder.mkdir(parents=True, exist_ok=True)
             guard = FileLock(folder / "tune.lock")  # one process creates the tables of a new database
             guard.acquire()
@@ -187,7 +187,7 @@ class Study:
         if differs := self._differs():
             got = Description(f"{name!r} with " + ", ".join(f"{each}={now}" for each, (now, _) in differs.items()))
             began = "its original settings, " + ", ".join(f"{each}={was}" for each, (_, was) in differs.items())
-            raise invalid("study", got, began, "give another --name, or the original settings")
+            raise invalid("study", got, began, "give another name, or the original settings")
 
     def _differs(self) -> dict[str, tuple[Any, Any]]:
         """The settings that have changed since the study began, by name: the new and the old value."""
@@ -290,7 +290,7 @@ def _open(storage: str | optuna.storages.BaseStorage) -> optuna.storages.BaseSto
         return storage
     kind, _, rest = storage.partition(":")
     if kind == "journal":
-        with disk_errors("--storage", Path(rest).parent, "name another file"):
+        with disk_errors("storage", Path(rest).parent, "name another file"):
             return optuna.storages.JournalStorage(JournalFileBackend(rest))
     patient = {"connect_args": {"timeout": 60}} if kind == "sqlite" else {}  # wait while others are writing
     try:
@@ -314,4 +314,4 @@ def _flat(told: Mapping[str, Any]) -> dict[str, Any]:
 
 def _unusable(storage: object, error: BaseException) -> InputError:
     shown = re.sub(r"//[^/]*@", "//…@", str(storage))  # hide the password
-    return invalid("--storage", shown, "an Optuna storage that works", str(error).partition("\n")[0])
+    return invalid("storage", shown, "an Optuna storage that works", str(error).partition("\n")[0])

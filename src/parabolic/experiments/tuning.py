@@ -104,7 +104,7 @@ def tune(
     for what, value in (("trials", trials), ("parallel", parallel), ("workers", workers)):
         check_number(what, value, whole=True, at_least=1)
     if search.prune and parallel > 1:
-        raise invalid("parallel", parallel, "1 if trials are pruned", "use --workers to run several at once")
+        raise invalid("parallel", parallel, "1 if trials are pruned", "set `workers` to run several at once")
     name = name or _called(search.spec)
     check_preset_name(name)
     if workers > 1 and not isinstance(storage, str | None):

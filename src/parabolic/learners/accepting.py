@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from parabolic.checks import FILL_IN, Description, InputError, check_finite, check_gaps, invalid
+from parabolic.checks import FILL_IN, Description, InputError, check_finite, check_gaps, invalid, signed
 from parabolic.learners.functional import answers_by, has_embedding
 from parabolic.learners.head import check_alone, check_head, wider
 from parabolic.learners.scale import Scale
@@ -100,10 +100,11 @@ def try_scores(learner: Learner, x: Tensor) -> Tensor:
     except (InputError, torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except Exception as error:
-        whole = not x.is_floating_point() and x.dtype != torch.uint8
+        whole = not (x.is_floating_point() or x.is_complex() or x.dtype == torch.uint8)
         remedy = "; if they are measurements, convert them with .float()" if whole and learner.embed is None else ""
         if isinstance(learner.prepare, Scale) and has_embedding(learner.model):
             remedy = "; if they are ids, they must not be scaled (in an estimator: scale=False)"
+        remedy = "; split complex numbers with torch.view_as_real" if x.is_complex() else remedy
         raise invalid("x", x, "examples that the model accepts", f"the model says: {error}{remedy}") from error
     if not isinstance(scores, Tensor):
         raise invalid("model", type(scores), "one tensor of scores [n, classes]", "wrap the model to return that")
@@ -148,6 +149,7 @@ def as_tensor(name: str, value: Any, device: torch.device) -> Tensor:
         raise invalid(name, type(value), "a tensor, or anything that torch.as_tensor accepts", remedy) from error
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise invalid(name, tensor, "a plain tensor", "convert it with .to_dense() or .dequantize()")
+    tensor = signed(name, tensor)
     return tensor.clone() if tensor.is_inference() else tensor  # an inference tensor has no gradient
 
 

@@ -16,10 +16,11 @@ from parabolic.learners.functional import work_by
 if TYPE_CHECKING:
     from parabolic.learners.learner import Learner
 
-__all__ = ["alone", "check_fields", "wrap_methods"]
+__all__ = ["alone", "boundary_of", "check_fields", "wrap_methods"]
 
 # Methods that no other thread sees half done, also where a subclass defines them.
-WHOLE = ("step", "start_task", "end_task", "grow", "load_state_dict")
+WHOLE = ("step", "grow", "load_state_dict")
+BOUNDARIES = ("end_task", "start_task")  # of these too
 # Attributes of a learner that are not fields.
 OWN = {"averaged", "body", "device", "dtype", "generator", "lock", "optim", "stepping", "steps"}
 
@@ -29,10 +30,18 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 def wrap_methods(cls: type) -> None:
     """Wrap the methods that a class defines for what every learner promises."""
     wraps: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]
-    wraps = {**dict.fromkeys(WHOLE, alone), "scores_at": _as_predicted, "__post_init__": _complete}
+    wraps = {**dict.fromkeys(WHOLE, alone), **dict.fromkeys(BOUNDARIES, _noted)}
+    wraps |= {"scores_at": _as_predicted, "__post_init__": _complete}
     for name, wrap in wraps.items():
         if name in vars(cls):
             setattr(cls, name, wrap(vars(cls)[name]))
+
+
+def boundary_of(cls: type[Learner]) -> str:
+    """The call between two tasks that a method depends on: `end_task`, if it defines that, or else `start_task`."""
+    if "_boundary" in vars(cls) or cls._boundary == "end_task":
+        return cls._boundary
+    return next((name for name in BOUNDARIES if name in vars(cls)), cls._boundary)
 
 
 def check_fields(cls: type) -> None:
@@ -66,6 +75,19 @@ def alone(method: Method) -> Method:
             return method(self, *args, **kwargs)
 
     return cast(Method, alone)
+
+
+def _noted(method: Method) -> Method:
+    """Wrap a `start_task` or `end_task`, so that the learner knows that the method was told of the boundary."""
+
+    @functools.wraps(method)
+    def noted(self: Learner, *args: Any, **kwargs: Any) -> Any:
+        made = method(self, *args, **kwargs)
+        if method.__name__ == self._boundary:
+            self._observed_task = None
+        return made
+
+    return alone(cast(Method, noted))
 
 
 def _as_predicted(method: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:

@@ -40,6 +40,7 @@ class GEM(ProjectedLearner):
     reference = "Lopez-Paz and Ranzato, 2017: Gradient episodic memory for continual learning"
     policy = EqualShares
     keeps = ("x", "y", "task")
+    _boundary = ""  # the number of a batch's task tells
 
     replay: int = option(
         0, "how many examples of each past task are recalled at a step (0: its whole share)", at_least=0

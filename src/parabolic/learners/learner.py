@@ -16,12 +16,12 @@ from typing import Any, ClassVar, Self, dataclass_transform
 import torch
 from torch import Generator, Tensor, nn
 
-from parabolic.checks import Description, check_call, check_finite, check_number, invalid, plain
+from parabolic.checks import Description, check_call, check_finite, check_number, invalid, plain, signed
 from parabolic.learners import optimizers
 from parabolic.learners.accepting import as_tensor, check_batch, check_growth, check_kind, refusal, try_scores
 from parabolic.learners.average import WeightAverage
 from parabolic.learners.criterion import Criterion, find_criterion
-from parabolic.learners.declaring import alone, check_fields, wrap_methods
+from parabolic.learners.declaring import alone, boundary_of, check_fields, wrap_methods
 from parabolic.learners.functional import answers_by, copies_of
 from parabolic.learners.gradients import trainable
 from parabolic.learners.head import check_head, features, follow, last_linear, widen
@@ -90,6 +90,7 @@ class Learner:
     needs_tasks: ClassVar[bool] = False  # whether it must know where a task starts and ends
     needs_classes: ClassVar[bool] = False  # whether it is for classes only, not for targets that are numbers
     sees_all: ClassVar[bool] = False  # whether it gets all tasks at once, shuffled: only a reference
+    _boundary: ClassVar[str] = ""  # the call between two tasks without which the method would miss the first
 
     model: nn.Module = dataclasses.field(kw_only=False)
     lr: float = option(0.1, "learning rate", above=0, tune="0.001:1:log")
@@ -124,6 +125,7 @@ class Learner:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls._boundary = boundary_of(cls)
         wrap_methods(cls)
         check_fields(cls)
         about = cls.__doc__
@@ -199,26 +201,31 @@ class Learner:
         self.steps = 0
         self._frozen = tuple(name for name, weight in self.model.named_parameters() if not weight.requires_grad)
         self._example: tuple[torch.Size, torch.dtype] | None = None
+        self._observed_task: int | None = None  # that of the batches observed since the method was told of a boundary
 
     # -- learning ------------------------------------------------------------------------------------------
 
     def observe(self, x: Tensor, y: Tensor, task: int | None = None) -> Tensor:
         """Learn from a batch of raw examples and their labels; returns the loss, still on the device.
 
-        Invalid input is refused before anything changes. Checking waits for the device: a loop that has already
-        checked its data calls `step`.
+        Invalid input is refused before anything changes, and so is a batch of another task if the method depends on
+        `end_task` or `start_task`, and that was not called since. Checking waits for the device: a loop that has
+        already checked its data calls `step`.
         """
         if self.needs_tasks and task is None:
             remedy = f"{self.own_name()} must know the tasks: pass task=0, 1, … and call start_task and end_task"
             raise invalid("task", task, "the number of the task that the batch belongs to", remedy)
         if task is not None:
             check_number("task", task, whole=True, at_least=0, below=2**31)
+        number = int(task) if task is not None and self.needs_tasks and self._boundary else None
         with self._changing():
             take_back, self._descended = self._kept_aside(), False
             try:
                 optimizers.check_frozen(self.model, self.optim, self._frozen)
+                self._check_boundary(number)
                 x, y = check_batch(self, x, y)
                 loss = self.step(x, y, task)
+                self._observed_task = number
             except torch.AcceleratorError:  # nothing can be copied on a device that has failed
                 raise
             except Exception:
@@ -424,6 +431,8 @@ class Learner:
         if self._example is not None:  # as an empty batch, which has the shape and type of examples
             shape, dtype = self._example
             state["example"] = torch.empty(0, *shape, dtype=dtype)
+        if self._observed_task is not None:
+            state["observed_task"] = self._observed_task
         return state
 
     @alone
@@ -432,7 +441,8 @@ class Learner:
 
         Between a GPU and a CPU everything carries over except future random draws: their generators' states differ.
         """
-        optional = {"example", *self._parts()}  # missing in new learners, and in files of early versions
+        # Missing in new learners, and in files of early versions.
+        optional = {"example", "observed_task", *self._parts()}
         if missing := self.state_dict().keys() - state.keys() - optional:
             remedy = "load the state of a learner of the same kind"
             raise invalid("state", Description(f"no {', '.join(sorted(missing))}"), "a complete state", remedy)
@@ -453,7 +463,9 @@ class Learner:
             if name in state:
                 part.load_state_dict(state[name])
         example = state.get("example")
+        example = None if example is None else signed("state", example)  # early versions kept unsigned types
         self._example = None if example is None else (example.shape[1:], example.dtype)
+        self._observed_task = state.get("observed_task")
 
     def save(self, path: str | Path) -> Path:
         """Write the learner to one file: everything its next step depends on, and how it was made. It holds no code.
@@ -520,7 +532,8 @@ class Learner:
             return {name: value for name, value in self.__dict__.items() if name not in ("lock", "_asking")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ |= {"stepping": False, "_frozen": (), **state, "lock": threading.RLock(), "_asking": set()}
+        self.__dict__ |= {"stepping": False, "_frozen": (), "_observed_task": None, **state}
+        self.__dict__ |= {"lock": threading.RLock(), "_asking": set()}
         # A copy of an optimiser has forgotten not to warn that its steps could be captured but are not.
         self.optim._warned_capturable_if_run_uncaptured = True
 
@@ -551,6 +564,14 @@ class Learner:
                 yield
         finally:
             self._asking.discard(me)
+
+    def _check_boundary(self, task: int | None) -> None:
+        """Refuse a batch of another task if the method was not told of the boundary, and would keep nothing."""
+        if (before := self._observed_task) not in (None, task):
+            ends = self._boundary == "end_task"
+            which = f"{before}, after its last" if ends else f"{task}, before its first"
+            remedy = f"{self.own_name()} depends on that call: pass the batches of task {which}"
+            raise invalid("task", task, f"{before} until {self._boundary} is called", remedy)
 
     def _touched(self) -> list[Tensor]:
         """The tensors that computing a loss changes in place, to be restored if the batch is refused."""

@@ -77,9 +77,11 @@ def as_inputs(x: Tensor, prepare: Callable[[Tensor], Tensor] | None, dtype: torc
         made = prepare(x)
         double = isinstance(made, Tensor) and made.is_floating_point() and torch.float64 in (made.dtype, dtype)
         return made.to(dtype) if double else made
-    if x.dtype != torch.uint8:
-        return x.to(dtype) if x.is_floating_point() else x  # NumPy defaults to float64, unlike most models
-    return x.long() if ids else (x.float() / 255).to(dtype)
+    if x.is_floating_point():
+        return x.to(dtype)  # NumPy defaults to float64, unlike most models
+    if ids:
+        return x.long() if x.dtype in (torch.uint8, torch.int8, torch.int16) else x
+    return (x.float() / 255).to(dtype) if x.dtype == torch.uint8 else x
 
 
 def fixed(part: Any, device: torch.device) -> Any:

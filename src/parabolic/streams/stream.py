@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from parabolic.checks import Description, InputError, check_finite, check_gaps, check_number, invalid, plain
+from parabolic.checks import Description, InputError, check_finite, check_gaps, check_number, invalid, plain, signed
 
 __all__ = ["LABEL_COLUMNS", "Batches", "Examples", "Stream", "Task"]
 
@@ -467,17 +467,18 @@ def _tensor(name: str, value: Any) -> Tensor:
     if isinstance(value, Tensor):
         if value.layout != torch.strided or value.is_complex() or value.is_quantized or value.is_meta:
             raise invalid(name, value, "a dense tensor of real numbers")
-        return value.detach().cpu()  # tasks are formed on the host; `Stream.to` moves them
+        return signed(name, value.detach().cpu())  # tasks are formed on the host; `Stream.to` moves them
     try:
         array = np.asarray(value)
     except ValueError as error:
         raise invalid(name, type(value), "examples that are all of one shape", str(error)) from error
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
         remedy = "for words, use np.unique(words, return_inverse=True)[1]" if array.dtype.kind in "OSU" else ""
-        raise invalid(name, Description(f"an array of type {array.dtype}"), "numbers", remedy)
+        expected = "real numbers of at most 64 bits"
+        raise invalid(name, Description(f"an array of type {array.dtype}"), expected, remedy)
     if any(step < 0 for step in array.strides):
         array = array.copy()  # torch has no negative strides
-    return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
+    return signed(name, torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"])))
 
 
 def _domains(name: str, value: Any, count: int, among: Tensor | None = None) -> Tensor:
