@@ -795,6 +795,15 @@ def test_a_loop_that_leaves_out_a_boundary_between_tasks_is_told(name, tmp_path)
         each.observe(*data[4], 1)
 
 
+@pytest.mark.parametrize("name", BOUNDARIES)
+def test_a_refused_batch_starts_no_task(name):
+    (x, y), learner = batches(1)[0], make(name)
+    learner.start_task([(x, y)])
+    with pytest.raises(InputError, match="^x: "):
+        learner.observe(x * torch.nan, y, 3)
+    learner.observe(x, y, 0)
+
+
 def test_a_state_of_before_boundaries_were_checked_loads():
     learner = make("ewc")
     learner.observe(*batches(1)[0], 0)
