@@ -2,6 +2,8 @@
 
 import copy
 import itertools
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +16,13 @@ from parabolic.learners.vrmcl import VRMCL
 
 COMMON = {"memory": 12, "replay": 6, "seed": 7, "lr": 0.4}
 NUMBERS = {"momentum": 0.3, "rate": 0.2, "rate_lr": 0.5, "clip": 0.4, "chunk": 2}
+
+
+@pytest.fixture
+def published():
+    """The learner of the benchmark that compares ours with its authors' code."""
+    path = Path(__file__).parents[1] / "benchmarks" / "vrmcl.py"
+    return runpy.run_path(str(path))["Published"]
 
 
 class SlowVRMCL(SlowReplay):
@@ -62,29 +71,46 @@ class SlowVRMCL(SlowReplay):
             losses.append(self.query(weights, new, recalled))
         return mean(losses)
 
-    def hypergradient(self, weights, new, recalled):
+    def slopes(self, weights, new, recalled):
         weights, rates = ([each.clone().requires_grad_() for each in given] for given in (weights, self.rates))
         loss = self.ahead(weights, rates, new, recalled)
         gradients = torch.autograd.grad(loss, [*weights, *rates])
-        clipped = []
-        for part in (gradients[: len(weights)], gradients[len(weights) :]):
-            norm = sum((each**2).sum() for each in part).sqrt()
-            clipped.append([each * min(1, (self.clip / (norm + 1e-6)).item()) for each in part])
-        return loss.item(), *clipped
+        return loss.item(), gradients[: len(weights)], gradients[len(weights) :]
+
+    def clipped(self, part):
+        norm = sum((each**2).sum() for each in part).sqrt()
+        return [each * min(1, (self.clip / (norm + 1e-6)).item()) for each in part]
+
+    def of_rates(self, gradients, new, recalled):
+        return self.clipped(gradients)
 
     def step(self, x, y):
         recalled, new = self.recall(), list(zip(x, y.tolist(), strict=True))
-        loss, now, of_rates = self.hypergradient(self.weights, new, recalled)
+        loss, now, of_rates = self.slopes(self.weights, new, recalled)
+        now, of_rates = self.clipped(now), self.of_rates(of_rates, new, recalled)
         if self.previous is None:
             self.m = now
         else:
-            _, before, _ = self.hypergradient(self.previous, new, recalled)
+            before = self.clipped(self.slopes(self.previous, new, recalled)[1])
             self.m = [g + self.momentum * (m - b) for g, m, b in zip(now, self.m, before, strict=True)]
         self.previous = self.weights
         self.weights = [w - self.lr * m for w, m in zip(self.weights, self.m, strict=True)]
         self.rates = [a - self.rate_lr * g for a, g in zip(self.rates, of_rates, strict=True)]
         self.remember(new)
         return loss
+
+
+class SlowPublished(SlowVRMCL):
+    """The step of the authors' code: a task starts without previous weights, and the rates follow two gradients."""
+
+    def start_task(self, classes):
+        super().start_task(classes)
+        if self.previous is not None:
+            self.previous = self.weights
+
+    def of_rates(self, gradients, new, recalled):
+        before = self.slopes(self.weights if self.previous is None else self.previous, new, recalled)[2]
+        return self.clipped([g + b for g, b in zip(self.clipped(gradients), before, strict=True)])
 
 
 @pytest.mark.parametrize("variant", ["paper", "reference"])
@@ -104,6 +130,40 @@ def test_the_step_of_vrmcl(variant, clip):
     for mine, expected in zip(ours.parameters(), slow.weights, strict=True):
         assert torch.allclose(mine, expected, atol=1e-10, rtol=0)
     assert torch.allclose(fast.rates, torch.cat([each.flatten() for each in slow.rates]), atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("clip", [0.05, 100.0])
+def test_the_benchmarks_step_is_that_of_the_authors_code(clip, published):
+    numbers = NUMBERS | {"variant": "reference", "clip": clip}
+    ours, theirs = net(), net()
+    fast = published(ours, both=True, restart=True, full=5, **numbers, **COMMON)
+    slow = SlowPublished(theirs, **numbers, **COMMON)
+    for number, task in enumerate(tasks()):
+        fast.start_task(task)
+        slow.start_task({2 * number, 2 * number + 1})
+        for x, y in task:
+            loss = fast.observe(x, y, number).item()
+            assert loss == pytest.approx(slow.step(x, y) if len(y) == 5 else 0, abs=1e-10)
+        fast.end_task(task)
+    for mine, expected in zip(ours.parameters(), slow.weights, strict=True):
+        assert torch.allclose(mine, expected, atol=1e-10, rtol=0)
+    assert torch.allclose(fast.rates, torch.cat([each.flatten() for each in slow.rates]), atol=1e-10, rtol=0)
+
+
+def test_statistics_that_see_a_step_twice_have_a_larger_momentum(published):
+    first = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Linear(6, 4)).double()
+    second = copy.deepcopy(first)
+    second[1].momentum = 0.19  # 1 − 0.9²
+    learners = [published(first, twice=True, **COMMON), VRMCL(second, **COMMON)]
+    for number, task in enumerate(tasks()):
+        for learner in learners:
+            learner.start_task(task)
+            for x, y in task:
+                learner.observe(x, y, number)
+            learner.end_task(task)
+    for name in ("running_mean", "running_var"):
+        assert torch.allclose(getattr(first[1], name), getattr(second[1], name), atol=1e-12, rtol=0)
+    assert same_weights(first, second)
 
 
 @pytest.mark.parametrize("clip", [0.02, 10.0])
