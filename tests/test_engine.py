@@ -243,6 +243,18 @@ def test_scores_that_are_no_numbers_end_that_run_alone():
     assert np.isnan(spoiled.matrix).all()
 
 
+def test_an_error_that_is_not_of_the_device_is_raised_as_it_is():
+    class Fails(Callback):
+        error = RuntimeError("one of the user's own")
+
+        def on_step(self, state):
+            raise self.error
+
+    with pytest.raises(RuntimeError) as raised:
+        train(SGD(MLP((2,), 6)), blobs(), callbacks=[Fails()])
+    assert raised.value is Fails.error
+
+
 def test_a_model_that_does_not_fit_is_refused_before_the_first_step():
     with pytest.raises(InputError, match="expected examples that the model accepts"):
         train(SGD(MLP((5,), 6)), blobs())
