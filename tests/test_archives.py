@@ -296,6 +296,24 @@ def test_an_archive_with_links_or_devices_is_refused(tmp_path, kind):
         pass
 
 
+def test_a_folder_and_archives_of_it_hold_the_same_files_whatever_their_names(tmp_path):
+    folder = tmp_path / "top"
+    (folder / "sub" / "empty").mkdir(parents=True)
+    for name in ("a.txt", "sub/b.txt", "sub/.hidden"):
+        (folder / name).write_text(name)
+    with tarfile.open(tmp_path / "packed.anything", "w:gz") as tar:
+        tar.add(folder, "top")
+    with zipfile.ZipFile(tmp_path / "zipped.anything", "w") as packed:
+        for path in folder.rglob("*"):
+            packed.write(path, path.relative_to(tmp_path))
+    for path in (folder, tmp_path / "packed.anything", tmp_path / "zipped.anything"):
+        with open_tree(path) as tree:
+            found = {name: tree.get(name).decode() for name in tree.names}
+        assert found == {name: name for name in ("a.txt", "sub/b.txt")}
+    with open_tree(tmp_path / "packed.anything", keep={"b.txt", "sub"}) as tree:
+        assert [tree.get(name) for name in tree.names] == [b"sub/b.txt"]
+
+
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.999])
 def test_a_truncated_archive_is_refused_and_nothing_is_left(tmp_path, cache, share):
     tar = official.write_tar(

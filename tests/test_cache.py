@@ -398,6 +398,7 @@ def test_a_description_of_an_earlier_version_without_a_digest_is_accepted(tmp_pa
     del told["digest"], told["label"]
     path.write_text(json.dumps(told, indent=1))
     assert cache.find("mine") == load("mine")[0] == made
+    assert cache.damaged("mine") is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 99}'])
@@ -414,13 +415,29 @@ def test_a_damaged_description_counts_as_nothing(tmp_path, cache, text):
     [{"shape": [3, 4]}, {"shape": None}, {"mean": 3}, {"files": [1]}, {"files": {"a": {}}}, {"class_names": 5},
      {"folder": 7}],
 )  # fmt: skip
-def test_a_description_with_a_damaged_part_counts_as_nothing(tmp_path, cache, part):
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_description_with_a_damaged_part_counts_as_nothing(tmp_path, cache, part, earlier):
     prepare("mine", arrays(tmp_path / "a"))
     path = cache.root / "mine" / "data.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | part))
+    told = json.loads(path.read_text()) | part
+    if earlier:  # without a digest, which would give away any change
+        del told["digest"]
+    path.write_text(json.dumps(told))
     assert cache.find("mine") is None
     prepare("mine", tmp_path / "a")
     assert make_stream("seq-mine").digest() == plain().digest()
+
+
+def test_what_a_killed_process_left_beside_a_data_set_is_removed_and_nothing_else(tmp_path, cache):
+    made = prepare("mine", arrays(tmp_path / "a"))
+    place = cache.root / "mine"
+    (place / f".data.json.{'0' * 16}").touch()
+    (place / "files-left").mkdir()
+    (place / "files-left" / "train_images.npy").touch()
+    (place / "notes.txt").touch()  # the user's own
+    again = prepare("mine", tmp_path / "a", again=True)
+    assert {path.name for path in place.iterdir()} == {"data.json", again.folder, "notes.txt"}
+    assert again.content == made.content
 
 
 def test_what_is_not_prepared_says_how():

@@ -12,7 +12,8 @@ from torch import nn
 
 from parabolic import ER, MLP, SGD, Callback, InputError, Learner, RunSpec, Stream, make_stream, metrics, train
 from parabolic.checks import short_of_memory
-from parabolic.engine import BoundsMonitor, Diverged, ProfileRecorder, ProgressBar, Tracker
+from parabolic.engine import BoundsMonitor, Diverged, Fleet, ProfileRecorder, ProgressBar, Tracker, train_fleet
+from parabolic.engine.loop import LOOK
 from parabolic.experiments import build, execute
 from parabolic.learners import find_learner
 
@@ -214,6 +215,44 @@ def test_joint_sees_all_tasks_at_once_and_each_example_once():
 def test_a_loss_that_explodes_is_an_error_that_says_where():
     with pytest.raises(Diverged, match=r"sgd on arrays, seed 0.*task 1, by step \d+: lower lr \(now 1e\+30\)"):
         train(SGD(MLP((2,), 6), lr=1e30), blobs(), batch=5)
+
+
+def test_a_long_task_is_not_learned_to_its_end_once_its_loss_is_no_number():
+    stream = blobs(n=400)
+    learner = SGD(MLP((2,), 6), lr=1e30)
+    with pytest.raises(Diverged, match=f"by step {LOOK}:"):
+        train(learner, stream, batch=1)
+    assert learner.steps == LOOK < len(stream[0].train_rows)
+
+
+def test_scores_that_are_no_numbers_end_that_run_alone():
+    class Spoil(Callback):
+        """The last step of the first task, whose loss was still a number."""
+
+        def on_step(self, state):
+            if (state.learner.seed, state.step) == (1, state.total_steps // 3):
+                for weight in state.learner.model.parameters():
+                    weight.data.fill_(torch.nan)
+
+    learners = [SGD(MLP((2,), 6), seed=seed) for seed in (0, 1)]
+    whole, spoiled = train_fleet(Fleet(learners), [blobs(), blobs()], batch=6, callbacks=[Spoil()])
+    assert whole.error is None
+    assert np.isfinite(whole.matrix[np.tril_indices(3)]).all()
+    assert isinstance(spoiled.error, Diverged)
+    assert "seed 1: the scores became NaN in task 1, by step" in str(spoiled.error)
+    assert np.isnan(spoiled.matrix).all()
+
+
+def test_an_error_that_is_not_of_the_device_is_raised_as_it_is():
+    class Fails(Callback):
+        error = RuntimeError("one of the user's own")
+
+        def on_step(self, state):
+            raise self.error
+
+    with pytest.raises(RuntimeError) as raised:
+        train(SGD(MLP((2,), 6)), blobs(), callbacks=[Fails()])
+    assert raised.value is Fails.error
 
 
 def test_a_model_that_does_not_fit_is_refused_before_the_first_step():

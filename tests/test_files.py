@@ -33,7 +33,9 @@ def test_a_file_that_is_replaced_hands_on_its_permissions(tmp_path, kept):
     path.chmod(kept)
     with written_whole(path) as aside:
         aside.write_text("two")
-        assert stat.S_IMODE(aside.stat().st_mode) & ~0o600 & ~kept == 0  # nobody else can read it meanwhile
+        meanwhile = stat.S_IMODE(aside.stat().st_mode)
+        assert meanwhile & ~0o600 & ~kept == 0  # nobody else can read it
+        assert meanwhile & 0o600 == 0o600  # but its owner can write it, even in place of a file for reading only
     assert (mode(path), path.read_text()) == (oct(kept), "two")
 
 
@@ -45,6 +47,28 @@ def test_what_fails_leaves_the_file_and_nothing_beside_it(tmp_path):
     with pytest.raises(ZeroDivisionError), written_whole(path):
         raise ZeroDivisionError
     assert (mode(path), path.read_text(), len(list(tmp_path.iterdir()))) == (oct(0o600), "one", 1)
+
+
+def test_a_new_file_gets_its_folders_and_one_that_fails_before_it_is_begun_says_why(tmp_path):
+    path = tmp_path / "not" / "yet" / "there"
+    with pytest.raises(ZeroDivisionError), written_whole(path):
+        raise ZeroDivisionError
+    assert list(path.parent.iterdir()) == []
+    assert write_text(path, "one").read_text() == "one"
+
+
+@posix
+def test_writing_leaves_no_file_or_folder_open(tmp_path):
+    def lowest():
+        """The lowest descriptor that is free, which is the one that is given next."""
+        opened = os.open(tmp_path, os.O_RDONLY)
+        os.close(opened)
+        return opened
+
+    free = lowest()
+    write_text(tmp_path / "a", "one")
+    write_text(tmp_path / "a", "two")
+    assert lowest() == free
 
 
 def test_left_over_files_are_removed_after_the_clock_was_put_back(tmp_path):

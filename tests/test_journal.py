@@ -283,6 +283,31 @@ def test_a_journal_that_another_thread_closes_writes_no_more(tmp_path, monkeypat
     assert files(tmp_path) == ["000000000000.safetensors"]
 
 
+def test_a_journal_is_not_free_before_a_thread_has_finished_its_file(tmp_path, monkeypatch):
+    told = []
+
+    def slowly(path, packed):
+        closing.start()
+        closing.join(0.2)  # it would be over, if it did not wait for this file
+        with pytest.raises(InputError, match="another journal has open"):
+            Journal(tmp_path, make())
+        told.append("refused")
+        return write_bytes(path, packed)
+
+    journal = Journal(tmp_path, make())
+    closing = threading.Thread(target=journal.close)
+    journal.observe(*batch(0))
+    with monkeypatch.context() as patch:
+        patch.setattr("parabolic.engine.journal.write_bytes", slowly)
+        writing = threading.Thread(target=journal.write)
+        writing.start()
+        writing.join()
+    closing.join()
+    assert told == ["refused"]
+    with Journal(tmp_path, make()) as again:
+        assert again.batches == 1
+
+
 def test_a_start_drops_what_is_no_longer_kept_even_where_nothing_can_be_written(tmp_path, monkeypatch):
     with Journal(tmp_path, make(), every=1, keep=6) as journal:
         for number in range(8):
@@ -356,6 +381,24 @@ def test_a_full_disk_need_not_stop_learning(tmp_path, crowded):
             assert journal.saved == (10 if 10 <= done < 25 else done // 5 * 5)
     assert files(tmp_path) == [f"{count:012d}.safetensors" for count in (10, 25, 30)]
     assert same_state(journal.learner.state_dict(), trajectory()[LENGTH])
+
+
+def test_a_full_disk_at_the_end_is_told_and_the_folder_is_free_again(tmp_path, crowded):
+    def learn(on_error):
+        with Journal(tmp_path / on_error, make(), every=5, on_error=on_error) as journal:
+            for number in range(7):
+                journal.observe(*batch(number))
+            crowded(1000)
+
+    with pytest.raises(InputError, match="journal: got File too large .* existing files are safe"):
+        learn("stop")
+    crowded(resource.RLIM_INFINITY)
+    told = "closed, with batches after 5 not saved: the next start resumes from there; journal: got File too large"
+    with pytest.warns(RuntimeWarning, match=told):
+        learn("warn")
+    crowded(resource.RLIM_INFINITY)
+    for name in ("stop", "warn"):
+        assert same_state(go_on(tmp_path / name).learner.state_dict(), trajectory()[LENGTH])
 
 
 CROWDED = """
@@ -489,6 +532,20 @@ def test_what_is_not_learned_need_not_be_finite(tmp_path):
     with Journal(tmp_path, ER(model)) as journal:
         journal.observe(*batch(0))
     assert files(tmp_path)[-1] == "000000000001.safetensors"
+
+
+def test_numbers_of_8_bits_are_written(tmp_path):
+    def quantised():
+        model = nn.Linear(3, 4)
+        model.register_buffer("table", torch.ones(5).to(torch.float8_e4m3fn))
+        return ER(model)
+
+    go_on_from = []
+    for number in range(2):
+        with Journal(tmp_path, quantised()) as journal:
+            go_on_from.append(journal.batches)
+            journal.observe(*batch(number))
+    assert go_on_from == [0, 1]
 
 
 def test_weights_that_are_large_are_written(tmp_path):
@@ -764,7 +821,7 @@ def test_notes_of_a_batch_are_saved_with_it(tmp_path, every):
 
 def test_notes_of_a_batch_may_come_with_a_skipped_one_and_must_be_a_dict(tmp_path):
     with Journal(tmp_path, make()) as journal:
-        for notes in ("offset", lambda: 3):
+        for notes in ("offset", lambda: 3, lambda: len):
             with pytest.raises(InputError, match="^notes: got .*, expected a dict, or a function that returns one"):
                 journal.skip(notes=notes)
         journal.skip(notes={"offset": 5})
@@ -831,7 +888,10 @@ def test_a_loop_that_asks_whether_a_task_has_started(tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "told"),
-    [({"every": 0}, "every"), ({"keep": 0}, "keep"), ({"on_error": "panic"}, "on_error: .* stop, warn")],
+    [
+        *[({name: value}, name) for name in ("every", "keep", "milestones") for value in (0, 1.5)],
+        ({"on_error": "panic"}, "on_error: .* stop, warn"),
+    ],
 )
 def test_options_are_checked(tmp_path, options, told):
     with pytest.raises(InputError, match=told):

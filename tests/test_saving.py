@@ -486,6 +486,25 @@ def test_a_file_of_a_later_version_is_refused(tmp_path, sample):
         Learner.load(tmp_path / "a")
 
 
+@pytest.mark.parametrize("section", ["learner", "fields", "made", "given", "state", "backbone"])
+def test_a_file_whose_sections_are_of_another_kind_is_refused(tmp_path, section):
+    path = tmp_path / "a"
+    path.write_bytes(pack_state(describe(SGD(nn.Linear(3, 4))) | {section: 5}))
+    for read in (lambda: Learner.load(path, model=nn.Linear(3, 4)), lambda: saving.read_learner(path, outline=True)):
+        with pytest.raises(InputError, match="^path: .* expected a file of a learner; it holds something else"):
+            read()
+
+
+def test_a_network_without_a_linear_layer_is_restored_too(tmp_path):
+    def made():
+        return nn.Sequential(nn.Conv1d(2, 4, 3), nn.Flatten())
+
+    learner = SGD(made())
+    learner.observe(torch.randn(8, 2, 3), torch.arange(8) % 4)
+    again = Learner.load(learner.save(tmp_path / "a"), model=made())
+    assert same_state(again.state_dict(), learner.state_dict())
+
+
 def test_files_of_others_are_refused(tmp_path):
     safetensors.torch.save_file({"weight": torch.ones(3)}, tmp_path / "foreign")
     torch.save({"weight": torch.ones(3)}, tmp_path / "zip")

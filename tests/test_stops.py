@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 from grids import children, until
@@ -124,6 +125,19 @@ def test_a_signal_that_was_obeyed_is_not_sent_again(monkeypatch, handled):
         stop.obey()
         time.sleep(0.3)
     assert handled == [signal.SIGTERM]
+
+
+@pytest.mark.parametrize("more", [[], [signal.SIGTERM]])
+def test_a_signal_that_was_obeyed_leaves_no_thread_waiting(monkeypatch, handled, more):
+    monkeypatch.setattr("parabolic.engine.stops.PATIENCE", float(NEVER))
+    before = threading.active_count()
+    with suppress(KeyboardInterrupt), PutOff():
+        signal.raise_signal(signal.SIGINT)
+        assert threading.active_count() == before + 1
+        for number in more:
+            signal.raise_signal(number)
+    assert handled == more
+    assert until(lambda: threading.active_count() == before)
 
 
 def test_a_signal_that_nobody_obeyed_is_obeyed_at_the_end(handled):

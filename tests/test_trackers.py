@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from grids import until
 
-from parabolic import ER, MLP, InputError, RunSpec, make_stream, train
+from parabolic import ER, MLP, Callback, InputError, RunSpec, make_stream, train
 from parabolic.engine import Diverged, Tracker, logs, trackers
 from parabolic.experiments import execute, execute_fleet, track_record
 from parabolic.options import options_of
@@ -200,6 +200,21 @@ def test_a_tracker_whose_runs_have_ended_leaves_no_thread_behind_and_may_be_used
         assert until(lambda: before >= {*threading.enumerate()})
     runs = read_tensorboard(tmp_path).values()
     assert [figures.keys() >= EXPECTED for figures, _ in runs] == [True, True]
+
+
+def test_a_run_that_nobody_ended_is_closed_with_the_tracker_which_then_writes_nothing_more_to_it(tmp_path):
+    class Begun(Callback):
+        def on_start(self, state):
+            with Tracker("tensorboard", tmp_path, warn=said.append) as tracker:
+                tracker.on_start(state)
+                tracker.write({"load": 0.5}, "step", 3)
+            tracker.write({"load": 0.25}, "step", 4)  # to none: it was closed
+            tracker.finish()
+
+    said = []
+    train(ER(MLP((2,), 6)), make_stream("seq-blobs"), batch=100, callbacks=[Begun()])
+    ((figures, _),) = read_tensorboard(tmp_path).values()
+    assert (figures["load"], said) == ([(3, 0.5)], [])
 
 
 def test_processes_that_open_a_run_of_one_name_at_once_get_a_folder_each(tmp_path):

@@ -174,7 +174,6 @@ class Journal:
         If only its notes were refused or its file was not written, that error is raised again.
         """
         self._check_open()
-        _check_notes(notes)
         if self._failed is not None:
             raise self._failed
         with self._change():
