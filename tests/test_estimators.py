@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 import tracemalloc
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
@@ -34,6 +35,7 @@ from parabolic import (
     Numbers,
     ParabolicClassifier,
     ParabolicRegressor,
+    Recent,
     load_preset,
 )
 from parabolic.engine import Diverged
@@ -1146,3 +1148,87 @@ def test_an_estimator_goes_on_after_a_call_that_was_interrupted():
         model.partial_fit(x, y)
     model.partial_fit(x, y).partial_fit(x, y)
     assert (model.learner_.importance > 0).any()
+
+
+def test_arguments_take_precedence_over_options_of_the_same_name():
+    x, y = [[0.0], [1.0]] * 20, [0, 1] * 20
+    options = load_preset("pcl-plus").settings | {"replay": 8, "memory": 60}
+    preset = ParabolicClassifier("pcl", options=options, epochs=1, random_state=0).fit(x, y).learner_
+    assert (preset.past.capacity, preset.lr, preset.average) == (60, options["lr"], options["average"])
+    given = ParabolicClassifier("pcl", options=options, memory=30, lr=0.5, average=0.9, epochs=1).fit(x, y).learner_
+    assert (given.past.capacity, given.lr, given.average) == (30, 0.5, 0.9)
+    grid = GridSearchCV(ParabolicClassifier("pcl", options=options, epochs=1), {"memory": [10, 20]}, cv=2)
+    found = grid.fit(x, y).best_estimator_
+    assert found.learner_.past.capacity == found.memory
+    assert ParabolicRegressor("er", epochs=1).fit(x, y).learner_.past.capacity == 200
+    ParabolicClassifier("sgd", memory=30, epochs=1).fit(x, y)  # which has none
+
+
+def test_a_memory_given_to_an_estimator_stays_as_it_was():
+    x, y = [[0.0], [1.0]] * 20, [0, 1] * 20
+    mine = Recent(50)
+    model = ParabolicClassifier("er", memory=mine, epochs=1, random_state=0)
+    first = model.fit(x, y).predict_proba(x)
+    assert len(mine) == 0
+    assert len(model.learner_.past) == 40
+    assert np.array_equal(model.fit(x, y).predict_proba(x), first)
+
+
+def test_a_loss_given_twice_is_refused():
+    with pytest.raises(InputError, match="^loss: got 'huber', expected 'mse', the default, as options has a criterion"):
+        ParabolicRegressor("er", loss="huber", options={"criterion": MSE()}).fit([[0.0]] * 4, [0.0] * 4)
+
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Linear, r"^model: got <class .*Linear'>, expected a torch.nn.Module, or a function \(shape, outputs\) that "
+         r"returns one; called with \(2,\) and 2, it says: .*; or pass one made of this class: Linear\(…\)$"),
+        (Plain, r"^model: got <class .*Plain'>, .* called as model\(shape, outputs\); or pass one .*: Plain\(…\)$"),
+        (lambda shape, outputs: nn.Linear(shape, outputs), r"^model: got <function .*with \(2,\) and 2, it says"),
+    ],
+)  # fmt: skip
+def test_a_model_that_cannot_be_made_is_named(model, message):
+    with pytest.raises(InputError, match=message):
+        ParabolicClassifier("er", model=model).fit([[0.0, 1.0]] * 4, [0, 1, 0, 1])
+
+
+def test_decimals_are_numbers_in_any_table():
+    pa = pytest.importorskip("pyarrow")
+    price = [Decimal(f"{number}.25") for number in range(40)]
+    arrow = pa.table({"price": price, "one": [1.0] * 40})
+    typed = pd.DataFrame({"price": pd.array(price, dtype=pd.ArrowDtype(pa.decimal128(5, 2))), "one": [1.0] * 40})
+    plain = pd.DataFrame({"price": [float(each) for each in price], "one": [1.0] * 40})
+    model = ParabolicClassifier("er", epochs=1, random_state=0)
+    expected = model.fit(plain, [0, 1] * 20).predict_proba(plain)
+    for table in (arrow, arrow.to_batches()[0], typed):
+        assert np.array_equal(model.fit(table, [0, 1] * 20).predict_proba(table), expected)
+    gap = pa.table({"price": [price[0], None], "one": [1.0, 1.0]})
+    with pytest.raises(InputError, match=r"^X: got NaN or infinity in 1 of 2 rows, first in row 1 .*column 'price'"):
+        model.fit(gap, [0, 1])
+
+
+def test_columns_of_arrow_that_are_no_numbers_are_named():
+    pa = pytest.importorskip("pyarrow")
+    words, dates = pa.array(["a", "b"]), pa.array([0, 1], pa.timestamp("s"))
+    for column, kind in ((words, "string"), (words.dictionary_encode(), "dictionary"), (dates, "timestamp")):
+        table = pa.table({"shop": column, "price": [1.0, 2.0]})
+        for given in (table, table.to_batches()[0]):
+            with pytest.raises(InputError, match=rf"^X: got columns that are no numbers: 'shop' \({kind}"):
+                ParabolicClassifier("er").fit(given, [0, 1])
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 1, 0], ["a", 0, 0, "a"], [0.0, 1.0, 1.0, 0.0], [b"a", b"b", b"b", b"a"]])
+def test_labels_that_are_objects_but_no_words_are_refused(labels):
+    x, y = np.arange(8.0).reshape(4, 2), np.array(labels, dtype=object)
+    for given in (y, pd.Series(y)):
+        with pytest.raises(InputError, match=r"^y: got Unknown label type: Python objects \(.*\), .* y.astype"):
+            ParabolicClassifier("er").fit(x, given)
+    with pytest.raises(InputError, match="^classes: got Unknown label type: Python objects"):
+        ParabolicClassifier("er").partial_fit(x, ["a", "b", "b", "a"], classes=y)

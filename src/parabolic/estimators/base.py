@@ -10,7 +10,7 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Self
 
 import numpy as np
@@ -30,6 +30,7 @@ from parabolic.checks import (
     check_gaps,
     check_name,
     check_number,
+    first_line,
     invalid,
     plain,
     signed,
@@ -41,12 +42,14 @@ from parabolic.experiments.presets import known_presets, load_preset
 from parabolic.learners import Criterion, Learner, ReplayLearner, Scale, find_learner
 from parabolic.learners.functional import has_batch_norm, has_embedding
 from parabolic.learners.moving import move, place
+from parabolic.memory import Memory
 
 __all__ = ["Estimator", "Factory", "measured"]
 
 Factory = Callable[[Sequence[int], int], nn.Module]
 SHEET = 4096  # examples predicted at once
 ANEW = ("batch_size", "epochs")  # settings that every call reads again
+OWN = ("lr", "average", "memory")  # arguments that are options too: unless they are None, they override those
 CPU = torch.device("cpu")
 ENCODE = "encode words as columns of numbers, and dates as seconds"
 FIRST = threading.RLock()  # taken instead of a learner's lock while there is no learner yet
@@ -80,7 +83,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     learner: str | type[Learner]
     model: nn.Module | Factory | None
     options: Mapping[str, Any] | None
-    memory: int
+    memory: int | Memory | None
     batch_size: int
     epochs: int
     lr: float | None
@@ -168,8 +171,12 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             if "eature names" not in str(error):  # other columns than before, which it names
                 _check_columns(X)
             raise
-        self._check_numbers(found[0] if y else found, X)
-        return found
+        rows = found[0] if y else found
+        if rows.dtype.kind == "O":  # decimals, for example, of Arrow
+            with suppress(TypeError, ValueError):  # the columns that are no numbers are named below
+                rows = rows.astype(np.float64)
+        self._check_numbers(rows, X)
+        return (rows, *found[1:]) if y else rows
 
     def _check_numbers(self, X: NDArray[Any], given: Any) -> None:
         """Refuse NaN and infinity, and name the row and the column of the first: few rows of a batch have them."""
@@ -255,10 +262,9 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         place = find_device(str(self.device))
         options = {name: each.to(place) if isinstance(each, nn.Module) else each for name, each in options.items()}
         given: dict[str, Any] = {name: value for name, value in usual.items() if name in fields}
-        if issubclass(kind, ReplayLearner) and self.memory is not None:
-            given["memory"] = self.memory
         given |= {"criterion": criterion, "seed": seed} | options
-        given |= {name: value for name in ("lr", "average") if (value := getattr(self, name)) is not None}
+        own = {name: copy.deepcopy(getattr(self, name)) for name in OWN if name in fields}  # a memory may be an object
+        given |= {name: value for name, value in own.items() if value is not None}
         learner = kind(self._network(X.shape[1:], outputs, seed).to(place), **given)
         if self.scale and "prepare" not in options:
             if isinstance(learner.embed, nn.Embedding):
@@ -272,12 +278,24 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         if isinstance(self.model, nn.Module):
             return copy.deepcopy(self.model)
         factory = _mlp if self.model is None else self.model
-        check_call("model", factory, "shape", "outputs")
+        expected = "a torch.nn.Module, or a function (shape, outputs) that returns one"
+        remedy = f"or pass one made of this class: {factory.__name__}(…)" if isinstance(factory, type) else ""
+        try:
+            check_call("model", factory, "shape", "outputs")
+        except InputError as error:
+            error.remedy = remedy
+            raise
         with drawing_apart():
             torch.manual_seed(seed)
-            made = factory(shape, outputs)
+            try:
+                made = factory(shape, outputs)
+            except (InputError, torch.OutOfMemoryError, torch.AcceleratorError):
+                raise
+            except Exception as error:
+                said = f"called with {tuple(shape)} and {outputs}, it says: {first_line(error)}"
+                raise invalid("model", factory, expected, "; ".join(filter(None, [said, remedy]))) from error
         if not isinstance(made, nn.Module):
-            raise invalid("model", type(made), "a torch.nn.Module, or a function (shape, outputs) that returns one")
+            raise invalid("model", type(made), expected)
         return made
 
     @_renaming()
@@ -374,8 +392,10 @@ def _method(name: str) -> type[Learner]:
 
 def _check_columns(X: Any) -> None:
     """Name the columns of a frame that are no numbers, as scikit-learn's errors do not."""
-    names = [name for name in getattr(X, "columns", ()) if isinstance(name, str)]  # a table of Arrow has arrays there
-    if told := [f"{name!r} ({getattr(X[name], 'dtype', 'several')})" for name in names if not _numeric(X[name])]:
+    names = getattr(X, "column_names", getattr(X, "columns", ()))  # the former in Arrow, whose `columns` are arrays
+    columns = {name: X[name] for name in names if isinstance(name, str)}
+    kinds = {name: getattr(each, "dtype", getattr(each, "type", "several")) for name, each in columns.items()}
+    if told := [f"{name!r} ({kinds[name]})" for name, each in columns.items() if not _numeric(each)]:
         raise invalid("X", Description(f"columns that are no numbers: {', '.join(told)}"), "numbers", ENCODE)
 
 

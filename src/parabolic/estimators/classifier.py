@@ -18,6 +18,7 @@ from parabolic.estimators.base import Estimator, Factory, measured
 from parabolic.estimators.labels import balanced_weights, check_labels, given_weights, labels_of, merged, numbered
 from parabolic.estimators.serving import Columns
 from parabolic.learners import CrossEntropy, Learner, ReplayLearner
+from parabolic.memory import Memory
 
 __all__ = ["ParabolicClassifier"]
 
@@ -35,9 +36,10 @@ class ParabolicClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
             one. By default a perceptron with two hidden layers, sized by the input, in float64. It must end in a
             `torch.nn.Linear`, which gets a row for each new class.
         options: further options of the learner, by name: {"sigma_x": 0.1, "clip_norm": 1.0}. For `set_params` and grid
-            searches each also has its own name, such as options__sigma_x. An `lr` or `average` here applies only if the
-            argument of that name is None; a `memory` here overrides the argument.
-        memory: how many examples the memory holds, for methods that have one.
+            searches each also has its own name, such as options__sigma_x. An argument `lr`, `average` or `memory` takes
+            precedence over the option of that name.
+        memory: how many examples the memory holds, for methods that have one, or a memory such as `Recent(200)` (None:
+            that of `options`, or the method's default, 200).
         batch_size: how many examples are learned at a step.
         epochs: how many passes `fit` makes over the data.
         lr: the learning rate (None: that of `options`, or the method's default).
@@ -78,7 +80,7 @@ class ParabolicClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         *,
         model: nn.Module | Factory | None = None,
         options: Mapping[str, Any] | None = None,
-        memory: int = 200,
+        memory: int | Memory | None = None,
         batch_size: int = 32,
         epochs: int = 20,
         lr: float | None = None,

@@ -32,10 +32,15 @@ def check_labels(name: str, y: Any) -> None:
 def labels_of(y: NDArray[Any], classes: Any, part: bool = True) -> NDArray[Any]:
     """Return the labels of a batch and those that `classes` announces."""
     # In part of the data every label may differ; repeating them avoids scikit-learn's warning about too many classes.
+    _check_kind("y", y)
     check_classification_targets(np.repeat(y, 2) if part else y)
     check_labels("classes", classes)
     found = np.unique(y)
-    return found if classes is None else _union(found, np.unique(column_or_1d(classes)))
+    if classes is None:
+        return found
+    announced = column_or_1d(classes)
+    _check_kind("classes", announced)
+    return _union(found, np.unique(announced))
 
 
 def merged(
@@ -79,6 +84,13 @@ def given_weights(weights: Any, labels: NDArray[Any]) -> list[float]:
     if labels.dtype.kind in "mM":  # in the unit of the labels: a key may have another
         weights = {np.asarray(label, labels.dtype).item(): weight for label, weight in weights.items()}
     return [float(weights.get(label, 1.0)) for label in labels.tolist()]
+
+
+def _check_kind(name: str, labels: NDArray[Any]) -> None:
+    """Refuse Python objects that are no words: some cannot be sorted, and scikit-learn's checks accept none of them."""
+    if labels.dtype.kind == "O" and (kinds := {type(each).__name__ for each in labels if not isinstance(each, str)}):
+        got = Description(f"Unknown label type: Python objects ({', '.join(sorted(kinds))})")  # scikit-learn's words
+        raise invalid(name, got, "words or numbers", f"convert them: {name}.astype(int) or .astype(str)")
 
 
 def _is_missing(label: Any) -> bool:

@@ -18,6 +18,7 @@ from parabolic.checks import Description, check_finite, check_name, invalid
 from parabolic.estimators.base import Estimator, Factory, measured
 from parabolic.estimators.serving import Targets
 from parabolic.learners import MSE, Criterion, Huber, Learner, Numbers, Scale
+from parabolic.memory import Memory
 
 __all__ = ["ParabolicRegressor"]
 
@@ -33,7 +34,8 @@ class ParabolicRegressor(RegressorMixin, Estimator):  # type: ignore[misc]
         loss: "mse", "huber", or a `parabolic.Numbers` of your own.
         model: the network, or a function (shape, outputs) that returns one.
         options: further options of the learner, by name.
-        memory: how many examples the memory holds, for methods that have one.
+        memory: how many examples the memory holds, for methods that have one, or a memory such as `Recent(200)` (None:
+            that of `options`, or the method's default, 200).
         batch_size: how many examples are learned at a step.
         epochs: how many passes `fit` makes over the data.
         lr: the learning rate (None: that of `options`, or the method's default).
@@ -57,7 +59,7 @@ class ParabolicRegressor(RegressorMixin, Estimator):  # type: ignore[misc]
         loss: str | Numbers = "mse",
         model: nn.Module | Factory | None = None,
         options: Mapping[str, Any] | None = None,
-        memory: int = 200,
+        memory: int | Memory | None = None,
         batch_size: int = 32,
         epochs: int = 20,
         lr: float | None = None,
@@ -128,6 +130,8 @@ class ParabolicRegressor(RegressorMixin, Estimator):  # type: ignore[misc]
 
     def _criterion(self) -> Criterion:
         known: dict[str, type[MSE] | type[Huber]] = {"mse": MSE, "huber": Huber}
+        if self.loss != "mse" and "criterion" in self._own_options():
+            raise invalid("loss", self.loss, "'mse', the default, as options has a criterion", "give one of the two")
         if isinstance(self.loss, Numbers):
             return dataclasses.replace(self.loss, units=Scale()) if self.scale else copy.copy(self.loss)
         check_name("loss", self.loss, known, "or give a parabolic.Numbers")
