@@ -638,6 +638,32 @@ def test_a_device_that_ran_out_of_memory_is_no_matter_of_the_input():
         SGD(Full(3, 4)).predict(torch.zeros(2, 3))
 
 
+def test_two_classes_need_two_outputs():
+    x, y = batches(1)[0]
+    with pytest.raises(InputError, match=r"^y: got the labels 0 and 1 for one output, expected two outputs, .*'mse'"):
+        ER(nn.Linear(3, 1)).observe(x, y % 2)
+    with pytest.raises(InputError, match=r"^y: got 2, expected labels from 0 to 0"):
+        ER(nn.Linear(3, 1)).observe(x, 0 * y + 2)
+    for labels in (y.float(), y[:, None].float()):
+        with pytest.raises(InputError, match=r"^y: got a tensor .*float32, .*\.long\(\); .*criterion='mse'"):
+            ER(nn.Linear(3, 1)).observe(x, labels)
+
+
+def test_a_class_or_a_function_is_no_model(tmp_path):
+    for kind in (ER, PCL):
+        with pytest.raises(InputError, match=r"^model: got the class Linear, .*; pass one made of it: Linear\(…\)$"):
+            kind(nn.Linear)
+    with pytest.raises(InputError, match=r"^model: got <function net.*; call it, and pass what it returns"):
+        ER(net)
+    with pytest.raises(InputError, match=r"^model: got 3, expected a torch.nn.Module$"):
+        ER(3)
+    with pytest.raises(InputError, match=r"^embed: got the class Embedding, .*: Embedding\(…\)$"):
+        ER(net(), embed=nn.Embedding)
+    path = ER(net()).save(tmp_path / "er.safetensors")
+    with pytest.raises(InputError, match=r"^model: got the class Linear"):
+        Learner.load(path, model=nn.Linear, device="cpu")
+
+
 def test_more_classes_than_scores_are_refused():
     with pytest.raises(InputError, match=r"classes: got 9, expected at most 4, as many as the model scores"):
         ER(net(), classes=9, balance=1.0).observe(*batches(1)[0])

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "FILL_IN", "InputError", "all_finite", "check_call", "check_finite", "check_gaps", "check_name", "check_number",
-    "first_line", "invalid", "plain", "short_of_memory", "signed",
+    "FILL_IN", "InputError", "all_finite", "check_call", "check_finite", "check_gaps", "check_module", "check_name",
+    "check_number", "first_line", "invalid", "plain", "short_of_memory", "signed",
 ]  # fmt: skip
 
 FILL_IN = "fill in what is missing"
@@ -167,6 +167,22 @@ def check_call(name: str, function: Any, *given: str, **named: object) -> None:
     except TypeError as error:
         call = ", ".join([*given, *(f"{key}={key}" for key in named)])
         raise invalid(name, function, f"a function that is called as {name}({call})") from error
+
+
+def check_module(name: str, value: object) -> None:
+    """Refuse anything but a module: a class or a function that makes one too, and say what to pass instead.
+
+    >>> check_module("model", torch.nn.Linear)
+    Traceback (most recent call last):
+        ...
+    parabolic.checks.InputError: model: got the class Linear, expected a torch.nn.Module; pass one made of it: Linear(…)
+    """
+    if isinstance(value, torch.nn.Module):
+        return
+    if isinstance(value, type):
+        remedy = f"pass one made of it: {value.__name__}(…)" if issubclass(value, torch.nn.Module) else ""
+        raise invalid(name, Description(f"the class {value.__name__}"), "a torch.nn.Module", remedy)
+    raise invalid(name, value, "a torch.nn.Module", "call it, and pass what it returns" if callable(value) else "")
 
 
 def check_name(name: str, value: object, known: Iterable[str], remedy: str = "") -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from parabolic import learners
-from parabolic.checks import Description, invalid
+from parabolic.checks import Description, check_module, invalid
 from parabolic.learners import Criterion, CrossEntropy, Learner, find_learner, known_learners
 from parabolic.plugins import require
 
@@ -226,8 +226,7 @@ class _Batches:
 
 def _check_model(model: nn.Module) -> None:
     """Refuse a network that Avalanche would change between experiences, or that needs the task as input."""
-    if not isinstance(model, nn.Module):
-        raise invalid("model", model, "a torch.nn.Module")
+    check_module("model", model)
     for name, module in model.named_modules():
         if isinstance(module, DynamicModule):
             got = Description(f"{type(module).__name__} in {name or 'its place'}")

@@ -26,6 +26,8 @@ __all__ = [
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Maps scores and targets to one loss per example, as torch's losses do with reduction="none"."""
 
+TO_NUMBERS = "if they are numbers to predict, set criterion='mse' or a Numbers of your own"
+
 ClassWeights = Sequence[float] | Tensor | NDArray[Any] | None
 
 
@@ -128,9 +130,14 @@ class Classes(Criterion):
     def check(self, y: Tensor, size: int, outputs: int, dtype: torch.dtype) -> Tensor:
         """Class numbers `[n]`."""
         if y.ndim != 1 or len(y) != size or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-            raise invalid("y", y, f"one whole number for each of the {size} examples of x")
+            numbers = y.is_floating_point() and y.ndim in (1, 2) and len(y) == size
+            remedy = f"convert class numbers with .long(); {TO_NUMBERS}" if numbers else ""
+            raise invalid("y", y, f"one whole number for each of the {size} examples of x", remedy)
         y = y.long()
         low, high = (int(value) for value in y.aminmax())
+        if outputs == 1 and high == 1 and low >= 0:
+            got, remedy = Description("the labels 0 and 1 for one output"), f"make the model so; {TO_NUMBERS}"
+            raise invalid("y", got, "two outputs, one for each class", remedy)
         if low < 0 or high >= outputs:
             raise invalid(
                 "y", low if low < 0 else high, f"labels from 0 to {outputs - 1}",

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self, dataclass_transform
 import torch
 from torch import Generator, Tensor, nn
 
-from parabolic.checks import Description, check_call, check_finite, check_number, invalid, plain, signed
+from parabolic.checks import Description, check_call, check_finite, check_module, check_number, invalid, plain, signed
 from parabolic.learners import optimizers
 from parabolic.learners.accepting import as_tensor, check_batch, check_growth, check_kind, refusal, try_scores
 from parabolic.learners.average import WeightAverage
@@ -160,15 +160,13 @@ class Learner:
         return vars(cls).get("name") or cls.__name__
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, nn.Module):
-            raise invalid("model", type(self.model), "a torch.nn.Module")
+        check_module("model", self.model)
         self.lock, self.stepping = threading.RLock(), False
         self._descended = False  # whether the weights have moved since `observe` began
         self._asking: set[int] = set()  # threads waiting to predict
         self.body = self.model  # maps the points that bridges run through to scores
         if self.embed is not None:
-            if not isinstance(self.embed, nn.Module):
-                raise invalid("embed", type(self.embed), "a torch.nn.Module")
+            check_module("embed", self.embed)
             self.model = nn.Sequential(OrderedDict(embed=self.embed, body=self.body))
         weights = trainable(self.model)
         if not weights:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from parabolic.backbones import BACKBONES, drawing_apart
-from parabolic.checks import Description, InputError, all_finite, check_name, first_line, invalid
+from parabolic.checks import Description, InputError, all_finite, check_module, check_name, first_line, invalid
 from parabolic.files import disk_errors, write_bytes
 from parabolic.learners.gradients import trainable
 from parabolic.learners.head import last_linear
@@ -59,6 +59,7 @@ def load(
         raise invalid("optimizer", path_of_code, "none that a file names", "do not trust this file")
     if model is None:
         model = _rebuild(path, saved["backbone"], saved["state"]["model"])
+    check_module("model", model)
     if device is not None:
         _check_device(device)
         model = model.to(device)
