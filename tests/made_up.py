@@ -5,9 +5,9 @@ import random
 from dataclasses import replace
 
 from parabolic import RunSpec, metrics
-from parabolic.engine.theory import dotted
 from parabolic.experiments import Record
 from parabolic.experiments.paper import Selection
+from parabolic.options import dotted
 
 EVIL = "<script>alert(1)</script>"
 AROUND = {

@@ -18,7 +18,8 @@ from typing import Any
 from parabolic.checks import check_name, check_number, invalid, plain
 
 __all__ = [
-    "Option", "check_options", "documented", "no_option", "option", "options_of", "parse_option", "write_option",
+    "Option", "check_options", "documented", "dotted", "no_option", "option", "options_of", "parse_option",
+    "write_option",
 ]  # fmt: skip
 
 SIGNS = {"above": ">", "at_least": "≥", "below": "<", "at_most": "≤"}
@@ -224,3 +225,18 @@ def _parse(stated: Option, text: str) -> Any:
             except ValueError:
                 continue
     return text
+
+
+def dotted(told: Mapping[str, Any]) -> dict[str, Any]:
+    """A nested mapping as a flat one, whose names are paths with dots; empty groups are left out.
+
+    >>> dotted({"forgetting": {"memory": {"mean": 0.5}}, "first_among_own": 0.25, "options": {}})
+    {'forgetting.memory.mean': 0.5, 'first_among_own': 0.25}
+    """
+    found = dict[str, Any]()
+    for name, value in told.items():
+        inner = (
+            {f".{part}": each for part, each in dotted(value).items()} if isinstance(value, Mapping) else {"": value}
+        )
+        found |= {f"{name}{part}": each for part, each in inner.items()}
+    return found

@@ -35,7 +35,7 @@ TYPES = {
 
 
 class Damaged(InputError):
-    """The file is not, or no longer, a complete state."""
+    """A file is missing, or is not, or no longer, what was written."""
 
 
 def pack_state(content: Mapping[str, Any]) -> bytearray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Generator, Tensor
 
 from parabolic.checks import check_number, invalid
 from parabolic.engine.callbacks import Callback, State
+from parabolic.options import dotted
 from parabolic.pde import ForgettingBound, GeneralisationBound, MemoryDomain
 from parabolic.profile import (
     LearnerLoss,
@@ -22,7 +23,7 @@ from parabolic.profile import (
 )
 from parabolic.streams import Task
 
-__all__ = ["BoundsMonitor", "BoundsRow", "ProfileRecorder", "bounds", "dotted"]
+__all__ = ["BoundsMonitor", "BoundsRow", "ProfileRecorder", "bounds"]
 
 EPS, SAMPLES = 0.01, 256  # the usual squared radius of the balls around the memory, and number of sampled points
 
@@ -155,19 +156,6 @@ def _row(state: State, *, eps: float, samples: int, seed: int) -> BoundsRow:
         float(examples_loss(learner, *past, classes=list(first.classes)).mean()),
         float(examples_loss(learner, *future, classes=list(last.classes)).mean()),
     )
-
-
-def dotted(told: Mapping[str, Any]) -> dict[str, float]:
-    """A nested mapping of numbers as a flat one, whose names are paths with dots.
-
-    >>> dotted({"forgetting": {"memory": {"mean": 0.5}}, "first_among_own": 0.25})
-    {'forgetting.memory.mean': 0.5, 'first_among_own': 0.25}
-    """
-    found = dict[str, float]()
-    for name, value in told.items():
-        inner = {f"{name}.{part}": each for part, each in dotted(value).items()} if isinstance(value, Mapping) else {}
-        found |= inner or {name: value}
-    return found
 
 
 def _test(task: Task, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from parabolic.engine.callbacks import Callback, State
 from parabolic.engine.logs import TRACKERS, Log, check_installed
 from parabolic.files import file_name
 from parabolic.learners import ReplayLearner
-from parabolic.options import options_of
+from parabolic.options import dotted, options_of
 
 __all__ = ["Entry", "Tracker", "end_figures", "run_name", "task_figures"]
 
@@ -73,7 +73,7 @@ class Tracker(Callback):
 
     def open(self, name: str, settings: Mapping[str, Any]) -> Entry:
         """Open an entry for a run."""
-        return Entry(self._desks, file_name(name), _flat(settings))
+        return Entry(self._desks, file_name(name), {name: str(value) for name, value in dotted(settings).items()})
 
     def write(self, figures: Mapping[str, float], axis: str, at: int) -> None:
         """Log more figures to the open entries, such as those of a `Monitor`."""
@@ -232,12 +232,3 @@ class _Desk:
                 job()
         except Exception as error:
             self._error = error
-
-
-def _flat(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Settings as strings; those of nested groups as `group.name`."""
-    told: dict[str, str] = {}
-    for name, value in settings.items():
-        inner = {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, Mapping) else {name: value}
-        told |= {key: str(each) for key, each in inner.items()}
-    return told

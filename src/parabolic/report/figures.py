@@ -13,8 +13,8 @@ import torch
 
 from parabolic.checks import invalid
 from parabolic.engine import BoundsRow
-from parabolic.engine.theory import dotted
 from parabolic.files import written_whole
+from parabolic.options import dotted
 from parabolic.plugins import require
 from parabolic.profile import Profile
 from parabolic.report.statements import STATEMENTS

@@ -15,7 +15,7 @@ from parabolic.experiments import FailedRun, Record, RunSpec
 from parabolic.experiments.resume import StoppedRun
 from parabolic.files import written_whole
 from parabolic.learners import find_learner, known_learners
-from parabolic.options import options_of
+from parabolic.options import dotted, options_of
 from parabolic.plugins import is_own, require
 from parabolic.streams import Scenario, known_streams
 
@@ -53,13 +53,9 @@ def flat(told: Mapping[str, Any]) -> Row:
     >>> flat({"seed": 0, "options": {"lr": 0.1}, "train_seconds": [1, 2]})
     {'seed': 0, 'options.lr': 0.1, 'train_seconds': 3}
     """
-    row: Row = {}
-    for name, value in told.items():
-        if isinstance(value, Mapping):
-            row |= {f"{name}.{inner}": each for inner, each in value.items()}
-        else:
-            row[name] = sum(value) if isinstance(value, list) else value
-    return row
+    return {
+        name: sum(value) if isinstance(value, list) and name in told else value for name, value in dotted(told).items()
+    }
 
 
 def select(rows: Iterable[Row], where: Mapping[str, str]) -> list[Row]:

@@ -32,19 +32,16 @@ from numpy.typing import NDArray
 
 from parabolic.checks import Description, InputError, first_line, invalid
 from parabolic.files import disk_errors, write_text
+from parabolic.states import Damaged
 from parabolic.streams.stream import LABELS
 
-__all__ = ["Arrays", "Cache", "Damaged", "DataSet", "Origin", "Part", "Raw", "ShowProgress", "data_folder"]
+__all__ = ["Arrays", "Cache", "DataSet", "Origin", "Part", "Raw", "ShowProgress", "data_folder"]
 
 FILE = "data.json"
 FORMAT = 1
 
 ShowProgress = Callable[[str, int, int | None], None]
 """Called with a description of the work, how much of it is done, and the total (None: unknown)."""
-
-
-class Damaged(InputError):
-    """A prepared file is missing, or differs from what was written."""
 
 
 class Part(NamedTuple):

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from parabolic.checks import Description, invalid
 from parabolic.files import file_name
+from parabolic.states import Damaged
 from parabolic.streams import readers
 from parabolic.streams.archives import Tree, download, open_tree
-from parabolic.streams.cache import Arrays, Cache, Damaged, DataSet, Origin, Raw, ShowProgress
+from parabolic.streams.cache import Arrays, Cache, DataSet, Origin, Raw, ShowProgress
 
 __all__ = ["PUBLISHED", "Published", "find_data", "load", "open_source", "own_names", "prepare"]
 

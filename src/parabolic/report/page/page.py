@@ -14,12 +14,12 @@ from typing import Any
 
 from parabolic import __version__
 from parabolic.checks import Description, invalid
-from parabolic.engine.theory import dotted
 from parabolic.experiments import FailedRun, Record, Store, is_record
 from parabolic.experiments.paper import Rows, bounds_in
 from parabolic.experiments.records import FROM
 from parabolic.files import disk_errors, write_text
 from parabolic.learners import known_learners
+from parabolic.options import dotted
 from parabolic.plugins import require
 from parabolic.report import charts
 from parabolic.report.page.bridges import Bridges, draw_bridges
