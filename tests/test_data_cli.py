@@ -234,7 +234,7 @@ def test_show_takes_colours_and_a_place(parabolic, archive, tmp_path):
         (["prepare", "mine", "--from", ".", "--label", "y"], "--label", "a source with columns, hf:NAME"),
         (["show", "seq-digit"], "stream", "did you mean 'seq-digits'?"),
         (["show", "seq-cifar10"], "data", "parabolic data prepare cifar10"),
-        (["show", "seq-digits", "--set", "corupt=1"], "--set", "did you mean 'corruption'?"),
+        (["show", "seq-digits", "--set", "corupt=1"], "settings", "did you mean 'corruption'?"),
         (["show", "seq-digits", "--set", "corruption_rate=2"], "corruption_rate", "at most 1"),
     ],
 )

@@ -161,7 +161,8 @@ def test_every_learner_learns_numbers_or_says_that_it_tells_classes_apart(name, 
     first, *_, last = [learner.observe(x, y, task) for x, y in data]
     if learner.needs_tasks:
         learner.end_task(data)
-        learner.observe(*data[0], 1)
+        task = 1
+        learner.observe(*data[0], task)
     assert last < 0.7 * first
     other = kind(net(seed=5), criterion=criterion, lr=0.05, **options)
     other.load_state_dict(copy.deepcopy(learner.state_dict()))

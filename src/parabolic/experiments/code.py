@@ -31,14 +31,14 @@ TELLING = ("cli", "estimators", "integrations", "report")  # whose code no run d
 
 
 @cache  # later edits do not change what was imported
-def package_code() -> str:
+def package_code(root: Path = OURS) -> str:
     """A hash of all code of this package that training steps may run.
 
     >>> len(package_code())
     64
     """
-    files = sorted(path.relative_to(OURS) for path in OURS.rglob("*.py"))
-    return _digest((OURS / each).read_bytes() for each in files if each.parts[0] not in TELLING)
+    files = sorted(path.relative_to(root) for path in root.rglob("*.py"))
+    return _digest((root / each).read_bytes() for each in files if each.parts[0] not in TELLING)
 
 
 @cache
