@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 import pytest
 import torch
 from avalanches import need_avalanche
@@ -16,7 +17,16 @@ from test_learners import frozen, same
 
 from parabolic import ER, MLP, Journal, RunSpec, Store, make_stream, run, train
 from parabolic.engine import Callback, Diverged
-from parabolic.experiments.paper import METHODS, PLUS, SEEDS, Estimates, Selection, paper_tables
+from parabolic.experiments.paper import (
+    METHODS,
+    PLUS,
+    SEEDS,
+    Estimates,
+    Selection,
+    bound_tables,
+    bounds_in,
+    paper_tables,
+)
 from parabolic.experiments.records import BackedStore, Records
 from parabolic.learners.pcl import ABLATIONS
 from parabolic.learners.whole import left_behind
@@ -567,6 +577,26 @@ def test_tinyimagenet_is_told_as_the_records_have_it():
         in page
     )
     assert "it leads ER by {} and {} (p".format(*leads(with_average("er"))) in page
+
+
+def test_what_the_results_say_of_the_bounds_is_so():
+    page = " ".join((ROOT / "docs/results.md").read_text().split())
+    by_seed = [bounds_in(run) for run in Records(ROOT / "results" / "records" / "bounds.jsonl")]
+    looks = [look for run in by_seed for look in run]
+    assert not any(look["forgetting.broken"] or look["forgetting.covered"] for look in looks)
+    assert f"holds in all {len(looks)} cases" in page
+    mean = {name: np.mean([[look[name] for look in run] for run in by_seed], 0) for name in looks[0]}
+    ratios = mean["forgetting_bound"] / mean["forgetting.past.mean"]
+    assert page.count(f"{min(ratios):.0f} to {max(ratios):.0f} times the loss that it bounds") == 2
+    above = [run[-1]["forgetting.past.mean"] > run[-1]["forgetting.memory.mean"] for run in by_seed]
+    assert (sum(above), len(above)) == (4, 5)
+    assert "above the memory's mean in four of five seeds" in page
+    broken = [task for run in by_seed for task, look in enumerate(run) if look["generalisation.broken"]]
+    assert {*broken} == {0}
+    assert f"broken in {len(broken)} of {len(looks)} cases**, both after the first task" in page
+    for name, among_own in (("forgetting", "first_among_own"), ("generalisation", "last_among_own")):
+        assert np.abs(mean[among_own] - bound_tables()[name].task).max() < 0.15
+    assert "are within 0.15 of the paper's" in page
 
 
 def test_how_much_is_done_is_as_the_results_say():
