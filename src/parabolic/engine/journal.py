@@ -206,13 +206,7 @@ class Journal:
         """
         self._check_open()
         with self._not_the_batch():
-            try:
-                self._write()
-            except InputError as error:
-                if self.on_error == "stop":
-                    raise
-                told = f"batch {self.batches} was not saved, and learning continues: {error}"
-                warnings.warn(told, RuntimeWarning, stacklevel=4)
+            self._write_or_warn("batch {0.batches} was not saved, and learning continues:", stacklevel=5)
 
     def close(self) -> None:
         """Release the folder. What was learned since the last file is lost unless `write` is called first."""
@@ -228,19 +222,22 @@ class Journal:
         try:
             # After an error the learner may be in the middle of a step.
             if kind is None and self._lock.is_locked:
-                self._write_last()
+                told = "closed, with batches after {0.saved} not saved: the next start resumes from there;"
+                self._write_or_warn(told, stacklevel=3)
         finally:
             self.close()
 
-    def _write_last(self) -> None:
-        """Save the learner at the end; there is no later attempt."""
+    def _write_or_warn(self, told: str, stacklevel: int) -> None:
+        """Save the learner; if that fails, `on_error` decides whether that is an error or a warning, which begins so.
+
+        `{0}` in the text is this journal, after the attempt.
+        """
         try:
             self._write()
         except InputError as error:
             if self.on_error == "stop":
                 raise
-            told = f"closed, with batches after {self.saved} not saved: the next start resumes from there; {error}"
-            warnings.warn(told, RuntimeWarning, stacklevel=3)
+            warnings.warn(f"{told.format(self)} {error}", RuntimeWarning, stacklevel=stacklevel)
 
     def _check_open(self) -> None:
         if not self._lock.is_locked:

@@ -100,11 +100,13 @@ def try_scores(learner: Learner, x: Tensor) -> Tensor:
     except (InputError, torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except Exception as error:
-        whole = not (x.is_floating_point() or x.is_complex() or x.dtype == torch.uint8)
-        remedy = "; if they are measurements, convert them with .float()" if whole and learner.embed is None else ""
-        if isinstance(learner.prepare, Scale) and has_embedding(learner.model):
+        remedy = ""
+        if x.is_complex():
+            remedy = "; split complex numbers with torch.view_as_real"
+        elif isinstance(learner.prepare, Scale) and has_embedding(learner.model):
             remedy = "; if they are ids, they must not be scaled (in an estimator: scale=False)"
-        remedy = "; split complex numbers with torch.view_as_real" if x.is_complex() else remedy
+        elif not x.is_floating_point() and x.dtype != torch.uint8 and learner.embed is None:
+            remedy = "; if they are measurements, convert them with .float()"
         raise invalid("x", x, "examples that the model accepts", f"the model says: {error}{remedy}") from error
     if not isinstance(scores, Tensor):
         raise invalid("model", type(scores), "one tensor of scores [n, classes]", "wrap the model to return that")
