@@ -147,6 +147,10 @@ def test_rows_without_a_preset_stay_empty_and_the_commands_that_would_fill_them_
     first, second = re.findall(r"^    (parabolic tune .* --stream seq-cifar10 .*)$", told, re.MULTILINE)
     assert first == commands[-1].replace("0.001:1", "0.01:0.3")
     assert second == commands[-1].replace("gem", "vrmcl").replace(" --space lr=0.001:1:log", "")
+    # Once it has a preset, with that range, the others are still tuned like most.
+    save_preset(found("vrmcl", "seq-cifar10", trials=7, seeds=2, average=0.99, optimizer="SGD(momentum=0.9)"))
+    told = parabolic("paper", "main", "--tuned", "--learners", "er,pcl,gem,vrmcl", "--show")[1]
+    assert re.findall(r"^    (parabolic tune .* --stream seq-cifar10 .*)$", told, re.MULTILINE) == [first]
     save_preset(Preset("er-seq-cifar10", "sgd"))
     code, out, err = parabolic("paper", "main", "--tuned", "--show")
     assert (code, out) == (2, "")

@@ -99,10 +99,10 @@ class Tuning:
         memory = Setting("").memory // (SHRINK if self.quick else 1)
         spent = self.effort or Effort(0, 0)
         like = [each for each in self.presets.values() if spent.trials and Effort.of(each) == spent]
-        share = _shared([each.study for each in like]).get("validation")
+        share = _usual([each.study for each in like]).get("validation")
         told = {"trials": spent.trials, "seeds": spent.seeds, "validation": share}
         alike = "".join(f" --{name} {value}" for name, value in told.items() if value)
-        space, fixed = (_shared([part(each) for each in like]) for part in (_space, _fixed))
+        space, fixed = (_usual([part(each) for each in like]) for part in (_space, _fixed))
         commands = []
         for stream, learners in self.missing.items():
             for ranges, some in _by_space(learners, space).items():
@@ -143,7 +143,7 @@ def _fixed(preset: Preset) -> Mapping[str, Any]:
     return {name: value for name, value in preset.settings.items() if name not in _space(preset)}
 
 
-def _shared(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The entries that all tables have in common."""
-    first, *rest = tables or [{}]
-    return {name: value for name, value in first.items() if all(each.get(name) == value for each in rest)}
+def _usual(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The entries that more than half of the tables have."""
+    entries = [entry for table in tables for entry in table.items()]
+    return {name: value for name, value in entries if 2 * entries.count((name, value)) > len(tables)}
