@@ -9,7 +9,7 @@
 In the page, a table is between <!-- NAME --> and <!-- end -->. NAME is one of the paper's tables, with -tuned for tuned
 values; it shows the methods that have runs, and the columns in which at least two have. <!-- NAME STREAM --> shows only
 the columns whose stream begins with STREAM. There are four more: `even` compares the paper's figures for uneven classes
-with our runs on uneven and even ones, `averaged` shows rivals with averaged weights on Seq-TinyImageNet,
+with our runs on uneven and even ones, `leads` shows tuned methods on Seq-TinyImageNet and how far PCL+ is ahead,
 `bounds forgetting` and `bounds generalisation` show losses and bounds, and `seconds` shows run times.
 """
 
@@ -34,7 +34,6 @@ ROOT = Path(__file__).parents[1]
 PAGE, RECORDS = ROOT / "docs" / "results.md", ROOT / "results" / "records"
 NAMES = {"aaa": "AAA", "acc": "Acc"}
 DRAWN = [(PLUS, True), ("CLSER", True), ("ER", True), ("PCL", True), ("PCL", False), ("SGD", False)]  # tuned or not
-AVERAGED = {"ER": "er", "ER-OBC": "obc", "CLSER": "clser"}
 MARKED = re.compile(r"(<!-- (?!end)([\w-]+(?: [\w-]+)?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -51,9 +50,9 @@ def made(name: str, records: Records) -> str:
         cells = ("paper, uneven", "uneven", "p", "even", "p")
         head = [f"{metric} {cell}" for metric in NAMES.values() for cell in cells]
         return "".join(lines(["", *head], even(records)))
-    if name == "averaged":
+    if name == "leads":
         head = [*NAMES.values(), "s", *(f"{PLUS} leads, {metric}" for metric in NAMES.values())]
-        return "".join(lines(["", *head], averaged(records)))
+        return "".join(lines(["tuned", *head], leads(records)))
     name, _, stream = name.partition(" ")
     if name == "bounds":
         return "".join(lines(["loss after task", *"12345"], bounds(stream, records)))
@@ -113,21 +112,25 @@ def even(records: Records) -> Iterator[list[str]]:
             yield cells
 
 
-def averaged(records: Records) -> Iterator[list[str]]:
-    """Show PCL+ on Seq-TinyImageNet beside rivals with the presets, and so the averaged weights, of Seq-CIFAR-100."""
-    setting = paper_tables()["main"].settings[2]
-    rivals = list(Records(RECORDS / "tinyimagenet-averaged.jsonl"))
-    rows = {row: [run for run in rivals if run.spec["learner"] == name] for row, name in AVERAGED.items()}
-    rows[PLUS] = [run for spec in setting.specs(PLUS, tuned=True) if (run := records.find(spec))]
-    rows = {row: sorted(runs, key=lambda run: run.spec["seed"]) for row, runs in rows.items()}
-    for row, runs in rows.items():
-        found = {
-            name: {metric: [run.metrics[metric] for run in rows[name]] for metric in NAMES} for name in (PLUS, row)
-        }
-        figures = [told(Summary.of(values)) for values in found[row].values()]
-        leads = [paired(found[PLUS][metric], found[row][metric]) for metric in NAMES] if row != PLUS else []
-        ahead = [f"{lead.mean:.1f} (p = {lead.p:.4f})" for lead in leads] or [""] * len(NAMES)
-        yield [row, *figures, f"{fmean(sum(run.train_seconds) for run in runs):.1f}", *ahead]
+def leads(records: Records) -> Iterator[list[str]]:
+    """Show PCL+ on Seq-TinyImageNet beside the other tuned methods, and its leads over them, paired over seeds."""
+    table = paper_tables()["main"]
+    specs = {row: table.settings[2].specs(row, tuned=True) for row in [*table.rows, PLUS]}
+    found = {
+        row: {run.spec["seed"]: run for spec in each if (run := records.find(spec))} for row, each in specs.items()
+    }
+    for row, runs in found.items():
+        if not runs:
+            continue
+        figures = [told(Summary.of([run.metrics[metric] for run in runs.values()])) for metric in NAMES]
+        seeds = [seed for seed in runs if seed in found[PLUS]]
+        gaps = [
+            paired(*([found[each][seed].metrics[metric] for seed in seeds] for each in (PLUS, row)))
+            for metric in NAMES
+            if row != PLUS
+        ]
+        ahead = [f"{gap.mean:.1f} (p = {gap.p:.4f})" for gap in gaps] or [""] * len(NAMES)
+        yield [row, *figures, f"{fmean(sum(run.train_seconds) for run in runs.values()):.1f}", *ahead]
 
 
 def bounds(statement: str, records: Records) -> Iterator[list[str]]:
