@@ -259,6 +259,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         fields = {each.name for each in dataclasses.fields(kind)} - {"model"}
         for name in options:
             check_name("options", name, fields)
+        if "seed" in options:  # it would not determine the initial weights
+            raise invalid("options", "seed", "options other than the seed", "set random_state instead")
         place = find_device(str(self.device))
         options = {name: each.to(place) if isinstance(each, nn.Module) else each for name, each in options.items()}
         given: dict[str, Any] = {name: value for name, value in usual.items() if name in fields}
