@@ -627,10 +627,8 @@ class Learner:
 
     def _make_optimizer(self, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
         made = optimizers.make_optimizer(self.optimizer, weights, self.lr)
-        if self.device.type == "cuda" and isinstance(self.optimizer, str):
-            for group in (*made.param_groups, made.defaults):  # the defaults are those of groups added later
-                if "capturable" in group:
-                    group["capturable"] = True  # it then counts its steps on the device
+        if isinstance(self.optimizer, str):
+            optimizers.count_steps_on(made, self.device)
         return made
 
     def _check_inputs(self, x: Tensor, inputs: Tensor) -> None:
