@@ -552,6 +552,26 @@ def test_a_full_disk_is_told_and_leaves_what_was_there(tmp_path, cache, monkeypa
     assert make_stream("seq-mine").digest() == plain().digest()
 
 
+def test_files_are_on_disk_before_they_are_named(tmp_path, cache, monkeypatch):
+    """Their contents and their names: a power failure at any moment leaves the old data set or the new."""
+    synced, named = set(), []
+
+    def sync(opened, sync=os.fsync):
+        synced.add(os.fstat(opened).st_ino)
+        sync(opened)
+
+    def replace(aside, path, replace=os.replace):
+        files = [each for folder in path.parent.glob("files-*") for each in (folder, *folder.iterdir())]
+        named.append([each.name for each in files if each.stat().st_ino not in synced])
+        assert len(files) == 5
+        replace(aside, path)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "replace", replace)
+    prepare("mine", arrays(tmp_path / "a"))
+    assert named == [[]]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="limits of files are POSIX's")
 def test_a_disk_that_is_full_half_way_through_a_file(tmp_path, cache):
     """Here the operating system itself refuses: no file may grow beyond 100 kB."""

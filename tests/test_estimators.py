@@ -649,6 +649,8 @@ def test_what_cannot_be_is_refused_when_it_is_fitted():
     x, y = [[0.0], [1.0]] * 20, [0, 1] * 20
     with pytest.raises(InputError, match="did you mean 'pcl'"):
         ParabolicClassifier("pcll").fit(x, y)
+    with pytest.raises(InputError, match="^options: got 'seed', .*; set random_state instead$"):
+        ParabolicClassifier("er", options={"seed": 3}, random_state=0).fit(x, y)
     with pytest.raises(InputError, match="^options: got 'sigmax', .*did you mean 'sigma_x'"):
         ParabolicClassifier(options={"sigmax": 1}).fit(x, y)
     with pytest.raises(InputError, match="^batch_size"):

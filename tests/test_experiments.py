@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 import weakref
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 import parabolic
 from parabolic import Callback, InputError, RunSpec, Store, run
 from parabolic.backbones import make_backbone
-from parabolic.engine import DeviceFailed
+from parabolic.engine import DeviceFailed, Diverged
 from parabolic.experiments import Record, execute, execute_fleet
 from parabolic.experiments.execution import environment, find_device
 from parabolic.experiments.work import Job, work
@@ -100,6 +101,34 @@ def test_a_run_is_kept_and_found_again(tmp_path):
     trained, reused = run(SPEC, store, again=True, device="cpu")
     assert not reused
     assert trained.accuracy == record.accuracy
+
+
+class Overtaken(Store):
+    """A store in which another process finishes the run just before this one can claim it."""
+
+    def __init__(self, root, spec):
+        super().__init__(root)
+        self.spec = spec
+
+    def claim(self, key):
+        with suppress(Diverged):
+            run(self.spec, Store(self.root), device="cpu")
+        return super().claim(key)
+
+
+def test_a_run_that_another_process_has_just_finished_is_not_trained_again(tmp_path):
+    others = Claimed(Store(tmp_path))
+    record, reused = run(SPEC, Overtaken(tmp_path, SPEC), device="cpu", callbacks=[others])
+    assert reused
+    assert record == Store(tmp_path).find(SPEC)
+    assert others.claims == []  # no task was learned
+    bad = dataclasses.replace(SPEC, options={"lr": 1e30})
+    with pytest.raises(Diverged, match="; found in .*, and trained again only with again=True"):
+        run(bad, Overtaken(tmp_path, bad), device="cpu")
+    for spec in (SPEC, bad):
+        assert [path.name for path in Store(tmp_path).path(spec.key).iterdir()] == ["run.json"]
+        Store(tmp_path).claim(spec.key).release()  # it was let go
+    assert not run(SPEC, Overtaken(tmp_path, SPEC), again=True, device="cpu")[1]
 
 
 class Claimed(Callback):

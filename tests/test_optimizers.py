@@ -10,6 +10,8 @@ from torch import nn
 from parabolic import ER, InputError, Learner, LwF, RunSpec, Store, run
 from parabolic.experiments import build, execute, load_preset
 from parabolic.experiments.code import own_code_of
+from parabolic.learners.moving import move
+from parabolic.learners.optimizers import count_steps_on
 from parabolic.states import pack_state, read_state
 
 LION = """
@@ -169,3 +171,16 @@ def test_a_saved_learner_names_no_code():
         Learner.load(path, model=nn.Linear(2, 2))
     assert not Path("it ran").exists()
     assert isinstance(again.optim, torch.optim.SGD)
+
+
+def test_steps_are_counted_where_the_learner_is_in_weights_added_later_too():
+    """A learner moved from a GPU, or settings from one, must not keep counting there: on a CPU torch refuses that."""
+    learner = ER(nn.Linear(4, 3), memory=50, optimizer="Adam(capturable=True)")
+    batch = torch.randn(8, 4), torch.arange(8) % 3
+    learner.observe(*batch)
+    count_steps_on(learner.optim, torch.device("cuda"))  # as if it came from there
+    move(learner, torch.device("cpu"))
+    learner.optim.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    learner.optim.param_groups[1]["params"][0].grad = torch.ones(2)
+    learner.optim.step()
+    learner.observe(*batch)

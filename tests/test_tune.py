@@ -365,6 +365,23 @@ def test_a_study_goes_on_only_as_it_began(tmp_path, other, differs):
         tune(other, Store(tmp_path), trials=1, name="one", device="cpu")
 
 
+@pytest.mark.parametrize(("name", "change"), [("prune", (0.1, 0.2)), ("space", (3, 4))])
+def test_a_learner_may_have_options_that_are_called_like_settings_of_a_search(tmp_path, name, change):
+    file = tmp_path / "sparse.py"
+    file.write_text(f"""
+from parabolic import ER
+from parabolic.options import option
+
+class Sparse(ER):
+    {name}: float = option(0.5, "how much is left out")
+""")
+    first, other = (Search(RunSpec(f"{file}:Sparse", "seq-blobs", options={name: value})) for value in change)
+    tune(first, Store(tmp_path), trials=1, name="one", device="cpu")
+    tune(first, Store(tmp_path), trials=2, name="one", device="cpu")
+    with pytest.raises(InputError, match=f"study: got 'one' with {name}={change[1]}.*, expected .* {name}={change[0]}"):
+        tune(other, Store(tmp_path), trials=2, name="one", device="cpu")
+
+
 def test_a_study_goes_on_only_with_the_code_it_began_with(tmp_path):
     file = tmp_path / "timid.py"
     file.write_text(TIMID)

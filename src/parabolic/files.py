@@ -14,7 +14,7 @@ from secrets import token_hex
 
 from parabolic.checks import Description, invalid
 
-__all__ = ["NoFile", "disk_errors", "file_name", "sweep", "write_bytes", "write_text", "written_whole"]
+__all__ = ["NoFile", "disk_errors", "file_name", "sweep", "sync_folder", "write_bytes", "write_text", "written_whole"]
 
 KINDS = {
     stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
@@ -64,7 +64,7 @@ def written_whole(path: Path) -> Iterator[Path]:
                 aside.chmod(mode)
             os.fsync(file.fileno())
         os.replace(aside, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
@@ -79,7 +79,7 @@ def _followed(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Sync a folder's entries to disk: otherwise a new file may be gone after a power failure."""
     if os.name != "posix":  # elsewhere a folder cannot be opened
         return

@@ -105,6 +105,9 @@ class Memory:
     def offer(self, batch: Mapping[str, Tensor], *, generator: Generator | None = None) -> None:
         """Offer examples, in order: the result is the same as if they were offered one by one."""
         size = self._check(batch)
+        if not self._slots:
+            self._allocate(batch)
+        self._check_kind(batch)
         slots = self.place(batch, generator)
         if slots.shape != (size,) or slots.dtype != torch.long:
             raise invalid(f"place of {type(self).__name__}", slots, f"the slots of {size} examples, of type int64")
@@ -203,7 +206,8 @@ class Memory:
         offered, filled = self._fill_of(state, *fields)
         arrival = fields.pop(ARRIVAL, None)
         if fields:
-            self._allocate(fields)
+            if not self._slots:
+                self._allocate(fields)
             self._check_kind(fields)  # a copy would broadcast rows of one number, and cast types with loss
             self._arrival[:filled] = -1 if arrival is None else arrival
         for name, value in fields.items():
@@ -243,6 +247,7 @@ class Memory:
         return int(offered), filled
 
     def _check(self, batch: Mapping[str, Tensor]) -> int:
+        """Refuse a batch that the policy cannot place; returns how many examples it has."""
         for name in self.needs:
             if name not in batch:
                 raise invalid("batch", sorted(batch), f'a field "{name}", which {type(self).__name__} needs')
@@ -252,12 +257,10 @@ class Memory:
             raise invalid(
                 "batch", Description(f"fields of length {sizes}"), "at least one example, and fields of equal length"
             )
-        if not self._slots:
-            self._allocate(batch)
-        self._check_kind(batch)
         return size
 
     def _check_kind(self, batch: Mapping[str, Tensor]) -> None:
+        """Refuse examples that do not fit into the slots."""
         if self._slots.keys() != batch.keys():
             raise invalid("batch", sorted(batch), f"the fields that this memory keeps, {sorted(self._slots)}")
         for name, value in batch.items():
@@ -272,8 +275,6 @@ class Memory:
             self._empty_slots(batch)
 
     def _allocate(self, batch: Mapping[str, Tensor]) -> None:
-        if self._slots:
-            return
         slots = {name: room.zero_() for name, room in self._empty_slots(batch).items()}
         self._arrival = slots.pop(ARRIVAL).fill_(-1)
         self._slots = slots
@@ -362,15 +363,12 @@ class ClassBalanced(Memory):
         return len(self)
 
     def _check(self, batch: Mapping[str, Tensor]) -> int:
-        if "y" in batch and len(batch["y"]):
-            self._check_labels(batch["y"])
-        return super()._check(batch)
-
-    def _check_labels(self, y: Tensor) -> None:
+        size, y = super()._check(batch), batch["y"]
         if y.ndim != 1 or y.is_floating_point():
             raise invalid("y", y, "a whole number for each example, its class")
         if self._classes is None and int(y.min()) < 0:  # else it is not checked, which would wait for the device
             raise invalid("y", Description(f"a label of {int(y.min())}"), "numbers from 0 on")
+        return size
 
     def place(self, batch: Mapping[str, Tensor], generator: Generator | None) -> Tensor:
         """The slot of each new example, or `capacity`, the spare row, for those that are not stored."""
@@ -515,8 +513,7 @@ class EqualShares(Memory):
         self._chance[: len(self)].copy_(state["number drawn"])
 
     def _allocate(self, batch: Mapping[str, Tensor]) -> None:
-        if not self._slots:
-            self._chance = torch.zeros(self.capacity + 1, dtype=torch.float64, device=batch["task"].device)
+        self._chance = torch.zeros(self.capacity + 1, dtype=torch.float64, device=batch["task"].device)
         super()._allocate(batch)
 
 

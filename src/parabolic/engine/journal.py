@@ -92,7 +92,7 @@ class Journal:
         self.task_batches = 0  # learned or skipped in the current task
         self.in_task = False  # whether a task has started and not ended
         self.notes: dict[str, Any] = {}
-        self._started = False  # whether it was resumed in the middle of a task
+        self._resumed_in_task = False  # and the call of `start_task` that is to be ignored is still to come
         self._began = learner.steps  # what it had learned before the journal began
         self._failed: Exception | None = None  # what was wrong about the last batch's notes or file, not about itself
         self._changing = False  # whether a batch or a task's start or end is being processed
@@ -184,19 +184,19 @@ class Journal:
     def start_task(self, batches: TaskBatches) -> None:
         """Notify the learner of a task's start; does nothing when resuming in the middle of that task."""
         self._check_open()
-        if not self._started:
+        if not self._resumed_in_task:
             with self._change():
                 self.learner.start_task(batches)
                 self.in_task, self.task_batches = True, 0
             self.write()
-        self._started = False
+        self._resumed_in_task = False
 
     def end_task(self, batches: TaskBatches) -> None:
         """Notify the learner of a task's end."""
         self._check_open()
         with self._change():
             self.learner.end_task(batches)
-            self.tasks, self.task_batches, self.in_task, self._started = self.tasks + 1, 0, False, False
+            self.tasks, self.task_batches, self.in_task, self._resumed_in_task = self.tasks + 1, 0, False, False
         self.write()
 
     def write(self) -> None:
@@ -362,7 +362,7 @@ class Journal:
             set_draws(self.learner, saved["draws"])
             for name in PLACE:
                 setattr(self, name, saved["journal"][name])
-            self._started, self.saved = self.in_task, self.batches
+            self._resumed_in_task, self.saved = self.in_task, self.batches
             break
         else:
             if damaged:

@@ -73,12 +73,18 @@ def _renaming(row: int = 0) -> Iterator[None]:
 
 
 class Estimator(BaseEstimator):  # type: ignore[misc]
-    """The base of both estimators: converts data to tensors, builds a learner and trains it."""
+    """The base of both estimators: converts data to tensors, builds a learner and trains it.
+
+    A first call, `_begin`, works on a copy: `_make` a learner, `_learn`, and `_become` that copy, so that a call that
+    fails changes nothing. A later one checks all it can, lets a copy `_rehearse` what only a step shows, and goes on.
+    """
 
     learner_: Learner
     loss_: float
     _example: tuple[torch.Size, torch.dtype]  # shape and type of an example
     _made: dict[str, Any]  # the settings that the learner was made with
+    _tasks: int = -1  # the number of the last task, for methods that need tasks
+    _alone: float = math.inf  # how many examples could be recalled when batch norm met a single one; none yet
 
     learner: str | type[Learner]
     model: nn.Module | Factory | None
@@ -259,6 +265,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         fields = {each.name for each in dataclasses.fields(kind)} - {"model"}
         for name in options:
             check_name("options", name, fields)
+        if "seed" in options:  # it would not determine the initial weights
+            raise invalid("options", "seed", "options other than the seed", "set random_state instead")
         place = find_device(str(self.device))
         options = {name: each.to(place) if isinstance(each, nn.Module) else each for name, each in options.items()}
         given: dict[str, Any] = {name: value for name, value in usual.items() if name in fields}
@@ -271,7 +279,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
                 raise invalid("scale", self.scale, "False, as embed looks up ids", "ids cannot be scaled")
             learner.prepare = Scale()
         self._made = self._settings()
-        self._alone = math.inf  # how many examples could be recalled when batch norm met a single one; none yet
+        self._alone = math.inf
         return learner
 
     def _network(self, shape: Sequence[int], outputs: int, seed: int) -> nn.Module:
@@ -306,7 +314,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         rows = [part.to(x.device) for order in orders for part in _batches(order, size, learner.model)]
         task = None
         if learner.needs_tasks:
-            task = 0 if epochs else getattr(self, "_tasks", -1) + 1
+            task = 0 if epochs else self._tasks + 1
             batches = list(zip(x.split(size), y.split(size), strict=True))
             learner.start_task(batches)
         loss = total = torch.zeros((), dtype=torch.float64)
@@ -338,7 +346,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         if min(len(x), int(self.batch_size)) > 1 or not has_batch_norm(learner.model):
             return
         stored = len(learner.past) if isinstance(learner, ReplayLearner) else 0
-        if not learner.needs_tasks and stored >= getattr(self, "_alone", math.inf):
+        if not learner.needs_tasks and stored >= self._alone:
             return  # one was learned with as little to recall
         with self._held():
             trial = copy.copy(self)

@@ -65,14 +65,25 @@ def run(
     check_spec(spec)
     check_store(store)
     ended = None if again else store.ended(spec)
-    if ended is not None:
-        found = f"; found in {store.path(spec.key)}, and trained again only with again=True (--again)"
-        return _sound(ended, found), True
+    if ended is None:
+        try:
+            return _train_and_save(spec, store, again, device, checkpoint, callbacks), False
+        except _Ended as error:
+            ended = error.record
+    found = f"; found in {store.path(spec.key)}, and trained again only with again=True (--again)"
+    return _sound(ended, found), True
+
+
+def _train_and_save(
+    spec: RunSpec, store: Store, again: bool, device: str, checkpoint: float, callbacks: Iterable[Callback]
+) -> Record:
     keeping = Keeping.of(store, checkpoint, anew=again)
     start = _Start()
-    with _Claim(store, spec, keeping) as claim:
+    with _Claim(store, spec, keeping, again) as claim:
         try:
             record = _execute(spec, device, [claim, *callbacks, start], keeping)
+        except _Ended:
+            raise
         except Exception as error:
             if start.made or not isinstance(error, InputError):
                 with suppress(InputError):  # the disk's error must not hide the run's
@@ -85,7 +96,15 @@ def run(
             unsaved = Unsaved(*error.args)
             vars(unsaved).update(vars(error), record=record)
             raise unsaved from error
-    return _sound(record), False
+    return _sound(record)
+
+
+class _Ended(Exception):
+    """Another process finished the run before it could be claimed; `record` has its results."""
+
+    def __init__(self, record: Record) -> None:
+        super().__init__("another process has just finished it")
+        self.record = record
 
 
 class _Claim(Callback):
@@ -96,8 +115,8 @@ class _Claim(Callback):
     be using it.
     """
 
-    def __init__(self, store: Store, spec: RunSpec, keeping: Keeping | None) -> None:
-        self.store, self.spec, self.keeping = store, spec, keeping
+    def __init__(self, store: Store, spec: RunSpec, keeping: Keeping | None, again: bool) -> None:
+        self.store, self.spec, self.keeping, self.again = store, spec, keeping, again
         self.lock: BaseFileLock | None = None
 
     def on_start(self, state: State) -> None:  # noqa: ARG002
@@ -107,7 +126,9 @@ class _Claim(Callback):
             got = Description(f"{key}, which another process is training")
             remedy = f"`parabolic watch {key[:8]}` shows its progress; or name another folder of runs"
             raise invalid("run", got, "one that no other process is training", remedy)
-        if self.keeping is not None and self.keeping.anew:
+        if not self.again and (record := self.store.ended(self.spec)) is not None:
+            raise _Ended(record)
+        if self.keeping is not None and self.again:
             self.keeping.forget(self.spec)
 
     def __enter__(self) -> Self:

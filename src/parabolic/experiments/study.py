@@ -31,6 +31,7 @@ from parabolic.checks import Description, InputError, invalid
 from parabolic.engine import Callback, State
 from parabolic.experiments.search import Choices, Range, Search, Trial
 from parabolic.files import disk_errors
+from parabolic.options import dotted
 
 __all__ = ["Pruner", "Study", "open_study"]
 
@@ -193,7 +194,8 @@ class Study:
         """The settings that have changed since the study began, by name: the new and the old value."""
         now, then = _flat(self.search.definition()), _flat(self.study.user_attrs.get("definition", {}))
         # A setting that only one of them has was added to the package later, with a neutral default.
-        return {each: (now[each], then[each]) for each in now if each in then and now[each] != then[each]}
+        paths = [each for each in now if each in then and now[each] != then[each]]
+        return {re.sub(r"^(options|scenario)\.", "", each): (now[each], then[each]) for each in paths}
 
 
 class Pruner(Callback):
@@ -301,15 +303,8 @@ def _open(storage: str | optuna.storages.BaseStorage) -> optuna.storages.BaseSto
 
 def _flat(told: Mapping[str, Any]) -> dict[str, Any]:
     """Nested settings, flattened; the space becomes one string, as adding or removing options is a change too."""
-    flat: dict[str, Any] = {}
-    for name, value in told.items():
-        if name == "space":
-            flat[name] = " ".join(f"{option}={text}" for option, text in value.items())
-        elif isinstance(value, Mapping):
-            flat |= _flat(value)
-        else:
-            flat[name] = value
-    return flat
+    space = " ".join(f"{option}={text}" for option, text in told.get("space", {}).items())
+    return dotted({**told, "space": space})
 
 
 def _unusable(storage: object, error: BaseException) -> InputError:

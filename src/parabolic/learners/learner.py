@@ -358,11 +358,11 @@ class Learner:
 
     def inputs(self, x: Tensor) -> Tensor:
         """Raw examples as inputs of the model, as for prediction."""
-        return self._given(x, augment=False)
+        return self._as_inputs(x, augment=False)
 
     def augmented(self, x: Tensor) -> Tensor:
         """Raw examples as inputs of the model, as for learning: changed at random, differently in every call."""
-        return self._given(x, augment=True)
+        return self._as_inputs(x, augment=True)
 
     def scores_at(self, inputs: Tensor) -> Tensor:
         """The scores for inputs of the model, in evaluation mode and with the averaged weights if there are any.
@@ -614,7 +614,7 @@ class Learner:
             raise invalid(whose, loss, "a tensor of one number", "take its mean, for example")
         return loss
 
-    def _given(self, x: Tensor, augment: bool) -> Tensor:
+    def _as_inputs(self, x: Tensor, augment: bool) -> Tensor:
         """Raw examples as inputs of the model: never the same tensor, as the model may work in place."""
         version = _version(x)
         view = self.augment(x, self.generator) if augment and self.augment is not None else x
@@ -627,10 +627,8 @@ class Learner:
 
     def _make_optimizer(self, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
         made = optimizers.make_optimizer(self.optimizer, weights, self.lr)
-        if self.device.type == "cuda" and isinstance(self.optimizer, str):
-            for group in (*made.param_groups, made.defaults):  # the defaults are those of groups added later
-                if "capturable" in group:
-                    group["capturable"] = True  # it then counts its steps on the device
+        if isinstance(self.optimizer, str):
+            optimizers.count_steps_on(made, self.device)
         return made
 
     def _check_inputs(self, x: Tensor, inputs: Tensor) -> None:

@@ -14,6 +14,7 @@ from torch import Generator, Tensor
 
 from parabolic.learners.gradients import trainable
 from parabolic.learners.learner import Learner
+from parabolic.learners.optimizers import count_steps_on
 
 __all__ = ["move", "place", "tensors_in"]
 
@@ -30,9 +31,7 @@ def move(learner: Learner, device: torch.device, drawn: Tensor | None = None) ->
     learner.generator = Generator(learner.device)
     learner._load_generator(drawn)
     if isinstance(learner.optimizer, str):
-        for group in learner.optim.param_groups:
-            if "capturable" in group:  # where it counts its steps, as in a new learner
-                group["capturable"] = device.type == "cuda"
+        count_steps_on(learner.optim, device)
 
 
 @torch.no_grad()

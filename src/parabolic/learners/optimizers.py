@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from parabolic.checks import Description, check_call, check_name, invalid
 from parabolic.plugins import load_object
 
-__all__ = ["check_frozen", "check_state", "load_state", "make_optimizer", "own_optimizer", "parse_optimizer"]
+__all__ = [
+    "check_frozen", "check_state", "count_steps_on", "load_state", "make_optimizer", "own_optimizer", "parse_optimizer",
+]  # fmt: skip
 
 OWN = re.compile(r"(.+:\w+)\s*(?:\(.*\))?", re.DOTALL)  # file.py:name or module:name, and arguments
 
@@ -81,6 +83,19 @@ def parse_optimizer(text: str) -> tuple[Callable[..., torch.optim.Optimizer], di
     known = {name for name, value in vars(torch.optim).items() if isinstance(value, type) and value not in unfit}
     check_name("optimizer", named.id, known, remedy)
     return getattr(torch.optim, named.id), arguments
+
+
+def count_steps_on(optim: torch.optim.Optimizer, device: torch.device) -> None:
+    """Have an optimiser that counts its steps (Adam) do so on a GPU itself, as in a CUDA graph; on a CPU torch cannot.
+
+    >>> adam = torch.optim.Adam(nn.Linear(2, 2).parameters(), capturable=True)
+    >>> count_steps_on(adam, torch.device("cpu"))
+    >>> adam.param_groups[0]["capturable"]
+    False
+    """
+    for group in (*optim.param_groups, optim.defaults):  # the defaults are those of groups added later
+        if "capturable" in group:
+            group["capturable"] = device.type == "cuda"
 
 
 def check_state(optim: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:

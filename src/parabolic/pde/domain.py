@@ -401,6 +401,10 @@ class _Cloud:
         return distance, nearest
 
     def _descend(self, own: Tensor, across: Tensor, reach: float) -> tuple[Tensor, Tensor]:
+        """The same for points given by their coordinates in the axes (`own`) and their distance from the span of these.
+
+        Points that are done leave the iteration, so that the last few do not cost as much as all.
+        """
         n, curve = len(self.u), self.s.square()
         distance, nearest, todo = across.clone(), own.clone(), torch.arange(len(own), device=own.device)
         z = own.new_full((len(own), n), 1 / n)

@@ -31,7 +31,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from parabolic.checks import Description, InputError, first_line, invalid
-from parabolic.files import disk_errors, write_text
+from parabolic.files import disk_errors, sync_folder, write_text
 from parabolic.states import Damaged
 from parabolic.streams.stream import LABELS
 
@@ -225,6 +225,7 @@ class Cache:
                 got, remedy = Description(f"{others[data.content]}, from {source}"), "prepare it under its own name"
                 raise invalid(f"data {name!r}", got, "the data set of that name", remedy)
             with _telling(self.root):
+                sync_folder(folder)  # before `data.json` names it
                 told = dataclasses.asdict(data)
                 write_text(place / FILE, json.dumps({"format": FORMAT, **told, "digest": _digest(told)}, indent=1))
         except BaseException:

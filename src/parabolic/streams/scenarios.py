@@ -7,7 +7,7 @@ derive from the run's seed, each kind with its own generator, so that adding one
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from parabolic.checks import Description, check_name, check_number, invalid, plain
 from parabolic.options import check_options, option, options_of
 from parabolic.streams.augment import CropFlip
-from parabolic.streams.stream import Examples, Stream
+from parabolic.streams.stream import Examples, Stream, Task
 
 __all__ = [
     "PAPER_SIZES",
@@ -275,13 +275,11 @@ def resize(stream: Stream, sizes: Sequence[int], seed: int = 0) -> Stream:
             expected = f"enough for an example in each of the {_tasks_with(each)} tasks of class {label}"
             raise invalid("class_sizes", size, expected, "keep more of the class")
     shares = {label: _in_proportion(size, counts[label]) for label, size in zip(counts, sizes, strict=True)}
-    rng, made, new = _rng(seed, "sizes"), [], torch.ones(len(stream[0].train.y), dtype=torch.bool)
-    kept = torch.zeros_like(new)
-    for place, task in enumerate(stream):
+    rng, made, kept = _rng(seed, "sizes"), [], torch.zeros(len(stream[0].train.y), dtype=torch.bool)
+    for place, (task, new) in enumerate(_new_rows(stream)):
         for label in task.classes:
-            mine = _of_classes(task.train.y, task.train_rows[new[task.train_rows]], [label])
+            mine = _of_classes(task.train.y, new, [label])
             kept[mine[torch.from_numpy(rng.permutation(len(mine))[: shares[label][place]])]] = True
-        new[task.train_rows] = False
         rows = task.train_rows[kept[task.train_rows]]
         made.append(replace(task, train_rows=rows.sort().values if task.shuffle else rows))
     return replace(stream, tasks=tuple(made))
@@ -294,16 +292,13 @@ def corrupt(stream: Stream, rate: float, among: str = "task", seed: int = 0) -> 
     """
     check_number("corruption_rate", rate, at_least=0, at_most=1)
     check_name("corruption_among", among, ("task", "all"))
-    labels, everything = stream[0].train.y.clone(), stream.seen(len(stream) - 1)
-    rng, new = _rng(seed, "corruption"), torch.ones(len(labels), dtype=torch.bool)
-    for task in stream:
+    rng, labels, everything = _rng(seed, "corruption"), stream[0].train.y.clone(), stream.seen(len(stream) - 1)
+    for task, rows in _new_rows(stream):
         candidates = np.array(sorted(task.classes) if among == "task" else everything)
         if len(candidates) < 2:
             raise invalid(
                 "corruption", Description(f"a task of one class, {task.classes}"), "another class to confuse it with"
             )
-        rows = task.train_rows[new[task.train_rows]]
-        new[rows] = False
         chosen = rows[torch.from_numpy(rng.permutation(len(rows)))][: round(rate * len(rows))]
         # A step of 1 to k − 1 around the circle of the k classes reaches each of the others with equal probability.
         steps = rng.integers(1, len(candidates), len(chosen))
@@ -406,13 +401,20 @@ def _share_classes(stream: Stream) -> bool:
 
 def _counts(stream: Stream) -> dict[int, list[int]]:
     """For each class, in order of arrival, how many of its training examples are new in each task."""
-    new, counts = torch.ones(len(stream[0].train.y), dtype=torch.bool), dict[int, list[int]]()
-    for place, task in enumerate(stream):
-        rows = task.train_rows[new[task.train_rows]]
+    counts = dict[int, list[int]]()
+    for place, (task, rows) in enumerate(_new_rows(stream)):
         for label in task.classes:
             counts.setdefault(label, [0] * len(stream))[place] = len(_of_classes(task.train.y, rows, [label]))
-        new[rows] = False
     return counts
+
+
+def _new_rows(stream: Stream) -> Iterator[tuple[Task, Tensor]]:
+    """Each task with those of its training rows that no earlier task has: tasks with a common class share examples."""
+    new = torch.ones(len(stream[0].train.y), dtype=torch.bool)
+    for task in stream:
+        rows = task.train_rows[new[task.train_rows]]
+        new[rows] = False
+        yield task, rows
 
 
 def _in_proportion(size: int, counts: Sequence[int]) -> list[int]:
