@@ -375,6 +375,28 @@ def test_gem_takes_tasks_in_any_order_and_again():
         assert held.total() == CAPACITY
 
 
+def test_gem_keeps_account_of_no_more_tasks_than_have_a_slot():
+    """The account is gone through at every step: with one entry per task ever seen, steps would become ever slower."""
+    learner = GEM(torch.nn.Linear(2, 3), memory=5)
+    seen = collections.Counter()
+    for task in [*range(9, 40), *range(8), 3, 50, 12, 11]:  # lower numbers take slots from higher ones
+        x, y = torch.randn(3, 2), torch.arange(3)
+        learner.start_task([(x, y)])
+        learner.observe(x, y, task)
+        assert len(learner._offered) <= 5
+        seen[task] += len(y)
+        tasks_of = sorted(seen)
+        shares = equal_shares(5, [seen[each] for each in tasks_of])
+        assert learner.past["task"].sort().values.tolist() == [
+            each for each, share in zip(tasks_of, shares, strict=True) for _ in range(share)
+        ]
+        with_current = seen | collections.Counter({task: 5})
+        tasks_of = sorted(with_current)
+        shares = equal_shares(5, [with_current[each] for each in tasks_of])
+        expected = [(each, share) for each, share in zip(tasks_of, shares, strict=True) if share and each != task]
+        assert learner.shares() == expected
+
+
 def test_gem_needs_a_memory_of_equal_shares():
     with pytest.raises(InputError, match="^memory: got .*Memory.*, expected a parabolic.memory.EqualShares"):
         GEM(net(), memory=Memory(10))

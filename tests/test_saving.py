@@ -720,3 +720,26 @@ def test_a_device_that_is_not_there_is_named(device, tmp_path):
     ER(MLP((3,), 2), memory=50).save(tmp_path / "er")
     with pytest.raises(InputError, match=f"^device: got '{device}', expected a device of this machine, such as cpu; "):
         Learner.load(tmp_path / "er", device=device)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs the signals of POSIX")
+def test_what_a_kill_during_a_save_leaves_behind_is_removed_by_a_later_save(tmp_path):
+    """Also where the name looks like a pattern, and where the file is behind a link."""
+    folder, link = tmp_path / "files", tmp_path / "link"
+    folder.mkdir()
+    link.symlink_to(folder / "a[1].safetensors")
+    code = """if True:
+        import os, signal, sys, torch
+        from parabolic import ER
+        os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+        ER(torch.nn.Linear(4, 3)).save(sys.argv[1])
+    """
+    for _ in range(2):
+        assert subprocess.run([sys.executable, "-c", code, link]).returncode == -9
+    (old, young), other = sorted(folder.iterdir()), folder / f".b.safetensors.{'0' * 16}"
+    other.touch()
+    for path in (old, other):
+        os.utime(path, (0, 0))
+    ER(nn.Linear(4, 3)).save(link)
+    assert {*folder.iterdir()} == {folder / "a[1].safetensors", young, other}  # one may still be written by another
+    assert Learner.load(link, model=nn.Linear(4, 3)).steps == 0

@@ -1,7 +1,10 @@
 """Threads that predict while another learns see the model before or after a step, never in between."""
 
 import copy
+import os
 import pickle
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -390,3 +393,40 @@ def test_scores_are_of_one_moment_with_what_prepares_the_examples():
     assert torch.equal(learner.scores(x), before)
     other.join()
     assert not torch.equal(learner.scores(x), before)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system that forks")
+def test_a_process_that_is_forked_under_the_lock_answers_while_another_thread_learns():
+    code = """if True:
+        import multiprocessing, threading, warnings
+        import torch
+        from parabolic import ER
+        warnings.simplefilter("ignore")  # of Python 3.12 and later, about forks of processes with threads
+        torch.set_num_threads(1)
+        learner, x, y = ER(torch.nn.Linear(4, 3)), torch.randn(64, 4), torch.arange(64) % 3
+        learner.observe(x, y)
+        done, fork = threading.Event(), multiprocessing.get_context("fork")
+
+        def learn():
+            while not done.is_set():
+                learner.observe(x, y)
+
+        def answer(found):
+            found.send(learner.predict(x).shape[0])
+
+        thread = threading.Thread(target=learn)
+        thread.start()
+        try:
+            for _ in range(5):
+                ours, theirs = fork.Pipe()
+                process = fork.Process(target=answer, args=(theirs,), daemon=True)
+                with learner.lock:
+                    process.start()
+                assert ours.poll(60) and ours.recv() == 64
+                process.join()
+        finally:
+            done.set()
+            thread.join()
+    """
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr

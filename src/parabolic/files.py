@@ -9,12 +9,16 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 from secrets import token_hex
 
 from parabolic.checks import Description, invalid
 
-__all__ = ["NoFile", "disk_errors", "file_name", "sweep", "sync_folder", "write_bytes", "write_text", "written_whole"]
+__all__ = [
+    "NoFile", "disk_errors", "file_name", "sweep", "sweep_beside", "sync_folder", "write_bytes", "write_text",
+    "written_whole",
+]  # fmt: skip
 
 KINDS = {
     stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
@@ -102,6 +106,12 @@ def write_bytes(path: Path, data: bytes | bytearray) -> Path:
     with written_whole(path) as aside:
         aside.write_bytes(data)
     return path
+
+
+def sweep_beside(path: Path) -> None:
+    """Remove temporary files that killed writers of this one file left beside it, unless one may still be writing."""
+    path = Path(os.path.realpath(path))
+    sweep(path.parent, name=escape(path.name))
 
 
 def sweep(folder: Path, older: float = 60.0, name: str = "*") -> None:

@@ -549,9 +549,9 @@ def equal_shares(capacity: int, offered: Sequence[int]) -> list[int]:
     else:
         return list(offered)
     shares = [min(count, full) for count in offered]
-    for i, share in enumerate(shares):  # the first tasks that were cut get one more
-        if sum(shares) < capacity and offered[i] > share:
-            shares[i] += 1
+    cut = [i for i, share in enumerate(shares) if offered[i] > share]
+    for i in cut[: capacity - sum(shares)]:  # the first tasks that were cut get one more
+        shares[i] += 1
     return shares
 
 

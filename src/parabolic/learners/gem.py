@@ -53,7 +53,7 @@ class GEM(ProjectedLearner):
             raise invalid("memory", type(self.memory), "a parabolic.memory.EqualShares", "or give its capacity")
         self.task = -1  # the current task
         self._since = 0  # how many examples had been offered when it began
-        self._offered = Counter[int]()  # how many of each task had been offered by then
+        self._offered = Counter[int]()  # how many of each task in memory had been offered by then
         self._count()
 
     @property
@@ -81,10 +81,8 @@ class GEM(ProjectedLearner):
 
         That is known from its first batch on, so that all steps of a task have the same shape.
         """
-        offered = self._offered + Counter({self.task: self.past.capacity})
-        tasks = sorted(offered)
-        shares = equal_shares(self.past.capacity, [offered[task] for task in tasks])
-        return [(task, share) for task, share in zip(tasks, shares, strict=True) if share and task != self.task]
+        stay = self._stay(self._offered + Counter({self.task: self.past.capacity}))
+        return [(task, share) for task, share in stay.items() if task != self.task]
 
     def recall(self) -> Batch | None:
         """The memory slots, sorted by task, and the task of each."""
@@ -130,8 +128,16 @@ class GEM(ProjectedLearner):
 
     def _turn_to(self, task: int) -> None:
         """Make `task` the current task."""
-        self._offered = self._offered + Counter({self.task: self.past.offered - self._since})
+        offered = self._offered + Counter({self.task: self.past.offered - self._since})
+        # A task that has no slot left has no part in later shares: forgotten, or every task would slow down all steps.
+        self._offered = Counter({past: offered[past] for past in self._stay(offered)})
         self._since, self.task = self.past.offered, task
+
+    def _stay(self, offered: Mapping[int, int]) -> dict[int, int]:
+        """How many examples of each task are stored, if so many were offered; only those with any, by number."""
+        tasks = sorted(offered)
+        shares = equal_shares(self.past.capacity, [offered[task] for task in tasks])
+        return {task: share for task, share in zip(tasks, shares, strict=True) if share}
 
     def _count(self) -> None:
         """Count the stored examples of each task, so that the host knows them from now on without asking the device."""

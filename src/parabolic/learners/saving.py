@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from parabolic.backbones import BACKBONES, drawing_apart
 from parabolic.checks import Description, InputError, all_finite, check_module, check_name, first_line, invalid
-from parabolic.files import disk_errors, write_bytes
+from parabolic.files import disk_errors, sweep_beside, write_bytes
 from parabolic.learners.gradients import trainable
 from parabolic.learners.head import last_linear
 from parabolic.learners.learner import GO_BACK, Diverged, Learner
@@ -41,6 +41,7 @@ def save(learner: Learner, path: str | Path) -> Path:
             raise Diverged(f"save: weights are NaN or infinite, so {path} is left unchanged; {GO_BACK}")
         packed = pack_state(describe(learner))
     with disk_errors("path", path.parent, "free some space or name another folder; an existing file is unchanged"):
+        sweep_beside(path)  # or each kill during a save would take the room of a file for good
         return write_bytes(path, packed)
 
 
