@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from datetime import datetime
 from pathlib import Path
 
@@ -372,7 +374,7 @@ def test_a_full_disk_need_not_stop_learning(tmp_path, crowded):
         for number in range(LENGTH):
             crowded(1000 if 12 <= number < 22 else resource.RLIM_INFINITY)
             if number in (14, 19):
-                told = f"batch {number + 1} was not saved, and learning continues: journal: got File too large"
+                told = "nothing after batch 10 is saved, and learning continues: journal: got File too large"
                 with pytest.warns(RuntimeWarning, match=told):
                     journal.observe(*batch(number))
             else:
@@ -381,6 +383,16 @@ def test_a_full_disk_need_not_stop_learning(tmp_path, crowded):
             assert journal.saved == (10 if 10 <= done < 25 else done // 5 * 5)
     assert files(tmp_path) == [f"{count:012d}.safetensors" for count in (10, 25, 30)]
     assert same_state(journal.learner.state_dict(), trajectory()[LENGTH])
+
+
+def test_each_time_that_the_disk_is_full_is_told_once(tmp_path, crowded):
+    """However long it lasts: a warning of each attempt would flood the log, and Python would remember every text."""
+    with warnings.catch_warnings(record=True) as told, Journal(tmp_path, make(), every=2, on_error="warn") as journal:
+        warnings.simplefilter("default")  # as in a program that leaves them as they are
+        for number in range(LENGTH):
+            crowded(1000 if 4 <= number < 12 or 16 <= number < 22 else resource.RLIM_INFINITY)
+            journal.observe(*batch(number))
+    assert [re.match(r"nothing after batch (\d+) is saved", str(each.message))[1] for each in told] == ["4", "16"]
 
 
 def test_a_full_disk_at_the_end_is_told_and_the_folder_is_free_again(tmp_path, crowded):

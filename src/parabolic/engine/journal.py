@@ -206,7 +206,8 @@ class Journal:
         """
         self._check_open()
         with self._not_the_batch():
-            self._write_or_warn("batch {0.batches} was not saved, and learning continues:", stacklevel=5)
+            # The same text in every attempt, so that Python tells each outage once and keeps a single text of it.
+            self._write_or_warn("nothing after batch {0.saved} is saved, and learning continues:", stacklevel=5)
 
     def close(self) -> None:
         """Release the folder. What was learned since the last file is lost unless `write` is called first."""
