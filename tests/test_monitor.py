@@ -228,10 +228,11 @@ def test_the_loss_is_the_mean_since_the_last_look():
 
 
 def test_losses_in_half_precision_are_added_up_in_full():
-    learner = ER(MLP((2,), 3), lr=1e-3)
-    monitor = Monitor(every=1000, tell=str, bound=0)
+    learner, seen = ER(MLP((2,), 3), lr=1e-3), []
+    monitor = Monitor(every=1000, tell=seen.append, bound=0)
     for _ in range(400):
         monitor(learner, torch.tensor([0.25], dtype=torch.bfloat16))
+    assert seen == []  # a call without a step makes no look due
     assert monitor.look(learner).loss == 0.25
 
 
@@ -392,6 +393,31 @@ def test_without_time_to_spend_the_model_is_asked_at_the_first_and_the_last_look
     assert [look.memory_loss is not None for look in seen] == [True, False, False, False, False, True]
     assert [look.bound is not None for look in seen] == [False] * 5 + [True]
     assert all(look.classes for look in seen)
+
+
+def test_where_no_bound_is_asked_for_there_is_none_and_nothing_is_missing():
+    for look in watched(ER(MLP((2,), 3), lr=1e-3), numbered(10), every=5, bound=0):
+        assert (look.bound, look.note) == (None, "")
+        assert look.memory_loss is not None
+
+
+@pytest.mark.parametrize(("bound", "part"), [(0, 0.1), (8, 0.2)])
+def test_the_share_of_the_time_is_used_and_not_exceeded(monkeypatch, bound, part):
+    """On a clock that steps and evaluations move. The loss on memory and the bound get half of the share each."""
+    clock, spent = [0.0], [0.0]
+
+    class Slow(nn.Linear):
+        def forward(self, x):
+            if not self.training:
+                clock[0], spent[0] = clock[0] + 1, spent[0] + 1
+            return super().forward(x)
+
+    monkeypatch.setattr("parabolic.engine.monitor.time.perf_counter", lambda: clock[0])
+    learner, monitor = ER(Slow(2, 3), lr=1e-3), Monitor(every=5, tell=str, share=0.2, bound=bound)
+    for x, y in numbered(1000):
+        clock[0] += 1
+        monitor(learner, learner.observe(x, y))
+    assert spent[0] / clock[0] == pytest.approx(part, rel=0.1)
 
 
 def test_threads_that_share_it_are_looked_at_in_order_and_once(tmp_path):
