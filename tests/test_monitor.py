@@ -38,7 +38,7 @@ from parabolic import (
 )
 from parabolic.engine import BoundsMonitor, Callback, Diverged, Fleet, Look, Tail, Tracker, train_fleet
 from parabolic.engine.looks import Lines
-from parabolic.learners import find_learner, known_learners
+from parabolic.learners import ReplayLearner, find_learner, known_learners
 from parabolic.memory import ClassBalanced, EqualShares
 from parabolic.states import same_state
 
@@ -282,6 +282,21 @@ def test_a_learner_without_a_memory():
     assert str(seen[0]) == f"step 5: loss {seen[0].loss:.3g}"
 
 
+class Inputs(ReplayLearner):
+    """Stores examples without their labels."""
+
+    keeps = ("x",)
+
+    def loss(self, batch, recalled):
+        return self.error(self.model(batch["x"]), batch["y"])
+
+
+def test_a_memory_without_labels_is_counted_and_not_evaluated():
+    look = watched(Inputs(MLP((2,), 3), memory=50, lr=1e-3), numbered(10))[-1]
+    assert (look.kept, sum(look.tenths)) == (50, 50)
+    assert (look.classes, look.memory_loss, look.bound, look.note) == (None, None, None, "")
+
+
 def test_numbers_have_no_classes():
     learner = ER(MLP((2,), 1), criterion="mse", lr=1e-4)
     look = watched(learner, ((x / 100, x[:, :1]) for x, _ in numbered(20)))[-1]
@@ -515,6 +530,17 @@ def test_it_prints_or_logs(capsys, caplog):
     assert capsys.readouterr().err == caplog.messages[0] + "\n" == f"{look}\n"
 
 
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [({"loss": 0.5}, "loss 0.5"), ({"ahead": 25.0}, "25.0 %"), ({"memory_loss": 2.5}, "loss on memory 2.5"),
+     ({"drift": -0.5, "since": 4}, "drift -0.5 since step 4"), ({"bound": 3.5}, "bound 3.5"),
+     ({"accuracy": 75.0}, "accuracy 75.0 %"), ({"kept": 3, "capacity": 9, "offered": 3, "age": 4.0}, "mean age 4")],
+)  # fmt: skip
+def test_a_line_says_each_figure_that_there_is(figures, said):
+    assert str(Look(5, 0.0)) == "step 5: "
+    assert said in str(Look(5, 0.0, **figures))
+
+
 def test_estimators_are_looked_at_too():
     model, seen = ParabolicClassifier(learner="er"), []
     monitor = Monitor(every=1, tell=seen.append, share=1)
@@ -552,6 +578,15 @@ def test_the_file_says_how_it_ended(tmp_path):
     assert tail.ended["how"] == "finished"
     assert not tail.poll()
     assert not tail.written
+
+
+def test_a_training_takes_over_from_a_loop_that_was_not_ended(tmp_path):
+    learner, monitor = ER(MLP((2,), 6)), Monitor(file=tmp_path / "a")
+    monitor(learner, learner.observe(*next(numbered(1))))
+    train(learner, make_stream("seq-blobs"), batch=50, callbacks=[monitor])
+    lines = [json.loads(line) for line in (tmp_path / "a").read_text().splitlines()]
+    assert [kind for line in lines for kind in line] == ["began", "ended", "began", "look", "ended"]
+    assert [line["ended"]["how"] for line in lines if "ended" in line] == ["stopped", "finished"]
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
@@ -611,6 +646,16 @@ def test_a_file_that_is_replaced_or_something_else(tmp_path):
     (tmp_path / "b").replace(file)
     assert tail.poll()
     assert [look.step for look in tail.looks] == [9]
+    longer = "".join(f'{{"look": {{"step": {step}, "time": 1}}}}\n' for step in range(99))
+    (tmp_path / "c").write_text(longer)
+    (tmp_path / "c").replace(file)
+    assert tail.poll()
+    assert [look.step for look in tail.looks] == [*range(99)]
+    for time_of, until in (('"never"', 9), (1, '"soon"')):
+        with file.open("a") as more:
+            more.write(f'{{"began": {{"step": 0, "time": {time_of}, "until": {until}}}}}\n')
+        assert tail.poll()
+        assert (tail.began, len(tail.looks)) == ({}, 99)
     file.write_text("a letter\n")
     assert tail.poll()
     assert (tail.looks, tail.strange) == ([], True)
