@@ -795,6 +795,8 @@ def test_settings_that_change_after_the_fit():
     with pytest.raises(InputError, match="^batch_size: got 0"):
         model.set_params(lr=None, batch_size=0).partial_fit(x, y)
     model.set_params(batch_size=5, options={"clip_norm": 1.0}, device=torch.device("cpu")).partial_fit(x, y)
+    with pytest.raises(InputError, match="^options: got .* takes effect at the next fit"):
+        ParabolicClassifier("er").partial_fit(x, y).set_params(options={"clip_norm": 1.0}).partial_fit(x, y)
     changes = {"memory": 50, "options": {"clip_norm": 2.0}, "learner": "pcl", "scale": False, "average": 0.9}
     for name, value in changes.items():
         other = copy.deepcopy(model).set_params(**{name: value})

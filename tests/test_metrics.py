@@ -76,3 +76,5 @@ def test_bad_matrices(bad):
 def test_an_accuracy_that_is_missing_is_told_in_words():
     with pytest.raises(InputError, match="^matrix: got NaN on or below the diagonal, expected an accuracy"):
         metrics.acc([[np.nan]])
+    with pytest.raises(InputError, match="^future: got NaN on or above the diagonal, expected an accuracy"):
+        metrics.forward_transfer([[np.nan]])

@@ -38,7 +38,7 @@ from parabolic import (
 )
 from parabolic.engine import BoundsMonitor, Callback, Diverged, Fleet, Look, Tail, Tracker, train_fleet
 from parabolic.engine.looks import Lines
-from parabolic.learners import find_learner, known_learners
+from parabolic.learners import ReplayLearner, find_learner, known_learners
 from parabolic.memory import ClassBalanced, EqualShares
 from parabolic.states import same_state
 
@@ -228,10 +228,11 @@ def test_the_loss_is_the_mean_since_the_last_look():
 
 
 def test_losses_in_half_precision_are_added_up_in_full():
-    learner = ER(MLP((2,), 3), lr=1e-3)
-    monitor = Monitor(every=1000, tell=str, bound=0)
+    learner, seen = ER(MLP((2,), 3), lr=1e-3), []
+    monitor = Monitor(every=1000, tell=seen.append, bound=0)
     for _ in range(400):
         monitor(learner, torch.tensor([0.25], dtype=torch.bfloat16))
+    assert seen == []  # a call without a step makes no look due
     assert monitor.look(learner).loss == 0.25
 
 
@@ -279,6 +280,21 @@ def test_a_learner_without_a_memory():
     seen = watched(SGD(MLP((2,), 3), lr=1e-3), numbered(10), every=5)
     assert [look.as_dict().keys() for look in seen] == [{"step", "time", "loss"}] * 3
     assert str(seen[0]) == f"step 5: loss {seen[0].loss:.3g}"
+
+
+class Inputs(ReplayLearner):
+    """Stores examples without their labels."""
+
+    keeps = ("x",)
+
+    def loss(self, batch, recalled):
+        return self.error(self.model(batch["x"]), batch["y"])
+
+
+def test_a_memory_without_labels_is_counted_and_not_evaluated():
+    look = watched(Inputs(MLP((2,), 3), memory=50, lr=1e-3), numbered(10))[-1]
+    assert (look.kept, sum(look.tenths)) == (50, 50)
+    assert (look.classes, look.memory_loss, look.bound, look.note) == (None, None, None, "")
 
 
 def test_numbers_have_no_classes():
@@ -394,6 +410,31 @@ def test_without_time_to_spend_the_model_is_asked_at_the_first_and_the_last_look
     assert all(look.classes for look in seen)
 
 
+def test_where_no_bound_is_asked_for_there_is_none_and_nothing_is_missing():
+    for look in watched(ER(MLP((2,), 3), lr=1e-3), numbered(10), every=5, bound=0):
+        assert (look.bound, look.note) == (None, "")
+        assert look.memory_loss is not None
+
+
+@pytest.mark.parametrize(("bound", "part"), [(0, 0.1), (8, 0.2)])
+def test_the_share_of_the_time_is_used_and_not_exceeded(monkeypatch, bound, part):
+    """On a clock that steps and evaluations move. The loss on memory and the bound get half of the share each."""
+    clock, spent = [0.0], [0.0]
+
+    class Slow(nn.Linear):
+        def forward(self, x):
+            if not self.training:
+                clock[0], spent[0] = clock[0] + 1, spent[0] + 1
+            return super().forward(x)
+
+    monkeypatch.setattr("parabolic.engine.monitor.time.perf_counter", lambda: clock[0])
+    learner, monitor = ER(Slow(2, 3), lr=1e-3), Monitor(every=5, tell=str, share=0.2, bound=bound)
+    for x, y in numbered(1000):
+        clock[0] += 1
+        monitor(learner, learner.observe(x, y))
+    assert spent[0] / clock[0] == pytest.approx(part, rel=0.1)
+
+
 def test_threads_that_share_it_are_looked_at_in_order_and_once(tmp_path):
     learner, seen = ER(MLP((2,), 3), memory=50, lr=1e-3), []
     batches, errors = list(numbered(40)), []
@@ -489,6 +530,17 @@ def test_it_prints_or_logs(capsys, caplog):
     assert capsys.readouterr().err == caplog.messages[0] + "\n" == f"{look}\n"
 
 
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [({"loss": 0.5}, "loss 0.5"), ({"ahead": 25.0}, "25.0 %"), ({"memory_loss": 2.5}, "loss on memory 2.5"),
+     ({"drift": -0.5, "since": 4}, "drift -0.5 since step 4"), ({"bound": 3.5}, "bound 3.5"),
+     ({"accuracy": 75.0}, "accuracy 75.0 %"), ({"kept": 3, "capacity": 9, "offered": 3, "age": 4.0}, "mean age 4")],
+)  # fmt: skip
+def test_a_line_says_each_figure_that_there_is(figures, said):
+    assert str(Look(5, 0.0)) == "step 5: "
+    assert said in str(Look(5, 0.0, **figures))
+
+
 def test_estimators_are_looked_at_too():
     model, seen = ParabolicClassifier(learner="er"), []
     monitor = Monitor(every=1, tell=seen.append, share=1)
@@ -526,6 +578,15 @@ def test_the_file_says_how_it_ended(tmp_path):
     assert tail.ended["how"] == "finished"
     assert not tail.poll()
     assert not tail.written
+
+
+def test_a_training_takes_over_from_a_loop_that_was_not_ended(tmp_path):
+    learner, monitor = ER(MLP((2,), 6)), Monitor(file=tmp_path / "a")
+    monitor(learner, learner.observe(*next(numbered(1))))
+    train(learner, make_stream("seq-blobs"), batch=50, callbacks=[monitor])
+    lines = [json.loads(line) for line in (tmp_path / "a").read_text().splitlines()]
+    assert [kind for line in lines for kind in line] == ["began", "ended", "began", "look", "ended"]
+    assert [line["ended"]["how"] for line in lines if "ended" in line] == ["stopped", "finished"]
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
@@ -576,7 +637,7 @@ def test_a_file_that_is_replaced_or_something_else(tmp_path):
     file = tmp_path / "a.jsonl"
     tail = Tail(file)
     assert not tail.poll()
-    strange = ["[3]", '{"step": 4, "time": "never"}', '{"step": Infinity, "time": 1}', "[" * 200_000,
+    strange = ["[3]", '{"time": 1}', '{"step": 4, "time": "never"}', '{"step": Infinity, "time": 1}', "[" * 200_000,
                '{"step": 4, "time": 1, "kept": 3}', '{"step": 4, "time": 1, "tenths": [3]}']  # fmt: skip
     file.write_text('{"look": {"step": 3, "time": 1}}\n7\n' + "".join(f'{{"look": {each}}}\n' for each in strange))
     assert tail.poll()
@@ -585,6 +646,16 @@ def test_a_file_that_is_replaced_or_something_else(tmp_path):
     (tmp_path / "b").replace(file)
     assert tail.poll()
     assert [look.step for look in tail.looks] == [9]
+    longer = "".join(f'{{"look": {{"step": {step}, "time": 1}}}}\n' for step in range(99))
+    (tmp_path / "c").write_text(longer)
+    (tmp_path / "c").replace(file)
+    assert tail.poll()
+    assert [look.step for look in tail.looks] == [*range(99)]
+    for time_of, until in (('"never"', 9), (1, '"soon"')):
+        with file.open("a") as more:
+            more.write(f'{{"began": {{"step": 0, "time": {time_of}, "until": {until}}}}}\n')
+        assert tail.poll()
+        assert (tail.began, len(tail.looks)) == ({}, 99)
     file.write_text("a letter\n")
     assert tail.poll()
     assert (tail.looks, tail.strange) == ([], True)

@@ -4,6 +4,7 @@ import copy
 import functools
 import hashlib
 import json
+import math
 import os
 import pickle
 import stat
@@ -355,6 +356,23 @@ def test_states_of_another_shape_are_not_stretched(name, part):
         make(name).load_state_dict(state)
 
 
+@pytest.mark.parametrize(("name", "part"), [("si", "path"), ("ewc", "anchor"), ("vrmcl", "velocity")])
+def test_a_part_of_a_state_that_is_no_table_is_refused(name, part):
+    learner = make(name)
+    with pytest.raises(InputError, match="^state: got None, expected tensors named "):
+        learner.load_state_dict(learner.state_dict() | {part: None})
+
+
+def test_a_state_is_the_same_as_its_copy_and_as_no_other():
+    states = [
+        torch.zeros(2), -torch.zeros(2), torch.zeros(2).double(), torch.zeros(1, 2), torch.tensor([0.0, math.nan]),
+        {"a": 1}, {"b": 1}, {"a": 1, "b": 1}, [1], [1, 2], [{"a": math.nan}], 1, 1.0, True, "1", None, math.nan,
+    ]  # fmt: skip
+    for i, one in enumerate(states):
+        for j, other in enumerate(copy.deepcopy(states)):
+            assert same_state(one, other) == (i == j)
+
+
 # -- damage ------------------------------------------------------------------------------------------------
 
 
@@ -510,7 +528,8 @@ def test_files_of_others_are_refused(tmp_path):
     torch.save({"weight": torch.ones(3)}, tmp_path / "zip")
     (tmp_path / "empty").touch()
     (tmp_path / "text").write_text("hello")
-    for name in ("foreign", "zip", "empty", "text"):
+    (tmp_path / "list").write_bytes(pack_state([1]))
+    for name in ("foreign", "zip", "empty", "text", "list"):
         with pytest.raises(InputError, match=f"{name}', expected a whole file that parabolic wrote"):
             Learner.load(tmp_path / name)
     (tmp_path / "something").write_bytes(pack_state({"a": 1}))

@@ -68,6 +68,7 @@ def test_the_paired_comparison_is_scipys(pairs):
 def test_samples_without_spread_differ_or_do_not():
     """The paper prints deviations of 0.0."""
     still = Summary(17.91, 0.0, 5)
+    assert welch(still, still) == Difference(0.0, 0.0, 0.0, 1.0)
     assert welch(still, still).verdict == "no difference"
     assert welch(Summary(18.0, 0.0, 5), still) == Difference(pytest.approx(0.09), *[pytest.approx(0.09)] * 2, 0.0)
     assert welch(Summary(17.0, 0.0, 5), still).verdict == "lower"
@@ -122,6 +123,8 @@ def test_a_row_with_a_gap_has_no_rank_and_takes_none():
         (lambda: paired([1.0, 2.0], [1.0]), "other: got 1 values, expected 2, as in the first sample; keep the seeds"),
         (lambda: average_ranks([[1.0]], ["best"]), "better: got 'best'"),
         (lambda: average_ranks([[1.0, 2.0]], ["higher"]), "rows: got"),
+        (lambda: average_ranks([1.0, 2.0], ["higher"]), "rows: got"),
+        (lambda: average_ranks([], ["higher"]), "rows: got"),
     ],
 )
 def test_what_cannot_be_used_is_refused(call, message):
