@@ -244,16 +244,54 @@ def test_a_policy_may_come_by_more_state_as_it_goes():
     assert other.past.placed == 5
 
 
-@pytest.mark.parametrize("slots", [torch.zeros(3, dtype=torch.long), torch.zeros(2)])
+@pytest.mark.parametrize("slots", [torch.zeros(3, dtype=torch.long), torch.zeros(2), None, [0, 1]])
 def test_slots_that_are_none_are_told_by_the_policys_name(slots):
     class Wrong(Memory):
         def place(self, batch, generator):
             return slots
 
     memory = Wrong(5)
-    with pytest.raises(InputError, match="^place of Wrong: got a tensor of shape .*, expected the slots of 2 examples"):
+    with pytest.raises(InputError, match="^place of Wrong: got .*, expected the slots of 2 examples"):
         memory.offer({"x": torch.ones(2, 3)})
     assert len(memory) == 0
+
+
+@pytest.mark.parametrize(
+    ("slots", "said"),
+    [
+        ([0, -1], "got slots from -1 to 0, expected slots from 0 to 4, and 5 for examples that are not stored"),
+        ([0, 6], "got slots from 0 to 6, expected slots from 0 to 4, and 5 for examples that are not stored"),
+        ([0, 2], "got slots without 1, expected the slots from 0 to 1 among others, as the memory is not yet full"),
+        ([0, 5], "got slots without 1, expected the slots from 0 to 1 among others, as the memory is not yet full"),
+    ],
+)
+def test_slots_from_which_nothing_sensible_could_be_drawn_are_refused(slots, said):
+    """A slot that nothing was written to counts as filled: it would be recalled as an example of zeros."""
+
+    class Wrong(Memory):
+        def place(self, batch, generator):
+            return torch.tensor(slots)
+
+    memory = Wrong(5)
+    with pytest.raises(InputError, match=f"^place of Wrong: {said}"):
+        memory.offer({"x": torch.ones(2, 3)})
+    assert len(memory) == 0
+
+
+def test_slots_may_come_in_any_order_as_long_as_none_is_left_empty():
+    class Backwards(Memory):
+        def place(self, batch, generator):
+            return torch.arange(len(batch["x"])).flip(0) if len(self) < 5 else torch.tensor([5, 3])
+
+    memory = Backwards(5)
+    memory.offer({"x": torch.arange(5)})
+    memory.offer({"x": torch.tensor([8, 9])})  # full: an example may be left out
+    assert memory["x"].tolist() == [4, 3, 2, 9, 0]
+
+
+def test_a_number_for_all_examples_of_a_batch_is_refused_by_the_name_of_its_field():
+    with pytest.raises(InputError, match=r'^batch\["loss"\]: got .*, expected a row for each example'):
+        Memory(5).offer({"x": torch.ones(2, 3), "loss": torch.tensor(0.5)})
 
 
 @pytest.mark.parametrize("device", DEVICES)

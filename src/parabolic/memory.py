@@ -109,8 +109,7 @@ class Memory:
             self._allocate(batch)
         self._check_kind(batch)
         slots = self.place(batch, generator)
-        if slots.shape != (size,) or slots.dtype != torch.long:
-            raise invalid(f"place of {type(self).__name__}", slots, f"the slots of {size} examples, of type int64")
+        self._check_slots(slots, size)
         # A slot that several examples of this batch fall into keeps the last. All of them write that last
         # one, so that the order of the writes, which a GPU does not guarantee, makes no difference.
         slots, order = slots.sort(stable=True)
@@ -124,8 +123,9 @@ class Memory:
     def place(self, batch: Mapping[str, Tensor], generator: Generator | None) -> Tensor:
         """The policy: the slot of each new example, or `capacity`, a spare row, for those that are not stored.
 
-        The first `capacity` examples must fill the slots in order, as only filled slots are drawn from. As part of a
-        step, it must be tensor code that does not wait for the device, with random numbers from `generator` alone.
+        The first `capacity` examples must fill the slots, as `len(memory)` of them are drawn from: on a CPU, a policy
+        that leaves one empty is refused. As part of a step, it must be tensor code that does not wait for the device,
+        with random numbers from `generator` alone.
         """
         size, device = len(next(iter(batch.values()))), self.clock.device
         position = self.clock + torch.arange(size, device=device)
@@ -251,6 +251,9 @@ class Memory:
         for name in self.needs:
             if name not in batch:
                 raise invalid("batch", sorted(batch), f'a field "{name}", which {type(self).__name__} needs')
+        for name, value in batch.items():
+            if not value.ndim:
+                raise invalid(f'batch["{name}"]', value, "a row for each example, not one number for all of them")
         sizes = {name: len(value) for name, value in batch.items()}
         size = next(iter(sizes.values()), 0)
         if not size or len(set(sizes.values())) > 1:
@@ -258,6 +261,23 @@ class Memory:
                 "batch", Description(f"fields of length {sizes}"), "at least one example, and fields of equal length"
             )
         return size
+
+    def _check_slots(self, slots: Any, size: int) -> None:
+        """Refuse what a policy returned if it cannot be slots; their values only if that waits for no device."""
+        whose = f"place of {type(self).__name__}"
+        if not isinstance(slots, Tensor) or slots.shape != (size,) or slots.dtype != torch.long:
+            raise invalid(whose, slots, f"the slots of {size} examples, of type int64")
+        if slots.device.type != "cpu" or type(self).place.__module__ == __name__:
+            return
+        lowest, highest = (int(end) for end in slots.aminmax())
+        if lowest < 0 or highest > self.capacity:
+            expected = f"slots from 0 to {self.capacity - 1}, and {self.capacity} for examples that are not stored"
+            raise invalid(whose, Description(f"slots from {lowest} to {highest}"), expected)
+        filled = min(len(self) + size, self.capacity)
+        if empty := set(range(len(self), filled)).difference(slots.tolist()):
+            expected = f"the slots from {len(self)} to {filled - 1} among others, as the memory is not yet full"
+            remedy = "while there is room, put each example into the next slot"
+            raise invalid(whose, Description(f"slots without {min(empty)}"), expected, remedy)
 
     def _check_kind(self, batch: Mapping[str, Tensor]) -> None:
         """Refuse examples that do not fit into the slots."""
