@@ -167,6 +167,20 @@ def test_a_loss_that_is_not_one_number_is_refused(wrong):
     assert not learner.stepping
 
 
+def test_a_loss_without_a_gradient_is_refused_by_the_name_of_its_method():
+    class Mine(SGD):
+        name = "mine"
+
+        def loss(self, batch, recalled):
+            return super().loss(batch, recalled).detach()
+
+    learner = Mine(net())
+    before = [weight.clone() for weight in learner.model.parameters()]
+    with pytest.raises(InputError, match="^loss of mine: got a number without a gradient, expected one computed from"):
+        learner.observe(*batches(1)[0])
+    assert all(torch.equal(*each) for each in zip(before, learner.model.parameters(), strict=True))
+
+
 @pytest.mark.parametrize("value", [1e39, -1.7976931348623157e308])
 @pytest.mark.parametrize("prepare", [None, lambda x: x - 1])
 def test_a_number_that_the_model_cannot_hold_is_refused_before_anything_changes(value, prepare):

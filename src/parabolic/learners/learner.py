@@ -289,6 +289,9 @@ class Learner:
 
     def descend(self, loss: Tensor) -> None:
         """One optimiser step down the gradient of the loss."""
+        if not loss.requires_grad:
+            got, expected = Description("a number without a gradient"), "one computed from the weights that are trained"
+            raise invalid(f"loss of {self.own_name()}", got, expected, "leave out .detach() and torch.no_grad()")
         self.optim.zero_grad()
         loss.backward()
         self.apply_gradients()
