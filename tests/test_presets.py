@@ -221,8 +221,9 @@ def test_a_comparison_of_presets_tells_where_not_as_much_was_tried_for_each(para
     assert said in told("one", "two")
     assert said in told("one", "two", format="markdown")
     assert "one (30 trials), none (no trials)." in told("one", "none")
-    assert "tried" not in told("one", "same")
-    assert "tried" not in told("one")
+    assert "one, same (30 trials each), two (20 trials)." in told("one", "two", "same")
+    assert "Tuning effort" not in told("one", "same")
+    assert "Tuning effort" not in told("one")
 
 
 def test_the_names_of_presets_are_whole_in_a_narrow_terminal(parabolic, monkeypatch):

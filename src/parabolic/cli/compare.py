@@ -283,10 +283,13 @@ def _made_alike(rows: Mapping[str, Sequence[Record]]) -> str:
 
 def _tried(presets: Sequence[Preset]) -> list[str]:
     """Return a note if the presets were not tuned with the same effort."""
-    spent = {preset.name: Effort.of(preset) for preset in presets}
-    if len(set(spent.values())) < 2:
+    spent = defaultdict[Effort, list[str]](list)
+    for preset in presets:
+        spent[Effort.of(preset)].append(preset.name)
+    if len(spent) < 2:
         return []
-    return [f"Tuning effort differs: {', '.join(f'{name} ({each})' for name, each in spent.items())}."]
+    told = (f"{', '.join(names)} ({effort}{' each' * (len(names) > 1)})" for effort, names in spent.items())
+    return [f"Tuning effort differs: {', '.join(told)}."]
 
 
 def _meant_for(what: str, presets: list[Preset], otherwise: Any) -> Any:
