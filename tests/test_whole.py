@@ -230,6 +230,22 @@ def test_a_memory_of_ones_own_and_a_state_that_is_not_taken_back_are_looked_at()
     assert {"steps", "generator", "memory", "memory.offers"} <= set(left_behind(learner, fresh))
 
 
+def test_a_memory_that_needs_what_only_the_own_class_keeps_is_looked_at():
+    class Marked(Memory):
+        needs = ("mark",)
+
+    class Marking(known_learners()["er"]):
+        policy, keeps = Marked, ("x", "y", "mark")
+
+        def loss(self, batch, recalled):
+            batch["mark"] = torch.ones(len(batch["y"]))
+            return super().loss(batch, recalled)
+
+    learner, fresh = (Marking(nn.Linear(4, 3), memory=50) for _ in range(2))
+    learner.observe(torch.randn(8, 4), torch.arange(8) % 3)
+    assert left_behind(learner, fresh) == []
+
+
 @pytest.mark.parametrize("name", sorted(known_learners()))
 def test_states_of_our_learners_are_all_that_there_is(name):
     kind, stream = known_learners()[name], make_stream("seq-blobs")

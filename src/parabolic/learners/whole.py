@@ -69,6 +69,8 @@ def _kept_by_base(learner: Learner) -> set[str]:
     """The attributes of a learner's base class in this package, which restores them in its own way."""
     base = _base(learner)
     given = {each.name: getattr(learner, each.name) for each in dataclasses.fields(base) if each.init}
+    if isinstance(memory := given.get("memory"), Memory):  # its policy may need what the base does not keep
+        given["memory"] = memory.capacity
     return {*vars(base(**given | {"model": copy.deepcopy(learner.body)}))}
 
 
