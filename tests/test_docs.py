@@ -1,5 +1,6 @@
 """The code in the pages works as pasted."""
 
+import copy
 import json
 import os
 import re
@@ -14,8 +15,9 @@ import pytest
 import torch
 from avalanches import need_avalanche
 from test_learners import frozen, same
+from torch.nn.functional import cross_entropy
 
-from parabolic import ER, MLP, Journal, RunSpec, Store, make_stream, run, train
+from parabolic import ER, MLP, InputError, Journal, RunSpec, Store, make_stream, run, train
 from parabolic.engine import Callback, Diverged
 from parabolic.experiments.paper import (
     METHODS,
@@ -158,7 +160,7 @@ def test_the_code_of_the_guide_to_choosing():
 def test_the_code_of_the_guide_to_methods_of_ones_own(capsys):
     names = run_blocks("docs/guides/own-method.md")
     said = [int(each) for each in re.findall(r"^(\d+) %", capsys.readouterr().out, re.MULTILINE)]
-    assert len(said) == 7
+    assert len(said) == 9
     assert said[0] > 70
     assert min(said) > 50
     stream = names["stream"]
@@ -197,6 +199,14 @@ def test_the_code_of_the_guide_to_metrics(capsys):
     assert names["known"].task_matrix[-1].min() > 80  # of two digits each
     assert names["state"].accuracy > 60
     assert len(names["state"].measured["calibration"]) == 5
+    assert (names["angled"].matrix[-1] == names["known"].matrix[-1]).all()  # ER's own step
+    assert all(-1 <= value <= 1 for value in names["angled"].measured["angle"])
+    stream, learner = names["stream"], names["angled"].learner
+    own = {"prepare": stream.prepare, "augment": stream.augment}
+    fresh = names["AngledER"](MLP(stream.shape, 10), memory=200, **own)
+    assert left_behind(learner, fresh) == []
+    assert fresh.cosines[1] == learner.steps - 1  # at the first there is nothing to recall
+    assert [step for _, step, _ in names["norms"].norms] == list(range(20, 146, 20))
 
 
 def defined(*wanted):
@@ -206,6 +216,42 @@ def defined(*wanted):
         (code,) = (each for each in blocks("docs/guides/own-method.md") if word in each)
         exec(compile(code[: code.rindex("\n\n\n")], "docs/guides/own-method.md", "exec"), names)
     return names
+
+
+def test_the_candidates_that_the_guide_to_methods_learns_are_those_that_a_step_harms_most():
+    """MIR, written naively: a copy of the network takes the step, with torch's own optimiser."""
+    mir = defined("import ReplayLearner", "class TwoViews", "class MIR")["MIR"]
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4)).double()
+    x, y = torch.randn(50, 3).double(), torch.randint(4, (50,))
+    batch, recalled = {"x": x[:10], "y": y[:10]}, {"x": x[10:], "y": y[10:]}
+    moved = copy.deepcopy(model)
+    cross_entropy(moved(batch["x"]), batch["y"]).backward()
+    torch.optim.SGD(moved.parameters(), lr=0.1).step()
+    rises = []
+    for one, label in zip(recalled["x"].split(1), recalled["y"].split(1), strict=True):
+        rises.append((cross_entropy(moved(one), label) - cross_entropy(model(one), label)).item())
+    worst = sorted(range(40), key=rises.__getitem__)[-5:]
+    expected = cross_entropy(model(batch["x"]), batch["y"])
+    expected += cross_entropy(model(recalled["x"][worst]), recalled["y"][worst])
+    learner = mir(model, lr=0.1, harmed=5)
+    assert torch.allclose(learner.loss(batch, recalled), expected, rtol=1e-12)
+
+
+def test_the_memory_of_the_guide_to_methods_keeps_the_hardest_of_all():
+    names = defined("import ReplayLearner", "class TwoViews", "class MIR", "class Newest", "class Hardest")
+    memory, hard = names["Hardest"](20), torch.rand(200, generator=torch.Generator().manual_seed(0))
+    for some in hard.split(8):
+        memory.offer({"x": some, "hard": some})
+    # Of the batch in which it became full, what no longer fitted was left out.
+    there = torch.cat([hard[:20], hard[24:]])
+    assert memory["x"].sort().values.equal(there.sort().values[-20:])
+    with pytest.raises(InputError, match="expected one that does not need hard"):
+        ER(torch.nn.Linear(1, 2), memory=names["Hardest"](20), replay=8)
+    learner, fresh = (names["HardER"](torch.nn.Linear(3, 2), memory=20, replay=8) for _ in range(2))
+    for _ in range(9):
+        learner.observe(torch.randn(4, 3), torch.arange(4) % 2)
+    assert left_behind(learner, fresh) == []
 
 
 def test_the_rates_of_the_guide_to_methods_go_on_after_a_resume():
