@@ -591,6 +591,8 @@ def test_the_code_of_the_page_on_reports(tmp_path, monkeypatch):
         exec(compile(code, "report.md", "exec"), names := {})  # each on its own
         found |= names
     assert found["again"].accuracy == found["record"].accuracy
+    forgotten = [each.metrics["forgetting"] for each in Store("runs") if each.spec["learner"] == "sgd"]
+    assert found["lost"]["sgd"][3] == pytest.approx(np.mean(forgotten))
     assert "My runs" in text_of(Path("report.html").read_text())
     assert list(Path("tracked/tensorboard").iterdir())
     (told,) = Path("tracked").glob("*.csv")

@@ -652,11 +652,16 @@ main()
 
 def test_the_page_on_tuning(tmp_path, monkeypatch):
     page = (Path(__file__).parent.parent / "docs" / "experiments.md").read_text()
-    (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Search(" in block]
+    codes = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Search(" in block]
     (preset,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     names = {}
-    exec(compile(code, "experiments.md", "exec"), names)
+    for code in codes:
+        exec(compile(code, "experiments.md", "exec"), names)
     assert names["spec"].seed == 3
+    plus, ours = load_preset("pcl-plus-blobs"), load_preset("pcl-plus")
+    assert plus.settings.items() >= (ours.settings.items() - {("lr", ours.settings["lr"])})
+    assert len(plus.study["trials"]) == 3
+    assert all("lr" in trial and "repeats" not in trial for trial in plus.study["trials"])
     (tmp_path / "mine.toml").write_text(preset)
     assert load_preset("mine.toml").spec().options == {"variant": "reference", "average": 0.99, "average_part": 0.1}
