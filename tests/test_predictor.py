@@ -31,7 +31,7 @@ from parabolic.streams import Normalise
 
 # torch.export.save says so of every channels-last weight; it stores their bytes and strides, which is right.
 channels_last = pytest.mark.filterwarnings("ignore:No complete tensor found in the group:UserWarning")
-traced = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
+traced = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated")  # a FutureWarning since torch 2.14
 
 
 def exported(module, x):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -152,7 +152,9 @@ def _bars() -> Iterator[streams.ShowProgress]:
         TextColumn("{task.percentage:3.0f}%"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+    bars = Progress(*columns, console=console)
+    # before version 14.3 of rich, a disabled bar ends with an empty line: without a terminal, none is started
+    with bars if console.is_terminal else nullcontext():
         known: dict[str, TaskID] = {}
 
         def told(what: str, done: int, total: int | None) -> None:

@@ -123,7 +123,8 @@ class Bar:
         self._over.set()
         if self._reporter is not None:
             self._reporter.join()
-        self.progress.stop()
+        if not self.progress.disable:  # before version 14.3 of rich, a disabled bar too ends with an empty line
+            self.progress.stop()
 
 
 class ProgressBar(Bar, Callback):
