@@ -58,6 +58,8 @@ def parabolic(monkeypatch, capsys, tmp_path):
     """A function that calls the command in an empty folder and returns exit code, output and errors."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # which an error replaces
+    # No test depends on whether the machine needs more than a minute, after which a line of progress would be told.
+    monkeypatch.setattr("parabolic.engine.callbacks.MINUTE", 1e6)
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["parabolic", *arguments])
