@@ -77,6 +77,7 @@ def run(
 def _train_and_save(
     spec: RunSpec, store: Store, again: bool, device: str, checkpoint: float, callbacks: Iterable[Callback]
 ) -> Record:
+    """Train a run, save it and return its record; raises `_Ended` if another process finishes it first."""
     keeping = Keeping.of(store, checkpoint, anew=again)
     start = _Start()
     with _Claim(store, spec, keeping, again) as claim:
