@@ -22,13 +22,13 @@ from pathlib import Path
 from statistics import fmean
 
 from parabolic.experiments import Record
-from parabolic.experiments.paper import PLUS, SEEDS, PaperTable, Selection, paper_tables
+from parabolic.experiments.paper import PLUS, SEEDS, PaperTable, Selection, Setting, paper_tables
 from parabolic.experiments.records import Records
 from parabolic.report.comparisons import finished
 from parabolic.report.curves import draw_curves
 from parabolic.report.paper import paper_results
 from parabolic.report.scenes import Method, Scene
-from parabolic.statistics import Summary, paired, welch
+from parabolic.statistics import Difference, Summary, paired, welch
 
 ROOT = Path(__file__).parents[1]
 PAGE, RECORDS = ROOT / "docs" / "results.md", ROOT / "results" / "records"
@@ -115,22 +115,14 @@ def even(records: Records) -> Iterator[list[str]]:
 def leads(records: Records) -> Iterator[list[str]]:
     """Show PCL+ on Seq-TinyImageNet beside the other tuned methods, and its leads over them, paired over seeds."""
     table = paper_tables()["main"]
-    specs = {row: table.settings[2].specs(row, tuned=True) for row in [*table.rows, PLUS]}
-    found = {
-        row: {run.spec["seed"]: run for spec in each if (run := records.find(spec))} for row, each in specs.items()
-    }
-    for row, runs in found.items():
-        if not runs:
-            continue
-        figures = [told(Summary.of([run.metrics[metric] for run in runs.values()])) for metric in NAMES]
-        seeds = [seed for seed in runs if seed in found[PLUS]]
-        gaps = [
-            paired(*([found[each][seed].metrics[metric] for seed in seeds] for each in (PLUS, row)))
-            for metric in NAMES
-            if row != PLUS
-        ]
-        ahead = [f"{gap.mean:.1f} (p = {gap.p:.4f})" for gap in gaps] or [""] * len(NAMES)
-        yield [row, *figures, f"{fmean(sum(run.train_seconds) for run in runs.values()):.1f}", *ahead]
+    setting = table.settings[2]
+    for row in [*table.rows, PLUS]:
+        if runs := [run for spec in setting.specs(row, tuned=True) if (run := records.find(spec))]:
+            figures = [told(Summary.of([run.metrics[metric] for run in runs])) for metric in NAMES]
+            common = both(PLUS, row, setting, records, tuned=True) if row != PLUS else []
+            gaps = [ahead(metric, common) for metric in NAMES if common]
+            cells = [f"{gap.mean:.1f} (p = {gap.p:.4f})" for gap in gaps] or [""] * len(NAMES)
+            yield [row, *figures, f"{fmean(sum(run.train_seconds) for run in runs):.1f}", *cells]
 
 
 def bounds(statement: str, records: Records) -> Iterator[list[str]]:
@@ -148,13 +140,22 @@ def pair(one: str, other: str, records: Records, *, tuned: bool) -> Iterator[lis
     """Yield the difference of two rows in each setting where both have runs, and p by the paired t-test."""
     for name, table in paper_tables().items():
         for setting in table.settings if {one, other} <= {*table.rows, *table.also, PLUS} else []:
-            specs = [setting.specs(row, tuned=tuned or row == PLUS) for row in (one, other)]
-            found = [
-                both for both in zip(*[map(records.find, each) for each in specs], strict=False) if all(both)
-            ]  # no preset, no runs
+            found = both(one, other, setting, records, tuned=tuned)
             for metric in table.metrics if len(found) > 1 and {*table.metrics} <= {*NAMES} else []:
-                gap = paired(*zip(*[[run.metrics[metric] for run in both] for both in found], strict=True))
+                gap = ahead(metric, found)
                 yield [name, setting.title, NAMES[metric], f"{gap.mean:+.2f}", f"{gap.p:.4f}", str(len(found))]
+
+
+def both(one: str, other: str, setting: Setting, records: Records, *, tuned: bool) -> list[tuple[Record, Record]]:
+    """Return the runs of two rows with the same seed, where both have one; a row without a preset has none."""
+    specs = [setting.specs(row, tuned=tuned or row == PLUS) for row in (one, other)]
+    found = zip(*[map(records.find, each) for each in specs], strict=False)
+    return [(ours, theirs) for ours, theirs in found if ours and theirs]
+
+
+def ahead(metric: str, found: list[tuple[Record, Record]]) -> Difference:
+    """Return how far the first of each two runs is ahead of the second."""
+    return paired(*zip(*[[run.metrics[metric] for run in two] for two in found], strict=True))
 
 
 def along(records: Records) -> Scene:
