@@ -121,8 +121,13 @@ def leads(records: Records) -> Iterator[list[str]]:
             figures = [told(Summary.of([run.metrics[metric] for run in runs])) for metric in NAMES]
             common = both(PLUS, row, setting, records, tuned=True) if row != PLUS else []
             gaps = [ahead(metric, common) for metric in NAMES if common]
-            cells = [f"{gap.mean:.1f} (p = {gap.p:.4f})" for gap in gaps] or [""] * len(NAMES)
+            cells = [f"{gap.mean:.1f} ({chance(gap.p)})" for gap in gaps] or [""] * len(NAMES)
             yield [row, *figures, f"{fmean(sum(run.train_seconds) for run in runs):.1f}", *cells]
+
+
+def chance(p: float) -> str:
+    """Return a p-value in words."""
+    return "p < 0.0001" if p < 5e-5 else f"p = {p:.4f}"
 
 
 def bounds(statement: str, records: Records) -> Iterator[list[str]]:
