@@ -116,7 +116,8 @@ def test_other_test_data_change_nothing(tmp_path):
         (("--space", "replay=8:500"), "memory: got 200, expected a whole number of at least 500"),
         (("--space", "optimizer=SGD:Adam"), "space optimizer: got 'SGD:Adam'"),
         (("--space", "memory=50:500"), "^error: space: got 'memory'"),
-        (("--space", "lr=0.1:1", "--set", "lr=0.1"), "space: got 'lr', expected an option that the run leaves open"),
+        (("--space", "lr=0.1:1", "--set", "lr=0.1"), "--space: got 'lr', expected an option that --set leaves open"),
+        (("--preset", "pcl-plus"), "--learner: got 'er', expected pcl, as in preset 'pcl-plus'"),
         (("--set", "lr=0.1"), "space: got nothing to tune, expected an option"),
         (("--metric", "accuracy"), "metric: got 'accuracy', expected one of aaa, acc, task_aaa, task_acc"),
         (("--prune", "--parallel", "2"), "parallel: got 2, expected 1"),
@@ -143,6 +144,52 @@ def test_every_learner_says_where_its_best_values_may_lie(name):
     search = Search(RunSpec(learner=name))
     assert "lr" in search.ranges
     assert search.defaults.keys() == search.ranges.keys()  # its own values are among those that can be tried
+
+
+def test_a_value_of_the_run_in_the_space_is_where_the_search_starts():
+    spec = RunSpec(learner="der", batch=16, options={"lr": 0.07, "alpha": 0.5})
+    search = Search(spec, {"lr": "0.01:0.3:log", "batch": "8,16"})
+    assert search.ranges.keys() == {"lr", "batch"}  # alpha stays as it is
+    assert search.fixed == {"alpha": 0.5}
+    assert search.defaults == {"lr": 0.07, "batch": 16}
+    (tried,) = search.specs({"lr": 0.2, "batch": 8})
+    assert (tried.batch, tried.options) == (8, {"lr": 0.2, "alpha": 0.5})
+    assert Search(spec, {"lr": "0.1:0.3"}).outside == {"lr": 0.07}
+    elsewhere = Search(RunSpec(learner="der", batch=16, options={"lr": 0.08, "alpha": 0.5}), dict(search.space))
+    assert elsewhere.definition() != search.definition()  # it would not continue the same study
+
+
+def test_a_preset_can_be_tuned_further(parabolic, tmp_path):
+    (tmp_path / "mine.toml").write_text(
+        'learner = "der"\nstream = "seq-blobs"\nmemory = 60\n[settings]\nlr = 0.07\nalpha = 0.4\nbatch = 5\n'
+    )
+    code, out, err = parabolic(
+        "tune", "--preset", "mine.toml", "--space", "lr=0.01:0.3:log", "--trials", "2", "--device", "cpu"
+    )
+    assert (code, err) == (0, "")
+    assert "With the preset's values: " in out
+    found = load_preset("mine-seq-blobs")
+    assert (found.learner, found.stream, found.memory) == ("der", "seq-blobs", 60)
+    assert [{*trial} for trial in found.study["trials"]] == [{"score", "lr"}] * 2
+    assert found.study["trials"][0]["lr"] == 0.07
+    assert found.settings == {"alpha": 0.4, "batch": 5, "lr": found.settings["lr"]}
+    assert {run.spec["options"]["alpha"] for run in Store(tmp_path / "runs")} == {0.4}
+    # What is set on the command line takes precedence, as for `run`.
+    _, _, err = parabolic(
+        "tune", "--preset", "mine.toml", "--set", "alpha=0.2", "--memory", "40", "--space", "lr=0.1:0.3",
+        "--trials", "1", "--name", "other", "--device", "cpu",
+    )  # fmt: skip
+    assert err == "note: der: the preset's lr=0.07 is outside 0.1:0.3: no trial uses it\n"
+    assert (load_preset("other").memory, load_preset("other").settings["alpha"]) == (40, 0.2)
+
+
+def test_a_preset_is_tuned_alone(parabolic, tmp_path):
+    code, _, err = parabolic("tune", "--preset", "pcl-plus", "--learners", "er,der")
+    assert (code, err) == (2, "error: --preset: got 'pcl-plus', expected none with --learners; leave one of them out\n")
+    (tmp_path / "far.toml").write_text('learner = "er"\nstream = "seq-cifar10"\n')
+    code, _, err = parabolic("tune", "--preset", "far.toml", "--trials", "1")
+    assert code == 2
+    assert "or name another stream, as in --stream seq-digits: far is for seq-cifar10" in err
 
 
 def test_every_weight_of_a_method_is_tuned():

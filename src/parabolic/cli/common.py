@@ -16,9 +16,9 @@ from parabolic.learners import find_learner
 from parabolic.options import no_option, options_of, parse_option
 
 __all__ = [
-    "LEARNER", "MEMORY", "Again", "Checkpoint", "Device", "FromPreset", "Json", "Memory", "OnlyLearner",
-    "OnlyStream", "PresetLearner", "PresetMemory", "PresetSeed", "PresetStream", "Runs", "Seed", "Set", "Stream",
-    "Where", "check_once", "naming_preset", "read_run", "read_settings", "read_where", "settings_of_each",
+    "MEMORY", "Again", "Checkpoint", "Device", "FromPreset", "Json", "OnlyLearner", "OnlyStream", "PresetLearner",
+    "PresetMemory", "PresetSeed", "PresetStream", "Runs", "Seed", "Set", "Where", "check_once", "chosen_preset",
+    "naming_preset", "read_run", "read_settings", "read_where", "settings_of_each",
 ]  # fmt: skip
 
 LEARNER = "The learner: a name from `parabolic list`, or module:Class."
@@ -36,8 +36,6 @@ Set = Annotated[
     ),
 ]
 Runs = Annotated[Path, typer.Option(envvar="PARABOLIC_RUNS", help="The folder in which runs are stored.")]
-Stream = Annotated[str | None, typer.Option(help=STREAM, show_default="seq-digits")]
-Memory = Annotated[int | None, typer.Option(help=MEMORY, show_default="200")]
 Seed = Annotated[int | None, typer.Option(help=SEED, show_default="0")]
 FromPreset = Annotated[
     str | None,
@@ -75,14 +73,20 @@ def read_run(
     Values in `given` that are None fall back to the preset's, then to `usual`: a command's own default stream and
     memory.
     """
-    method = "pcl" if learner is None else learner
-    chosen = load_preset(preset) if preset else Preset(method, method)
-    if learner not in (None, chosen.learner):
-        raise invalid("--learner", learner, f"{chosen.learner}, as in preset {preset!r}", "leave one of them out")
+    chosen = chosen_preset(learner, preset)
     chosen = replace(chosen, **{name: value for name, value in (usual or {}).items() if getattr(chosen, name) is None})
     own = settings_of_each({chosen.name: chosen.learner}, read_settings(settings))[chosen.name]
     check_once(own, {f"--{name}": value for name, value in given.items()})
     return chosen, chosen.spec(own, **{name: value for name, value in given.items() if value is not None})
+
+
+def chosen_preset(learner: str | None, preset: str | None) -> Preset:
+    """Return the preset, which must be of the learner if both are given; for a plain learner, an empty one."""
+    method = "pcl" if learner is None else learner
+    chosen = load_preset(preset) if preset else Preset(method, method)
+    if learner not in (None, chosen.learner):
+        raise invalid("--learner", learner, f"{chosen.learner}, as in preset {preset!r}", "leave one of them out")
+    return chosen
 
 
 @contextmanager

@@ -15,23 +15,27 @@ from rich.table import Table
 
 from parabolic.checks import InputError, first_line, invalid
 from parabolic.cli.common import (
-    LEARNER,
     Device,
+    FromPreset,
     Json,
-    Memory,
+    PresetLearner,
+    PresetMemory,
+    PresetStream,
     Runs,
     Set,
-    Stream,
     check_once,
+    chosen_preset,
+    naming_preset,
     read_settings,
     settings_of_each,
 )
 from parabolic.cli.grids import tell_package
 from parabolic.cli.tables import check_output
 from parabolic.engine import ProgressBar
-from parabolic.experiments import RunSpec, Search, Store, Trial, Tuned, known_presets, load_preset, save_preset, tune
+from parabolic.experiments import Preset, Search, Store, Trial, Tuned, known_presets, load_preset, save_preset, tune
 from parabolic.experiments.presets import is_replaced, preset_folder
 from parabolic.experiments.search import METRICS
+from parabolic.experiments.tuning import study_name
 from parabolic.learners import known_learners
 from parabolic.options import options_of, write_option
 
@@ -42,13 +46,14 @@ ABOUT = {name: each.about[0].upper() + each.about[1:] + "." for name, each in op
 
 
 def tune_one(
-    learner: Annotated[str | None, typer.Option(help=LEARNER, show_default="pcl")] = None,
+    learner: PresetLearner = None,
     learners: Annotated[
         str | None,
         typer.Option(help="Several learners, tuned in turn with --trials each: names separated by commas, or all."),
     ] = None,
-    stream: Stream = None,
-    memory: Memory = None,
+    preset: FromPreset = None,
+    stream: PresetStream = None,
+    memory: PresetMemory = None,
     trials: Annotated[int, typer.Option(min=1, help="Total number of trials, including those of earlier calls.")] = 30,
     space: Annotated[
         list[str] | None,
@@ -64,7 +69,7 @@ def tune_one(
     workers: Annotated[int, typer.Option(min=1, help="How many processes work on the study.")] = 1,
     name: Annotated[
         str | None,
-        typer.Option(help="Name of the study and of its preset.", show_default="LEARNER-STREAM"),
+        typer.Option(help="Name of the study and of its preset.", show_default="LEARNER-STREAM, or PRESET-STREAM"),
     ] = None,
     output: Annotated[
         Path | None,
@@ -83,32 +88,36 @@ def tune_one(
     as_json: Json = False,
 ) -> None:
     """Search for settings that suit a learner, judged on held-out training examples, and save the best as a preset."""
-    names = _chosen(learner, learners)
-    if name is not None and len(names) > 1:
+    methods = _chosen(learner, learners, preset)
+    if name is not None and len(methods) > 1:
         raise invalid("--name", name, "no name for several learners", "each preset is called LEARNER-STREAM")
     given = {name: value for name, value in (("stream", stream), ("memory", memory)) if value is not None}
     searches = _searches(
-        names, settings, space, given, metric=metric, seeds=seeds, validation=validation, seed=seed, prune=prune
+        methods, settings, space, given, metric=metric, seeds=seeds, validation=validation, seed=seed, prune=prune
     )
+    if preset and name is None:
+        name = study_name(searches[0].spec, methods[0].name)
     folder = output or preset_folder()
     check_output(folder / ".preset", "free some space, or name another folder with --output", "presets")
+    whose = "the preset's" if preset else "the default"
     for search in searches:
         for option, value in search.outside.items():
-            said = f"the default {option}={write_option(value)} is outside {search.ranges[option]}: no trial uses it"
+            said = f"{whose} {option}={write_option(value)} is outside {search.ranges[option]}: no trial uses it"
             print(f"note: {search.spec.learner}: {said}", file=sys.stderr)
     told, failed, store = [], [], Store(runs)
     for search in searches:
         try:
-            tuned = _tune(
-                search, store, trials=trials, name=name, storage=storage, parallel=parallel, workers=workers,
-                device=device,
-            )  # fmt: skip
+            with naming_preset(methods, stream):
+                tuned = _tune(
+                    search, store, trials=trials, name=name, storage=storage, parallel=parallel, workers=workers,
+                    device=device,
+                )  # fmt: skip
             path = save_preset(tuned.preset(), folder)
         except KeyboardInterrupt:
             print("stopped: finished trials are stored, and the same command resumes", file=sys.stderr)
             raise typer.Exit(130) from None
         except Exception as error:
-            if len(names) == 1:
+            if len(searches) == 1:
                 raise
             failed.append(search.spec.learner)  # go on with the other learners
             print(f"error: {search.spec.learner}: {first_line(error)}", file=sys.stderr)
@@ -118,7 +127,7 @@ def tune_one(
         stored = (store.ended(spec) for trial in tuned.trials for spec in search.specs(trial.values))
         tell_package([run for run in stored if run is not None], again=False)
         if not as_json:
-            _show(tuned, path, path if output else tuned.name)
+            _show(tuned, path, path if output else tuned.name, "the preset's" if preset else "the learner's default")
     if as_json:
         print(json.dumps(told if learners else told[0], indent=1))
     if failed:
@@ -126,30 +135,34 @@ def tune_one(
         raise typer.Exit(1)
 
 
-def _chosen(learner: str | None, learners: str | None) -> list[str]:
-    """Return the learners to tune; `all` are those that learn task by task."""
+def _chosen(learner: str | None, learners: str | None, preset: str | None) -> list[Preset]:
+    """Return what to tune: the preset, or an empty one for each learner; `all` are those that learn task by task."""
     if learners is None:
-        return [learner or "pcl"]
-    if learner is not None:
-        raise invalid("--learner", learner, "none with --learners", "leave one of them out")
+        return [chosen_preset(learner, preset)]
+    for option, value in (("--learner", learner), ("--preset", preset)):
+        if value is not None:
+            raise invalid(option, value, "none with --learners", "leave one of them out")
     if learners == "all":
-        return sorted(name for name, each in known_learners().items() if not each.sees_all)
-    names = list(dict.fromkeys(name.strip() for name in learners.split(",") if name.strip()))
+        names = sorted(name for name, each in known_learners().items() if not each.sees_all)
+    else:
+        names = list(dict.fromkeys(name.strip() for name in learners.split(",") if name.strip()))
     if not names:
         raise invalid("--learners", learners, "at least one name, or all", "for example --learners pcl,er")
-    return names
+    return [Preset(name, name) for name in names]
 
 
 def _searches(
-    names: list[str], settings: list[str] | None, space: list[str] | None, given: Mapping[str, Any], **judged: Any
+    methods: list[Preset], settings: list[str] | None, space: list[str] | None, given: Mapping[str, Any], **judged: Any
 ) -> list[Search]:
     """Return all searches at once, so that invalid input is refused before anything is trained."""
-    own = {each: each for each in names}
+    own = {each.name: each.learner for each in methods}
     fixed = settings_of_each(own, read_settings(settings))
     spaces = settings_of_each(own, read_settings(space, "--space", "lr=0.01:0.3:log"), "--space")
-    for each in names:
+    for each in own:
         check_once(fixed[each], {f"--{name}": value for name, value in given.items()})
-    return [Search(RunSpec.from_settings(each, fixed[each], **given), spaces[each], **judged) for each in names]
+        for name in fixed[each].keys() & spaces[each].keys():
+            raise invalid("--space", name, "an option that --set leaves open", "give one of the two")
+    return [Search(each.spec(fixed[each.name], **given), spaces[each.name], **judged) for each in methods]
 
 
 def _tune(search: Search, store: Store, *, trials: int, **options: Any) -> Tuned:
@@ -165,7 +178,7 @@ def _tune(search: Search, store: Store, *, trials: int, **options: Any) -> Tuned
         return tune(search, store, trials=trials, callbacks=[bar], watch=watch, **options)
 
 
-def _show(tuned: Tuned, path: Path, called: Path | str) -> None:
+def _show(tuned: Tuned, path: Path, called: Path | str, first: str) -> None:
     console, search = Console(markup=False), tuned.search
     console.print(f"{search.spec.learner} on {search.spec.stream}: the best of {len(tuned.trials)} trials")
     console.print(_table(tuned))
@@ -173,7 +186,7 @@ def _show(tuned: Tuned, path: Path, called: Path | str) -> None:
         f"Judged on {search.validation:.0%} of the training examples, held out; seeds per trial: {search.seeds}."
     )
     if search.defaults.keys() == search.ranges.keys():
-        console.print(f"With the learner's default values: {_score(search, tuned.trials[0])}{_unit(search)}.")
+        console.print(f"With {first} values: {_score(search, tuned.trials[0])}{_unit(search)}.")
     if tuned.running:
         console.print(f"Trials still running in other processes: {tuned.running}.")
     console.print(f"Saved to {path}; to use it: parabolic run --preset {called}")

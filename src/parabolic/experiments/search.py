@@ -80,6 +80,7 @@ class Search:
 
     Every option for which the learner states a range (`option(..., tune=...)`) is tuned, unless the spec fixes it.
     `space` adds or replaces ranges by name, as strings such as "0.01:0.3:log", "1:8" or "SGD,mine.py:Lion(decay=0.1)".
+    What it names is tuned even if the spec has a value for it, which the first trial takes then.
 
     >>> search = Search(RunSpec(learner="der", options={"alpha": 0.5}), space={"batch": "8,16"})
     >>> search.ranges
@@ -122,8 +123,6 @@ class Search:
         known = self._tunable()
         for name in self.space:
             check_name("space", name, known)
-            if name in self.fixed:
-                raise invalid("space", name, "an option that the run leaves open", "give one of the two")
         own = {name: each.tune for name, each in known.items() if each.tune and name not in self.fixed}
         texts = {**own, **self.space}
         return {name: _read(known[name], text) for name, text in texts.items()}
@@ -150,20 +149,20 @@ class Search:
 
     @cached_property
     def fixed(self) -> dict[str, Any]:
-        """The settings that the spec gives for the learner and the run, which are not tuned."""
+        """The settings that the spec gives for the learner and the run and that are not tuned."""
         run = {name: getattr(self.spec, name) for name in self._tunable().keys() - self._own().keys()}
         given = {name: value for name, value in run.items() if value != options_of(RunSpec)[name].default}
-        return {**given, **self.spec.options}
+        return {name: value for name, value in {**given, **self.spec.options}.items() if name not in self.space}
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
-        """The default values that lie within the ranges."""
+        """The values that the spec gives, or are the default, where these lie within the ranges: the first trial's."""
         values = {name: self._value(name) for name in self.ranges}
         return {name: value for name, value in values.items() if value in self.ranges[name]}
 
     @cached_property
     def outside(self) -> dict[str, Any]:
-        """The default values outside the ranges, which no trial can have.
+        """The other such values, which no trial can have.
 
         >>> Search(RunSpec("vrmcl"), {"lr": "0.01:0.3:log"}).outside
         {'lr': 0.35}

@@ -30,7 +30,7 @@ from parabolic.plugins import require
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["Tuned", "tune"]
+__all__ = ["Tuned", "study_name", "tune"]
 
 TOLD = ("parabolic", "torch", "optuna", "python", "processor", "device", "command", "finished")  # of the environment
 
@@ -105,7 +105,7 @@ def tune(
         check_number(what, value, whole=True, at_least=1)
     if search.prune and parallel > 1:
         raise invalid("parallel", parallel, "1 if trials are pruned", "set `workers` to run several at once")
-    name = name or _called(search.spec)
+    name = name or study_name(search.spec)
     check_preset_name(name)
     if workers > 1 and not isinstance(storage, str | None):
         raise invalid("storage", storage, "a URL if there are several workers", "objects cannot be shared")
@@ -248,12 +248,12 @@ def _data_base(store: Store) -> str:
     return URL.create("sqlite", database=str(store.root / "tune.db")).render_as_string()
 
 
-def _called(spec: RunSpec) -> str:
-    """The default name of a study: LEARNER-STREAM, without the paths of the user's own."""
+def study_name(spec: RunSpec, preset: str = "") -> str:
+    """The default name of a study: LEARNER-STREAM or PRESET-STREAM, without the paths of the user's own."""
     kind = find_learner(spec.learner)
     taken = built_in().get(kind.name, kind) is not kind  # by one of ours, which it was copied or derived from
     learner = spec.learner if taken or not kind.name else kind.name
-    names = (each.rpartition(":")[2] for each in (learner, spec.stream))
+    names = (each.rpartition(":")[2] for each in (preset or learner, spec.stream))
     return file_name("-".join(names))
 
 
