@@ -234,6 +234,10 @@ def test_a_run_of_another_engine_begins_anew(tmp_path, monkeypatch):
     stop_at(Stop(12), spec, store)
     keeping, read = Keeping(store), package_code.__wrapped__
     shutil.copytree(Path(parabolic.__file__).parent, ours, ignore=shutil.ignore_patterns("__pycache__"))
+    for package in (parabolic, torch):
+        with monkeypatch.context() as patch:
+            patch.setattr(package, "__version__", "0.0.1")
+            assert keeping.place(spec) == (0, 0)
     monkeypatch.setattr("parabolic.experiments.resume.package_code", lambda: read(ours))
     for change, place in (("report/tables.py", (1, 11)), ("engine/loop.py", (0, 0))):
         (ours / change).write_text("# as it may be some day")
