@@ -17,6 +17,7 @@ import pytest
 import torch
 from sklearn.base import clone
 from sklearn.datasets import load_digits, make_regression
+from sklearn.exceptions import NotFittedError
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -981,6 +982,11 @@ def test_what_is_in_memory_is_told_by_label(name):
         assert counts["kiwi"] == 0 < min(counts[label] for label in ("apple", "fig", "pear"))
     else:
         assert counts == {"apple": 10, "fig": 40, "kiwi": 0, "pear": 20}
+
+
+def test_an_estimator_that_is_not_fitted_has_no_memory_to_tell_of():
+    with pytest.raises(NotFittedError):
+        ParabolicClassifier().memory_counts()
 
 
 class Tensors(pickle.Pickler):

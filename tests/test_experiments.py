@@ -20,7 +20,7 @@ from parabolic import Callback, InputError, RunSpec, Store, run
 from parabolic.backbones import make_backbone
 from parabolic.engine import DeviceFailed, Diverged
 from parabolic.experiments import Record, execute, execute_fleet
-from parabolic.experiments.execution import environment, find_device
+from parabolic.experiments.execution import environment, find_device, reason_of
 from parabolic.experiments.work import Job, work
 from parabolic.learners import ER
 
@@ -155,6 +155,43 @@ def test_a_run_is_trained_once_at_a_time(tmp_path):
     with pytest.raises(InputError, match="average_part"):
         run(RunSpec("sgd", options={"average_part": 0.1}), Store(tmp_path / "none"), device="cpu")
     assert not (tmp_path / "none").exists()  # what cannot be built leaves nothing behind
+
+
+class Refuses(Callback):
+    def on_start(self, state):
+        raise InputError("not this one")
+
+
+def broken(shape, classes):
+    """A network that cannot be made, for a reason that nobody expected."""
+    raise ZeroDivisionError("no luck")
+
+
+def test_a_fault_before_the_first_step_is_noted_and_a_refusal_is_not(tmp_path):
+    store = Store(tmp_path)
+    with pytest.raises(InputError, match="not this one"):
+        run(SPEC, store, device="cpu", callbacks=[Refuses()])
+    assert store.failures() == []
+    spec = dataclasses.replace(SPEC, backbone="test_experiments:broken")
+    with pytest.raises(ZeroDivisionError):
+        run(spec, store, device="cpu")
+    assert [(each.key, each.reason) for each in store.failures()] == [(spec.key, "ZeroDivisionError: no luck")]
+    assert "in broken" in store.failures()[0].trace
+    assert reason_of(Diverged("lower lr")) == ("lower lr", "")  # which a callback that saves the learner may raise
+
+
+def test_a_full_disk_hides_neither_the_result_of_a_run_nor_its_fault(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left")
+
+    monkeypatch.setattr("parabolic.experiments.store.write_text", full)
+    with pytest.raises(InputError, match="^runs: got No space left") as refused:
+        run(SPEC, Store(tmp_path), device="cpu")
+    assert (refused.value.name, refused.value.record.metrics["acc"] > 0) == ("runs", True)
+    with pytest.raises(ZeroDivisionError):
+        run(dataclasses.replace(SPEC, backbone="test_experiments:broken"), Store(tmp_path), device="cpu")
+    with pytest.raises(Diverged):
+        run(dataclasses.replace(SPEC, options={"lr": 1e30}), Store(tmp_path), device="cpu")
 
 
 def test_a_record_made_under_another_default_is_another_run(tmp_path, monkeypatch):

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from parabolic.files import sweep, write_text, written_whole
+from parabolic.checks import InputError
+from parabolic.files import disk_errors, sweep, write_text, written_whole
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs the permissions of POSIX")
 
@@ -80,3 +81,18 @@ def test_left_over_files_are_removed_after_the_clock_was_put_back(tmp_path):
     assert [path.exists() for path in left] == [True, False]
     sweep(tmp_path, older=0)  # nobody else writes here
     assert not left[0].exists()
+
+
+def test_only_left_over_files_are_removed_and_one_that_cannot_be_is_no_obstacle(tmp_path):
+    users = [tmp_path / f".run.json.{end}" for end in ("bak", "0" * 15, "0" * 17, "g" * 16)]
+    folder, left = (tmp_path / f".run.json.{digit * 16}" for digit in "0f")
+    folder.mkdir()
+    for path in (*users, left):
+        path.touch()
+    sweep(tmp_path, older=0)
+    assert sorted(tmp_path.iterdir()) == sorted([*users, folder])
+
+
+def test_an_error_of_the_disk_without_a_number_is_told_too(tmp_path):
+    with pytest.raises(InputError, match="^out: got the quota is used up"), disk_errors("out", tmp_path, "mend it"):
+        raise OSError("the quota is used up")

@@ -8,7 +8,7 @@ import torch
 from test_resume import Stop
 
 from parabolic import ER, MLP, SGD, InputError, Joint, RunSpec, Store, make_stream, metrics, run, train
-from parabolic.engine import Callback
+from parabolic.engine import Callback, Diverged
 from parabolic.experiments import Records, execute, write_records
 
 SPEC = {"learner": "er", "stream": "seq-blobs", "batch": 50, "backbone": "mlp"}
@@ -87,6 +87,14 @@ def test_stores_and_records_keep_it_and_refuse_what_does_not_fit(tmp_path):
     path.write_text(json.dumps(told | {"future_accuracy": told["future_accuracy"][:-1]}))
     assert store.find(spec) is None
     assert store.unreadable()[path] == "it does not have an accuracy for each task to come"
+
+
+def test_a_run_that_diverges_has_none_and_is_kept(tmp_path):
+    spec, store = RunSpec(**SPEC, future=True, options={"lr": 1e30}), Store(tmp_path)
+    with pytest.raises(Diverged):
+        run(spec, store, device="cpu")
+    assert store.unreadable() == {}
+    assert store.ended(spec).future_accuracy == []
 
 
 def test_a_comparison_has_a_column_where_it_is_measured(parabolic, tmp_path):

@@ -125,6 +125,14 @@ def test_files_merge_by_key_and_the_newer_run_stays(tmp_path):
     assert Records(tmp_path / "some").find(specs[2]).accuracy == first.accuracy
 
 
+def test_runs_of_several_files_are_in_the_order_of_their_keys(tmp_path):
+    keys = sorted(spec.key for spec in (RunSpec("er", stream="seq-cifar10", seed=seed) for seed in range(2)))
+    for seed in range(2):
+        record = made_up(RunSpec("er", stream="seq-cifar10", seed=seed))
+        write_records([record], tmp_path / f"{keys.index(record.key)}.jsonl")
+    assert [record.key for record in Records(tmp_path / "1.jsonl", tmp_path / "0.jsonl")] == keys
+
+
 DAMAGE = {
     "not JSON": "<<<<<<< ours",
     "a number": "7",
@@ -202,6 +210,7 @@ def test_a_file_may_have_any_name_where_it_is_named(tmp_path):
     (tmp_path / "a.jsonl").rename(tmp_path / "of mine")
     assert Records(tmp_path / "of mine").find(spec) is not None
     assert list(Records(tmp_path)) == []
+    assert list(Records(tmp_path / "a.jsonl").unreadable()) == [tmp_path / "a.jsonl"]  # which is not there any more
 
 
 def test_failed_runs_stand_ins_and_trials_are_no_records(parabolic, tmp_path):
@@ -342,6 +351,10 @@ def test_what_is_not_in_the_store_is_looked_for_in_the_records(tmp_path):
     assert sorted(record.key for record in both) == sorted(spec.key for spec in specs[:2])
     assert [failed.key for failed in both.failures()] == [specs[2].key]
     assert [record.key for record in Store(tmp_path / "runs")] == [specs[0].key]
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write("damaged")
+    both = BackedStore(tmp_path / "runs", Records(tmp_path / "a.jsonl"))
+    assert list(both.unreadable()) == [tmp_path / "a.jsonl:3"]
 
 
 def test_the_page_shows_records_if_asked(parabolic, tmp_path, folder):
@@ -367,6 +380,11 @@ def test_a_preset_that_leads_nowhere_is_no_reason_to_have_no_page(parabolic, tmp
 
 
 # -- where they are ------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_ones_own_may_be_at_home(monkeypatch):
+    monkeypatch.setenv("PARABOLIC_RECORDS", "~/kept")
+    assert records_place() == Path.home() / "kept"
 
 
 def test_a_checkout_has_them_under_results(monkeypatch):

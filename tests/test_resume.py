@@ -234,6 +234,10 @@ def test_a_run_of_another_engine_begins_anew(tmp_path, monkeypatch):
     stop_at(Stop(12), spec, store)
     keeping, read = Keeping(store), package_code.__wrapped__
     shutil.copytree(Path(parabolic.__file__).parent, ours, ignore=shutil.ignore_patterns("__pycache__"))
+    for package in (parabolic, torch):
+        with monkeypatch.context() as patch:
+            patch.setattr(package, "__version__", "0.0.1")
+            assert keeping.place(spec) == (0, 0)
     monkeypatch.setattr("parabolic.experiments.resume.package_code", lambda: read(ours))
     for change, place in (("report/tables.py", (1, 11)), ("engine/loop.py", (0, 0))):
         (ours / change).write_text("# as it may be some day")
@@ -299,7 +303,9 @@ def test_what_is_finished_or_failed_or_under_way_or_starts_over_is_not_stopped(t
     for spec in specs:
         stop_at(Stop(step=10), spec, store)
     assert [each.key for each in stopped_runs(store)] == sorted(spec.key for spec in specs)
+    written = store.checkpoint(specs[0].key).read_bytes()
     run(specs[0], store, device="cpu")
+    store.checkpoint(specs[0].key).write_bytes(written)  # as if it was killed before it could delete it
     store.save_failure(specs[1], "a reason")
     store.checkpoint(specs[2].key).write_bytes(b"damaged")
     claim = store.claim(specs[3].key)
@@ -353,6 +359,7 @@ def test_checkpoints_can_be_left_out(tmp_path):
     assert store.begun() == []
     with pytest.raises(InputError, match="checkpoint: got -1, expected a number of at least 0; 0 saves no checkpoints"):
         run(spec, store, device="cpu", checkpoint=-1)
+    assert run(spec, store, device="cpu", checkpoint=0, again=True)[0].environment["resumed"] == 0
 
 
 def test_a_full_disk_costs_checkpoints_and_not_the_run(tmp_path, monkeypatch):

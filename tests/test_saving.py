@@ -513,6 +513,28 @@ def test_a_file_whose_sections_are_of_another_kind_is_refused(tmp_path, section)
             read()
 
 
+def test_a_file_is_no_way_to_run_code_or_to_set_what_a_learner_does_not_have(tmp_path):
+    path, told, ran = tmp_path / "a", describe(SGD(nn.Linear(3, 4))), tmp_path / "ran"
+    (tmp_path / "evil.py").write_text(f"open({str(ran)!r}, 'w')\nfrom torch.optim import SGD")
+    for more, message in (
+        ({"optimizer": f"{tmp_path / 'evil.py'}:SGD"}, "^optimizer: .* expected none that a file names; do not trust"),
+        ({"colour": "red"}, "^path: .* expected options that SGD has in this version; .*colour"),
+    ):
+        path.write_bytes(pack_state(told | {"fields": told["fields"] | more}))
+        with pytest.raises(InputError, match=message):
+            Learner.load(path, model=nn.Linear(3, 4))
+    assert not ran.exists()
+    path.write_bytes(pack_state(told | {"state": {"steps": 3}}))
+    with pytest.raises(InputError, match="^path: .* expected a file of a learner; it holds something else"):
+        Learner.load(path, model=nn.Linear(3, 4))
+
+
+def test_what_is_no_model_is_refused_before_anything_is_loaded_into_it(tmp_path):
+    path = SGD(nn.Linear(3, 4)).save(tmp_path / "a")
+    with pytest.raises(InputError, match="^model: got 'mlp', expected a torch.nn.Module"):
+        Learner.load(path, model="mlp", device="cpu")
+
+
 def test_a_network_without_a_linear_layer_is_restored_too(tmp_path):
     def made():
         return nn.Sequential(nn.Conv1d(2, 4, 3), nn.Flatten())

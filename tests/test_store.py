@@ -4,6 +4,7 @@ import csv
 import importlib.util
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from dataclasses import replace
 import pytest
 from grids import SPECS, kill
 
-from parabolic import RunSpec, Store
+from parabolic import InputError, RunSpec, Store
 from parabolic.experiments import execute, run_grid
 from parabolic.experiments import store as module
 from parabolic.experiments.execution import typed_command
@@ -90,21 +91,30 @@ def test_a_claim_is_one_process_s_own_and_ends_with_it(store):
 
 def test_a_store_says_what_is_unfinished_and_what_is_new(store, record):
     assert not store.unfinished(record.key)
-    store.path(record.key).mkdir(parents=True)
+    (store.root / "journal").mkdir(parents=True)
+    (store.root / "journal" / "000000000012.safetensors").touch()
+    assert store.unfinished("journal")
+    store.path(record.key).mkdir()
     store.checkpoint(record.key).touch()
     assert store.unfinished(record.key)
     assert store.written() == {}
     folder = store.save(record)
     assert not store.unfinished(record.key)
+    store.checkpoint(record.key).touch()  # as if it was killed before it could delete it
+    assert not store.unfinished(record.key)
     before = store.written()
     assert [*before] == [folder / "run.json"]
     store.claim(record.key).release()
+    (folder / "gone.json").symlink_to("nowhere")  # as if it was deleted meanwhile
     assert store.written() == before
     store.monitor(record.key).write_text("{}")  # changes all the time, and no result is in it
     assert store.written() == before
     other = RunSpec("er", seed=77)
     store.save_failure(other, "no luck")
     assert store.written().keys() - before.keys() == {store.path(other.key) / "failed.json"}
+    assert store.begun() == sorted([record.key, other.key, "journal"])
+    assert store.begun(other.key[:5]) == [other.key]
+    assert store.begun(other.key[1:]) == []
 
 
 CSV = """
@@ -210,6 +220,32 @@ def test_what_killed_writers_of_checkpoints_left_goes_with_the_claim(store, reco
     assert not checkpoint.exists()
     assert run.exists()  # whoever saves needs no claim
     claim.release()
+    for clean in (lambda: store.save(record), lambda: store.claim(record.key).release()):
+        run.touch()
+        os.utime(run, (0, 0))  # too old to be written still
+        clean()
+        assert not run.exists()
+
+
+def test_a_disk_without_room_for_a_record_is_told_at_the_claim_which_is_let_go(store):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))  # a write breaks off in its middle
+    try:
+        with pytest.raises(InputError, match="^runs: got File too large") as told:
+            store.claim("some-run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not store.in_progress("some-run")
+    assert told.tb is not None  # which holds on to the lock: nobody waits for the error to be forgotten
+
+
+def test_what_cannot_be_removed_or_locked_is_told_or_left(store, record):
+    folder = store.path(record.key)
+    (folder / "failed.json").mkdir(parents=True)
+    with pytest.raises(InputError, match="^runs: got .*; free some space or name another folder"):
+        store.save(record)
+    (store.root / ".claims" / record.key).mkdir(parents=True)
+    assert not store.in_progress(record.key)
 
 
 def test_a_record_from_before_a_metric_was_added_counts(store, record):
@@ -236,6 +272,8 @@ def test_a_folder_that_is_closed_to_us_is_named(store, record):
 
 def test_a_store_that_is_not_there_is_empty(store):
     assert (list(store), list(store.failures()), store.unreadable()) == ([], [], {})
+    assert not store.in_progress(SPEC.key)
+    assert not store.root.exists()  # who looks leaves nothing
 
 
 @pytest.fixture

@@ -43,6 +43,12 @@ def _no_variables(monkeypatch, tmp_path):
         del os.environ[name]
 
 
+def needs(*kinds):
+    """Skip a test where one of these trackers is not installed."""
+    for kind in kinds:
+        pytest.importorskip(kind, reason=f"needs the extra `{kind}`")
+
+
 def learner_and_stream():
     stream = make_stream("seq-blobs")
     return ER(MLP(stream.shape, stream.classes), memory=40, lr=0.05, seed=3), stream
@@ -50,7 +56,6 @@ def learner_and_stream():
 
 def read_tensorboard(folder):
     """The runs with their figures, each as (at, value) pairs, and their settings."""
-    pytest.importorskip("tensorboard", reason="needs the extra `tensorboard`")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     found = {}
@@ -65,7 +70,8 @@ def read_tensorboard(folder):
 
 
 def read_mlflow(folder, experiment="parabolic"):
-    mlflow = pytest.importorskip("mlflow", reason="needs the extra `mlflow`")
+    import mlflow
+
     client = mlflow.MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
     found = {}
     for run in client.search_runs([client.get_experiment_by_name(experiment).experiment_id]):
@@ -78,7 +84,6 @@ def read_mlflow(folder, experiment="parabolic"):
 
 
 def read_wandb(folder):
-    pytest.importorskip("wandb", reason="needs the extra `wandb`")
     found = {}
 
     def ended():  # a process of its own writes the files, and may still be at it
@@ -135,6 +140,7 @@ READ = {"tensorboard": read_tensorboard, "mlflow": read_mlflow, "wandb": read_wa
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_training_tells_can_be_read_back(tmp_path, kind):
+    needs(kind)
     learner, stream = learner_and_stream()
     losses = []
 
@@ -167,6 +173,7 @@ def test_what_a_training_tells_can_be_read_back(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_finished_run_can_be_told_and_one_that_diverges_is_closed_as_failed(tmp_path, kind):
+    needs(kind)
     record = execute(RunSpec("sgd", stream="seq-blobs", seed=1))
     ((_, hot),) = execute_fleet([RunSpec("sgd", stream="seq-blobs", seed=3, options={"lr": 1e30})])
     with Tracker(kind, tmp_path) as tracker:
@@ -186,6 +193,7 @@ def test_a_finished_run_can_be_told_and_one_that_diverges_is_closed_as_failed(tm
 
 
 def test_two_runs_of_one_name_are_kept_apart(tmp_path):
+    needs("tensorboard")
     record = execute(RunSpec("sgd", stream="seq-blobs"))
     with Tracker("tensorboard", tmp_path) as tracker:
         for _ in range(2):
@@ -194,6 +202,7 @@ def test_two_runs_of_one_name_are_kept_apart(tmp_path):
 
 
 def test_a_tracker_whose_runs_have_ended_leaves_no_thread_behind_and_may_be_used_again(tmp_path):
+    needs("tensorboard")
     tracker, before = Tracker("tensorboard", tmp_path), {*threading.enumerate()}
     for _ in range(2):
         train(ER(MLP((2,), 6)), make_stream("seq-blobs"), batch=100, callbacks=[tracker])
@@ -203,6 +212,8 @@ def test_a_tracker_whose_runs_have_ended_leaves_no_thread_behind_and_may_be_used
 
 
 def test_a_run_that_nobody_ended_is_closed_with_the_tracker_which_then_writes_nothing_more_to_it(tmp_path):
+    needs("tensorboard")
+
     class Begun(Callback):
         def on_start(self, state):
             with Tracker("tensorboard", tmp_path, warn=said.append) as tracker:
@@ -222,6 +233,7 @@ def test_processes_that_open_a_run_of_one_name_at_once_get_a_folder_each(tmp_pat
 
 
 def test_mlflow_is_told_where_to_write_by_its_own_variables(tmp_path, monkeypatch):
+    needs("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
     with Tracker("mlflow", tmp_path / "unused") as tracker:
@@ -256,6 +268,7 @@ def test_a_tracker_that_cannot_be_imported_is_reported_once_and_the_run_goes_on(
 
 
 def test_measures_of_ones_own_are_told_after_every_task(tmp_path):
+    needs("tensorboard")
     with Tracker("tensorboard", tmp_path) as tracker:
         state = train(*learner_and_stream(), batch=10, callbacks=[tracker], measures={"mine": lambda state: state.step})
     ((figures, _),) = read_tensorboard(tmp_path).values()
@@ -264,7 +277,7 @@ def test_measures_of_ones_own_are_told_after_every_task(tmp_path):
 
 
 def test_a_server_that_is_down_stops_nothing(tmp_path, monkeypatch):
-    pytest.importorskip("mlflow", reason="needs the extra `mlflow`")
+    needs("mlflow", "tensorboard")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     said = []
@@ -289,6 +302,7 @@ def test_a_tracker_that_hangs_is_given_up(tmp_path, monkeypatch):
 
 
 def test_a_disk_that_cannot_be_written_to_stops_nothing(tmp_path):
+    needs(*KINDS)
     (tmp_path / "file").touch()
     said = []
     with Tracker(KINDS, tmp_path / "file", warn=said.append) as tracker:
@@ -298,6 +312,7 @@ def test_a_disk_that_cannot_be_written_to_stops_nothing(tmp_path):
 
 
 def test_the_commands_tell_trackers_and_say_what_is_wrong_with_one(parabolic, tmp_path, monkeypatch):
+    needs("tensorboard", "mlflow")
     settings = ("--stream", "seq-blobs", "--track", "tensorboard,mlflow")
     assert parabolic("run", "--learner", "er", *settings)[0] == 0
     code, _, err = parabolic("compare", "--learners", "er,sgd", "--seeds", "1", "--workers", "0", *settings)
@@ -335,6 +350,7 @@ class Mine(SGD):
 
 
 def test_a_run_is_tracked_though_its_code_is_edited_while_it_trains(parabolic, tmp_path):
+    needs("tensorboard")
     (tmp_path / "mine.py").write_text(EDITED)
     asked = ("--learners", "mine.py:Mine", "--seeds", "1", "--workers", "0", "--stream", "seq-blobs")
     assert parabolic("compare", *asked, "--track", "tensorboard")[0] == 0

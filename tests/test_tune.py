@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import random
 import re
 import signal
@@ -314,6 +315,14 @@ def test_trials_may_be_judged_by_a_measure_of_ones_own(tmp_path, mine, metric, s
     assert preset.study["score"] == pytest.approx(sign * 0.01)
     ends = [trial.score for trial in tuned.search.ranked(tuned.trials) if trial.score is not None]
     assert ends == sorted(ends, reverse=sign < 0)
+
+
+def test_a_trial_of_which_a_run_diverged_has_no_score_by_a_measure(tmp_path, mine):
+    spec = RunSpec("er", stream="seq-blobs", measure="mine.py:far")
+    study = Study(Search(spec, {"lr": "0.01,0.04"}, "far", seeds=2), "one", optuna.storages.InMemoryStorage(), tmp_path)
+    (trial,) = study.ask(1, total=1)
+    study.tell(trial, [0.5, np.nan])
+    assert [(each.score, each.diverged) for each in study.trials] == [(None, 1)]
 
 
 def test_a_search_by_a_measure_is_told_in_its_own_units(parabolic, mine):
@@ -641,8 +650,8 @@ def test_a_trial_is_taken_over_from_the_dead_but_not_from_the_living(tmp_path):
     gone.wait()
     host = mine.user_attrs["worker"].rpartition(":")[0]
     for worker, heard, lives in (
-        ("elsewhere:1", now, True),
-        ("elsewhere:1", now - 1000, False),
+        (f"elsewhere:{gone.pid}", now, True),
+        (f"elsewhere:{gone.pid}", now - 1000, False),
         (f"{host}:{gone.pid}", now, False),
     ):
         mine.set_user_attr("worker", worker)
@@ -657,10 +666,72 @@ def test_a_trial_is_taken_over_from_the_dead_but_not_from_the_living(tmp_path):
     assert [trial.score for trial in study.trials] == [50.0]
 
 
+def test_a_trial_that_is_given_back_is_tried_with_its_values_whatever_others_did_meanwhile(tmp_path):
+    study = Study(Search(BLOBS), "one", optuna.storages.InMemoryStorage(), tmp_path)
+    first, second = study.ask(2, total=3)
+    study.tell(second, [50.0])
+    study.give_back([first, second])  # of which only the first is unfinished
+    assert [trial.params for trial in study.ask(3, total=2)] == [first.params]
+
+
+def test_what_is_told_of_a_trial_that_has_ended_changes_nothing(tmp_path, monkeypatch):
+    study = Study(Search(BLOBS), "one", optuna.storages.InMemoryStorage(), tmp_path)
+    (mine,) = study.ask(1, total=1)
+    study.tell(mine, [50.0])
+    for scores in ([1.0], [np.nan], None):
+        study.tell(mine, scores)
+    assert [(trial.score, trial.diverged) for trial in study.trials] == [(50.0, 0)]
+
+    def overtaken(*args, **kwargs):  # by a process that tells at the same moment
+        raise optuna.exceptions.UpdateFinishedTrialError
+
+    monkeypatch.setattr(study.study, "tell", overtaken)
+    study.give_back([mine])
+    assert len(study.study.trials) == 1  # it is not queued again
+
+
+def test_a_trial_that_nobody_has_signed_yet_is_taken_over_only_if_all_who_may_have_begun_it_are_dead(tmp_path):
+    study = Study(Search(BLOBS), "one", optuna.storages.InMemoryStorage(), tmp_path)
+    study.study.ask(study.distributions)
+    assert study.ask(1, total=1) == []  # nobody else is known, and it was begun just now
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    study.study.set_user_attr(f"worker {platform.node()}:{os.getppid()}", time.time())
+    study.study.set_user_attr(f"worker {platform.node()}:{gone.pid}", time.time())
+    assert study.ask(1, total=1) == []
+
+
+def test_a_process_of_another_user_lives(monkeypatch):
+    def forbidden(*args):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", forbidden)
+    assert not study_module._dead(f"{platform.node()}:1")
+
+
+def test_a_study_that_another_process_has_just_opened_is_not_deleted(tmp_path):
+    storage = optuna.storages.InMemoryStorage()
+    other = Study(Search(BLOBS), "one", storage, tmp_path).study
+    other.set_user_attr(f"worker {platform.node()}:{os.getppid()}", time.time())
+    with pytest.raises(InputError, match="^study: got 'one' with seeds=2, expected its original settings, seeds=1"):
+        Study(Search(BLOBS, seeds=2), "one", storage, tmp_path)
+    assert [each.study_name for each in storage.get_all_studies()] == ["one"]
+    assert other.user_attrs["definition"]["seeds"] == 1
+
+
 def test_a_process_says_that_it_lives(tmp_path, monkeypatch):
     monkeypatch.setattr("parabolic.experiments.study.PULSE", 0.01)
     study = Study(Search(BLOBS), "one", optuna.storages.InMemoryStorage(), tmp_path)
     (mine,) = study.ask(1, total=1)
+    sign, failed = mine.set_user_attr, []
+
+    def busy(name, value):  # a storage that is busy at first
+        if not failed:
+            failed.append(name)
+            raise RuntimeError
+        sign(name, value)
+
+    mine.set_user_attr = busy
     with study.pulse([mine]):
         assert until(lambda: "pulse" in study.study.trials[0].user_attrs)
 

@@ -31,7 +31,7 @@ OWNER = stat.S_IRUSR | stat.S_IWUSR
 def file_name(text: str) -> str:
     """A text as part of a file's name: characters that not every file system allows become dashes.
 
-    >>> file_name("package.module:My Class")
+    >>> file_name("package.module:My Class!")
     'package.module-My-Class'
     """
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-")
@@ -76,7 +76,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 def _followed(path: Path) -> Path:
     """The target of links, if it is a regular file or does not exist."""
-    with suppress(FileNotFoundError, NotADirectoryError):  # the latter is reported when its folder cannot be made
+    with suppress(FileNotFoundError):
         kind = stat.S_IFMT(path.stat().st_mode)
         if kind != stat.S_IFREG:
             raise NoFile(errno.EEXIST, f"{KINDS.get(kind, 'something else')} ({path})")

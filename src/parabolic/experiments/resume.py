@@ -15,7 +15,6 @@ from parabolic.engine import Checkpoints, Progress
 from parabolic.experiments.code import made_of, package_code
 from parabolic.experiments.spec import RunSpec
 from parabolic.experiments.store import Store, agree
-from parabolic.files import sweep
 from parabolic.learners import Learner
 from parabolic.learners.saving import read_learner
 
@@ -40,11 +39,10 @@ def stopped_runs(store: Store, failed: Container[str] | None = None) -> list[Sto
     """
     failed, found = {each.key for each in store.failures()} if failed is None else failed, []
     for key in store.begun():
-        path = store.checkpoint(key)
-        if key in failed or not (path.exists() and store.unfinished(key)) or store.in_progress(key):
+        if key in failed or not store.unfinished(key) or store.in_progress(key):
             continue
         with suppress(InputError, LookupError, TypeError):
-            saved = read_learner(path, "run", "progress", "draws", outline=True)
+            saved = read_learner(store.checkpoint(key), "run", "progress", "draws", outline=True)
             done, tasks = len(saved["progress"]["train_seconds"]), len(saved["progress"]["matrix"])
             found.append(StoppedRun(key, saved["run"]["spec"], min(done + 1, tasks), tasks))
     return found
@@ -85,7 +83,6 @@ class Keeping:
 
     def _find(self, spec: RunSpec) -> dict[str, Any] | None:
         path = self.store.checkpoint(spec.key)
-        sweep(path.parent)
         if self.anew or not path.exists():
             return None
         try:

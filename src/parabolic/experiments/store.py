@@ -187,7 +187,7 @@ class Store(EndedRuns):
         does one made with a different version of the user's own code or of prepared data.
         """
         record = _read(Record, self.path(spec.key) / FILE)
-        return record if record is not None and record.key == spec.key and is_of(record, spec) else None
+        return record if record is not None and is_of(record, spec) else None
 
     def outdated(self, spec: RunSpec) -> bool:
         """Whether there is a finished run of this spec that was made with another version of the user's own code."""

@@ -77,8 +77,7 @@ class Study:
         return optuna.create_study(
             study_name=name, storage=self.storage, load_if_exists=True,
             direction="minimize" if self.search.better == "lower" else "maximize",
-            sampler=Sampler(self.search),
-            pruner=optuna.pruners.MedianPruner() if self.search.prune else optuna.pruners.NopPruner(),
+            sampler=Sampler(self.search), pruner=optuna.pruners.MedianPruner(),
         )  # fmt: skip
 
     def close(self) -> None:
