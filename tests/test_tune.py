@@ -768,7 +768,7 @@ main()
     )
 
 
-def test_the_page_on_tuning(tmp_path, monkeypatch):
+def test_the_page_on_tuning(parabolic, tmp_path, monkeypatch):
     page = (Path(__file__).parent.parent / "docs" / "experiments.md").read_text()
     codes = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Search(" in block]
     (preset,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
@@ -777,7 +777,12 @@ def test_the_page_on_tuning(tmp_path, monkeypatch):
     for code in codes:
         exec(compile(code, "experiments.md", "exec"), names)
     assert names["spec"].seed == 3
-    plus, ours = load_preset("pcl-plus-blobs"), load_preset("pcl-plus")
+    (command,) = re.findall(r"^parabolic (tune --preset .*)$", page, re.MULTILINE)
+    code, out, _ = parabolic(*command.split())
+    assert (code, "the best of 3 trials" in out) == (0, True)
+    plus, ours = load_preset("pcl-plus-seq-blobs"), load_preset("pcl-plus")
+    assert plus.study["trials"] == names["tuned"].preset().study["trials"]  # the same study
+    assert plus.study["trials"][0]["lr"] == ours.settings["lr"]
     assert plus.settings.items() >= (ours.settings.items() - {("lr", ours.settings["lr"])})
     assert len(plus.study["trials"]) == 3
     assert all("lr" in trial and "repeats" not in trial for trial in plus.study["trials"])
