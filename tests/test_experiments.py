@@ -403,6 +403,29 @@ def test_a_failed_run_does_not_hold_on_to_its_learner(monkeypatch):
     assert [model() for model in made] == [None]
 
 
+@pytest.mark.parametrize(
+    ("error", "tried"),
+    [
+        (torch.OutOfMemoryError("no room"), [6, 3, 2, 1, 3, 2, 1]),  # two fit
+        (ValueError("one of more than two fails"), [6, 1, 1, 1, 1, 1, 1]),
+    ],
+)
+def test_runs_that_fail_side_by_side_are_trained_in_smaller_groups(monkeypatch, error, tried):
+    sizes = []
+
+    def train(specs, *_):
+        sizes.append(len(specs))
+        if len(specs) > 2:
+            raise error
+        return [f"record {spec.seed}" for spec in specs]
+
+    monkeypatch.setattr("parabolic.experiments.execution._train_side_by_side", train)
+    monkeypatch.setattr("parabolic.experiments.execution.find_device", lambda _: torch.device("cuda"))
+    results = [(spec.seed, result) for spec, result in execute_fleet([RunSpec("er", seed=seed) for seed in range(6)])]
+    assert results == [(seed, f"record {seed}") for seed in range(6)]
+    assert sizes == tried
+
+
 def test_too_little_memory_of_a_library_is_told_with_the_step(monkeypatch):
     loss, steps = ER.loss, []
 

@@ -232,7 +232,7 @@ def execute_fleet(
         # The learners that filled the memory can be freed only now, without references from the error.
         gc.collect()
         torch.cuda.empty_cache()
-        part = max(1, len(group) // 2) if crowded else 1
+        part = (len(group) + 1) // 2 if crowded else 1
         for start in range(0, len(group), part):
             some = group[start : start + part]
             yield from execute_fleet(some, device=device, callbacks=callbacks, yard=yard, keeping=keeping)
