@@ -10,15 +10,7 @@ from parabolic import ER, MLP, PCL, SGD, CrossEntropy, InputError, make_stream, 
 from parabolic.engine import BoundsMonitor, ProfileRecorder
 from parabolic.experiments import Preset, save_preset
 from parabolic.pde import MemoryDomain, gradient_of
-from parabolic.profile import (
-    LearnerLoss,
-    bounds_of,
-    drift_of,
-    examples_loss,
-    forgetting_of,
-    generalisation_of,
-    loss_profile,
-)
+from parabolic.profile import LearnerLoss, bounds_of, drift_of, examples_loss, loss_profile
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +72,7 @@ def test_bounds_are_made_of_the_pieces_they_name(learner):
     stream = make_stream("seq-blobs")
     first = stream[0]
     past = (first.test.x[first.test_rows], first.test.y[first.test_rows])
-    found = forgetting_of(learner, past, generator=torch.Generator().manual_seed(0))
+    found, ahead = bounds_of(learner, past, past, tau=2.0, generator=torch.Generator().manual_seed(0))
     remembered = cross_entropy(learner.scores(learner.past["x"]), learner.past["y"], reduction="none")
     assert found.memory.max == pytest.approx(float(remembered.max()), abs=1e-5)
     assert found.memory.mean == pytest.approx(float(remembered.mean()), abs=1e-5)
@@ -89,12 +81,11 @@ def test_bounds_are_made_of_the_pieces_they_name(learner):
     assert found.bound >= found.stated >= found.memory.max
     assert found.holds == (found.realised <= found.bound)
     assert 0 < found.covered <= 1
-    ahead = generalisation_of(learner, 2.0, past, generator=torch.Generator().manual_seed(0))
     largest = max(ahead.memory.max, ahead.edge.max, ahead.inside.max)
     assert ahead.upper == pytest.approx(ahead.constant * 2 + largest)
     assert ahead.lower <= ahead.memory.min
     assert ahead.holds == (ahead.lower <= ahead.realised <= ahead.upper)
-    assert forgetting_of(learner).holds is None
+    assert [each.holds for each in bounds_of(learner)] == [None, None]
 
 
 def test_the_loss_among_some_classes():
@@ -147,7 +138,7 @@ def test_what_has_no_memory_or_cannot_be_drawn_is_refused_before_training():
     with pytest.raises(InputError, match="got an empty memory"):
         LearnerLoss(ER(MLP((2,), 6)))
     with pytest.raises(InputError, match="^eps"):
-        forgetting_of(ER(MLP((2,), 6)), eps=-1)
+        bounds_of(ER(MLP((2,), 6)), eps=-1)
 
 
 def test_a_past_or_future_without_examples_is_refused():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -24,10 +23,7 @@ from parabolic.pde import (
     solve,
 )
 
-__all__ = [
-    "LearnerLoss", "Profile", "bounds_of", "drift_of", "examples_loss", "forgetting_of", "generalisation_of",
-    "loss_profile", "with_memory",
-]  # fmt: skip
+__all__ = ["LearnerLoss", "Profile", "bounds_of", "drift_of", "examples_loss", "loss_profile", "with_memory"]
 
 
 class LearnerLoss:
@@ -165,18 +161,6 @@ def bounds_of(
     if future is not None:
         ahead = replace(ahead, future=_realised(learner, future), covered=_covered(domain, learner, future))
     return before, ahead
-
-
-def forgetting_of(learner: Learner, past: tuple[Tensor, Tensor] | None = None, **settings: Any) -> ForgettingBound:
-    """Proposition 1 alone; the settings are those of `bounds_of`."""
-    return bounds_of(learner, past, **settings)[0]
-
-
-def generalisation_of(
-    learner: Learner, tau: float = 1.0, future: tuple[Tensor, Tensor] | None = None, **settings: Any
-) -> GeneralisationBound:
-    """Corollary 1 alone; the settings are those of `bounds_of`."""
-    return bounds_of(learner, future=future, tau=tau, **settings)[1]
 
 
 def drift_of(

@@ -127,7 +127,7 @@ def read_settings(pairs: list[str] | None, name: str = "--set", example: str = "
 def read_where(where: list[str] | None, learner: str | None, stream: str | None) -> dict[str, str]:
     """Return the values that the settings of the wanted runs must have."""
     named = [f"{name}={value}" for name, value in (("learner", learner), ("stream", stream)) if value is not None]
-    return read_settings([*(where or []), *named], "--where", "lr=0.05")
+    return read_settings([*(where or []), *named], "--where")
 
 
 def settings_of_each(

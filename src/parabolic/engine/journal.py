@@ -288,7 +288,7 @@ class Journal:
                 self._due = True
                 return
             self._due = False
-            batches, path = self.batches, self._path(self.batches)
+            batches, path = self.batches, self.folder / f"{self.batches:012d}{SUFFIX}"
             place = {name: getattr(self, name) for name in PLACE} | {"began": self._began}
             with _memory_errors():
                 self._check_sound()
@@ -384,9 +384,6 @@ class Journal:
         first = {int(path.stem) // self.milestones: path for path in files} if self.milestones else {}
         for old in {*files[self.keep :]} - {*first.values()}:
             old.unlink(missing_ok=True)
-
-    def _path(self, batches: int) -> Path:
-        return self.folder / f"{batches:012d}{SUFFIX}"
 
 
 def _files(folder: Path) -> list[Path]:

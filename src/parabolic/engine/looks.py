@@ -250,9 +250,7 @@ class Tail:
             return False
         try:
             lock.acquire(blocking=False)
-        except Timeout:
-            return True
-        except OSError:  # another user's lock: assume that its process is alive
+        except (Timeout, OSError):  # held, or another user's lock: assume that its process is alive
             return True
         lock.release()
         return False

@@ -369,7 +369,7 @@ def _naming(states: list[State]) -> Iterator[None]:
             remedy = "start again: finished runs are kept"
         else:
             raise
-        who = f"{_who(states[0])}" + (f" and {len(states) - 1} beside it" if len(states) > 1 else "")
+        who = _who(states[0]) + (f" and {len(states) - 1} beside it" if len(states) > 1 else "")
         where = f"task {states[0].task + 1}, after step {states[0].step}"
         raise DeviceFailed(f"{who}: the device failed in {where}: {first_line(error)} ({remedy})") from error
 

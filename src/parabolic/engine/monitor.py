@@ -23,7 +23,7 @@ from parabolic.engine.looks import TENTHS, Lines, Look
 from parabolic.learners import Diverged, Learner, ReplayLearner
 from parabolic.learners.accepting import as_tensor
 from parabolic.memory import Memory
-from parabolic.profile import examples_loss, forgetting_of
+from parabolic.profile import bounds_of, examples_loss
 
 __all__ = ["Monitor"]
 
@@ -296,7 +296,8 @@ class Monitor(Callback):
     def _bound(self, learner: ReplayLearner) -> dict[str, Any]:
         """The bound of Proposition 1."""
         draws = Generator(learner.device).manual_seed(self.seed)
-        return {"bound": forgetting_of(learner, eps=self.eps, samples=self.bound, generator=draws).bound}
+        past, _ = bounds_of(learner, eps=self.eps, samples=self.bound, generator=draws)
+        return {"bound": past.bound}
 
 
 @dataclass

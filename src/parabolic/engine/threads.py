@@ -17,7 +17,7 @@ _before: dict[int, int] = {}  # by thread inside `one_thread`: its earlier setti
 
 
 @contextmanager
-def one_thread(wanted: bool = True) -> Iterator[None]:
+def one_thread(wanted: bool) -> Iterator[None]:
     """A context in which torch computes on the calling thread alone, if `wanted`; the setting is restored afterwards.
 
     Torch has this setting per thread, but a new thread inherits the value that any thread set last. If that is the 1

@@ -66,11 +66,9 @@ def find_learner(name: str) -> type[Learner]:
         return found
     if name in built_in():
         return built_in()[name]
-    if name in _announced():
-        return _loaded(_announced()[name])
-    known = known_learners()
-    check_name("learner", name, known, "`parabolic list` shows them; module:Class names your own")
-    return known[name]
+    if name not in _announced():
+        check_name("learner", name, known_learners(), "`parabolic list` shows them; module:Class names your own")
+    return _loaded(_announced()[name])
 
 
 def _announced() -> dict[str, metadata.EntryPoint]:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from parabolic.checks import check_number, invalid
-from parabolic.pde.domain import Domain
+from parabolic.pde.domain import Domain, MemoryDomain
 from parabolic.pde.feynman_kac import Drift, Loss, losses_at, solve, walk
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "ForgettingBound",
     "GeneralisationBound",
     "Range",
-    "SampledDomain",
     "drift_bound",
     "forgetting_bound",
     "generalisation_bound",
@@ -33,18 +32,6 @@ __all__ = [
 
 
 ROUNDING = 16  # by how many units of rounding two sums of the same losses may differ
-
-
-class SampledDomain(Domain, Protocol):
-    """A domain that knows its memory and can sample points of itself, as `MemoryDomain` does."""
-
-    points: Tensor
-
-    def interior(self, count: int, generator: Generator | None = None) -> Tensor:
-        """Sample points of the domain."""
-
-    def edge(self, count: int, generator: Generator | None = None) -> Tensor:
-        """Sample points that stop a path: of the memory's balls and the hull's surface."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +169,7 @@ class DriftBound:
 
 def forgetting_bound(
     loss: Loss,
-    domain: SampledDomain,
+    domain: MemoryDomain,
     past: Tensor | None = None,
     *,
     samples: int = 256,
@@ -195,7 +182,7 @@ def forgetting_bound(
 
     Args:
         loss: ℓ, which maps points `[n, *shape]` to losses `[n]`, none negative.
-        domain: the domain of the memory, a `MemoryDomain`.
+        domain: the domain of the memory.
         past: past data `[n, *shape]`, for the realised loss.
         samples: how many points of the edge, and how many inside, are searched for the largest loss.
         generator: the source of random numbers; torch's global one by default.
@@ -216,7 +203,7 @@ def forgetting_bound(
 
 def generalisation_bound(
     loss: Loss,
-    domain: SampledDomain,
+    domain: MemoryDomain,
     tau: float,
     future: Tensor | None = None,
     *,

@@ -209,7 +209,6 @@ def walk(
     generator: Generator | None,
 ) -> Iterator[tuple[slice, Paths]]:
     """Simulate the stopped paths of `solve` batch by batch: yields the rows of x they start from, and their results."""
-    _check_start(x, t, sigma, paths)
     check_number("steps", steps, whole=True, at_least=1)
     check_name("by", by, DRIFTS)
     losses_at(loss, x)

@@ -135,8 +135,7 @@ def forgetting_chart(scene: Scene) -> Figure:
 
 def heat_map(method: Method) -> Figure:
     """The accuracy matrix of a method: a row after each task, a column for each task that was tested."""
-    matrices = method.matrices
-    mean, sd, n = _over_seeds(matrices)
+    mean, sd, n = _over_seeds(method.matrices)
     tasks = list(range(1, len(mean) + 1))
     few = len(tasks) <= 10
     told = [["" if math.isnan(each) else f"{each:.0f}" for each in row] for row in mean]

@@ -141,7 +141,7 @@ def _bridges(learner: PCL, start: tuple[Tensor, int], end: tuple[Tensor, int]) -
 def _seen(stream: Stream, x: Tensor) -> Tensor:
     """Raw images with values from 0 to 1."""
     if isinstance(stream.prepare, Normalise):
-        return stream.prepare.undo(stream.prepare(x)).clamp(0, 1)
+        return _unprepared(stream, stream.prepare(x))
     return _unprepared(stream, x.float() / 255 if x.dtype == torch.uint8 else x)
 
 
@@ -172,9 +172,9 @@ def _mixture(stream: Stream, target: Tensor) -> str:
 
 def _draw_points(stream: Stream, path: Path, learner: PCL) -> Path:
     """A panel of points for each task, and one with bridges."""
-    everything = torch.cat([task.train.take(task.train_rows)[0] for task in stream])
-    low, high = everything.amin(0).tolist(), everything.amax(0).tolist()
     first = [task.train.take(task.train_rows) for task in stream]
+    everything = torch.cat([x for x, _ in first])
+    low, high = everything.amin(0).tolist(), everything.amax(0).tolist()
     with figure(path, 1, len(stream) + 1, 3.6 * (len(stream) + 1), 4.3) as (canvas, axes):
         for task, axis, (x, y) in zip(stream, axes[0], first, strict=False):
             for label in y.unique().tolist():

@@ -77,7 +77,7 @@ def _selected(quick: bool, presets: tuple[tuple[Path, int], ...] | None) -> tupl
     return selection, selection.runs
 
 
-def _view(results: Results, keys: Sequence[Sequence[Sequence[str]]], more: Sequence[str] = ()) -> TableView:
+def _view(results: Results, keys: Sequence[Sequence[Sequence[str]]], more: Sequence[str]) -> TableView:
     ours, theirs = list[Line](), dict[int, Line]()
     for line in lines(results):
         if line.published:
