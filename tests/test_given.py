@@ -156,10 +156,30 @@ def test_modules_that_were_set_to_predict_stay_so():
     assert not model[0].running_mean.any()
 
 
-def test_a_network_that_can_never_learn_is_refused():
+def test_a_network_that_cannot_learn_is_refused():
     with torch.inference_mode():
-        model = nn.Linear(4, 3)
-    with pytest.raises(InputError, match="model: got one made in inference mode, expected one that can learn"):
+        inference = nn.Linear(4, 3)
+    cases = {
+        "one made in inference mode, expected one that can learn": inference,
+        "one with weights on the meta device, which have no values": nn.Linear(4, 3, device="meta"),
+        "one with lazy layers that have no weights yet, .* model.x.": nn.LazyLinear(3),
+        "one with lazy layers": nn.Sequential(nn.LazyBatchNorm1d(affine=False), nn.Linear(4, 3)),
+    }
+    for message, model in cases.items():
+        with pytest.raises(InputError, match=f"model: got {message}"):
+            known_learners()["er"](model)
+    lazy = nn.Sequential(nn.LazyLinear(5), nn.ReLU(), nn.LazyLinear(3))
+    lazy(batches()[0][0])
+    known_learners()["er"](lazy).observe(*batches()[0])
+
+
+def test_a_network_on_a_device_without_float64_is_refused():
+    class OnMps(nn.Parameter):  # torch cannot make one where there is no such device
+        device = torch.device("mps")
+
+    model = nn.Linear(4, 3)
+    model.weight = OnMps(torch.zeros(3, 4))
+    with pytest.raises(InputError, match="model: got one on mps, which has no float64, .* move it with model.cpu"):
         known_learners()["er"](model)
 
 

@@ -11,15 +11,36 @@ from torch import Tensor, nn
 
 from parabolic.checks import FILL_IN, Description, InputError, check_finite, check_gaps, invalid, signed
 from parabolic.learners.functional import answers_by, has_embedding
+from parabolic.learners.gradients import trainable
 from parabolic.learners.head import check_alone, check_head, wider
 from parabolic.learners.scale import Scale
 
 if TYPE_CHECKING:
     from parabolic.learners.learner import Learner
 
-__all__ = ["as_tensor", "check_batch", "check_growth", "check_kind", "refusal", "try_scores"]
+__all__ = ["as_tensor", "check_batch", "check_growth", "check_kind", "check_model", "refusal", "try_scores"]
 
 NEEDS_TWO = "more than 1 value per channel"  # from torch's error for batch norm on one example
+
+
+def check_model(model: nn.Module) -> list[nn.Parameter]:
+    """The trainable weights of a model, if it can learn."""
+    if any(nn.parameter.is_lazy(each) for each in (*model.parameters(), *model.buffers())):
+        remedy = "pass it some examples first, as in model(x)"
+        raise invalid("model", Description("one with lazy layers that have no weights yet"), "one with weights", remedy)
+    weights = trainable(model)
+    if not weights:
+        raise invalid("model", model, "a module with trainable parameters")
+    if any(weight.is_inference() for weight in weights):
+        got = Description("one made in inference mode")
+        raise invalid("model", got, "one that can learn", "make it outside, or in torch.inference_mode(False)")
+    if any(weight.is_meta for weight in weights):
+        got = Description("one with weights on the meta device, which have no values")
+        raise invalid("model", got, "one on a CPU or GPU", "load its weights there first")
+    if any(weight.device.type == "mps" for weight in weights):
+        got = Description("one on mps, which has no float64")
+        raise invalid("model", got, "one on a CPU or a CUDA device", "move it with model.cpu()")
+    return weights
 
 
 def check_batch(learner: Learner, x: Any, y: Any) -> tuple[Tensor, Tensor]:

@@ -18,12 +18,19 @@ from torch import Generator, Tensor, nn
 
 from parabolic.checks import Description, check_call, check_finite, check_module, check_number, invalid, plain, signed
 from parabolic.learners import optimizers
-from parabolic.learners.accepting import as_tensor, check_batch, check_growth, check_kind, refusal, try_scores
+from parabolic.learners.accepting import (
+    as_tensor,
+    check_batch,
+    check_growth,
+    check_kind,
+    check_model,
+    refusal,
+    try_scores,
+)
 from parabolic.learners.average import WeightAverage
 from parabolic.learners.criterion import Criterion, find_criterion
 from parabolic.learners.declaring import alone, boundary_of, check_fields, wrap_methods
 from parabolic.learners.functional import answers_by, copies_of
-from parabolic.learners.gradients import trainable
 from parabolic.learners.head import check_head, features, follow, last_linear, widen
 from parabolic.learners.predictor import Predictor, as_inputs, predictor_of
 from parabolic.memory import Batch, Memory
@@ -168,12 +175,7 @@ class Learner:
         if self.embed is not None:
             check_module("embed", self.embed)
             self.model = nn.Sequential(OrderedDict(embed=self.embed, body=self.body))
-        weights = trainable(self.model)
-        if not weights:
-            raise invalid("model", self.model, "a module with trainable parameters")
-        if any(weight.is_inference() for weight in weights):
-            got = Description("one made in inference mode")
-            raise invalid("model", got, "one that can learn", "make it outside, or in torch.inference_mode(False)")
+        weights = check_model(self.model)
         check_options(self)
         check_number("seed", self.seed, whole=True, at_least=0, below=2**63)
         if self.classes is not None:
