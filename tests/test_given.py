@@ -173,6 +173,29 @@ def test_a_network_that_cannot_learn_is_refused():
     known_learners()["er"](lazy).observe(*batches()[0])
 
 
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (
+            lambda scores: scores[:, 0],
+            r"an output of shape \[1\] for 1 example, expected scores \[n, classes\], a row",
+        ),
+        (lambda scores: scores.expand(7, 3), r"an output of shape \[7, 3\] for 1 example, expected scores"),
+        (lambda scores: scores.to(torch.complex64), "torch.complex64, expected scores that are floating-point numbers"),
+        (lambda scores: {"scores": scores}, "<class 'dict'>, expected one tensor of scores"),
+    ],
+)
+def test_a_network_whose_answers_are_no_scores_is_refused(answer, message):
+    class Odd(nn.Linear):
+        def forward(self, x):
+            return answer(super().forward(x))
+
+    learner = known_learners()["er"](Odd(4, 3))
+    with pytest.raises(InputError, match=f"^model: got {message}"):
+        learner.observe(*batches()[0])
+    assert (learner.steps, len(learner.past)) == (0, 0)
+
+
 def test_a_network_on_a_device_without_float64_is_refused():
     class OnMps(nn.Parameter):  # torch cannot make one where there is no such device
         device = torch.device("mps")

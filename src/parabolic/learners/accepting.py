@@ -131,8 +131,11 @@ def try_scores(learner: Learner, x: Tensor) -> Tensor:
         raise invalid("x", x, "examples that the model accepts", f"the model says: {error}{remedy}") from error
     if not isinstance(scores, Tensor):
         raise invalid("model", type(scores), "one tensor of scores [n, classes]", "wrap the model to return that")
-    if scores.ndim != 2:
-        raise invalid("model", Description(f"an output of shape {list(scores.shape)}"), "scores [n, classes]")
+    if scores.ndim != 2 or len(scores) != len(x):
+        got = Description(f"an output of shape {list(scores.shape)} for {len(x)} example{'s' * (len(x) > 1)}")
+        raise invalid("model", got, "scores [n, classes], a row for each example")
+    if not scores.is_floating_point():
+        raise invalid("model", scores.dtype, "scores that are floating-point numbers")
     return scores
 
 
