@@ -331,8 +331,10 @@ def test_every_public_name_is_found_in_the_part_that_has_it():
         assert getattr(parabolic, name) is getattr(importlib.import_module(f"parabolic.{part}"), name)
         assert name in dir(parabolic)
     assert parabolic.metrics is importlib.import_module("parabolic.metrics")
-    with pytest.raises(AttributeError, match="module 'parabolic' has no attribute 'PLC'"):
+    assert "import_module" not in dir(parabolic)  # what only its own code uses
+    with pytest.raises(AttributeError, match="module 'parabolic' has no attribute 'PLC'") as refused:
         parabolic.PLC  # noqa: B018
+    assert (refused.value.name, refused.value.obj) == ("PLC", parabolic)  # Python suggests the nearest name then
 
 
 def test_any_part_may_be_the_first_to_be_imported():

@@ -206,6 +206,24 @@ def test_a_network_on_a_device_without_float64_is_refused():
         known_learners()["er"](model)
 
 
+@pytest.mark.parametrize(
+    ("odd", "message"),
+    [
+        (torch.eye(4).to_sparse(), r"a tensor of shape \[4, 4\] and type float32, .* convert it with .to_dense"),
+        (
+            torch.nested.nested_tensor([torch.ones(4), torch.ones(3)], layout=torch.jagged),
+            "a nested tensor, .*to_padded",
+        ),
+    ],
+)
+def test_tensors_of_another_layout_are_refused_and_how_to_convert_them_is_told(odd, message):
+    learner = known_learners()["er"](nn.Linear(4, 3))
+    with pytest.raises(InputError, match=f"^x: got {message}"):
+        learner.observe(odd, torch.arange(len(odd.unbind())) % 3)
+    with pytest.raises(InputError, match=f"^x: got {message}"):
+        learner.predict(odd)
+
+
 def test_masked_values_are_refused_and_a_mask_of_nothing_is_not():
     learner = known_learners()["er"](nn.Linear(4, 3))
     x, y = (each.numpy() for each in batches()[0])

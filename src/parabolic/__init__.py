@@ -115,8 +115,10 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(f"parabolic.{_HOMES[name]}"), name)
     if not name.startswith("_") and find_spec(f"parabolic.{name}"):
         return import_module(f"parabolic.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # With these arguments, Python suggests the nearest name.
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=import_module(__name__))
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_PARTS})
+    own = {name for name in globals() if name.startswith("__")}
+    return sorted({*own, *__all__, *_PARTS})

@@ -138,7 +138,10 @@ def check_number(
     )
     if not fits:
         limits = (("above", above), ("of at least", at_least), ("below", below), ("of at most", at_most))
-        told = " and ".join(f"{word} {limit:g}" for word, limit in limits if limit is not None)
+        given = [
+            (word, limit if isinstance(limit, int) else f"{limit:g}") for word, limit in limits if limit is not None
+        ]
+        told = " and ".join(f"{word} {limit}" for word, limit in given)
         raise invalid(name, value, f"{'a whole number' if whole else 'a number'} {told}".strip(), remedy)
 
 

@@ -173,6 +173,8 @@ def as_tensor(name: str, value: Any, device: torch.device) -> Tensor:
         if not words and isinstance(value, np.ndarray) and value.dtype.hasobject:
             remedy = f"it holds Python objects: make every column numeric, and {FILL_IN}"
         raise invalid(name, type(value), "a tensor, or anything that torch.as_tensor accepts", remedy) from error
+    if tensor.is_nested:
+        raise invalid(name, Description("a nested tensor"), "a plain tensor", "convert it with .to_padded_tensor(0.0)")
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise invalid(name, tensor, "a plain tensor", "convert it with .to_dense() or .dequantize()")
     tensor = signed(name, tensor)
