@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "FILL_IN", "InputError", "all_finite", "check_call", "check_finite", "check_gaps", "check_module", "check_name",
-    "check_number", "first_line", "invalid", "plain", "short_of_memory", "signed",
+    "DEVICE_ERRORS", "FILL_IN", "InputError", "all_finite", "check_call", "check_finite", "check_gaps", "check_module",
+    "check_name", "check_number", "first_line", "invalid", "plain", "short_of_memory", "signed",
 ]  # fmt: skip
 
+DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)  # the machine is to blame, not what it was given
 FILL_IN = "fill in what is missing"
 SIGNED = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}  # without loss
 MANY, FEW = 24, 4  # if there are more than MANY names, an error lists only the FEW nearest

@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import pad
 
-from parabolic.checks import Description, check_name, check_number, invalid
+from parabolic.checks import DEVICE_ERRORS, Description, check_name, check_number, invalid
 from parabolic.gpus import has_triton
 from parabolic.states import refill
 
@@ -306,7 +306,7 @@ class Memory:
         try:
             slots = {name: value.new_empty(rows, *value.shape[1:]) for name, value in batch.items()}
             return slots | {ARRIVAL: torch.empty(rows, dtype=torch.long, device=device)}
-        except (torch.OutOfMemoryError, torch.AcceleratorError):
+        except DEVICE_ERRORS:
             raise  # the engine knows what to do about a GPU that is full, or lost
         except RuntimeError as error:
             each = sum(value[:1].nbytes for value in batch.values())

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parabolic.checks import check_number
+from parabolic.checks import DEVICE_ERRORS, check_number
 from parabolic.engine.callbacks import State
 from parabolic.engine.fleet import Fleet
 from parabolic.files import write_bytes
@@ -113,7 +113,7 @@ def _why_partial(learner: Learner, fresh: Callable[[], Learner]) -> str:
     try:
         with draws_apart(learner.device):
             missing = left_behind(learner, fresh())
-    except (torch.OutOfMemoryError, torch.AcceleratorError):
+    except DEVICE_ERRORS:
         raise
     except Exception as error:  # the user's own code would fail in the same way on resume
         return f"{type(learner).__name__}, which could not be resumed: {error}"

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from parabolic.backbones import MLP, drawing_apart
 from parabolic.checks import (
+    DEVICE_ERRORS,
     Description,
     InputError,
     check_call,
@@ -297,7 +298,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             torch.manual_seed(seed)
             try:
                 made = factory(shape, outputs)
-            except (InputError, torch.OutOfMemoryError, torch.AcceleratorError):
+            except (InputError, *DEVICE_ERRORS):
                 raise
             except Exception as error:
                 said = f"called with {tuple(shape)} and {outputs}, it says: {first_line(error)}"

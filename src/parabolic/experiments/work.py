@@ -11,8 +11,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import BinaryIO
 
-import torch
-
+from parabolic.checks import DEVICE_ERRORS
 from parabolic.engine import DeviceFailed
 from parabolic.engine.threads import one_thread
 from parabolic.experiments.execution import Yard, execute_fleet, reason_of, typed_command
@@ -106,5 +105,5 @@ def _news(job: Job, spec: RunSpec, result: Record | Exception) -> News:
         return News(spec.key, replace(result, environment={**result.environment, "command": job.command}))
     reason, trace = reason_of(result)
     # After an invalid operation by one run of a fleet, the GPU fails for all others of the process too.
-    machine = isinstance(result, MemoryError | DeviceFailed | torch.OutOfMemoryError | torch.AcceleratorError)
+    machine = isinstance(result, (MemoryError, DeviceFailed, *DEVICE_ERRORS))
     return News(spec.key, reason=reason, trace=trace, retry=machine)

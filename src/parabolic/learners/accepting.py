@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from parabolic.checks import FILL_IN, Description, InputError, check_finite, check_gaps, invalid, signed
+from parabolic.checks import DEVICE_ERRORS, FILL_IN, Description, InputError, check_finite, check_gaps, invalid, signed
 from parabolic.learners.functional import answers_by, has_embedding
 from parabolic.learners.gradients import trainable
 from parabolic.learners.head import check_alone, check_head, wider
@@ -118,7 +118,7 @@ def try_scores(learner: Learner, x: Tensor) -> Tensor:
     try:
         learner._check_inputs(x, inputs)
         scores = learner.scores_at(inputs)
-    except (InputError, torch.OutOfMemoryError, torch.AcceleratorError):
+    except (InputError, *DEVICE_ERRORS):
         raise
     except Exception as error:
         remedy = ""
@@ -185,7 +185,7 @@ def _try_inputs(learner: Learner, x: Tensor) -> Tensor:
     """Raw examples as inputs of the model, or an error that says why `prepare` does not make any of them."""
     try:
         inputs = learner.inputs(x)
-    except (InputError, torch.OutOfMemoryError, torch.AcceleratorError):
+    except (InputError, *DEVICE_ERRORS):
         raise
     except Exception as error:
         got = Description(f"an error on examples of shape {list(x.shape)} and {x.dtype}")

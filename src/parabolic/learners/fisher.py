@@ -15,6 +15,7 @@ from torch.func import grad, vmap
 from torch.overrides import TorchFunctionMode
 
 from parabolic.backbones import plainly
+from parabolic.checks import DEVICE_ERRORS
 from parabolic.learners.functional import call_by
 from parabolic.learners.gradients import named_trainable, trainable
 
@@ -87,7 +88,7 @@ def _one_by_one(model: nn.Module, x: Tensor, y: Tensor, loss: Callable[..., Tens
     for some, labels in _parts(sum(total.numel() for total in totals), x, y):
         try:
             slopes = at_once(weights, some, labels)
-        except (torch.OutOfMemoryError, torch.AcceleratorError):
+        except DEVICE_ERRORS:
             raise
         except RuntimeError:  # vmap has no rule for some operations, such as a GRU's
             with torch.backends.cudnn.flags(enabled=False):  # its recurrent layers have no gradient in evaluation mode

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parabolic.checks import Description, check_call, check_name, invalid
+from parabolic.checks import DEVICE_ERRORS, Description, check_call, check_name, invalid
 from parabolic.plugins import load_object
 
 __all__ = [
@@ -40,7 +40,7 @@ def make_optimizer(
         return _made_by(partial(factory, **arguments), weights, lr)
     try:
         return factory(weights, lr=lr, **arguments)
-    except (torch.OutOfMemoryError, torch.AcceleratorError):
+    except DEVICE_ERRORS:
         raise
     except Exception as error:  # its type depends on the class
         expected = f"arguments that torch.optim.{named.partition('(')[0].strip()} takes"

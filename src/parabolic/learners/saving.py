@@ -18,7 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from parabolic.backbones import BACKBONES, drawing_apart
-from parabolic.checks import Description, InputError, all_finite, check_module, check_name, first_line, invalid
+from parabolic.checks import (
+    DEVICE_ERRORS,
+    Description,
+    InputError,
+    all_finite,
+    check_module,
+    check_name,
+    first_line,
+    invalid,
+)
 from parabolic.files import disk_errors, sweep_beside, write_bytes
 from parabolic.learners.gradients import trainable
 from parabolic.learners.head import last_linear
@@ -77,7 +86,7 @@ def load(
 def _check_device(device: torch.device | str) -> None:
     try:
         torch.empty(0, device=device)
-    except (torch.OutOfMemoryError, torch.AcceleratorError):
+    except DEVICE_ERRORS:
         raise
     except (RuntimeError, AssertionError) as error:  # which one depends on how torch was built
         raise invalid("device", str(device), "a device of this machine, such as cpu", first_line(error)) from error
