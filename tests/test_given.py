@@ -174,6 +174,30 @@ def test_a_network_that_cannot_learn_is_refused():
 
 
 @pytest.mark.parametrize(
+    ("args", "options", "message"),
+    [
+        ((), {"sigmax": 0.1}, "option of PCL: got 'sigmax', .* did you mean 'sigma_x'. help.PCL. explains them"),
+        ((), {"buffer_size": 9}, "option of PCL: got 'buffer_size', expected one of"),
+        ((200,), {}, "PCL: got 2 arguments without a name, expected 1: model; name the others, as in lr=0.1"),
+        ((), {"model": nn.Linear(4, 3)}, "multiple values for argument 'model'"),
+    ],
+)
+def test_arguments_that_a_learner_does_not_take_are_refused_with_those_that_it_does(args, options, message):
+    with pytest.raises(TypeError, match=message):  # as Python's own error would be
+        known_learners()["pcl"](nn.Linear(4, 3), *args, **options)
+
+
+def test_a_method_with_an_init_of_its_own_keeps_it():
+    class Given(known_learners()["er"]):
+        def __init__(self, size, **options):
+            super().__init__(nn.Linear(size, 3), **options)
+
+    assert Given(4, memory=50).past.capacity == 50
+    with pytest.raises(TypeError, match="option of Given: got 'memry', .* did you mean 'memory'"):
+        Given(4, memry=50)
+
+
+@pytest.mark.parametrize(
     ("answer", "message"),
     [
         (

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "DEVICE_ERRORS", "FILL_IN", "InputError", "all_finite", "check_call", "check_finite", "check_gaps", "check_module",
-    "check_name", "check_number", "first_line", "invalid", "plain", "short_of_memory", "signed",
+    "DEVICE_ERRORS", "FILL_IN", "CallError", "InputError", "all_finite", "check_call", "check_finite", "check_gaps",
+    "check_module", "check_name", "check_number", "first_line", "invalid", "plain", "short_of_memory", "signed",
 ]  # fmt: skip
 
 DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)  # the machine is to blame, not what it was given
@@ -58,6 +58,10 @@ class InputError(ValueError):
         if not self.expected:
             return super().__str__()
         return f"{self.name}: got {self.got}, expected {self.expected}" + (f"; {self.remedy}" if self.remedy else "")
+
+
+class CallError(InputError, TypeError):
+    """A call with arguments that there are not: also a TypeError, as Python itself raises."""
 
 
 def invalid(
@@ -189,7 +193,9 @@ def check_module(name: str, value: object) -> None:
     raise invalid(name, value, "a torch.nn.Module", "call it, and pass what it returns" if callable(value) else "")
 
 
-def check_name(name: str, value: object, known: Iterable[str], remedy: str = "") -> None:
+def check_name(
+    name: str, value: object, known: Iterable[str], remedy: str = "", *, kind: type[InputError] = InputError
+) -> None:
     """Refuse `value` unless it is one of the `known` names; the error suggests the nearest, then the remedy.
 
     >>> check_name("learner", "pcll", ["pcl", "er"], "see `parabolic list`")
@@ -204,7 +210,7 @@ def check_name(name: str, value: object, known: Iterable[str], remedy: str = "")
     hint = f"did you mean {near[0]!r}? {remedy}".strip() if near else remedy
     some = names if len(names) <= MANY else sorted(near) or names[:FEW]
     expected = "one of " if some is names else f"one of {len(names)} names such as "
-    raise invalid(name, value, expected + ", ".join(some), hint)
+    raise invalid(name, value, expected + ", ".join(some), hint, kind=kind)
 
 
 def all_finite(value: Tensor) -> bool:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch import Tensor
 
-from parabolic.checks import Description, invalid
+from parabolic.checks import CallError, Description, check_name, invalid
 from parabolic.learners.functional import work_by
 
 if TYPE_CHECKING:
     from parabolic.learners.learner import Learner
 
-__all__ = ["alone", "boundary_of", "check_fields", "wrap_methods"]
+__all__ = ["alone", "boundary_of", "check_fields", "make_dataclass", "wrap_methods"]
 
 # Methods that no other thread sees half done, also where a subclass defines them.
 WHOLE = ("step", "grow", "load_state_dict")
@@ -35,6 +35,14 @@ def wrap_methods(cls: type) -> None:
     for name, wrap in wraps.items():
         if name in vars(cls):
             setattr(cls, name, wrap(vars(cls)[name]))
+
+
+def make_dataclass(cls: type) -> None:
+    """Make a class a dataclass; an `__init__` that this generates explains which arguments there are."""
+    generated = {"__init__"} - vars(cls).keys()
+    dataclasses.dataclass(eq=False, kw_only=True, repr=False)(cls)
+    for name in generated:
+        setattr(cls, name, _explaining(vars(cls)[name]))
 
 
 def boundary_of(cls: type[Learner]) -> str:
@@ -88,6 +96,23 @@ def _noted(method: Method) -> Method:
         return made
 
     return alone(cast(Method, noted))
+
+
+def _explaining(init: Callable[..., None]) -> Callable[..., None]:
+    """Wrap an `__init__`, so that an argument which it does not take is refused with those that it does."""
+
+    @functools.wraps(init)
+    def explaining(self: Learner, *args: Any, **options: Any) -> None:
+        fields, kind = [each for each in dataclasses.fields(self) if each.init], type(self).__name__
+        for name in options:
+            known, remedy = {each.name for each in fields}, f"help({kind}) explains them"
+            check_name(f"option of {kind}", name, known, remedy, kind=CallError)
+        if len(args) > len(unnamed := [each.name for each in fields if not each.kw_only]):
+            got, remedy = Description(f"{len(args)} arguments without a name"), "name the others, as in lr=0.1"
+            raise invalid(kind, got, f"{len(unnamed)}: {', '.join(unnamed)}", remedy, kind=CallError)
+        init(self, *args, **options)
+
+    return explaining
 
 
 def _as_predicted(method: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:

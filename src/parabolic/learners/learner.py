@@ -29,7 +29,7 @@ from parabolic.learners.accepting import (
 )
 from parabolic.learners.average import WeightAverage
 from parabolic.learners.criterion import Criterion, find_criterion
-from parabolic.learners.declaring import alone, boundary_of, check_fields, wrap_methods
+from parabolic.learners.declaring import alone, boundary_of, check_fields, make_dataclass, wrap_methods
 from parabolic.learners.functional import answers_by, copies_of
 from parabolic.learners.head import check_head, features, follow, last_linear, widen
 from parabolic.learners.predictor import Predictor, as_inputs, predictor_of
@@ -136,7 +136,7 @@ class Learner:
         wrap_methods(cls)
         check_fields(cls)
         about = cls.__doc__
-        dataclasses.dataclass(eq=False, kw_only=True, repr=False)(cls)
+        make_dataclass(cls)
         cls.__doc__ = about and documented(about, cls)  # if None, the dataclass has put its signature there
 
     @classmethod
