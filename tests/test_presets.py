@@ -44,7 +44,7 @@ tables = st.dictionaries(words, plain, max_size=3)
 @given(about=words, settings=tables, study=st.dictionaries(words, plain | tables | st.lists(tables), max_size=3))
 def test_what_is_written_is_read(tmp_path_factory, about, settings, study):
     preset = Preset("a.b", "er", about, "seq-digits", 7, settings, study)
-    read = load_preset(str(save_preset(preset, tmp_path_factory.getbasetemp() / "written")))
+    read = load_preset(save_preset(preset, tmp_path_factory.getbasetemp() / "written"))
     kept = {name: value for name, value in study.items() if value != {}}  # an empty table says nothing
     assert read == Preset("a.b", "er", about, "seq-digits", 7, settings, kept)
 

@@ -125,19 +125,19 @@ def preset_folder() -> Path:
     return Path(os.environ.get("PARABOLIC_PRESETS") or "presets").expanduser()
 
 
-def load_preset(name: str) -> Preset:
+def load_preset(name: str | Path) -> Preset:
     """Load the preset of that name, or from that file if the name ends in `.toml`.
 
     >>> load_preset("er-seq-digits").learner
     'er'
     """
-    if name.endswith(".toml"):
+    text, known = str(name), known_presets()
+    if text.endswith(".toml"):
         if not Path(name).exists():
-            raise invalid("preset", name, "an existing file", "`parabolic presets` lists presets by name")
+            raise invalid("preset", text, "an existing file", "`parabolic presets` lists presets by name")
         return _read(Path(name))
-    known = known_presets()
-    check_name("preset", name, known, "`parabolic presets` lists them; for a file of your own, give FILE.toml")
-    return _read(known[name])
+    check_name("preset", text, known, "`parabolic presets` lists them; for a file of your own, give FILE.toml")
+    return _read(known[text])
 
 
 def save_preset(preset: Preset, folder: Path | None = None) -> Path:
