@@ -204,6 +204,26 @@ def test_a_run_that_another_grid_is_at_is_waited_for(tmp_path, undisturbed):
     assert list(outcome.records) == [theirs.key, mine.key]
 
 
+def test_a_run_that_another_grid_has_just_finished_is_let_go_at_once(tmp_path):
+    theirs, mine = SPECS[:2]
+    other, claimed = execute(theirs, device="cpu"), []
+
+    class Late(Store):
+        def claim(self, key):
+            if key == theirs.key:
+                self.save(other)
+            return super().claim(key)
+
+    def watch(event):
+        if event.what == "started":
+            claimed.append((store.in_progress(theirs.key), store.in_progress(mine.key)))
+
+    store = Late(tmp_path)
+    outcome = run_grid([theirs, mine], store, workers=0, device="cpu", watch=watch)
+    assert (outcome.trained, outcome.reused) == (1, 1)
+    assert claimed == [(False, True)]
+
+
 def test_a_run_that_another_grid_gave_up_is_taken_over(tmp_path):
     store, (mine, theirs) = Store(tmp_path), SPECS[:2]
     claim = store.claim(theirs.key)
@@ -346,6 +366,14 @@ def test_a_run_whose_machine_failed_is_tried_again(monkeypatch, error):
     monkeypatch.setattr("parabolic.learners.er.ER.loss", lambda *_: torch.zeros(()) / 0)
     (news,) = work(Job((RunSpec("er"),)), "cpu")
     assert not news.retry
+
+
+def test_workers_are_spread_over_the_gpus_or_stay_on_the_one_that_is_named(monkeypatch):
+    monkeypatch.setattr(grid_module, "find_device", torch.device)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert grid_module.worker_devices("cuda") == ["cuda:0", "cuda:1"]
+    assert grid_module.worker_devices("cuda", 3) == ["cuda:0", "cuda:1", "cuda:0"]
+    assert grid_module.worker_devices("cuda:1", 2) == ["cuda:1", "cuda:1"]
 
 
 def test_without_ray_the_error_says_how_to_get_it(tmp_path, monkeypatch):
