@@ -267,6 +267,7 @@ def test_specs_of_one_shape_differ_in_seed_and_options_only():
     others = [
         {"learner": "sgd"}, {"stream": "seq-blobs"}, {"batch": 7}, {"memory": 100}, {"precision": "bf16"},
         {"backbone": "mlp"}, {"epochs": 2}, {"heads": True}, {"future": True}, {"scenario": {"tasks": 2}},
+        {"measure": "math:sqrt"},
     ]  # fmt: skip
     for other in others:
         assert one.shape != RunSpec(**{"learner": "er", **other}).shape

@@ -22,7 +22,7 @@ from rich.text import Text
 from parabolic import InputError, RunSpec, Store
 from parabolic.experiments import Event, GridBar, execute, run_grid
 from parabolic.experiments import grid as grid_module
-from parabolic.experiments.crews import Processes
+from parabolic.experiments.crews import Here, Processes
 from parabolic.experiments.work import Job, work
 from parabolic.learners import find_learner
 
@@ -245,11 +245,30 @@ def test_when_the_time_is_up_nothing_more_is_begun_and_the_next_call_goes_on(tmp
     assert results(tmp_path) == undisturbed
 
 
+def test_runs_that_were_to_be_trained_side_by_side_are_put_off_one_by_one(tmp_path, monkeypatch):
+    crew = Here("cpu")
+    monkeypatch.setattr(crew, "gpu", True)
+    monkeypatch.setattr("parabolic.experiments.grid._crew", lambda *given: crew)
+    assert run_grid(SPECS, Store(tmp_path), fleet=5, minutes=1e-9).put_off == len(SPECS)
+
+
 def test_the_command_says_what_it_has_put_off(tmp_path):
     out, err = (process := grid(tmp_path, "--workers", "0", "--minutes", "1e-9")).communicate(timeout=60)
     assert process.returncode == 0
     assert json.loads(out)["runs"] == []
     assert "The time is up. Runs not started: 12. The same command resumes from there." in err
+
+
+def test_a_grid_that_an_error_ended_has_let_go_of_its_runs(tmp_path):
+    store = Store(tmp_path)
+
+    def watch(event):
+        raise ValueError("of the one who watches")
+
+    with pytest.raises(ValueError, match="of the one who watches") as told:
+        run_grid(SPECS[:1], store, workers=0, device="cpu", watch=watch)
+    assert not store.in_progress(SPECS[0].key)
+    assert told.tb is not None  # which holds on to the lock: nobody waits for the error to be forgotten
 
 
 def test_again_trains_what_is_there(tmp_path):
