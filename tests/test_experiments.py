@@ -71,8 +71,16 @@ def test_the_key_depends_on_what_is_run_and_not_on_how_it_is_said():
         RunSpec(backbone="mlp"),
         RunSpec(options={"lr": 0.05}),
         RunSpec(options={"average": 0.99}),
+        RunSpec(stream="seq-blobs"),
+        RunSpec(precision="bf16"),
+        RunSpec(channels_last=True),
+        RunSpec(heads=True),
+        RunSpec(future=True),
+        RunSpec(scenario={"tasks": 2}),
     ]
     assert len({spec.key for spec in different}) == len(different)
+    of_images = {"backbone": "resnet18", "precision": "bf16", "channels_last": True}  # as the stream says
+    assert RunSpec(stream="seq-cifar10", **of_images).key == RunSpec(stream="seq-cifar10").key
     # A learner without memory is the same run whatever the size of the memory.
     assert RunSpec(learner="sgd", memory=50).key == RunSpec(learner="sgd", memory=1000).key
 
@@ -249,11 +257,13 @@ def test_a_damaged_record_does_not_count_as_finished(tmp_path, damage):
         ({"stream": "seq-digit"}, "stream: got"),
         ({"memory": -3}, "memory: got -3, expected a whole number of at least 1"),
         ({"memory": 20}, "memory: got 20, expected a whole number of at least 32"),
+        ({"memory": 50, "options": {"replay": 64}}, "memory: got 50, expected a whole number of at least 64"),
         ({"seed": -1}, "seed: got -1"),
         ({"batch": 0}, "batch: got 0"),
         ({"epochs": 1.5}, "epochs: got 1.5"),
         ({"options": {"lrr": 1}}, "option of pcl: got 'lrr', .* did you mean 'lr'"),
         ({"options": {"lr": -1}}, "lr: got -1"),
+        ({"options": {"lr": [0.1]}}, r"lr: got \[0.1\], expected a number"),
         ({"options": ["lr"]}, r"options: got \['lr'\], expected a dict of values by name"),
         ({"options": {"optimizer": "SDG"}}, "optimizer: got 'SDG', .* did you mean 'SGD'"),
         ({"options": {"optimizer": "SGD(0.9)"}}, "optimizer: got .*, expected .*, with arguments by name"),

@@ -492,6 +492,36 @@ def test_what_a_file_imports_of_ones_own_is_part_of_its_code(layout, tmp_path, m
     assert len({code(), *map(code, counted)}) == 1 + len(counted)
 
 
+def test_all_that_a_spec_names_is_part_of_its_code(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    texts = {
+        "learner.py": FACTOR.format(1),
+        "stream.py": "from parabolic import make_stream\nstream = lambda seed: make_stream('seq-blobs', seed)\n",
+        "network.py": "from parabolic import MLP\ndef network(shape, classes):\n    return MLP(shape, classes)\n",
+        "rule.py": "from torch.optim import SGD\nclass Rule(SGD):\n    pass\n",
+        "one.py": "def one(state):\n    return 1\n",
+        "two.py": "def two(state):\n    return 2\n",
+    }
+    named = {"stream": "stream.py:stream", "backbone": "network.py:network", "measure": "one.py:one, two.py:two"}
+
+    def code(edited=""):
+        for name, text in texts.items():
+            Path(name).write_text(text + "# edited" * (name == edited))
+        return own_code_of(RunSpec("learner.py:Mine", **named, options={"optimizer": "rule.py:Rule"}))
+
+    assert len({code(), *map(code, texts)}) == 1 + len(texts)
+    assert own_code_of(RunSpec("er", stream="hf:user/set")) == ""  # the name of data, not of a module
+
+
+def test_a_learner_derived_from_one_in_another_folder_counts_with_it(tmp_path, monkeypatch):
+    base, mine = FACTOR.format(1), "from base_elsewhere import Mine as Base\n\n\nclass Mine(Base):\n    pass\n"
+    for folder, name, text in (("a", "base_elsewhere.py", base), ("b", "mine.py", mine)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path / "a")
+    assert own_code_of(RunSpec(f"{tmp_path}/b/mine.py:Mine")) == sha256((base + mine).encode()).hexdigest()
+
+
 def test_a_file_that_imports_nothing_of_its_own_has_the_code_that_it_had(tmp_path):
     """Finished runs of it must still be found: a hash of the file alone."""
     (tmp_path / "mine.py").write_text(NEW)

@@ -264,7 +264,12 @@ def test_specs_that_diverge_come_back_with_a_record_that_says_so():
 def test_specs_of_one_shape_differ_in_seed_and_options_only():
     one = RunSpec(learner="er", options={"lr": 0.1})
     assert one.shape == RunSpec(learner="er", seed=3, options={"lr": 0.2}).shape
-    for other in ({"learner": "sgd"}, {"stream": "seq-blobs"}, {"batch": 7}, {"memory": 100}, {"precision": "bf16"}):
+    others = [
+        {"learner": "sgd"}, {"stream": "seq-blobs"}, {"batch": 7}, {"memory": 100}, {"precision": "bf16"},
+        {"backbone": "mlp"}, {"epochs": 2}, {"heads": True}, {"future": True}, {"scenario": {"tasks": 2}},
+        {"measure": "math:sqrt"},
+    ]  # fmt: skip
+    for other in others:
         assert one.shape != RunSpec(**{"learner": "er", **other}).shape
 
 

@@ -87,6 +87,9 @@ def test_stores_and_records_keep_it_and_refuse_what_does_not_fit(tmp_path):
     path.write_text(json.dumps(told | {"future_accuracy": told["future_accuracy"][:-1]}))
     assert store.find(spec) is None
     assert store.unreadable()[path] == "it does not have an accuracy for each task to come"
+    told["future_accuracy"][0][0] = -1.0
+    path.write_text(json.dumps(told))
+    assert store.unreadable()[path] == "its accuracies are not percentages"
 
 
 def test_a_run_that_diverges_has_none_and_is_kept(tmp_path):

@@ -22,7 +22,7 @@ from rich.text import Text
 from parabolic import InputError, RunSpec, Store
 from parabolic.experiments import Event, GridBar, execute, run_grid
 from parabolic.experiments import grid as grid_module
-from parabolic.experiments.crews import Processes
+from parabolic.experiments.crews import Here, Processes
 from parabolic.experiments.work import Job, work
 from parabolic.learners import find_learner
 
@@ -204,6 +204,26 @@ def test_a_run_that_another_grid_is_at_is_waited_for(tmp_path, undisturbed):
     assert list(outcome.records) == [theirs.key, mine.key]
 
 
+def test_a_run_that_another_grid_has_just_finished_is_let_go_at_once(tmp_path):
+    theirs, mine = SPECS[:2]
+    other, claimed = execute(theirs, device="cpu"), []
+
+    class Late(Store):
+        def claim(self, key):
+            if key == theirs.key:
+                self.save(other)
+            return super().claim(key)
+
+    def watch(event):
+        if event.what == "started":
+            claimed.append((store.in_progress(theirs.key), store.in_progress(mine.key)))
+
+    store = Late(tmp_path)
+    outcome = run_grid([theirs, mine], store, workers=0, device="cpu", watch=watch)
+    assert (outcome.trained, outcome.reused) == (1, 1)
+    assert claimed == [(False, True)]
+
+
 def test_a_run_that_another_grid_gave_up_is_taken_over(tmp_path):
     store, (mine, theirs) = Store(tmp_path), SPECS[:2]
     claim = store.claim(theirs.key)
@@ -225,11 +245,30 @@ def test_when_the_time_is_up_nothing_more_is_begun_and_the_next_call_goes_on(tmp
     assert results(tmp_path) == undisturbed
 
 
+def test_runs_that_were_to_be_trained_side_by_side_are_put_off_one_by_one(tmp_path, monkeypatch):
+    crew = Here("cpu")
+    monkeypatch.setattr(crew, "gpu", True)
+    monkeypatch.setattr("parabolic.experiments.grid._crew", lambda *given: crew)
+    assert run_grid(SPECS, Store(tmp_path), fleet=5, minutes=1e-9).put_off == len(SPECS)
+
+
 def test_the_command_says_what_it_has_put_off(tmp_path):
     out, err = (process := grid(tmp_path, "--workers", "0", "--minutes", "1e-9")).communicate(timeout=60)
     assert process.returncode == 0
     assert json.loads(out)["runs"] == []
     assert "The time is up. Runs not started: 12. The same command resumes from there." in err
+
+
+def test_a_grid_that_an_error_ended_has_let_go_of_its_runs(tmp_path):
+    store = Store(tmp_path)
+
+    def watch(event):
+        raise ValueError("of the one who watches")
+
+    with pytest.raises(ValueError, match="of the one who watches") as told:
+        run_grid(SPECS[:1], store, workers=0, device="cpu", watch=watch)
+    assert not store.in_progress(SPECS[0].key)
+    assert told.tb is not None  # which holds on to the lock: nobody waits for the error to be forgotten
 
 
 def test_again_trains_what_is_there(tmp_path):
@@ -346,6 +385,14 @@ def test_a_run_whose_machine_failed_is_tried_again(monkeypatch, error):
     monkeypatch.setattr("parabolic.learners.er.ER.loss", lambda *_: torch.zeros(()) / 0)
     (news,) = work(Job((RunSpec("er"),)), "cpu")
     assert not news.retry
+
+
+def test_workers_are_spread_over_the_gpus_or_stay_on_the_one_that_is_named(monkeypatch):
+    monkeypatch.setattr(grid_module, "find_device", torch.device)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert grid_module.worker_devices("cuda") == ["cuda:0", "cuda:1"]
+    assert grid_module.worker_devices("cuda", 3) == ["cuda:0", "cuda:1", "cuda:0"]
+    assert grid_module.worker_devices("cuda:1", 2) == ["cuda:1", "cuda:1"]
 
 
 def test_without_ray_the_error_says_how_to_get_it(tmp_path, monkeypatch):

@@ -118,6 +118,17 @@ def test_a_spec_from_a_record_has_the_objects_that_are_defaults():
     assert build(RunSpec(**told), device="cpu")[0].hook is len
 
 
+def test_another_optimiser_than_the_default_of_a_class_makes_another_run():
+    own, other = RunSpec("mine.py:Mine"), RunSpec("mine.py:Mine", options={"optimizer": "Adam"})
+    assert other.options == {"optimizer": "Adam"}
+    assert other.key != own.key == RunSpec("mine.py:Mine", options={"optimizer": "mine.py:Lion"}).key
+
+
+def test_an_object_that_is_a_default_is_named_as_the_file_that_a_spec_names_has_it():
+    Path("other.py").write_text("from lion import Lion as Tiger\nfrom mine import Mine\n")
+    assert RunSpec("other.py:Mine").resolved()["options"]["optimizer"] == "other.py:Tiger"
+
+
 def test_a_default_without_a_name_is_refused_when_the_spec_is_made():
     told = r"^Unnamed.optimizer: got .*, expected a default that can be saved as text; assign it to a name at the top"
     with pytest.raises(InputError, match=told):

@@ -1,6 +1,7 @@
 """From a figure to the code that made it, and a word where that code is no longer what is here."""
 
 import json
+import os
 import shutil
 import subprocess
 from dataclasses import replace
@@ -46,6 +47,18 @@ def test_tuning_tells_of_runs_of_other_code_of_this_package(parabolic, pulled):
     pulled()
     told = "2 runs were trained by other code of this package: another folder (--runs) trains them anew\n"
     assert parabolic(*asked)[::2] == (0, told)
+
+
+def test_code_that_only_tells_of_runs_is_no_part_of_the_code_that_trains_them(tmp_path):
+    (tmp_path / "learners").mkdir()
+    (tmp_path / "report").mkdir()
+    found = []
+    for name in ("learners/er.py", "report/page.py", "report.py"):
+        (tmp_path / name).write_text(name)
+        found.append(package_code.__wrapped__(tmp_path))
+    assert found[0] == found[1] != found[2]
+    (tmp_path / "learners" / "er.py").write_text("edited")
+    assert package_code.__wrapped__(tmp_path) not in found
 
 
 def test_what_has_no_note_of_its_code_is_not_told(parabolic, pulled, tmp_path):
@@ -104,12 +117,15 @@ def test_a_run_notes_the_commit_that_it_was_made_at(tmp_path, monkeypatch):
     Path("mine.py").write_text("")
     git("add", "mine.py")
     git("commit", "-m", "one")
-    git("tag", "a-tag")
+    git("tag", "-m", "one", "a-tag")
     Path("not yet added").touch()
     head = git("rev-parse", "HEAD")
+    os.utime("mine.py", (0, 0))  # git would note its new time
+    index = Path(".git/index").read_bytes()
     assert here() == head
     Path("mine.py").write_text("# edited")
     assert here() == f"{head}-dirty"
+    assert Path(".git/index").read_bytes() == index
     commit_here.cache_clear()
     record, _ = run(RunSpec("sgd", stream="seq-blobs", backbone="mlp"), Store("runs"), device="cpu")
     commit_here.cache_clear()

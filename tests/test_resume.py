@@ -324,6 +324,12 @@ def test_a_run_that_is_asked_for_again_begins_anew(tmp_path):
     assert outcome.records[spec.key].environment["resumed"] == 0
 
 
+def test_a_run_that_is_asked_for_again_and_retried_goes_on_where_it_failed(tmp_path):
+    spec = fragile(tmp_path, "crowded_once")
+    outcome = run_grid([spec], Store(tmp_path / "runs"), workers=0, device="cpu", again=True, checkpoint=ALWAYS)
+    assert outcome.records[spec.key].environment["resumed"] == 1
+
+
 def test_a_run_that_another_process_trains_keeps_its_checkpoint_when_it_is_asked_for_again(tmp_path):
     spec, store = spec_of("er"), Store(tmp_path)
     stop_at(Stop(12), spec, store)

@@ -303,12 +303,12 @@ def test_a_grid_that_is_stopped_twice_lets_go_of_its_runs(tmp_path, monkeypatch)
     """In a notebook the process goes on, and the traceback is kept."""
     specs = [RunSpec("sgd", stream="seq-blobs", backbone="mlp", seed=seed) for seed in range(2)]
 
-    def close(self):
+    def stop(_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("parabolic.experiments.crews.Here.close", close)
-        with pytest.raises(KeyboardInterrupt) as kept:
-            run_grid(specs, Store(tmp_path), workers=0, device="cpu", again=True)
+        patched.setattr("parabolic.experiments.crews.Here.close", stop)
+        with pytest.raises(KeyboardInterrupt) as kept:  # once a run is begun, and once more at the end
+            run_grid(specs, Store(tmp_path), workers=0, device="cpu", watch=stop)
     assert all((claim := Store(tmp_path).claim(spec.key)) is not None and not claim.release() for spec in specs)
     del kept

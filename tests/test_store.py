@@ -3,6 +3,7 @@
 import csv
 import importlib.util
 import json
+import math
 import os
 import resource
 import shutil
@@ -188,6 +189,28 @@ def test_what_cannot_be_read_is_named_with_the_reason(store, record, damage):
         (lambda told: told.update(measured={"x": []}), "its measures are not a number for each task"),
         (lambda told: told.update(measured={"x": {}}), "its measures are not a number for each task"),
         (lambda told: told.update(measured={"x": [1.0]}), "its measures are not a number for each task"),
+        (lambda told: told["spec"].pop("backbone"), "its spec lacks a backbone or epochs"),
+        (lambda told: told["spec"].update(epochs=0), "its spec lacks a backbone or epochs"),
+        (lambda told: told["spec"].update(epochs=1.5), "its spec lacks a backbone or epochs"),
+        (lambda told: told["spec"].update(options=[]), "its parts are missing or of the wrong type"),
+        (lambda told: told["spec"].update(scenario=[]), "its parts are missing or of the wrong type"),
+        (lambda told: told.update(environment=[]), "its parts are missing or of the wrong type"),
+        (lambda told: told["accuracy"].insert(0, []), "its parts are missing or of the wrong type"),
+        (lambda told: told["accuracy"][-1].append(50.0), "it does not have an accuracy for each task seen"),
+        (lambda told: told["metrics"].pop("acc"), "its figures are missing or not finite numbers"),
+        (lambda told: told["metrics"].pop("aaa"), "its figures are missing or not finite numbers"),
+        (lambda told: told["metrics"].pop("forgetting"), "its figures are missing or not finite numbers"),
+        (lambda told: told["metrics"].update(of_old="many"), "its figures are missing or not finite numbers"),
+        (lambda told: told["metrics"].update(of_old=math.nan), "its figures are missing or not finite numbers"),
+        (lambda told: told["accuracy"][0].__setitem__(0, math.nan), "its figures are missing or not finite numbers"),
+        (lambda told: told["train_seconds"].append(math.inf), "its figures are missing or not finite numbers"),
+        (lambda told: told["test_seconds"].append(math.inf), "its figures are missing or not finite numbers"),
+        (
+            lambda told: told.update(measured={"x": [math.nan for _ in told["test_seconds"]]}),
+            "its figures are missing or not finite numbers",
+        ),
+        (lambda told: told["accuracy"][0].__setitem__(0, -1.0), "its accuracies are not percentages"),
+        (lambda told: told["task_accuracy"][0].__setitem__(0, -1.0), "its accuracies are not percentages"),
     ],
 )
 def test_a_record_that_contradicts_itself_is_none(store, record, change, reason):
@@ -258,6 +281,9 @@ def test_a_record_from_before_a_metric_was_added_counts(store, record):
     del told["task_accuracy"]
     path.write_text(json.dumps(told))
     assert store.find(SPEC).task_matrix is None
+    del told["spec"]["options"], told["spec"]["scenario"]  # as before there were any
+    path.write_text(json.dumps(told))
+    assert store.find(SPEC) is not None
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

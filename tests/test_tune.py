@@ -117,6 +117,7 @@ def test_other_test_data_change_nothing(tmp_path):
         (("--space", "replay=8:500"), "memory: got 200, expected a whole number of at least 500"),
         (("--space", "optimizer=SGD:Adam"), "space optimizer: got 'SGD:Adam'"),
         (("--space", "memory=50:500"), "^error: space: got 'memory'"),
+        (("--space", "seed=0,1"), "^error: space: got 'seed'"),
         (("--space", "lr=0.1:1", "--set", "lr=0.1"), "--space: got 'lr', expected an option that --set leaves open"),
         (("--preset", "pcl-plus"), "--learner: got 'er', expected pcl, as in preset 'pcl-plus'"),
         (("--set", "lr=0.1"), "space: got nothing to tune, expected an option"),
@@ -158,6 +159,20 @@ def test_a_value_of_the_run_in_the_space_is_where_the_search_starts():
     assert Search(spec, {"lr": "0.1:0.3"}).outside == {"lr": 0.07}
     elsewhere = Search(RunSpec(learner="der", batch=16, options={"lr": 0.08, "alpha": 0.5}), dict(search.space))
     assert elsewhere.definition() != search.definition()  # it would not continue the same study
+
+
+def test_a_default_that_is_no_number_lies_in_no_range():
+    assert Search(RunSpec("er"), {"average": "0.5:0.9"}).outside == {"average": None}
+
+
+def test_rounding_leaves_no_range():
+    tried = Search(RunSpec("er"), {"lr": "0.12344:0.12346"}).ranges["lr"]
+    assert [tried.nearest(value) for value in tried.ends] == [0.12344, 0.12346]
+
+
+def test_searches_of_ranges_that_hardly_differ_are_two():
+    one, other = (Search(RunSpec("er"), {"lr": f"{low}:1:log"}).definition() for low in ("0.0123456", "0.0123457"))
+    assert one["space"] != other["space"]
 
 
 def test_a_preset_can_be_tuned_further(parabolic, tmp_path):

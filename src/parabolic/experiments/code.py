@@ -44,15 +44,19 @@ def package_code(root: Path = OURS) -> str:
 @cache
 def commit_here() -> str:
     """The git commit of the current folder, with `-dirty` if a tracked file differs from it; empty if there is none."""
-    told = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+    asked = ["git", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
     try:
         done = subprocess.run(
-            told, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, timeout=PATIENCE,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},  # nothing is written
+            asked, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=PATIENCE,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},  # nothing is written, as `git describe --dirty` would
         )  # fmt: skip
-    except (OSError, ValueError, subprocess.SubprocessError):  # no git, no repository or no commit
+    except (OSError, subprocess.SubprocessError):  # no git or no repository
         return ""
-    return done.stdout.strip()
+    first, *others = done.stdout.splitlines()  # of bytes: names of files may have any
+    commit = first.removeprefix(b"# branch.oid ").decode()
+    if commit == "(initial)":  # there is none yet
+        return ""
+    return f"{commit}-dirty" if any(not line.startswith(b"#") for line in others) else commit
 
 
 def own_code_of(spec: RunSpec) -> str:
