@@ -167,6 +167,23 @@ def test_a_loss_that_is_not_one_number_is_refused(wrong):
     assert not learner.stepping
 
 
+@pytest.mark.parametrize("name", [name for name in ALL if name != "ewc"])  # whose penalty has one
+def test_a_network_without_a_gradient_is_refused(name):
+    class Detached(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).detach()
+
+    def learn():
+        learner.start_task(some)
+        for x, y in some:
+            learner.observe(x, y, task=0)
+        learner.end_task(some)  # joint training takes its steps here
+
+    learner, some = known_learners()[name](Detached(3, 4)), batches(2)
+    with pytest.raises(InputError, match=f"^loss of {name}: got a number without a gradient, .* also in the model"):
+        learn()
+
+
 def test_a_loss_without_a_gradient_is_refused_by_the_name_of_its_method():
     class Mine(SGD):
         name = "mine"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["as_tensor", "check_batch", "check_growth", "check_kind", "check_model", "refusal", "try_scores"]
 
 NEEDS_TWO = "more than 1 value per channel"  # from torch's error for batch norm on one example
+NO_SLOPE = "does not require grad and does not have a grad_fn"  # and from that for a loss of no weight
 
 
 def check_model(model: nn.Module) -> list[nn.Parameter]:
@@ -140,7 +141,11 @@ def try_scores(learner: Learner, x: Tensor) -> Tensor:
 
 
 def refusal(learner: Learner, x: Tensor, error: Exception) -> InputError | None:
-    """The error to raise for a batch on which a step failed; None if the batch is not to blame."""
+    """The error to raise for a batch on which a step failed; None if torch's own says enough."""
+    if NO_SLOPE in str(error):
+        got, expected = Description("a number without a gradient"), "one computed from the weights that are trained"
+        remedy = "leave out .detach() and torch.no_grad(), also in the model"
+        return invalid(f"loss of {learner.own_name()}", got, expected, remedy)
     if isinstance(error, IndexError) and has_embedding(learner.model):  # for an id that it does not have
         return invalid("x", x, "examples that the model accepts", f"the model says: {error}")
     if NEEDS_TWO not in str(error):

@@ -255,7 +255,7 @@ class Learner:
                 self.descend(loss)
             self.remember(raw, batch)
             self.steps += 1
-        except (ValueError, IndexError) as error:
+        except (ValueError, IndexError, RuntimeError) as error:
             if (refused := refusal(self, x, error)) is None:
                 raise
             raise refused from error
@@ -291,9 +291,6 @@ class Learner:
 
     def descend(self, loss: Tensor) -> None:
         """One optimiser step down the gradient of the loss."""
-        if not loss.requires_grad:
-            got, expected = Description("a number without a gradient"), "one computed from the weights that are trained"
-            raise invalid(f"loss of {self.own_name()}", got, expected, "leave out .detach() and torch.no_grad()")
         self.optim.zero_grad()
         loss.backward()
         self.apply_gradients()
