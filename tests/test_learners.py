@@ -184,6 +184,18 @@ def test_a_network_without_a_gradient_is_refused(name):
         learn()
 
 
+def test_a_gradient_that_a_users_own_method_asks_for_in_vain_is_told_with_its_place_there():
+    class Mine(SGD):
+        def loss(self, batch, recalled):
+            scores = self.model(batch["x"])
+            torch.autograd.grad(scores.detach().sum(), self.model.weight)
+            return self.error(scores, batch["y"])
+
+    with pytest.raises(RuntimeError, match="does not require grad") as failed:  # its loss has one
+        Mine(nn.Linear(3, 4)).observe(*batches(1)[0])
+    assert any("torch.autograd.grad(scores" in str(each.statement) for each in failed.traceback)
+
+
 def test_a_loss_without_a_gradient_is_refused_by_the_name_of_its_method():
     class Mine(SGD):
         name = "mine"

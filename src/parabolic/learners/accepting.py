@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -141,8 +142,8 @@ def try_scores(learner: Learner, x: Tensor) -> Tensor:
 
 
 def refusal(learner: Learner, x: Tensor, error: Exception) -> InputError | None:
-    """The error to raise for a batch on which a step failed; None if torch's own says enough."""
-    if NO_SLOPE in str(error):
+    """The error to raise for a batch on which a step failed; None if the error itself says enough."""
+    if NO_SLOPE in str(error) and _caller_of_torch(error).startswith("parabolic."):
         got, expected = Description("a number without a gradient"), "one computed from the weights that are trained"
         remedy = "leave out .detach() and torch.no_grad(), also in the model"
         return invalid(f"loss of {learner.own_name()}", got, expected, remedy)
@@ -155,6 +156,12 @@ def refusal(learner: Learner, x: Tensor, error: Exception) -> InputError | None:
         return invalid("x", x, needed, "hold it back until a second one arrives")
     got = Description("one example, recalled or split off, that passes through the model alone")
     return invalid(f"step of {learner.own_name()}", got, needed, "raise replay, memory or chunk")
+
+
+def _caller_of_torch(error: Exception) -> str:
+    """The module in which an error arose or, if torch raised it, that called torch."""
+    names = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return next((name for name in reversed(names) if name.partition(".")[0] != "torch"), "")
 
 
 def as_tensor(name: str, value: Any, device: torch.device) -> Tensor:
