@@ -17,7 +17,8 @@ from torch import Tensor
 
 __all__ = [
     "DEVICE_ERRORS", "FILL_IN", "CallError", "InputError", "all_finite", "check_call", "check_finite", "check_gaps",
-    "check_module", "check_name", "check_number", "first_line", "invalid", "plain", "short_of_memory", "signed",
+    "check_module", "check_name", "check_number", "digits", "first_line", "invalid", "plain", "short_of_memory",
+    "signed",
 ]  # fmt: skip
 
 DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)  # the machine is to blame, not what it was given
@@ -143,11 +144,17 @@ def check_number(
     )
     if not fits:
         limits = (("above", above), ("of at least", at_least), ("below", below), ("of at most", at_most))
-        given = [
-            (word, limit if isinstance(limit, int) else f"{limit:g}") for word, limit in limits if limit is not None
-        ]
-        told = " and ".join(f"{word} {limit}" for word, limit in given)
+        told = " and ".join(f"{word} {digits(limit)}" for word, limit in limits if limit is not None)
         raise invalid(name, value, f"{'a whole number' if whole else 'a number'} {told}".strip(), remedy)
+
+
+def digits(limit: float) -> str:
+    """A limit as texts have it: an integer with all its digits, another number with the first few.
+
+    >>> digits(2**31), digits(1.0), digits(1 / 3)
+    ('2147483648', '1', '0.333333')
+    """
+    return str(limit) if isinstance(limit, int) else f"{limit:g}"
 
 
 def plain(value: Any) -> Any:

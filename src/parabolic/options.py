@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from parabolic.checks import check_name, check_number, invalid, plain
+from parabolic.checks import check_name, check_number, digits, invalid, plain
 
 __all__ = [
     "Option", "check_options", "documented", "dotted", "no_option", "option", "options_of", "parse_option",
@@ -73,7 +73,9 @@ class Option:
             said = "true, false"
         elif int in kinds or float in kinds:
             noun = "a number" if float in kinds else "a whole number"
-            bounds = [f"{sign} {self.limits[key]:g}" for key, sign in SIGNS.items() if self.limits.get(key) is not None]
+            bounds = [
+                f"{sign} {digits(self.limits[key])}" for key, sign in SIGNS.items() if self.limits.get(key) is not None
+            ]
             said = f"{noun} {', '.join(bounds)}".strip()
         else:
             said = "text"

@@ -131,11 +131,12 @@ def load_preset(name: str | Path) -> Preset:
     >>> load_preset("er-seq-digits").learner
     'er'
     """
-    text, known = str(name), known_presets()
+    text = str(name)
     if text.endswith(".toml"):
         if not Path(name).exists():
             raise invalid("preset", text, "an existing file", "`parabolic presets` lists presets by name")
         return _read(Path(name))
+    known = known_presets()
     check_name("preset", text, known, "`parabolic presets` lists them; for a file of your own, give FILE.toml")
     return _read(known[text])
 

@@ -34,15 +34,19 @@ def wrap_methods(cls: type) -> None:
     wraps |= {"scores_at": _as_predicted, "__post_init__": _complete}
     for name, wrap in wraps.items():
         if name in vars(cls):
-            setattr(cls, name, wrap(vars(cls)[name]))
+            _wrap(cls, name, wrap)
+
+
+def _wrap(cls: type, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    setattr(cls, name, wrap(vars(cls)[name]))
 
 
 def make_dataclass(cls: type) -> None:
     """Make a class a dataclass; an `__init__` that this generates explains which arguments there are."""
-    generated = {"__init__"} - vars(cls).keys()
+    own = "__init__" in vars(cls)
     dataclasses.dataclass(eq=False, kw_only=True, repr=False)(cls)
-    for name in generated:
-        setattr(cls, name, _explaining(vars(cls)[name]))
+    if not own:
+        _wrap(cls, "__init__", _explaining)
 
 
 def boundary_of(cls: type[Learner]) -> str:
@@ -103,11 +107,11 @@ def _explaining(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def explaining(self: Learner, *args: Any, **options: Any) -> None:
-        fields, kind = [each for each in dataclasses.fields(self) if each.init], type(self).__name__
+        kind, fields = type(self).__name__, {each.name: each for each in dataclasses.fields(self) if each.init}
         for name in options:
-            known, remedy = {each.name for each in fields}, f"help({kind}) explains them"
-            check_name(f"option of {kind}", name, known, remedy, kind=CallError)
-        if len(args) > len(unnamed := [each.name for each in fields if not each.kw_only]):
+            check_name(f"option of {kind}", name, fields, f"help({kind}) explains them", kind=CallError)
+        unnamed = [name for name, each in fields.items() if not each.kw_only]
+        if len(args) > len(unnamed):
             got, remedy = Description(f"{len(args)} arguments without a name"), "name the others, as in lr=0.1"
             raise invalid(kind, got, f"{len(unnamed)}: {', '.join(unnamed)}", remedy, kind=CallError)
         init(self, *args, **options)
