@@ -32,6 +32,7 @@ __all__ = [
 ]  # fmt: skip
 
 CHUNK = 1000  # images decoded and written at a time
+THREADS = 4  # that decode them; small images are mostly Python's work, which more threads would only interrupt
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 
 
@@ -377,10 +378,15 @@ def _decode(items: Sequence[Any], read: Callable[[Any], bytes], mode: str, where
             pixels = np.asarray(image.convert(mode))
         return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
-    with ThreadPoolExecutor() as pool:
+    def decode_all(share: Sequence[Any]) -> list[NDArray[np.uint8]]:
+        return [decode(item) for item in share]
+
+    with ThreadPoolExecutor(THREADS) as pool:
         for start in range(0, len(items), CHUNK):
             chunk = items[start : start + CHUNK]
-            decoded = list(pool.map(decode, chunk))
+            each = math.ceil(len(chunk) / THREADS)
+            shares = [chunk[first : first + each] for first in range(0, len(chunk), each)]
+            decoded = [pixels for share in pool.map(decode_all, shares) for pixels in share]
             size = size or decoded[0].shape
             for item, pixels in zip(chunk, decoded, strict=True):
                 if pixels.shape != size:
