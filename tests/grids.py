@@ -35,6 +35,9 @@ class Fragile(SGD):
     def killed(self):
         os.kill(os.getpid(), signal.SIGKILL)
 
+    def leaves(self):
+        os._exit(0)
+
     def killed_once(self):
         if first_time("killed"):
             self.killed()
