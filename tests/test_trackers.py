@@ -147,10 +147,10 @@ def test_what_a_training_tells_can_be_read_back(tmp_path, kind):
     class Listener(Tracker):
         def on_step(self, state):
             super().on_step(state)
-            if state.step % 20 == 0 or state.step == state.total_steps:
+            if state.step % 25 == 0 or state.step == state.total_steps:
                 losses.append((state.step, state.loss.item()))
 
-    with Listener(kind, tmp_path) as tracker:
+    with Listener(kind, tmp_path, every=25) as tracker:
         state = train(learner, stream, batch=10, callbacks=[tracker])
     [(name, (figures, settings))] = READ[kind](tmp_path).items()
     assert name == "er-seq-blobs-memory40-seed3"
