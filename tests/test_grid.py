@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import pickle
 import random
 import re
 import signal
@@ -203,6 +204,19 @@ def test_a_job_whose_worker_has_ended_is_over_and_a_new_worker_takes_the_next(tm
     finally:
         crew.close()
     assert {*children(os.getpid())} == {*others}
+
+
+def test_a_worker_ends_with_its_grid_in_the_middle_of_a_run(tmp_path):
+    command = [sys.executable, "-c", "from parabolic.experiments.work import serve; serve()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        try:
+            pickle.dump((Job((fragile(tmp_path, "waits"),)), "cpu"), worker.stdin)
+            worker.stdin.flush()
+            assert until((tmp_path / "waiting").exists)
+            worker.stdin.close()  # as when the grid's process was killed
+            assert worker.wait(60) == 0
+        finally:
+            worker.kill()
 
 
 def test_fleets_are_of_one_shape_and_what_a_dead_one_leaves_is_tried_run_by_run(tmp_path, monkeypatch):
