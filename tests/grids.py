@@ -13,6 +13,7 @@ SPECS = [RunSpec(learner, seed=seed, backbone="mlp") for seed in range(6) for le
 FRAGILE = '''
 import os
 import signal
+import time
 from pathlib import Path
 
 from parabolic.learners.sgd import SGD
@@ -34,6 +35,13 @@ class Fragile(SGD):
 
     def killed(self):
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def leaves(self):
+        os._exit(0)
+
+    def waits(self):
+        Path(__file__).with_name("waiting").touch()
+        time.sleep(600)
 
     def killed_once(self):
         if first_time("killed"):

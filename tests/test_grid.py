@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import pickle
 import random
 import re
 import signal
@@ -20,10 +21,10 @@ from rich.console import Console
 from rich.text import Text
 
 from parabolic import InputError, RunSpec, Store
-from parabolic.experiments import Event, GridBar, execute, run_grid
+from parabolic.experiments import Event, GridBar, execute, execute_fleet, run_grid
 from parabolic.experiments import grid as grid_module
 from parabolic.experiments.crews import Here, Processes
-from parabolic.experiments.work import Job, work
+from parabolic.experiments.work import Job, Over, work
 from parabolic.learners import find_learner
 
 COMPARE = ["compare", "--learners", "sgd,er", "--seeds", "6", "--set", "backbone=mlp", "--device", "cpu", "--json"]
@@ -174,6 +175,48 @@ def test_a_worker_that_dies_or_has_failed_is_replaced(tmp_path, undisturbed):
     assert [event.spec for event in heard if event.what == "retried"] == [specs[2]]
     like_sgd = json.loads(undisturbed[SPECS[0].key])["accuracy"]
     assert [outcome.records[spec.key].accuracy for spec in (specs[1], specs[3])] == [like_sgd, like_sgd]
+
+
+def test_a_job_whose_worker_has_ended_is_over_and_a_new_worker_takes_the_next(tmp_path):
+    crew, others = Processes(["cpu"]), children(os.getpid())
+
+    def end_of(trouble):
+        crew.start(Job((fragile(tmp_path, trouble),)))
+        while not isinstance(told := next((each for _, each in crew.wait(None)), None), Over):
+            pass
+        return told.died
+
+    def kill_the_idle():
+        (idle,) = {*children(os.getpid())} - {*others}
+        kill(idle)
+        assert until(lambda: not alive(idle))
+
+    try:
+        assert list(crew.wait(0.01)) == []  # nothing to tell
+        assert end_of("leaves") == "the worker process exited with code 0"
+        assert end_of("none") == ""
+        kill_the_idle()
+        assert end_of("none") == "the worker process was killed by SIGKILL, perhaps for lack of memory"
+        assert end_of("none") == ""
+        kill_the_idle()
+        assert list(crew.wait(60)) == []  # of no job
+        assert end_of("none") == ""
+    finally:
+        crew.close()
+    assert {*children(os.getpid())} == {*others}
+
+
+def test_a_worker_ends_with_its_grid_in_the_middle_of_a_run(tmp_path):
+    command = [sys.executable, "-c", "from parabolic.experiments.work import serve; serve()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        try:
+            pickle.dump((Job((fragile(tmp_path, "waits"),)), "cpu"), worker.stdin)
+            worker.stdin.flush()
+            assert until((tmp_path / "waiting").exists)
+            worker.stdin.close()  # as when the grid's process was killed
+            assert worker.wait(60) == 0
+        finally:
+            worker.kill()
 
 
 def test_fleets_are_of_one_shape_and_what_a_dead_one_leaves_is_tried_run_by_run(tmp_path, monkeypatch):
@@ -385,6 +428,18 @@ def test_a_run_whose_machine_failed_is_tried_again(monkeypatch, error):
     monkeypatch.setattr("parabolic.learners.er.ER.loss", lambda *_: torch.zeros(()) / 0)
     (news,) = work(Job((RunSpec("er"),)), "cpu")
     assert not news.retry
+
+
+def test_an_error_of_a_fleet_as_a_whole_is_that_of_every_run_it_leaves(monkeypatch):
+    def fail(specs, **named):
+        yield from execute_fleet(specs[:1], device="cpu")
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("parabolic.experiments.work.execute_fleet", fail)
+    first, *rest = work(Job(tuple(SPECS[:3]), command="mine"), "cpu")
+    assert (first.key, first.record.environment["command"]) == (SPECS[0].key, "mine")
+    assert [(news.key, news.retry) for news in rest] == [(spec.key, True) for spec in SPECS[1:3]]
+    assert all("no room" in news.reason for news in rest)
 
 
 def test_workers_are_spread_over_the_gpus_or_stay_on_the_one_that_is_named(monkeypatch):

@@ -234,6 +234,15 @@ def test_the_names_of_presets_are_whole_in_a_narrow_terminal(parabolic, monkeypa
     assert "…" not in told
 
 
+def test_the_list_says_what_a_preset_was_made_for(parabolic, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    for name, stream, memory in (("one", "seq-blobs", 40), ("two", "seq-blobs", None), ("three", None, None)):
+        save_preset(Preset(name, "er", stream=stream, memory=memory))
+    rows = [[cell.strip() for cell in line.split("│")] for line in parabolic("presets")[1].splitlines()]
+    made_for = {row[1]: row[3] for row in rows if len(row) > 3}
+    assert [made_for[name] for name in ("one", "two", "three")] == ["seq-blobs, memory 40", "seq-blobs", "anything"]
+
+
 @pytest.mark.parametrize("name", sorted(path.stem for path in OURS.glob("*.toml")))
 def test_every_preset_makes_a_learner_with_the_values_of_its_run(name):
     preset = load_preset(str(OURS / f"{name}.toml"))

@@ -147,15 +147,15 @@ def test_what_a_training_tells_can_be_read_back(tmp_path, kind):
     class Listener(Tracker):
         def on_step(self, state):
             super().on_step(state)
-            if state.step % 20 == 0:
+            if state.step % 25 == 0 or state.step == state.total_steps:
                 losses.append((state.step, state.loss.item()))
 
-    with Listener(kind, tmp_path) as tracker:
+    with Listener(kind, tmp_path, every=25) as tracker:
         state = train(learner, stream, batch=10, callbacks=[tracker])
     [(name, (figures, settings))] = READ[kind](tmp_path).items()
     assert name == "er-seq-blobs-memory40-seed3"
     assert EXPECTED | {"loss"} <= set(figures)
-    assert figures["loss"][: len(losses)] == [(step, pytest.approx(loss)) for step, loss in losses]
+    assert figures["loss"] == [(step, pytest.approx(loss)) for step, loss in losses]
     for task in range(3):
         expected = [(row + 1, pytest.approx(state.matrix[row, task])) for row in range(task, 3)]
         assert figures[f"accuracy/task_{task + 1}"] == expected
@@ -192,6 +192,20 @@ def test_a_finished_run_can_be_told_and_one_that_diverges_is_closed_as_failed(tm
             assert told[name][1].get("exit", 1) == 1
 
 
+@pytest.mark.parametrize(("learner", "times"), [("sgd", 3), ("joint", 1)])
+def test_every_task_has_its_time_and_measures_and_those_learned_at_once_share_them(tmp_path, learner, times):
+    needs("tensorboard")
+    (tmp_path / "mine.py").write_text("def steps(state):\n    return state.step\n")
+    record = execute(RunSpec(learner, stream="seq-blobs", measure=f"{tmp_path / 'mine.py'}:steps"))
+    with Tracker("tensorboard", tmp_path) as tracker:
+        track_record(tracker, record)
+    ((figures, _),) = read_tensorboard(tmp_path).values()
+    expected = {"seconds/training": record.train_seconds, "measured/steps": record.measured["steps"]}
+    for name, values in expected.items():
+        assert len(values) == times
+        assert figures[name] == [(task, pytest.approx(value)) for task, value in enumerate(values * (3 // times), 1)]
+
+
 def test_two_runs_of_one_name_are_kept_apart(tmp_path):
     needs("tensorboard")
     record = execute(RunSpec("sgd", stream="seq-blobs"))
@@ -209,6 +223,14 @@ def test_a_tracker_whose_runs_have_ended_leaves_no_thread_behind_and_may_be_used
         assert until(lambda: before >= {*threading.enumerate()})
     runs = read_tensorboard(tmp_path).values()
     assert [figures.keys() >= EXPECTED for figures, _ in runs] == [True, True]
+
+
+def test_a_run_that_fails_leaves_no_thread_behind_either(tmp_path):
+    needs("tensorboard")
+    tracker, before = Tracker("tensorboard", tmp_path), {*threading.enumerate()}
+    with pytest.raises(Diverged):
+        execute(RunSpec("sgd", stream="seq-blobs", options={"lr": 1e30}), callbacks=[tracker])
+    assert until(lambda: before >= {*threading.enumerate()})
 
 
 def test_a_run_that_nobody_ended_is_closed_with_the_tracker_which_then_writes_nothing_more_to_it(tmp_path):

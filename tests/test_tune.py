@@ -1,6 +1,7 @@
 """Tuning: never on test data, the same for the same seed, and none the worse for being killed."""
 
 import json
+import multiprocessing
 import os
 import platform
 import random
@@ -18,7 +19,7 @@ import pytest
 from grids import alive, kill, until
 
 from parabolic import InputError, RunSpec, Store, run
-from parabolic.experiments import Search, execute, execute_fleet, load_preset, tune, tuning
+from parabolic.experiments import Search, Trial, Tuned, execute, execute_fleet, load_preset, tune, tuning
 from parabolic.learners import known_learners
 
 optuna = pytest.importorskip("optuna", reason="needs the extra `tune`: pip install 'parabolic-cl[tune]'")
@@ -124,6 +125,7 @@ def test_other_test_data_change_nothing(tmp_path):
         (("--metric", "accuracy"), "metric: got 'accuracy', expected one of aaa, acc, task_aaa, task_acc"),
         (("--prune", "--parallel", "2"), "parallel: got 2, expected 1"),
         (("--name", "a/b"), "name: got 'a/b'"),
+        (("--device", "abacus"), "device: got 'abacus'"),
         (("--storage", "nonsense"), "storage: got 'nonsense', expected an Optuna storage"),
         (("--storage", "journal:no/such/folder"), "storage: got No such file or directory"),
         (("--storage", "sqlite:////no/such/folder/a.db"), "storage: got .* unable to open database file"),
@@ -332,6 +334,15 @@ def test_trials_may_be_judged_by_a_measure_of_ones_own(tmp_path, mine, metric, s
     assert ends == sorted(ends, reverse=sign < 0)
 
 
+@pytest.mark.parametrize(("metric", "score"), [("aaa", 0.12), ("far", 0.123457)])
+def test_scores_are_written_with_two_decimals_in_percent_and_with_six_digits_by_a_measure(mine, metric, score):
+    search = Search(RunSpec("er", stream="seq-blobs", measure="mine.py:far"), {"lr": "0.01,0.04"}, metric)
+    trials = [Trial({"lr": 0.01}, 0.123456789), Trial({"lr": 0.04}, None)]
+    study = Tuned("one", search, trials, 0, {}).preset().study
+    assert study["score"] == score
+    assert study["trials"] == [{"score": score, "lr": 0.01}, {"score": None, "lr": 0.04}]
+
+
 def test_a_trial_of_which_a_run_diverged_has_no_score_by_a_measure(tmp_path, mine):
     spec = RunSpec("er", stream="seq-blobs", measure="mine.py:far")
     study = Study(Search(spec, {"lr": "0.01,0.04"}, "far", seeds=2), "one", optuna.storages.InMemoryStorage(), tmp_path)
@@ -395,6 +406,16 @@ def test_an_own_value_that_no_trial_can_have_is_told(parabolic):
     assert "note" not in parabolic(*asked, "--space", "lr=0.1:0.3")[2]
 
 
+@pytest.mark.parametrize("running", [0, 2])
+def test_trials_in_other_processes_are_told(parabolic, monkeypatch, running):
+    def found(search, *_, **__):
+        return Tuned("one", search, [Trial(search.defaults, 50.0)], running, {})
+
+    monkeypatch.setattr("parabolic.cli.tune.tune", found)
+    _, out, _ = parabolic("tune", "--learner", "er", "--stream", "seq-blobs")
+    assert ("Trials still running in other processes: 2." in out) == bool(running)
+
+
 # -- the study -----------------------------------------------------------------------------------------------------
 
 
@@ -405,6 +426,21 @@ def test_a_study_goes_on_where_it_stopped(tmp_path):
     whole = tune(search, Store(tmp_path / "b"), trials=11, device="cpu")
     assert parts[-1].trials == whole.trials
     assert len({trial.values["lr"] for trial in whole.trials}) == 11
+
+
+def test_a_study_is_called_by_the_names_of_its_learner_and_its_stream(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "from parabolic import ER, Learner, make_stream\n"
+        "class Derived(ER):\n    pass\n"
+        "class Nameless(Learner):\n    pass\n"
+        "class Named(ER):\n    name = 'mine'\n"
+        "def build(seed):\n    return make_stream('seq-blobs', seed)\n"
+    )
+    own = {learner: f"{tmp_path / 'own.py'}:{learner}" for learner in ("Derived", "Nameless", "Named")}
+    names = {learner: tuning.study_name(RunSpec(path, stream="seq-blobs")) for learner, path in own.items()}
+    assert names == {"Derived": "Derived-seq-blobs", "Nameless": "Nameless-seq-blobs", "Named": "mine-seq-blobs"}
+    assert tuning.study_name(RunSpec("er", stream=f"{tmp_path / 'own.py'}:build")) == "er-build"
+    assert tuning.study_name(BLOBS, "mine") == "mine-seq-blobs"
 
 
 def test_a_study_can_be_built_again_from_its_runs(tmp_path, monkeypatch):
@@ -418,6 +454,19 @@ def test_a_study_can_be_built_again_from_its_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "execute_fleet", no_training)
     after = tune(search, store, trials=4, device="cpu")
     assert after.trials == before.trials
+
+
+def test_a_preset_says_where_the_best_trial_was_run(tmp_path):
+    search, store, storage = Search(BLOBS), Store(tmp_path / "runs"), f"sqlite:///{tmp_path}/a.db"
+    (best,) = search.specs(tune(search, store, trials=2, storage=storage, device="cpu").best.values)
+    record = store.ended(best)
+    store.save(replace(record, environment={**record.environment, "processor": "abacus"}))
+    told = tune(search, store, trials=2, storage=storage, device="cpu").preset().study["environment"]
+    assert told["processor"] == "abacus"
+    assert told["optuna"] == optuna.__version__
+    # If the study was kept and its runs were not, it says where they were looked for.
+    told = tune(search, Store(tmp_path), trials=2, storage=storage, device="cpu").preset().study["environment"]
+    assert told["processor"] != "abacus"
 
 
 @pytest.mark.parametrize(
@@ -620,12 +669,21 @@ def build(seed):
 
 
 def test_several_processes_work_on_one_study(tmp_path):
-    (tmp_path / "meeting.py").write_text(MEETING)  # a run waits until another process runs one too
+    # A run waits until another process runs one too; the other process is the last to end, and is waited for.
+    late = "import multiprocessing\n    time.sleep(2 * (multiprocessing.parent_process() is not None))\n    return make"
+    (tmp_path / "meeting.py").write_text(MEETING.replace("return make", late))
     spec = RunSpec(learner="er", stream=f"{tmp_path / 'meeting.py'}:build")
     tuned = tune(Search(spec), Store(tmp_path / "runs"), trials=7, name="together", workers=2, device="cpu")
     assert len(list(tmp_path.glob("*.here"))) == 2
     assert (len(tuned.trials), tuned.running) == (7, 0)
     assert len(list(Store(tmp_path / "runs"))) == len({trial.values["lr"] for trial in tuned.trials}) == 7
+
+
+def test_a_storage_that_other_processes_cannot_reach_is_refused(tmp_path):
+    storage = optuna.storages.InMemoryStorage()
+    with pytest.raises(InputError, match="storage: got .*, expected a URL if there are several workers"):
+        tune(Search(BLOBS), Store(tmp_path), trials=1, storage=storage, workers=2, device="cpu")
+    assert len(tune(Search(BLOBS), Store(tmp_path), trials=1, storage=storage, device="cpu").trials) == 1
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
@@ -645,6 +703,15 @@ def test_workers_end_with_the_process_that_started_them_in_the_middle_of_a_run(t
     finally:
         if alive(worker):
             kill(worker)
+
+
+def test_an_error_ends_the_other_workers_too(tmp_path):
+    def watch(trials):
+        raise ValueError("of the one who watches")
+
+    with pytest.raises(ValueError, match="of the one who watches"):
+        tune(Search(BLOBS), Store(tmp_path), trials=100_000, workers=2, device="cpu", watch=watch)
+    assert multiprocessing.active_children() == []
 
 
 @pytest.mark.parametrize("name", ["a?b", "a#b", "a%20b", "{a}", "a b"])
@@ -749,6 +816,22 @@ def test_a_process_says_that_it_lives(tmp_path, monkeypatch):
     mine.set_user_attr = busy
     with study.pulse([mine]):
         assert until(lambda: "pulse" in study.study.trials[0].user_attrs)
+
+
+def test_a_process_says_that_it_lives_while_it_trains(tmp_path, monkeypatch):
+    storage = optuna.storages.InMemoryStorage()
+
+    def heard_of():
+        (trial,) = optuna.load_study(study_name="one", storage=storage).trials
+        return "pulse" in trial.user_attrs
+
+    def slow(specs, **kwargs):
+        assert until(heard_of)
+        return execute_fleet(specs, **kwargs)
+
+    monkeypatch.setattr("parabolic.experiments.study.PULSE", 0.01)
+    monkeypatch.setattr(tuning, "execute_fleet", slow)
+    tune(Search(BLOBS), Store(tmp_path), trials=1, name="one", storage=storage, device="cpu")
 
 
 def test_the_last_place_is_taken_once(tmp_path):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from threading import Thread
@@ -146,10 +146,8 @@ class Job:
 def _help(job: Job) -> None:
     """Work on a study in another process; its errors need no report, as the parent process meets them too."""
     Thread(target=_follow, daemon=True).start()
-    try:
+    with suppress(Exception, KeyboardInterrupt):
         _work(job)
-    except (Exception, KeyboardInterrupt):
-        sys.exit(1)
 
 
 def _follow() -> None:
