@@ -309,6 +309,11 @@ def test_where_there_is_no_loss_at_all_the_bound_is_infinite_and_not_broken():
         (lambda d: forgetting_bound(lambda x: -hill(x), d), "loss: .* no negative loss"),
         (lambda d: forgetting_bound(hill, d, past=torch.zeros(2, 3)), r"x: .* expected a tensor \[n, 2\]"),
         (lambda d: forgetting_bound(hill, d, past=torch.zeros(0, 2)), "past: .* expected at least one point"),
+        (
+            lambda d: forgetting_bound(hill, d, past=[[0.0, 0.0]]),
+            "past: got <class 'list'>, expected a tensor of points",
+        ),
+        (lambda d: forgetting_bound(hill, Hull(d.points)), "domain: .* expected a MemoryDomain"),
         (lambda d: generalisation_bound(hill, d, 1.0, torch.zeros(0, 2)), "future: .* expected at least one point"),
         (lambda d: generalisation_bound(hill, d, -1.0), "tau: got -1.0"),
         (lambda d: generalisation_bound(hill, d, 1.0, constant=-1.0), "constant: got -1.0"),

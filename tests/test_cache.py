@@ -137,6 +137,10 @@ def test_a_torch_dataset_gives_the_same_stream():
         (mixed, "item 1 of dataset: got .*expected an example like the first"),
         ([1, 2], "a pair"),
         (5, "length"),
+        (
+            torch.utils.data.DataLoader(mixed),
+            "dataset: got .*DataLoader.*; pass a loader's data set; .*learner.observe",
+        ),
         ([{"a": 1, "b": 2, "label": 0}], "item 0 of dataset: got columns a, b, label, .* image; give pairs: "),
         ([{"image": 1, "class": 0}], "item 0 of dataset: got columns image, class, "),
         ([{"image": torch.zeros(3), "label": "cat"}], "item 0 of dataset: got TypeError: .*a whole number"),

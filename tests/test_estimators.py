@@ -511,6 +511,15 @@ def test_a_missing_label_is_no_class(gap):
     assert whole.classes_.tolist() == ["a", "b", "nan"]
 
 
+def test_words_are_no_targets_of_a_regressor():
+    x, words = np.arange(6.0)[:, None], ["a", "b"] * 3
+    model = ParabolicRegressor("er", epochs=1, random_state=0).fit(x, np.arange(6))
+    for call in (clone(model).fit, model.partial_fit):
+        for y in (words, np.array(words, dtype=object), pd.Series(words)):
+            with pytest.raises(InputError, match=r"^y: got values that are no numbers, .*use a ParabolicClassifier"):
+                call(x, y)
+
+
 @pytest.mark.parametrize("kind", ["datetime64[s]", "datetime64[ns]", "timedelta64[m]"])
 def test_dates_and_times_are_no_numbers(kind):
     x, y = np.arange(6.0)[:, None], np.arange(6)

@@ -566,6 +566,13 @@ def test_a_gpu_estimates_the_same():
         ({"t": -0.1}, "t: got -0.1, expected a number of at least 0"),
         ({"drift": lambda x: x[:, 0]}, r"drift: got a tensor of shape \[1\]"),
         ({"drift": lambda x: x.float()}, "drift: .* type float32"),
+        ({"drift": 2.0}, r"drift: got 2.0, expected a function that is called as drift\(x\)"),
+        ({"drift": gradient_of(lambda x: x)}, r"potential: .* expected to return one number per point, a tensor \[1\]"),
+        (
+            {"domain": column(0.5)},
+            "domain: got a tensor .*, expected an object with the methods inside, hit and nearest",
+        ),
+        ({"x": [[0.5]]}, r"x: .*; convert it with torch.as_tensor\(x\).float\(\)"),
         ({"loss": lambda x: x}, r"loss: .* expected to return one number per point, a tensor \[1\]"),
         ({"loss": lambda x: x[:, 0] - 9}, "loss: got -8.5, expected no negative loss"),
         ({"by": "weigh"}, "by: got 'weigh', expected one of reweight, simulate"),

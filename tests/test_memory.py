@@ -173,6 +173,10 @@ def test_a_state_of_another_kind_of_example_is_refused_and_changes_nothing(field
         ({"x": torch.zeros(2, 3)}, "batch"),
         ({"x": torch.zeros(2, 4), "y": torch.zeros(2)}, "x"),
         ({"x": torch.zeros(2, 3, dtype=torch.uint8), "y": torch.zeros(2)}, "x"),
+        (torch.zeros(2, 3), "batch"),
+        ({"x": {"x": torch.zeros(2, 3)}, "y": torch.zeros(2)}, r'batch\["x"\]'),
+        ({"x": np.zeros((2, 3)), "y": torch.zeros(2)}, r'batch\["x"\]'),
+        ({"x": torch.zeros(2, 3), "y": None}, r'batch\["y"\]'),
     ],
 )
 def test_bad_batches_are_refused_and_leave_the_memory_alone(batch, named):

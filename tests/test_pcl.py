@@ -352,6 +352,12 @@ def test_self_normalised_weights_move_the_ends_of_free_paths_by_the_drift_times_
     assert float(weight @ path[:, 0, -1, 0]) == pytest.approx(moved, abs=4 * 1.2 * sigma / n**0.5)
 
 
+@pytest.mark.parametrize("shape", [(3, 5), (3, 5, 1)])
+def test_paths_without_a_dimension_of_times_have_no_weight(shape):
+    with pytest.raises(InputError, match=r"^path: got .*, expected paths of two or more times, \[n, bridges, times, "):
+        log_girsanov(torch.zeros(shape), torch.zeros_like)
+
+
 def test_the_drift_of_the_published_code():
     learner = PCL(net(), variant="reference", drift_weight=0.3, bridges=2, memory=12, replay=5)
     x, y = next(stream(1, 4))

@@ -150,6 +150,18 @@ def test_a_past_or_future_without_examples_is_refused():
         bounds_of(learner, future=none)
 
 
+def test_the_past_is_a_pair_of_examples_and_labels_also_as_arrays():
+    learner, x, y = ER(MLP((2,), 6), memory=50), torch.randn(40, 2), torch.arange(40) % 6
+    learner.observe(x, y)
+    found = [bounds_of(learner, past)[0].realised for past in ((x, y), (x.numpy(), y.tolist()))]
+    assert found[0] == found[1]
+    for wrong in (x, (x, y, y), {"x": x, "y": y}):
+        with pytest.raises(InputError, match=r"^past: got .*, expected a pair, .*; as in past=\(x, y\)$"):
+            bounds_of(learner, wrong)
+    with pytest.raises(InputError, match="^future: got 40 examples and 3 labels"):
+        bounds_of(learner, future=(x, y[:3]))
+
+
 def is_png(path):
     return path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000
 

@@ -227,6 +227,26 @@ def test_a_loss_of_classes_of_ones_own():
     PCL(ours, criterion=Classes(smooth)).observe(x, y)
 
 
+def test_a_loss_that_knows_class_numbers_alone_is_refused_where_labels_are_soft():
+    def chance(scores, y):
+        return 1 - scores.softmax(1).gather(1, y[:, None])[:, 0]
+
+    x, y = torch.randn(8, 3, dtype=torch.float64), torch.arange(8) % 2
+    ER(net(), memory=40, criterion=Classes(chance)).observe(x, y)
+    for learner in (
+        PCL(net(), memory=40, criterion=Classes(chance)),
+        ER(net(), criterion=Classes(chance), smoothing=0.1),
+    ):
+        before = copy.deepcopy(learner.model)
+        with pytest.raises(
+            InputError, match=r"^criterion: got an error on soft labels .*cross-entropy.* it says: gather"
+        ):
+            learner.observe(x, y)
+        assert same_weights(learner.model, before)
+    with pytest.raises(InputError, match="^criterion: got 0.5, expected a loss for each of 1 examples"):
+        ER(net(), memory=40, criterion=Classes(lambda scores, y: 0.5)).observe(x, y)
+
+
 def test_gradients_are_clipped_by_their_norm():
     ours, theirs = net(), net()
     learner = ER(ours, lr=0.1, memory=40, clip_norm=0.01)

@@ -139,6 +139,43 @@ def test_a_memory_of_another_kind_comes_back_as_it_was(tmp_path):
     assert isinstance(Learner.load(tmp_path / "a").past, ClassBalanced)
 
 
+class Ring(Memory):
+    def place(self, batch, generator):
+        return (self.clock + torch.arange(len(batch["y"]), device=self.clock.device)) % self.capacity
+
+
+class Parts(Ring):
+    def __init__(self, capacity, parts=2):
+        super().__init__(capacity)
+        self.parts = parts
+
+
+class RingER(ER):
+    policy = Ring
+
+
+class PartsER(ER):
+    policy = Parts
+
+
+def test_a_memory_that_its_class_makes_need_not_be_given_again(tmp_path):
+    x, y = torch.randn(60, 3), torch.arange(60) % 2
+    for memory in (40, Ring(40)):
+        learner = RingER(MLP((3,), 2), memory=memory)
+        learner.observe(x, y)
+        learner.save(tmp_path / "a")
+        for found in (Learner.load(tmp_path / "a"), Learner.load(tmp_path / "a", memory=Ring(40))):
+            assert type(found.past) is Ring
+            assert found.past.capacity == 40
+            assert torch.equal(found.past["x"], learner.past["x"])
+    with pytest.raises(InputError, match="capacity of 50"):
+        Learner.load(tmp_path / "a", memory=Ring(50))
+    for learner in (ER(MLP((3,), 2), memory=Ring(40)), PartsER(MLP((3,), 2), memory=Parts(40, parts=3))):
+        learner.save(tmp_path / "b")  # its class would make another one
+        with pytest.raises(InputError, match="^load: got no memory, .*; pass memory= as it was"):
+            Learner.load(tmp_path / "b")
+
+
 def test_loading_leaves_the_random_numbers_of_the_process_alone(tmp_path):
     make("er").save(tmp_path / "a")
     torch.manual_seed(5)

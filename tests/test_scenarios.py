@@ -347,6 +347,21 @@ def test_validation_tests_on_training_examples_that_are_not_learned(share):
     assert all(torch.equal(a.test_rows, b.test_rows) for a, b in zip(stream, again, strict=True))
 
 
+def test_validation_may_hold_out_none_of_a_class_in_a_task_if_it_does_so_in_another():
+    labels = np.r_[np.arange(200) % 2, np.ones(100), np.zeros(4), np.arange(10) % 2].astype(int)
+    years = np.r_[np.full(200, 2023), np.full(104, 2024), np.full(10, 2025)]
+    stream = Stream.from_arrays(np.arange(304), labels[:304], domains=years[:304])
+    held = under(stream, validation=0.1)
+    assert [task.classes for task in held] == [(0, 1), (0, 1)]
+    assert [set(task.test.y[task.test_rows].tolist()) for task in held] == [{0, 1}, {1}]
+    for task, whole in zip(held, stream, strict=True):
+        assert sorted(task.train_rows.tolist() + task.test_rows.tolist()) == sorted(whole.train_rows.tolist())
+    few = Stream.from_arrays(np.arange(314), labels, domains=years)
+    with pytest.raises(InputError, match="which is 0 of the 8 examples of task 3, .*; choose a larger one$"):
+        under(few, validation=0.1)
+    assert len(under(few, validation=0.2)[2].test_rows) == 2
+
+
 # -- blur and domains ----------------------------------------------------------------------------------------------
 
 

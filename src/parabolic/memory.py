@@ -248,10 +248,14 @@ class Memory:
 
     def _check(self, batch: Mapping[str, Tensor]) -> int:
         """Refuse a batch that the policy cannot place; returns how many examples it has."""
+        if not isinstance(batch, Mapping):
+            raise invalid("batch", batch, 'tensors by name, as in {"x": x, "y": y}')
         for name in self.needs:
             if name not in batch:
                 raise invalid("batch", sorted(batch), f'a field "{name}", which {type(self).__name__} needs')
         for name, value in batch.items():
+            if not isinstance(value, Tensor):
+                raise invalid(f'batch["{name}"]', type(value), "a tensor with a row for each example")
             if not value.ndim:
                 raise invalid(f'batch["{name}"]', value, "a row for each example, not one number for all of them")
         sizes = {name: len(value) for name, value in batch.items()}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from parabolic.checks import Description, check_number, invalid
 from parabolic.learners import Learner, ReplayLearner
+from parabolic.learners.accepting import as_tensor
 from parabolic.learners.functional import only
 from parabolic.pde import (
     Drift,
@@ -150,10 +152,8 @@ def bounds_of(
         samples: how many points of the edge, and how many inside, are sampled; C is the largest loss found.
         generator: the source of random numbers.
     """
-    for name, data in (("past", past), ("future", future)):
-        if data is not None and not len(data[0]):
-            raise invalid(name, data[0], "at least one example", "leave it out if there are none")
     loss, domain = _setting(learner, eps)
+    past, future = _pair("past", past, learner), _pair("future", future, learner)
     before = forgetting_bound(loss, domain, samples=samples, generator=generator)
     ahead = before.ahead(tau)
     if past is not None:
@@ -184,6 +184,21 @@ def _setting(learner: Learner, eps: float) -> tuple[LearnerLoss, MemoryDomain]:
     check_number("eps", eps, above=0)
     loss = LearnerLoss(learner)
     return loss, MemoryDomain(loss.points, eps)
+
+
+def _pair(name: str, data: Any, learner: Learner) -> tuple[Tensor, Tensor] | None:
+    """Examples and labels as two tensors of equal length."""
+    if data is None:
+        return None
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        got = data if isinstance(data, Tensor) else type(data)
+        raise invalid(name, got, "a pair, examples and their labels", f"as in {name}=(x, y)")
+    x, y = (each if isinstance(each, Tensor) else as_tensor(name, each, learner.device) for each in data)
+    if not len(x):
+        raise invalid(name, x, "at least one example", "leave it out if there are none")
+    if len(x) != len(y):
+        raise invalid(name, Description(f"{len(x)} examples and {len(y)} labels"), "a label for each example")
+    return x, y
 
 
 def _realised(learner: Learner, data: tuple[Tensor, Tensor]) -> Range:

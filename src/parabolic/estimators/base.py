@@ -45,7 +45,7 @@ from parabolic.learners.functional import has_batch_norm, has_embedding
 from parabolic.learners.moving import move, place
 from parabolic.memory import Memory
 
-__all__ = ["Estimator", "Factory", "measured"]
+__all__ = ["Estimator", "Factory", "as_numbers", "measured"]
 
 Factory = Callable[[Sequence[int], int], nn.Module]
 SHEET = 4096  # examples predicted at once
@@ -177,6 +177,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         except (TypeError, ValueError) as error:
             if "eature names" not in str(error):  # other columns than before, which it names
                 _check_columns(X)
+            if how.get("y_numeric") and "could not convert" in str(error):
+                as_numbers(*y)
             raise
         rows = found[0] if y else found
         if rows.dtype.kind == "O":  # decimals, for example, of Arrow
@@ -414,6 +416,15 @@ def _numeric(values: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return np.asarray(values).dtype.kind not in "mM"  # dates and times
+
+
+def as_numbers(y: Any) -> NDArray[np.float64]:
+    """A copy of the targets as numbers; words are refused."""
+    try:
+        return np.array(y, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        remedy = f"for words, use a ParabolicClassifier; NumPy says: {first_line(error)}"
+        raise invalid("y", Description("values that are no numbers"), "numbers", remedy) from error
 
 
 def _with_names(X: Any) -> Any:

@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from parabolic.checks import Description, check_finite, check_name, invalid
-from parabolic.estimators.base import Estimator, Factory, measured
+from parabolic.estimators.base import Estimator, Factory, as_numbers, measured
 from parabolic.estimators.serving import Targets
 from parabolic.learners import MSE, Criterion, Huber, Learner, Numbers, Scale
 from parabolic.memory import Memory
@@ -154,7 +154,7 @@ class ParabolicRegressor(RegressorMixin, Estimator):  # type: ignore[misc]
 def _target(y: NDArray[Any], learner: Learner) -> Tensor:
     if y.dtype.kind in "mM":
         raise invalid("y", Description(f"an array of type {y.dtype}"), "numbers", "turn dates and times into seconds")
-    target = torch.from_numpy(np.array(y, dtype=np.float64)).reshape(len(y), -1).to(learner.device)
+    target = torch.from_numpy(as_numbers(y)).reshape(len(y), -1).to(learner.device)
     if not isinstance(learner.error, Numbers) or learner.error.units is None:  # otherwise rounded after scaling
         target = target.to(learner.dtype)
     check_finite("y", target)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from parabolic.checks import Description, check_finite, check_name, check_number, invalid
+from parabolic.checks import Description, InputError, check_finite, check_name, check_number, first_line, invalid
 from parabolic.learners.scale import Scale
 from parabolic.pde.bridges import on_simplex
 
@@ -113,7 +113,18 @@ class Classes(Criterion):
 
     def at_points(self, scores: Tensor, points: Tensor) -> Tensor:
         """The loss of each example given soft labels."""
-        return _each(self.loss, scores, points)
+        try:
+            return _each(self.loss, scores, points)
+        except InputError:
+            raise
+        except Exception as error:
+            # For class numbers it says enough; on a GPU the engine must see why a step cannot be captured.
+            if points.ndim == 1 or points.is_cuda:
+                raise
+            got = Description(f"an error on soft labels of shape {list(points.shape)}")
+            expected = "a loss that accepts them as well as class numbers, as torch's cross-entropy does"
+            remedy = "write it so, or choose a method and options without soft labels, such as ER"
+            raise invalid("criterion", got, expected, f"{remedy}; it says: {first_line(error)}") from error
 
     def points(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
         """Labels as corners of the simplex."""
@@ -390,7 +401,7 @@ def _label(value: Any) -> int:
 def _each(loss: Loss, scores: Tensor, target: Tensor) -> Tensor:
     """One loss per example."""
     each = loss(scores, target)
-    if each.ndim == 0 or len(each) != len(scores):
+    if not isinstance(each, Tensor) or each.ndim == 0 or len(each) != len(scores):
         raise invalid("criterion", each, f"a loss for each of {len(scores)} examples", 'build it with reduction="none"')
     return each.flatten(1).mean(1) if each.ndim > 1 else each
 

@@ -309,7 +309,7 @@ class Learner:
             nn.utils.clip_grad_norm_(weights, self.clip_norm)
 
     def remember(self, raw: Batch, batch: Batch) -> None:
-        """Store what the method keeps of the raw batch (and of what `loss` added to `batch`)."""
+        """Store what the method keeps of the batch as it came (`raw`) and of what `loss` added to `batch`."""
 
     def start_task(self, batches: TaskBatches) -> None:
         """Called before a task, if the stream has tasks, with its batches: each example once."""
@@ -686,7 +686,7 @@ class ReplayLearner(Learner):
         return drawn | {"x": self.augmented(drawn["x"]), "raw": drawn["x"]}
 
     def remember(self, raw: Batch, batch: Batch) -> None:
-        """Offer the raw batch to memory, with whatever else the method stores of it."""
+        """Offer the batch as it came (`raw`) to memory, with whatever else the method stores of it."""
         known = batch | raw
         if lacking := [name for name in self.keeps if name not in known]:
             got, kept = Description(f"no {', '.join(lacking)}"), ", ".join(self.keeps)

@@ -70,7 +70,8 @@ class PCL(BalancedLearner):
     integral: str | None = option(
         None,
         "how the loss along a path is integrated: euler (Algorithm 1), feynman-kac (euler plus the end point), or "
-        "mean (over all points); none: euler for variant=paper, mean for variant=reference",
+        "mean (over all points), each with weights that add up to 1; none: euler for variant=paper, mean for "
+        "variant=reference",
         among=("euler", "feynman-kac", "mean"),
     )
     endpoints: str = option(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
@@ -62,7 +63,7 @@ def load(
     kind = _find(cls, saved["learner"])
     if extra := sorted(given.keys() - {*saved["given"], *saved["made"]}):
         raise invalid("load", Description(", ".join(extra)), "only what the file cannot hold", "leave out the others")
-    if missing := sorted(set(saved["given"]) - given.keys()):
+    if missing := sorted(set(saved["given"]) - saved["fields"].keys() - given.keys()):
         remedy = f"pass {', '.join(f'{name}=' for name in missing)} as it was: a file holds no code"
         raise invalid("load", Description(f"no {', '.join(missing)}"), f"everything that {path} cannot hold", remedy)
     if path_of_code := own_optimizer(saved["fields"].get("optimizer")):  # no file of ours says so
@@ -114,6 +115,11 @@ def describe(learner: Learner) -> dict[str, Any]:
     for field in dataclasses.fields(learner):
         if field.name != "model" and field.init:
             _tell(described, field.name, getattr(learner, field.name))
+    if "memory" in described["given"]:
+        memory: Any = getattr(learner, "memory", None)
+        kind = type(memory)
+        if kind is getattr(learner, "policy", None) and [*inspect.signature(kind).parameters] == ["capacity"]:
+            described["fields"]["memory"] = memory.capacity  # from which the learner's class makes one like it
     return described
 
 

@@ -196,6 +196,8 @@ def forgetting_bound(
     (0.5, True)
     """
     check_number("samples", samples, whole=True, at_least=2)
+    if not all(hasattr(domain, name) for name in ("points", "edge", "interior")):
+        raise invalid("domain", domain, "a MemoryDomain, as the bounds are about a memory")
     points = domain.points, domain.edge(samples, generator), domain.interior(samples, generator)
     memory, edge, inside = (_range(loss, each) for each in points)
     return ForgettingBound(memory, edge, inside, *_data("past", loss, domain, past))
@@ -288,6 +290,8 @@ def _data(name: str, loss: Loss, domain: Domain, data: Tensor | None) -> tuple[R
     """The range of the loss over data, and the share of the data in the domain."""
     if data is None:
         return None, None
+    if not isinstance(data, Tensor):
+        raise invalid(name, type(data), "a tensor of points", f"convert it with torch.as_tensor({name})")
     if not len(data):
         raise invalid(name, data, "at least one point", "leave it out if there are none")
     return _range(loss, data), float(domain.inside(data).double().mean())

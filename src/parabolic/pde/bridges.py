@@ -97,6 +97,9 @@ def log_girsanov(path: Tensor, drift: Callable[[Tensor], Tensor], *, horizon: fl
     >>> log_girsanov(line, lambda x: torch.full_like(x, 2.0))  # 2·1 − ½·2²·1
     tensor([[0.]])
     """
+    if path.ndim < 3 or path.shape[2] < 2:
+        remedy = "as `bridge` returns them; with one path for each, add [:, None]"
+        raise invalid("path", path, "paths of two or more times, [n, bridges, times, *shape]", remedy)
     here, step = path[:, :, :-1], horizon / (path.shape[2] - 1)
     speed = drift(here.flatten(0, 2))
     if speed.shape != here.flatten(0, 2).shape:
@@ -122,7 +125,8 @@ def on_simplex(path: Tensor) -> Tensor:
 def _check_ends(start: Tensor, end: Tensor) -> None:
     for name, value in (("start", start), ("end", end)):
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 1:
-            raise invalid(name, value, "a floating-point tensor [n, *shape]", "convert it with .float()")
+            remedy = f"convert it with torch.as_tensor({name}).float()"
+            raise invalid(name, value, "a floating-point tensor [n, *shape]", remedy)
     if start.shape != end.shape or start.dtype != end.dtype or start.device != end.device:
         like = f"({list(start.shape)}, {start.dtype}, {start.device})"
         raise invalid("end", end, f"the shape, type and device of start {like}")

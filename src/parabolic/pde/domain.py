@@ -477,7 +477,7 @@ def drawn(draw: Callable[..., Tensor], shape: Sequence[int], like: Tensor, gener
 def _check_points(points: Tensor, least: int) -> None:
     # Half precision is too coarse for balls and margins.
     if not isinstance(points, Tensor) or points.dtype not in (torch.float32, torch.float64) or points.ndim < 2:
-        remedy = "convert it with .float(), and a tensor of one dimension with [:, None]"
+        remedy = "convert it with torch.as_tensor(points).float(), and a tensor of one dimension with [:, None]"
         raise invalid("points", points, "a tensor [n, *shape], float32 or float64", remedy)
     if len(points) < least or not points[0].numel():
         raise invalid("points", points, f"at least {least} points", "keep more of them in memory")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from parabolic.checks import Description, check_finite, check_name, check_number, invalid
+from parabolic.checks import Description, check_call, check_finite, check_name, check_number, invalid
 from parabolic.pde.bridges import bridge
 from parabolic.pde.domain import EXACT, Balls, Domain, Hull, Intersection, drawn
 
@@ -177,7 +177,10 @@ def gradient_of(potential: Callable[[Tensor], Tensor]) -> Drift:
     def drift(x: Tensor) -> Tensor:
         with torch.enable_grad():
             at = x.detach().requires_grad_()
-            return torch.autograd.grad(potential(at).sum(), at)[0]
+            value = potential(at)
+            if not isinstance(value, Tensor) or value.shape != (len(x),):
+                raise invalid("potential", value, f"to return one number per point, a tensor [{len(x)}]")
+            return torch.autograd.grad(value.sum(), at)[0]
 
     return drift
 
@@ -211,6 +214,10 @@ def walk(
     """Simulate the stopped paths of `solve` batch by batch: yields the rows of x they start from, and their results."""
     check_number("steps", steps, whole=True, at_least=1)
     check_name("by", by, DRIFTS)
+    if not isinstance(domain, Domain):
+        raise invalid("domain", domain, "an object with the methods inside, hit and nearest", "such as a MemoryDomain")
+    if drift is not None:
+        check_call("drift", drift, "x")
     losses_at(loss, x)
     outside = ~domain.inside(x)
     if outside.any():
@@ -426,7 +433,8 @@ def _warn(text: str) -> None:
 
 def _check_start(x: Tensor, t: float, sigma: float, paths: int) -> None:
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 2:
-        raise invalid("x", x, "a floating-point tensor [n, *shape]", "convert it with .float(), or add [:, None]")
+        remedy = "convert it with torch.as_tensor(x).float(), or add [:, None]"
+        raise invalid("x", x, "a floating-point tensor [n, *shape]", remedy)
     check_finite("x", x)
     check_number("t", t, at_least=0)
     check_number("sigma", sigma, above=0, remedy="without diffusion the equation is not parabolic")

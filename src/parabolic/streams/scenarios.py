@@ -216,20 +216,32 @@ def split(
 
 
 def validate(stream: Stream, share: float) -> Stream:
-    """Hold out a share of each class's training examples and test on them; they are the same for every seed."""
+    """Hold out a share of each class's training examples and test on them; they are the same for every seed.
+
+    A class that returns in several tasks may have too few examples in one of them to hold any out there.
+    """
     if not share:
         return stream
-    made = []
+    held: list[list[Tensor]] = []
+    counts: dict[str, list[int]] = {}  # of each class, and then of each task: how many are held out, and of how many
     for task in stream:
-        held = []
+        held.append([])
         for label in task.classes:
             mine = _of_classes(task.train.y, task.train_rows, [label])
-            count = round(share * len(mine))
-            if not 0 < count < len(mine):
-                got = Description(f"{share:g}, which is {count} of the {len(mine)} examples of class {label}")
-                raise invalid("validation", got, "a share that leaves examples to train and to test on")
-            held.append(mine[torch.from_numpy(_rng(label, "validation").permutation(len(mine))[:count])])
-        tested = torch.cat(held).sort().values
+            order = torch.from_numpy(_rng(label, "validation").permutation(len(mine)))
+            held[-1].append(mine[order[: round(share * len(mine))]])
+            both = counts.setdefault(f"class {label}", [0, 0])
+            both[:] = both[0] + len(held[-1][-1]), both[1] + len(mine)
+    for number, (task, rows) in enumerate(zip(stream, held, strict=True), 1):
+        counts[f"task {number}"] = [sum(map(len, rows)), len(task.train_rows)]
+    for whose, (count, size) in counts.items():
+        if not 0 < count < size:
+            got = Description(f"{share:g}, which is {count} of the {size} examples of {whose}")
+            remedy = "choose a smaller one" if count else "choose a larger one"
+            raise invalid("validation", got, "a share that leaves examples to train and to test on", remedy)
+    made = []
+    for task, rows in zip(stream, held, strict=True):
+        tested = torch.cat(rows).sort().values
         kept = task.train_rows[~torch.isin(task.train_rows, tested)]
         made.append(replace(task, test=task.train, train_rows=kept, test_rows=tested))
     return replace(stream, tasks=tuple(made))

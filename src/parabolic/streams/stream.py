@@ -405,7 +405,8 @@ class Stream(Sequence[Task]):
 def _collect(name: str, dataset: Any) -> tuple[Tensor, Tensor]:
     """Read the examples and labels of a data set of pairs into two tensors."""
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise invalid(name, type(dataset), "a data set with a length and items that can be indexed")
+        remedy = "pass a loader's data set; for what can only be iterated over, call learner.observe(x, y) in a loop"
+        raise invalid(name, type(dataset), "a data set with a length and items that can be indexed", remedy)
     x, y = torch.empty(0), torch.empty(len(dataset), dtype=torch.long)
     for i in range(len(dataset)):
         try:
