@@ -349,7 +349,8 @@ def test_any_part_may_be_the_first_to_be_imported():
     )
     names += [f"parabolic.cli.{place.partition(':')[0]}" for place, _ in COMMANDS.values()]
     ours = [name for name in dict.fromkeys(names) if name.split(".")[1] not in ("kernels", "draws", "vectors")]
-    told = subprocess.run([sys.executable, "-c", code, *ours], capture_output=True, text=True, check=True)
+    quiet = "ignore:This process:DeprecationWarning"  # from Python 3.12 on: that it has threads and forks
+    told = subprocess.run([sys.executable, "-W", quiet, "-c", code, *ours], capture_output=True, text=True, check=True)
     assert (told.stdout, told.stderr) == ("", "")
 
 

@@ -252,6 +252,7 @@ def test_class_weights_come_as_tensors_and_arrays_too(tmp_path):
             CrossEntropy(weights=wrong)
 
 
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")
 def test_a_file_does_not_depend_on_whether_the_model_is_compiled(tmp_path):
     def compiled():
         return torch.compile(make_backbone("mlp", (4,), 3), backend="eager")

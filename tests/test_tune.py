@@ -1,5 +1,6 @@
 """Tuning: never on test data, the same for the same seed, and none the worse for being killed."""
 
+import gc
 import json
 import multiprocessing
 import os
@@ -485,6 +486,14 @@ def test_a_study_goes_on_only_as_it_began(tmp_path, other, differs):
         tune(other, Store(tmp_path), trials=1, name="one", device="cpu")
 
 
+def test_a_study_that_is_refused_leaves_no_connection_open(tmp_path):
+    storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path}/a.db")
+    tune(Search(BLOBS), Store(tmp_path), trials=1, name="one", storage=storage, device="cpu")
+    with pytest.raises(InputError, match="study: got 'one'"):
+        tune(Search(BLOBS, metric="acc"), Store(tmp_path), trials=1, name="one", storage=storage, device="cpu")
+    assert storage.engine.pool.checkedin() + storage.engine.pool.checkedout() == 0
+
+
 @pytest.mark.parametrize(("name", "change"), [("prune", (0.1, 0.2)), ("space", (3, 4))])
 def test_a_learner_may_have_options_that_are_called_like_settings_of_a_search(tmp_path, name, change):
     file = tmp_path / "sparse.py"
@@ -594,6 +603,7 @@ def test_what_fails_is_told_and_tried_again_by_the_next_call(tmp_path, monkeypat
     assert tuned.trials == tune(search, Store(tmp_path / "b"), trials=3, device="cpu").trials
 
 
+@pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")  # by Optuna, if it cannot read one
 @pytest.mark.parametrize("when", ["before", "in the middle"])
 def test_a_damaged_storage_is_told_in_a_line(tmp_path, when):
     def damage(trials=()):
@@ -603,6 +613,7 @@ def test_a_damaged_storage_is_told_in_a_line(tmp_path, when):
         damage()
     with pytest.raises(InputError, match="storage: got 'sqlite:.*', expected an Optuna storage that works; .*database"):
         tune(Search(BLOBS), Store(tmp_path), trials=3, device="cpu", watch=damage)
+    gc.collect()  # what warns
     (tmp_path / "tune.db").unlink()
     assert len(tune(Search(BLOBS), Store(tmp_path), trials=3, device="cpu").trials) == 3
 

@@ -64,14 +64,22 @@ class Study:
             guard.acquire()
         try:
             self.storage = _open(storage)
-            self.study = self._found_or_made(name)
-            if self._differs() and not self._begun():  # its settings were refused, say, and have been corrected
-                optuna.delete_study(study_name=name, storage=self.storage)
-                self.study = self._found_or_made(name)
-            self._check_definition(name)
-            self.study.set_user_attr(f"{WORKER} {_here()}", time.time())
+            try:
+                self._join(name)
+            except BaseException:
+                self.close()
+                raise
         finally:
             guard.release()
+
+    def _join(self, name: str) -> None:
+        """Take part in the study, which must be one of the same search."""
+        self.study = self._found_or_made(name)
+        if self._differs() and not self._begun():  # its settings were refused, say, and have been corrected
+            optuna.delete_study(study_name=name, storage=self.storage)
+            self.study = self._found_or_made(name)
+        self._check_definition(name)
+        self.study.set_user_attr(f"{WORKER} {_here()}", time.time())
 
     def _found_or_made(self, name: str) -> optuna.Study:
         return optuna.create_study(
