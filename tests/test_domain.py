@@ -241,7 +241,7 @@ def test_the_hull_of_points_that_are_one_needs_no_search(monkeypatch):
             lambda: Balls(torch.zeros(3, 2, dtype=torch.int), eps=1.0),
             "points: .* expected a tensor .* float32 or float64",
         ),
-        (lambda: Hull(torch.eye(2).half()), r"points: .* float16, expected .* float32 or float64; .* \.float\(\)"),
+        (lambda: Hull(torch.eye(2).half()), r"points: .* float16, expected .* float32 or float64; .*\.float\(\)"),
         (lambda: MemoryDomain(torch.eye(5).bfloat16(), 0.1), "points: .* bfloat16, expected .* float32 or float64"),
         (lambda: Balls(torch.tensor([[float("nan")]]), eps=1.0), "points: got 1 values that are NaN"),
         (lambda: Hull(torch.zeros(1, 2)), "points: .* expected at least 2 points"),
