@@ -7,6 +7,7 @@ derive from the run's seed, each kind with its own generator, so that adding one
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -223,21 +224,20 @@ def validate(stream: Stream, share: float) -> Stream:
     if not share:
         return stream
     held: list[list[Tensor]] = []
-    counts: dict[str, list[int]] = {}  # of each class, and then of each task: how many are held out, and of how many
-    for task in stream:
+    count, size = Counter[str](), Counter[str]()  # of held-out and of all examples, of each class and each task
+    for number, task in enumerate(stream, 1):
         held.append([])
         for label in task.classes:
             mine = _of_classes(task.train.y, task.train_rows, [label])
             order = torch.from_numpy(_rng(label, "validation").permutation(len(mine)))
             held[-1].append(mine[order[: round(share * len(mine))]])
-            both = counts.setdefault(f"class {label}", [0, 0])
-            both[:] = both[0] + len(held[-1][-1]), both[1] + len(mine)
-    for number, (task, rows) in enumerate(zip(stream, held, strict=True), 1):
-        counts[f"task {number}"] = [sum(map(len, rows)), len(task.train_rows)]
-    for whose, (count, size) in counts.items():
-        if not 0 < count < size:
-            got = Description(f"{share:g}, which is {count} of the {size} examples of {whose}")
-            remedy = "choose a smaller one" if count else "choose a larger one"
+            for whose in (f"class {label}", f"task {number}"):
+                count[whose] += len(held[-1][-1])
+                size[whose] += len(mine)
+    for whose, whole in size.items():
+        if not 0 < count[whose] < whole:
+            got = Description(f"{share:g}, which is {count[whose]} of the {whole} examples of {whose}")
+            remedy = "choose a smaller one" if count[whose] else "choose a larger one"
             raise invalid("validation", got, "a share that leaves examples to train and to test on", remedy)
     made = []
     for task, rows in zip(stream, held, strict=True):
