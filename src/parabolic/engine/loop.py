@@ -345,7 +345,7 @@ def _check_fit(learner: Learner, stream: Stream) -> None:
         got, expected = Description("an override"), f"one of {asked}, which this loop calls"
         raise invalid(f"{own} of {type(learner).__name__}", got, expected, remedy)
     if learner.needs_tasks and not stream.boundaries:
-        other = "a stream without `blur`, or with boundaries=True"
+        other = "a stream without `blur` (one of your own: with boundaries=True)"
         remedy = f"use a learner that needs no tasks (see `parabolic list`), or {other}"
         expected = f"one that needs no tasks, as {stream.name} does not say where they begin and end"
         raise invalid("learner", learner.own_name(), expected, remedy)
