@@ -432,7 +432,7 @@ def test_an_error_names_the_class_where_the_name_is_another_s():
 
 def test_a_stream_without_boundaries_names_what_makes_it_one():
     ewc = find_learner("ewc")(MLP((2,), 6))
-    with pytest.raises(InputError, match=r"^learner: got 'ewc'.* without `blur` .one of your own: with boundaries=True"):
+    with pytest.raises(InputError, match=r"^learner: got 'ewc'.* `blur` .one of your own: with boundaries=True"):
         train(ewc, replace(blobs(), boundaries=False))
 
 
