@@ -17,6 +17,7 @@ from avalanches import need_avalanche
 from test_learners import frozen, same
 from torch.nn.functional import cross_entropy
 
+import parabolic
 from parabolic import ER, MLP, InputError, Journal, RunSpec, Store, make_stream, run, train
 from parabolic.engine import Callback, Diverged
 from parabolic.experiments.paper import (
@@ -45,6 +46,19 @@ def blocks(page):
 def test_the_example_of_the_readme(capsys):
     (code,) = blocks("README.md")
     assert accuracy_of(code, capsys) > 60
+
+
+def test_the_reference_is_that_of_the_code():
+    """It is as its script writes it, and has every name that the package exports or that a page imports."""
+    script = runpy.run_path(str(ROOT / "docs/reference.py"))
+    assert script["PAGE"].read_text() == script["text"]()
+    modules = [module for section in script["SECTIONS"] for module in section.names.items()]
+    listed = {name for home, names in modules for name in (home.rpartition(".")[2], *names.split())}
+    imported = {*parabolic.__all__}
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for names in re.findall(r"^from parabolic[\w.]* import ([\w, ]+)$", page.read_text(), re.MULTILINE):
+            imported |= {*names.split(", ")}
+    assert imported - listed == {"TRACKERS"}  # a list to add to
 
 
 def test_the_learners_that_the_readme_offers_for_its_example(capsys):

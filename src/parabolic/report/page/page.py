@@ -46,7 +46,10 @@ def write_page(
     refresh: float | None = None,
     may_be_empty: bool = False,
 ) -> Path:
-    """Write the report on a store to one file, atomically; the arguments are those of `page_of`."""
+    """Write the report on a store to one file, atomically.
+
+    The arguments are those of `parabolic.report.page.page_of`.
+    """
     text = page_of(store, title=title, where=where, bounds=bounds, refresh=refresh, may_be_empty=may_be_empty)
     with disk_errors("output", Path(path), "free some space or name another file"):
         return write_text(Path(path), text)
