@@ -256,6 +256,21 @@ def test_in_a_solid_hull_of_four_dimensions_the_bias_is_of_order_one_half_and_wa
     assert abs(float(few.mean) - 1 - cube_time(3, 2.0, 0.5)) < 3 * float(few.error)
 
 
+@pytest.mark.parametrize("unit", [1e-5, 1e5])
+def test_units_make_no_difference(unit):
+    """With lengths in other units, and σ in their square, u is the same: also where the depth of a path is unknown."""
+
+    def u(unit):
+        start, sigma, options = torch.zeros(1, 4).double(), 0.5 * unit**2, {"paths": 1000, "steps": 50}
+        with pytest.warns(RuntimeWarning, match="crossings are missed"):
+            return solve(
+                lambda y: 1 + (y / unit).square().sum(1), start, 2.0, Hull(unit * cube(4)), sigma, generator=noise(),
+                **options,
+            ).mean  # fmt: skip
+
+    assert torch.allclose(u(unit), u(1.0), rtol=0.005)
+
+
 def test_a_margin_of_two_steps_sees_all_crossings():
     """The cube of nine tenths, grown by a tenth: of the whole cube it lacks the corners only, where few paths leave."""
     u = solve(one, torch.zeros(1, 4).double(), 2.0, Hull(cube(4, 0.9), 0.1), 0.5, paths=3000, steps=800,

@@ -362,12 +362,13 @@ def _meeting(a: Tensor, b: Tensor, variance: float, generator: Generator | None)
     Haas).
     """
     tiny = 1e-6 * sqrt(variance)
-    # From an unknown depth, infinity, to an edge that was crossed: the whole way was inside.
-    a, b = a.nan_to_num(posinf=1 / tiny).clamp_min(tiny), b.clamp_min(tiny)
+    unknown = a.isinf()
+    a, b = a.masked_fill(unknown, 1.0).clamp_min(tiny), b.clamp_min(tiny)
     q = drawn(torch.randn, a.shape, a, generator).square() * (variance / 2) / (a * b)
     root = 1 + q + (q * (2 + q)).sqrt()
     early = drawn(torch.rand, a.shape, a, generator) * (1 + root) < root
-    return torch.where(early, a / (a + b * root), a * root / (a * root + b))
+    share = torch.where(early, a / (a + b * root), a * root / (a * root + b))
+    return share.masked_fill(unknown, 1.0)  # from an unknown depth to an edge that was crossed: all the way inside
 
 
 def _chunks(x: Tensor, paths: int, chunk: int | None, times: int = 1) -> Iterator[tuple[slice, int]]:
