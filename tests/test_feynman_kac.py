@@ -214,6 +214,21 @@ def test_halving_the_step_at_least_halves_the_bias_of_a_curved_edge():
     assert abs(finest) <= fine / 2
 
 
+def test_a_curved_edge_has_a_bias_of_first_order_even_without_a_drift():
+    """Re z⁴ is harmonic: its mean over stopped paths is its value at the start, whatever the edge."""
+
+    def harmonic(y):
+        a, b = y[:, 0].square(), y[:, 1].square()
+        return 9 + a * a - 6 * a * b + b * b
+
+    x, bias = torch.tensor([[0.85, 0.0]] * 4, dtype=torch.float64), []
+    for steps in (4, 8):
+        u = solve(harmonic, x, 0.4, Disc(), 0.5, source=0.0, paths=200_000, steps=steps, generator=noise(steps))
+        bias.append(float((u.mean - harmonic(x)).mean()))
+        assert bias[-1] > 10 * float(u.error.norm()) / 4
+    assert 1.5 < bias[0] / bias[1] < 2.6  # 2 at the first order, 1.4 at the order ½, 4 at the second
+
+
 def test_without_the_correction_the_bias_is_of_order_one_half_and_larger():
     (coarse, error), (fine, _) = biases(Blind(), [200, 800])
     assert coarse > 10 * error

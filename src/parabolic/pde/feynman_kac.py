@@ -60,9 +60,10 @@ def solve(
     with u(·, T) = ℓ, is this one backwards in time: `solve(..., source=-1)` is its u(x, T − t).
 
     Within a step of duration Δ a path is a Brownian bridge. Whether, when and where it met the edge there is drawn from
-    the exact law for a flat edge. So the bias is of first order in Δ, and only with a drift; without one it vanishes
-    faster (it is of order ½ if paths are checked only after each step). This requires steps short enough for the
-    domain; in more than three dimensions a `RuntimeWarning` says when they are far too long:
+    the exact law for a flat edge. So the bias is of first order in Δ, from a drift and from the curvature of the edge
+    (it is of order ½ if paths are checked only after each step); at a single flat edge and without drift there is none.
+    This requires steps short enough for the domain; in more than three dimensions a `RuntimeWarning` says when they are
+    far too long:
 
     - √(2σΔ) less than a fifth of the domain's width;
     - in d = 3 or more dimensions √(2σΔd), the length of a step, at most half of the radius of the balls, or of the
@@ -89,7 +90,7 @@ def solve(
     >>> from parabolic.pde import Hull
     >>> interval = Hull(torch.tensor([[0.0], [1.0]]))
     >>> noise = torch.Generator().manual_seed(0)
-    >>> u = solve(lambda x: torch.ones(len(x)), torch.tensor([[0.5]]), 9.0, interval, sigma=1.0, generator=noise)
+    >>> u = solve(lambda x: torch.ones(len(x)), torch.tensor([[0.5]]), 1.5, interval, sigma=1.0, generator=noise)
     >>> bool((u.mean - (1 + 0.5**2 / 2)).abs() < 3 * u.error)  # 1 and the mean time to the edge, x(1 − x)/2σ
     True
     """
