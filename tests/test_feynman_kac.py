@@ -491,6 +491,19 @@ def test_bridges_estimate_the_mean_along_bridges_to_the_memory():
     assert torch.equal(solve_by_bridges(lambda y: y.square().sum(1), x, 0.0, ends, sigma).mean, x.square().sum(1))
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.long, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("sigma", [1e-6, 1.0])  # no path stops; most do
+def test_a_loss_of_any_type_is_summed_precisely(sigma, dtype):
+    """A loss of one everywhere gives 1 + E[t ∧ τ], as a count of errors or in half precision too."""
+    for kind in (torch.float32, torch.float64):
+        domain, x = Hull(column(0.0, 1.0).to(kind)), column(0.5).to(kind)
+        u = solve(lambda y: torch.ones(len(y), dtype=dtype), x, 0.2, domain, sigma, paths=500, steps=600,
+                  generator=noise())  # fmt: skip
+        expected = 0.2 if sigma < 1 else mean_time(np.array([0.5]), 0.2, sigma)[0]
+        assert u.mean.dtype == kind
+        assert abs(float(u.mean) - 1 - expected) < 3 * float(u.error) + 1e-5
+
+
 def test_no_graph_of_the_loss_is_kept():
     net = torch.nn.Linear(1, 1).double()
 

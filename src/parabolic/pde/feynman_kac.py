@@ -273,7 +273,7 @@ class _Walk:
 
     def run(self, x: Tensor, gap: Tensor, steps: int) -> tuple[Tensor, ...]:
         """Simulate one path from each row of x, at the distance `gap` from the edge: the fields of `Paths`."""
-        value, stopped = self.loss(x), gap <= 0
+        value, stopped = self._loss(x), gap <= 0
         result = torch.stack([value, *(torch.zeros_like(value) for _ in range(3))])
 
         # The integral is by the trapezoidal rule, in units of dt: half the first loss, all between, half the last.
@@ -301,7 +301,7 @@ class _Walk:
                 left -= len(off)
             if self.drift is not None:
                 log_weight, energy = self._weighed(step, new, power * self.dt)
-            x, gap, value = new, new_gap, self.loss(new)
+            x, gap, value = new, new_gap, self._loss(new)
             integral = integral + value
 
         keep = running.nonzero().squeeze(1)
@@ -311,6 +311,11 @@ class _Walk:
             result[:, last.number] = torch.stack(self._stop(last))
             stopped[last.number] = True
         return *result, stopped
+
+    def _loss(self, x: Tensor) -> Tensor:
+        """The losses, at least as precise as x: a sum in half precision stops growing after a few hundred steps."""
+        value = self.loss(x)
+        return value.to(torch.promote_types(value.dtype, x.dtype))
 
     def _moved(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The positions after a step, the drift μ, and ‖μ‖²/4σ; without a drift these are empty."""
@@ -337,7 +342,7 @@ class _Walk:
         noise = drawn(torch.randn, last.x.shape, last.x, self.generator)
         spread = noise * (self.variance * at * (1 - at)).sqrt()
         stop = self.domain.nearest(torch.lerp(last.x, last.new, at) + spread)
-        end, log_weight, energy = self.loss(stop), last.log_weight, last.energy
+        end, log_weight, energy = self._loss(stop), last.log_weight, last.energy
         if self.drift is not None:
             log_weight, energy = self._weighed(last, stop, last.power * share * self.dt)
         integral = (last.integral + (last.value * (share - 1) + end * share) / 2) * self.dt
