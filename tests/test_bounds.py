@@ -115,6 +115,20 @@ def test_a_loss_that_peaks_in_the_margin_of_a_flat_hull_is_seen():
     assert float(u.mean) < forgetting_bound(ring, domain, generator=noise()).bound <= 10
 
 
+def test_a_loss_that_peaks_in_the_margin_of_any_hull_is_seen():
+    """Paths whose time is up end in the margin too: there u(x, 0) = ℓ(x), which no bound may be less than."""
+    domain = MemoryDomain(torch.tensor([[-2.0, -1.0], [2.0, -1.0], [0.0, 2.0]]), eps=0.25)
+    beside = torch.tensor([[0.0, -1.25]])  # half-way between the side of the triangle and the edge
+
+    def peak(x):
+        return torch.exp(-20 * (x - beside).square().sum(1))
+
+    u = solve(peak, beside, 1e-4, domain, 1.0, source=-1.0, generator=noise())
+    found = forgetting_bound(peak, domain, samples=4000, generator=noise())
+    assert found.stated < 0.5 < 0.9 < float(u.mean) <= found.bound + 0.02
+    assert found.bound <= 1
+
+
 @settings(max_examples=40)
 @given(problems(), st.floats(0.05, 2.0))
 def test_the_future_keeps_to_both_bounds_of_corollary_1(problem, tau):

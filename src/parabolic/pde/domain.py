@@ -215,9 +215,10 @@ class MemoryDomain(Intersection):
         self.points, self.eps = points, self.balls.eps
 
     def interior(self, count: int, generator: Generator | None = None) -> Tensor:
-        """Sample points of the hull: mixtures of a few random points of the memory.
+        """Sample points of the grown hull: mixtures of a few random points of the memory, moved within its margin.
 
-        A flat hull has no inside but its margin, so there each is moved by a random part of it in a random direction.
+        Each is moved in a random direction by a random part of the margin: so the points fill the margin too, where
+        paths also run, and which is all of the inside of a flat hull.
 
         >>> memory = MemoryDomain(torch.randn(9, 2, generator=torch.Generator().manual_seed(0)), eps=0.01)
         >>> bool(memory.inside(memory.interior(100)).all())
@@ -225,8 +226,6 @@ class MemoryDomain(Intersection):
         """
         check_number("count", count, whole=True, at_least=1)
         mixed = self._mix(count, generator)
-        if not self.hull.flat:
-            return mixed
         # Not evenly by volume: in many dimensions nearly all of it is next to the surface.
         way = _unit(drawn(torch.randn, (count, self.points[0].numel()), mixed, generator))
         length = self.hull.margin * drawn(torch.rand, (count, 1), mixed, generator)
