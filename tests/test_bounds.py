@@ -154,6 +154,22 @@ def test_the_bounds_of_corollary_1_are_reached():
     assert torch.isclose(solve(loss, x, 0.0, domain, 1.0).mean, torch.tensor(2.0))
 
 
+def test_the_slope_of_the_loss_is_no_constant_for_corollary_1():
+    """ℓ = 10 + |x|/10 has the Lipschitz constant 1/10; far from the edge u(x, 1) is 2ℓ(x), beyond max ℓ + 1/10."""
+    domain = MemoryDomain(torch.tensor([[-100.0], [100.0]]), eps=0.01)
+
+    def loss(x):
+        return 10 + x[:, 0].abs() / 10
+
+    largest = 20.01
+    u = solve(loss, torch.tensor([[90.0]]), 1.0, domain, 0.01, generator=noise())
+    assert float(u.mean) == pytest.approx(38, rel=0.01)
+    assert float(u.mean) > largest + 0.1
+    with pytest.raises(InputError, match="constant: got 0.1, expected at least 20.*, a loss found .*; C is a bound on"):
+        generalisation_bound(loss, domain, 1.0, constant=0.1)
+    assert generalisation_bound(loss, domain, 1.0, constant=largest).upper >= float(u.mean)
+
+
 def test_pieces_and_realised_losses_are_reported():
     points = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 2.0]])
     domain = MemoryDomain(points, eps=0.01)

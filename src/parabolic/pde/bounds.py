@@ -59,6 +59,9 @@ class ForgettingBound:
         if constant is None:
             constant = self.bound
         check_number("constant", constant, at_least=0)
+        if not _at_most(self.bound, constant):
+            remedy = "C is a bound on the loss itself, not on its slope; leave it out for the largest loss found"
+            raise invalid("constant", constant, f"at least {self.bound:g}, a loss found on the domain", remedy)
         return GeneralisationBound(float(tau), float(constant), self.memory, self.edge, self.inside)
 
     @property
@@ -223,8 +226,9 @@ def generalisation_bound(
         domain: see `forgetting_bound`.
         tau: how far ahead, 0 or more.
         future: future data `[n, *shape]`, for the realised loss.
-        constant: C, if known. By default the largest loss found on memory, edge and inside: an estimate from below,
-            which more samples improve.
+        constant: C, if known: a bound on the loss, not its Lipschitz constant; refused if a larger loss is found. By
+            default the largest loss found on memory, edge and inside: an estimate from below, which more samples
+            improve.
         samples: see `forgetting_bound`.
         generator: see `forgetting_bound`.
 
