@@ -269,6 +269,15 @@ def test_the_gap_is_zero_at_the_minimiser_and_grows_away_from_it():
     assert torch.allclose(shares[1][1], found.rate[-1], rtol=0.05)
 
 
+def test_near_the_edge_the_gap_is_small_again():
+    """There the mean time to it, (4 − x²)/2σ, is short: however strong the drift, E∫‖x‖²ds ≤ 4·E[τ]."""
+    x, interval = torch.tensor([[1.0], [1.9]]), Hull(torch.tensor([[-2.0], [2.0]]))
+    found = drift_bound(hill, x, 1.0, interval, 0.5, gradient_of(lambda y: y.square().sum(1) / 2), generator=noise())
+    assert found.rate[1] > found.rate[0]
+    assert found.gap[1] < 0.6 * found.gap[0]
+    assert found.gap[1] <= 4 * (4 - 1.9**2) / 2
+
+
 def test_the_gap_is_exactly_zero_at_a_minimiser_that_is_remembered():
     domain = MemoryDomain(torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 3.0]]), eps=0.01)
     found = drift_bound(hill, torch.tensor([[0.0, 0.0], [1.0, 1.0]]), 0.5, domain, 0.5, BOWL, generator=noise())

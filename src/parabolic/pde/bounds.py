@@ -264,8 +264,8 @@ def drift_bound(
     E[∫‖μ‖² ds]/4σ ≥ 0. (The paper, where σ = ½, bounds −log of the two terms of A separately, which is valid
     only where their product is less than their sum, and gets twice this gap: E[∫‖μ‖² ds].)
 
-    The gap grows with the distance from φ's minimiser. At the minimiser it is not zero, as paths leave it, but of
-    order t², instead of t elsewhere: its `rate` at t = 0, ‖μ(x)‖²/4σ, is zero there and only there.
+    For small t the gap is its `rate` at t = 0, ‖μ(x)‖²/4σ, times t: zero where ∇φ is, at φ's minimisers. There the gap
+    itself is not zero, as paths leave them, but of order t². It is small near the edge too, where paths stop early.
 
     The arguments are those of `solve`; the loss must be positive.
 
