@@ -346,7 +346,10 @@ def test_where_there_is_no_loss_at_all_the_bound_is_infinite_and_not_broken():
         (lambda d: forgetting_bound(hill, d, samples=1), "samples: got 1"),
         (lambda d: forgetting_bound(lambda x: x, d), "loss: .* expected to return one number per point"),
         (lambda d: forgetting_bound(lambda x: -hill(x), d), "loss: .* no negative loss"),
-        (lambda d: forgetting_bound(hill, d, past=torch.zeros(2, 3)), r"x: .* expected a tensor \[n, 2\]"),
+        (lambda d: forgetting_bound(hill, d, past=torch.zeros(2, 3)), r"^past: .* expected a tensor \[n, 2\]"),
+        (lambda d: forgetting_bound(hill, d, past=torch.zeros(2, 2).long()), "^past: .* expected type torch.float32"),
+        (lambda d: forgetting_bound(hill, d, past=torch.full((2, 2), math.nan)), "^past: got 4 values that are NaN"),
+        (lambda d: generalisation_bound(hill, d, 1.0, torch.zeros(2)), r"^future: .* expected a tensor \[n, 2\]"),
         (lambda d: forgetting_bound(hill, d, past=torch.zeros(0, 2)), "past: .* expected at least one point"),
         (
             lambda d: forgetting_bound(hill, d, past=[[0.0, 0.0]]),

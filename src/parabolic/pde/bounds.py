@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from parabolic.checks import check_number, invalid
+from parabolic.checks import InputError, check_finite, check_number, invalid
 from parabolic.pde.domain import Domain, MemoryDomain
 from parabolic.pde.feynman_kac import Drift, Loss, losses_at, solve, walk
 
@@ -298,7 +298,13 @@ def _data(name: str, loss: Loss, domain: Domain, data: Tensor | None) -> tuple[R
         raise invalid(name, type(data), "a tensor of points", f"convert it with torch.as_tensor({name})")
     if not len(data):
         raise invalid(name, data, "at least one point", "leave it out if there are none")
-    return _range(loss, data), float(domain.inside(data).double().mean())
+    try:
+        covered = float(domain.inside(data).double().mean())
+    except InputError as error:  # the domain's argument, under the caller's name
+        error.name = name
+        raise
+    check_finite(name, data)
+    return _range(loss, data), covered
 
 
 def _at_most(one: float, other: float) -> bool:
