@@ -360,6 +360,8 @@ def test_where_there_is_no_loss_at_all_the_bound_is_infinite_and_not_broken():
         (lambda d: generalisation_bound(hill, d, -1.0), "tau: got -1.0"),
         (lambda d: generalisation_bound(hill, d, 1.0, constant=-1.0), "constant: got -1.0"),
         (lambda d: drift_bound(hill, torch.zeros(1, 2), 1.0, d, 0.0, BOWL), "sigma: got 0.0"),
+        (lambda d: drift_bound(hill, torch.zeros(1, 2), 1.0, d, 1.0, None), "drift: got None, expected a function"),
+        (lambda d: forgetting_bound(hill, d, generator=7), "generator: got 7, expected a torch.Generator"),
         (lambda d: drift_bound(hill, torch.full((1, 2), 9.0), 1.0, d, 1.0, BOWL), "x: got 1 points outside the domain"),
     ],
 )

@@ -256,6 +256,8 @@ def test_the_hull_of_points_that_are_one_needs_no_search(monkeypatch):
         (lambda: Hull(torch.eye(3)).inside(torch.zeros(2, 4)), r"x: .* expected a tensor \[n, 3\]"),
         (lambda: Hull(torch.eye(3)).hit(torch.zeros(2, 3, dtype=torch.float64)), "x: .* expected type torch.float32"),
         (lambda: Intersection(), "parts: .* at least one domain"),
+        (lambda: Intersection(Balls(torch.zeros(3, 2), 1.0), 3), "parts: got 3, expected an object with the methods"),
+        (lambda: Balls(torch.zeros(3, 2), 1.0).inside(torch.zeros(2, 5)), r"x: .* expected a tensor \[n, 2\]"),
         (lambda: MemoryDomain(torch.eye(3), 0.1).edge(0), "count: got 0"),
     ],
 )

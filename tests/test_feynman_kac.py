@@ -598,6 +598,15 @@ def test_a_gpu_estimates_the_same():
 # Bad input
 
 
+class Told:
+    """The half-line x < 1, with methods as told."""
+
+    def __init__(self, inside=None, hit=None, nearest=None):
+        self.inside = inside or (lambda x: x[:, 0] <= 1)
+        self.hit = hit or (lambda x: 1 - x[:, 0])
+        self.nearest = nearest or torch.ones_like
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -611,6 +620,18 @@ def test_a_gpu_estimates_the_same():
         ({"drift": lambda x: x.float()}, "drift: .* type float32"),
         ({"drift": 2.0}, r"drift: got 2.0, expected a function that is called as drift\(x\)"),
         ({"drift": gradient_of(lambda x: x)}, r"potential: .* expected to return one number per point, a tensor \[1\]"),
+        ({"drift": lambda x: x / 0}, "drift: got 1 values that are NaN or infinite.* it is the drift itself"),
+        (
+            {"drift": gradient_of(lambda x: x.detach().sum(1))},
+            "potential: got a result that does not depend on x, expected .* operations of torch",
+        ),
+        ({"domain": HalfPlane}, "domain: got <class .*, expected an object with the methods inside, hit and nearest"),
+        ({"domain": Told(inside=lambda x: x[:, 0])}, r"domain.inside: .* expected .* shape \[1\] and type bool"),
+        ({"domain": Told(hit=lambda x: 1 - x.abs())}, r"domain.hit: .* expected .* shape \[1\] and type float64"),
+        ({"domain": Told(hit=lambda x: x[:, 0] < 1)}, r"domain.hit: .* bool, expected .* type float64"),
+        ({"domain": Told(nearest=lambda x: x[:, 0])}, r"domain.nearest: .* expected .* shape \[1, 1\]"),
+        ({"loss": None}, "loss: got None, expected a function from points to their losses"),
+        ({"generator": 3}, r"generator: got 3, expected a torch.Generator; pass torch.Generator\(\).manual_seed\(3\)"),
         (
             {"domain": column(0.5)},
             "domain: got a tensor .*, expected an object with the methods inside, hit and nearest",
@@ -634,6 +655,15 @@ def test_bad_input_is_refused_by_name(change, message):
 def test_bridges_refuse_ends_of_another_shape():
     with pytest.raises(InputError, match="ends: .* expected at least one point of the shape"):
         solve_by_bridges(wavy, column(0.5), 1.0, torch.zeros(3, 2, dtype=torch.float64), 1.0)
+    with pytest.raises(InputError, match="ends: got 1 values that are NaN"):
+        solve_by_bridges(wavy, column(0.5), 1.0, column(0.5, math.nan), 1.0)
+    with pytest.raises(InputError, match="generator: got 3, expected a torch.Generator"):
+        solve_by_bridges(wavy, column(0.5), 1.0, column(0.5), 1.0, generator=3)
+
+
+def test_a_potential_is_a_function():
+    with pytest.raises(InputError, match=r"potential: got 2.0, expected a function that is called as potential\(x\)"):
+        gradient_of(2.0)
 
 
 @pytest.mark.parametrize("d", [3, 4, 6])

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from parabolic.checks import InputError, check_finite, check_number, invalid
+from parabolic.checks import InputError, check_call, check_finite, check_number, invalid
 from parabolic.pde.domain import Domain, MemoryDomain
 from parabolic.pde.feynman_kac import Drift, Loss, losses_at, solve, walk
 
@@ -276,6 +276,7 @@ def drift_bound(
     >>> found.rate, found.holds
     (tensor([0.0000, 0.5000]), True)
     """
+    check_call("drift", drift, "x")
     options: dict[str, Any] = {"paths": paths, "steps": steps, "chunk": chunk, "generator": generator}
     u = solve(loss, x, t, domain, sigma, drift, **options)
     sums = torch.zeros(4, len(x), dtype=torch.float64, device=x.device)

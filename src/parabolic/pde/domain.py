@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Generator, Tensor
 
-from parabolic.checks import check_finite, check_number, invalid
+from parabolic.checks import check_finite, check_generator, check_number, invalid
 
 __all__ = ["Balls", "Domain", "Hull", "Intersection", "MemoryDomain"]
 
@@ -71,7 +71,7 @@ class Balls:
 
     def inside(self, x: Tensor) -> Tensor:
         """True everywhere: in the balls u is the loss itself."""
-        return torch.ones(len(x), dtype=torch.bool, device=x.device)
+        return torch.ones(len(_flat(x, self.points)), dtype=torch.bool, device=x.device)
 
     def hit(self, x: Tensor) -> Tensor:
         """The distance to the surface of the nearest ball, negative inside it."""
@@ -163,6 +163,8 @@ class Intersection:
     def __init__(self, *parts: Domain) -> None:
         if not parts:
             raise invalid("parts", parts, "at least one domain")
+        for part in parts:
+            check_domain("parts", part)
         self.parts = parts
 
     def inside(self, x: Tensor) -> Tensor:
@@ -470,7 +472,24 @@ def _unit(x: Tensor) -> Tensor:
 
 def drawn(draw: Callable[..., Tensor], shape: Sequence[int], like: Tensor, generator: Generator | None) -> Tensor:
     """Numbers drawn by `torch.rand` or `torch.randn`, with the type and on the device of `like`."""
+    check_generator(generator)
     return draw(shape, generator=generator, dtype=like.dtype, device=like.device)
+
+
+def check_domain(name: str, domain: object) -> None:
+    """Refuse what is no domain: a class, too, instead of an object made of it."""
+    if isinstance(domain, type) or not isinstance(domain, Domain):
+        raise invalid(name, domain, "an object with the methods inside, hit and nearest", "such as a MemoryDomain")
+
+
+def check_methods(domain: Domain, x: Tensor) -> None:
+    """Refuse a domain whose methods do not return what `Domain` says for points x."""
+    expected = {"inside": (x.shape[:1], torch.bool), "hit": (x.shape[:1], x.dtype), "nearest": (x.shape, x.dtype)}
+    for name, (shape, dtype) in expected.items():
+        got = getattr(domain, name)(x)
+        if not isinstance(got, Tensor) or got.shape != shape or got.dtype != dtype:
+            kind = str(dtype).removeprefix("torch.")
+            raise invalid(f"domain.{name}", got, f"to return a tensor of shape {list(shape)} and type {kind}")
 
 
 def _check_points(points: Tensor, least: int) -> None:

@@ -12,9 +12,17 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from parabolic.checks import Description, check_call, check_finite, check_name, check_number, invalid
+from parabolic.checks import (
+    Description,
+    check_call,
+    check_finite,
+    check_generator,
+    check_name,
+    check_number,
+    invalid,
+)
 from parabolic.pde.bridges import bridge
-from parabolic.pde.domain import EXACT, Balls, Domain, Hull, Intersection, drawn
+from parabolic.pde.domain import EXACT, Balls, Domain, Hull, Intersection, check_domain, check_methods, drawn
 
 __all__ = ["Drift", "Estimate", "Loss", "gradient_of", "solve", "solve_by_bridges"]
 
@@ -152,6 +160,8 @@ def solve_by_bridges(
     check_number("source", source)
     if not isinstance(ends, Tensor) or ends.shape[1:] != x.shape[1:] or ends.dtype != x.dtype or not len(ends):
         raise invalid("ends", ends, f"at least one point of the shape and type of x, {list(x.shape[1:])}, {x.dtype}")
+    check_finite("ends", ends)
+    check_generator(generator)
     total = torch.zeros(5, len(x), dtype=torch.float64, device=x.device)
     losses_at(loss, x)
     for rows, count in _chunks(x, paths, chunk, times):
@@ -169,11 +179,12 @@ def solve_by_bridges(
 
 
 def gradient_of(potential: Callable[[Tensor], Tensor]) -> Drift:
-    """The drift μ = ∇φ of a potential φ, which maps points `[n, *shape]` to numbers `[n]`.
+    """The drift μ = ∇φ of a potential φ, which maps points `[n, *shape]` to numbers `[n]` by operations of torch.
 
     >>> gradient_of(lambda x: x.square().sum(1))(torch.tensor([[1.0, -2.0]]))
     tensor([[ 2., -4.]])
     """
+    check_call("potential", potential, "x")
 
     def drift(x: Tensor) -> Tensor:
         with torch.enable_grad():
@@ -181,6 +192,9 @@ def gradient_of(potential: Callable[[Tensor], Tensor]) -> Drift:
             value = potential(at)
             if not isinstance(value, Tensor) or value.shape != (len(x),):
                 raise invalid("potential", value, f"to return one number per point, a tensor [{len(x)}]")
+            if not value.requires_grad:
+                got, remedy = Description("a result that does not depend on x"), "without .detach(), .data or NumPy"
+                raise invalid("potential", got, "a function of x by operations of torch, to differentiate", remedy)
             return torch.autograd.grad(value.sum(), at)[0]
 
     return drift
@@ -215,11 +229,11 @@ def walk(
     """Simulate the stopped paths of `solve` batch by batch: yields the rows of x they start from, and their results."""
     check_number("steps", steps, whole=True, at_least=1)
     check_name("by", by, DRIFTS)
-    if not isinstance(domain, Domain):
-        raise invalid("domain", domain, "an object with the methods inside, hit and nearest", "such as a MemoryDomain")
+    check_domain("domain", domain)
     if drift is not None:
         check_call("drift", drift, "x")
     losses_at(loss, x)
+    check_methods(domain, x[:2])
     outside = ~domain.inside(x)
     if outside.any():
         many, first = int(outside.sum()), int(outside.nonzero()[0])
@@ -229,6 +243,7 @@ def walk(
         speed = drift(x)
         if not isinstance(speed, Tensor) or speed.shape != x.shape or speed.dtype != x.dtype:
             raise invalid("drift", speed, f"to return a tensor of the shape {list(x.shape)} and type of its argument")
+        check_finite("drift", speed, "the points are finite, so it is the drift itself")
     gap, process = domain.hit(x), _Walk(loss, domain, sigma, drift, by, t / steps, generator)
     for rows, count in _chunks(x, paths, chunk):
         start, far = (a[rows].repeat_interleave(count, 0) for a in (x, gap))
@@ -450,8 +465,10 @@ def _check_start(x: Tensor, t: float, sigma: float, paths: int) -> None:
 
 def losses_at(loss: Loss, x: Tensor) -> Tensor:
     """The losses at x, refused unless there is one number per point and none is negative."""
+    if not callable(loss):
+        raise invalid("loss", loss, "a function from points to their losses")
     value = loss(x)
-    if not isinstance(value, Tensor) or value.shape != (len(x),):
+    if not isinstance(value, Tensor) or value.is_complex() or value.shape != (len(x),):
         raise invalid("loss", value, f"to return one number per point, a tensor [{len(x)}]", 'use reduction="none"')
     check_finite("loss", value, "the points are finite, so it is the model: if it has diverged, lower its lr")
     if (value < 0).any():
