@@ -220,7 +220,8 @@ class MemoryDomain(Intersection):
         """Sample points of the grown hull: mixtures of a few random points of the memory, moved within its margin.
 
         Each is moved in a random direction by a random part of the margin: so the points fill the margin too, where
-        paths also run, and which is all of the inside of a flat hull.
+        paths also run, and which is all of the inside of a flat hull. Mixtures are of at most eight points: in
+        more than seven dimensions they do not reach all of a hull.
 
         >>> memory = MemoryDomain(torch.randn(9, 2, generator=torch.Generator().manual_seed(0)), eps=0.01)
         >>> bool(memory.inside(memory.interior(100)).all())
