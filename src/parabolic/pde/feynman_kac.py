@@ -75,7 +75,7 @@ def solve(
 
     - √(2σΔ) less than a fifth of the domain's width;
     - in d = 3 or more dimensions √(2σΔd), the length of a step, at most half of the radius of the balls, or of the
-      margin of a flat hull: in ten dimensions, steps as long as two radii meet balls three times too often;
+      margin of a flat hull: in ten dimensions, steps as long as two radii meet balls up to four times too often;
     - in more than three dimensions 2√(2σΔ) at most the margin of a hull that is not flat. The depth of a path in such a
       hull is unknown, so that crossings within a step are detected only in the margin. Without a margin the bias is of
       order ½: in the cube [−1, 1]⁴ times to the edge are 18 % too long at √(2σΔ) = 0.14, and 10 % at 0.07.
