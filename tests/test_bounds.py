@@ -115,6 +115,20 @@ def test_a_loss_that_peaks_in_the_margin_of_a_flat_hull_is_seen():
     assert float(u.mean) < forgetting_bound(ring, domain, generator=noise()).bound <= 10
 
 
+def test_a_loss_that_peaks_in_the_margin_of_any_hull_is_seen():
+    """Paths whose time is up end in the margin too: there u(x, 0) = ℓ(x), which no bound may be less than."""
+    domain = MemoryDomain(torch.tensor([[-2.0, -1.0], [2.0, -1.0], [0.0, 2.0]]), eps=0.25)
+    beside = torch.tensor([[0.0, -1.25]])  # half-way between the side of the triangle and the edge
+
+    def peak(x):
+        return torch.exp(-20 * (x - beside).square().sum(1))
+
+    u = solve(peak, beside, 1e-4, domain, 1.0, source=-1.0, generator=noise())
+    found = forgetting_bound(peak, domain, samples=4000, generator=noise())
+    assert found.stated < 0.5 < 0.9 < float(u.mean) <= found.bound + 0.02
+    assert found.bound <= 1
+
+
 @settings(max_examples=40)
 @given(problems(), st.floats(0.05, 2.0))
 def test_the_future_keeps_to_both_bounds_of_corollary_1(problem, tau):
@@ -138,6 +152,22 @@ def test_the_bounds_of_corollary_1_are_reached():
     assert (found.lower, found.constant, found.upper) == (2.0, 2.0, 5.0)
     assert torch.isclose(solve(loss, x, tau, domain, 1.0).mean, torch.tensor(5.0))
     assert torch.isclose(solve(loss, x, 0.0, domain, 1.0).mean, torch.tensor(2.0))
+
+
+def test_the_slope_of_the_loss_is_no_constant_for_corollary_1():
+    """ℓ = 10 + |x|/10 has the Lipschitz constant 1/10; far from the edge u(x, 1) is 2ℓ(x), beyond max ℓ + 1/10."""
+    domain = MemoryDomain(torch.tensor([[-100.0], [100.0]]), eps=0.01)
+
+    def loss(x):
+        return 10 + x[:, 0].abs() / 10
+
+    largest = 20.01
+    u = solve(loss, torch.tensor([[90.0]]), 1.0, domain, 0.01, generator=noise())
+    assert float(u.mean) == pytest.approx(38, rel=0.01)
+    assert float(u.mean) > largest + 0.1
+    with pytest.raises(InputError, match="constant: got 0.1, expected at least 20.*, a loss found .*; C is a bound on"):
+        generalisation_bound(loss, domain, 1.0, constant=0.1)
+    assert generalisation_bound(loss, domain, 1.0, constant=largest).upper >= float(u.mean)
 
 
 def test_pieces_and_realised_losses_are_reported():
@@ -239,6 +269,15 @@ def test_the_gap_is_zero_at_the_minimiser_and_grows_away_from_it():
     assert torch.allclose(shares[1][1], found.rate[-1], rtol=0.05)
 
 
+def test_near_the_edge_the_gap_is_small_again():
+    """There the mean time to it, (4 − x²)/2σ, is short: however strong the drift, E∫‖x‖²ds ≤ 4·E[τ]."""
+    x, interval = torch.tensor([[1.0], [1.9]]), Hull(torch.tensor([[-2.0], [2.0]]))
+    found = drift_bound(hill, x, 1.0, interval, 0.5, gradient_of(lambda y: y.square().sum(1) / 2), generator=noise())
+    assert found.rate[1] > found.rate[0]
+    assert found.gap[1] < 0.6 * found.gap[0]
+    assert found.gap[1] <= 4 * (4 - 1.9**2) / 2
+
+
 def test_the_gap_is_exactly_zero_at_a_minimiser_that_is_remembered():
     domain = MemoryDomain(torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 3.0]]), eps=0.01)
     found = drift_bound(hill, torch.tensor([[0.0, 0.0], [1.0, 1.0]]), 0.5, domain, 0.5, BOWL, generator=noise())
@@ -307,7 +346,10 @@ def test_where_there_is_no_loss_at_all_the_bound_is_infinite_and_not_broken():
         (lambda d: forgetting_bound(hill, d, samples=1), "samples: got 1"),
         (lambda d: forgetting_bound(lambda x: x, d), "loss: .* expected to return one number per point"),
         (lambda d: forgetting_bound(lambda x: -hill(x), d), "loss: .* no negative loss"),
-        (lambda d: forgetting_bound(hill, d, past=torch.zeros(2, 3)), r"x: .* expected a tensor \[n, 2\]"),
+        (lambda d: forgetting_bound(hill, d, past=torch.zeros(2, 3)), r"^past: .* expected a tensor \[n, 2\]"),
+        (lambda d: forgetting_bound(hill, d, past=torch.zeros(2, 2).long()), "^past: .* expected type torch.float32"),
+        (lambda d: forgetting_bound(hill, d, past=torch.full((2, 2), math.nan)), "^past: got 4 values that are NaN"),
+        (lambda d: generalisation_bound(hill, d, 1.0, torch.zeros(2)), r"^future: .* expected a tensor \[n, 2\]"),
         (lambda d: forgetting_bound(hill, d, past=torch.zeros(0, 2)), "past: .* expected at least one point"),
         (
             lambda d: forgetting_bound(hill, d, past=[[0.0, 0.0]]),
@@ -318,6 +360,8 @@ def test_where_there_is_no_loss_at_all_the_bound_is_infinite_and_not_broken():
         (lambda d: generalisation_bound(hill, d, -1.0), "tau: got -1.0"),
         (lambda d: generalisation_bound(hill, d, 1.0, constant=-1.0), "constant: got -1.0"),
         (lambda d: drift_bound(hill, torch.zeros(1, 2), 1.0, d, 0.0, BOWL), "sigma: got 0.0"),
+        (lambda d: drift_bound(hill, torch.zeros(1, 2), 1.0, d, 1.0, None), "drift: got None, expected a function"),
+        (lambda d: forgetting_bound(hill, d, generator=7), "generator: got 7, expected a torch.Generator"),
         (lambda d: drift_bound(hill, torch.full((1, 2), 9.0), 1.0, d, 1.0, BOWL), "x: got 1 points outside the domain"),
     ],
 )

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parabolic import InputError, bridge, on_simplex
+from parabolic.pde import log_girsanov
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -174,9 +175,35 @@ def test_on_simplex_is_a_probability_and_leaves_one_alone(n, classes, seed):
         ({"bridges": 1.5}, "bridges"),
         ({"horizon": 0}, "horizon"),
         ({"variant": "papr"}, "variant"),
+        ({"generator": 3}, "generator"),
     ],
 )
 def test_bad_input_names_the_argument(arguments, named):
     good = {"start": torch.zeros(2, 2), "end": torch.zeros(2, 2)}
     with pytest.raises(InputError, match=f"^{named}: got .*, expected "):
         bridge(**(good | arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"path": [0.0, 1.0]}, "path: got .*, expected paths of two or more times"),
+        ({"path": torch.zeros(2, 1, 3, 2).long()}, "path: .* int64, expected .* floating-point"),
+        ({"horizon": 0}, "horizon: got 0, expected a number above 0"),
+        ({"horizon": -1.0}, "horizon: got -1.0, expected a number above 0"),
+        ({"horizon": math.nan}, "horizon: got nan"),
+        ({"drift": 2.0}, "drift: got 2.0, expected a function from points to velocities"),
+        ({"drift": lambda x: 2.0}, r"drift: got 2.0, expected to return a velocity for each point, \[4, 2\]"),
+        ({"drift": lambda x: x[:, :1]}, r"drift: .* expected to return a velocity for each point, \[4, 2\]"),
+    ],
+)
+def test_bad_input_to_girsanovs_weight_names_the_argument(arguments, message):
+    good = {"path": torch.zeros(2, 1, 3, 2), "drift": lambda x: x}
+    with pytest.raises(InputError, match=f"^{message}"):
+        log_girsanov(**(good | arguments))
+
+
+@pytest.mark.parametrize("path", [[0.5, 0.5], torch.ones(2, 3, dtype=torch.long), torch.tensor(1.0)])
+def test_only_tensors_of_numbers_are_folded_onto_the_simplex(path):
+    with pytest.raises(InputError, match=r"^path: got .*, expected a floating-point tensor \[..., classes\]"):
+        on_simplex(path)

@@ -7,6 +7,7 @@ import re
 import runpy
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from statistics import fmean
 
@@ -647,6 +648,18 @@ def test_tinyimagenet_is_told_as_the_records_have_it():
         assert trials[3]["lr"] == min(trial["lr"] for trial in trials[1:])
     diverged = [trial["strength"] >= 10 for trial in here["On-EWC"].study["trials"] if trial["score"] == 0]
     assert diverged == [True] * 3
+
+
+def test_how_often_long_steps_meet_a_ball_is_as_the_page_on_theory_says(capsys):
+    page = (ROOT / "docs" / "theory.md").read_text()
+    (code,) = re.findall(r"  ```python\n(.*?)  ```", page, re.DOTALL)
+    torch.manual_seed(0)
+    with pytest.warns(RuntimeWarning, match="too often"):
+        exec(textwrap.dedent(code), {})
+    told = [float(line.split()[0]) for line in capsys.readouterr().out.splitlines()]
+    long, short = map(float, re.findall(r"two radii (\S+) of them do, with steps of half a radius (\S+);", page)[0])
+    assert told == [pytest.approx(long, abs=0.011), pytest.approx(short, abs=0.011)]
+    assert f"(0.4 / 0.53)⁸ = {(0.4 / 0.53) ** 8:.3f} would" in page  # (r/‖x‖)ᵈ⁻²
 
 
 def test_what_the_results_say_of_the_bounds_is_so():

@@ -198,13 +198,17 @@ def test_scattered_points_are_where_they_should_be(n, shape):
     assert torch.equal(domain.edge(65, generator(1)), edge)
 
 
-def test_scattered_points_of_a_flat_hull_fill_its_margin_at_all_depths():
+def test_scattered_points_fill_the_margin_at_all_depths():
     domain = MemoryDomain(4 * torch.eye(20).double()[:3], eps=0.25)
     depth = domain.hull.hit(domain.interior(2000, generator()))
     assert (depth >= 0).all()
     assert ((depth / 0.5 * 4).long().clamp_max(3).bincount(minlength=4) > 200).all()
     solid = MemoryDomain(cube(3), eps=0.25)
-    assert (solid.hull.hit(solid.interior(2000, generator())) > 0.5 - 1e-9).all()  # in the hull of the points
+    depth = solid.hull.hit(solid.interior(2000, generator()))
+    assert (depth > 0).all()
+    assert (depth < 0.25).sum() > 20  # beyond the hull of the points
+    bare = MemoryDomain(cube(3), eps=0.25, margin=0.0)
+    assert (bare.hull.hit(bare.interior(2000, generator())) > -1e-12).all()
 
 
 @pytest.mark.parametrize("spread", [0.0, 1.0])  # of points that are one, and of others
@@ -252,6 +256,8 @@ def test_the_hull_of_points_that_are_one_needs_no_search(monkeypatch):
         (lambda: Hull(torch.eye(3)).inside(torch.zeros(2, 4)), r"x: .* expected a tensor \[n, 3\]"),
         (lambda: Hull(torch.eye(3)).hit(torch.zeros(2, 3, dtype=torch.float64)), "x: .* expected type torch.float32"),
         (lambda: Intersection(), "parts: .* at least one domain"),
+        (lambda: Intersection(Balls(torch.zeros(3, 2), 1.0), 3), "parts: got 3, expected an object with the methods"),
+        (lambda: Balls(torch.zeros(3, 2), 1.0).inside(torch.zeros(2, 5)), r"x: .* expected a tensor \[n, 2\]"),
         (lambda: MemoryDomain(torch.eye(3), 0.1).edge(0), "count: got 0"),
     ],
 )

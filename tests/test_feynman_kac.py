@@ -214,6 +214,21 @@ def test_halving_the_step_at_least_halves_the_bias_of_a_curved_edge():
     assert abs(finest) <= fine / 2
 
 
+def test_a_curved_edge_has_a_bias_of_first_order_even_without_a_drift():
+    """Re z⁴ is harmonic: its mean over stopped paths is its value at the start, whatever the edge."""
+
+    def harmonic(y):
+        a, b = y[:, 0].square(), y[:, 1].square()
+        return 9 + a * a - 6 * a * b + b * b
+
+    x, bias = torch.tensor([[0.85, 0.0]] * 4, dtype=torch.float64), []
+    for steps in (4, 8):
+        u = solve(harmonic, x, 0.4, Disc(), 0.5, source=0.0, paths=200_000, steps=steps, generator=noise(steps))
+        bias.append(float((u.mean - harmonic(x)).mean()))
+        assert bias[-1] > 10 * float(u.error.norm()) / 4
+    assert 1.5 < bias[0] / bias[1] < 2.6  # 2 at the first order, 1.4 at the order ½, 4 at the second
+
+
 def test_without_the_correction_the_bias_is_of_order_one_half_and_larger():
     (coarse, error), (fine, _) = biases(Blind(), [200, 800])
     assert coarse > 10 * error
@@ -254,6 +269,21 @@ def test_in_a_solid_hull_of_four_dimensions_the_bias_is_of_order_one_half_and_wa
     assert 1.5 < bias[0] / bias[1] < 2.7  # a quarter of the step, half of the bias
     few = solve(one, torch.zeros(1, 3).double(), 2.0, Hull(cube(3)), 0.5, paths=6000, steps=50, generator=noise())
     assert abs(float(few.mean) - 1 - cube_time(3, 2.0, 0.5)) < 3 * float(few.error)
+
+
+@pytest.mark.parametrize("unit", [1e-5, 1e5])
+def test_units_make_no_difference(unit):
+    """With lengths in other units, and σ in their square, u is the same: also where the depth of a path is unknown."""
+
+    def u(unit):
+        start, sigma, options = torch.zeros(1, 4).double(), 0.5 * unit**2, {"paths": 1000, "steps": 50}
+        with pytest.warns(RuntimeWarning, match="crossings are missed"):
+            return solve(
+                lambda y: 1 + (y / unit).square().sum(1), start, 2.0, Hull(unit * cube(4)), sigma, generator=noise(),
+                **options,
+            ).mean  # fmt: skip
+
+    assert torch.allclose(u(unit), u(1.0), rtol=0.005)
 
 
 def test_a_margin_of_two_steps_sees_all_crossings():
@@ -461,6 +491,19 @@ def test_bridges_estimate_the_mean_along_bridges_to_the_memory():
     assert torch.equal(solve_by_bridges(lambda y: y.square().sum(1), x, 0.0, ends, sigma).mean, x.square().sum(1))
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.long, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("sigma", [1e-6, 1.0])  # no path stops; most do
+def test_a_loss_of_any_type_is_summed_precisely(sigma, dtype):
+    """A loss of one everywhere gives 1 + E[t ∧ τ], as a count of errors or in half precision too."""
+    for kind in (torch.float32, torch.float64):
+        domain, x = Hull(column(0.0, 1.0).to(kind)), column(0.5).to(kind)
+        u = solve(lambda y: torch.ones(len(y), dtype=dtype), x, 0.2, domain, sigma, paths=500, steps=600,
+                  generator=noise())  # fmt: skip
+        expected = 0.2 if sigma < 1 else mean_time(np.array([0.5]), 0.2, sigma)[0]
+        assert u.mean.dtype == kind
+        assert abs(float(u.mean) - 1 - expected) < 3 * float(u.error) + 1e-5
+
+
 def test_no_graph_of_the_loss_is_kept():
     net = torch.nn.Linear(1, 1).double()
 
@@ -555,6 +598,15 @@ def test_a_gpu_estimates_the_same():
 # Bad input
 
 
+class Told:
+    """The half-line x < 1, with methods as told."""
+
+    def __init__(self, inside=None, hit=None, nearest=None):
+        self.inside = inside or (lambda x: x[:, 0] <= 1)
+        self.hit = hit or (lambda x: 1 - x[:, 0])
+        self.nearest = nearest or torch.ones_like
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -568,6 +620,18 @@ def test_a_gpu_estimates_the_same():
         ({"drift": lambda x: x.float()}, "drift: .* type float32"),
         ({"drift": 2.0}, r"drift: got 2.0, expected a function that is called as drift\(x\)"),
         ({"drift": gradient_of(lambda x: x)}, r"potential: .* expected to return one number per point, a tensor \[1\]"),
+        ({"drift": lambda x: x / 0}, "drift: got 1 values that are NaN or infinite.* it is the drift itself"),
+        (
+            {"drift": gradient_of(lambda x: x.detach().sum(1))},
+            "potential: got a result that does not depend on x, expected .* operations of torch",
+        ),
+        ({"domain": HalfPlane}, "domain: got <class .*, expected an object with the methods inside, hit and nearest"),
+        ({"domain": Told(inside=lambda x: x[:, 0])}, r"domain.inside: .* expected .* shape \[1\] and type bool"),
+        ({"domain": Told(hit=lambda x: 1 - x.abs())}, r"domain.hit: .* expected .* shape \[1\] and type float64"),
+        ({"domain": Told(hit=lambda x: x[:, 0] < 1)}, r"domain.hit: .* bool, expected .* type float64"),
+        ({"domain": Told(nearest=lambda x: x[:, 0])}, r"domain.nearest: .* expected .* shape \[1, 1\]"),
+        ({"loss": None}, "loss: got None, expected a function from points to their losses"),
+        ({"generator": 3}, r"generator: got 3, expected a torch.Generator; pass torch.Generator\(\).manual_seed\(3\)"),
         (
             {"domain": column(0.5)},
             "domain: got a tensor .*, expected an object with the methods inside, hit and nearest",
@@ -591,6 +655,15 @@ def test_bad_input_is_refused_by_name(change, message):
 def test_bridges_refuse_ends_of_another_shape():
     with pytest.raises(InputError, match="ends: .* expected at least one point of the shape"):
         solve_by_bridges(wavy, column(0.5), 1.0, torch.zeros(3, 2, dtype=torch.float64), 1.0)
+    with pytest.raises(InputError, match="ends: got 1 values that are NaN"):
+        solve_by_bridges(wavy, column(0.5), 1.0, column(0.5, math.nan), 1.0)
+    with pytest.raises(InputError, match="generator: got 3, expected a torch.Generator"):
+        solve_by_bridges(wavy, column(0.5), 1.0, column(0.5), 1.0, generator=3)
+
+
+def test_a_potential_is_a_function():
+    with pytest.raises(InputError, match=r"potential: got 2.0, expected a function that is called as potential\(x\)"):
+        gradient_of(2.0)
 
 
 @pytest.mark.parametrize("d", [3, 4, 6])

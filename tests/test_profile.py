@@ -47,6 +47,18 @@ def test_between_two_memory_points_the_label_passes_from_one_to_the_other(learne
     assert torch.allclose(anywhere.sum(1), torch.ones(50), atol=1e-5)
 
 
+def test_examples_stored_at_one_place_share_its_label():
+    """Cross-entropy is linear in the label: with the mean of their labels, ℓ there is the mean of their losses."""
+    learner = ER(MLP((2,), 3), memory=9, replay=1)
+    x = torch.tensor([[0.0, 0.0]] * 5 + [[1.0, 0.0]] * 2)
+    learner.observe(x, torch.tensor([0, 0, 1, 0, 2, 1, 1]))
+    loss, stored = LearnerLoss(learner), cross_entropy(learner.scores(x), learner.past["y"], reduction="none")
+    assert torch.allclose(loss(x[:1]), stored[:5].mean(), atol=1e-6)
+    assert float(loss(loss.points).mean()) == pytest.approx(float(stored.mean()), abs=1e-6)
+    way = loss.label(torch.tensor([[0.25, 0.0]]), 3)  # and the label passes from one place to the other
+    assert torch.allclose(way, 0.75 * torch.tensor([[0.6, 0.2, 0.2]]) + 0.25 * torch.tensor([[0.0, 1.0, 0.0]]))
+
+
 def test_one_memory_point_gives_its_label_to_all():
     learner = ER(MLP((2,), 3), memory=1, replay=1)
     learner.observe(torch.zeros(1, 2), torch.tensor([2]))

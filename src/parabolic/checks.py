@@ -17,8 +17,8 @@ from torch import Tensor
 
 __all__ = [
     "DEVICE_ERRORS", "FILL_IN", "CallError", "InputError", "all_finite", "check_call", "check_finite", "check_gaps",
-    "check_module", "check_name", "check_number", "digits", "first_line", "invalid", "plain", "short_of_memory",
-    "signed",
+    "check_generator", "check_module", "check_name", "check_number", "digits", "first_line", "invalid", "plain",
+    "short_of_memory", "signed",
 ]  # fmt: skip
 
 DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)  # the machine is to blame, not what it was given
@@ -182,6 +182,20 @@ def check_call(name: str, function: Any, *given: str, **named: object) -> None:
     except TypeError as error:
         call = ", ".join([*given, *(f"{key}={key}" for key in named)])
         raise invalid(name, function, f"a function that is called as {name}({call})") from error
+
+
+def check_generator(generator: object) -> None:
+    """Refuse anything but a generator or None: a seed too, and say how to make one of it.
+
+    >>> check_generator(3)
+    Traceback (most recent call last):
+        ...
+    parabolic.checks.InputError: generator: got 3, expected a torch.Generator; pass torch.Generator().manual_seed(3)
+    """
+    if generator is not None and not isinstance(generator, torch.Generator):
+        seed = generator if isinstance(generator, int) else 0
+        remedy = f"pass torch.Generator().manual_seed({int(seed)})"
+        raise invalid("generator", generator, "a torch.Generator", remedy)
 
 
 def check_module(name: str, value: object) -> None:

@@ -33,8 +33,10 @@ class LearnerLoss:
 
     A point has the label that a bridge without noise between its two nearest memory points would carry there, by the
     ratio of the distances. At a memory point this is the point's own label, so that ℓ on the memory is the loss of the
-    stored examples. PCL's bridges join random pairs, and most carry other labels past the same point: between memory
-    points ℓ is not the loss that PCL minimises.
+    stored examples. Examples stored at the same place count as one, with the mean of their labels.
+
+    PCL's bridges join random pairs, and most carry other labels past the same point: between memory points ℓ is not the
+    loss that PCL minimises.
 
     >>> from parabolic import PCL
     >>> learner = PCL(torch.nn.Linear(2, 2), memory=40)
@@ -56,7 +58,9 @@ class LearnerLoss:
         # Nearest points are found by matrix products, in which small differences of large numbers would be lost.
         places = self.points.flatten(1).double()
         self._centre = places.mean(0)
-        self._places = places - self._centre
+        self._places, self._place, self._shares = (places - self._centre).unique(
+            dim=0, return_inverse=True, return_counts=True
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         """The losses `[n]` of points `[n, *shape]`."""
@@ -68,14 +72,21 @@ class LearnerLoss:
 
     def label(self, x: Tensor, outputs: int) -> Tensor:
         """The label of each point, as on a bridge: a soft label, or numbers."""
-        several = min(2, len(self.points))
+        several = min(2, len(self._places))
         place = x.flatten(1).double() - self._centre
         near = torch.cdist(place, self._places).topk(several, largest=False).indices
         gap = (place[:, None] - self._places[near]).norm(dim=2).to(x.dtype)
         # The nearer of two gets the larger share: 1 at distance 0, ½ half-way. A single one gets all of it.
         share = gap.flip(1) / gap.sum(1, keepdim=True).clamp_min(torch.finfo(gap.dtype).tiny)
         share = torch.where(gap.sum(1, keepdim=True) > 0, share, 1 / several) if several > 1 else torch.ones_like(gap)
-        return (share[..., None] * self.learner.error.points(self.labels, outputs, x.dtype)[near]).sum(1)
+        return (share[..., None] * self._labels(outputs, x.dtype)[near]).sum(1)
+
+    def _labels(self, outputs: int, dtype: torch.dtype) -> Tensor:
+        """The label of each place as a point: the mean of the labels stored there."""
+        labels = self.learner.error.points(self.labels, outputs, dtype)
+        total = labels.new_zeros(len(self._places), *labels.shape[1:]).index_add_(0, self._place, labels)
+        mean: Tensor = total / self._shares[:, None].to(dtype)
+        return mean
 
 
 def with_memory(learner: Learner) -> ReplayLearner:

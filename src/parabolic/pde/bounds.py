@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from parabolic.checks import check_number, invalid
+from parabolic.checks import InputError, check_call, check_finite, check_number, invalid
 from parabolic.pde.domain import Domain, MemoryDomain
 from parabolic.pde.feynman_kac import Drift, Loss, losses_at, solve, walk
 
@@ -59,6 +59,9 @@ class ForgettingBound:
         if constant is None:
             constant = self.bound
         check_number("constant", constant, at_least=0)
+        if not _at_most(self.bound, constant):
+            remedy = "C is a bound on the loss itself, not on its slope; leave it out for the largest loss found"
+            raise invalid("constant", constant, f"at least {self.bound:g}, a loss found on the domain", remedy)
         return GeneralisationBound(float(tau), float(constant), self.memory, self.edge, self.inside)
 
     @property
@@ -223,8 +226,9 @@ def generalisation_bound(
         domain: see `forgetting_bound`.
         tau: how far ahead, 0 or more.
         future: future data `[n, *shape]`, for the realised loss.
-        constant: C, if known. By default the largest loss found on memory, edge and inside: an estimate from below,
-            which more samples improve.
+        constant: C, if known: a bound on the loss, not its Lipschitz constant; refused if a larger loss is found. By
+            default the largest loss found on memory, edge and inside: an estimate from below, which more samples
+            improve.
         samples: see `forgetting_bound`.
         generator: see `forgetting_bound`.
 
@@ -260,8 +264,8 @@ def drift_bound(
     E[∫‖μ‖² ds]/4σ ≥ 0. (The paper, where σ = ½, bounds −log of the two terms of A separately, which is valid
     only where their product is less than their sum, and gets twice this gap: E[∫‖μ‖² ds].)
 
-    The gap grows with the distance from φ's minimiser. At the minimiser it is not zero, as paths leave it, but of
-    order t², instead of t elsewhere: its `rate` at t = 0, ‖μ(x)‖²/4σ, is zero there and only there.
+    For small t the gap is its `rate` at t = 0, ‖μ(x)‖²/4σ, times t: zero where ∇φ is, at φ's minimisers. There the gap
+    itself is not zero, as paths leave them, but of order t². It is small near the edge too, where paths stop early.
 
     The arguments are those of `solve`; the loss must be positive.
 
@@ -272,6 +276,7 @@ def drift_bound(
     >>> found.rate, found.holds
     (tensor([0.0000, 0.5000]), True)
     """
+    check_call("drift", drift, "x")
     options: dict[str, Any] = {"paths": paths, "steps": steps, "chunk": chunk, "generator": generator}
     u = solve(loss, x, t, domain, sigma, drift, **options)
     sums = torch.zeros(4, len(x), dtype=torch.float64, device=x.device)
@@ -294,7 +299,13 @@ def _data(name: str, loss: Loss, domain: Domain, data: Tensor | None) -> tuple[R
         raise invalid(name, type(data), "a tensor of points", f"convert it with torch.as_tensor({name})")
     if not len(data):
         raise invalid(name, data, "at least one point", "leave it out if there are none")
-    return _range(loss, data), float(domain.inside(data).double().mean())
+    try:
+        covered = float(domain.inside(data).double().mean())
+    except InputError as error:  # the domain's argument, under the caller's name
+        error.name = name
+        raise
+    check_finite(name, data)
+    return _range(loss, data), covered
 
 
 def _at_most(one: float, other: float) -> bool:

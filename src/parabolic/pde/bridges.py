@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Generator, Tensor
 
-from parabolic.checks import check_name, check_number, invalid
+from parabolic.checks import check_generator, check_name, check_number, invalid
 
 __all__ = ["VARIANTS", "bridge", "log_girsanov", "on_simplex"]
 
@@ -61,6 +61,7 @@ def bridge(
     check_number("bridges", bridges, whole=True, at_least=1)
     check_number("horizon", horizon, above=0)
     check_name("variant", variant, VARIANTS)
+    check_generator(generator)
     n, intervals = len(start), times - 1
     scale = _scale(sigma, start, times) * (horizon / intervals) ** 0.5
 
@@ -97,13 +98,17 @@ def log_girsanov(path: Tensor, drift: Callable[[Tensor], Tensor], *, horizon: fl
     >>> log_girsanov(line, lambda x: torch.full_like(x, 2.0))  # 2·1 − ½·2²·1
     tensor([[0.]])
     """
-    if path.ndim < 3 or path.shape[2] < 2:
+    if not isinstance(path, Tensor) or not path.is_floating_point() or path.ndim < 3 or path.shape[2] < 2:
         remedy = "as `bridge` returns them; with one path for each, add [:, None]"
-        raise invalid("path", path, "paths of two or more times, [n, bridges, times, *shape]", remedy)
+        raise invalid("path", path, "paths of two or more times, [n, bridges, times, *shape], floating-point", remedy)
+    check_number("horizon", horizon, above=0)
+    if not callable(drift):
+        raise invalid("drift", drift, "a function from points to velocities")
     here, step = path[:, :, :-1], horizon / (path.shape[2] - 1)
-    speed = drift(here.flatten(0, 2))
-    if speed.shape != here.flatten(0, 2).shape:
-        raise invalid("drift", speed, f"a velocity for each point, {list(here.flatten(0, 2).shape)}")
+    points = here.flatten(0, 2)
+    speed = drift(points)
+    if not isinstance(speed, Tensor) or speed.shape != points.shape:
+        raise invalid("drift", speed, f"to return a velocity for each point, {list(points.shape)}")
     speed = speed.view_as(here).flatten(2)
     return (speed * path.diff(dim=2).flatten(2)).sum(-1) - 0.5 * step * speed.square().sum(-1)
 
@@ -118,6 +123,8 @@ def on_simplex(path: Tensor) -> Tensor:
     tensor([[0.7500, 0.2500],
             [1.0000, 0.0000]])
     """
+    if not isinstance(path, Tensor) or not path.is_floating_point() or path.ndim < 1:
+        raise invalid("path", path, "a floating-point tensor [..., classes]", "convert it with .float()")
     size = path.abs()
     return size / size.sum(-1, keepdim=True).clamp_min(torch.finfo(path.dtype).tiny)
 

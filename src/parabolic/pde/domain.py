@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Generator, Tensor
 
-from parabolic.checks import check_finite, check_number, invalid
+from parabolic.checks import check_finite, check_generator, check_number, invalid
 
 __all__ = ["Balls", "Domain", "Hull", "Intersection", "MemoryDomain"]
 
@@ -71,7 +71,7 @@ class Balls:
 
     def inside(self, x: Tensor) -> Tensor:
         """True everywhere: in the balls u is the loss itself."""
-        return torch.ones(len(x), dtype=torch.bool, device=x.device)
+        return torch.ones(len(_flat(x, self.points)), dtype=torch.bool, device=x.device)
 
     def hit(self, x: Tensor) -> Tensor:
         """The distance to the surface of the nearest ball, negative inside it."""
@@ -163,6 +163,8 @@ class Intersection:
     def __init__(self, *parts: Domain) -> None:
         if not parts:
             raise invalid("parts", parts, "at least one domain")
+        for part in parts:
+            check_domain("parts", part)
         self.parts = parts
 
     def inside(self, x: Tensor) -> Tensor:
@@ -215,9 +217,11 @@ class MemoryDomain(Intersection):
         self.points, self.eps = points, self.balls.eps
 
     def interior(self, count: int, generator: Generator | None = None) -> Tensor:
-        """Sample points of the hull: mixtures of a few random points of the memory.
+        """Sample points of the grown hull: mixtures of a few random points of the memory, moved within its margin.
 
-        A flat hull has no inside but its margin, so there each is moved by a random part of it in a random direction.
+        Each is moved in a random direction by a random part of the margin: so the points fill the margin too, where
+        paths also run, and which is all of the inside of a flat hull. Mixtures are of at most eight points: in
+        more than seven dimensions they do not reach all of a hull.
 
         >>> memory = MemoryDomain(torch.randn(9, 2, generator=torch.Generator().manual_seed(0)), eps=0.01)
         >>> bool(memory.inside(memory.interior(100)).all())
@@ -225,8 +229,6 @@ class MemoryDomain(Intersection):
         """
         check_number("count", count, whole=True, at_least=1)
         mixed = self._mix(count, generator)
-        if not self.hull.flat:
-            return mixed
         # Not evenly by volume: in many dimensions nearly all of it is next to the surface.
         way = _unit(drawn(torch.randn, (count, self.points[0].numel()), mixed, generator))
         length = self.hull.margin * drawn(torch.rand, (count, 1), mixed, generator)
@@ -471,7 +473,24 @@ def _unit(x: Tensor) -> Tensor:
 
 def drawn(draw: Callable[..., Tensor], shape: Sequence[int], like: Tensor, generator: Generator | None) -> Tensor:
     """Numbers drawn by `torch.rand` or `torch.randn`, with the type and on the device of `like`."""
+    check_generator(generator)
     return draw(shape, generator=generator, dtype=like.dtype, device=like.device)
+
+
+def check_domain(name: str, domain: object) -> None:
+    """Refuse what is no domain: a class, too, instead of an object made of it."""
+    if isinstance(domain, type) or not isinstance(domain, Domain):
+        raise invalid(name, domain, "an object with the methods inside, hit and nearest", "such as a MemoryDomain")
+
+
+def check_methods(domain: Domain, x: Tensor) -> None:
+    """Refuse a domain whose methods do not return what `Domain` says for points x."""
+    expected = {"inside": (x.shape[:1], torch.bool), "hit": (x.shape[:1], x.dtype), "nearest": (x.shape, x.dtype)}
+    for name, (shape, dtype) in expected.items():
+        got = getattr(domain, name)(x)
+        if not isinstance(got, Tensor) or got.shape != shape or got.dtype != dtype:
+            kind = str(dtype).removeprefix("torch.")
+            raise invalid(f"domain.{name}", got, f"to return a tensor of shape {list(shape)} and type {kind}")
 
 
 def _check_points(points: Tensor, least: int) -> None:

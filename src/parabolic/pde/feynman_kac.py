@@ -12,9 +12,17 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from parabolic.checks import Description, check_call, check_finite, check_name, check_number, invalid
+from parabolic.checks import (
+    Description,
+    check_call,
+    check_finite,
+    check_generator,
+    check_name,
+    check_number,
+    invalid,
+)
 from parabolic.pde.bridges import bridge
-from parabolic.pde.domain import EXACT, Balls, Domain, Hull, Intersection, drawn
+from parabolic.pde.domain import EXACT, Balls, Domain, Hull, Intersection, check_domain, check_methods, drawn
 
 __all__ = ["Drift", "Estimate", "Loss", "gradient_of", "solve", "solve_by_bridges"]
 
@@ -60,13 +68,14 @@ def solve(
     with u(·, T) = ℓ, is this one backwards in time: `solve(..., source=-1)` is its u(x, T − t).
 
     Within a step of duration Δ a path is a Brownian bridge. Whether, when and where it met the edge there is drawn from
-    the exact law for a flat edge. So the bias is of first order in Δ, and only with a drift; without one it vanishes
-    faster (it is of order ½ if paths are checked only after each step). This requires steps short enough for the
-    domain; in more than three dimensions a `RuntimeWarning` says when they are far too long:
+    the exact law for a flat edge. So the bias is of first order in Δ, from a drift and from the curvature of the edge
+    (it is of order ½ if paths are checked only after each step); at a single flat edge and without drift there is none.
+    This requires steps short enough for the domain; in more than three dimensions a `RuntimeWarning` says when they are
+    far too long:
 
     - √(2σΔ) less than a fifth of the domain's width;
     - in d = 3 or more dimensions √(2σΔd), the length of a step, at most half of the radius of the balls, or of the
-      margin of a flat hull: in ten dimensions, steps as long as two radii meet balls three times too often;
+      margin of a flat hull: in ten dimensions, steps as long as two radii meet balls up to four times too often;
     - in more than three dimensions 2√(2σΔ) at most the margin of a hull that is not flat. The depth of a path in such a
       hull is unknown, so that crossings within a step are detected only in the margin. Without a margin the bias is of
       order ½: in the cube [−1, 1]⁴ times to the edge are 18 % too long at √(2σΔ) = 0.14, and 10 % at 0.07.
@@ -89,7 +98,7 @@ def solve(
     >>> from parabolic.pde import Hull
     >>> interval = Hull(torch.tensor([[0.0], [1.0]]))
     >>> noise = torch.Generator().manual_seed(0)
-    >>> u = solve(lambda x: torch.ones(len(x)), torch.tensor([[0.5]]), 9.0, interval, sigma=1.0, generator=noise)
+    >>> u = solve(lambda x: torch.ones(len(x)), torch.tensor([[0.5]]), 1.5, interval, sigma=1.0, generator=noise)
     >>> bool((u.mean - (1 + 0.5**2 / 2)).abs() < 3 * u.error)  # 1 and the mean time to the edge, x(1 − x)/2σ
     True
     """
@@ -151,6 +160,8 @@ def solve_by_bridges(
     check_number("source", source)
     if not isinstance(ends, Tensor) or ends.shape[1:] != x.shape[1:] or ends.dtype != x.dtype or not len(ends):
         raise invalid("ends", ends, f"at least one point of the shape and type of x, {list(x.shape[1:])}, {x.dtype}")
+    check_finite("ends", ends)
+    check_generator(generator)
     total = torch.zeros(5, len(x), dtype=torch.float64, device=x.device)
     losses_at(loss, x)
     for rows, count in _chunks(x, paths, chunk, times):
@@ -168,11 +179,12 @@ def solve_by_bridges(
 
 
 def gradient_of(potential: Callable[[Tensor], Tensor]) -> Drift:
-    """The drift μ = ∇φ of a potential φ, which maps points `[n, *shape]` to numbers `[n]`.
+    """The drift μ = ∇φ of a potential φ, which maps points `[n, *shape]` to numbers `[n]` by operations of torch.
 
     >>> gradient_of(lambda x: x.square().sum(1))(torch.tensor([[1.0, -2.0]]))
     tensor([[ 2., -4.]])
     """
+    check_call("potential", potential, "x")
 
     def drift(x: Tensor) -> Tensor:
         with torch.enable_grad():
@@ -180,6 +192,9 @@ def gradient_of(potential: Callable[[Tensor], Tensor]) -> Drift:
             value = potential(at)
             if not isinstance(value, Tensor) or value.shape != (len(x),):
                 raise invalid("potential", value, f"to return one number per point, a tensor [{len(x)}]")
+            if not value.requires_grad:
+                got, remedy = Description("a result that does not depend on x"), "without .detach(), .data or NumPy"
+                raise invalid("potential", got, "a function of x by operations of torch, to differentiate", remedy)
             return torch.autograd.grad(value.sum(), at)[0]
 
     return drift
@@ -214,11 +229,11 @@ def walk(
     """Simulate the stopped paths of `solve` batch by batch: yields the rows of x they start from, and their results."""
     check_number("steps", steps, whole=True, at_least=1)
     check_name("by", by, DRIFTS)
-    if not isinstance(domain, Domain):
-        raise invalid("domain", domain, "an object with the methods inside, hit and nearest", "such as a MemoryDomain")
+    check_domain("domain", domain)
     if drift is not None:
         check_call("drift", drift, "x")
     losses_at(loss, x)
+    check_methods(domain, x[:2])
     outside = ~domain.inside(x)
     if outside.any():
         many, first = int(outside.sum()), int(outside.nonzero()[0])
@@ -228,6 +243,7 @@ def walk(
         speed = drift(x)
         if not isinstance(speed, Tensor) or speed.shape != x.shape or speed.dtype != x.dtype:
             raise invalid("drift", speed, f"to return a tensor of the shape {list(x.shape)} and type of its argument")
+        check_finite("drift", speed, "the points are finite, so it is the drift itself")
     gap, process = domain.hit(x), _Walk(loss, domain, sigma, drift, by, t / steps, generator)
     for rows, count in _chunks(x, paths, chunk):
         start, far = (a[rows].repeat_interleave(count, 0) for a in (x, gap))
@@ -272,7 +288,7 @@ class _Walk:
 
     def run(self, x: Tensor, gap: Tensor, steps: int) -> tuple[Tensor, ...]:
         """Simulate one path from each row of x, at the distance `gap` from the edge: the fields of `Paths`."""
-        value, stopped = self.loss(x), gap <= 0
+        value, stopped = self._loss(x), gap <= 0
         result = torch.stack([value, *(torch.zeros_like(value) for _ in range(3))])
 
         # The integral is by the trapezoidal rule, in units of dt: half the first loss, all between, half the last.
@@ -300,7 +316,7 @@ class _Walk:
                 left -= len(off)
             if self.drift is not None:
                 log_weight, energy = self._weighed(step, new, power * self.dt)
-            x, gap, value = new, new_gap, self.loss(new)
+            x, gap, value = new, new_gap, self._loss(new)
             integral = integral + value
 
         keep = running.nonzero().squeeze(1)
@@ -310,6 +326,11 @@ class _Walk:
             result[:, last.number] = torch.stack(self._stop(last))
             stopped[last.number] = True
         return *result, stopped
+
+    def _loss(self, x: Tensor) -> Tensor:
+        """The losses, at least as precise as x: a sum in half precision stops growing after a few hundred steps."""
+        value = self.loss(x)
+        return value.to(torch.promote_types(value.dtype, x.dtype))
 
     def _moved(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The positions after a step, the drift μ, and ‖μ‖²/4σ; without a drift these are empty."""
@@ -336,7 +357,7 @@ class _Walk:
         noise = drawn(torch.randn, last.x.shape, last.x, self.generator)
         spread = noise * (self.variance * at * (1 - at)).sqrt()
         stop = self.domain.nearest(torch.lerp(last.x, last.new, at) + spread)
-        end, log_weight, energy = self.loss(stop), last.log_weight, last.energy
+        end, log_weight, energy = self._loss(stop), last.log_weight, last.energy
         if self.drift is not None:
             log_weight, energy = self._weighed(last, stop, last.power * share * self.dt)
         integral = (last.integral + (last.value * (share - 1) + end * share) / 2) * self.dt
@@ -362,12 +383,13 @@ def _meeting(a: Tensor, b: Tensor, variance: float, generator: Generator | None)
     Haas).
     """
     tiny = 1e-6 * sqrt(variance)
-    # From an unknown depth, infinity, to an edge that was crossed: the whole way was inside.
-    a, b = a.nan_to_num(posinf=1 / tiny).clamp_min(tiny), b.clamp_min(tiny)
+    unknown = a.isinf()
+    a, b = a.masked_fill(unknown, 1.0).clamp_min(tiny), b.clamp_min(tiny)
     q = drawn(torch.randn, a.shape, a, generator).square() * (variance / 2) / (a * b)
     root = 1 + q + (q * (2 + q)).sqrt()
     early = drawn(torch.rand, a.shape, a, generator) * (1 + root) < root
-    return torch.where(early, a / (a + b * root), a * root / (a * root + b))
+    share = torch.where(early, a / (a + b * root), a * root / (a * root + b))
+    return share.masked_fill(unknown, 1.0)  # from an unknown depth to an edge that was crossed: all the way inside
 
 
 def _chunks(x: Tensor, paths: int, chunk: int | None, times: int = 1) -> Iterator[tuple[slice, int]]:
@@ -443,8 +465,10 @@ def _check_start(x: Tensor, t: float, sigma: float, paths: int) -> None:
 
 def losses_at(loss: Loss, x: Tensor) -> Tensor:
     """The losses at x, refused unless there is one number per point and none is negative."""
+    if not callable(loss):
+        raise invalid("loss", loss, "a function from points to their losses")
     value = loss(x)
-    if not isinstance(value, Tensor) or value.shape != (len(x),):
+    if not isinstance(value, Tensor) or value.is_complex() or value.shape != (len(x),):
         raise invalid("loss", value, f"to return one number per point, a tensor [{len(x)}]", 'use reduction="none"')
     check_finite("loss", value, "the points are finite, so it is the model: if it has diverged, lower its lr")
     if (value < 0).any():
