@@ -324,7 +324,7 @@ def test_in_the_middle_of_a_step_there_is_nothing_to_save(call, tmp_path, monkey
         def descend(self, loss):
             super().descend(loss)
             if self.steps == 1:
-                with pytest.raises(RuntimeError, match="called in the middle of a step; set a flag"):
+                with pytest.raises(RuntimeError, match="called in the middle of a step or prediction; set a flag"):
                     call(self)
 
     learner = Interrupted(net(), memory=20, replay=5)
@@ -332,6 +332,33 @@ def test_in_the_middle_of_a_step_there_is_nothing_to_save(call, tmp_path, monkey
         learner.observe(x, y)
     assert learner.steps == 3
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("call", [lambda learner: learner.save("never"), copy.deepcopy, pickle.dumps, ER.predictor])
+@pytest.mark.parametrize("during", [lambda learner: learner.predict(torch.ones(1, 3)), lambda learner: learner.grow(9)])
+def test_in_the_middle_of_a_prediction_or_of_growth_there_is_nothing_to_save(during, call, tmp_path, monkeypatch):
+    """A prediction puts averaged weights in place of the model's own, and a head grows before its average does."""
+    monkeypatch.chdir(tmp_path)
+
+    class Interrupted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(3, 4)
+
+        def forward(self, x):
+            for each in asked:
+                with pytest.raises(RuntimeError, match="called in the middle of a step or prediction; set a flag"):
+                    each(learner)
+            return self.head(x)
+
+    asked, learner = [], ER(Interrupted(), memory=20, replay=5, average=0.9)
+    learner.observe(torch.rand(6, 3), torch.arange(6) % 4)
+    asked.append(call)
+    during(learner)
+    asked.clear()
+    assert not learner.stepping
+    assert not list(tmp_path.iterdir())
+    copy.deepcopy(learner).observe(torch.rand(6, 3), torch.arange(6) % 4)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from parabolic.learners.accepting import (
 )
 from parabolic.learners.average import WeightAverage
 from parabolic.learners.criterion import Criterion, find_criterion
-from parabolic.learners.declaring import alone, boundary_of, check_fields, make_dataclass, wrap_methods
+from parabolic.learners.declaring import alone, boundary_of, check_fields, in_one_go, make_dataclass, wrap_methods
 from parabolic.learners.functional import answers_by, copies_of
 from parabolic.learners.head import check_head, features, follow, last_linear, widen
 from parabolic.learners.predictor import Predictor, as_inputs, predictor_of
@@ -87,7 +87,8 @@ class Learner:
 
     Any number of threads may predict while one observes: `lock` is held by any thread that changes or uses the model,
     so that a prediction is that of the model before or after a step. Hold it (`with learner.lock:`) to copy a state
-    meanwhile. `stepping` tells code that holds the lock, such as a signal handler, whether a step is only half done.
+    meanwhile. `stepping` tells code that holds the lock, such as a signal handler, whether a step is only half done, or
+    a call of `grow`, or a prediction, for which the averaged weights take the place of the model's own for a moment.
 
     `lr` is the optimiser's initial learning rate: change it later in `learner.optim.param_groups`.
     """
@@ -317,7 +318,7 @@ class Learner:
     def end_task(self, batches: TaskBatches) -> None:
         """Called after a task, if the stream has tasks, with its batches: each example once."""
 
-    @alone
+    @in_one_go
     def grow(self, classes: int) -> None:
         """Make room for labels below `classes`: the last linear layer gets more outputs, and the old ones stay.
 
@@ -371,7 +372,7 @@ class Learner:
 
         Both, and that there are no gradients, also hold for everything that an override calls.
         """
-        with self._turn():
+        with self._turn(), self._half_done():
             return answers_by(self.predicting_weights(), self.model, inputs)
 
     def features(self, inputs: Tensor) -> Tensor:
@@ -485,9 +486,10 @@ class Learner:
         return save(self, path)
 
     def check_whole(self, what: str) -> None:
-        """Raise an error if called in the middle of a step, as a signal handler might."""
+        """Raise an error if called in the middle of a step or prediction, as a signal handler might."""
         if self.stepping:
-            raise RuntimeError(f"{what}: called in the middle of a step; set a flag, and check it after `observe`")
+            where = "in the middle of a step or prediction"
+            raise RuntimeError(f"{what}: called {where}; set a flag, and check it after `observe`")
 
     @classmethod
     def load(
@@ -564,6 +566,15 @@ class Learner:
                 yield
         finally:
             self._asking.discard(me)
+
+    @contextmanager
+    def _half_done(self) -> Iterator[None]:
+        """A context in which the learner must be neither copied nor saved: hold the lock in it."""
+        before, self.stepping = self.stepping, True
+        try:
+            yield
+        finally:
+            self.stepping = before
 
     def _check_boundary(self, task: int | None) -> None:
         """Refuse a batch of another task if the method was not told of the boundary, and would keep nothing."""
