@@ -171,7 +171,7 @@ class Learner:
         check_module("model", self.model)
         self.lock, self.stepping = threading.RLock(), False
         self._descended = False  # whether the weights have moved since `observe` began
-        self._asking: set[int] = set()  # threads waiting to predict
+        self._asking: set[int] = set()  # threads waiting to predict, copy or save
         self.body = self.model  # maps the points that bridges run through to scores
         if self.embed is not None:
             check_module("embed", self.embed)
@@ -518,7 +518,7 @@ class Learner:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copy with its own lock; no other thread learns or predicts meanwhile."""
-        with self.lock:
+        with self._turn():
             memo[id(self)] = made = self.__new__(type(self))
             memo[id(self.generator)] = self.generator.clone_state()  # deepcopy's own way leaks 5 KB (torch 2.13)
             made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
@@ -557,7 +557,7 @@ class Learner:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Hold the lock to predict: a thread that learns gives way between two batches."""
+        """Hold the lock to predict, copy or save: a thread that learns gives way between two batches."""
         me = threading.get_ident()
         self._asking.add(me)
         try:

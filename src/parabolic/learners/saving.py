@@ -45,7 +45,7 @@ Kind = TypeVar("Kind", bound=Learner)
 def save(learner: Learner, path: str | Path) -> Path:
     """Write a learner to a file."""
     path = Path(path)
-    with learner.lock:
+    with learner._turn():
         learner.check_whole("save")
         if not all(all_finite(weight) for weight in trainable(learner.model)):
             raise Diverged(f"save: weights are NaN or infinite, so {path} is left unchanged; {GO_BACK}")
