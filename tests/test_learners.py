@@ -990,6 +990,44 @@ def test_what_was_descended_is_not_taken_back_by_half():
     assert learner.model[1].num_batches_tracked == 1
 
 
+@pytest.mark.parametrize("name", ["er", "pcl", "derpp", "clser", "cbrs", "mixup", "ewc", "lwf"])
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("out of memory"), MemoryError(), RuntimeError("no gradient")])
+def test_a_step_whose_gradient_fails_leaves_all_as_it_was(name, error):
+    """Memory mostly runs out there, after statistics were updated and examples were drawn."""
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            if failing:
+                raise error
+            return gradient
+
+    class Layer(nn.Module):
+        def forward(self, x):
+            return Fails.apply(x)
+
+    torch.manual_seed(0)
+    kind, failing = find_learner(name), []
+    memory = {"memory": 20, "replay": 5} if issubclass(kind, ReplayLearner) else {}
+    learner = kind(nn.Sequential(nn.Linear(3, 8), Layer(), nn.BatchNorm1d(8), nn.Linear(8, 4)), average=0.9, **memory)
+    *first, last = batches(4)
+    learner.start_task(first)
+    for x, y in first:
+        learner.observe(x, y, 0)
+    before = frozen(learner.state_dict())
+    failing.append(True)
+    with pytest.raises(type(error)):
+        learner.observe(*last, 0)
+    assert same(frozen(learner.state_dict()), before)
+    failing.clear()
+    learner.observe(*last, 0)
+    assert learner.steps == 4
+
+
 def test_copies_on_a_gpu_do_not_warn_that_their_steps_are_not_captured():
     """Torch's optimisers do once they have been copied: the mark that keeps a new one from it is not in their state."""
     learner = ER(nn.Linear(4, 3), memory=50, optimizer="Adam")

@@ -170,7 +170,7 @@ class Learner:
     def __post_init__(self) -> None:
         check_module("model", self.model)
         self.lock, self.stepping = threading.RLock(), False
-        self._descended = False  # whether the weights have moved since `observe` began
+        self._descended = False  # whether the weights may have moved since `observe` began
         self._asking: set[int] = set()  # threads waiting to predict, copy or save
         self.body = self.model  # maps the points that bridges run through to scores
         if self.embed is not None:
@@ -252,7 +252,7 @@ class Learner:
                 recalled = self.recall()
                 batch = raw | {"x": self.augmented(x), "raw": x}
                 loss = self._loss(batch, recalled)
-                self._descended = True
+                self._descended |= type(self).descend is not Learner.descend  # which may move them at any time
                 self.descend(loss)
             self.remember(raw, batch)
             self.steps += 1
@@ -294,6 +294,7 @@ class Learner:
         """One optimiser step down the gradient of the loss."""
         self.optim.zero_grad()
         loss.backward()
+        self._descended = True
         self.apply_gradients()
 
     def apply_gradients(self) -> None:
@@ -589,7 +590,7 @@ class Learner:
         return list(self.model.buffers())
 
     def _kept_aside(self) -> Callable[[], None]:
-        """A function that undoes a step whose loss failed: random draws, statistics and attributes."""
+        """A function that undoes a step that failed before a weight moved: random draws, statistics and attributes."""
         notes, drawn, touched = {**vars(self)}, self.generator.get_state(), self._touched()
         copies = copies_of(touched)
 
