@@ -117,6 +117,7 @@ with Journal(sys.argv[1], make(), every=10**6) as journal:
     signal.signal(signal.SIGUSR1, lambda *_: journal.write())
     print("ready", flush=True)
     for number in range(journal.batches, 10**6):
+        journal.learner.predict(batch(number)[0])
         journal.observe(*batch(number))
         if asked:
             break
@@ -125,7 +126,7 @@ print(journal.batches)
 
 
 def test_signals_at_random_moments_write_only_whole_states(tmp_path):
-    """SIGTERM ends the loop as the manual says; SIGUSR1 asks for a file at once, in the middle of a step or not."""
+    """SIGTERM ends the loop as the manual says; SIGUSR1 asks for a file at once, in a step, a prediction or neither."""
     moments, environment = random.Random(3), os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
     learner, place, asked = make(), 0, 0
     for _ in range(2):
@@ -188,6 +189,38 @@ def test_a_file_that_is_asked_for_in_the_middle_of_a_change_comes_after_it(tmp_p
     again = Journal(tmp_path, make(Asks))
     assert (again.batches, again.in_task, again.tasks) == (journal.batches, call == "start_task", call == "end_task")
     again.close()
+
+
+@pytest.mark.parametrize("during", ["predict", "grow"])
+def test_a_signal_during_a_prediction_or_growth_has_the_file_written_after_the_next_batch(tmp_path, during):
+    """Averaged weights are in the model's place then, or the head has more rows than its average."""
+
+    class Network(nn.Sequential):
+        def forward(self, x):
+            if asked == ["predict"]:
+                signal.raise_signal(signal.SIGUSR1)
+            return super().forward(x)
+
+    class Grows(ER):
+        def on_growth(self, moved):
+            if asked == ["grow"]:
+                signal.raise_signal(signal.SIGUSR1)
+            super().on_growth(moved)
+
+    asked, learner = [], Grows(Network(nn.Linear(3, 4)), optimizer="Adam", average=0.9, memory=40, replay=8)
+    with Journal(tmp_path, learner) as journal:
+        before = signal.signal(signal.SIGUSR1, lambda *_: journal.write())
+        for number in range(3):
+            journal.observe(*batch(number))
+        asked.append(during)
+        learner.predict(batch(3)[0]) if during == "predict" else learner.grow(5)
+        asked.clear()
+        signal.signal(signal.SIGUSR1, before)
+        assert files(tmp_path) == ["000000000000.safetensors"]
+        journal.observe(*batch(3))
+        assert files(tmp_path) == ["000000000000.safetensors", "000000000004.safetensors"]
+        found = Learner.load(tmp_path / "000000000004.safetensors", model=Network(nn.Linear(3, 4)))
+        assert same_state(found.state_dict(), learner.state_dict())
 
 
 def test_what_was_broken_off_in_its_middle_is_not_written(tmp_path):

@@ -324,7 +324,7 @@ def test_in_the_middle_of_a_step_there_is_nothing_to_save(call, tmp_path, monkey
         def descend(self, loss):
             super().descend(loss)
             if self.steps == 1:
-                with pytest.raises(RuntimeError, match="called in the middle of a step; set a flag"):
+                with pytest.raises(RuntimeError, match="called in the middle of a step or prediction; set a flag"):
                     call(self)
 
     learner = Interrupted(net(), memory=20, replay=5)
@@ -332,6 +332,33 @@ def test_in_the_middle_of_a_step_there_is_nothing_to_save(call, tmp_path, monkey
         learner.observe(x, y)
     assert learner.steps == 3
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("call", [lambda learner: learner.save("never"), copy.deepcopy, pickle.dumps, ER.predictor])
+@pytest.mark.parametrize("during", [lambda learner: learner.predict(torch.ones(1, 3)), lambda learner: learner.grow(9)])
+def test_in_the_middle_of_a_prediction_or_of_growth_there_is_nothing_to_save(during, call, tmp_path, monkeypatch):
+    """A prediction puts averaged weights in place of the model's own, and a head grows before its average does."""
+    monkeypatch.chdir(tmp_path)
+
+    class Interrupted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(3, 4)
+
+        def forward(self, x):
+            for each in asked:
+                with pytest.raises(RuntimeError, match="called in the middle of a step or prediction; set a flag"):
+                    each(learner)
+            return self.head(x)
+
+    asked, learner = [], ER(Interrupted(), memory=20, replay=5, average=0.9)
+    learner.observe(torch.rand(6, 3), torch.arange(6) % 4)
+    asked.append(call)
+    during(learner)
+    asked.clear()
+    assert not learner.stepping
+    assert not list(tmp_path.iterdir())
+    copy.deepcopy(learner).observe(torch.rand(6, 3), torch.arange(6) % 4)
 
 
 @pytest.mark.parametrize(
@@ -961,6 +988,44 @@ def test_what_was_descended_is_not_taken_back_by_half():
         learner.observe(torch.randn(4, 4), torch.arange(4) % 3)
     assert not torch.equal(learner.model[0].weight, before)
     assert learner.model[1].num_batches_tracked == 1
+
+
+@pytest.mark.parametrize("name", ["er", "pcl", "derpp", "clser", "cbrs", "mixup", "ewc", "lwf"])
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("out of memory"), MemoryError(), RuntimeError("no gradient")])
+def test_a_step_whose_gradient_fails_leaves_all_as_it_was(name, error):
+    """Memory mostly runs out there, after statistics were updated and examples were drawn."""
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            if failing:
+                raise error
+            return gradient
+
+    class Layer(nn.Module):
+        def forward(self, x):
+            return Fails.apply(x)
+
+    torch.manual_seed(0)
+    kind, failing = find_learner(name), []
+    memory = {"memory": 20, "replay": 5} if issubclass(kind, ReplayLearner) else {}
+    learner = kind(nn.Sequential(nn.Linear(3, 8), Layer(), nn.BatchNorm1d(8), nn.Linear(8, 4)), average=0.9, **memory)
+    *first, last = batches(4)
+    learner.start_task(first)
+    for x, y in first:
+        learner.observe(x, y, 0)
+    before = frozen(learner.state_dict())
+    failing.append(True)
+    with pytest.raises(type(error)):
+        learner.observe(*last, 0)
+    assert same(frozen(learner.state_dict()), before)
+    failing.clear()
+    learner.observe(*last, 0)
+    assert learner.steps == 4
 
 
 def test_copies_on_a_gpu_do_not_warn_that_their_steps_are_not_captured():

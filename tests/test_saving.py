@@ -300,6 +300,23 @@ def test_a_model_that_does_not_fit_is_refused_and_stays_as_it_was(tmp_path):
         assert pickle.dumps(other.state_dict()) == before
 
 
+def test_a_model_of_which_other_layers_are_frozen_is_refused_with_a_remedy(tmp_path):
+    """The error told the settings of the optimiser, which are the same, and was cut short."""
+
+    def make(frozen=False):
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        model[0].requires_grad_(not frozen)
+        return model
+
+    learner = ER(make(), memory=20, replay=5, optimizer="Adam")
+    learner.observe(torch.randn(6, 4), torch.arange(6) % 3)
+    path = learner.save(tmp_path / "er.safetensors")
+    told = "^model: got one of which 2 tensors are trained, expected one of which 4 are, as it was saved; freeze"
+    with pytest.raises(InputError, match=told):
+        Learner.load(path, model=make(frozen=True))
+    assert Learner.load(path, model=make()).steps == 1
+
+
 def test_a_state_that_breaks_off_leaves_the_learner_as_it_was(tmp_path):
     """It is whole by its digest, but a part of it is not what the learner needs."""
     learner = LwF(net())

@@ -10,10 +10,11 @@ import threading
 import numpy as np
 import pytest
 import torch
+from grids import until
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from parabolic import ER, PCL, ParabolicClassifier, ParabolicRegressor
+from parabolic import ER, PCL, Journal, ParabolicClassifier, ParabolicRegressor
 from parabolic.learners import find_learner, known_learners
 from parabolic.learners.saving import describe
 from parabolic.profile import LearnerLoss
@@ -114,6 +115,29 @@ def test_copies_made_while_others_predict_are_whole(copied):
         assert all(torch.equal(own[name], weight) and own[name].requires_grad for name, weight in weights.items())
         assert all(module.training for module in each.model.modules())
         each.observe(*data[20])
+
+
+@pytest.mark.parametrize("call", ["predict", "predictor", "save", "copy", "write"])
+def test_a_thread_that_learns_gives_way_to_whoever_asks(call, tmp_path):
+    """Otherwise a lock goes to the first to ask, which is the next batch, and a copy may wait for hundreds of them."""
+    learner = ER(net(), memory=40)
+    learner.observe(*batches()[0])
+    journal = Journal(tmp_path / "journal", copy.deepcopy(learner))
+    learner = journal.learner if call == "write" else learner
+    calls = {
+        "predict": lambda: learner.predict(torch.ones(1, 8, dtype=torch.float64)),
+        "predictor": learner.predictor,
+        "save": lambda: learner.save(tmp_path / "saved.safetensors"),
+        "copy": lambda: copy.deepcopy(learner),
+        "write": journal.write,
+    }
+    asking = threading.Thread(target=calls[call])
+    with learner.lock:  # as in the middle of a step
+        asking.start()
+        assert until(lambda: learner._asking)  # for which `observe` waits a moment before the next batch
+    asking.join()
+    assert not learner._asking
+    journal.close()
 
 
 @pytest.mark.parametrize("name", ["ewc", "lwf"])

@@ -283,7 +283,7 @@ class Journal:
             self.write()
 
     def _write(self) -> None:
-        with self.learner.lock:
+        with self.learner._turn():
             if self._changing or self.learner.stepping:
                 self._due = True
                 return

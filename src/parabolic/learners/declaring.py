@@ -16,10 +16,10 @@ from parabolic.learners.functional import work_by
 if TYPE_CHECKING:
     from parabolic.learners.learner import Learner
 
-__all__ = ["alone", "boundary_of", "check_fields", "make_dataclass", "wrap_methods"]
+__all__ = ["alone", "boundary_of", "check_fields", "in_one_go", "make_dataclass", "wrap_methods"]
 
 # Methods that no other thread sees half done, also where a subclass defines them.
-WHOLE = ("step", "grow", "load_state_dict")
+WHOLE = ("step", "load_state_dict")
 BOUNDARIES = ("end_task", "start_task")  # of these too
 # Attributes of a learner that are not fields.
 OWN = {"averaged", "body", "device", "dtype", "generator", "lock", "optim", "stepping", "steps"}
@@ -31,7 +31,7 @@ def wrap_methods(cls: type) -> None:
     """Wrap the methods that a class defines for what every learner promises."""
     wraps: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]
     wraps = {**dict.fromkeys(WHOLE, alone), **dict.fromkeys(BOUNDARIES, _noted)}
-    wraps |= {"scores_at": _as_predicted, "__post_init__": _complete}
+    wraps |= {"grow": in_one_go, "scores_at": _as_predicted, "__post_init__": _complete}
     for name, wrap in wraps.items():
         if name in vars(cls):
             _wrap(cls, name, wrap)
@@ -89,6 +89,17 @@ def alone(method: Method) -> Method:
     return cast(Method, alone)
 
 
+def in_one_go(method: Method) -> Method:
+    """Wrap a method as `alone` does, and so that a signal handler of the same thread, too, can tell it is half done."""
+
+    @functools.wraps(method)
+    def in_one_go(self: Learner, *args: Any, **kwargs: Any) -> Any:
+        with self._changing(), self._half_done():
+            return method(self, *args, **kwargs)
+
+    return cast(Method, in_one_go)
+
+
 def _noted(method: Method) -> Method:
     """Wrap a `start_task` or `end_task`, so that the learner knows that the method was told of the boundary."""
 
@@ -124,7 +135,7 @@ def _as_predicted(method: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Ten
 
     @functools.wraps(method)
     def scores_at(self: Learner, inputs: Tensor) -> Tensor:
-        with self._turn():
+        with self._turn(), self._half_done():
             return work_by(self.predicting_weights(), self.model, functools.partial(method, self), inputs)
 
     return scores_at

@@ -29,7 +29,7 @@ from parabolic.learners.accepting import (
 )
 from parabolic.learners.average import WeightAverage
 from parabolic.learners.criterion import Criterion, find_criterion
-from parabolic.learners.declaring import alone, boundary_of, check_fields, make_dataclass, wrap_methods
+from parabolic.learners.declaring import alone, boundary_of, check_fields, in_one_go, make_dataclass, wrap_methods
 from parabolic.learners.functional import answers_by, copies_of
 from parabolic.learners.head import check_head, features, follow, last_linear, widen
 from parabolic.learners.predictor import Predictor, as_inputs, predictor_of
@@ -87,7 +87,8 @@ class Learner:
 
     Any number of threads may predict while one observes: `lock` is held by any thread that changes or uses the model,
     so that a prediction is that of the model before or after a step. Hold it (`with learner.lock:`) to copy a state
-    meanwhile. `stepping` tells code that holds the lock, such as a signal handler, whether a step is only half done.
+    meanwhile. `stepping` tells code that holds the lock, such as a signal handler, whether a step is only half done, or
+    a call of `grow`, or a prediction, for which the averaged weights take the place of the model's own for a moment.
 
     `lr` is the optimiser's initial learning rate: change it later in `learner.optim.param_groups`.
     """
@@ -169,8 +170,8 @@ class Learner:
     def __post_init__(self) -> None:
         check_module("model", self.model)
         self.lock, self.stepping = threading.RLock(), False
-        self._descended = False  # whether the weights have moved since `observe` began
-        self._asking: set[int] = set()  # threads waiting to predict
+        self._descended = False  # whether the weights may have moved since `observe` began
+        self._asking: set[int] = set()  # threads waiting to predict, copy or save
         self.body = self.model  # maps the points that bridges run through to scores
         if self.embed is not None:
             check_module("embed", self.embed)
@@ -251,7 +252,7 @@ class Learner:
                 recalled = self.recall()
                 batch = raw | {"x": self.augmented(x), "raw": x}
                 loss = self._loss(batch, recalled)
-                self._descended = True
+                self._descended |= type(self).descend is not Learner.descend  # which may move them at any time
                 self.descend(loss)
             self.remember(raw, batch)
             self.steps += 1
@@ -293,6 +294,7 @@ class Learner:
         """One optimiser step down the gradient of the loss."""
         self.optim.zero_grad()
         loss.backward()
+        self._descended = True
         self.apply_gradients()
 
     def apply_gradients(self) -> None:
@@ -317,7 +319,7 @@ class Learner:
     def end_task(self, batches: TaskBatches) -> None:
         """Called after a task, if the stream has tasks, with its batches: each example once."""
 
-    @alone
+    @in_one_go
     def grow(self, classes: int) -> None:
         """Make room for labels below `classes`: the last linear layer gets more outputs, and the old ones stay.
 
@@ -371,7 +373,7 @@ class Learner:
 
         Both, and that there are no gradients, also hold for everything that an override calls.
         """
-        with self._turn():
+        with self._turn(), self._half_done():
             return answers_by(self.predicting_weights(), self.model, inputs)
 
     def features(self, inputs: Tensor) -> Tensor:
@@ -485,9 +487,10 @@ class Learner:
         return save(self, path)
 
     def check_whole(self, what: str) -> None:
-        """Raise an error if called in the middle of a step, as a signal handler might."""
+        """Raise an error if called in the middle of a step or prediction, as a signal handler might."""
         if self.stepping:
-            raise RuntimeError(f"{what}: called in the middle of a step; set a flag, and check it after `observe`")
+            where = "in the middle of a step or prediction"
+            raise RuntimeError(f"{what}: called {where}; set a flag, and check it after `observe`")
 
     @classmethod
     def load(
@@ -516,7 +519,7 @@ class Learner:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copy with its own lock; no other thread learns or predicts meanwhile."""
-        with self.lock:
+        with self._turn():
             memo[id(self)] = made = self.__new__(type(self))
             memo[id(self.generator)] = self.generator.clone_state()  # deepcopy's own way leaks 5 KB (torch 2.13)
             made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
@@ -555,7 +558,7 @@ class Learner:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Hold the lock to predict: a thread that learns gives way between two batches."""
+        """Hold the lock to predict, copy or save: a thread that learns gives way between two batches."""
         me = threading.get_ident()
         self._asking.add(me)
         try:
@@ -564,6 +567,15 @@ class Learner:
                 yield
         finally:
             self._asking.discard(me)
+
+    @contextmanager
+    def _half_done(self) -> Iterator[None]:
+        """A context in which the learner must be neither copied nor saved: hold the lock in it."""
+        before, self.stepping = self.stepping, True
+        try:
+            yield
+        finally:
+            self.stepping = before
 
     def _check_boundary(self, task: int | None) -> None:
         """Refuse a batch of another task if the method was not told of the boundary, and would keep nothing."""
@@ -578,7 +590,7 @@ class Learner:
         return list(self.model.buffers())
 
     def _kept_aside(self) -> Callable[[], None]:
-        """A function that undoes a step whose loss failed: random draws, statistics and attributes."""
+        """A function that undoes a step that failed before a weight moved: random draws, statistics and attributes."""
         notes, drawn, touched = {**vars(self)}, self.generator.get_state(), self._touched()
         copies = copies_of(touched)
 

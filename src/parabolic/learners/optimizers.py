@@ -15,7 +15,8 @@ from parabolic.checks import DEVICE_ERRORS, Description, check_call, check_name,
 from parabolic.plugins import load_object
 
 __all__ = [
-    "check_frozen", "check_state", "count_steps_on", "load_state", "make_optimizer", "own_optimizer", "parse_optimizer",
+    "check_frozen", "check_state", "check_trained", "count_steps_on", "load_state", "make_optimizer", "own_optimizer",
+    "parse_optimizer",
 ]  # fmt: skip
 
 OWN = re.compile(r"(.+:\w+)\s*(?:\(.*\))?", re.DOTALL)  # file.py:name or module:name, and arguments
@@ -107,6 +108,19 @@ def check_state(optim: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         got = Description(" and ".join(f"one with {', '.join(sorted(each.keys() - {'params'}))}" for each in theirs))
         expected = f"that of {type(optim).__name__} for the weights of this model"
         raise invalid("state of the optimizer", got, expected, "make the learner with the optimizer that it had")
+
+
+def check_trained(optim: torch.optim.Optimizer, state: Any) -> None:
+    """Refuse the state of an optimiser of more or fewer weights: other layers were frozen then."""
+    try:
+        theirs = sum(len(each["params"]) for each in state["param_groups"])
+    except (LookupError, TypeError):  # not the state of an optimiser, which is refused when it is taken over
+        return
+    ours = sum(len(each["params"]) for each in optim.param_groups)
+    if ours != theirs:
+        got = Description(f"one of which {ours} tensors are trained")
+        remedy = "freeze the same layers, before the learner is created"
+        raise invalid("model", got, f"one of which {theirs} are, as it was saved", remedy)
 
 
 def load_state(optim: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:

@@ -55,7 +55,7 @@ def predictor_of(learner: Learner) -> Predictor:
         got = Description(f"{own.own_name()}, which has its own {' and '.join(changed)}")
         remedy = "define predictor() too: a module that computes the same scores"
         raise invalid("predictor", got, "a learner that predicts by its model alone", remedy)
-    with learner.lock, torch.inference_mode(False), torch.no_grad():
+    with learner._turn(), torch.inference_mode(False), torch.no_grad():
         learner.check_whole("predictor")
         model, weights = copy.deepcopy(learner.model), learner.predicting_weights()
         for name, value in (*model.named_parameters(), *model.named_buffers()):

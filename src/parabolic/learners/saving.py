@@ -33,7 +33,7 @@ from parabolic.files import disk_errors, sweep_beside, write_bytes
 from parabolic.learners.gradients import trainable
 from parabolic.learners.head import last_linear
 from parabolic.learners.learner import GO_BACK, Diverged, Learner
-from parabolic.learners.optimizers import own_optimizer
+from parabolic.learners.optimizers import check_trained, own_optimizer
 from parabolic.memory import Memory
 from parabolic.states import pack_state, read_outline, read_state, same_state
 
@@ -45,7 +45,7 @@ Kind = TypeVar("Kind", bound=Learner)
 def save(learner: Learner, path: str | Path) -> Path:
     """Write a learner to a file."""
     path = Path(path)
-    with learner.lock:
+    with learner._turn():
         learner.check_whole("save")
         if not all(all_finite(weight) for weight in trainable(learner.model)):
             raise Diverged(f"save: weights are NaN or infinite, so {path} is left unchanged; {GO_BACK}")
@@ -141,6 +141,7 @@ def restore(learner: Learner, saved: Mapping[str, Any]) -> None:
     _check_making(ours, saved)
     state = _renamed(saved["state"], ours["state"])
     outputs = _check_model(learner, state["model"])
+    check_trained(learner.optim, state.get("optimizer"))
     own = (learner.prepare, learner.augment)  # the user's, which may hold anything; only those with a state are copied
     shared = {id(each): each for each in own if not hasattr(each, "load_state_dict")}
     rehearsal = copy.deepcopy(learner, shared)
