@@ -96,3 +96,11 @@ def test_only_left_over_files_are_removed_and_one_that_cannot_be_is_no_obstacle(
 def test_an_error_of_the_disk_without_a_number_is_told_too(tmp_path):
     with pytest.raises(InputError, match="^out: got the quota is used up"), disk_errors("out", tmp_path, "mend it"):
         raise OSError("the quota is used up")
+
+
+def test_a_link_to_nowhere_is_told_as_such(tmp_path):
+    """As to a volume that is not mounted; the system says that the file exists."""
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    told = r"^out: got a link to a place that does not exist \(.*link\), expected a folder"
+    with pytest.raises(InputError, match=told), disk_errors("out", tmp_path / "link", "mend it"):
+        (tmp_path / "link").mkdir(exist_ok=True)

@@ -223,6 +223,32 @@ def test_a_signal_during_a_prediction_or_growth_has_the_file_written_after_the_n
         assert same_state(found.state_dict(), learner.state_dict())
 
 
+def test_a_batch_that_a_second_thread_brings_meanwhile_is_refused(tmp_path):
+    """Files count the batches that they have: between a step and its count, another step must not come."""
+    met, refused = threading.Barrier(2, timeout=60), []
+
+    def second():
+        met.wait()
+        for call in (lambda: journal.observe(*batch(1)), journal.skip):
+            with pytest.raises(RuntimeError, match="^journal: called while another batch is being learned, by another"):
+                call()
+            refused.append(True)
+        met.wait()
+
+    def notes():  # called when the batch is learned, and not counted yet or not noted
+        met.wait()
+        met.wait()
+
+    with Journal(tmp_path, make(), every=1) as journal:
+        thread = threading.Thread(target=second)
+        thread.start()
+        journal.observe(*batch(0), notes=notes)
+        thread.join()
+        assert len(refused) == 2
+        journal.observe(*batch(1))
+        assert (journal.batches, journal.learner.steps, journal.saved) == (2, 2, 2)
+
+
 def test_what_was_broken_off_in_its_middle_is_not_written(tmp_path):
     """Whoever stops a loop by Ctrl-C and writes then would write half a step."""
 

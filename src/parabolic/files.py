@@ -141,5 +141,8 @@ def disk_errors(name: str, folder: Path, remedy: str) -> Iterator[None]:
         got = Description(error.strerror)
         raise invalid(name, got, "a file, or a name that is free", "name another file") from error
     except OSError as error:
-        got = Description(f"{error.strerror or error} ({folder})")
+        reason = error.strerror or error
+        if folder.is_symlink() and not folder.exists():  # "File exists", in the system's words: the link does
+            reason = "a link to a place that does not exist"
+        got = Description(f"{reason} ({folder})")
         raise invalid(name, got, "a folder with room that can be written to", remedy) from error

@@ -248,9 +248,13 @@ class Journal:
     @contextmanager
     def _change(self) -> Iterator[None]:
         """Nothing is written in this context: learner and counters may disagree."""
+        ours = False
         try:
             with self.learner.lock:  # wait for another thread that is writing
-                self._changing = True
+                if self._changing:
+                    where = "while another batch is being learned, by another thread or before a signal"
+                    raise RuntimeError(f"journal: called {where}; let one thread at a time call it")
+                self._changing = ours = True
             yield
         except Exception:  # the caller may continue after it
             raise
@@ -258,7 +262,8 @@ class Journal:
             self._broken = True
             raise
         finally:
-            self._changing = False
+            if ours:
+                self._changing = False
 
     @contextmanager
     def _not_the_batch(self) -> Iterator[None]:
