@@ -98,6 +98,7 @@ class Journal:
         self._changing = False  # whether a batch or a task's start or end is being processed
         self._due = False  # whether `write` was called during such a change
         self._broken = False  # whether a change was interrupted, as by Ctrl-C
+        self._learning = RLock()  # held while a batch is learned and counted; acquired before the learner's lock
         self._writing = RLock()  # held while a file is written
         self._packed = self._written = 0  # how many states were packed so far, and which of them is in the newest file
         self._infinite = {name for name, each in self._numbers() if not all_finite(each)}  # when it began: masks, say
@@ -248,21 +249,19 @@ class Journal:
     @contextmanager
     def _change(self) -> Iterator[None]:
         """Nothing is written in this context: learner and counters may disagree."""
-        ours = False
-        try:
-            with self.learner.lock:  # wait for another thread that is writing
-                if self._changing:
-                    where = "while another batch is being learned, by another thread or before a signal"
-                    raise RuntimeError(f"journal: called {where}; let one thread at a time call it")
-                self._changing = ours = True
-            yield
-        except Exception:  # the caller may continue after it
-            raise
-        except BaseException:
-            self._broken = True
-            raise
-        finally:
-            if ours:
+        with self._learning:
+            if self._changing:  # by this thread: a signal has come
+                raise RuntimeError("journal: called in the middle of a batch; set a flag, and check it after `observe`")
+            try:
+                with self.learner.lock:  # wait for another thread that is writing
+                    self._changing = True
+                yield
+            except Exception:  # the caller may continue after it
+                raise
+            except BaseException:
+                self._broken = True
+                raise
+            finally:
                 self._changing = False
 
     @contextmanager
