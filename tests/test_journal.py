@@ -125,6 +125,29 @@ print(journal.batches)
 """
 
 
+FORKS = """
+import os, sys
+from journals import make
+from parabolic import InputError, Journal
+with Journal(sys.argv[1], make()):
+    if not (child := os.fork()):
+        sys.exit()  # through the end of the with block
+    os.waitpid(child, 0)
+    try:
+        Journal(sys.argv[1], make())
+    except InputError as error:
+        print(error)
+"""
+
+
+def test_a_forked_process_that_ends_does_not_release_the_folder_of_its_parent(tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, tmp_path], env=environment, capture_output=True, text=True, check=True
+    )
+    assert re.match("journal: got a folder that another journal has open", done.stdout)
+
+
 def test_signals_at_random_moments_write_only_whole_states(tmp_path):
     """SIGTERM ends the loop as the manual says; SIGUSR1 asks for a file at once, in a step, a prediction or neither."""
     moments, environment = random.Random(3), os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
