@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from avalanches import need_avalanche
+from scipy import stats
 from test_learners import frozen, same
 from torch.nn.functional import cross_entropy
 
@@ -599,6 +600,65 @@ def test_leads_that_the_results_tell_of_are_those_of_the_records():
     assert "by {} and {} with 200 slots, {} and {} with 600".format(*large) in page
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "tuned", "columns", "metrics", "told"),
+    [
+        (
+            "CLSER", "PCL", False, "main 1", "aaa acc",
+            "by {0} and {1} points on Seq-CIFAR-100 (paired over seeds, p ≤ 0.002)",
+        ),
+        (
+            "CLSER", "PCL", False, "main 0", "aaa acc",
+            "by {0} and {1} on Seq-CIFAR-10, where that is not significant (p ≥ 0.053)",
+        ),
+        ("PCL", "CLSER", True, "main 2", "aaa acc", "behind CLS-ER by {0} and {1} points (p = 0.006 and 0.01)"),
+        ("PCL", "MixupER", True, "main 2", "aaa", "ahead of MixupER by {0} points of AAA (p = 0.007)"),
+        ("VRMCL", "PCL", True, "main 0", "aaa acc", "it is level with PCL (paired over seeds, p ≥ 0.50)"),
+        (
+            "VRMCL", "PCL", False, "corrupt 0 1", "aaa acc",
+            "VR-MCL and PCL are level here too (paired over seeds, p ≥ 0.077)",
+        ),
+        ("CLSER", "PCL", False, "corrupt 0 1", "aaa acc", "{low} to {high} ahead of PCL (p ≤ 0.034)"),
+        (
+            "GEM", "AGEM", False, "buffers 0 2", "aaa acc",
+            "by {0} and {1} points with 200 slots and by {2} and {3} with 1,000 (paired over seeds, p ≤ 0.032)",
+        ),
+        (
+            "VRMCL", "ER-OBC", False, "small_buffers 0 1 2", "aaa acc",
+            "level with ER-OBC's (paired over seeds, p ≥ 0.24)",
+        ),
+        (
+            "VRMCL", "PCL", False, "small_buffers 0 1 2", "aaa",
+            "behind PCL's by {low} to {high} points in AAA (p ≤ 0.03)",
+        ),
+        ("PCL", "CLSER", True, "small_buffers 0 1 2", "aaa acc", "it is level with CLS-ER (p ≥ 0.068)"),
+        ("PCL", "ER-OBC", True, "small_buffers 0 1 2", "aaa acc", "{low} to {high} points ahead of ER-OBC (p ≤ 0.04)"),
+        ("PCL", "ER", True, "buffers 0", "aaa acc", "it is level with ER (p ≥ 0.63)"),
+        ("PCL", "ER", True, "imbalance 0 1 2", "aaa acc", "it is behind ER by {low} to {high} points (p ≤ 0.007)"),
+    ],
+)  # fmt: skip
+def test_differences_are_told_as_the_records_have_them(first, second, tuned, columns, metrics, told):
+    """Each, or the smallest and the largest; "p ≤" and "p ≥" are true of the p that scipy finds, before rounding."""
+    page, records = " ".join((ROOT / "docs/results.md").read_text().split()), Records(ROOT / "results" / "records")
+    name, *places = columns.split()
+    gaps, chances = [], []
+    for place in places:
+        specs = [paper_tables()[name].settings[int(place)].specs(row, tuned=tuned) for row in (first, second)]
+        runs = [two for each in zip(*specs, strict=True) if all(two := [records.find(spec) for spec in each])]
+        for metric in metrics.split():
+            one, other = zip(*[[run.metrics[metric] for run in two] for two in runs], strict=True)
+            gaps.append(abs(fmean(one) - fmean(other)))
+            chances.append(stats.ttest_rel(one, other).pvalue)
+    written = told.format(*(f"{gap:.1f}" for gap in gaps), low=f"{min(gaps):.1f}", high=f"{max(gaps):.1f}")
+    assert written in page
+    sign, *stated = re.findall(r"p ([≤≥=]) ([\d.]+\d)(?: and ([\d.]+\d))?", told)[0]
+    for chance, bound in zip(chances, stated if sign == "=" else [stated[0]] * len(chances), strict=False):
+        if sign == "=" and bound:
+            assert f"{chance:.{len(bound) - 2}f}" == bound
+        elif bound:
+            assert chance <= float(bound) if sign == "≤" else chance >= float(bound)
+
+
 def test_tinyimagenet_is_told_as_the_records_have_it():
     """How often ours differs from the paper, and what PCL+ leads by, over three seeds."""
     page, elsewhere = (" ".join((ROOT / "docs" / name).read_text().split()) for name in ("results.md", "pcl-plus.md"))
@@ -688,7 +748,7 @@ def test_how_much_is_done_is_as_the_results_say():
     for tuned in (False, True):
         selection = Selection(tuned=tuned)
         plan = selection.plans(BackedStore("none", records), estimates)["all"]
-        done = {run.key: run for spec in selection.runs if (run := records.find(spec))}.values()
+        done = {run.key: run for spec in selection.runs if (run := records.ended(spec))}.values()
         minutes = sum(sum(run.train_seconds) + sum(run.test_seconds) for run in done) / 60
         if tuned:
             told = f"With tuned settings {plan.done} of {plan.runs:,} are done, in {minutes:.0f} minutes"

@@ -117,6 +117,17 @@ def table(**changes):
     return Results("t", "A title with 100 %", columns, rows, ["A note."], "method", **{"ranked": True, **changes})
 
 
+@pytest.mark.parametrize("scale", [1, 1e-3], ids=["as 0.026", "as 2.6e-05"])
+def test_small_figures_that_look_different_do_not_share_a_mark(scale):
+    rows = {name: [Cell({0: mean * scale})] for name, mean in {"a": 0.041, "b": 0.026, "c": 0.0262, "d": 5e3}.items()}
+    results = Results("x", "x", [Column("forgetting", better="lower")], rows, ranked=True)
+    means = [line.entries[0].mean for line in lines(results)]
+    assert means[1] == means[2]
+    assert len(set(means)) == 3
+    assert [row[0].mark for row in results.judged] == ["second", "best", "best", ""]
+    assert results.ranks() == [3.0, 1.5, 1.5, 4.0]
+
+
 def test_a_cell_is_judged_against_its_column_and_against_the_paper():
     best, close, gone = table().judged
     assert [each.mark for each in (best[0], close[0], gone[0])] == ["best", "second", ""]

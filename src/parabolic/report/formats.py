@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from parabolic.checks import check_name
-from parabolic.report.tables import Cell, Column, Results
+from parabolic.report.tables import Cell, Column, Results, decimals
 from parabolic.statistics import Summary
 
 __all__ = [
@@ -27,7 +27,6 @@ SIGNS = {"higher": "▲", "lower": "▼", "no difference": "=", "unknown": ""}
 LEVEL = "†"
 GAP = "–"
 NARROW = "% on task 1, 2, …, a row after each"  # what a narrow table's headings have no room for
-SMALL = 1e-3  # below, a mean that needs more digits is printed in scientific notation
 
 
 @dataclass(frozen=True)
@@ -221,19 +220,14 @@ def _accuracies(
 
 
 def _told(column: Column, figure: Summary | None, intervals: bool) -> tuple[str, str]:
-    """A mean and its spread; a single value has none.
-
-    A mean that would be printed as zero, and is not below its spread, has two significant digits: 0.026, or 2.6e-05.
-    """
+    """A mean and its spread; a single value has none."""
     if figure is None:
         return GAP, ""
-    spread = figure.half_width if intervals else figure.sd
-    tiny = 0 < abs(figure.mean) < 0.5 * 10**-column.digits and not figure.sd > abs(figure.mean)
-    if tiny and abs(figure.mean) < SMALL:
+    spread, places = figure.half_width if intervals else figure.sd, decimals(column, figure)
+    if places is None:
         return f"{figure.mean:.1e}", "" if math.isnan(spread) else f"{spread:.1e}"
-    more = 1 - math.floor(math.log10(abs(figure.mean))) if tiny else 0
-    told = _number(spread, max(column.spread_digits, more))
-    return _number(figure.mean, max(column.digits, more)), "" if told == GAP else told
+    told = _number(spread, column.spread_digits if places == column.digits else max(column.spread_digits, places))
+    return _number(figure.mean, places), "" if told == GAP else told
 
 
 def _seeds(cell: Cell) -> str:

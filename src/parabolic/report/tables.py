@@ -11,10 +11,11 @@ from typing import Any
 
 from parabolic.statistics import Difference, Summary, average_ranks, paired, welch
 
-__all__ = ["Cell", "Column", "Judged", "Results", "marks"]
+__all__ = ["Cell", "Column", "Judged", "Results", "decimals", "marks"]
 
 VERDICTS = ("higher", "lower", "no difference", "unknown")
 ENOUGH = 3  # seeds in common: with two, hardly any gap is significant, and a mark would suggest that there is none
+SMALL = 1e-3  # below, a mean that needs more digits is printed in scientific notation
 
 
 @dataclass(frozen=True)
@@ -174,9 +175,26 @@ def marks(figures: Sequence[float], better: str = "higher", second: bool = True)
     return [named.get(figure, "") for figure in figures]
 
 
+def decimals(column: Column, figure: Summary) -> int | None:
+    """How many decimals of a mean are printed: the column's digits; None for scientific notation.
+
+    A mean that would be printed as zero, and is not below its spread, has two significant digits: 0.026, or 2.6e-05.
+
+    >>> [decimals(Column("Acc"), Summary(mean, 0.01, 5)) for mean in (60.0, 0.026, 0.0)]
+    [1, 3, 1]
+    """
+    size = abs(figure.mean)
+    if not 0 < size < 0.5 * 10**-column.digits or figure.sd > size:
+        return column.digits
+    return None if size < SMALL else 1 - math.floor(math.log10(size))
+
+
 def _shown(column: Column, figure: Summary | None) -> float:
     """The mean as it is printed, so that figures that look equal are equal; NaN if there is none."""
-    return math.nan if figure is None else round(figure.mean, column.digits)
+    if figure is None:
+        return math.nan
+    places = decimals(column, figure)
+    return float(f"{figure.mean:.1e}") if places is None else round(figure.mean, places)
 
 
 def _plain(value: Any) -> Any:
