@@ -38,8 +38,8 @@ class SI(AnchoredLearner):
     damping: float = option(1.0, "ξ, which bounds the importance of a weight that hardly moved", above=0)
     variant: str = option(
         "paper",
-        "what is accumulated for a weight. paper: the path integral of the loss's gradient; reference (public code): "
-        "the sum of lr times the squared gradient of loss and penalty, as the optimizer gets it",
+        "what is accumulated for a weight. paper: the path integral of the loss's gradient; reference (the code "
+        "published with PCL): the sum of lr times the squared gradient of loss and penalty, as the optimizer gets it",
         among=("paper", "reference"),
     )
     clip: float | None = option(1.0, "limit on the size of each entry of a gradient (none: no limit)", above=0)

@@ -53,7 +53,7 @@ class VRMCL(ReplayLearner):
     rate: float = option(0.1, "initial rate of the look-ahead steps", above=0, tune="0.01:1:log")
     rate_lr: float = option(0.25, "learning rate of those rates", at_least=0)
     clip: float = option(1.0, "limit on each entry of a look-ahead gradient, and on the norm of the others", above=0)
-    chunk: int = option(8, "examples per look-ahead step", at_least=1)
+    chunk: int = option(8, "most examples of a look-ahead step: a batch is split evenly", at_least=1)
     variant: str = option(
         "paper",
         "paper: plain cross-entropy after the look-ahead steps; reference (the published code): classes of earlier "
