@@ -11,14 +11,8 @@ from typing import Any, NamedTuple
 from parabolic import Learner, ReplayLearner
 
 PAGE = Path(__file__).with_name("reference.md")
-INNER = {
-    "arguments",
-    "check_room",
-    "check_state",
-    "check_whole",
-    "overridden",
-    "own_name",
-}  # for this package's own use
+# Methods for this package's own use.
+INNER = {"arguments", "check_room", "check_state", "check_whole", "overridden", "own_name"}
 HEAD = """# Reference
 
 What there is to import, in one line each; `help(parabolic.PCL)` and so on say more. `parabolic list` shows the
@@ -28,7 +22,7 @@ learners with their options, the streams and the networks, and `parabolic --help
 
 
 class Section(NamedTuple):
-    """Names by module, under a heading; for those in `whole`, also their methods."""
+    """Names by module, under a heading, with the pages to see and a note; for those in `whole`, also their methods."""
 
     title: str
     pages: str
