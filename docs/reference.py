@@ -15,7 +15,7 @@ PAGE = Path(__file__).with_name("reference.md")
 INNER = {"arguments", "check_room", "check_state", "check_whole", "overridden", "own_name"}
 HEAD = """# Reference
 
-What there is to import, in one line each; `help(parabolic.PCL)` and so on say more. `parabolic list` shows the
+The names to import, in one line each; `help(parabolic.PCL)` and so on say more. `parabolic list` shows the
 learners with their options, the streams and the networks, and `parabolic --help` the commands.
 `python docs/reference.py` writes this page.
 """
