@@ -9,7 +9,7 @@
 In the page, a table is between <!-- NAME --> and <!-- end -->. NAME is one of the paper's tables, with -tuned for tuned
 values; it shows the methods that have runs, and the columns in which at least two have. <!-- NAME STREAM --> shows only
 the columns whose stream begins with STREAM. There are four more: `even` compares the paper's figures for uneven classes
-with our runs on uneven and even ones, `leads` shows tuned methods on Seq-TinyImageNet and how far PCL+ is ahead,
+with our runs on uneven and even ones, `leads TABLE` shows tuned methods on Seq-TinyImageNet and how far PCL+ is ahead,
 `bounds forgetting` and `bounds generalisation` show losses and bounds, and `seconds` shows run times.
 """
 
@@ -50,10 +50,10 @@ def made(name: str, records: Records) -> str:
         cells = ("paper, uneven", "uneven", "p", "even", "p")
         head = [f"{metric} {cell}" for metric in NAMES.values() for cell in cells]
         return "".join(lines(["", *head], even(records)))
+    name, _, stream = name.partition(" ")
     if name == "leads":
         head = [*NAMES.values(), "s", *(f"{PLUS} leads, {metric}" for metric in NAMES.values())]
-        return "".join(lines(["tuned", *head], leads(records)))
-    name, _, stream = name.partition(" ")
+        return "".join(lines(["tuned", *head], leads(paper_tables()[stream], records)))
     if name == "bounds":
         return "".join(lines(["loss after task", *"12345"], bounds(stream, records)))
     tuned = name.endswith("-tuned")
@@ -112,15 +112,14 @@ def even(records: Records) -> Iterator[list[str]]:
             yield cells
 
 
-def leads(records: Records) -> Iterator[list[str]]:
+def leads(table: PaperTable, records: Records) -> Iterator[list[str]]:
     """Show PCL+ on Seq-TinyImageNet beside the other tuned methods, and its leads over them, paired over seeds."""
-    table = paper_tables()["main"]
-    setting = table.settings[2]
+    (setting,) = (each for each in table.settings if each.stream == "seq-tinyimagenet")
     for row in [*table.rows, PLUS]:
         if runs := [run for spec in setting.specs(row, tuned=True) if (run := records.find(spec))]:
             figures = [told(Summary.of([run.metrics[metric] for run in runs])) for metric in NAMES]
             common = both(PLUS, row, setting, records, tuned=True) if row != PLUS else []
-            gaps = [ahead(metric, common) for metric in NAMES if common]
+            gaps = [ahead(metric, common) for metric in NAMES if len(common) > 1]
             cells = [f"{gap.mean:.1f} ({chance(gap.p)})" for gap in gaps] or [""] * len(NAMES)
             yield [row, *figures, f"{fmean(sum(run.train_seconds) for run in runs):.1f}", *cells]
 
@@ -174,9 +173,9 @@ def along(records: Records) -> Scene:
 
 
 def told(summary: Summary, *, best: bool = False, diverged: int = 0) -> str:
-    mean = f"{summary.mean:.1f}"
+    mean, spread = f"{summary.mean:.1f}", f" ± {summary.sd:.1f}" * (summary.n > 1)
     counts = f"n = {summary.n}" + f", {diverged} diverged" * bool(diverged)
-    return (f"**{mean}**" if best else mean) + f" ± {summary.sd:.1f}" + f" ({counts})" * (summary.n < SEEDS)
+    return (f"**{mean}**" if best else mean) + spread + f" ({counts})" * (summary.n < SEEDS)
 
 
 def seconds() -> Iterator[list[str]]:
