@@ -766,6 +766,10 @@ def test_how_much_is_done_is_as_the_results_say():
             assert f"Of the {plan.runs:,} runs of the paper's tables at published settings {plan.done} are done" in page
             told = f"they took {minutes:.0f} minutes of one H200. The other {plan.runs - plan.done} would take about"
             assert f"{told} {plan.seconds / 3600:.1f} hours more" in page
+    files = (ROOT / "results" / "records").glob("*.jsonl")
+    diverged = sum(bool(run.diverged) for path in files for run in Records(path).every())
+    assert diverged == 6
+    assert "among its runs, of which six diverged" in page
 
 
 def test_the_figures_of_the_readme_are_those_of_the_records():
