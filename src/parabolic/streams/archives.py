@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parabolic.checks import Description, InputError, invalid
 from parabolic.streams.cache import ShowProgress
@@ -148,10 +149,38 @@ class _Latin1:
         return text.encode("latin1")
 
 
+class _Type:
+    """Replaces `numpy.dtype` in a pickle: NumPy would believe a state that calls bytes pointers to objects."""
+
+    __slots__ = ("own",)
+
+    def __init__(self, name: bytes | str, *_: object) -> None:
+        self.own = np.dtype(name.decode() if isinstance(name, bytes) else name)
+        if self.own.kind not in "biuf":
+            raise ValueError(f"an array of type {self.own}")
+
+    def __setstate__(self, state: Any) -> None:
+        order: Any = state[1].decode() if isinstance(state[1], bytes) else state[1]
+        self.own = self.own.newbyteorder(order)
+
+
+class _Array:
+    """Replaces `_reconstruct` in a pickle: an array, which is made when the pickle gives its state."""
+
+    __slots__ = ("own",)
+    own: NDArray[Any]
+
+    def __init__(self, *_: object) -> None: ...
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, kind, by_columns, data = state
+        self.own = np.frombuffer(data, kind.own).reshape(shape, order="F" if by_columns else "C")
+
+
 # What CIFAR's pickles refer to besides plain values: functions that rebuild arrays and bytes, and the array types.
 _ALLOWED: dict[tuple[str, str], Any] = {
-    (f"numpy{core}.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0] for core in (".core", "._core")
-} | {("numpy", "ndarray"): np.ndarray, ("numpy", "dtype"): np.dtype, ("_codecs", "encode"): _Latin1()}
+    (f"numpy{core}.multiarray", "_reconstruct"): _Array for core in (".core", "._core")
+} | {("numpy", "ndarray"): "ndarray", ("numpy", "dtype"): _Type, ("_codecs", "encode"): _Latin1()}
 
 
 class _Unpickler(pickle.Unpickler):
@@ -180,7 +209,8 @@ def load_pickle(data: bytes, where: str) -> dict[str, Any]:
     try:
         value = _Unpickler(data, where).load()
         if isinstance(value, dict):
-            return {key.decode() if isinstance(key, bytes) else str(key): each for key, each in value.items()}
+            arrays = {key: each.own if isinstance(each, _Array) else each for key, each in value.items()}
+            return {key.decode() if isinstance(key, bytes) else str(key): each for key, each in arrays.items()}
     except InputError:
         raise
     except Exception as error:  # a broken pickle can raise anything
