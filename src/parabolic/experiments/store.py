@@ -32,12 +32,15 @@ from parabolic.checks import invalid
 from parabolic.experiments.code import made_of, own_code_of, package_code
 from parabolic.experiments.spec import RunSpec
 from parabolic.files import disk_errors, sweep, write_text
+from parabolic.options import dotted
 
 __all__ = ["EndedRuns", "FailedRun", "Record", "Store", "agree", "check_store", "checked", "encodable", "is_of"]
 
 FILE, FAILED, CLAIMS, CHECKPOINT = "run.json", "failed.json", ".claims", "checkpoint.safetensors"
 MONITOR = "monitor.jsonl"
 KEY = re.compile("[0-9a-f]{16}")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # and what is no UTF-8
+UNREADABLE = (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)  # for what JSON says
 ROOM = 1 << 14  # bytes that must be free on disk to start a run
 
 Kept = TypeVar("Kept", bound="Record | FailedRun")
@@ -286,14 +289,17 @@ def check_store(store: object) -> None:
 
 
 def encodable(told: Any) -> Any:
-    r"""The value with strings that can be encoded: bytes of a command that are not UTF-8 become escape sequences.
+    r"""The value with strings that can be encoded and printed: bytes of a command that are not UTF-8, and control
+    characters, which a terminal would obey, become escape sequences.
 
-    >>> encodable({"command": "run \udcff"})
-    {'command': 'run \\udcff'}
+    >>> encodable({"command": "run \udcff", "reason": "\x1b[2J"})
+    {'command': 'run \\udcff', 'reason': '\\x1b[2J'}
     """
     if isinstance(told, Mapping):
         return {name: encodable(value) for name, value in told.items()}
-    return told.encode("utf-8", "backslashreplace").decode() if isinstance(told, str) else told
+    if not isinstance(told, str):
+        return told
+    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", told.encode("utf-8", "backslashreplace").decode())
 
 
 def _try_to_write(folder: Path) -> None:
@@ -318,6 +324,8 @@ def checked(kept: Kept) -> Kept:
     named = {"learner": str, "stream": str, "seed": int}
     if not all(isinstance(kept.spec.get(name), each) for name, each in named.items()):
         raise ValueError("its spec is not that of a run")
+    if any(CONTROL.search(str(each)) for pair in dotted(kept.spec).items() for each in pair):
+        raise ValueError("its spec has control characters or is no UTF-8")
     if isinstance(kept, Record):
         _check(kept)
     return kept
@@ -366,7 +374,7 @@ def _read(kind: type[Kept], path: Path, damaged: dict[Path, str] | None = None) 
         return _load(kind, path)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, AttributeError, LookupError) as error:
+    except (OSError, *UNREADABLE) as error:
         if damaged is not None:
             damaged[path] = str(error)
         return None

@@ -198,7 +198,7 @@ def from_arrays(folder: Path) -> Raw:
 def _class_names(path: Path) -> tuple[str, ...]:
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise invalid(str(path), Description(str(error)), "a list of names in JSON", "fix or remove it") from error
     if not (isinstance(told, list) and all(isinstance(each, str | int) for each in told)):
         raise invalid(str(path), told, 'a list of names, as in ["cat", "dog"]', "fix or remove it")
