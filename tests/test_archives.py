@@ -285,6 +285,17 @@ def test_bytes_of_a_pickle_do_not_become_pointers():
             np.testing.assert_array_equal(found, array)
 
 
+@pytest.mark.parametrize("kind", ["zip", "tar", "gz"])
+def test_an_archive_that_unpacks_to_more_than_memory_holds_is_refused(tmp_path, monkeypatch, kind):
+    files = official.mnist_files(*GREY, packed=kind == "gz")
+    write = {"zip": official.write_zip, "tar": official.write_tar, "gz": official.write_zip}[kind]
+    path = write(tmp_path / ("a.tar.gz" if kind == "tar" else "a.zip"), files, "mnist")
+    held("mnist", path)
+    monkeypatch.setattr(archives, "LARGEST", 20_000)
+    with pytest.raises(InputError, match=r"larger when unpacked, expected at most 20,000 bytes; .*unpack it and pass"):
+        held("mnist", path)
+
+
 @pytest.mark.parametrize("data", [b"", b"junk", pickle.dumps([1]), pickle.dumps({"a": 1})[:-3]])
 def test_a_broken_pickle_is_named(data):
     with pytest.raises(InputError, match="^batch 7: got"):

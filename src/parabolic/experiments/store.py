@@ -28,18 +28,17 @@ from filelock import BaseFileLock, FileLock, Timeout
 from numpy.typing import NDArray
 
 from parabolic import metrics
-from parabolic.checks import invalid
+from parabolic.checks import CONTROL, encodable, invalid
 from parabolic.experiments.code import made_of, own_code_of, package_code
 from parabolic.experiments.spec import RunSpec
 from parabolic.files import disk_errors, sweep, write_text
 from parabolic.options import dotted
 
-__all__ = ["EndedRuns", "FailedRun", "Record", "Store", "agree", "check_store", "checked", "encodable", "is_of"]
+__all__ = ["EndedRuns", "FailedRun", "Record", "Store", "agree", "check_store", "checked", "is_of"]
 
 FILE, FAILED, CLAIMS, CHECKPOINT = "run.json", "failed.json", ".claims", "checkpoint.safetensors"
 MONITOR = "monitor.jsonl"
 KEY = re.compile("[0-9a-f]{16}")
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # and what is no UTF-8
 UNREADABLE = (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)  # for what JSON says
 ROOM = 1 << 14  # bytes that must be free on disk to start a run
 
@@ -286,20 +285,6 @@ def check_store(store: object) -> None:
     """Raise an error unless `store` is a Store (and not, say, the name of its folder)."""
     if not isinstance(store, Store):
         raise invalid("store", store, "a Store", 'as in Store("runs")')
-
-
-def encodable(told: Any) -> Any:
-    r"""The value with strings that can be encoded and printed: bytes of a command that are not UTF-8, and control
-    characters, which a terminal would obey, become escape sequences.
-
-    >>> encodable({"command": "run \udcff", "reason": "\x1b[2J"})
-    {'command': 'run \\udcff', 'reason': '\\x1b[2J'}
-    """
-    if isinstance(told, Mapping):
-        return {name: encodable(value) for name, value in told.items()}
-    if not isinstance(told, str):
-        return told
-    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", told.encode("utf-8", "backslashreplace").decode())
 
 
 def _try_to_write(folder: Path) -> None:

@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from parabolic.checks import Description, InputError, invalid
 from parabolic.streams.cache import ShowProgress
 
-__all__ = ["Tree", "download", "hidden", "load_pickle", "open_tree"]
+__all__ = ["Tree", "check_size", "download", "hidden", "load_pickle", "open_tree"]
 
 CHUNK = 1 << 20
+LARGEST = 4 << 30  # bytes to unpack into memory: a small archive may claim any size
 
 
 class Tree(NamedTuple):
@@ -63,6 +64,7 @@ def open_tree(path: Path, keep: Collection[str] | None = None) -> Iterator[Tree]
             _check_inside(path, archive.namelist())
 
             def read(name: str) -> bytes:
+                check_size(path, name, archive.getinfo(name).file_size)
                 with _whole(path):
                     return archive.read(name)
 
@@ -107,13 +109,14 @@ def _without_top(path: Path, found: Iterable[str], read: Callable[[str], bytes])
 
 
 def _read_tar(path: Path, keep: Collection[str] | None) -> dict[str, bytes]:
-    contents = {}
+    contents: dict[str, bytes] = {}
     with tarfile.open(path, "r:*") as archive:
         for member in archive:
             _check_inside(path, [member.name])
             if not (member.isfile() or member.isdir()):
                 raise invalid(str(path), Description(f"{member.name}, a link or device"), "files and folders only")
             if member.isfile() and (keep is None or member.name.rsplit("/", 1)[-1] in keep):
+                check_size(path, member.name, member.size + sum(map(len, contents.values())))
                 file = archive.extractfile(member)
                 assert file is not None
                 contents[member.name.removeprefix("./")] = file.read()
@@ -121,6 +124,13 @@ def _read_tar(path: Path, keep: Collection[str] | None) -> dict[str, bytes]:
         while archive.fileobj.read(CHUNK):  # tarfile stops before the checksum of a .gz, which is verified at its end
             pass
     return contents
+
+
+def check_size(path: Path | str, name: str, size: int) -> None:
+    """Refuse a file that would take too much memory when unpacked."""
+    if size > LARGEST:
+        remedy = "if its source can be trusted, unpack it and pass the folder with --from"
+        raise invalid(str(path), Description(f"{name}, larger when unpacked"), f"at most {LARGEST:,} bytes", remedy)
 
 
 def _check_inside(path: Path, names: Collection[str]) -> None:
