@@ -259,6 +259,43 @@ def test_a_pickle_cannot_change_what_it_is_given_to_call():
         load_pickle(data, "file")
 
 
+class Forged:
+    """Pickled as an array of another type."""
+
+    def __init__(self, kind, data, fields=None, flags=0):
+        self.kind = [np.dtype, (kind, False, True), (3, "|", None, fields and tuple(fields), fields, 8, 1, flags)]
+        self.data = data
+
+    def __reduce__(self):
+        kind = type("", (), {"__reduce__": lambda _, told=tuple(self.kind): told})()
+        return np.empty(0).__reduce__()[0], (np.ndarray, (0,), b"b"), (1, (1,), kind, False, self.data)
+
+
+def test_bytes_of_a_pickle_do_not_become_pointers():
+    """NumPy's own types would take any eight bytes for the address of an object, and end the process or worse."""
+    objects = np.dtype("O")
+    fields = {"f": (objects, 0)}
+    for forged in (Forged("V8", b"A" * 8, fields), Forged("O", b"A" * 8), Forged("O", [1]), Forged("V8", b"A" * 8)):
+        with pytest.raises(InputError, match="^file: got ValueError: an array of type .*, expected a pickle that can"):
+            load_pickle(pickle.dumps({"label_names": [forged]}, protocol=2), "file")
+    for kind in (">i2", "<f8", "bool", "uint8"):
+        for array in (np.arange(6).reshape(2, 3).astype(kind), np.asfortranarray(np.ones((2, 3), kind))):
+            found = load_pickle(pickle.dumps({"data": array}, protocol=2), "file")["data"]
+            assert found.dtype == array.dtype
+            np.testing.assert_array_equal(found, array)
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar", "gz"])
+def test_an_archive_that_unpacks_to_more_than_memory_holds_is_refused(tmp_path, monkeypatch, kind):
+    files = official.mnist_files(*GREY, packed=kind == "gz")
+    write = {"zip": official.write_zip, "tar": official.write_tar, "gz": official.write_zip}[kind]
+    path = write(tmp_path / ("a.tar.gz" if kind == "tar" else "a.zip"), files, "mnist")
+    held("mnist", path)
+    monkeypatch.setattr(archives, "LARGEST", 20_000)
+    with pytest.raises(InputError, match=r"larger when unpacked, expected at most 20,000 bytes; .*unpack it and pass"):
+        held("mnist", path)
+
+
 @pytest.mark.parametrize("data", [b"", b"junk", pickle.dumps([1]), pickle.dumps({"a": 1})[:-3]])
 def test_a_broken_pickle_is_named(data):
     with pytest.raises(InputError, match="^batch 7: got"):

@@ -323,8 +323,11 @@ def test_the_list_of_commands_says_what_each_says_of_itself():
 def test_every_public_name_is_found_in_the_part_that_has_it():
     """The type checker's imports, `__all__` and the table of `__getattr__` say the same."""
     tree = ast.parse(Path(parabolic.__file__).read_text())
-    (checked,) = [node for node in tree.body if isinstance(node, ast.If)]
-    imported = {f"{node.module}.{each.name}" for node in checked.body for each in node.names}
+    checked, _ = [node for node in tree.body if isinstance(node, ast.If)]  # the other has `__getattr__`
+    modules, *names = checked.body
+    for each in modules.names:
+        assert getattr(parabolic, each.name) is importlib.import_module(f"parabolic.{each.name}")
+    imported = {f"{node.module}.{each.name}" for node in names for each in node.names}
     assert imported == {f"parabolic.{part}.{name}" for name, part in parabolic._HOMES.items()}
     assert sorted(parabolic._HOMES) == sorted(parabolic.__all__)
     for name, part in parabolic._HOMES.items():

@@ -117,6 +117,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("about = " + "[" * 100_000, "got .*, expected a TOML file; repair the file, or remove it"),
         ("learner = ", "got .*, expected a TOML file; repair the file, or remove it"),
         ("learner = \xff", "got .*, expected a TOML file"),
         ("about = 'no learner'", "got no learner, expected one"),

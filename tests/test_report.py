@@ -23,12 +23,17 @@ from scipy import stats
 
 from parabolic import InputError, RunSpec, Store, load_preset, metrics
 from parabolic.experiments.paper import Selection
+from parabolic.experiments.paper.plan import Estimates, plan
+from parabolic.learners import find_learner
+from parabolic.options import options_of
 from parabolic.report import comparison, in_words
 from parabolic.report.curves import SIGNS, draw_curves, plot_text
 from parabolic.report.formats import legend, lines
 from parabolic.report.page import page_of, write_page
 from parabolic.report.page.bridges import png
+from parabolic.report.runs import name_of, sees_all
 from parabolic.report.scenes import Method, Scene, find_scenes, results_of
+from parabolic.report.sketches import sketch
 from parabolic.report.words import headline
 
 
@@ -217,6 +222,72 @@ def test_a_class_of_a_file_has_the_name_that_it_states_as_long_as_the_file_is_th
     Path("own.py").unlink()
     [scene] = find_scenes(store).scenes
     assert [method.name.split()[0] for method in scene.methods] == ["Mine", "Taken", "Silent", "er"]
+
+
+def test_looking_at_runs_and_presets_runs_no_code_that_they_name(parabolic):
+    """Of a stranger's runs, which may come with a file."""
+    store = Store("runs")
+    Path("presets").mkdir()
+    Path("presets/theirs.toml").write_text('learner = "runs/own.py:Mine"\n[settings]\nlr = 0.01\n')
+    for seed, changed in enumerate(
+        ({"learner": "runs/own.py:Mine"}, {"learner": "runs.own:Mine"}, {"stream": "runs/own.py:Mine"})
+    ):
+        spec = RunSpec("er", seed=seed)
+        store.save(record(spec, 90))
+        named(store, spec.key, **changed)
+    Path("runs/own.py").write_text("open('ran', 'w')\n" + OWN)
+    for command in (["runs"], ["runs", "--learner", "my-er"], ["report"], ["plot"], ["presets"]):
+        code, told = parabolic(*command)[:2]
+        assert code == 0, told
+        assert not Path("ran").exists()
+    assert "my-er" in Path("report.html").read_text()
+    spec = RunSpec("er", seed=9)
+    plan([spec], store.find, Estimates(store))
+    assert not Path("ran").exists()
+
+
+def test_a_learner_is_read_as_it_would_be_loaded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__init__.py").write_text("open('ran', 'w')")
+    text = """
+import parabolic
+from parabolic import ER
+from parabolic.learners.learner import ReplayLearner
+from parabolic.options import option
+
+RATE = 0.5
+
+class Mine(parabolic.ReplayLearner):
+    name = "mine"
+    lr: float = 0.07
+    weight: float = option(0.5, "weight", at_least=0)
+    other: int = option(default=3, about="other")
+
+class Further(Mine):
+    sees_all = True
+    weight: float = 0.25
+    rate: float = option(RATE, "computed")
+
+class Ours(ER):
+    pass
+"""
+    for place in ("mine.py", "pack/inner.py"):
+        Path(place).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert sketch("pack.inner:Mine") == sketch("mine.py:Mine")
+    assert not Path("ran").exists()
+    for name in ("Mine", "Further", "Ours"):
+        read, loaded = sketch(f"mine.py:{name}"), find_learner(f"mine.py:{name}")
+        assert read.name == vars(loaded).get("name")
+        assert read.sees_all == loaded.sees_all
+        defaults = {each: option.default for each, option in options_of(loaded).items()}
+        assert read.defaults.keys() == defaults.keys()
+        assert {each for each in defaults if read.defaults[each] != defaults[each]} == {"rate"} & {*defaults}
+    for odd in ("mine.py:Gone", "gone.py:Mine", "gone.module:Mine", "\0.py:Mine", ":Mine", "a..b:Mine"):
+        assert sketch(odd) is None
+        assert name_of(odd) == odd.rpartition(":")[2]
+        assert not sees_all(odd)
 
 
 def test_what_learns_all_tasks_at_once_has_no_forgetting(store):

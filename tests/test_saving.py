@@ -3,6 +3,7 @@
 import copy
 import functools
 import hashlib
+import importlib
 import json
 import math
 import os
@@ -576,6 +577,11 @@ def test_a_file_is_no_way_to_run_code_or_to_set_what_a_learner_does_not_have(tmp
     ):
         path.write_bytes(pack_state(told | {"fields": told["fields"] | more}))
         with pytest.raises(InputError, match=message):
+            Learner.load(path, model=nn.Linear(3, 4))
+    importlib.import_module("parabolic.experiments")  # as a program has that also makes runs
+    for named in ({"learner": f"{tmp_path / 'evil.py'}:SGD"}, {"stream": f"{tmp_path / 'evil.py'}:SGD"}):
+        path.write_bytes(pack_state(told | {"made": {"prepare": ("parabolic.experiments.spec:RunSpec", named)}}))
+        with pytest.raises(InputError, match="^prepare: got .*RunSpec', expected a class that this version of"):
             Learner.load(path, model=nn.Linear(3, 4))
     assert not ran.exists()
     path.write_bytes(pack_state(told | {"state": {"steps": 3}}))

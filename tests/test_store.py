@@ -159,7 +159,7 @@ def test_a_failure_is_noted_until_the_run_is_done(store, record):
     assert [path.name for path in store.path(SPEC.key).iterdir()] == ["run.json"]
 
 
-@pytest.mark.parametrize("damage", ["", '{"key": ', "[]", '{"key": "x"}', "\udcff", '{"spec": []}'])
+@pytest.mark.parametrize("damage", ["", '{"key": ', "[]", '{"key": "x"}', "\udcff", '{"spec": []}', "[" * 100_000])
 def test_what_cannot_be_read_is_named_with_the_reason(store, record, damage):
     store.save(record)
     bad = store.path("0123") / "run.json"
@@ -209,6 +209,10 @@ def test_what_cannot_be_read_is_named_with_the_reason(store, record, damage):
             lambda told: told.update(measured={"x": [math.nan for _ in told["test_seconds"]]}),
             "its figures are missing or not finite numbers",
         ),
+        (lambda told: told["train_seconds"].append(10**400), "int too large to convert to float"),
+        (lambda told: told["spec"].update(learner="er\x1b[2J"), "its spec has control characters"),
+        (lambda told: told["spec"].update(options={"lr": "\x9b2J"}), "its spec has control characters"),
+        (lambda told: told["spec"].update(options={"\ud800": 1}), "its spec has control characters"),
         (lambda told: told["accuracy"][0].__setitem__(0, -1.0), "its accuracies are not percentages"),
         (lambda told: told["task_accuracy"][0].__setitem__(0, -1.0), "its accuracies are not percentages"),
     ],
@@ -220,6 +224,12 @@ def test_a_record_that_contradicts_itself_is_none(store, record, change, reason)
     path.write_text(json.dumps(told))
     assert store.find(SPEC) is None
     assert store.unreadable()[path].startswith(reason)
+
+
+def test_a_terminal_obeys_nothing_that_a_run_says(store):
+    store.save_failure(SPECS[0], "it said \x1b]0;title\x07", "\x1b[2J")
+    (failure,) = store.failures()
+    assert (failure.reason, failure.trace) == (r"it said \x1b]0;title\x07", r"\x1b[2J")
 
 
 def test_a_run_under_the_name_of_another_is_noticed_and_a_copy_is_not(store, record):

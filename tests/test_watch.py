@@ -1,5 +1,6 @@
 """`parabolic watch`: real runs, watched from another process, alive and killed."""
 
+import json
 import math
 import os
 import pty
@@ -191,3 +192,12 @@ def test_it_fits_into_any_terminal(tmp_path, width, encoding, classes):
     assert "running" in shown
     assert ("100 classes" in " ".join(shown.split())) == (classes == 100)
     assert len(shown.splitlines()) < 60
+
+
+def test_a_terminal_obeys_nothing_that_a_monitor_s_file_says(tmp_path):
+    path = tmp_path / "monitor.jsonl"
+    began = {"step": 0, "time": 1, "until": None, "learner": "\x1b[2J"}
+    path.write_text(json.dumps({"began": began}) + "\n" + json.dumps({"ended": {"step": 5, "why": "\x9b2J"}}) + "\n")
+    tail = Tail(path)
+    tail.poll()
+    assert (tail.began["learner"], tail.ended["why"]) == (r"\x1b[2J", r"\x9b2J")

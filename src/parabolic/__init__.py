@@ -5,6 +5,21 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from parabolic import (  # noqa: F401  # as `__getattr__` imports them
+        backbones,
+        checks,
+        engine,
+        estimators,
+        experiments,
+        learners,
+        memory,
+        metrics,
+        options,
+        pde,
+        profile,
+        statistics,
+        streams,
+    )
     from parabolic.backbones import MLP, ConvNet, ResNet18, make_backbone
     from parabolic.checks import InputError
     from parabolic.engine import Callback, Diverged, Journal, Monitor, train
@@ -109,14 +124,16 @@ _PARTS = {  # the same names by module, for `__getattr__`
 _HOMES = {name: part for part, names in _PARTS.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
-    """Import a part of the library on first use: `parabolic --version` needs no torch, and few need scikit-learn."""
-    if name in _HOMES:
-        return getattr(import_module(f"parabolic.{_HOMES[name]}"), name)
-    if not name.startswith("_") and find_spec(f"parabolic.{name}"):
-        return import_module(f"parabolic.{name}")
-    # With these arguments, Python suggests the nearest name.
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=import_module(__name__))
+if not TYPE_CHECKING:  # to a type checker every name would exist, also a misspelt one
+
+    def __getattr__(name: str) -> Any:
+        """Import a part of the library on first use: `parabolic --version` needs no torch, few need scikit-learn."""
+        if name in _HOMES:
+            return getattr(import_module(f"parabolic.{_HOMES[name]}"), name)
+        if not name.startswith("_") and find_spec(f"parabolic.{name}"):
+            return import_module(f"parabolic.{name}")
+        # With these arguments, Python suggests the nearest name.
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=import_module(__name__))
 
 
 def __dir__() -> list[str]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "DEVICE_ERRORS", "FILL_IN", "CallError", "InputError", "all_finite", "check_call", "check_finite", "check_gaps",
-    "check_generator", "check_module", "check_name", "check_number", "digits", "first_line", "invalid", "plain",
-    "short_of_memory", "signed",
+    "CONTROL", "DEVICE_ERRORS", "FILL_IN", "CallError", "InputError", "all_finite", "check_call", "check_finite",
+    "check_gaps", "check_generator", "check_module", "check_name", "check_number", "digits", "encodable", "first_line",
+    "invalid", "plain", "short_of_memory", "signed",
 ]  # fmt: skip
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # and what is no UTF-8
 
 DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)  # the machine is to blame, not what it was given
 FILL_IN = "fill in what is missing"
@@ -264,3 +267,17 @@ def check_finite(name: str, value: Tensor, remedy: str = "clean or drop those ex
         first = [int(i) for i in bad.nonzero()[0]]
         got = Description(f"{int(bad.sum())} values that are NaN or infinite, the first at {first}")
         raise invalid(name, got, "finite numbers", remedy)
+
+
+def encodable(told: Any) -> Any:
+    r"""The value with strings that can be encoded and printed: bytes of a command that are not UTF-8, and control
+    characters, which a terminal would obey, become escape sequences.
+
+    >>> encodable({"command": "run \udcff", "reason": "\x1b[2J"})
+    {'command': 'run \\udcff', 'reason': '\\x1b[2J'}
+    """
+    if isinstance(told, Mapping):
+        return {name: encodable(value) for name, value in told.items()}
+    if not isinstance(told, str):
+        return told
+    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", told.encode("utf-8", "backslashreplace").decode())

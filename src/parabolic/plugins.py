@@ -19,7 +19,7 @@ from typing import Any
 
 from parabolic.checks import Description, invalid
 
-__all__ = ["is_own", "load_object", "load_with_module", "require", "source_of", "sources_imported_by"]
+__all__ = ["is_loaded", "is_own", "load_object", "load_with_module", "require", "source_of", "sources_imported_by"]
 
 # Attributes in which a module loaded from a file stores the file's contents, and those of the files that it imports.
 SOURCE, IMPORTED = "__parabolic_source__", "__parabolic_imported__"
@@ -76,6 +76,19 @@ def load_with_module(argument: str, path: str) -> tuple[ModuleType, Any]:
         public = sorted(key for key in vars(module) if not key.startswith("_"))
         raise invalid(argument, path, f"a name that {place} defines", Description(f"it defines {', '.join(public)}"))
     return module, getattr(module, name)
+
+
+def is_loaded(path: str) -> bool:
+    """Whether the code at `module:name` or `file.py:name` has been imported; a name without a colon needs none.
+
+    >>> is_loaded("er"), is_loaded("parabolic.plugins:is_loaded"), is_loaded("mine.py:Mine")
+    (True, True, False)
+    """
+    place = path.rpartition(":")[0]
+    try:
+        return not place or (_plugin(Path(place).resolve()) if place.endswith(".py") else place) in sys.modules
+    except (OSError, RuntimeError, ValueError):  # not the path of a file
+        return False
 
 
 def source_of(module: ModuleType) -> bytes:
@@ -191,7 +204,7 @@ def _load_file(path: Path) -> ModuleType:
     after an edit, so that its current code runs.
     """
     path = path.resolve(strict=True)
-    name = f"parabolic_plugin_{path.stem}_{sha256(str(path).encode()).hexdigest()[:8]}"
+    name = _plugin(path)
     with _beside(path.parent):
         source, before = path.read_bytes(), sys.modules.get(name)
         if before is not None and vars(before)[SOURCE] == source:
@@ -209,6 +222,11 @@ def _load_file(path: Path) -> ModuleType:
             del sys.modules[name]
             raise
         return module
+
+
+def _plugin(path: Path) -> str:
+    """The name under which a file is imported."""
+    return f"parabolic_plugin_{path.stem}_{sha256(str(path).encode()).hexdigest()[:8]}"
 
 
 @contextmanager

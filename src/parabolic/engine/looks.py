@@ -24,7 +24,7 @@ from typing import IO, Any
 
 from filelock import FileLock, Timeout
 
-from parabolic.checks import first_line
+from parabolic.checks import encodable, first_line
 
 __all__ = ["TENTHS", "Lines", "Look", "Tail"]
 
@@ -276,7 +276,7 @@ class Tail:
     def _take(self, line: bytes) -> None:
         try:
             ((kind, told),) = json.loads(line).items()
-            told = {**told, "step": (step := int(told["step"]))}
+            told = {**encodable(told), "step": (step := int(told["step"]))}
             look = Look.from_dict(told) if kind == "look" else None
             if kind == "began":
                 told = {**told, "time": float(told["time"]), "until": told["until"] and int(told["until"])}

@@ -23,7 +23,7 @@ from filelock import BaseFileLock
 from numpy.typing import NDArray
 
 from parabolic.backbones import make_backbone
-from parabolic.checks import Description, InputError, invalid, short_of_memory
+from parabolic.checks import Description, InputError, encodable, invalid, short_of_memory
 from parabolic.engine import Callback, DeviceFailed, Diverged, Fleet, State, computing_in, numerics, train_fleet
 from parabolic.engine.checkpoints import draws_apart
 from parabolic.engine.measures import find_measures
@@ -31,7 +31,7 @@ from parabolic.engine.threads import threads_for
 from parabolic.experiments.code import commit_here, made_of, own_code_of, package_code
 from parabolic.experiments.resume import Keeping
 from parabolic.experiments.spec import RunSpec, check_spec
-from parabolic.experiments.store import Record, Store, check_store, encodable
+from parabolic.experiments.store import Record, Store, check_store
 from parabolic.learners import Heads, Learner, find_learner
 from parabolic.streams import Stream, make_stream
 

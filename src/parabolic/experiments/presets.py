@@ -159,7 +159,7 @@ def check_preset_name(name: str) -> None:
 def _read(path: Path) -> Preset:
     try:
         told = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _damaged(path, str(error), "a TOML file") from error
     for key, value in told.items():
         check_name(f"preset {path}", key, KINDS)

@@ -20,9 +20,9 @@ from typing import Any
 
 from filelock import FileLock
 
-from parabolic.checks import Description, invalid
+from parabolic.checks import Description, encodable, invalid
 from parabolic.experiments.spec import RunSpec
-from parabolic.experiments.store import EndedRuns, FailedRun, Record, Store, checked, is_of
+from parabolic.experiments.store import UNREADABLE, EndedRuns, FailedRun, Record, Store, checked, is_of
 from parabolic.files import disk_errors, write_text
 
 __all__ = ["BackedStore", "Records", "is_record", "records_place", "write_records"]
@@ -84,7 +84,7 @@ class Records(EndedRuns):
             for number, line in enumerate(lines, 1):
                 try:
                     record = _parse(line, path.name) if line.strip() else None
-                except (ValueError, TypeError, AttributeError, LookupError) as error:
+                except UNREADABLE as error:
                     damaged[Path(f"{path}:{number}")] = str(error)
                     continue
                 if record is not None and _newer(record, runs.get(record.key)):
@@ -189,4 +189,4 @@ def _parse(line: str, file: str) -> Record:
         raise ValueError("it is not the record of a run")
     record = Record(**told, metrics={})
     known = replace(record, metrics=record.summary)
-    return checked(replace(known, environment={**record.environment, FROM: file}))
+    return checked(replace(known, environment=encodable({**record.environment, FROM: file})))

@@ -28,16 +28,18 @@ from filelock import BaseFileLock, FileLock, Timeout
 from numpy.typing import NDArray
 
 from parabolic import metrics
-from parabolic.checks import invalid
+from parabolic.checks import CONTROL, encodable, invalid
 from parabolic.experiments.code import made_of, own_code_of, package_code
 from parabolic.experiments.spec import RunSpec
 from parabolic.files import disk_errors, sweep, write_text
+from parabolic.options import dotted
 
-__all__ = ["EndedRuns", "FailedRun", "Record", "Store", "agree", "check_store", "checked", "encodable", "is_of"]
+__all__ = ["EndedRuns", "FailedRun", "Record", "Store", "agree", "check_store", "checked", "is_of"]
 
 FILE, FAILED, CLAIMS, CHECKPOINT = "run.json", "failed.json", ".claims", "checkpoint.safetensors"
 MONITOR = "monitor.jsonl"
 KEY = re.compile("[0-9a-f]{16}")
+UNREADABLE = (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)  # for what JSON says
 ROOM = 1 << 14  # bytes that must be free on disk to start a run
 
 Kept = TypeVar("Kept", bound="Record | FailedRun")
@@ -285,17 +287,6 @@ def check_store(store: object) -> None:
         raise invalid("store", store, "a Store", 'as in Store("runs")')
 
 
-def encodable(told: Any) -> Any:
-    r"""The value with strings that can be encoded: bytes of a command that are not UTF-8 become escape sequences.
-
-    >>> encodable({"command": "run \udcff"})
-    {'command': 'run \\udcff'}
-    """
-    if isinstance(told, Mapping):
-        return {name: encodable(value) for name, value in told.items()}
-    return told.encode("utf-8", "backslashreplace").decode() if isinstance(told, str) else told
-
-
 def _try_to_write(folder: Path) -> None:
     """Write a temporary file, to find out whether the disk has room."""
     with TemporaryFile(dir=folder) as file:
@@ -318,6 +309,8 @@ def checked(kept: Kept) -> Kept:
     named = {"learner": str, "stream": str, "seed": int}
     if not all(isinstance(kept.spec.get(name), each) for name, each in named.items()):
         raise ValueError("its spec is not that of a run")
+    if any(CONTROL.search(str(each)) for pair in dotted(kept.spec).items() for each in pair):
+        raise ValueError("its spec has control characters or is no UTF-8")
     if isinstance(kept, Record):
         _check(kept)
     return kept
@@ -366,7 +359,7 @@ def _read(kind: type[Kept], path: Path, damaged: dict[Path, str] | None = None) 
         return _load(kind, path)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, AttributeError, LookupError) as error:
+    except (OSError, *UNREADABLE) as error:
         if damaged is not None:
             damaged[path] = str(error)
         return None

@@ -41,6 +41,9 @@ __all__ = ["describe", "load", "read_learner", "restore", "save"]
 
 Kind = TypeVar("Kind", bound=Learner)
 
+# Where classes are that a file may name. RunSpec is not among them: it imports the learner whose name it is given.
+MADE = ("parabolic.memory", "parabolic.learners", "parabolic.streams.augment")
+
 
 def save(learner: Learner, path: str | Path) -> Path:
     """Write a learner to a file."""
@@ -211,12 +214,10 @@ def _plain(value: Any) -> bool:
 
 def _arguments(value: Any) -> dict[str, Any] | None:
     """The arguments that an object of this package was made with; None if they cannot be stored."""
-    if not type(value).__module__.startswith("parabolic."):
+    if not _may_be_made(type(value)):
         return None
     if isinstance(value, Memory):
         return value.arguments
-    if not dataclasses.is_dataclass(value):
-        return None
     arguments = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
     return arguments if all(map(_plain, arguments.values())) else None
 
@@ -226,13 +227,19 @@ def _make(name: str, path: str, arguments: dict[str, Any]) -> Any:
     module, _, own = path.rpartition(":")
     if module.startswith("parabolic.streams."):  # whose `prepare` and `augment` a learner may have been given
         import_module("parabolic.streams")
-    cls: Any = getattr(sys.modules.get(module), own, None) if module.startswith("parabolic.") else None
-    if not (isinstance(cls, type) and (issubclass(cls, Memory) or dataclasses.is_dataclass(cls))):
+    cls: Any = getattr(sys.modules.get(module), own, None)
+    if not (isinstance(cls, type) and _may_be_made(cls)):
         raise invalid(name, path, "a class that this version of parabolic has")
     try:
         return cls(**arguments)
     except TypeError as error:
         raise invalid(name, path, "arguments that it accepts", str(error)) from error
+
+
+def _may_be_made(cls: type) -> bool:
+    """Whether a file may name a class: a memory or a dataclass of this package that no code comes with."""
+    ours = any(f"{cls.__module__}.".startswith(f"{place}.") for place in MADE)
+    return ours and (issubclass(cls, Memory) or (dataclasses.is_dataclass(cls) and not issubclass(cls, Learner)))
 
 
 def _backbone(model: nn.Module) -> tuple[str, dict[str, Any]] | None:

@@ -13,15 +13,18 @@ from typing import Any, TextIO
 from parabolic.checks import check_name
 from parabolic.experiments import FailedRun, Record, RunSpec
 from parabolic.experiments.resume import StoppedRun
+from parabolic.experiments.spec import SHARED
 from parabolic.files import written_whole
-from parabolic.learners import find_learner, known_learners
+from parabolic.learners import Learner, find_learner, known_learners
 from parabolic.options import dotted, options_of
-from parabolic.plugins import is_own, require
-from parabolic.streams import Scenario, known_streams
+from parabolic.plugins import is_loaded, is_own, require
+from parabolic.report.sketches import sketch
+from parabolic.streams import Scenario
+from parabolic.streams.catalog import Listed
 
 __all__ = [
     "Row", "departures", "fault_of", "flat", "name_of", "place_of", "print_csv", "row_of", "sees_all", "select",
-    "settings_of", "short", "stop_of", "unusual", "write_csv", "write_parquet", "written",
+    "settings_of", "short", "stop_of", "unusual", "usual_options", "write_csv", "write_parquet", "written",
 ]  # fmt: skip
 
 Row = dict[str, Any]  # by column: names as in run.json, the spec's at the top level: seed, options.lr, metrics.acc
@@ -90,8 +93,8 @@ def _without_memory(rows: Sequence[Row], beside: Sequence[Row]) -> list[Row]:
 
 
 def name_of(learner: str) -> str:
-    """A learner's name: for one in a file or module, the `name` of its class, if it can be loaded and the name is not a
-    built-in learner's; otherwise the class's own name.
+    """A learner's name: for one in a file or module, the `name` that its class states, if it is there and the name is
+    not a built-in learner's; otherwise the class's own name.
 
     >>> name_of("er"), name_of("gone.py:Mine")
     ('er', 'Mine')
@@ -99,7 +102,8 @@ def name_of(learner: str) -> str:
     place, _, own = learner.rpartition(":")
     if place:
         with suppress(Exception):  # anything can be wrong in a user's file
-            stated = vars(find_learner(learner)).get("name")
+            drawn = None if is_loaded(learner) else sketch(learner)
+            stated = drawn.name if drawn else vars(_found(learner)).get("name")
             return stated if isinstance(stated, str) and stated and stated not in known_learners() else own
     return own
 
@@ -131,13 +135,14 @@ def stop_of(row: Row) -> str:
 
 
 def sees_all(learner: str) -> bool:
-    """Whether a learner learns all tasks at once; False if it cannot be loaded.
+    """Whether a learner learns all tasks at once; False if it is not there.
 
     >>> sees_all("joint"), sees_all("er")
     (True, False)
     """
     try:
-        return find_learner(learner).sees_all
+        drawn = None if is_loaded(learner) else sketch(learner)
+        return drawn.sees_all if drawn else _found(learner).sees_all
     except Exception:  # anything can be wrong in a user's file
         return False
 
@@ -153,7 +158,7 @@ def unusual(row: Row) -> Row:
 
 
 def departures(row: Row) -> Row:
-    """The settings of a run that differ from the defaults, by column; all options if its learner cannot be loaded."""
+    """The settings of a run that differ from the defaults, by column; all options if its learner is not there."""
     usual = _defaults(row["learner"], row["stream"])
     told = [name for name in row if name in usual or name.startswith(("options.", "scenario."))]
     named = ("learner", "stream", "memory", "seed")  # these have columns of their own
@@ -222,12 +227,37 @@ def _means(text: str, value: Any) -> bool:
     return text.lower() in (called, called.rpartition(":")[2])  # Mine is short for path/to/file.py:Mine
 
 
+def usual_options(learner: str) -> Row:
+    """The default options of a learner, by column; none if it is not there."""
+    try:
+        if is_loaded(learner):
+            found = RunSpec(learner).resolved()["options"]
+        else:
+            drawn = sketch(learner)
+            found = {name: drawn.defaults[name] for name in drawn.defaults if name not in SHARED} if drawn else {}
+    except Exception:  # anything can be wrong in a user's file
+        return {}
+    return {f"options.{name}": value for name, value in found.items()}
+
+
 @cache
 def _defaults(learner: str, stream: str) -> Row:
-    """The default settings; if the learner or stream cannot be loaded (any more), those that all learners share."""
+    """The default settings; without the options of a learner that is not there (any more).
+
+    Code that a run names is not imported to look at the run: it may be a stranger's.
+    """
+    listed = is_loaded(stream) or stream.startswith("hf:")
     try:
-        return flat(RunSpec(learner=learner, stream=stream).resolved())
+        usual = flat(RunSpec("sgd", stream=stream if listed else RunSpec.stream).resolved())
     except Exception:  # anything can be wrong in a user's file
-        known = stream if stream in known_streams() else RunSpec().stream
-        usual = flat(RunSpec(learner="sgd", stream=known).resolved())
-        return {name: value for name, value in usual.items() if not name.startswith("options.")}
+        usual = flat(RunSpec("sgd").resolved())
+    if not listed:
+        usual |= {name: getattr(Listed, name) for name in ("backbone", "batch", "precision", "channels_last")}
+    return {name: value for name, value in usual.items() if not name.startswith("options.")} | usual_options(learner)
+
+
+def _found(learner: str) -> type[Learner]:
+    """A learner, if that takes no import of what a run names."""
+    if not is_loaded(learner):
+        raise LookupError(learner)
+    return find_learner(learner)

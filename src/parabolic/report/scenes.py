@@ -15,8 +15,20 @@ from numpy.typing import NDArray
 
 from parabolic.experiments import FailedRun, Record, Store, known_presets, load_preset
 from parabolic.experiments.paper import is_bound
+from parabolic.plugins import is_loaded
 from parabolic.report.comparisons import at_once, cell_of, column_of, many
-from parabolic.report.runs import Row, departures, name_of, place_of, row_of, select, short, unusual, written
+from parabolic.report.runs import (
+    Row,
+    departures,
+    name_of,
+    place_of,
+    row_of,
+    select,
+    short,
+    unusual,
+    usual_options,
+    written,
+)
 from parabolic.report.tables import Cell, Column, Results
 from parabolic.statistics import Summary
 
@@ -243,8 +255,14 @@ def _presets() -> dict[str, dict[str, Row]]:
     for name in known_presets():
         with suppress(Exception):  # anything can be wrong in a user's file
             preset = load_preset(name)
-            options = preset.spec().resolved()["options"]
-            usual = {f"options.{option}": value for option, value in options.items()}
+            named = [preset.learner, preset.stream or "", *map(str, preset.settings.values())]
+            if all(map(is_loaded, named)):
+                options = preset.spec().resolved()["options"]
+                usual = {f"options.{option}": value for option, value in options.items()}
+            else:  # it names code, which is not run to give its name to a run
+                usual = usual_options(preset.learner)
+                own = {f"options.{name}": value for name, value in preset.settings.items()}
+                usual |= {name: value for name, value in own.items() if name in usual}
             found[preset.learner][name] = {"stream": preset.stream, **usual}
     return found
 

@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parabolic.checks import Description, InputError, invalid
 from parabolic.streams.cache import ShowProgress
 
-__all__ = ["Tree", "download", "hidden", "load_pickle", "open_tree"]
+__all__ = ["Tree", "check_size", "download", "hidden", "load_pickle", "open_tree"]
 
 CHUNK = 1 << 20
+LARGEST = 4 << 30  # bytes to unpack into memory: a small archive may claim any size
 
 
 class Tree(NamedTuple):
@@ -62,6 +64,7 @@ def open_tree(path: Path, keep: Collection[str] | None = None) -> Iterator[Tree]
             _check_inside(path, archive.namelist())
 
             def read(name: str) -> bytes:
+                check_size(path, name, archive.getinfo(name).file_size)
                 with _whole(path):
                     return archive.read(name)
 
@@ -106,13 +109,14 @@ def _without_top(path: Path, found: Iterable[str], read: Callable[[str], bytes])
 
 
 def _read_tar(path: Path, keep: Collection[str] | None) -> dict[str, bytes]:
-    contents = {}
+    contents: dict[str, bytes] = {}
     with tarfile.open(path, "r:*") as archive:
         for member in archive:
             _check_inside(path, [member.name])
             if not (member.isfile() or member.isdir()):
                 raise invalid(str(path), Description(f"{member.name}, a link or device"), "files and folders only")
             if member.isfile() and (keep is None or member.name.rsplit("/", 1)[-1] in keep):
+                check_size(path, member.name, member.size + sum(map(len, contents.values())))
                 file = archive.extractfile(member)
                 assert file is not None
                 contents[member.name.removeprefix("./")] = file.read()
@@ -120,6 +124,13 @@ def _read_tar(path: Path, keep: Collection[str] | None) -> dict[str, bytes]:
         while archive.fileobj.read(CHUNK):  # tarfile stops before the checksum of a .gz, which is verified at its end
             pass
     return contents
+
+
+def check_size(path: Path | str, name: str, size: int) -> None:
+    """Refuse a file that would take too much memory when unpacked."""
+    if size > LARGEST:
+        remedy = "if its source can be trusted, unpack it and pass the folder with --from"
+        raise invalid(str(path), Description(f"{name}, larger when unpacked"), f"at most {LARGEST:,} bytes", remedy)
 
 
 def _check_inside(path: Path, names: Collection[str]) -> None:
@@ -148,10 +159,38 @@ class _Latin1:
         return text.encode("latin1")
 
 
+class _Type:
+    """Replaces `numpy.dtype` in a pickle: NumPy would believe a state that calls bytes pointers to objects."""
+
+    __slots__ = ("own",)
+
+    def __init__(self, name: bytes | str, *_: object) -> None:
+        self.own = np.dtype(name.decode() if isinstance(name, bytes) else name)
+        if self.own.kind not in "biuf":
+            raise ValueError(f"an array of type {self.own}")
+
+    def __setstate__(self, state: Any) -> None:
+        order: Any = state[1].decode() if isinstance(state[1], bytes) else state[1]
+        self.own = self.own.newbyteorder(order)
+
+
+class _Array:
+    """Replaces `_reconstruct` in a pickle: an array, which is made when the pickle gives its state."""
+
+    __slots__ = ("own",)
+    own: NDArray[Any]
+
+    def __init__(self, *_: object) -> None: ...
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, kind, by_columns, data = state
+        self.own = np.frombuffer(data, kind.own).reshape(shape, order="F" if by_columns else "C")
+
+
 # What CIFAR's pickles refer to besides plain values: functions that rebuild arrays and bytes, and the array types.
 _ALLOWED: dict[tuple[str, str], Any] = {
-    (f"numpy{core}.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0] for core in (".core", "._core")
-} | {("numpy", "ndarray"): np.ndarray, ("numpy", "dtype"): np.dtype, ("_codecs", "encode"): _Latin1()}
+    (f"numpy{core}.multiarray", "_reconstruct"): _Array for core in (".core", "._core")
+} | {("numpy", "ndarray"): "ndarray", ("numpy", "dtype"): _Type, ("_codecs", "encode"): _Latin1()}
 
 
 class _Unpickler(pickle.Unpickler):
@@ -180,7 +219,8 @@ def load_pickle(data: bytes, where: str) -> dict[str, Any]:
     try:
         value = _Unpickler(data, where).load()
         if isinstance(value, dict):
-            return {key.decode() if isinstance(key, bytes) else str(key): each for key, each in value.items()}
+            arrays = {key: each.own if isinstance(each, _Array) else each for key, each in value.items()}
+            return {key.decode() if isinstance(key, bytes) else str(key): each for key, each in arrays.items()}
     except InputError:
         raise
     except Exception as error:  # a broken pickle can raise anything

@@ -153,7 +153,7 @@ class Cache:
             return dataclasses.replace(
                 known, shape=(channels, height, width), mean=tuple(known.mean), std=tuple(known.std), class_names=names
             )
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
 
     def origin(self, name: str) -> Origin | None:
@@ -163,7 +163,7 @@ class Cache:
             source, label = told["source"], told.get("label")
             known = told["format"] == FORMAT and isinstance(source, str) and isinstance(label, str | None)
             return Origin(source, label) if known else None
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
 
     def damaged(self, name: str) -> InputError | None:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from parabolic.checks import Description, InputError, check_name, invalid
 from parabolic.plugins import require
+from parabolic.streams import archives
 from parabolic.streams.archives import Tree, hidden, load_pickle
 from parabolic.streams.cache import Part, Raw, not_trained
 from parabolic.streams.stream import LABEL_COLUMNS, LABELS
@@ -164,10 +165,12 @@ def _idx_array(tree: Tree, names: Sequence[str]) -> tuple[str, NDArray[np.uint8]
     data, axes = tree.get(name), 3 if "images" in name else 1
     if data.startswith(b"\x1f\x8b"):
         try:
-            data = gzip.decompress(data)
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
+                data = packed.read(archives.LARGEST + 1)
         except (OSError, EOFError, zlib.error) as error:
             got = Description(f"{type(error).__name__}: {error}")
             raise invalid(where, got, "a .gz file that can be read to its end", again) from error
+        archives.check_size(tree.where, name, len(data))
     start, header = bytes([0, 0, 8, axes]), 4 + 4 * axes
     if not data.startswith(start) or len(data) < header:
         got = Description(f"{len(data):,} bytes, the first {data[:4].hex(' ') or 'missing'}")
@@ -198,7 +201,7 @@ def from_arrays(folder: Path) -> Raw:
 def _class_names(path: Path) -> tuple[str, ...]:
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise invalid(str(path), Description(str(error)), "a list of names in JSON", "fix or remove it") from error
     if not (isinstance(told, list) and all(isinstance(each, str | int) for each in told)):
         raise invalid(str(path), told, 'a list of names, as in ["cat", "dog"]', "fix or remove it")

@@ -13,6 +13,7 @@ from typing import Any
 
 from parabolic.experiments.spec import RunSpec
 from parabolic.experiments.store import Record
+from parabolic.plugins import is_loaded
 
 __all__ = ["Estimates", "Plan", "plan"]
 
@@ -86,6 +87,8 @@ def _but_for_seed(resolved: Mapping[str, Any]) -> str:
 
 @cache
 def _defaults(learner: str, stream: str) -> Mapping[str, Any]:
+    if not (is_loaded(learner) and is_loaded(stream)):  # a record's, whose code is not run to estimate a time
+        return {}
     try:
         return RunSpec(learner, stream=stream).resolved()
     except Exception:  # a user's own, of which the code is gone

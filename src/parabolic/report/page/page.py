@@ -17,6 +17,7 @@ from parabolic.checks import Description, invalid
 from parabolic.experiments import FailedRun, Record, Store, is_record
 from parabolic.experiments.paper import Rows, bounds_in
 from parabolic.experiments.records import FROM
+from parabolic.experiments.store import UNREADABLE
 from parabolic.files import disk_errors, write_text
 from parabolic.learners import known_learners
 from parabolic.options import dotted
@@ -206,7 +207,7 @@ def _bounds(
             rows = [dotted(row) for row in told["rows"]]
             charts.bounds_charts([rows])
             groups[_titled(told["spec"])].append(rows)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (OSError, *UNREADABLE) as error:
             damaged[str(place)] = f"it does not contain bounds ({type(error).__name__}: {error})"
     made = [
         (title, len(rows), {name: book.add(figure) for name, figure in charts.bounds_charts(rows).items()})

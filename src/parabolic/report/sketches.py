@@ -1,0 +1,102 @@
+"""What the code of a user's learner says, read without running it: a stored run may name a stranger's file."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from parabolic.learners import Learner, known_learners
+from parabolic.options import options_of
+
+__all__ = ["Sketch", "sketch"]
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """A learner's class: the name that it states itself, whether it learns all tasks at once, its options' defaults."""
+
+    name: str | None = None
+    sees_all: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+def sketch(learner: str) -> Sketch | None:
+    """The class at `file.py:Class` or `module:Class`, as far as it is written out; None if that is not enough.
+
+    >>> sketch("parabolic.learners.joint:Joint").sees_all, sketch("gone.py:Mine")
+    (True, None)
+    """
+    place, _, own = learner.rpartition(":")
+    try:
+        body = ast.parse(_source(place)).body
+        return _drawn(own, {each.name: each for each in body if isinstance(each, ast.ClassDef)})
+    except (OSError, ValueError, LookupError, SyntaxError, AttributeError, RecursionError, MemoryError):
+        return None
+
+
+def _source(place: str) -> bytes:
+    if place.endswith(".py"):
+        return Path(place).read_bytes()
+    folders, spec, parts = None, None, place.split(".")
+    for end in range(1, len(parts) + 1):  # importlib.util.find_spec would import the packages around a module
+        spec = PathFinder.find_spec(".".join(parts[:end]), folders)
+        folders = spec.submodule_search_locations if spec else []
+    if spec is None or spec.origin is None:
+        raise LookupError(place)
+    return Path(spec.origin).read_bytes()
+
+
+def _drawn(name: str, classes: Mapping[str, ast.ClassDef]) -> Sketch:
+    """The sketch of a class of a file, or else of this package."""
+    if name not in classes:
+        known = {each.__name__: each for each in _subclasses(Learner)}[name]
+        return Sketch(None, known.sees_all, {each: option.default for each, option in options_of(known).items()})
+    node, others = classes[name], {each: classes[each] for each in classes if each != name}
+    bases = [_drawn(_last(each), others) for each in reversed(node.bases)]
+    defaults = {option: value for base in bases for option, value in base.defaults.items()}
+    told: dict[str, Any] = {"sees_all": any(base.sees_all for base in bases)}
+    for option, value in _assigned(node):
+        if isinstance(value, ast.Call) and _last(value.func) == "option":
+            value = [*value.args, *(each.value for each in value.keywords if each.arg == "default")][0]
+            defaults[option] = None
+        plain: Any = _Unknown()
+        with suppress(ValueError, TypeError):
+            plain = ast.literal_eval(value)
+        (defaults if option in defaults else told)[option] = plain
+    stated = told.get("name")
+    return Sketch(stated if isinstance(stated, str) else None, told["sees_all"] is True, defaults)
+
+
+class _Unknown:
+    """A default that is computed: it equals no value."""
+
+
+def _assigned(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
+    """What a class assigns in its body, by name."""
+    for each in node.body:
+        if isinstance(each, ast.Assign | ast.AnnAssign) and each.value is not None:
+            targets = each.targets if isinstance(each, ast.Assign) else [each.target]
+            yield from ((target.id, each.value) for target in targets if isinstance(target, ast.Name))
+
+
+def _last(node: ast.expr) -> str:
+    """The last part of a dotted name."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.Name):
+        return node.id
+    raise LookupError(ast.dump(node))
+
+
+def _subclasses(cls: type[Learner]) -> Iterator[type[Learner]]:
+    """A class of this package and those made from it."""
+    known_learners()  # imports all of them
+    if cls.__module__.startswith("parabolic."):
+        yield cls
+        for each in cls.__subclasses__():
+            yield from _subclasses(each)
