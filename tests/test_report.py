@@ -25,7 +25,6 @@ from parabolic import InputError, RunSpec, Store, load_preset, metrics
 from parabolic.experiments.paper import Selection
 from parabolic.experiments.paper.plan import Estimates, plan
 from parabolic.learners import find_learner
-from parabolic.options import options_of
 from parabolic.report import comparison, in_words
 from parabolic.report.curves import SIGNS, draw_curves, plot_text
 from parabolic.report.formats import legend, lines
@@ -277,13 +276,16 @@ class Ours(ER):
     monkeypatch.syspath_prepend(tmp_path)
     assert sketch("pack.inner:Mine") == sketch("mine.py:Mine")
     assert not Path("ran").exists()
-    for name in ("Mine", "Further", "Ours"):
-        read, loaded = sketch(f"mine.py:{name}"), find_learner(f"mine.py:{name}")
-        assert read.name == vars(loaded).get("name")
-        assert read.sees_all == loaded.sees_all
-        defaults = {each: option.default for each, option in options_of(loaded).items()}
-        assert read.defaults.keys() == defaults.keys()
-        assert {each for each in defaults if read.defaults[each] != defaults[each]} == {"rate"} & {*defaults}
+    names = [f"mine.py:{name}" for name in ("Mine", "Further", "Ours")]
+    for name, read in zip(names, [*map(sketch, names)], strict=True):
+        find_learner(name)
+        loaded = sketch(name)
+        assert (read.name, read.sees_all) == (loaded.name, loaded.sees_all)
+        assert read.defaults.keys() == loaded.defaults.keys()
+        wrong = {each for each in loaded.defaults if read.defaults[each] != loaded.defaults[each]}
+        assert wrong == {"rate"} & loaded.defaults.keys()
+    assert [sketch(name).name for name in names] == ["mine", "", ""]
+    assert [sketch(name).sees_all for name in names] == [False, True, False]
     for odd in ("mine.py:Gone", "gone.py:Mine", "gone.module:Mine", "\0.py:Mine", ":Mine", "a..b:Mine"):
         assert sketch(odd) is None
         assert name_of(odd) == odd.rpartition(":")[2]

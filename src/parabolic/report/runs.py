@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TextIO
@@ -13,9 +12,8 @@ from typing import Any, TextIO
 from parabolic.checks import check_name
 from parabolic.experiments import FailedRun, Record, RunSpec
 from parabolic.experiments.resume import StoppedRun
-from parabolic.experiments.spec import SHARED
 from parabolic.files import written_whole
-from parabolic.learners import Learner, find_learner, known_learners
+from parabolic.learners import known_learners
 from parabolic.options import dotted, options_of
 from parabolic.plugins import is_loaded, is_own, require
 from parabolic.report.sketches import sketch
@@ -100,12 +98,8 @@ def name_of(learner: str) -> str:
     ('er', 'Mine')
     """
     place, _, own = learner.rpartition(":")
-    if place:
-        with suppress(Exception):  # anything can be wrong in a user's file
-            drawn = None if is_loaded(learner) else sketch(learner)
-            stated = drawn.name if drawn else vars(_found(learner)).get("name")
-            return stated if isinstance(stated, str) and stated and stated not in known_learners() else own
-    return own
+    drawn = sketch(learner) if place else None
+    return drawn.name if drawn and drawn.name and drawn.name not in known_learners() else own
 
 
 def fault_of(reason: str, trace: str) -> str:
@@ -140,11 +134,8 @@ def sees_all(learner: str) -> bool:
     >>> sees_all("joint"), sees_all("er")
     (True, False)
     """
-    try:
-        drawn = None if is_loaded(learner) else sketch(learner)
-        return drawn.sees_all if drawn else _found(learner).sees_all
-    except Exception:  # anything can be wrong in a user's file
-        return False
+    drawn = sketch(learner)
+    return drawn is not None and drawn.sees_all
 
 
 def place_of(row: Row) -> tuple[str, str]:
@@ -229,15 +220,8 @@ def _means(text: str, value: Any) -> bool:
 
 def usual_options(learner: str) -> Row:
     """The default options of a learner, by column; none if it is not there."""
-    try:
-        if is_loaded(learner):
-            found = RunSpec(learner).resolved()["options"]
-        else:
-            drawn = sketch(learner)
-            found = {name: drawn.defaults[name] for name in drawn.defaults if name not in SHARED} if drawn else {}
-    except Exception:  # anything can be wrong in a user's file
-        return {}
-    return {f"options.{name}": value for name, value in found.items()}
+    drawn = sketch(learner)
+    return {f"options.{name}": value for name, value in drawn.defaults.items()} if drawn else {}
 
 
 @cache
@@ -254,10 +238,3 @@ def _defaults(learner: str, stream: str) -> Row:
     if not listed:
         usual |= {name: getattr(Listed, name) for name in ("backbone", "batch", "precision", "channels_last")}
     return {name: value for name, value in usual.items() if not name.startswith("options.")} | usual_options(learner)
-
-
-def _found(learner: str) -> type[Learner]:
-    """A learner, if that takes no import of what a run names."""
-    if not is_loaded(learner):
-        raise LookupError(learner)
-    return find_learner(learner)

@@ -1,17 +1,20 @@
-"""What the code of a user's learner says, read without running it: a stored run may name a stranger's file."""
+"""What a learner's class says of itself. That of a file is read, not run: a stored run may name a stranger's."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from parabolic.learners import Learner, known_learners
+from parabolic.experiments import RunSpec
+from parabolic.experiments.spec import SHARED
+from parabolic.learners import Learner, find_learner, known_learners
 from parabolic.options import options_of
+from parabolic.plugins import is_loaded
 
 __all__ = ["Sketch", "sketch"]
 
@@ -20,23 +23,28 @@ __all__ = ["Sketch", "sketch"]
 class Sketch:
     """A learner's class: the name that it states itself, whether it learns all tasks at once, its options' defaults."""
 
-    name: str | None = None
-    sees_all: bool = False
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    name: str
+    sees_all: bool
+    defaults: Mapping[str, Any]
 
 
 def sketch(learner: str) -> Sketch | None:
-    """The class at `file.py:Class` or `module:Class`, as far as it is written out; None if that is not enough.
+    """A learner's class, by its name or as `file.py:Class` or `module:Class`; None if it is not there.
 
-    >>> sketch("parabolic.learners.joint:Joint").sees_all, sketch("gone.py:Mine")
+    One that has not been imported is known as far as it is written out.
+
+    >>> sketch("joint").sees_all, sketch("gone.py:Mine")
     (True, None)
     """
     place, _, own = learner.rpartition(":")
-    try:
+    with suppress(Exception):  # anything can be wrong in a user's file
+        if is_loaded(learner):
+            found = find_learner(learner)
+            return Sketch(vars(found).get("name", ""), found.sees_all, RunSpec(learner).resolved()["options"])
         body = ast.parse(_source(place)).body
-        return _drawn(own, {each.name: each for each in body if isinstance(each, ast.ClassDef)})
-    except (OSError, ValueError, LookupError, SyntaxError, AttributeError, RecursionError, MemoryError):
-        return None
+        drawn = _drawn(own, {each.name: each for each in body if isinstance(each, ast.ClassDef)})
+        return replace(drawn, defaults={name: drawn.defaults[name] for name in drawn.defaults if name not in SHARED})
+    return None
 
 
 def _source(place: str) -> bytes:
@@ -55,7 +63,7 @@ def _drawn(name: str, classes: Mapping[str, ast.ClassDef]) -> Sketch:
     """The sketch of a class of a file, or else of this package."""
     if name not in classes:
         known = {each.__name__: each for each in _subclasses(Learner)}[name]
-        return Sketch(None, known.sees_all, {each: option.default for each, option in options_of(known).items()})
+        return Sketch("", known.sees_all, {each: option.default for each, option in options_of(known).items()})
     node, others = classes[name], {each: classes[each] for each in classes if each != name}
     bases = [_drawn(_last(each), others) for each in reversed(node.bases)]
     defaults = {option: value for base in bases for option, value in base.defaults.items()}
@@ -69,7 +77,7 @@ def _drawn(name: str, classes: Mapping[str, ast.ClassDef]) -> Sketch:
             plain = ast.literal_eval(value)
         (defaults if option in defaults else told)[option] = plain
     stated = told.get("name")
-    return Sketch(stated if isinstance(stated, str) else None, told["sees_all"] is True, defaults)
+    return Sketch(stated if isinstance(stated, str) else "", told["sees_all"] is True, defaults)
 
 
 class _Unknown:

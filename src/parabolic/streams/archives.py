@@ -109,14 +109,15 @@ def _without_top(path: Path, found: Iterable[str], read: Callable[[str], bytes])
 
 
 def _read_tar(path: Path, keep: Collection[str] | None) -> dict[str, bytes]:
-    contents: dict[str, bytes] = {}
+    contents, size = dict[str, bytes](), 0
     with tarfile.open(path, "r:*") as archive:
         for member in archive:
             _check_inside(path, [member.name])
             if not (member.isfile() or member.isdir()):
                 raise invalid(str(path), Description(f"{member.name}, a link or device"), "files and folders only")
             if member.isfile() and (keep is None or member.name.rsplit("/", 1)[-1] in keep):
-                check_size(path, member.name, member.size + sum(map(len, contents.values())))
+                size += member.size
+                check_size(path, member.name, size)
                 file = archive.extractfile(member)
                 assert file is not None
                 contents[member.name.removeprefix("./")] = file.read()
