@@ -40,9 +40,9 @@ SECTIONS = (
             "parabolic": "Learner ReplayLearner PCL SGD ER SI AGEM GEM DER DERpp EWC LwF OBC CLSER MixupER VRMCL CBRS "
             "Joint Diverged InputError",
             "parabolic.learners": "Scale find_learner known_learners join",
-            "parabolic.learners.functional": "scores_by",
+            "parabolic.learners.functional": "predicting scores_by",
             "parabolic.learners.gradients": "Weights named_trainable",
-            "parabolic.learners.head": "last_linear",
+            "parabolic.learners.head": "last_linear widen",
             "parabolic.options": "option",
         },
         whole="Learner",

@@ -20,7 +20,7 @@ from test_learners import frozen, same
 from torch.nn.functional import cross_entropy
 
 import parabolic
-from parabolic import ER, MLP, InputError, Journal, RunSpec, Store, make_stream, run, train
+from parabolic import ER, MLP, InputError, Journal, ParabolicClassifier, RunSpec, Store, make_stream, run, train
 from parabolic.engine import Callback, Diverged
 from parabolic.experiments.paper import (
     METHODS,
@@ -176,7 +176,7 @@ def test_the_code_of_the_guide_to_choosing():
 def test_the_code_of_the_guide_to_methods_of_ones_own(capsys):
     names = run_blocks("docs/guides/own-method.md")
     said = [int(each) for each in re.findall(r"^(\d+) %", capsys.readouterr().out, re.MULTILINE)]
-    assert len(said) == 9
+    assert len(said) == 11
     assert said[0] > 70
     assert min(said) > 50
     stream = names["stream"]
@@ -186,6 +186,12 @@ def test_the_code_of_the_guide_to_methods_of_ones_own(capsys):
     assert fresh.tasks == 5
     fresh = names["Contrastive"](MLP(stream.shape, 10), memory=200, **own)
     assert left_behind(names["contrastive"], fresh) == []
+    for name, settings in (
+        ("Aligned", {"average": 0.99, "average_part": 0.1}),
+        ("GDumb", {"optimizer": "Adam", "lr": 0.003}),
+    ):
+        fresh = names[name](MLP(stream.shape, 10), memory=200, **own, **settings)
+        assert left_behind(names[name.lower()], fresh) == []
     newest = names["Newest"](32)  # from Python, or as the policy of a class
     for memory, kind in ((32, names["NewestER"]), (newest, ER)):
         learner = kind(torch.nn.Linear(1, 4), memory=memory)
@@ -232,6 +238,48 @@ def defined(*wanted):
         (code,) = (each for each in blocks("docs/guides/own-method.md") if word in each)
         exec(compile(code[: code.rindex("\n\n\n")], "docs/guides/own-method.md", "exec"), names)
     return names
+
+
+GUIDE = ("import ReplayLearner", "class TwoViews", "class Anchored", "class Nearest", "class Contrastive")
+
+
+@pytest.mark.parametrize("name", ["Anchored", "Contrastive", "Aligned", "GDumb"])
+def test_the_methods_of_the_guide_learn_new_classes_in_an_estimator(name):
+    kind = defined(*GUIDE, "class Aligned", "class GDumb")[name]
+    model, rng = ParabolicClassifier(kind, batch_size=10, random_state=0), torch.Generator().manual_seed(0)
+    for first in (0, 2, 4):  # its network is in float64
+        y = first + torch.arange(40) % 2
+        model.partial_fit(torch.randn(40, 6, generator=rng) + 3 * torch.nn.functional.one_hot(y, 6), y)
+    assert model.predict_proba(torch.zeros(1, 6)).shape == (1, 6)
+
+
+def test_the_last_layer_of_the_guide_to_methods_is_aligned_in_the_average_too():
+    torch.manual_seed(0)
+    learner = defined(*GUIDE, "class Aligned")["Aligned"](torch.nn.Linear(3, 4), memory=50, lr=1.0, average=0.9)
+    for task in range(2):
+        x, y = torch.randn(40, 3), 2 * task + torch.arange(40) % 2
+        learner.observe(x, y, task=task)
+        learner.end_task([(x, y)])
+    for weight in (learner.model.weight, learner.averaged.weights["weight"]):
+        norms = weight.norm(dim=1)
+        assert norms[2:].mean().item() == pytest.approx(norms[:2].mean().item())
+
+
+@pytest.mark.parametrize("optimizer", ["Adam", "SGD(momentum=0.9)"])
+def test_the_network_of_the_guide_to_methods_that_starts_over_is_as_a_new_one(optimizer):
+    kind, x, y = defined(*GUIDE, "class GDumb")["GDumb"], torch.randn(40, 3), torch.arange(40) % 4
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 4)
+    used, new = (kind(copy.deepcopy(model), optimizer=optimizer, lr=0.01, average=0.9) for _ in range(2))
+    used.observe(x, y, task=0)
+    used.end_task([])
+    used.start_over()
+    for _ in range(5):
+        for learner in (used, new):
+            ER.descend(learner, learner.error(learner.model(x), y))
+    assert torch.equal(used.model.weight, new.model.weight)
+    assert torch.allclose(used.scores(x), new.scores(x), atol=1e-6)  # the average, which comes from other weights
+    assert not torch.allclose(used.scores(x), used.model(x), atol=1e-3)
 
 
 def test_the_candidates_that_the_guide_to_methods_learns_are_those_that_a_step_harms_most():

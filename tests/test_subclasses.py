@@ -164,3 +164,71 @@ def test_a_state_that_does_not_fit_changes_nothing():
         with pytest.raises(InputError, match=told):
             mine.load_state_dict(state)
         assert same_state(mine.state_dict(), before)
+
+
+class Counting(ER):
+    """Counts its labels, at the place of each output, in a step."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.counts = torch.zeros(2)
+
+    def loss(self, batch, recalled):
+        self.counts += batch["y"].bincount(minlength=self.model.out_features)
+        return super().loss(batch, recalled)
+
+
+class Copying(ER):
+    """Goes back to its first weights after a task."""
+
+    needs_tasks = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.first = copy.deepcopy(self.model)
+
+    def end_task(self, batches):
+        self.model.load_state_dict(self.first.state_dict())
+
+
+@pytest.mark.parametrize(("cls", "name"), [(Counting, "counts"), (Copying, "first")])
+def test_what_was_not_widened_when_the_network_grew_is_named(cls, name):
+    def learn(learner):
+        y = torch.arange(8) % learner.model.out_features
+        learner.observe(torch.randn(8, 3), y, task=0)
+        learner.end_task([])
+
+    learner = cls(nn.Linear(3, 2), memory=50)
+    learn(learner)
+    copied = copy.deepcopy(learner)
+    learner.grow(4)
+    told = f"on_growth of {cls.__name__}: got none that widens `{name}`, which is still for 2 outputs, .* now has 4; .*"
+    with pytest.raises(InputError, match=rf"(?s){told}torch says: "):
+        learn(learner)
+    with pytest.raises(InputError, match="NaN"):  # what says enough itself is left as it is
+        learner.observe(torch.full((1, 3), torch.nan), [0], task=0)
+
+    class Widening(cls):
+        def on_growth(self, moved):
+            super().on_growth(moved)
+            self.counts, self.first = torch.zeros(4), copy.deepcopy(self.model)
+
+    copied.__class__ = Widening
+    copied.grow(4)
+    learn(copied)
+
+
+def test_an_error_that_growth_does_not_explain_stays_as_it_is():
+    class Failing(ER):
+        def loss(self, batch, recalled):
+            raise RuntimeError("mine")
+
+    learner = Failing(nn.Linear(3, 2), memory=50)
+    learner.grow(4)
+    with pytest.raises(RuntimeError, match="^mine$"):
+        learner.observe(torch.randn(8, 3), torch.arange(8) % 4)
+
+
+def test_a_network_without_weights_to_train_is_refused_with_a_remedy():
+    with pytest.raises(InputError, match="expected a module with trainable parameters; leave some"):
+        ER(nn.Linear(3, 2).requires_grad_(False))

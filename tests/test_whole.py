@@ -10,7 +10,7 @@ import torch
 from test_resume import ALWAYS, Stop, told
 from torch import nn
 
-from parabolic import ER, MLP, SGD, Memory, RunSpec, Store, make_stream, run, train
+from parabolic import ER, MLP, SGD, InputError, Memory, RunSpec, Store, make_stream, run, train
 from parabolic.experiments import execute
 from parabolic.learners import known_learners
 from parabolic.learners.whole import is_ours, left_behind
@@ -138,6 +138,18 @@ def test_what_no_seed_decides_is_no_part_of_a_resumed_run(tmp_path, spec_of):
 def test_what_could_not_be_resumed_stops_no_run(tmp_path, spec_of):
     with pytest.warns(RuntimeWarning, match="of Guarded, which could not be resumed: cannot pickle '_thread.lock'"):
         run(spec_of("Guarded"), Store(tmp_path / "runs"), device="cpu", checkpoint=ALWAYS)
+
+
+def test_a_network_that_gets_layers_as_it_learns_is_told_what_it_lacks():
+    class Longer(SGD):
+        def start_task(self, batches):
+            self.model.append(nn.Linear(3, 3))
+
+    learner, fresh = (Longer(nn.Sequential(nn.Linear(4, 3))) for _ in range(2))
+    learner.start_task([])
+    told = r"1\.bias of the model: got nothing, .*; one that gets layers as it learns must have them all from the start"
+    with pytest.raises(InputError, match=told):
+        left_behind(learner, fresh)
 
 
 class Buffer:

@@ -10,16 +10,28 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from parabolic.checks import DEVICE_ERRORS, FILL_IN, Description, InputError, check_finite, check_gaps, invalid, signed
+from parabolic.checks import (
+    DEVICE_ERRORS,
+    FILL_IN,
+    Description,
+    InputError,
+    check_finite,
+    check_gaps,
+    first_line,
+    invalid,
+    signed,
+)
 from parabolic.learners.functional import answers_by, has_embedding
 from parabolic.learners.gradients import trainable
-from parabolic.learners.head import check_alone, check_head, wider
+from parabolic.learners.head import check_alone, check_head, last_linear, wider
 from parabolic.learners.scale import Scale
 
 if TYPE_CHECKING:
     from parabolic.learners.learner import Learner
 
-__all__ = ["as_tensor", "check_batch", "check_growth", "check_kind", "check_model", "refusal", "try_scores"]
+__all__ = [
+    "as_tensor", "check_batch", "check_growth", "check_kind", "check_model", "left_narrow", "refusal", "try_scores",
+]  # fmt: skip
 
 NEEDS_TWO = "more than 1 value per channel"  # from torch's error for batch norm on one example
 NO_SLOPE = "does not require grad and does not have a grad_fn"  # and from that for a loss of no weight
@@ -32,7 +44,8 @@ def check_model(model: nn.Module) -> list[nn.Parameter]:
         raise invalid("model", Description("one with lazy layers that have no weights yet"), "one with weights", remedy)
     weights = trainable(model)
     if not weights:
-        raise invalid("model", model, "a module with trainable parameters")
+        remedy = "leave some, such as those of its last layer: a method that takes no steps does not change them"
+        raise invalid("model", model, "a module with trainable parameters", remedy)
     if any(weight.is_inference() for weight in weights):
         got = Description("one made in inference mode")
         raise invalid("model", got, "one that can learn", "make it outside, or in torch.inference_mode(False)")
@@ -147,6 +160,8 @@ def refusal(learner: Learner, x: Tensor, error: Exception) -> InputError | None:
         got, expected = Description("a number without a gradient"), "one computed from the weights that are trained"
         remedy = "leave out .detach() and torch.no_grad(), also in the model"
         return invalid(f"loss of {learner.own_name()}", got, expected, remedy)
+    if (narrow := left_narrow(learner, error)) is not None:
+        return narrow
     if isinstance(error, IndexError) and has_embedding(learner.model):  # for an id that it does not have
         return invalid("x", x, "examples that the model accepts", f"the model says: {error}")
     if NEEDS_TWO not in str(error):
@@ -156,6 +171,29 @@ def refusal(learner: Learner, x: Tensor, error: Exception) -> InputError | None:
         return invalid("x", x, needed, "hold it back until a second one arrives")
     got = Description("one example, recalled or split off, that passes through the model alone")
     return invalid(f"step of {learner.own_name()}", got, needed, "raise replay, memory or chunk")
+
+
+def left_narrow(learner: Learner, error: Exception) -> InputError | None:
+    """The error to raise if a user's own method fails that still keeps something for fewer outputs than there are."""
+    ours = type(learner).__module__.startswith("parabolic.")
+    if ours or not learner._outgrown or isinstance(error, (InputError, *DEVICE_ERRORS)):
+        return None
+    own = {id(learner.model), id(learner.body), id(learner.optim), id(learner.embed)}
+    for name, value in vars(learner).items():
+        for rows in learner._outgrown:
+            if id(value) not in own and any(each.shape[:1] == (rows,) for each in _tensors_of(value)):
+                got = Description(f"none that widens `{name}`, which is still for {rows} outputs")
+                expected = f"one that does, as the model now has {last_linear(learner.model)[1].out_features}"
+                remedy = f"define it, or give the model all outputs from the start; torch says: {first_line(error)}"
+                return invalid(f"on_growth of {type(learner).__name__}", got, expected, remedy)
+    return None
+
+
+def _tensors_of(value: Any) -> list[Tensor]:
+    if isinstance(value, nn.Module):
+        return [*value.parameters(), *value.buffers()]
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
+    return [each for each in parts if isinstance(each, Tensor)]
 
 
 def _caller_of_torch(error: Exception) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from torch import Tensor
 
 from parabolic.checks import CallError, Description, check_name, invalid
+from parabolic.learners.accepting import left_narrow
 from parabolic.learners.functional import work_by
 
 if TYPE_CHECKING:
@@ -105,7 +106,12 @@ def _noted(method: Method) -> Method:
 
     @functools.wraps(method)
     def noted(self: Learner, *args: Any, **kwargs: Any) -> Any:
-        made = method(self, *args, **kwargs)
+        try:
+            made = method(self, *args, **kwargs)
+        except (ValueError, IndexError, RuntimeError) as error:
+            if (narrow := left_narrow(self, error)) is None:
+                raise
+            raise narrow from error
         if method.__name__ == self._boundary:
             self._observed_task = None
         return made

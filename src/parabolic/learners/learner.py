@@ -203,6 +203,7 @@ class Learner:
         self._frozen = tuple(name for name, weight in self.model.named_parameters() if not weight.requires_grad)
         self._example: tuple[torch.Size, torch.dtype] | None = None
         self._observed_task: int | None = None  # that of the batches observed since the method was told of a boundary
+        self._outgrown: tuple[int, ...] = ()  # the numbers of outputs that the model had before it grew
 
     # -- learning ------------------------------------------------------------------------------------------
 
@@ -340,6 +341,7 @@ class Learner:
         if classes > known:
             check_growth(self, head, classes)
         if classes > head.out_features:
+            self._outgrown += (head.out_features,)
             self.on_growth(widen(head, classes, self.generator))
         if classes > known:
             self.criterion, self.classes = self.error.widened(classes), classes
@@ -535,7 +537,7 @@ class Learner:
             return {name: value for name, value in self.__dict__.items() if name not in ("lock", "_asking")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ |= {"stepping": False, "_frozen": (), "_observed_task": None, **state}
+        self.__dict__ |= {"stepping": False, "_frozen": (), "_observed_task": None, "_outgrown": (), **state}
         self.__dict__ |= {"lock": threading.RLock(), "_asking": set()}
         # A copy of an optimiser has forgotten not to warn that its steps could be captured but are not.
         self.optim._warned_capturable_if_run_uncaptured = True

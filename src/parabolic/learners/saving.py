@@ -295,6 +295,8 @@ def _check_model(learner: Learner, saved: Mapping[str, Any]) -> int:
         elif mine != wanted:
             got, expected = (each or Description("nothing") for each in (mine, wanted))
             remedy = "pass a model like the one saved"
+            if mine is None:
+                remedy += "; one that gets layers as it learns must have them all from the start"
             raise invalid(f"{name} of the model", got, f"{expected}, as it was saved", remedy)
     return grown
 
