@@ -270,6 +270,8 @@ def test_a_damaged_record_does_not_count_as_finished(tmp_path, damage):
         ({"seed": 2**70}, "seed: got .*, expected a whole number of at least 0 and below 9223372036854775808"),
         ({"options": {"optimizer": ER}}, "optimizer: got .*, expected a value that can be saved as text"),
         ({"learner": "torch.nn:Linear"}, "expected a subclass of parabolic.Learner"),
+        ({"learner": "a\x1b.py:Mine"}, "learner: .* expected a text in UTF-8 without control characters; rename"),
+        ({"options": {"optimizer": "a\udcff.py:own"}}, r"options\.optimizer: .* expected a text in UTF-8"),
         ({"learner": "no.such:Thing"}, "learner: got 'no.such:Thing'"),
         ({"learner": "parabolic:Nothing"}, "learner: got 'parabolic:Nothing'"),
         ({"backbone": "resnet81"}, "backbone: got 'resnet81', expected one of .* did you mean 'resnet18'"),

@@ -12,12 +12,12 @@ from functools import cached_property
 from typing import Any
 
 from parabolic.backbones import find_backbone
-from parabolic.checks import check_name, check_number, invalid, plain
+from parabolic.checks import CONTROL, check_name, check_number, invalid, plain
 from parabolic.engine import PRECISIONS
 from parabolic.engine.measures import find_measures
 from parabolic.learners import find_learner
 from parabolic.learners.optimizers import own_optimizer
-from parabolic.options import Option, check_options, no_option, option, options_of, parse_option
+from parabolic.options import Option, check_options, dotted, no_option, option, options_of, parse_option
 from parabolic.plugins import load_with_module
 from parabolic.streams import Scenario, find_stream
 
@@ -75,6 +75,9 @@ class RunSpec:
             if not isinstance(given, Mapping):
                 raise invalid(group, given, "a dict of values by name", "as in {'lr': 0.05}")
             object.__setattr__(self, group, {name: plain(value) for name, value in given.items()})
+        for name, value in dotted(vars(self)).items():
+            if isinstance(value, str) and CONTROL.search(value):  # a store would not read it back
+                raise invalid(name, value, "a text in UTF-8 without control characters", "rename the file")
         known = self.learner_options(self.learner)
         objects = {
             name: saved for name, each in known.items() if (saved := _default(self.learner, each)) != each.default
