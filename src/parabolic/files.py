@@ -26,6 +26,7 @@ KINDS = {
 }  # fmt: skip
 
 OWNER = stat.S_IRUSR | stat.S_IWUSR
+TO_SYNC = "rb" if os.name == "posix" else "r+b"  # Windows syncs only what may be written
 
 
 def file_name(text: str) -> str:
@@ -63,7 +64,7 @@ def written_whole(path: Path) -> Iterator[Path]:
         if mode is not None:
             aside.touch(mode | OWNER)  # from the start: whoever could not read the old file cannot read this one
         yield aside
-        with aside.open("rb") as file:
+        with aside.open(TO_SYNC) as file:
             if mode is not None:
                 aside.chmod(mode)
             os.fsync(file.fileno())
