@@ -153,7 +153,7 @@ def overlaid(old: Tensor, new: Tensor) -> Tensor:
     tensor([[1., 1.],
             [0., 0.]])
     """
-    return torch.cat([old, new[len(old) :]]) if len(old) < len(new) else old.clone()
+    return torch.cat([old, new[len(old) :]]) if old.ndim and len(old) < len(new) else old.clone()
 
 
 def _like(value: object, weight: Tensor) -> bool:

@@ -189,7 +189,8 @@ class Learner:
         for module in self.model.modules():  # an overridden `train` may keep a norm frozen
             if module.training and getattr(module.train, "__func__", None) is not nn.Module.train:
                 module.train()
-        self.device, self.dtype = weights[0].device, weights[0].dtype
+        real = (weight.dtype for weight in weights if weight.is_floating_point())  # the type of inputs
+        self.device, self.dtype = weights[0].device, next(real, weights[0].dtype)
         self.criterion = find_criterion(self.criterion).to(self.device)
         if self.needs_classes and not self.error.of_classes:
             remedy = f"{self.own_name()} is for classes: choose another learner for numbers"
