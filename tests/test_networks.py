@@ -3,6 +3,8 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.checkpoint import checkpoint
 
 from parabolic import CLSER, ER, InputError, ReplayLearner
 from parabolic.learners import find_learner, known_learners
@@ -110,3 +112,96 @@ def test_a_buffer_that_changes_its_shape_has_no_average_and_how_to_avoid_it_is_t
     learner = ER(model, memory=30, replay=8, average=0.9)
     learner.observe(x, y)
     assert learner.predict(x).shape == (8,)
+
+
+class Recomputed(nn.Module):
+    def __init__(self, recomputes):
+        super().__init__()
+        self.recomputes, self.first = recomputes, nn.Linear(3, 8)
+        self.body = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh())
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        h = self.first(x)
+        return self.head(checkpoint(self.body, h, use_reentrant=False) if self.recomputes else self.body(h))
+
+
+class Doubled(torch.autograd.Function):
+    """In the old form, which has no rule for vmap."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx, slope):
+        x, weight = ctx.saved_tensors
+        return slope @ weight.mT, x.mT @ slope
+
+
+class ByFunction(nn.Module):
+    def __init__(self, own):
+        super().__init__()
+        self.own, self.weight, self.head = own, nn.Parameter(torch.randn(3, 8)), nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        return self.head((Doubled.apply(x, self.weight) if self.own else x @ self.weight).tanh())
+
+
+class Packed(nn.Module):
+    """A recurrent network over sequences of several lengths, which it packs."""
+
+    def __init__(self, packs):
+        super().__init__()
+        self.packs, self.rnn, self.head = packs, nn.GRU(3, 5, batch_first=True), nn.Linear(5, CLASSES)
+
+    def forward(self, x):
+        lengths = (x[:, :, 0] < torch.inf).sum(1).cpu()
+        sequences = pack_padded_sequence(x, lengths, batch_first=True) if self.packs else x
+        return self.head(self.rnn(sequences)[1][0])
+
+
+def pair(kind):
+    """The same network twice: as users write it, and plainly."""
+    made = []
+    for written in (True, False):
+        torch.manual_seed(0)
+        made.append(kind(written).double())
+    return made
+
+
+@pytest.mark.parametrize("name", sorted({*ALL} - {"vrmcl"}))
+def test_a_network_that_recomputes_its_activations_learns_as_one_that_does_not(name):
+    learners = [make(name, model, average=0.9) for model in pair(Recomputed)]
+    for learner in learners:
+        learn(learner, tasks(3, dtype=torch.float64))
+    ours, theirs = (learner.scores(tasks(3)[0][0][0].double()) for learner in learners)
+    assert torch.allclose(ours, theirs, rtol=1e-10)
+
+
+def test_a_method_that_would_recompute_activations_with_other_weights_refuses():
+    learner = make("vrmcl", Recomputed(True))
+    batches = tasks(3)[0]
+    learner.start_task(batches)
+    with pytest.raises(InputError, match=r"model: got one that computes activations again .*; turn off checkpointing"):
+        learner.observe(*batches[0], task=0)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize(("kind", "shape"), [(ByFunction, (3,)), (Packed, (4, 3)), (Recomputed, (3,))])
+def test_ewc_measures_what_vmap_cannot(kind, shape):
+    data = tasks(*shape, dtype=torch.float64)
+    learners = [make("ewc", model) for model in pair(kind)]
+    for learner in learners:
+        learn(learner, data)
+    ours, theirs = (learner.importance for learner in learners)
+    assert bool((theirs > 0).any())
+    assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["er", "clser", "obc"])
+def test_data_parallel_with_other_weights_is_refused_by_name(name):
+    learner = make(name, nn.DataParallel(nn.Linear(3, CLASSES)), average=0.9 if name == "er" else None)
+    with pytest.raises(InputError, match=r"model: got .*DataParallel.*; pass model\.module"):
+        learn(learner, tasks(3))

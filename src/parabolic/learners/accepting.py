@@ -21,7 +21,7 @@ from parabolic.checks import (
     invalid,
     signed,
 )
-from parabolic.learners.functional import answers_by, has_embedding
+from parabolic.learners.functional import RECOMPUTED, answers_by, has_embedding
 from parabolic.learners.gradients import trainable
 from parabolic.learners.head import check_alone, check_head, last_linear, wider
 from parabolic.learners.scale import Scale
@@ -160,6 +160,10 @@ def refusal(learner: Learner, x: Tensor, error: Exception) -> InputError | None:
         got, expected = Description("a number without a gradient"), "one computed from the weights that are trained"
         remedy = "leave out .detach() and torch.no_grad(), also in the model"
         return invalid(f"loss of {learner.own_name()}", got, expected, remedy)
+    if RECOMPUTED in str(error):
+        got, expected = Description("one that computes activations again in the backward pass"), "one that keeps them"
+        remedy = f"turn off checkpointing and save_on_cpu: the weights that {learner.own_name()} tries are gone by then"
+        return invalid("model", got, expected, remedy)
     if (narrow := left_narrow(learner, error)) is not None:
         return narrow
     if isinstance(error, IndexError) and has_embedding(learner.model):  # for an id that it does not have

@@ -8,15 +8,18 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.nn.functional import pad
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from parabolic.checks import invalid
 
 __all__ = [
-    "answers_by", "call_by", "check_between", "copies_of", "has_batch_norm", "has_embedding", "only", "predicting",
-    "scores_by", "types_of", "work_by",
+    "RECOMPUTED", "answers_by", "call_by", "call_with", "check_between", "copies_of", "has_batch_norm",
+    "has_embedding", "only", "predicting", "scores_by", "types_of", "work_by",
 ]  # fmt: skip
+
+RECOMPUTED = "what is computed again later would be with other weights"  # of torch's error for a checkpoint
 
 
 def has_batch_norm(model: nn.Module) -> bool:
@@ -71,18 +74,34 @@ def call_by(weights: Mapping[str, Tensor], model: nn.Module, x: Tensor) -> Tenso
     """
     # Not with torch's tie_weights, which replaces the weight of a module that is used twice two times: the second time
     # it takes the first replacement for the original, and restores that.
-    scores: Tensor
     if not weights:
-        scores = model(x)
-        return scores
+        own: Tensor = model(x)
+        return own
     given: dict[int, Tensor] = {}
     places: dict[str, Tensor] = {}
     for path, module in model.named_modules():
-        for name, own in (*module._parameters.items(), *module._buffers.items()):
+        for name, held in (*module._parameters.items(), *module._buffers.items()):
             place = f"{path}.{name}" if path else name
-            if own is not None and (other := given.get(id(own), weights.get(place))) is not None:
-                given[id(own)] = places[place] = other
-    scores = torch.func.functional_call(model, places, (x,), tie_weights=False)
+            if held is not None and (other := given.get(id(held), weights.get(place))) is not None:
+                given[id(held)] = places[place] = other
+    if not torch.is_grad_enabled():
+        return call_with(places, model, x)
+    # What is computed again in the backward pass would be computed with the model's own weights.
+    with disable_saved_tensors_hooks(RECOMPUTED):
+        return call_with(places, model, x)
+
+
+def call_with(places: Mapping[str, Tensor], model: nn.Module, x: Tensor) -> Tensor:
+    """The same, but in the places named alone: what shares a weight with one of them keeps its own.
+
+    >>> layer = nn.Linear(1, 1, bias=False)
+    >>> call_with({"weight": torch.full((1, 1), 3.0)}, layer, torch.ones(1, 1))
+    tensor([[3.]])
+    """
+    if isinstance(model, nn.DataParallel):
+        expected = "a network that can be called with other weights, such as averages"
+        raise invalid("model", type(model), expected, "pass model.module")
+    scores: Tensor = torch.func.functional_call(model, dict(places), (x,), tie_weights=False)
     return scores
 
 

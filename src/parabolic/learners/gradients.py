@@ -33,9 +33,7 @@ class Weights:
 
     def __init__(self, named: Mapping[str, nn.Parameter]) -> None:
         if odd := [name for name, weight in named.items() if weight.is_complex()]:
-            remedy = (
-                "hold them as torch.view_as_real(weight), or choose another learner, such as ER"
-            )
+            remedy = "hold them as torch.view_as_real(weight), or choose another learner, such as ER"
             raise invalid("model", Description(f"complex weights ({odd[0]})"), "real ones", remedy)
         self.named = named
         self.layout = Layout(named)

@@ -7,8 +7,8 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from parabolic.learners.functional import call_with
 from parabolic.learners.gradients import trainable
 from parabolic.learners.head import follow, frozen_features, last_linear, widen
 from parabolic.learners.learner import ReplayLearner, join
@@ -55,7 +55,7 @@ class OBC(ReplayLearner):
         prefix = name and f"{name}."
         surrogate: dict[str, Tensor] = {prefix + key: weight for key, weight in self.surrogate.named_parameters()}
         # In that layer alone: another that shares its weights, as an embedding may, belongs to the features.
-        return self.error(functional_call(self.model, surrogate, (x,), tie_weights=False), y)
+        return self.error(call_with(surrogate, self.model, x), y)
 
     def descend(self, loss: Tensor) -> None:
         """A step of the features and the surrogate, then one of the last layer on a batch recalled for it alone."""
