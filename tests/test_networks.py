@@ -1,13 +1,17 @@
 """Networks of users: each learner either learns with them as it should, or says why it does not."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
-from parabolic import CLSER, ER, InputError, ReplayLearner
+from parabolic import CLSER, ER, InputError, Learner, ReplayLearner
 from parabolic.learners import find_learner, known_learners
+from parabolic.states import same_state
 
 ALL = sorted(known_learners())
 CLASSES = 4
@@ -205,3 +209,115 @@ def test_data_parallel_with_other_weights_is_refused_by_name(name):
     learner = make(name, nn.DataParallel(nn.Linear(3, CLASSES)), average=0.9 if name == "er" else None)
     with pytest.raises(InputError, match=r"model: got .*DataParallel.*; pass model\.module"):
         learn(learner, tasks(3))
+
+
+class Keeping(nn.Module):
+    """It keeps what it computed, to look at."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head, self.seen = nn.Linear(3, 8), nn.Linear(8, CLASSES), []
+
+    def forward(self, x):
+        self.seen = [self.first(x).relu()]
+        return self.head(self.seen[0])
+
+
+def pruned():
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+    prune.l1_unstructured(model[0], "weight", 0.5)
+    return model
+
+
+@pytest.mark.parametrize("kind", [Keeping, pruned])
+@pytest.mark.parametrize("name", ALL)
+def test_a_network_that_keeps_what_it_computed_is_copied_and_loaded(name, kind, tmp_path):
+    learner, data = make(name, kind(), average=0.9), tasks(3)
+    task = 1 if learner.needs_tasks else None
+    learn(learner, data)
+    learner.observe(*data[1][0], task)
+    others = [copy.deepcopy(learner), Learner.load(learner.save(tmp_path / "it.safetensors"), model=kind())]
+    assert torch.equal(learner.predictor()(data[0][0][0]), learner.scores(data[0][0][0]))
+    for each in (learner, *others):
+        each.observe(*data[1][1], task)
+    for other in others:
+        assert same_state(learner.state_dict(), other.state_dict())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_torchscript_is_refused():
+    """A copy of a learner would train other weights than those of its model."""
+    scripted = torch.jit.script(nn.Linear(3, CLASSES))
+    for model, name in ((scripted, ""), (nn.Sequential(scripted, nn.Linear(CLASSES, CLASSES)), r" \(0\)")):
+        with pytest.raises(
+            InputError, match=rf"model: got TorchScript{name}, .*; pass the network that it was made of"
+        ):
+            ER(model)
+
+
+class Other(nn.Module):
+    """The layer that gives the scores is not defined last."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.head, self.body = nn.Linear(width, CLASSES), nn.Linear(3, width)
+
+    def forward(self, x):
+        return self.head(self.body(x).relu())
+
+
+class Scaled(Warm):
+    def forward(self, x):
+        return self.head(x) * self.scale
+
+
+class Adapted(nn.Module):
+    """A frozen layer and what adapts it."""
+
+    def __init__(self):
+        super().__init__()
+        self.more, self.base = nn.Parameter(torch.ones(3, CLASSES)), nn.Linear(3, CLASSES).requires_grad_(False)
+
+    def forward(self, x):
+        return self.base(x) + x @ self.more
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: Other(8), "scores that are not the output of its last linear layer"),
+        (lambda: Other(CLASSES), "scores that are not the output of its last linear layer"),
+        (Scaled, "scores that are not the output of its last linear layer"),
+        (Adapted, "a frozen last linear layer"),
+    ],
+)
+@pytest.mark.parametrize("name", ["lwf", "obc"])
+def test_methods_that_train_the_last_layer_alone_refuse_another(name, model, message):
+    learner, batches = make(name, model()), tasks(3)[0]
+    with pytest.raises(InputError, match=f"model: got .*{message}"):
+        learn(learner, [batches])
+    assert learner.steps == 0
+
+
+@pytest.mark.parametrize("name", ["lwf", "obc"])
+def test_scores_may_be_made_probabilities(name):
+    learner = make(name, nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, CLASSES), nn.LogSoftmax(-1)))
+    learn(learner, tasks(3))
+    assert learner.steps == 6
+
+
+@pytest.mark.parametrize("name", ["lwf", "obc"])
+def test_a_compiled_network_tells_its_features(name):
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+    models = [plain, torch.compile(copy.deepcopy(plain), backend="eager")]
+    models[1](torch.zeros(8, 3))  # compiled before anything looks into it
+    with torch.no_grad():
+        models[1].eval()(torch.zeros(1, 3))
+        models[1].train()(torch.zeros(8, 3))
+    learners = [make(name, model) for model in models]
+    for learner in learners:
+        learn(learner, tasks(3))
+    ours, theirs = (learner.scores(tasks(3)[0][0][0]) for learner in learners)
+    assert torch.allclose(ours, theirs, atol=1e-6)

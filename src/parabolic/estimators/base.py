@@ -42,7 +42,7 @@ from parabolic.experiments.execution import find_device
 from parabolic.experiments.presets import known_presets, load_preset
 from parabolic.learners import Criterion, Learner, ReplayLearner, Scale, find_learner
 from parabolic.learners.functional import has_batch_norm, has_embedding
-from parabolic.learners.moving import move, place
+from parabolic.learners.moving import copied, move, place
 from parabolic.memory import Memory
 
 __all__ = ["Estimator", "Factory", "as_numbers", "measured"]
@@ -287,7 +287,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _network(self, shape: Sequence[int], outputs: int, seed: int) -> nn.Module:
         if isinstance(self.model, nn.Module):
-            return copy.deepcopy(self.model)
+            return copied(self.model)
         factory = _mlp if self.model is None else self.model
         expected = "a torch.nn.Module, or a function (shape, outputs) that returns one"
         remedy = f"or pass one made of this class: {factory.__name__}(…)" if isinstance(factory, type) else ""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 
 from parabolic.checks import (
     DEVICE_ERRORS,
@@ -46,6 +47,13 @@ def check_model(model: nn.Module) -> list[nn.Parameter]:
     if not weights:
         remedy = "leave some, such as those of its last layer: a method that takes no steps does not change them"
         raise invalid("model", model, "a module with trainable parameters", remedy)
+    scripts = (name for name, each in model.named_modules() if isinstance(each, ScriptModule) and [*each.parameters()])
+    if (name := next(scripts, None)) is not None:
+        got = Description(
+            f"TorchScript{name and f' ({name})'}, whose weights torch neither copies nor replaces as others"
+        )
+        remedy = "pass the network that it was made of; one that stays frozen may compute features before observe"
+        raise invalid("model", got, "plain modules", remedy)
     if any(weight.is_inference() for weight in weights):
         got = Description("one made in inference mode")
         raise invalid("model", got, "one that can learn", "make it outside, or in torch.inference_mode(False)")
@@ -87,6 +95,7 @@ def check_batch(learner: Learner, x: Any, y: Any) -> tuple[Tensor, Tensor]:
     if learner._example is None:
         if scores is not None:
             learner.error(scores, y[: len(scores)])  # a loss of the user's may raise an error
+        learner._check_model(x[:1])
         learner._check_room({"x": x, "y": y})
     learner._example = (x.shape[1:], x.dtype)
     return x, y

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from parabolic.checks import invalid
 
 __all__ = [
-    "RECOMPUTED", "answers_by", "call_by", "call_with", "check_between", "copies_of", "has_batch_norm",
+    "RECOMPUTED", "answers_by", "as_written", "call_by", "call_with", "check_between", "copies_of", "has_batch_norm",
     "has_embedding", "only", "predicting", "scores_by", "types_of", "work_by",
 ]  # fmt: skip
 
@@ -60,6 +61,16 @@ def predicting(model: nn.Module) -> Iterator[None]:
         for module, training in modes:  # `train` on a module sets its children, which come later: few need a call
             if module.training != training:
                 module.train(training)
+
+
+def as_written(model: nn.Module) -> AbstractContextManager[Any]:
+    """A context in which a model is not compiled: compiled code does not call hooks that were registered later.
+
+    >>> with as_written(nn.Linear(2, 2)):
+    ...     pass
+    """
+    compiled = any(module._compiled_call_impl or "_orig_mod" in module._modules for module in model.modules())
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
 def call_by(weights: Mapping[str, Tensor], model: nn.Module, x: Tensor) -> Tensor:

@@ -522,7 +522,10 @@ class Learner:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copy with its own lock; no other thread learns or predicts meanwhile."""
+        from parabolic.learners.moving import uncopied
+
         with self._turn():
+            memo |= uncopied(self.model)
             memo[id(self)] = made = self.__new__(type(self))
             memo[id(self.generator)] = self.generator.clone_state()  # deepcopy's own way leaks 5 KB (torch 2.13)
             made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
@@ -658,6 +661,9 @@ class Learner:
 
     def _check_room(self, batch: Batch) -> None:
         """Refuse a first batch if there is no room for as many such examples as would be stored."""
+
+    def _check_model(self, x: Tensor) -> None:
+        """Refuse a model that the method cannot use, tried on an example of the first batch."""
 
 
 class ReplayLearner(Learner):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Hashable, Mapping
 from typing import Any
 
@@ -10,8 +9,9 @@ from torch import Tensor, nn
 
 from parabolic.learners.functional import call_with
 from parabolic.learners.gradients import trainable
-from parabolic.learners.head import follow, frozen_features, last_linear, widen
+from parabolic.learners.head import check_scoring, follow, frozen_features, last_linear, widen
 from parabolic.learners.learner import ReplayLearner, join
+from parabolic.learners.moving import copied
 from parabolic.memory import Batch
 from parabolic.options import option
 
@@ -41,7 +41,7 @@ class OBC(ReplayLearner):
     def __post_init__(self) -> None:
         super().__post_init__()
         _, self.head = last_linear(self.model)
-        self.surrogate = copy.deepcopy(self.head)
+        self.surrogate = copied(self.head)
         self.optim = self._make_optimizer([*trainable(self.model), *trainable(self.surrogate)])
 
     def phase(self) -> Hashable:
@@ -75,6 +75,9 @@ class OBC(ReplayLearner):
         """Extend the surrogate to the new outputs."""
         super().on_growth(moved)
         follow(self.optim, widen(self.surrogate, self.head.out_features, self.generator))
+
+    def _check_model(self, x: Tensor) -> None:
+        check_scoring(self.model, self.head, self.inputs(x), shifted=self.error.of_classes)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next step depends on, including the surrogate."""
