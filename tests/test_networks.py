@@ -1,6 +1,7 @@
 """Networks of users: each learner either learns with them as it should, or says why it does not."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch.nn.utils import prune
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
-from parabolic import CLSER, ER, InputError, Learner, ReplayLearner
+from parabolic import CLSER, ER, InputError, Learner, ParabolicClassifier, ReplayLearner
 from parabolic.learners import find_learner, known_learners
 from parabolic.states import same_state
 
@@ -244,6 +245,17 @@ def test_a_network_that_keeps_what_it_computed_is_copied_and_loaded(name, kind, 
         assert same_state(learner.state_dict(), other.state_dict())
 
 
+def test_an_estimator_of_a_network_that_keeps_what_it_computed_is_copied():
+    model, data = Keeping(), tasks(3)[0]
+    model(data[0][0])
+    learner = ParabolicClassifier("er", model=model, random_state=0).partial_fit(data[0][0], data[0][1])
+    others = [copy.deepcopy(learner), pickle.loads(pickle.dumps(learner))]
+    for each in (learner, *others):
+        each.partial_fit(*data[1])
+    for other in others:
+        assert same_state(learner.learner_.state_dict(), other.learner_.state_dict())
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_torchscript_is_refused():
     """A copy of a learner would train other weights than those of its model."""
@@ -321,3 +333,12 @@ def test_a_compiled_network_tells_its_features(name):
         learn(learner, tasks(3))
     ours, theirs = (learner.scores(tasks(3)[0][0][0]) for learner in learners)
     assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "options"), [("er", {"clip_norm": 1.0}), ("agem", {}), ("vrmcl", {})])
+def test_sparse_gradients_are_refused_where_they_cannot_be_used(name, options):
+    model = nn.Sequential(nn.Embedding(20, 3, sparse=True), nn.Flatten(), nn.Linear(6, CLASSES))
+    learner, x, y = make(name, model, **options), torch.arange(16).view(8, 2), torch.arange(8) % CLASSES
+    learner.start_task([(x, y)])
+    with pytest.raises(InputError, match=r"model: got an embedding with sparse gradients \(0\), .*; set sparse=False"):
+        learner.observe(x, y, 0 if learner.needs_tasks else None)

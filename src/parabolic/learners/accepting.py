@@ -173,6 +173,9 @@ def refusal(learner: Learner, x: Tensor, error: Exception) -> InputError | None:
         got, expected = Description("one that computes activations again in the backward pass"), "one that keeps them"
         remedy = f"turn off checkpointing and save_on_cpu: the weights that {learner.own_name()} tries are gone by then"
         return invalid("model", got, expected, remedy)
+    if (name := _sparse(learner.model)) is not None and _caller_of_torch(error).startswith("parabolic."):
+        got, expected = Description(f"an embedding with sparse gradients ({name})"), "dense ones, as needed here"
+        return invalid("model", got, expected, f"set sparse=False; torch says: {first_line(error)}")
     if (narrow := left_narrow(learner, error)) is not None:
         return narrow
     if isinstance(error, IndexError) and has_embedding(learner.model):  # for an id that it does not have
@@ -200,6 +203,12 @@ def left_narrow(learner: Learner, error: Exception) -> InputError | None:
                 remedy = f"define it, or give the model all outputs from the start; torch says: {first_line(error)}"
                 return invalid(f"on_growth of {type(learner).__name__}", got, expected, remedy)
     return None
+
+
+def _sparse(model: nn.Module) -> str | None:
+    """The name of the first embedding with sparse gradients, if there is one."""
+    kinds = nn.Embedding | nn.EmbeddingBag
+    return next((name for name, each in model.named_modules() if isinstance(each, kinds) and each.sparse), None)
 
 
 def _tensors_of(value: Any) -> list[Tensor]:

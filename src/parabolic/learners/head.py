@@ -79,7 +79,8 @@ def check_head(head: nn.Linear, classes: int | None, given: bool = True) -> None
     """Refuse a last linear layer that does not compute the scores of the classes."""
     if not given or (classes is not None and head.out_features < classes):
         got = Description(f"{classes} scores that are not the output of its last linear layer, {head}")
-        raise invalid("model", got, "a model whose last torch.nn.Linear gives the scores", "define it after the others")
+        remedy = "define it after the others, and return what it gives"
+        raise invalid("model", got, "a model whose last torch.nn.Linear gives the scores", remedy)
 
 
 def check_scoring(model: nn.Module, head: nn.Linear, x: Tensor, shifted: bool) -> None:

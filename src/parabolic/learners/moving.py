@@ -58,7 +58,7 @@ def copied(model: Network) -> Network:
     return copy.deepcopy(model, uncopied(model))
 
 
-def uncopied(model: nn.Module) -> dict[int, Any]:
+def uncopied(model: Any) -> dict[int, Any]:
     """A memo for `copy.deepcopy`, with copies of what torch refuses to copy: tensors computed from the weights."""
     return {id(each): each.detach().clone() for each in tensors_in(model) if each.grad_fn is not None}
 
