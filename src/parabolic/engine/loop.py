@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from parabolic.engine.stops import PutOff
 from parabolic.engine.threads import threads_for
 from parabolic.learners import Diverged, Learner
 from parabolic.learners.functional import has_batch_norm
+from parabolic.learners.moving import copied
 from parabolic.streams import Batches, Stream
 
 __all__ = ["DeviceFailed", "Diverged", "train", "train_fleet"]
@@ -313,7 +313,7 @@ def _needs_two(learner: Learner, stream: Stream) -> bool:
     """Whether batch norm fails on a single example, as with feature maps of 1 × 1."""
     if not has_batch_norm(learner.model):
         return False
-    model = copy.deepcopy(learner.model).train()  # so that its statistics do not change
+    model = copied(learner.model).train()  # so that its statistics do not change
     try:
         model(learner.inputs(stream[0].train.x[:1].to(learner.device)))
     except ValueError:

@@ -42,7 +42,7 @@ from parabolic.experiments.execution import find_device
 from parabolic.experiments.presets import known_presets, load_preset
 from parabolic.learners import Criterion, Learner, ReplayLearner, Scale, find_learner
 from parabolic.learners.functional import has_batch_norm, has_embedding
-from parabolic.learners.moving import move, place
+from parabolic.learners.moving import copied, move, place, uncopied
 from parabolic.memory import Memory
 
 __all__ = ["Estimator", "Factory", "as_numbers", "measured"]
@@ -127,13 +127,14 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         """Return a copy with a learner of its own, on the same device."""
         memo[id(self)] = made = object.__new__(type(self))
         with self._held():
+            memo |= uncopied(self.model)
             made.__dict__ = copy.deepcopy(self.__dict__, memo)
         return made
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle: a copy, as other threads may use the learner meanwhile, with all on the CPU."""
         with self._held():
-            state: dict[str, Any] = copy.deepcopy(super().__getstate__())
+            state: dict[str, Any] = copy.deepcopy(super().__getstate__(), uncopied(self.model))
         if "learner_" in state:
             learner = state["learner_"]
             state["_drawn"] = learner.generator.get_state()  # only this kind of device can go on from it
@@ -287,7 +288,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _network(self, shape: Sequence[int], outputs: int, seed: int) -> nn.Module:
         if isinstance(self.model, nn.Module):
-            return copy.deepcopy(self.model)
+            return copied(self.model)
         factory = _mlp if self.model is None else self.model
         expected = "a torch.nn.Module, or a function (shape, outputs) that returns one"
         remedy = f"or pass one made of this class: {factory.__name__}(…)" if isinstance(factory, type) else ""

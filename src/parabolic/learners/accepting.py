@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 
 from parabolic.checks import (
     DEVICE_ERRORS,
@@ -21,7 +22,7 @@ from parabolic.checks import (
     invalid,
     signed,
 )
-from parabolic.learners.functional import answers_by, has_embedding
+from parabolic.learners.functional import RECOMPUTED, answers_by, has_embedding
 from parabolic.learners.gradients import trainable
 from parabolic.learners.head import check_alone, check_head, last_linear, wider
 from parabolic.learners.scale import Scale
@@ -46,6 +47,13 @@ def check_model(model: nn.Module) -> list[nn.Parameter]:
     if not weights:
         remedy = "leave some, such as those of its last layer: a method that takes no steps does not change them"
         raise invalid("model", model, "a module with trainable parameters", remedy)
+    scripts = (name for name, each in model.named_modules() if isinstance(each, ScriptModule) and [*each.parameters()])
+    if (name := next(scripts, None)) is not None:
+        got = Description(
+            f"TorchScript{name and f' ({name})'}, whose weights torch neither copies nor replaces as others"
+        )
+        remedy = "pass the network that it was made of; one that stays frozen may compute features before observe"
+        raise invalid("model", got, "plain modules", remedy)
     if any(weight.is_inference() for weight in weights):
         got = Description("one made in inference mode")
         raise invalid("model", got, "one that can learn", "make it outside, or in torch.inference_mode(False)")
@@ -87,6 +95,7 @@ def check_batch(learner: Learner, x: Any, y: Any) -> tuple[Tensor, Tensor]:
     if learner._example is None:
         if scores is not None:
             learner.error(scores, y[: len(scores)])  # a loss of the user's may raise an error
+        learner._check_model(x[:1])
         learner._check_room({"x": x, "y": y})
     learner._example = (x.shape[1:], x.dtype)
     return x, y
@@ -160,6 +169,13 @@ def refusal(learner: Learner, x: Tensor, error: Exception) -> InputError | None:
         got, expected = Description("a number without a gradient"), "one computed from the weights that are trained"
         remedy = "leave out .detach() and torch.no_grad(), also in the model"
         return invalid(f"loss of {learner.own_name()}", got, expected, remedy)
+    if RECOMPUTED in str(error):
+        got, expected = Description("one that computes activations again in the backward pass"), "one that keeps them"
+        remedy = f"turn off checkpointing and save_on_cpu: the weights that {learner.own_name()} tries are gone by then"
+        return invalid("model", got, expected, remedy)
+    if (name := _sparse(learner.model)) is not None and _caller_of_torch(error).startswith("parabolic."):
+        got, expected = Description(f"an embedding with sparse gradients ({name})"), "dense ones, as needed here"
+        return invalid("model", got, expected, f"set sparse=False; torch says: {first_line(error)}")
     if (narrow := left_narrow(learner, error)) is not None:
         return narrow
     if isinstance(error, IndexError) and has_embedding(learner.model):  # for an id that it does not have
@@ -187,6 +203,12 @@ def left_narrow(learner: Learner, error: Exception) -> InputError | None:
                 remedy = f"define it, or give the model all outputs from the start; torch says: {first_line(error)}"
                 return invalid(f"on_growth of {type(learner).__name__}", got, expected, remedy)
     return None
+
+
+def _sparse(model: nn.Module) -> str | None:
+    """The name of the first embedding with sparse gradients, if there is one."""
+    kinds = nn.Embedding | nn.EmbeddingBag
+    return next((name for name, each in model.named_modules() if isinstance(each, kinds) and each.sparse), None)
 
 
 def _tensors_of(value: Any) -> list[Tensor]:

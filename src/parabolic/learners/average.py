@@ -8,16 +8,17 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from parabolic.checks import Description, invalid
 from parabolic.learners.head import overlaid
 from parabolic.states import overwrite
 
-__all__ = ["WeightAverage"]
+__all__ = ["WeightAverage", "is_averaged"]
 
 UPDATES = "number of updates"  # its key in a state: no weight has this name; early files have "updates"
 
 
 class WeightAverage:
-    """Averages of a model's weights and floating-point buffers, with step 1 / (1 + `part` · t) at update t = 0, 1, …
+    """Averages of a model's real and complex weights and buffers, with step 1 / (1 + `part` · t) at update t = 0, 1, …
 
     With part 1 this is the plain mean of all models so far; a smaller part spans only that fraction of them. Once the
     step is down to 1 − `decay` it stays there, and the average spans the last 1 / (1 − decay) models. A small part
@@ -50,6 +51,11 @@ class WeightAverage:
         if moves is not None:
             share = share * moves
         moving = self._moving(model)
+        for name, value in moving.items():
+            if value.shape != self.weights[name].shape:
+                got = Description(f"{name} of shape {list(value.shape)}")
+                expected = f"{list(self.weights[name].shape)}, as when the learner was created, as it is averaged"
+                raise invalid("model", got, expected, "call it on some examples before, as in model(x)")
         ours = {name: self._exact.get(name, self.weights[name]) for name in moving}
         for dtype in dict.fromkeys(each.dtype for each in ours.values()):
             some = [name for name, each in ours.items() if each.dtype == dtype]
@@ -91,6 +97,15 @@ class WeightAverage:
             self.weights[name].copy_(value)
 
 
+def is_averaged(value: Tensor) -> bool:
+    """Whether a tensor has an average: not if its entries are whole numbers, such as counts.
+
+    >>> is_averaged(torch.zeros(1)), is_averaged(torch.zeros(1, dtype=torch.cfloat)), is_averaged(torch.zeros(1).long())
+    (True, True, False)
+    """
+    return value.is_floating_point() or value.is_complex()
+
+
 def _averaged(model: nn.Module) -> dict[str, Tensor]:
     named = itertools.chain(model.named_parameters(), model.named_buffers())
-    return {name: value for name, value in named if value.is_floating_point()}
+    return {name: value for name, value in named if is_averaged(value)}

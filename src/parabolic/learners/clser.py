@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from parabolic.learners.average import WeightAverage
+from parabolic.learners.average import WeightAverage, is_averaged
 from parabolic.learners.functional import scores_by
 from parabolic.learners.learner import ReplayLearner, join
 from parabolic.memory import Batch
@@ -34,7 +34,7 @@ class AveragedModel(WeightAverage):
 
     def sources(self, model: nn.Module) -> dict[str, Tensor]:
         """The weights, without batch-norm statistics."""
-        return {name: weight for name, weight in model.named_parameters() if weight.is_floating_point()}
+        return {name: weight for name, weight in model.named_parameters() if is_averaged(weight)}
 
 
 class CLSER(ReplayLearner):

@@ -90,13 +90,24 @@ def _one_by_one(model: nn.Module, x: Tensor, y: Tensor, loss: Callable[..., Tens
             slopes = at_once(weights, some, labels)
         except DEVICE_ERRORS:
             raise
-        except RuntimeError:  # vmap has no rule for some operations, such as a GRU's
-            with torch.backends.cudnn.flags(enabled=False):  # its recurrent layers have no gradient in evaluation mode
-                found = [grad(error)(weights, *example) for example in zip(some, labels, strict=True)]
-            slopes = {name: torch.stack([each[name] for each in found]) for name in weights}
+        except RuntimeError:  # vmap has no rule for some operations, such as a GRU's, or for an autograd.Function
+            slopes = _plain_slopes(model, some, labels, loss)
         for total, slope in zip(totals, slopes.values(), strict=True):
             total += slope.to(total).square().sum(0)
     return totals
+
+
+def _plain_slopes(model: nn.Module, x: Tensor, y: Tensor, loss: Callable[..., Tensor]) -> dict[str, Tensor]:
+    """The gradients of each example, computed as in training, which takes all that a model may do."""
+    weights, found = named_trainable(model), []
+    with (
+        torch.enable_grad(),
+        torch.backends.cudnn.flags(enabled=False),
+    ):  # whose recurrent layers have none in eval mode
+        for example, label in zip(x.split(1), y.split(1), strict=True):
+            error = loss(model(example), label, reduction="sum")
+            found.append(torch.autograd.grad(error, list(weights.values()), materialize_grads=True))
+    return {name: torch.stack(each) for name, each in zip(weights, zip(*found, strict=True), strict=True)}
 
 
 class _Watch(TorchFunctionMode):

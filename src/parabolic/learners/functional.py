@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.nn.functional import pad
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from parabolic.checks import invalid
 
 __all__ = [
-    "answers_by", "call_by", "check_between", "copies_of", "has_batch_norm", "has_embedding", "only", "predicting",
-    "scores_by", "types_of", "work_by",
+    "RECOMPUTED", "answers_by", "as_written", "call_by", "call_with", "check_between", "copies_of", "has_batch_norm",
+    "has_embedding", "only", "predicting", "scores_by", "types_of", "work_by",
 ]  # fmt: skip
+
+RECOMPUTED = "what is computed again later would be with other weights"  # of torch's error for a checkpoint
 
 
 def has_batch_norm(model: nn.Module) -> bool:
@@ -59,6 +63,16 @@ def predicting(model: nn.Module) -> Iterator[None]:
                 module.train(training)
 
 
+def as_written(model: nn.Module) -> AbstractContextManager[Any]:
+    """A context in which a model is not compiled: compiled code does not call hooks that were registered later.
+
+    >>> with as_written(nn.Linear(2, 2)):
+    ...     pass
+    """
+    compiled = any(module._compiled_call_impl or "_orig_mod" in module._modules for module in model.modules())
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+
+
 def call_by(weights: Mapping[str, Tensor], model: nn.Module, x: Tensor) -> Tensor:
     """The model's output with other weights and buffers; those not named are its own. The model is not changed.
 
@@ -71,18 +85,34 @@ def call_by(weights: Mapping[str, Tensor], model: nn.Module, x: Tensor) -> Tenso
     """
     # Not with torch's tie_weights, which replaces the weight of a module that is used twice two times: the second time
     # it takes the first replacement for the original, and restores that.
-    scores: Tensor
     if not weights:
-        scores = model(x)
-        return scores
+        own: Tensor = model(x)
+        return own
     given: dict[int, Tensor] = {}
     places: dict[str, Tensor] = {}
     for path, module in model.named_modules():
-        for name, own in (*module._parameters.items(), *module._buffers.items()):
+        for name, held in (*module._parameters.items(), *module._buffers.items()):
             place = f"{path}.{name}" if path else name
-            if own is not None and (other := given.get(id(own), weights.get(place))) is not None:
-                given[id(own)] = places[place] = other
-    scores = torch.func.functional_call(model, places, (x,), tie_weights=False)
+            if held is not None and (other := given.get(id(held), weights.get(place))) is not None:
+                given[id(held)] = places[place] = other
+    if not torch.is_grad_enabled():
+        return call_with(places, model, x)
+    # What is computed again in the backward pass would be computed with the model's own weights.
+    with disable_saved_tensors_hooks(RECOMPUTED):
+        return call_with(places, model, x)
+
+
+def call_with(places: Mapping[str, Tensor], model: nn.Module, x: Tensor) -> Tensor:
+    """The same, but in the places named alone: what shares a weight with one of them keeps its own.
+
+    >>> layer = nn.Linear(1, 1, bias=False)
+    >>> call_with({"weight": torch.full((1, 1), 3.0)}, layer, torch.ones(1, 1))
+    tensor([[3.]])
+    """
+    if isinstance(model, nn.DataParallel):
+        expected = "a network that can be called with other weights, such as averages"
+        raise invalid("model", type(model), expected, "pass model.module")
+    scores: Tensor = torch.func.functional_call(model, dict(places), (x,), tie_weights=False)
     return scores
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from parabolic.checks import Description, invalid
 from parabolic.learners.layout import Layout
 
 __all__ = ["Weights", "named_trainable", "trainable"]
@@ -31,6 +32,9 @@ class Weights:
     """
 
     def __init__(self, named: Mapping[str, nn.Parameter]) -> None:
+        if odd := [name for name, weight in named.items() if weight.is_complex()]:
+            remedy = "hold them as torch.view_as_real(weight), or choose another learner, such as ER"
+            raise invalid("model", Description(f"complex weights ({odd[0]})"), "real ones", remedy)
         self.named = named
         self.layout = Layout(named)
 

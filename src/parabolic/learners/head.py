@@ -8,11 +8,12 @@ import torch
 from torch import Generator, Tensor, nn
 
 from parabolic.checks import Description, invalid
-from parabolic.learners.functional import predicting
+from parabolic.learners.functional import as_written, predicting
 
 __all__ = [
     "check_alone",
     "check_head",
+    "check_scoring",
     "features",
     "follow",
     "frozen_features",
@@ -45,14 +46,21 @@ def features(model: nn.Module, head: nn.Linear, x: Tensor) -> Tensor:
     tensor([[1., 1., 1., 1.],
             [1., 1., 1., 1.]])
     """
+    given, _, _ = _seen(model, head, x)
+    return given.to(head.weight.dtype)  # a model may compute in a lower precision than that of its weights
+
+
+def _seen(model: nn.Module, head: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The input and output of `head`, and the scores, when the model is called on `x`."""
     seen: list[tuple[Tensor, Tensor]] = []
     hook = head.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
     try:
-        scores = model(x)
+        with as_written(model):
+            scores = model(x)
     finally:
         hook.remove()
     check_head(head, scores.shape[-1], given=bool(seen) and seen[-1][1].shape == scores.shape)
-    return seen[-1][0].to(head.weight.dtype)  # a model may compute in a lower precision than that of its weights
+    return *seen[-1], scores
 
 
 @torch.no_grad()
@@ -71,7 +79,29 @@ def check_head(head: nn.Linear, classes: int | None, given: bool = True) -> None
     """Refuse a last linear layer that does not compute the scores of the classes."""
     if not given or (classes is not None and head.out_features < classes):
         got = Description(f"{classes} scores that are not the output of its last linear layer, {head}")
-        raise invalid("model", got, "a model whose last torch.nn.Linear gives the scores", "define it after the others")
+        remedy = "define it after the others, and return what it gives"
+        raise invalid("model", got, "a model whose last torch.nn.Linear gives the scores", remedy)
+
+
+def check_scoring(model: nn.Module, head: nn.Linear, x: Tensor, shifted: bool) -> None:
+    """Refuse a model whose scores for `x` are not the output of its last linear layer, or in which that is frozen.
+
+    If `shifted`, each row of scores may differ by a number, as after a log-softmax.
+
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.LogSoftmax(-1))
+    >>> check_scoring(model, model[0], torch.ones(1, 2), shifted=True)
+    """
+    if not any(weight.requires_grad for weight in head.parameters()):
+        got, remedy = (
+            Description("a frozen last linear layer"),
+            "unfreeze it, or choose a learner that does not need it",
+        )
+        raise invalid("model", got, "one that is trained, as the method trains it by itself", remedy)
+    with torch.no_grad(), predicting(model):
+        given, scores = (each.float() for each in _seen(model, head, x)[1:])
+    if shifted:
+        given, scores = given.log_softmax(-1), scores.log_softmax(-1)
+    check_head(head, scores.shape[-1], given=torch.allclose(given, scores, rtol=0.01, atol=0.01))
 
 
 def check_alone(model: nn.Module, head: nn.Linear) -> None:
@@ -153,7 +183,7 @@ def overlaid(old: Tensor, new: Tensor) -> Tensor:
     tensor([[1., 1.],
             [0., 0.]])
     """
-    return torch.cat([old, new[len(old) :]]) if len(old) < len(new) else old.clone()
+    return torch.cat([old, new[len(old) :]]) if old.ndim and len(old) < len(new) else old.clone()
 
 
 def _like(value: object, weight: Tensor) -> bool:

@@ -189,7 +189,8 @@ class Learner:
         for module in self.model.modules():  # an overridden `train` may keep a norm frozen
             if module.training and getattr(module.train, "__func__", None) is not nn.Module.train:
                 module.train()
-        self.device, self.dtype = weights[0].device, weights[0].dtype
+        real = (weight.dtype for weight in weights if weight.is_floating_point())  # the type of inputs
+        self.device, self.dtype = weights[0].device, next(real, weights[0].dtype)
         self.criterion = find_criterion(self.criterion).to(self.device)
         if self.needs_classes and not self.error.of_classes:
             remedy = f"{self.own_name()} is for classes: choose another learner for numbers"
@@ -521,7 +522,10 @@ class Learner:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copy with its own lock; no other thread learns or predicts meanwhile."""
+        from parabolic.learners.moving import uncopied
+
         with self._turn():
+            memo |= uncopied(self.model)
             memo[id(self)] = made = self.__new__(type(self))
             memo[id(self.generator)] = self.generator.clone_state()  # deepcopy's own way leaks 5 KB (torch 2.13)
             made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
@@ -657,6 +661,9 @@ class Learner:
 
     def _check_room(self, batch: Batch) -> None:
         """Refuse a first batch if there is no room for as many such examples as would be stored."""
+
+    def _check_model(self, x: Tensor) -> None:
+        """Refuse a model that the method cannot use, tried on an example of the first batch."""
 
 
 class ReplayLearner(Learner):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Hashable, Mapping
 from typing import Any
 
@@ -13,8 +12,9 @@ from torch.nn.functional import cross_entropy, pad
 from parabolic.learners.boundary import check_started, checked, labels_of
 from parabolic.learners.functional import only
 from parabolic.learners.gradients import trainable
-from parabolic.learners.head import check_head, frozen_features, last_linear, widen
+from parabolic.learners.head import check_head, check_scoring, frozen_features, last_linear, widen
 from parabolic.learners.learner import Learner, TaskBatches
+from parabolic.learners.moving import copied
 from parabolic.learners.optimizers import own_optimizer, parse_optimizer
 from parabolic.memory import Batch
 from parabolic.options import option
@@ -56,7 +56,7 @@ class LwF(Learner):
     def __post_init__(self) -> None:
         super().__post_init__()
         _, self.head = last_linear(self.model)
-        self.teacher = copy.deepcopy(self.model).requires_grad_(False).eval()  # the model at the task's start
+        self.teacher = copied(self.model).requires_grad_(False).eval()  # the model at the task's start
         self.seen, self.old = torch.zeros(2, self.head.out_features, dtype=torch.bool, device=self.device)
         self.tasks = 0  # how many have started
 
@@ -115,6 +115,9 @@ class LwF(Learner):
         more = self.head.out_features - head.out_features
         widen(head, self.head.out_features, self.generator)
         self.seen, self.old = (pad(each, (0, more)) for each in (self.seen, self.old))
+
+    def _check_model(self, x: Tensor) -> None:
+        check_scoring(self.model, self.head, self.inputs(x), shifted=self.error.of_classes)
 
     def _touched(self) -> list[Tensor]:
         return [*super()._touched(), self.seen]

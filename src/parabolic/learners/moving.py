@@ -1,22 +1,25 @@
-"""Everything that a learner holds, moved to another device."""
+"""Everything that a learner holds, moved to another device or copied."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from parabolic.learners.gradients import trainable
 from parabolic.learners.learner import Learner
 from parabolic.learners.optimizers import count_steps_on
 
-__all__ = ["move", "place", "tensors_in"]
+__all__ = ["copied", "move", "place", "tensors_in", "uncopied"]
+
+Network = TypeVar("Network", bound=nn.Module)
 
 
 @torch.no_grad()
@@ -42,6 +45,22 @@ def place(value: Any, device: torch.device) -> None:
         if there.device != tensor.device:
             tensor.grad = None
             tensor.data = there
+
+
+def copied(model: Network) -> Network:
+    """A deep copy, also of a model that keeps tensors from its last call.
+
+    >>> model = nn.Linear(2, 2)
+    >>> model.seen = model(torch.ones(1, 2))
+    >>> copied(model).seen.requires_grad
+    False
+    """
+    return copy.deepcopy(model, uncopied(model))
+
+
+def uncopied(model: Any) -> dict[int, Any]:
+    """A memo for `copy.deepcopy`, with copies of what torch refuses to copy: tensors computed from the weights."""
+    return {id(each): each.detach().clone() for each in tensors_in(model) if each.grad_fn is not None}
 
 
 def tensors_in(value: Any) -> list[Tensor]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Hashable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from parabolic.learners.functional import call_with
 from parabolic.learners.gradients import trainable
-from parabolic.learners.head import follow, frozen_features, last_linear, widen
+from parabolic.learners.head import check_scoring, follow, frozen_features, last_linear, widen
 from parabolic.learners.learner import ReplayLearner, join
+from parabolic.learners.moving import copied
 from parabolic.memory import Batch
 from parabolic.options import option
 
@@ -41,7 +41,7 @@ class OBC(ReplayLearner):
     def __post_init__(self) -> None:
         super().__post_init__()
         _, self.head = last_linear(self.model)
-        self.surrogate = copy.deepcopy(self.head)
+        self.surrogate = copied(self.head)
         self.optim = self._make_optimizer([*trainable(self.model), *trainable(self.surrogate)])
 
     def phase(self) -> Hashable:
@@ -55,7 +55,7 @@ class OBC(ReplayLearner):
         prefix = name and f"{name}."
         surrogate: dict[str, Tensor] = {prefix + key: weight for key, weight in self.surrogate.named_parameters()}
         # In that layer alone: another that shares its weights, as an embedding may, belongs to the features.
-        return self.error(functional_call(self.model, surrogate, (x,), tie_weights=False), y)
+        return self.error(call_with(surrogate, self.model, x), y)
 
     def descend(self, loss: Tensor) -> None:
         """A step of the features and the surrogate, then one of the last layer on a batch recalled for it alone."""
@@ -75,6 +75,9 @@ class OBC(ReplayLearner):
         """Extend the surrogate to the new outputs."""
         super().on_growth(moved)
         follow(self.optim, widen(self.surrogate, self.head.out_features, self.generator))
+
+    def _check_model(self, x: Tensor) -> None:
+        check_scoring(self.model, self.head, self.inputs(x), shifted=self.error.of_classes)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next step depends on, including the surrogate."""

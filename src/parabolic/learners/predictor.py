@@ -49,6 +49,7 @@ class Predictor(nn.Module):
 def predictor_of(learner: Learner) -> Predictor:
     """A predictor with copies of everything that a learner predicts with."""
     from parabolic.learners.learner import GO_BACK, Diverged, Learner
+    from parabolic.learners.moving import copied
 
     own = type(learner)
     if changed := [name for name in CHANGED if getattr(own, name) is not getattr(Learner, name)]:
@@ -57,7 +58,7 @@ def predictor_of(learner: Learner) -> Predictor:
         raise invalid("predictor", got, "a learner that predicts by its model alone", remedy)
     with learner._turn(), torch.inference_mode(False), torch.no_grad():
         learner.check_whole("predictor")
-        model, weights = copy.deepcopy(learner.model), learner.predicting_weights()
+        model, weights = copied(learner.model), learner.predicting_weights()
         for name, value in (*model.named_parameters(), *model.named_buffers()):
             if name in weights:
                 value.copy_(weights[name])

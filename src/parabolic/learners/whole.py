@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import inspect
 from collections import deque
@@ -16,6 +15,7 @@ from torch import Generator, Tensor, nn
 
 from parabolic.checks import plain
 from parabolic.learners.learner import Learner
+from parabolic.learners.moving import copied
 from parabolic.learners.saving import describe, restore
 from parabolic.memory import Memory
 from parabolic.states import same_state
@@ -71,7 +71,7 @@ def _kept_by_base(learner: Learner) -> set[str]:
     given = {each.name: getattr(learner, each.name) for each in dataclasses.fields(base) if each.init}
     if isinstance(memory := given.get("memory"), Memory):  # its policy may need what the base does not keep
         given["memory"] = memory.capacity
-    return {*vars(base(**given | {"model": copy.deepcopy(learner.body)}))}
+    return {*vars(base(**given | {"model": copied(learner.body)}))}
 
 
 def _differing(one: Any, other: Any, but: set[str]) -> list[str]:
