@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from slow import SlowReplay, mean, net, same_weights, surprise, tasks
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from parabolic import InputError, Memory
 from parabolic.learners.cbrs import CBRS
@@ -67,6 +68,26 @@ def test_a_batch_is_offered_as_if_one_by_one(capacity, batches, told, seed):
         assert list(zip(ours["x"].tolist(), ours["y"].tolist(), strict=True)) == theirs.slots
     seen = ours.seen_by_class(7, torch.device("cpu"))
     assert seen.tolist() == [theirs.seen[label] for label in range(7)]
+
+
+class Largest(TorchDispatchMode):
+    """Notes the size of the largest tensor that is made."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        tensors = [each for each in (made if isinstance(made, tuple) else (made,)) if isinstance(each, torch.Tensor)]
+        self.most = max(self.most, *(each.numel() for each in tensors), 0)
+        return made
+
+
+def test_no_tensor_has_a_row_for_each_example_and_a_column_for_each_class():
+    memory = ClassBalanced(300)
+    with Largest() as largest:
+        for _ in range(2):
+            memory.offer({"y": torch.arange(200) * 5})
+    assert 996 <= largest.most < 2000
 
 
 def test_it_is_as_balanced_as_the_stream_allows():

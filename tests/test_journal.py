@@ -24,6 +24,7 @@ from journals import KILLS, LENGTH, batch, files, frozen, go_on, make, trajector
 from torch import nn
 
 from parabolic import ER, PCL, Diverged, InputError, Journal, Learner, LwF, ParabolicClassifier
+from parabolic.engine import journal
 from parabolic.files import write_bytes
 from parabolic.states import pack_state, same_state
 
@@ -418,6 +419,17 @@ def crowded():
 
     yield limit
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_folder_with_many_milestones_is_listed_once_for_each_file(tmp_path, monkeypatch):
+    listed, every = [], journal._files
+    monkeypatch.setattr(journal, "_files", lambda folder: listed.append(folder) or every(folder))
+    with Journal(tmp_path, make(), every=1, milestones=1) as kept:
+        listed.clear()
+        for number in range(10):
+            kept.observe(*batch(number))
+        assert len(listed) == 10
+    assert len(files(tmp_path)) == 11
 
 
 def test_milestones_are_kept_for_good(tmp_path):

@@ -1,5 +1,6 @@
 """The report: one page that says what is known of the runs, whatever became of them; and curves as text and files."""
 
+import ast
 import base64
 import json
 import re
@@ -11,6 +12,7 @@ from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from statistics import mean, stdev
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,11 +27,12 @@ from parabolic import InputError, RunSpec, Store, load_preset, metrics
 from parabolic.experiments.paper import Selection
 from parabolic.experiments.paper.plan import Estimates, plan
 from parabolic.learners import find_learner
-from parabolic.report import comparison, in_words
+from parabolic.report import comparison, in_words, runs, sketches
 from parabolic.report.curves import SIGNS, draw_curves, plot_text
 from parabolic.report.formats import legend, lines
 from parabolic.report.page import page_of, write_page
 from parabolic.report.page.bridges import png
+from parabolic.report.page.tables import _selected
 from parabolic.report.runs import name_of, sees_all
 from parabolic.report.scenes import Method, Scene, find_scenes, results_of
 from parabolic.report.sketches import sketch
@@ -221,6 +224,30 @@ def test_a_class_of_a_file_has_the_name_that_it_states_as_long_as_the_file_is_th
     Path("own.py").unlink()
     [scene] = find_scenes(store).scenes
     assert [method.name.split()[0] for method in scene.methods] == ["Mine", "Taken", "Silent", "er"]
+
+
+def test_a_file_is_read_anew_at_each_look_but_parsed_once_as_long_as_it_stays_the_same(store, tmp_path, monkeypatch):
+    parsed, own = [], tmp_path / "own.py"
+    noting = {**vars(ast), "parse": lambda source: parsed.append(source) or ast.parse(source)}
+    monkeypatch.setattr(sketches, "ast", SimpleNamespace(**noting))
+    for seed in range(30):
+        spec = RunSpec("er", seed=seed, options={"lr": (1 + seed % 10) / 100})
+        store.save(record(spec, 80))
+        named(store, spec.key, f"{own}:Mine")
+    for name in ("one", "two"):
+        own.write_text(f"from parabolic import ER\nclass Mine(ER):\n    name = '{name}'\n")
+        [scene] = find_scenes(store, {"learner": name}).scenes
+        assert len(results_of(scene).rows) == 10
+        assert all(method.name.startswith(name) for method in scene.methods)
+    assert len(parsed) == 2
+
+
+def test_the_name_of_a_learner_is_asked_once_however_many_runs_it_has(monkeypatch):
+    asked = []
+    monkeypatch.setattr(runs, "name_of", lambda learner: asked.append(learner) or "mine")
+    rows = [{"learner": f"{kind}.py:Mine", "seed": seed} for kind in "ab" for seed in range(50)]
+    assert len(runs.select(rows, {"learner": "mine"})) == 100
+    assert sorted(asked) == ["a.py:Mine", "b.py:Mine"]
 
 
 def test_looking_at_runs_and_presets_runs_no_code_that_they_name(parabolic):
@@ -560,6 +587,46 @@ def test_the_page_of_five_hundred_runs_is_small_and_soon_made(store, tmp_path):
     assert time.process_time() - began < 20
     assert path.stat().st_size < 8e6
     assert "487 finished runs, 13 failed, 2 unreadable" in text_of(path.read_text())
+
+
+def test_the_seeds_of_a_scene_are_counted_once_for_all_its_methods(monkeypatch):
+    counted, tried = [], Method.tried.fget
+    monkeypatch.setattr(Method, "tried", property(lambda self: counted.append(self) or tried(self)))
+    run = record(RunSpec("er"))
+    scene = Scene("", "", [Method(str(number), {number % 2: run}) for number in range(100)])
+    assert [scene.missing(method) for method in scene.methods[:2]] == [[1], [0]]
+    assert len(list(map(scene.missing, scene.methods))) == 100
+    assert len(counted) <= 5 * 100
+
+
+@pytest.mark.parametrize(("tasks", "shown"), [(100, range(1, 101)), (101, range(1, 102, 2)), (350, range(2, 351, 4))])
+def test_a_heat_map_of_many_tasks_shows_some_of_them_up_to_the_last(store, tasks, shown):
+    run = record(RunSpec("er"), tasks=tasks)
+    store.save(run)
+    page = page_of(store)
+    [drawn] = [each for figure in data_of(page)["figures"].values() for each in figure["data"] if "zmax" in each]
+    assert drawn["x"] == drawn["y"] == list(shown)
+    want = [[round(run.accuracy[i - 1][j - 1], 2) if j <= i else None for j in shown] for i in shown]
+    assert drawn["z"] == want
+    assert (f"Of the {tasks} tasks at most 100 are shown" in text_of(page)) == (tasks > 100)
+
+
+@pytest.mark.parametrize(("stream", "asked"), [("seq-blobs", []), ("seq-digits", [True] * 2)])
+def test_the_paper_s_runs_are_only_listed_if_there_are_runs_on_its_streams(store, monkeypatch, stream, asked):
+    listed, every = [], Selection.runs.fget
+    monkeypatch.setattr(Selection, "runs", property(lambda self: listed.append(self.quick) or every(self)))
+    _selected.cache_clear()
+    store.save(record(RunSpec("er", stream=stream)))
+    page_of(store)
+    assert listed == asked
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("tuned", [False, True])
+def test_the_streams_of_a_selection_are_those_of_its_runs(quick, tuned):
+    selection = Selection(quick=quick, tuned=tuned)
+    assert {spec.stream for spec in selection.runs} <= selection.streams
+    assert tuned or {spec.stream for spec in selection.runs} == selection.streams
 
 
 def test_curves_in_a_terminal(store):

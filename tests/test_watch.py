@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tracemalloc
 
 import pytest
 from grids import kill, until
@@ -192,6 +193,30 @@ def test_it_fits_into_any_terminal(tmp_path, width, encoding, classes):
     assert "running" in shown
     assert ("100 classes" in " ".join(shown.split())) == (classes == 100)
     assert len(shown.splitlines()) < 60
+
+
+def test_a_file_is_never_in_memory_as_a_whole(tmp_path):
+    path = tmp_path / "monitor.jsonl"
+    with path.open("w") as file:
+        for step in range(2000):
+            file.write(
+                json.dumps({"look": {"step": step, "time": 1, "loss": 0.5, "of a later version": "x" * 10_000}}) + "\n"
+            )
+        file.write('{"look": {"step": 2000, "ti')
+    tail = Tail(path)
+    tracemalloc.start()
+    try:
+        assert tail.poll()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(tail.looks) == 2000
+    assert peak < path.stat().st_size / 4
+    assert not tail.poll()
+    with path.open("a") as file:
+        file.write('me": 2}}\n')
+    assert tail.poll()
+    assert tail.looks[-1].step == 2000
 
 
 def test_a_terminal_obeys_nothing_that_a_monitor_s_file_says(tmp_path):

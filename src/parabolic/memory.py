@@ -355,7 +355,7 @@ class ClassBalanced(Memory):
 
     While there is room, everything is stored. Then an example of a class that has never been among the largest in
     memory replaces a random example of the largest; any other may replace one of its own class, so that those stored
-    are a uniform sample of that class.
+    are a uniform sample of that class. The time of `offer` grows with the number of slots, once they are full.
 
     >>> memory = ClassBalanced(12)
     >>> for _ in range(10):  # nine examples of class 0 for one of class 1
@@ -401,9 +401,11 @@ class ClassBalanced(Memory):
         self._reserve(int(y.max()) + 1 if self._classes is None else self._classes, device)
         slots = torch.arange(len(self), len(self) + size, device=device)
         chance = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
-        is_class = (y[:, None] == torch.arange(len(self._seen), device=device)).long()
-        seen = (self._seen + is_class.cumsum(0)).gather(1, y[:, None]).double()  # of its class, including itself
-        self._seen += is_class.sum(0)
+        one, classes = torch.ones_like(y), torch.arange(len(self._seen), device=device)
+        grouped, rows = y.sort(stable=True)
+        rank = torch.arange(1, size + 1, device=device) - torch.searchsorted(grouped, grouped)  # of a row in its class
+        seen = self._seen.index_select(0, y).index_add_(0, rows, rank).double()  # of its class, including itself
+        self._seen.index_add_(0, y, one)
         if size > room:
             labels = torch.cat([self["y"].long(), y[:room], y[-1:]])  # of the slots, and of the spare row
             stored = torch.zeros_like(self._seen).index_add_(0, labels[:-1], torch.ones_like(labels[:-1]))
@@ -413,14 +415,14 @@ class ClassBalanced(Memory):
             largest = stored == stored.amax()
             self._full |= largest
             full = self._full.index_select(0, label)
-            replaceable = torch.where(full, is_class[i] == 1, largest).double()
+            replaceable = torch.where(full, classes == label, largest).double()
             order = replaceable.index_select(0, labels[:-1]).cumsum(0)  # 1, 2, … m at the m slots to choose from
             # A random number below m chooses one of them; one below n does so with probability m / n, and otherwise
             # exceeds all entries: then the search ends after the last slot, at the spare row.
             number = chance[i : i + 1] * torch.where(full, seen[i], order[-1:])
             slot = torch.searchsorted(order, number, right=True, out=slots[i : i + 1])
             labels[-1:] = label  # an example that is not stored replaces itself in the counts
-            stored += is_class[i]
+            stored.index_add_(0, label, one[:1])
             stored.index_add_(0, labels.index_select(0, slot), torch.full_like(label, -1))
             labels.index_copy_(0, slot, label)
         return slots

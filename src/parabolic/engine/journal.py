@@ -309,19 +309,22 @@ class Journal:
 
     def _check_sound(self) -> None:
         """Raise an error if the learner is unusable: its files would soon replace all good ones."""
-        good = _files(self.folder)
-        again = f"start again from {good[0].name}" if good else ""
         if self._broken:
             broken = Description(f"a learner interrupted in the middle of a step (after batch {self.batches})")
-            raise invalid("journal", broken, "one between steps", again)
+            raise invalid("journal", broken, "one between steps", self._again())
         learned = {name for name, weight in self.learner.model.named_parameters() if weight.requires_grad}
         excused = self._infinite - learned
         for name, each in self._numbers():
             if name not in excused and not all_finite(each):
                 got = f"values that are NaN or infinite ({name}, after batch {self.batches})"
                 lower = "lower lr in journal.learner.optim.param_groups or leave out extreme examples"
-                remedy = f"{again}, and {lower}" if again else "start with a finite learner"
+                remedy = f"{again}, and {lower}" if (again := self._again()) else "start with a finite learner"
                 raise Diverged(f"journal: got {got}, expected finite ones; {remedy}")
+
+    def _again(self) -> str:
+        """Where to start again from, if there is a file."""
+        good = _files(self.folder)
+        return f"start again from {good[0].name}" if good else ""
 
     def _numbers(self) -> Iterator[tuple[str, Tensor]]:
         """All tensors that predictions and steps depend on, by name: weights, statistics, averages, units, moments."""

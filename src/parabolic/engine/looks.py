@@ -127,8 +127,7 @@ class Look:
         >>> look.loss, look.classes
         (nan, {0: 2})
         """
-        fields = {field.name for field in dataclasses.fields(cls)}
-        own = {name: value for name, value in told.items() if name in fields}
+        own = {name: value for name, value in told.items() if name in cls.__dataclass_fields__}
         own |= {name: kind(own[name]) for name, kind in KINDS.items() if name in own}
         if "classes" in own:
             own["classes"] = {int(label): int(count) for label, count in own["classes"].items()}
@@ -263,15 +262,16 @@ class Tail:
                 if found.st_ino != self._inode or found.st_size < self._offset:
                     self._anew()
                     self._inode = found.st_ino
-                file.seek(self._offset)
-                added, newline, _ = file.read().rpartition(b"\n")
+                file.seek(begin := self._offset)
+                for line in file:  # one at a time: a file of months is larger than what is kept of it
+                    if not line.endswith(b"\n"):
+                        break
+                    self._offset += len(line)
+                    self._take(line)
         except FileNotFoundError:
             return False
-        self._offset += len(added + newline)
-        for line in added.splitlines():
-            self._take(line)
         self.strange = self._offset > 0 and not (self.began or self.looks)
-        return bool(newline)
+        return self._offset > begin
 
     def _take(self, line: bytes) -> None:
         try:

@@ -68,7 +68,8 @@ def select(rows: Iterable[Row], where: Mapping[str, str]) -> list[Row]:
     [{'seed': 0, 'options.lr': 0.1}]
     """
     rows = list(rows)
-    called = {row["learner"]: name_of(row["learner"]).lower() for row in rows} if "learner" in where else {}
+    learners = {row["learner"] for row in rows} if "learner" in where else set()
+    called = {learner: name_of(learner).lower() for learner in learners}
     columns = {column for row in rows for column in row} | ({"memory"} if rows else set())
     for name, text in sorted(where.items(), key=lambda each: each[0] == "memory"):  # last: it depends on the rest
         if columns and name not in columns:

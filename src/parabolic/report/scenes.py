@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import fmean
 from typing import Any
 
@@ -104,7 +105,7 @@ class Scene:
         best = [f"{method.summary('acc').mean:.1f}" for method in self.done]
         return [method for method, acc in zip(self.done, best, strict=True) if acc == best[0]]
 
-    @property
+    @cached_property
     def seeds(self) -> list[int]:
         """The seeds that at least half of the methods were run with; a method without one of them is missing it."""
         tried = Counter(seed for method in self.methods for seed in method.tried)

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,15 @@ def sketch(learner: str) -> Sketch | None:
         if is_loaded(learner):
             found = find_learner(learner)
             return Sketch(vars(found).get("name", ""), found.sees_all, RunSpec(learner).resolved()["options"])
-        body = ast.parse(_source(place)).body
-        drawn = _drawn(own, {each.name: each for each in body if isinstance(each, ast.ClassDef)})
-        return replace(drawn, defaults={name: drawn.defaults[name] for name in drawn.defaults if name not in SHARED})
+        return _read(own, _source(place))
     return None
+
+
+@lru_cache(maxsize=64)  # by the contents of the file, which tables of many methods ask for again and again
+def _read(own: str, source: bytes) -> Sketch:
+    body = ast.parse(source).body
+    drawn = _drawn(own, {each.name: each for each in body if isinstance(each, ast.ClassDef)})
+    return replace(drawn, defaults={name: drawn.defaults[name] for name in drawn.defaults if name not in SHARED})
 
 
 def _source(place: str) -> bytes:

@@ -9,6 +9,7 @@ from functools import cached_property
 from parabolic.checks import check_name, check_number, invalid
 from parabolic.experiments.paper.bounds import table_of
 from parabolic.experiments.paper.plan import Estimates, Plan, plan
+from parabolic.experiments.paper.quick import STREAM
 from parabolic.experiments.paper.tables import METHODS, PLUS, SEEDS, Setting
 from parabolic.experiments.spec import RunSpec
 from parabolic.experiments.store import Store
@@ -68,6 +69,11 @@ class Selection:
     def runs(self) -> list[RunSpec]:
         """The runs of all tables, each once."""
         return list({spec.key: spec for _, spec in self.by_row()}.values())
+
+    @property
+    def streams(self) -> set[str]:
+        """The streams of these runs."""
+        return {STREAM} if self.quick else {each.stream for name in self.tables for each in table_of(name).settings}
 
     def specs(self, name: str) -> list[RunSpec]:
         """The runs of a table; cells may share runs."""

@@ -98,6 +98,7 @@ def page_of(
         "damaged": {**finds.damaged, **damaged},
         "data": {**_facts(finds, store), "figures": book.figures, "refresh": refresh},
         "shown": charts.SHOWN,
+        "tasks": charts.TASKS,
         "nonce": secrets.token_urlsafe(16),
         "css": jinja.utils.markupsafe.Markup(_asset("page.css")),
         "scripts": [jinja.utils.markupsafe.Markup(each) for each in (plotly.get_plotlyjs(), _asset("page.js"))],
@@ -138,6 +139,11 @@ class _SceneView:
     bridges: Bridges | None = None
     bridges_chart: str = ""
     devices: Sequence[str] = ()
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks its longest run has."""
+        return max(len(run.accuracy) for method in self.scene.done for run in method.runs.values())
 
     @property
     def learners(self) -> dict[str, str]:

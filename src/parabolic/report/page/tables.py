@@ -55,7 +55,10 @@ def of_scene(scene: Scene) -> TableView:
 def of_paper(finds: Finds, store: Store) -> list[TableView]:
     """The paper's tables for which there are runs of ours: untuned and tuned, and both with `--quick`."""
     made, presets = [], tuple((path, path.stat().st_mtime_ns) for path in known_presets().values() if path.exists())
+    streams = {run.spec["stream"] for kept in (finds.runs, finds.diverged) for run in kept.values()}
     for quick, tuned in product((False, True), repeat=2):
+        if not streams & Selection(quick=quick).streams:  # to name a thousand runs of which none is there takes seconds
+            continue
         try:
             selection, wanted = _selected(quick, presets if tuned else None)
         except InputError:  # a damaged preset of the user's should not prevent the page
