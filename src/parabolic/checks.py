@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "CONTROL", "DEVICE_ERRORS", "FILL_IN", "CallError", "InputError", "all_finite", "check_call", "check_finite",
-    "check_gaps", "check_generator", "check_module", "check_name", "check_number", "digits", "encodable", "first_line",
-    "invalid", "plain", "short_of_memory", "signed",
+    "CONTROL", "DEVICE_ERRORS", "FILL_IN", "UNREADABLE", "CallError", "InputError", "all_finite", "check_call",
+    "check_finite", "check_gaps", "check_generator", "check_module", "check_name", "check_number", "digits",
+    "encodable", "first_line", "invalid", "plain", "short_of_memory", "signed",
 ]  # fmt: skip
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # and what is no UTF-8
+# What may be raised when JSON from anyone is taken for what it should be.
+UNREADABLE = (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)
 
 DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)  # the machine is to blame, not what it was given
 FILL_IN = "fill in what is missing"

@@ -24,7 +24,7 @@ from typing import IO, Any
 
 from filelock import FileLock, Timeout
 
-from parabolic.checks import encodable, first_line
+from parabolic.checks import UNREADABLE, encodable, first_line
 
 __all__ = ["TENTHS", "Lines", "Look", "Tail"]
 
@@ -280,8 +280,7 @@ class Tail:
             look = Look.from_dict(told) if kind == "look" else None
             if kind == "began":
                 told = {**told, "time": float(told["time"]), "until": told["until"] and int(told["until"])}
-        except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
-            # an incomplete line, or not a monitor's
+        except UNREADABLE:  # an incomplete line, or not a monitor's
             return
         if kind == "began":
             self.began, self.ended = told, {}

@@ -20,9 +20,9 @@ from typing import Any
 
 from filelock import FileLock
 
-from parabolic.checks import Description, encodable, invalid
+from parabolic.checks import UNREADABLE, Description, encodable, invalid
 from parabolic.experiments.spec import RunSpec
-from parabolic.experiments.store import UNREADABLE, EndedRuns, FailedRun, Record, Store, checked, is_of
+from parabolic.experiments.store import EndedRuns, FailedRun, Record, Store, checked, is_of
 from parabolic.files import disk_errors, write_text
 
 __all__ = ["BackedStore", "Records", "is_record", "records_place", "write_records"]

@@ -28,7 +28,7 @@ from filelock import BaseFileLock, FileLock, Timeout
 from numpy.typing import NDArray
 
 from parabolic import metrics
-from parabolic.checks import CONTROL, encodable, invalid
+from parabolic.checks import CONTROL, UNREADABLE, encodable, invalid
 from parabolic.experiments.code import made_of, own_code_of, package_code
 from parabolic.experiments.spec import RunSpec
 from parabolic.files import disk_errors, sweep, write_text
@@ -39,7 +39,6 @@ __all__ = ["EndedRuns", "FailedRun", "Record", "Store", "agree", "check_store", 
 FILE, FAILED, CLAIMS, CHECKPOINT = "run.json", "failed.json", ".claims", "checkpoint.safetensors"
 MONITOR = "monitor.jsonl"
 KEY = re.compile("[0-9a-f]{16}")
-UNREADABLE = (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)  # for what JSON says
 ROOM = 1 << 14  # bytes that must be free on disk to start a run
 
 Kept = TypeVar("Kept", bound="Record | FailedRun")

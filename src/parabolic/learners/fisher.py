@@ -100,10 +100,8 @@ def _one_by_one(model: nn.Module, x: Tensor, y: Tensor, loss: Callable[..., Tens
 def _plain_slopes(model: nn.Module, x: Tensor, y: Tensor, loss: Callable[..., Tensor]) -> dict[str, Tensor]:
     """The gradients of each example, computed as in training, which takes all that a model may do."""
     weights, found = named_trainable(model), []
-    with (
-        torch.enable_grad(),
-        torch.backends.cudnn.flags(enabled=False),
-    ):  # whose recurrent layers have none in eval mode
+    # In evaluation mode cuDNN's recurrent layers have no gradient.
+    with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
         for example, label in zip(x.split(1), y.split(1), strict=True):
             error = loss(model(example), label, reduction="sum")
             found.append(torch.autograd.grad(error, list(weights.values()), materialize_grads=True))

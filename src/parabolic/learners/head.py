@@ -92,11 +92,9 @@ def check_scoring(model: nn.Module, head: nn.Linear, x: Tensor, shifted: bool) -
     >>> check_scoring(model, model[0], torch.ones(1, 2), shifted=True)
     """
     if not any(weight.requires_grad for weight in head.parameters()):
-        got, remedy = (
-            Description("a frozen last linear layer"),
-            "unfreeze it, or choose a learner that does not need it",
-        )
-        raise invalid("model", got, "one that is trained, as the method trains it by itself", remedy)
+        expected = "one that is trained, as the method trains it by itself"
+        remedy = "unfreeze it, or choose a learner that does not need it"
+        raise invalid("model", Description("a frozen last linear layer"), expected, remedy)
     with torch.no_grad(), predicting(model):
         given, scores = (each.float() for each in _seen(model, head, x)[1:])
     if shifted:

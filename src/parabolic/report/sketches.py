@@ -41,7 +41,7 @@ def sketch(learner: str) -> Sketch | None:
     with suppress(Exception):  # anything can be wrong in a user's file
         if is_loaded(learner):
             found = find_learner(learner)
-            return Sketch(vars(found).get("name", ""), found.sees_all, RunSpec(learner).resolved()["options"])
+            return Sketch(_text(vars(found).get("name")), found.sees_all, RunSpec(learner).resolved()["options"])
         return _read(own, _source(place))
     return None
 
@@ -68,6 +68,7 @@ def _source(place: str) -> bytes:
 def _drawn(name: str, classes: Mapping[str, ast.ClassDef]) -> Sketch:
     """The sketch of a class of a file, or else of this package."""
     if name not in classes:
+        known_learners()  # imports all of them
         known = {each.__name__: each for each in _subclasses(Learner)}[name]
         return Sketch("", known.sees_all, {each: option.default for each, option in options_of(known).items()})
     node, others = classes[name], {each: classes[each] for each in classes if each != name}
@@ -82,8 +83,11 @@ def _drawn(name: str, classes: Mapping[str, ast.ClassDef]) -> Sketch:
         with suppress(ValueError, TypeError):
             plain = ast.literal_eval(value)
         (defaults if option in defaults else told)[option] = plain
-    stated = told.get("name")
-    return Sketch(stated if isinstance(stated, str) else "", told["sees_all"] is True, defaults)
+    return Sketch(_text(told.get("name")), told["sees_all"] is True, defaults)
+
+
+def _text(stated: Any) -> str:
+    return stated if isinstance(stated, str) else ""
 
 
 class _Unknown:
@@ -109,7 +113,6 @@ def _last(node: ast.expr) -> str:
 
 def _subclasses(cls: type[Learner]) -> Iterator[type[Learner]]:
     """A class of this package and those made from it."""
-    known_learners()  # imports all of them
     if cls.__module__.startswith("parabolic."):
         yield cls
         for each in cls.__subclasses__():

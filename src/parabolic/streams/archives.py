@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import http.client
 import io
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from parabolic.checks import Description, InputError, invalid
 from parabolic.streams.cache import ShowProgress
 
-__all__ = ["Tree", "check_size", "download", "hidden", "load_pickle", "open_tree"]
+__all__ = ["Tree", "download", "gunzip", "hidden", "load_pickle", "open_tree"]
 
 CHUNK = 1 << 20
 LARGEST = 4 << 30  # bytes to unpack into memory: a small archive may claim any size
@@ -64,7 +65,7 @@ def open_tree(path: Path, keep: Collection[str] | None = None) -> Iterator[Tree]
             _check_inside(path, archive.namelist())
 
             def read(name: str) -> bytes:
-                check_size(path, name, archive.getinfo(name).file_size)
+                _check_size(path, name, archive.getinfo(name).file_size)
                 with _whole(path):
                     return archive.read(name)
 
@@ -117,7 +118,7 @@ def _read_tar(path: Path, keep: Collection[str] | None) -> dict[str, bytes]:
                 raise invalid(str(path), Description(f"{member.name}, a link or device"), "files and folders only")
             if member.isfile() and (keep is None or member.name.rsplit("/", 1)[-1] in keep):
                 size += member.size
-                check_size(path, member.name, size)
+                _check_size(path, member.name, size)
                 file = archive.extractfile(member)
                 assert file is not None
                 contents[member.name.removeprefix("./")] = file.read()
@@ -127,11 +128,19 @@ def _read_tar(path: Path, keep: Collection[str] | None) -> dict[str, bytes]:
     return contents
 
 
-def check_size(path: Path | str, name: str, size: int) -> None:
+def _check_size(path: Path | str, name: str, size: int) -> None:
     """Refuse a file that would take too much memory when unpacked."""
     if size > LARGEST:
         remedy = "if its source can be trusted, unpack it and pass the folder with --from"
         raise invalid(str(path), Description(f"{name}, larger when unpacked"), f"at most {LARGEST:,} bytes", remedy)
+
+
+def gunzip(path: Path | str, name: str, data: bytes) -> bytes:
+    """Unpack the contents of a .gz file."""
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
+        found = packed.read(LARGEST + 1)
+    _check_size(path, name, len(found))
+    return found
 
 
 def _check_inside(path: Path, names: Collection[str]) -> None:
@@ -220,8 +229,10 @@ def load_pickle(data: bytes, where: str) -> dict[str, Any]:
     try:
         value = _Unpickler(data, where).load()
         if isinstance(value, dict):
-            arrays = {key: each.own if isinstance(each, _Array) else each for key, each in value.items()}
-            return {key.decode() if isinstance(key, bytes) else str(key): each for key, each in arrays.items()}
+            return {
+                key.decode() if isinstance(key, bytes) else str(key): each.own if isinstance(each, _Array) else each
+                for key, each in value.items()
+            }
     except InputError:
         raise
     except Exception as error:  # a broken pickle can raise anything

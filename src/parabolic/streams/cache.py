@@ -30,7 +30,7 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from parabolic.checks import Description, InputError, first_line, invalid
+from parabolic.checks import UNREADABLE, Description, InputError, first_line, invalid
 from parabolic.files import disk_errors, sync_folder, write_text
 from parabolic.states import Damaged
 from parabolic.streams.stream import LABELS
@@ -153,7 +153,7 @@ class Cache:
             return dataclasses.replace(
                 known, shape=(channels, height, width), mean=tuple(known.mean), std=tuple(known.std), class_names=names
             )
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (OSError, *UNREADABLE):
             return None
 
     def origin(self, name: str) -> Origin | None:
@@ -163,7 +163,7 @@ class Cache:
             source, label = told["source"], told.get("label")
             known = told["format"] == FORMAT and isinstance(source, str) and isinstance(label, str | None)
             return Origin(source, label) if known else None
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (OSError, *UNREADABLE):
             return None
 
     def damaged(self, name: str) -> InputError | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import math
@@ -22,8 +21,7 @@ from numpy.typing import NDArray
 
 from parabolic.checks import Description, InputError, check_name, invalid
 from parabolic.plugins import require
-from parabolic.streams import archives
-from parabolic.streams.archives import Tree, hidden, load_pickle
+from parabolic.streams.archives import Tree, gunzip, hidden, load_pickle
 from parabolic.streams.cache import Part, Raw, not_trained
 from parabolic.streams.stream import LABEL_COLUMNS, LABELS
 
@@ -165,12 +163,10 @@ def _idx_array(tree: Tree, names: Sequence[str]) -> tuple[str, NDArray[np.uint8]
     data, axes = tree.get(name), 3 if "images" in name else 1
     if data.startswith(b"\x1f\x8b"):
         try:
-            with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
-                data = packed.read(archives.LARGEST + 1)
+            data = gunzip(tree.where, name, data)
         except (OSError, EOFError, zlib.error) as error:
             got = Description(f"{type(error).__name__}: {error}")
             raise invalid(where, got, "a .gz file that can be read to its end", again) from error
-        archives.check_size(tree.where, name, len(data))
     start, header = bytes([0, 0, 8, axes]), 4 + 4 * axes
     if not data.startswith(start) or len(data) < header:
         got = Description(f"{len(data):,} bytes, the first {data[:4].hex(' ') or 'missing'}")

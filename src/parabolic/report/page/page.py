@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from parabolic import __version__
-from parabolic.checks import Description, invalid
+from parabolic.checks import UNREADABLE, Description, invalid
 from parabolic.experiments import FailedRun, Record, Store, is_record
 from parabolic.experiments.paper import Rows, bounds_in
 from parabolic.experiments.records import FROM
-from parabolic.experiments.store import UNREADABLE
 from parabolic.files import disk_errors, write_text
 from parabolic.learners import known_learners
 from parabolic.options import dotted
