@@ -100,6 +100,16 @@ def test_a_difference_where_there_is_none_is_found_in_one_of_twenty():
     assert 0.04 < np.mean(found) < 0.06
 
 
+@pytest.mark.parametrize(("deviations", "chance"), [(1, 1 / 4), (2, 3 / 4)])
+def test_how_large_a_difference_five_seeds_show(deviations, chance):
+    """As docs/results.md says; for equal deviations, Student's test would find a little more."""
+    rng = np.random.default_rng(0)
+    pairs = zip(rng.normal(50 + 3 * deviations, 3, (4000, 5)), rng.normal(50, 3, (4000, 5)), strict=True)
+    found = np.mean([welch(*map(Summary.of, pair)).verdict == "higher" for pair in pairs])
+    assert found == pytest.approx(chance, abs=0.04)
+    assert 0 < stats.nct.sf(stats.t.ppf(0.975, 8), 8, deviations / math.sqrt(2 / 5)) - found < 0.04
+
+
 @given(st.integers(1, 8), st.integers(1, 6), st.integers(0, 10_000))
 def test_average_ranks(rows, columns, seed):
     rng = np.random.default_rng(seed)
