@@ -140,6 +140,35 @@ def test_the_future_keeps_to_both_bounds_of_corollary_1(problem, tau):
     assert (u.mean <= found.upper + 3 * u.error).all()
 
 
+@settings(max_examples=30)
+@given(problems(), st.floats(0.01, 2.0))
+def test_the_lower_bound_as_printed_holds_for_a_concave_loss(problem, tau):
+    _, domain, x, seed = problem
+    shift = torch.randn(x.shape[1], generator=noise(seed))
+    far = 2 * float((domain.points - shift).square().sum(1).max()) + 1
+
+    def loss(y):
+        return far - (y - shift).square().sum(1)
+
+    u = solve(loss, x, tau, domain, 1.0, paths=300, steps=50, generator=noise(seed))
+    found = generalisation_bound(loss, domain, tau, samples=1000, generator=noise(seed))
+    assert (u.mean >= found.stated_lower - 3 * u.error).all()
+
+
+def test_the_lower_bound_as_printed_fails_for_a_convex_loss_when_time_is_short():
+    domain, x = MemoryDomain(torch.tensor([[-1.0], [1.0]]), eps=0.01), torch.tensor([[0.0]])
+
+    def loss(y):
+        return 1 + y[:, 0].square()
+
+    u, late = (solve(loss, x, t, domain, 1.0, generator=noise()) for t in (0.01, 40.0))
+    found = generalisation_bound(loss, domain, 0.01, samples=1000, generator=noise())
+    assert found.stated_lower == pytest.approx(1 + 0.9**2, abs=0.01)  # on the balls, where paths stop
+    assert found.lower <= float(u.mean) < found.stated_lower - 0.5
+    assert late.stopped == 1
+    assert float(late.mean) > found.stated_lower
+
+
 def test_the_bounds_of_corollary_1_are_reached():
     """By a constant loss: below at once, above while no path has stopped."""
     domain = MemoryDomain(torch.tensor([[-100.0], [100.0]]), eps=0.01)
@@ -322,6 +351,17 @@ def test_the_split_of_the_logarithm_in_the_paper_fails_for_large_losses():
     assert found.base == pytest.approx(-math.log(20.0), abs=1e-5)
     assert found.gap == 0
     assert found.holds
+
+
+def test_a_bound_that_cannot_be_computed_does_not_hold():
+    interval, x = Hull(torch.tensor([[-2.0], [2.0]])), torch.tensor([[0.5]])
+    found = drift_bound(lambda x: (1 - x[:, 0]).sqrt(), x, 1.0, interval, 0.5, torch.neg, paths=50, generator=noise())
+    assert found.realised.isnan()
+    assert not found.holds
+    known = drift_bound(hill, torch.zeros(1, 2), 0.1, FAR, 0.5, BOWL, paths=50, generator=noise())
+    assert known.holds
+    for name in ("base", "realised"):
+        assert not replace(known, **{name: torch.tensor([math.nan])}).holds
 
 
 def test_where_there_is_no_loss_at_all_the_bound_is_infinite_and_not_broken():

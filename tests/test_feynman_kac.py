@@ -166,6 +166,28 @@ def test_at_a_flat_edge_any_step_is_exact(steps):
     assert ((when.mean - 1 - torch.tensor(alive)).abs() <= 3 * when.error).all()
 
 
+def test_at_a_flat_edge_the_integral_of_a_loss_that_varies_has_a_bias_of_order_three_halves():
+    """With ℓ = x₁, X stopped at the edge is a martingale: E[ℓ(end)] = x₁, and E∫ℓ ds = x₁t."""
+    x, t, source, bias = torch.tensor([[0.3, 0.0]], dtype=torch.float64), 0.5, -4.0, []  # with −2/t the noise cancels
+    for steps in (2, 8):
+        u = solve(lambda y: y[:, 0].clamp_min(0), x, t, HalfPlane(), 0.5, source=source, paths=400_000, steps=steps,
+                  generator=noise(steps))  # fmt: skip
+        bias.append(float(u.mean) - 0.3 * (1 + source * t))
+        assert bias[-1] > 10 * float(u.error)
+    assert 5 < bias[0] / bias[1] < 11  # 8 at the order 3/2, 4 at the first, 16 at the second
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_far_from_an_edge_the_integral_has_the_error_of_the_trapezoidal_rule(steps):
+    """For ℓ = z⁴, z = x₁ − 50, Eℓ is 3(2σs)² at the time s: the rule adds (t/steps)²/12 times its slope's change."""
+    x, t, sigma = torch.tensor([[50.0, 0.0]], dtype=torch.float64), 0.5, 0.5
+    u = solve(lambda y: (y[:, 0] - 50) ** 4, x, t, HalfPlane(), sigma, paths=200_000, steps=steps, generator=noise())
+    exact, rule = 3 * (2 * sigma * t) ** 2 + 4 * sigma**2 * t**3, (t / steps) ** 2 / 12 * 24 * sigma**2 * t
+    assert abs(float(u.mean) - exact - rule) <= 4 * float(u.error)
+    if steps == 1:
+        assert rule > 5 * float(u.error)
+
+
 class Disc:
     """The unit disc: an edge that is not flat."""
 

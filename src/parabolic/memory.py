@@ -321,8 +321,8 @@ class Memory:
 class Recent(Memory):
     """A sample that favours recent examples, for streams in which old labels become wrong (biased reservoir sampling).
 
-    Once the memory is full, an example replaces a random one with probability `capacity / horizon`. So every example
-    stays in memory for `horizon` further ones on average, and its chance of still being there falls exponentially. By
+    Once the memory is full, an example replaces a random one with probability `capacity / horizon`. So an example that
+    was stored stays for `horizon` further ones on average, and its chance of still being there falls exponentially. By
     default the horizon equals the capacity, and every example is stored.
 
     >>> memory = Recent(100, horizon=500)

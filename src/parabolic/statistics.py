@@ -37,7 +37,9 @@ class Summary:
     def of(cls, values: ArrayLike) -> Summary:
         """The summary of a sample."""
         sample = _sample("values", values)
-        return cls(float(sample.mean()), float(sample.std(ddof=1)) if len(sample) > 1 else math.nan, len(sample))
+        gaps = sample - sample[0]  # so that equal values have that mean, and no deviation: rounding would look like one
+        sd = float(gaps.std(ddof=1)) if len(sample) > 1 else math.nan
+        return cls(float(sample[0] + gaps.mean()), sd, len(sample))
 
     @property
     def half_width(self) -> float:

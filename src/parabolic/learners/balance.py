@@ -23,9 +23,10 @@ FLOOR = 0.01  # split evenly among all classes, so that a class that has been ab
 class BalancedLearner(ReplayLearner):
     """A replay learner whose loss can compensate for class frequencies (logit adjustment: Menon et al., 2021).
 
-    The arriving classes make up half of what is learned, and those of the past share the rest. With `balance`, the loss
-    is computed from the scores plus balance · log(share of the class). The network then learns, and predicts with,
-    scores as if all classes were equally frequent.
+    The arriving classes make up about half of what is learned if as many examples are recalled as arrive, and those of
+    the past share the rest. With `balance`, the loss is computed from the scores plus balance · log(share of the
+    class). With a balance of 1 the network then learns, and predicts with, scores as if all classes were equally
+    frequent; with b, as if their frequencies were the shares to the power of 1 − b.
     """
 
     balance: float = option(

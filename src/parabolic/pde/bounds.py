@@ -1,10 +1,11 @@
 """Bounds that the equation implies for the loss elsewhere: Proposition 1, Corollary 1 and Remark 1 as numbers.
 
 All three rest on u being an expectation of losses at the places where paths end. A path ends on the edge of the domain,
-that is, on the memory's balls or on the hull, *or inside, if the time is up first*. The paper's statements leave out
-that last case; as printed, they hold if every path has time to stop, and for losses that are largest on the edge, such
-as convex ones. So each bound is given both ways: `bound` includes the inside and always holds, `stated` is the paper's.
-The largest and smallest losses are those of sampled points.
+that is, on the memory's balls or on the hull, *or inside, if the time is up first*. The paper's Proposition 1 and the
+lower bound of its Corollary 1 leave out that last case. As printed, both hold if every path has time to stop; if not,
+the proposition holds for losses that are largest on the edge, such as convex ones, and the lower bound for losses that
+are smallest there, such as concave ones. So each is given both ways: `bound` and `lower` include the inside and always
+hold, `stated` and `stated_lower` are the paper's. The largest and smallest losses are those of sampled points.
 """
 
 from __future__ import annotations
@@ -167,7 +168,8 @@ class DriftBound:
         # A relative error of u is an absolute error of its logarithm. Where no path runs the bound is an equality.
         rounding = ROUNDING * torch.finfo(self.base.dtype).eps * (1 + self.bound.abs())
         # Where a path meets no loss at all, the bound is infinite and its error NaN: it is not violated there.
-        return not bool((self.slack < -3 * torch.hypot(self.error, self.realised_error) - rounding).any())
+        broken = self.slack < -3 * torch.hypot(self.error, self.realised_error) - rounding
+        return not bool((broken | self.bound.isnan() | self.realised.isnan()).any())
 
 
 def forgetting_bound(

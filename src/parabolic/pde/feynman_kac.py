@@ -41,7 +41,7 @@ class Estimate:
 
     mean: Tensor  # of u
     error: Tensor  # the standard error of the mean
-    stopped: Tensor  # the share of paths that were stopped before the time was up
+    stopped: Tensor  # the share of paths that were stopped before the time was up; if reweighted, of driftless ones
     weight: Tensor  # the mean weight of a path: 1 in expectation, and exactly 1 unless reweighted
     effective: Tensor  # the effective sample size: how many paths of equal weight would say as much
 
@@ -69,9 +69,10 @@ def solve(
 
     Within a step of duration Δ a path is a Brownian bridge. Whether, when and where it met the edge there is drawn from
     the exact law for a flat edge. So the bias is of first order in Δ, from a drift and from the curvature of the edge
-    (it is of order ½ if paths are checked only after each step); at a single flat edge and without drift there is none.
-    This requires steps short enough for the domain; in more than three dimensions a `RuntimeWarning` says when they are
-    far too long:
+    (it is of order ½ if paths are checked only after each step). At a single flat edge and without drift, paths end
+    exactly when and where they should; what remains, if the loss varies along them, is the error of the trapezoidal
+    rule for its integral, of order 3/2 near the edge and 2 far from it. This requires steps short enough for the
+    domain; in more than three dimensions a `RuntimeWarning` says when they are far too long:
 
     - √(2σΔ) less than a fifth of the domain's width;
     - in d = 3 or more dimensions √(2σΔd), the length of a step, at most half of the radius of the balls, or of the
@@ -133,10 +134,10 @@ def solve_by_bridges(
     """The paper's shortcut: paths that are Brownian bridges from x to random points of the memory.
 
     It estimates E[ℓ(X_t) + source·∫₀^t ℓ(X_s) ds], where X is the bridge from x to a point drawn from `ends`: not the
-    solution of `solve`'s equation, but of one in which a drift (end − X_s)/(t − s) carries every path to its end
-    exactly at t. So all paths stop in memory and at the same time, and all points of the memory are equally likely to
-    stop a path; in the solution of `solve`, near points stop more paths, and sooner, and the edge of the hull stops
-    some. In return no path has to be checked against an edge, and few time points suffice.
+    solution of `solve`'s equation, but a mean over the ends, for each of which a drift (end − X_s)/(t − s) carries
+    every path there exactly at t. So all paths stop in memory and at the same time, and all points of the memory are
+    equally likely to stop a path; in the solution of `solve`, near points stop more paths, and sooner, and the edge of
+    the hull stops some. In return no path has to be checked against an edge, and few time points suffice.
 
     Args:
         loss: see `solve`.
