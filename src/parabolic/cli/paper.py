@@ -19,7 +19,7 @@ from parabolic.cli.tables import Format, Intervals, Output, check_output, show, 
 from parabolic.cli.tracking import Track
 from parabolic.experiments import BackedStore, Outcome, Record, Records, Store, is_record
 from parabolic.experiments.execution import environment, find_device
-from parabolic.experiments.grid import worker_devices
+from parabolic.experiments.grid import check_crew, worker_devices
 from parabolic.experiments.paper import (
     METHODS,
     NAMES,
@@ -104,11 +104,14 @@ def paper(
     store = BackedStore(runs, Records.ours() if records else Records())
     if like is not None and not dry_run:
         raise invalid("--like", like, "none without --dry-run", "add --dry-run")
+    check_crew(engine, workers, address)
     if dry_run:
         if like is not None:
             alike, at_once = _trained_on(like, store), 1
+        elif engine == "local":
+            alike, at_once = _like_here(store, device, workers)
         else:
-            alike, at_once = _like_here(store, device, workers) if engine == "local" else (iter(store), workers or 1)
+            alike, at_once = iter(store), workers or 1
         _tell_plans(selection.plans(store, Estimates(alike)), at_once, format)
         _tell(_without_presets(selection), aloud=format != "json")
         return

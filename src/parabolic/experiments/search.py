@@ -214,7 +214,7 @@ def _read(stated: Option, text: str) -> Range | Choices:
     low, *rest = text.split(":")
     if not rest or len(choices) > 1:  # file.py:name may be a choice too
         return Choices(stated.parse(value) for value in choices)
-    if len(rest) > 2 or rest[1:] not in ([], ["log"]):
+    if rest[1:] not in ([], ["log"]):
         raise _refused(stated.name, text)
     ends = [stated.parse(end) for end in (low, rest[0])]
     if not all(isinstance(end, int | float) for end in ends) or not ends[0] < ends[1]:
