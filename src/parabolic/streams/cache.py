@@ -16,7 +16,6 @@ import hashlib
 import io
 import json
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -31,7 +30,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from parabolic.checks import UNREADABLE, Description, InputError, first_line, invalid
-from parabolic.files import disk_errors, sync_folder, write_text
+from parabolic.files import check_file_name, disk_errors, sha256_of, sync_folder, write_text
 from parabolic.states import Damaged
 from parabolic.streams.stream import LABELS
 
@@ -239,8 +238,7 @@ class Cache:
         return told
 
     def _place(self, name: str) -> Path:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-            raise invalid("name", name, "letters, digits, dots, dashes and underscores", "it becomes a folder's name")
+        check_file_name(name, "it becomes a folder's name")
         return self.root / name
 
     @staticmethod
@@ -399,13 +397,12 @@ def _header(shape: tuple[int, ...], dtype: Any = np.uint8) -> bytes:
 def _verify(name: str, path: Path, stated: Mapping[str, Any]) -> None:
     try:
         size = path.stat().st_size
-        if size == stated["bytes"]:
-            with open(path, "rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() == stated["sha256"]:
-                    return
+        if size != stated["bytes"]:
+            problem = f"{size} bytes instead of {stated['bytes']}"
+        elif sha256_of(path) != stated["sha256"]:
             problem = "its contents have changed"
         else:
-            problem = f"{size} bytes instead of {stated['bytes']}"
+            return
     except FileNotFoundError:
         problem = "it is missing"
     except OSError as error:
