@@ -79,6 +79,20 @@ class RunSpec:
             if isinstance(value, str) and CONTROL.search(value):  # a store would not read it back
                 raise invalid(name, value, "a text in UTF-8 without control characters", "rename the file")
         known = self.learner_options(self.learner)
+        object.__setattr__(self, "options", self._checked_options(known))
+        if "replay" in known:
+            replay = self.options.get("replay", known["replay"].default)
+            remedy = f"the learner recalls replay={replay} per step: keep at least as many, or recall fewer"
+            check_number("memory", self.memory, whole=True, at_least=replay, remedy=remedy)
+        varied = Scenario.of(self.scenario)
+        object.__setattr__(self, "scenario", {name: getattr(varied, name) for name in self.scenario})
+        find_stream(self.stream)
+        if self.backbone:
+            find_backbone(self.backbone)
+        find_measures(self.measure)
+
+    def _checked_options(self, known: Mapping[str, Option]) -> dict[str, Any]:
+        """The options as they are stored; one that cannot be saved as text is refused."""
         objects = {
             name: saved for name, each in known.items() if (saved := _default(self.learner, each)) != each.default
         }
@@ -91,17 +105,7 @@ class RunSpec:
                 )
         # The path of an object that is the default means that object, in a spec read from a record.
         given = {name: value for name, value in self.options.items() if name not in objects or value != objects[name]}
-        object.__setattr__(self, "options", {name: known[name].taken(value) for name, value in given.items()})
-        if "replay" in known:
-            replay = self.options.get("replay", known["replay"].default)
-            remedy = f"the learner recalls replay={replay} per step: keep at least as many, or recall fewer"
-            check_number("memory", self.memory, whole=True, at_least=replay, remedy=remedy)
-        varied = Scenario.of(self.scenario)
-        object.__setattr__(self, "scenario", {name: getattr(varied, name) for name in self.scenario})
-        find_stream(self.stream)
-        if self.backbone:
-            find_backbone(self.backbone)
-        find_measures(self.measure)
+        return {name: known[name].taken(value) for name, value in given.items()}
 
     def __hash__(self) -> int:
         return hash(self.key)
