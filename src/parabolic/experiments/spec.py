@@ -21,7 +21,13 @@ from parabolic.options import Option, check_options, dotted, no_option, option, 
 from parabolic.plugins import load_with_module
 from parabolic.streams import Scenario, find_stream
 
-__all__ = ["RunSpec", "check_spec"]
+__all__ = ["NAMED", "OF_STREAMS", "SHARED", "RunSpec", "check_spec"]
+
+NAMED = ("learner", "stream", "memory", "seed")
+"""Fields that commands have options for and tables columns; the others are settings."""
+
+OF_STREAMS = ("backbone", "batch", "precision", "channels_last")
+"""Fields whose defaults are the stream's own."""
 
 SHARED = ("memory", "seed")
 """Fields of a run that are passed to its learner as the options of the same names."""
@@ -162,7 +168,7 @@ class RunSpec:
         spec = {name: each.default for name, each in options_of(RunSpec).items()}
         if "memory" not in learner:
             del spec["memory"]  # so that a learner without a memory has one run for all sizes
-        spec |= {name: getattr(stream, name) for name in ("backbone", "batch", "precision", "channels_last")}
+        spec |= {name: getattr(stream, name) for name in OF_STREAMS}
         spec |= {"learner": self.learner, "stream": self.stream}
         spec["options"] = {
             name: _default(self.learner, each) for name, each in self.learner_options(self.learner).items()
