@@ -212,6 +212,15 @@ def test_run_times_of_a_fleet_have_no_deviation_and_no_verdict(parabolic, tmp_pa
 QUICK = ("--quick", "--learners", "sgd,si", "--workers", "0", "--device", "cpu")
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("--workers", "-1"), ("--engine", "grid"), ("--address", "here:1")], ids=lambda each: each
+)
+def test_a_dry_run_refuses_what_the_run_would_refuse(parabolic, option, value):
+    code, _, err = parabolic("paper", "runtime", "--dry-run", option, value)
+    assert code == 2
+    assert err.startswith(f"error: {option.strip('-')}: got ")
+
+
 def test_quick_tables_are_trained_once_and_then_found(parabolic, tmp_path, monkeypatch):
     arguments = ("paper", "small_buffers", *QUICK)
     plan = json.loads(parabolic(*arguments, "--seeds", "2", "--dry-run", "--format", "json")[1])

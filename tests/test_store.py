@@ -192,6 +192,12 @@ def test_what_cannot_be_read_is_named_with_the_reason(store, record, damage):
         (lambda told: told["spec"].pop("backbone"), "its spec lacks a backbone or epochs"),
         (lambda told: told["spec"].update(epochs=0), "its spec lacks a backbone or epochs"),
         (lambda told: told["spec"].update(epochs=1.5), "its spec lacks a backbone or epochs"),
+        (lambda told: told["spec"].update(memory="lots"), "its memory or validation is not a number"),
+        (lambda told: told["spec"].update(memory=None), "its memory or validation is not a number"),
+        (
+            lambda told: told["spec"]["scenario"].update(validation="a tenth"),
+            "its memory or validation is not a number",
+        ),
         (lambda told: told["spec"].update(options=[]), "its parts are missing or of the wrong type"),
         (lambda told: told["spec"].update(scenario=[]), "its parts are missing or of the wrong type"),
         (lambda told: told.update(environment=[]), "its parts are missing or of the wrong type"),

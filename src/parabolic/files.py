@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import stat
@@ -16,8 +17,8 @@ from secrets import token_hex
 from parabolic.checks import Description, invalid
 
 __all__ = [
-    "NoFile", "disk_errors", "file_name", "sweep", "sweep_beside", "sync_folder", "write_bytes", "write_text",
-    "written_whole",
+    "NoFile", "check_file_name", "disk_errors", "file_name", "sha256_of", "sweep", "sweep_beside", "sync_folder",
+    "write_bytes", "write_text", "written_whole",
 ]  # fmt: skip
 
 KINDS = {
@@ -36,6 +37,24 @@ def file_name(text: str) -> str:
     'package.module-My-Class'
     """
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-")
+
+
+def check_file_name(name: str, remedy: str) -> None:
+    """Raise an error unless `name` can be the name of a file or folder as it is.
+
+    >>> check_file_name("a/b", "rename it")
+    Traceback (most recent call last):
+        ...
+    parabolic.checks.InputError: name: got 'a/b', expected letters, digits, dots, dashes and underscores; rename it
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise invalid("name", name, "letters, digits, dots, dashes and underscores", remedy)
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file's contents, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class NoFile(OSError):

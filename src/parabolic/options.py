@@ -198,11 +198,9 @@ def write_option(value: Any) -> str:
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
-    return (
-        typing.get_args(kind)
-        if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
-        else (kind,)
-    )
+    """The types of a union, or the only one."""
+    union = isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
+    return typing.get_args(kind) if union else (kind,)
 
 
 def _is(value: Any, kind: Any) -> bool:
@@ -237,8 +235,8 @@ def dotted(told: Mapping[str, Any]) -> dict[str, Any]:
     """
     found = dict[str, Any]()
     for name, value in told.items():
-        inner = (
-            {f".{part}": each for part, each in dotted(value).items()} if isinstance(value, Mapping) else {"": value}
-        )
-        found |= {f"{name}{part}": each for part, each in inner.items()}
+        if isinstance(value, Mapping):
+            found |= {f"{name}.{part}": each for part, each in dotted(value).items()}
+        else:
+            found[str(name)] = value
     return found

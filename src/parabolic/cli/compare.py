@@ -109,11 +109,10 @@ def compare(
     if as_json:
         _print_records(outcome)
     else:
-        called = rows if format == "json" else titles_of(rows).values()
+        shown = {row: row for row in rows} if format == "json" else titles_of(rows)
         records = {
-            _title([spec for row in specs.values() for spec in row], settings or []): {
-                shown: [ended[spec.key] for spec in row if spec.key in ended]
-                for shown, row in zip(called, specs.values(), strict=True)
+            _title(specs, settings or []): {
+                shown[row]: [ended[spec.key] for spec in each if spec.key in ended] for row, each in specs.items()
             }
             for specs in tables
         }
@@ -260,9 +259,9 @@ def _check_built(specs: Iterable[RunSpec]) -> None:
             continue
 
 
-def _title(specs: Iterable[RunSpec], settings: Iterable[str]) -> str:
+def _title(rows: Mapping[str, Sequence[RunSpec]], settings: Iterable[str]) -> str:
     """Return the title of a comparison: the stream, the memory and the other settings."""
-    runs = [spec.resolved() for spec in specs]
+    runs = [spec.resolved() for row in rows.values() for spec in row]
     sizes = " and ".join(str(size) for size in sorted({run["memory"] for run in runs if "memory" in run}))
     named = ("memory", "measure", "future")  # shown in the title already, or as columns
     others = " ".join(each for each in settings if each.partition("=")[0].rpartition(".")[2] not in named)

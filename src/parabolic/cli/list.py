@@ -14,14 +14,12 @@ from rich.text import Text
 from parabolic.backbones import BACKBONES
 from parabolic.cli.common import Json
 from parabolic.experiments import RunSpec
+from parabolic.experiments.spec import NAMED
 from parabolic.learners import Learner, find_learner, known_learners
 from parabolic.options import options_of, write_option
 from parabolic.streams import known_streams
 
 __all__ = ["list_all"]
-
-OF_A_RUN = ("backbone", "batch", "epochs", "precision", "channels_last", "measure", "heads", "future")
-"""Fields of a run that only `--set` can set."""
 
 
 def list_all(
@@ -58,13 +56,13 @@ def _list_one(name: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps(_facts(kind), indent=1))
         return
-    console, fields = Console(markup=False), options_of(RunSpec)
+    console = Console(markup=False)
     about = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0]
     for line in filter(None, (f"{name}: {about}" if about else name, kind.reference)):
         console.print(Text(line))
     groups = {
         "Its options": options_of(kind),
-        "Options of every run": {key: fields[key] for key in fields if key in OF_A_RUN},
+        "Options of every run": {key: each for key, each in options_of(RunSpec).items() if key not in NAMED},
     }
     for title, options in groups.items():
         table = Table("--set", "default", "values", "what it is", title=title, title_justify="left")

@@ -19,7 +19,7 @@ from parabolic.cli.tables import Format, Intervals, Output, check_output, show, 
 from parabolic.cli.tracking import Track
 from parabolic.experiments import BackedStore, Outcome, Record, Records, Store, is_record
 from parabolic.experiments.execution import environment, find_device
-from parabolic.experiments.grid import worker_devices
+from parabolic.experiments.grid import check_crew, worker_devices
 from parabolic.experiments.paper import (
     METHODS,
     NAMES,
@@ -104,11 +104,9 @@ def paper(
     store = BackedStore(runs, Records.ours() if records else Records())
     if like is not None and not dry_run:
         raise invalid("--like", like, "none without --dry-run", "add --dry-run")
+    check_crew(engine, workers, address)
     if dry_run:
-        if like is not None:
-            alike, at_once = _trained_on(like, store), 1
-        else:
-            alike, at_once = _like_here(store, device, workers) if engine == "local" else (iter(store), workers or 1)
+        alike, at_once = _alike(store, like, engine, workers, device)
         _tell_plans(selection.plans(store, Estimates(alike)), at_once, format)
         _tell(_without_presets(selection), aloud=format != "json")
         return
@@ -127,8 +125,9 @@ def paper(
     results = paper_results(selection, found)
     if format != "json":
         titles = titles_of([*METHODS, *selection.own])
-        named = ({titles.get(row, row): cells for row, cells in each.rows.items()} for each in results)
-        results = [replace(each, rows=rows) for each, rows in zip(results, named, strict=True)]
+        results = [
+            replace(each, rows={titles.get(row, row): cells for row, cells in each.rows.items()}) for each in results
+        ]
     show(results, format, intervals=intervals, output=output)
     aloud = format == "terminal" and output is None
     if aloud:
@@ -182,8 +181,14 @@ def _without_presets(selection: Selection) -> list[str]:
     return said
 
 
-def _like_here(store: Store, device: str, workers: int | None) -> tuple[Iterator[Record], int]:
-    """Return the runs that were trained on the same kind of device, and how many would be trained at once."""
+def _alike(
+    store: Store, like: str | None, engine: str, workers: int | None, device: str
+) -> tuple[Iterator[Record], int]:
+    """Return the runs by which to estimate times, on the same kind of device, and how many would be trained at once."""
+    if like is not None:
+        return _trained_on(like, store), 1
+    if engine != "local":  # the devices of a cluster are not known
+        return iter(store), workers or 1
     here = environment(find_device(device))["device"]
     alike = (record for record in store if record.environment.get("device") == here)
     return alike, 1 if workers == 0 else len(worker_devices(device, workers))

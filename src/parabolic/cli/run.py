@@ -58,7 +58,7 @@ def run_one(
     """Train one learner on one stream and store the result; a run that was stopped resumes."""
     chosen, spec = read_run(learner, preset, settings, stream=stream, memory=memory, seed=seed)
     store = Store(runs)
-    find_device(device)  # checked even if the run is already stored and needs no device
+    find_device(device)  # this and the next are checked even if the run is already stored
     Keeping.of(store, checkpoint)
     if not again:
         tell_outdated([spec], store)

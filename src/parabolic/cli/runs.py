@@ -78,11 +78,7 @@ def list_runs(
     written = {} if records is None else _keep(ended, rows, records, kind)  # first, as it may be refused
     if piped:
         print_csv(rows, sys.stdout)
-        csv = None
-    for name, write, path in (("--csv", write_csv, csv), ("--parquet", write_parquet, parquet)):
-        if path is not None:
-            with disk_errors(name, path, "free some space or name another file"):
-                write(rows, path)
+    exported = _export(rows, None if piped else csv, parquet)
     unreadable = {str(path): reason for path, reason in damaged.items()}
     if as_json:
         more = {"records": written} if records is not None else {}
@@ -92,13 +88,12 @@ def list_runs(
     console = Console(highlight=False, soft_wrap=True, stderr=piped)
     if not console.is_terminal:
         console.width = WIDE
-    if csv is None and parquet is None and records is None and not piped:
+    if not (piped or exported or records):
         _show(rows, store, console, kind)
     no_folder = "" if runs.is_dir() else ", which is not a folder"
     console.print(Text(f"{many(len(rows), f'{kind} run'.strip())} in {runs}{no_folder}"))
-    for path in (csv, parquet):
-        if path is not None:
-            console.print(Text(f"Written: {path}"))
+    for path in exported:
+        console.print(Text(f"Written: {path}"))
     if records is not None:
         console.print(Text(f"Records: {records} ({_told_of_records(written)})"))
     if not kind and (count := sum(bool(row["diverged"]) for row in rows)):
@@ -115,6 +110,16 @@ def told_of_stopped(runs: Sequence[StoppedRun]) -> str:
     """One line about stopped runs: which one, or how to list them."""
     which = stop_of(row_of(runs[0])) if len(runs) == 1 else "parabolic runs --stopped"
     return f"{many(len(runs), 'stopped run')}, which the same command resumes: {which}"
+
+
+def _export(rows: list[Row], csv: Path | None, parquet: Path | None) -> list[Path]:
+    """Write runs to the files that are given; returns these."""
+    files = []
+    for name, write, path in (("--csv", write_csv, csv), ("--parquet", write_parquet, parquet)):
+        if path is not None:
+            with disk_errors(name, path, "free some space or name another file"):
+                files.append(write(rows, path))
+    return files
 
 
 def _keep(ended: Sequence[Record], rows: list[Row], path: Path, kind: str) -> dict[str, int]:

@@ -123,16 +123,8 @@ def profile(
     if as_json:
         print(json.dumps(told, indent=1))
         return
-    title = f"{chosen.name} on {spec.stream}: u(x, {time:g}) over the hull of the memory"
-    table = Table(title=title, title_justify="left")
-    for column in ("after task", "loss on memory: mean", "max", "u: min", "mean", "max", "paths stopped"):
-        table.add_column(column, justify="right")
-    for task, row in enumerate(rows):
-        memory_loss, u = row["memory_loss"], row["u"]
-        figures = (memory_loss["mean"], memory_loss["max"], u["min"], u["mean"], u["max"])
-        table.add_row(str(task + 1), *[f"{value:.3f}" for value in figures], f"{row['stopped']:.0%}")
     console = Console(markup=False)
-    console.print(table)
+    console.print(_profile_table(rows, f"{chosen.name} on {spec.stream}: u(x, {time:g}) over the hull of the memory"))
     console.print(written)
 
 
@@ -186,6 +178,17 @@ def _generalisation_table(rows: list[BoundsRow], tasks: int) -> Table:
             str(row.task + 1), f"{found.realised:.3f} ({row.last_among_own:.3f})",
             f"{found.lower:.3f}", f"{found.upper:.3f}", "yes" if found.holds else "no", f"{found.covered:.0%}",
         )  # fmt: skip
+    return table
+
+
+def _profile_table(rows: list[dict[str, Any]], title: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in ("after task", "loss on memory: mean", "max", "u: min", "mean", "max", "paths stopped"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        memory_loss, u = row["memory_loss"], row["u"]
+        figures = (memory_loss["mean"], memory_loss["max"], u["min"], u["mean"], u["max"])
+        table.add_row(str(row["task"] + 1), *[f"{value:.3f}" for value in figures], f"{row['stopped']:.0%}")
     return table
 
 

@@ -99,11 +99,8 @@ def tune_one(
         name = study_name(searches[0].spec, methods[0].name)
     folder = output or preset_folder()
     check_output(folder / ".preset", "free some space, or name another folder with --output", "presets")
-    whose = "the preset's" if preset else "the default"
     for search in searches:
-        for option, value in search.outside.items():
-            said = f"{whose} {option}={write_option(value)} is outside {search.ranges[option]}: no trial uses it"
-            print(f"note: {search.spec.learner}: {said}", file=sys.stderr)
+        _note_outside(search, "the preset's" if preset else "the default")
     told, failed, store = [], [], Store(runs)
     for search in searches:
         try:
@@ -163,6 +160,13 @@ def _searches(
         for name in fixed[each].keys() & spaces[each].keys():
             raise invalid("--space", name, "an option that --set leaves open", "give one of the two")
     return [Search(each.spec(fixed[each.name], **given), spaces[each.name], **judged) for each in methods]
+
+
+def _note_outside(search: Search, whose: str) -> None:
+    """Say on standard error which values of the preset, or defaults, the search cannot find."""
+    for option, value in search.outside.items():
+        said = f"{whose} {option}={write_option(value)} is outside {search.ranges[option]}: no trial uses it"
+        print(f"note: {search.spec.learner}: {said}", file=sys.stderr)
 
 
 def _tune(search: Search, store: Store, *, trials: int, **options: Any) -> Tuned:

@@ -88,9 +88,9 @@ class Look:
         >>> Look(100, 0.0, ahead=95.0, ahead_classes={0: (95, 95), 1: (0, 5)}).balanced
         50.0
         """
-        return (
-            100 * fmean(right / tested for right, tested in found.values()) if (found := self.ahead_classes) else None
-        )
+        if not self.ahead_classes:
+            return None
+        return 100 * fmean(right / tested for right, tested in self.ahead_classes.values())
 
     def _composition(self) -> Iterator[str]:
         if self.classes:

@@ -56,8 +56,8 @@ class Tracker(Callback):
         for name in names:
             check_name("tracker", name, TRACKERS)
             check_installed(name)
-        self.settings, self.every = settings, every
         check_number("every", every, whole=True, at_least=1)
+        self.settings, self.every = settings, every
         warn = warn or (lambda text: warnings.warn(text, RuntimeWarning, stacklevel=4))
         self._desks = [_Desk(name, Path(folder).absolute(), warn) for name in names]
         self._entries: dict[int, Entry] = {}  # of the runs in progress, by the id of their state

@@ -130,6 +130,7 @@ class ParabolicClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         return self._class_scores(X)[0].log_softmax(1).numpy()
 
     def _begin(self, X: Any, y: Any, classes: Any, epochs: int | None) -> bool:
+        """Learn from nothing, in one pass if `epochs` is None; returns False if another thread was the first to fit."""
         new = copy.copy(self)  # self takes its state in one step, or not at all
         check_labels("y", y)
         X, y = new._checked(X, y)

@@ -110,6 +110,7 @@ class ParabolicRegressor(RegressorMixin, Estimator):  # type: ignore[misc]
             return self._served(Targets(self.learner_.error, self.learner_.device, self._single))
 
     def _begin(self, X: Any, y: Any, epochs: int | None) -> bool:
+        """Learn from nothing, in one pass if `epochs` is None; returns False if another thread was the first to fit."""
         new = copy.copy(self)  # self takes its state in one step, or not at all
         X, y = new._checked(X, y, multi_output=True, y_numeric=True)
         # Between examples far apart, targets on a straight line are wrong wherever the function is curved.

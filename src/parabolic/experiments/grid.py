@@ -21,7 +21,7 @@ from parabolic.experiments.spec import RunSpec, check_spec
 from parabolic.experiments.store import Record, Store, check_store
 from parabolic.experiments.work import Job, News
 
-__all__ = ["ENGINES", "Event", "Failure", "Outcome", "run_grid", "worker_devices"]
+__all__ = ["ENGINES", "Event", "Failure", "Outcome", "check_crew", "run_grid", "worker_devices"]
 
 ENGINES = ("local", "ray")
 POLL = 0.5  # seconds between checks of runs that another grid is training
@@ -102,11 +102,7 @@ def run_grid(
     for spec in specs:
         check_spec(spec)
     check_store(store)
-    check_name("engine", engine, ENGINES)
-    if workers is not None:
-        check_number("workers", workers, whole=True, at_least=0 if engine == "local" else 1)
-    if address is not None and engine != "ray":
-        raise invalid("address", address, f"none with engine {engine!r}", "for a Ray cluster use engine 'ray'")
+    check_crew(engine, workers, address)
     check_number("fleet", fleet, whole=True, at_least=1)
     check_number("retries", retries, whole=True, at_least=0)
     check_number("gpus", gpus, above=0)
@@ -135,6 +131,15 @@ def run_grid(
         {key: kept[key] for key in wanted if key in kept} for kept in (outcome.records, outcome.diverged)
     )
     return outcome
+
+
+def check_crew(engine: str, workers: int | None, address: str | None) -> None:
+    """Raise an error unless `run_grid` accepts these arguments."""
+    check_name("engine", engine, ENGINES)
+    if workers is not None:
+        check_number("workers", workers, whole=True, at_least=0 if engine == "local" else 1)
+    if address is not None and engine != "ray":
+        raise invalid("address", address, f"none with engine {engine!r}", "for a Ray cluster use engine 'ray'")
 
 
 def _check_importable(specs: Iterable[RunSpec]) -> None:

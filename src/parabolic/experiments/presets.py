@@ -31,14 +31,11 @@ from torch import nn
 
 from parabolic.checks import Description, InputError, check_name, invalid
 from parabolic.experiments.spec import RunSpec
-from parabolic.files import disk_errors, write_text
+from parabolic.files import check_file_name, disk_errors, write_text
 from parabolic.learners import Learner, find_learner
 from parabolic.options import options_of, parse_option, write_option
 
-__all__ = [
-    "OURS", "Preset", "check_preset_name", "is_replaced", "known_presets", "load_preset", "preset_folder",
-    "save_preset",
-]  # fmt: skip
+__all__ = ["OURS", "Preset", "is_replaced", "known_presets", "load_preset", "preset_folder", "save_preset"]
 
 OURS = Path(__file__).parent.parent / "presets"
 """The folder of the presets that come with the package."""
@@ -143,17 +140,11 @@ def load_preset(name: str | Path) -> Preset:
 
 def save_preset(preset: Preset, folder: Path | None = None) -> Path:
     """Write a preset atomically; returns its file."""
-    check_preset_name(preset.name)
+    check_file_name(preset.name, "choose another")
     folder = folder or preset_folder()
     told = {name: value for name in KINDS if (value := getattr(preset, name)) not in (None, "", {})}
     with disk_errors("presets", folder, "free some space, or name another folder"):
         return write_text(folder / f"{preset.name}.toml", _toml(told))
-
-
-def check_preset_name(name: str) -> None:
-    """Raise an error for a name that cannot be a file name."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise invalid("name", name, "letters, digits, dots, dashes and underscores", "choose another")
 
 
 def _read(path: Path) -> Preset:

@@ -92,11 +92,10 @@ class Records(EndedRuns):
         return runs, damaged
 
     def _files(self) -> list[Path]:
-        each = (
-            [place] if place.suffix == ".jsonl" or place.is_file() else sorted(place.glob("*.jsonl"))
-            for place in self.places
-        )
-        return [path for files in each for path in files]
+        files = list[Path]()
+        for place in self.places:
+            files += [place] if place.suffix == ".jsonl" or place.is_file() else sorted(place.glob("*.jsonl"))
+        return files
 
 
 class BackedStore(Store):
@@ -164,9 +163,11 @@ def _undamaged(path: Path) -> Records:
 
 
 def _newer(one: Record, other: Record | None) -> bool:
-    """Whether a run replaces another with its key; if both ended at the same time, it does."""
-    ends = [str(each.environment.get("finished", "")) for each in (one, other) if each is not None]
-    return len(ends) == 1 or ends[0] >= ends[1]
+    """Whether a run replaces another with its key, if there is one; if both ended at the same time, it does."""
+    if other is None:
+        return True
+    mine, theirs = (str(each.environment.get("finished", "")) for each in (one, other))
+    return mine >= theirs
 
 
 def _short(record: Record) -> dict[str, Any]:

@@ -12,13 +12,12 @@ from typing import Any
 from parabolic.checks import Description, InputError, check_name, invalid
 from parabolic.engine.measures import Measure, find_measures, owner
 from parabolic.experiments.code import made_of, own_code_of
-from parabolic.experiments.spec import RunSpec, check_spec
+from parabolic.experiments.spec import NAMED, RunSpec, check_spec
 from parabolic.options import Option, check_options, option, options_of, write_option
 
 __all__ = ["METRICS", "Choices", "Range", "Search", "Trial"]
 
 METRICS = ("aaa", "acc", "task_aaa", "task_acc")
-CONTEXT = ("learner", "stream", "memory", "seed")  # what settings are tuned for, and therefore not tuned
 
 
 @dataclass(frozen=True)
@@ -201,7 +200,7 @@ class Search:
         return RunSpec.learner_options(self.spec.learner)
 
     def _tunable(self) -> dict[str, Option]:
-        return {name: each for name, each in options_of(RunSpec).items() if name not in CONTEXT} | self._own()
+        return {name: each for name, each in options_of(RunSpec).items() if name not in NAMED} | self._own()
 
     def _value(self, name: str) -> Any:
         resolved = self.spec.resolved()
@@ -214,7 +213,7 @@ def _read(stated: Option, text: str) -> Range | Choices:
     low, *rest = text.split(":")
     if not rest or len(choices) > 1:  # file.py:name may be a choice too
         return Choices(stated.parse(value) for value in choices)
-    if len(rest) > 2 or rest[1:] not in ([], ["log"]):
+    if rest[1:] not in ([], ["log"]):
         raise _refused(stated.name, text)
     ends = [stated.parse(end) for end in (low, rest[0])]
     if not all(isinstance(end, int | float) for end in ends) or not ends[0] < ends[1]:

@@ -21,7 +21,13 @@ from parabolic.options import Option, check_options, dotted, no_option, option, 
 from parabolic.plugins import load_with_module
 from parabolic.streams import Scenario, find_stream
 
-__all__ = ["RunSpec", "check_spec"]
+__all__ = ["NAMED", "OF_STREAMS", "SHARED", "RunSpec", "check_spec"]
+
+NAMED = ("learner", "stream", "memory", "seed")
+"""Fields that commands have options for and tables columns; the others are settings."""
+
+OF_STREAMS = ("backbone", "batch", "precision", "channels_last")
+"""Fields whose defaults are the stream's own."""
 
 SHARED = ("memory", "seed")
 """Fields of a run that are passed to its learner as the options of the same names."""
@@ -79,6 +85,20 @@ class RunSpec:
             if isinstance(value, str) and CONTROL.search(value):  # a store would not read it back
                 raise invalid(name, value, "a text in UTF-8 without control characters", "rename the file")
         known = self.learner_options(self.learner)
+        object.__setattr__(self, "options", self._checked_options(known))
+        if "replay" in known:
+            replay = self.options.get("replay", known["replay"].default)
+            remedy = f"the learner recalls replay={replay} per step: keep at least as many, or recall fewer"
+            check_number("memory", self.memory, whole=True, at_least=replay, remedy=remedy)
+        varied = Scenario.of(self.scenario)
+        object.__setattr__(self, "scenario", {name: getattr(varied, name) for name in self.scenario})
+        find_stream(self.stream)
+        if self.backbone:
+            find_backbone(self.backbone)
+        find_measures(self.measure)
+
+    def _checked_options(self, known: Mapping[str, Option]) -> dict[str, Any]:
+        """The options as they are stored; one that cannot be saved as text is refused."""
         objects = {
             name: saved for name, each in known.items() if (saved := _default(self.learner, each)) != each.default
         }
@@ -91,17 +111,7 @@ class RunSpec:
                 )
         # The path of an object that is the default means that object, in a spec read from a record.
         given = {name: value for name, value in self.options.items() if name not in objects or value != objects[name]}
-        object.__setattr__(self, "options", {name: known[name].taken(value) for name, value in given.items()})
-        if "replay" in known:
-            replay = self.options.get("replay", known["replay"].default)
-            remedy = f"the learner recalls replay={replay} per step: keep at least as many, or recall fewer"
-            check_number("memory", self.memory, whole=True, at_least=replay, remedy=remedy)
-        varied = Scenario.of(self.scenario)
-        object.__setattr__(self, "scenario", {name: getattr(varied, name) for name in self.scenario})
-        find_stream(self.stream)
-        if self.backbone:
-            find_backbone(self.backbone)
-        find_measures(self.measure)
+        return {name: known[name].taken(value) for name, value in given.items()}
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -158,7 +168,7 @@ class RunSpec:
         spec = {name: each.default for name, each in options_of(RunSpec).items()}
         if "memory" not in learner:
             del spec["memory"]  # so that a learner without a memory has one run for all sizes
-        spec |= {name: getattr(stream, name) for name in ("backbone", "batch", "precision", "channels_last")}
+        spec |= {name: getattr(stream, name) for name in OF_STREAMS}
         spec |= {"learner": self.learner, "stream": self.stream}
         spec["options"] = {
             name: _default(self.learner, each) for name, each in self.learner_options(self.learner).items()

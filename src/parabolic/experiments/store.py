@@ -39,6 +39,7 @@ __all__ = ["EndedRuns", "FailedRun", "Record", "Store", "agree", "check_store", 
 FILE, FAILED, CLAIMS, CHECKPOINT = "run.json", "failed.json", ".claims", "checkpoint.safetensors"
 MONITOR = "monitor.jsonl"
 KEY = re.compile("[0-9a-f]{16}")
+SORTED = {"memory": int, "scenario.validation": int | float}  # settings by which runs are sorted, if they have them
 ROOM = 1 << 14  # bytes that must be free on disk to start a run
 
 Kept = TypeVar("Kept", bound="Record | FailedRun")
@@ -308,8 +309,11 @@ def checked(kept: Kept) -> Kept:
     named = {"learner": str, "stream": str, "seed": int}
     if not all(isinstance(kept.spec.get(name), each) for name, each in named.items()):
         raise ValueError("its spec is not that of a run")
-    if any(CONTROL.search(str(each)) for pair in dotted(kept.spec).items() for each in pair):
+    settings = dotted(kept.spec)
+    if any(CONTROL.search(str(each)) for pair in settings.items() for each in pair):
         raise ValueError("its spec has control characters or is no UTF-8")
+    if not all(isinstance(settings.get(name, 0), each) for name, each in SORTED.items()):
+        raise ValueError("its memory or validation is not a number")
     if isinstance(kept, Record):
         _check(kept)
     return kept

@@ -18,11 +18,11 @@ from parabolic import metrics
 from parabolic.checks import Description, check_name, check_number, invalid
 from parabolic.engine import Callback
 from parabolic.experiments.execution import environment, execute_fleet
-from parabolic.experiments.presets import Preset, check_preset_name
+from parabolic.experiments.presets import Preset
 from parabolic.experiments.search import METRICS, Search, Trial
 from parabolic.experiments.spec import RunSpec
 from parabolic.experiments.store import Record, Store, check_store
-from parabolic.files import file_name
+from parabolic.files import check_file_name, file_name
 from parabolic.learners import find_learner
 from parabolic.learners.registry import built_in
 from parabolic.plugins import require
@@ -106,7 +106,7 @@ def tune(
     if search.prune and parallel > 1:
         raise invalid("parallel", parallel, "1 if trials are pruned", "set `workers` to run several at once")
     name = name or study_name(search.spec)
-    check_preset_name(name)
+    check_file_name(name, "choose another")
     if workers > 1 and not isinstance(storage, str | None):
         raise invalid("storage", storage, "a URL if there are several workers", "objects cannot be shared")
     job = Job(search, store, trials, name, storage or _data_base(store), parallel, device)

@@ -27,16 +27,19 @@ MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "triangle-down", "
 def anytime_chart(scene: Scene) -> Figure:
     """The mean accuracy over the tasks seen so far, after each task, with a band of one standard deviation."""
     traces: list[Figure] = []
+    longest = 0
     for place, method in enumerate(scene.done[:SHOWN]):
         mean, sd, n = _over_seeds(method.curves)
         tasks, look = list(range(1, len(mean) + 1)), _look(place)
-        named = {"name": _short(method.name), "legendgroup": str(place), "x": tasks}
+        longest = max(longest, len(tasks))
         if n > 1:
             traces.append(_band(tasks, mean - sd, mean + sd, look["colour"]) | {"legendgroup": str(place)})
         traces.append(
-            named
-            | {
+            {
                 "type": "scatter",
+                "name": _short(method.name),
+                "legendgroup": str(place),
+                "x": tasks,
                 "y": _figures(mean),
                 "customdata": [[each, n] for each in _figures(sd)],
                 "mode": "lines+markers",
@@ -49,7 +52,7 @@ def anytime_chart(scene: Scene) -> Figure:
     return {
         "data": traces,
         "layout": {
-            "xaxis": _axis("after task", dtick=_tick(len(tasks))),
+            "xaxis": _axis("after task", dtick=_tick(longest)),
             "yaxis": _axis("accuracy so far, %", range=[0, 101]),
         },
     }

@@ -14,8 +14,8 @@ from parabolic.report.tables import Cell, Column, Results
 from parabolic.statistics import Summary
 
 __all__ = [
-    "FIGURES", "USUAL", "at_once", "briefly", "cell_of", "column_of", "comparison", "fallen", "finished", "in_words",
-    "level", "many", "standing",
+    "FIGURES", "USUAL", "at_once", "briefly", "cell_of", "column_of", "comparison", "finished", "in_words", "level",
+    "many", "on_earlier_tasks", "standing",
 ]  # fmt: skip
 
 FIGURES = {
@@ -88,7 +88,7 @@ def at_once(runs: Mapping[str, Sequence[Record]]) -> list[str]:
 
 def in_words(runs: Mapping[str, Sequence[Record]]) -> str:
     """What a comparison shows, in a few plain sentences."""
-    lost = {learner: len(records) - len(finished(records)) for learner, records in runs.items()}
+    diverged = {learner: len(records) - len(finished(records)) for learner, records in runs.items()}
     runs = {learner: finished(records) for learner, records in runs.items()}
     acc = {learner: _by_seed(records, "acc") for learner, records in runs.items() if records}
     means = {learner: fmean(values.values()) for learner, values in acc.items()}
@@ -97,7 +97,8 @@ def in_words(runs: Mapping[str, Sequence[Record]]) -> str:
         return "There is nothing to compare."
     tasks = len(runs[ranked[0]][0].accuracy)
     told = ", ".join(
-        f"{learner} {means[learner]:.0f} %" + f" ({lost[learner]} diverged)" * bool(lost[learner]) for learner in ranked
+        f"{learner} {means[learner]:.0f} %" + f" ({diverged[learner]} diverged)" * bool(diverged[learner])
+        for learner in ranked
     )
     sentences = [f"After {many(tasks, 'task')}, the mean accuracy over them, all classes competing, is: {told}."]
     if len(ranked) > 1:
@@ -108,12 +109,23 @@ def in_words(runs: Mapping[str, Sequence[Record]]) -> str:
                 f"On the same seeds {standing(first, ahead.mean, second)} "
                 f"(95 % interval {ahead.low:z.1f} to {ahead.high:z.1f})."
             )
-        forgot = {learner: cell_of(runs[learner], "forgetting").ours for learner in (first, last)}
-        fell = [f"{learner} has {fallen(each.mean)}" for learner, each in forgot.items() if each is not None]
-        if fell and tasks > 1:
-            told = ", ".join([f"{fell[0]} against its best before the end", *fell[1:]])
-            sentences.append(f"On the earlier tasks {told}.")
+        if tasks > 1:
+            lost = {learner: cell_of(runs[learner], "forgetting").ours for learner in (first, last)}
+            sentences += on_earlier_tasks(lost)
     return " ".join(sentences)
+
+
+def on_earlier_tasks(lost: Mapping[str, Summary | None], digits: int = 0, between: str = ", ") -> list[str]:
+    """A sentence on what methods have forgotten, by name; none if they have no forgetting.
+
+    >>> on_earlier_tasks({"er": Summary(5.0, 1.0, 3), "joint": None, "sgd": Summary(98.2, 2.0, 3)})
+    ['On the earlier tasks er has lost 5 points against its best before the end, sgd has lost 98 points.']
+    """
+    fell = [f"{name} has {_fallen(each.mean, digits)}" for name, each in lost.items() if each is not None]
+    if not fell:
+        return []
+    told = between.join([f"{fell[0]} against its best before the end", *fell[1:]])
+    return [f"On the earlier tasks {told}."]
 
 
 def cell_of(records: Sequence[Record], name: str, wanted: int = 0, published: Summary | None = None) -> Cell:
@@ -146,10 +158,10 @@ def level(points: float) -> bool:
     return f"{points:z.1f}" == "0.0"
 
 
-def fallen(points: float, digits: int = 0) -> str:
+def _fallen(points: float, digits: int = 0) -> str:
     """Forgetting in words; if negative, it is a gain.
 
-    >>> fallen(1.2), fallen(-9.0), fallen(-0.3), fallen(2.04, 1)
+    >>> _fallen(1.2), _fallen(-9.0), _fallen(-0.3), _fallen(2.04, 1)
     ('lost 1 point', 'gained 9 points', 'lost 0 points', 'lost 2.0 points')
     """
     told = f"{abs(points):.{digits}f}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from parabolic.experiments import Record, is_record
-from parabolic.experiments.paper import PLUS, Selection, Tuning, bound_tables, bounds_in, paper_tables
+from parabolic.experiments.paper import PLUS, BoundTable, Selection, Tuning, bound_tables, bounds_in, paper_tables
 from parabolic.report.comparisons import cell_of, finished
-from parabolic.report.statements import STATEMENTS
+from parabolic.report.statements import STATEMENTS, Statement
 from parabolic.report.tables import Cell, Column, Results
 from parabolic.statistics import Summary
 
@@ -51,13 +51,28 @@ def _of_runs(selection: Selection, name: str, records: Mapping[str, Record]) -> 
     notes = [note for note in (table.note, *(table.also.get(row) for row in rows)) if note]
     if "seconds" in table.metrics and used:
         notes.append(f"Ours were measured on {_several({hardware(record) for record in used.values()})}.")
-    notes += [QUICK] if selection.quick else []
+    return Results(
+        name,
+        _titled(table.title, selection),
+        columns,
+        rows,
+        [*notes, *_of_selection(selection, name, used.values())],
+        heading="method",
+        underlines=table.underlines,
+        ranked=len(columns) > 1,
+        incomparable=OTHER_DATA if selection.quick else "",
+    )
+
+
+def _titled(title: str, selection: Selection) -> str:
+    return f"{title}, tuned" if selection.tuned else title
+
+
+def _of_selection(selection: Selection, name: str, used: Iterable[Record]) -> list[str]:
+    """The notes that any table has: on stand-ins, tuning and records, as far as there are any."""
+    notes = [QUICK] if selection.quick else []
     notes += _of_tuning(Tuning.of(selection, [name])) if selection.tuned else []
-    notes += _of_records(f"{name} --tuned" if selection.tuned else name, used.values())
-    title = f"{table.title}, tuned" if selection.tuned else table.title
-    why = OTHER_DATA if selection.quick else ""
-    ranked = len(columns) > 1
-    return Results(name, title, columns, rows, notes, "method", table.underlines, ranked, why)
+    return notes + _of_records(f"{name} --tuned" if selection.tuned else name, used)
 
 
 def _of_tuning(tuning: Tuning) -> list[str]:
@@ -97,19 +112,9 @@ def _of_bounds(selection: Selection, records: Mapping[str, Record]) -> list[Resu
     measured = {seed: told for seed, record in finite.items() if (told := bounds_in(record))}
     made = []
     for name, table in bound_tables().items():
-        statement = STATEMENTS[name]
         columns = [Column(f"task {task + 1}", "after", "neither", 4, 4) for task in range(len(table.memory))]
-        lines = {  # their places in a row, and the published figures
-            **{
-                f"memory: {line}": (f"{statement.memory}.{which}", table.memory if which == table.of_memory else None)
-                for line, which in {"smallest": "min", "mean": "mean", "largest": "max"}.items()
-            },
-            f"{statement.task} task, among its own classes": (statement.among_own, table.task),
-            f"{statement.task} task, all classes competing": (statement.competing, None),
-            **{bound: (place, None) for bound, place in statement.bounds.items()},
-        }
         rows = {}
-        for line, (place, theirs) in lines.items():
+        for line, (place, theirs) in _bound_lines(STATEMENTS[name], table).items():
             by_task = [{seed: told[task][place] for seed, told in measured.items()} for task in range(len(columns))]
             published = [Summary(figure, math.nan, 1) for figure in theirs] if theirs else [None] * len(columns)
             rows[line] = [
@@ -120,13 +125,25 @@ def _of_bounds(selection: Selection, records: Mapping[str, Record]) -> list[Resu
         broken = sum(row[f"{name}.broken"] == 1 for row in looks)
         notes = [f"The loss on the task, all classes competing, breaks the bound in {broken} of {len(looks)} cases."]
         notes += [table.note] if table.note else []
-        notes += [QUICK] if selection.quick else []
-        notes += _of_tuning(Tuning.of(selection, ["bounds"])) if selection.tuned else []
-        notes += _of_records("bounds --tuned" if selection.tuned else "bounds", used.values())
+        notes += _of_selection(selection, "bounds", used.values())
+        title = _titled(table.title, selection)
         why = OTHER_DATA if selection.quick else "the paper gives no deviations"
-        title = f"{table.title}, tuned" if selection.tuned else table.title
-        made.append(Results(f"bounds.{name}", title, columns, rows, notes, "loss", incomparable=why))
+        made.append(Results(f"bounds.{name}", title, columns, rows, notes, heading="loss", incomparable=why))
     return made
+
+
+def _bound_lines(statement: Statement, table: BoundTable) -> dict[str, tuple[str, Sequence[float] | None]]:
+    """The rows of a table of bounds: the name of each number in what a run measured, and the published figures."""
+    memory = {
+        f"memory: {line}": (f"{statement.memory}.{which}", table.memory if which == table.of_memory else None)
+        for line, which in {"smallest": "min", "mean": "mean", "largest": "max"}.items()
+    }
+    return {
+        **memory,
+        f"{statement.task} task, among its own classes": (statement.among_own, table.task),
+        f"{statement.task} task, all classes competing": (statement.competing, None),
+        **{bound: (place, None) for bound, place in statement.bounds.items()},
+    }
 
 
 def hardware(record: Record) -> str:

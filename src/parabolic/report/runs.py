@@ -12,6 +12,7 @@ from typing import Any, TextIO
 from parabolic.checks import check_name
 from parabolic.experiments import FailedRun, Record, RunSpec
 from parabolic.experiments.resume import StoppedRun
+from parabolic.experiments.spec import NAMED, OF_STREAMS
 from parabolic.files import written_whole
 from parabolic.learners import known_learners
 from parabolic.options import dotted, options_of
@@ -153,8 +154,7 @@ def departures(row: Row) -> Row:
     """The settings of a run that differ from the defaults, by column; all options if its learner is not there."""
     usual = _defaults(row["learner"], row["stream"])
     told = [name for name in row if name in usual or name.startswith(("options.", "scenario."))]
-    named = ("learner", "stream", "memory", "seed")  # these have columns of their own
-    return {name: row[name] for name in told if name not in named and row[name] != usual.get(name)}
+    return {name: row[name] for name in told if name not in NAMED and row[name] != usual.get(name)}
 
 
 def settings_of(row: Row) -> str:
@@ -237,5 +237,5 @@ def _defaults(learner: str, stream: str) -> Row:
     except Exception:  # anything can be wrong in a user's file
         usual = flat(RunSpec("sgd").resolved())
     if not listed:
-        usual |= {name: getattr(Listed, name) for name in ("backbone", "batch", "precision", "channels_last")}
+        usual |= {name: getattr(Listed, name) for name in OF_STREAMS}
     return {name: value for name, value in usual.items() if not name.startswith("options.")} | usual_options(learner)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from parabolic.report.comparisons import fallen, level, many, standing
+from parabolic.report.comparisons import level, many, on_earlier_tasks, standing
 from parabolic.report.scenes import Method, Scene
 from parabolic.statistics import Difference
 
@@ -19,8 +19,10 @@ def headline(scene: Scene) -> list[str]:
         return [f"No run has finished here: {diverged} diverged." if diverged else "No run has finished here yet."]
     best, *others = done
     tasks, acc, leaders = best.curves.shape[1], best.summary("acc"), [method.name for method in scene.leaders]
-    who = f"{best.name} does best" if others else best.name
-    who, whose = (f"{' and '.join(leaders)} do equally well", "their") if len(leaders) > 1 else (who, "its")
+    if len(leaders) > 1:
+        who, whose = f"{' and '.join(leaders)} do equally well", "their"
+    else:
+        who, whose = f"{best.name} does best" if others else best.name, "its"
     said = [
         f"{who}: after {many(tasks, 'task')} {whose} accuracy is {acc.mean:.1f} %, "
         f"averaged over the tasks, all classes competing ({_seeds(best)})."
@@ -29,11 +31,8 @@ def headline(scene: Scene) -> list[str]:
         said.append(_against(best, others[0]))
         last = others[-1]
         worst = "" if last.name in leaders else f", which does worst of {len(done)},"
-        lost = [(who, method.cell("forgetting").ours) for who, method in ((best.name, best), (last.name + worst, last))]
-        fell = [f"{who} has {fallen(each.mean, 1)}" for who, each in lost if each is not None]
-        if fell:
-            told = "; ".join([f"{fell[0]} against its best before the end", *fell[1:]])
-            said.append(f"On the earlier tasks {told}.")
+        lost = {name: each.cell("forgetting").ours for name, each in ((best.name, best), (last.name + worst, last))}
+        said += on_earlier_tasks(lost, digits=1, between="; ")
         said.append(_times(best, others))
     return said
 

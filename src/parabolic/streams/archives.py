@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import http.client
 import io
 import os
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parabolic.checks import Description, InputError, invalid
+from parabolic.files import sha256_of
 from parabolic.streams.cache import ShowProgress
 
 __all__ = ["Tree", "download", "gunzip", "hidden", "load_pickle", "open_tree"]
@@ -251,7 +251,7 @@ def download(url: str, path: Path, sha256: str, progress: ShowProgress | None = 
     """
     if not url.startswith(("http://", "https://")):
         raise invalid("url", url, "http:// or https://")
-    if path.exists() and _sha256(path) == sha256:
+    if path.exists() and sha256_of(path) == sha256:
         return path
     part = path.with_name(f"{path.name}.part")
     try:
@@ -267,7 +267,7 @@ def download(url: str, path: Path, sha256: str, progress: ShowProgress | None = 
         remedy = "free some space, or set PARABOLIC_DATA to another folder; run it again to resume"
         got = Description(f"{error.strerror or error} ({part})")
         raise invalid("data folder", got, "room for the file", remedy) from error
-    if (found := _sha256(part)) != sha256:
+    if (found := sha256_of(part)) != sha256:
         part.unlink()
         remedy = "it was deleted: run it again, or get the file elsewhere and pass its folder with --from"
         raise invalid("download", Description(f"SHA-256 {found}"), f"SHA-256 {sha256} of {url}", remedy)
@@ -297,8 +297,3 @@ def _fetch(url: str, part: Path, what: str, progress: ShowProgress | None) -> No
                     progress(what, done, total)
     if total is not None and done < total:
         raise ConnectionError(f"the connection ended after {done:,} of {total:,} bytes")
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

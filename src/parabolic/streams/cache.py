@@ -16,7 +16,6 @@ import hashlib
 import io
 import json
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -31,7 +30,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from parabolic.checks import UNREADABLE, Description, InputError, first_line, invalid
-from parabolic.files import disk_errors, sync_folder, write_text
+from parabolic.files import check_file_name, disk_errors, sha256_of, sync_folder, write_text
 from parabolic.states import Damaged
 from parabolic.streams.stream import LABELS
 
@@ -239,8 +238,7 @@ class Cache:
         return told
 
     def _place(self, name: str) -> Path:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-            raise invalid("name", name, "letters, digits, dots, dashes and underscores", "it becomes a folder's name")
+        check_file_name(name, "it becomes a folder's name")
         return self.root / name
 
     @staticmethod
@@ -254,16 +252,13 @@ class Cache:
 
 
 def _write_parts(name: str, folder: Path, raw: Raw, source: str, progress: ShowProgress | None) -> DataSet:
-    content, files, shape, counts = hashlib.sha256(), {}, None, {"train": 0, "test": 0}
-    sums = squares = np.zeros(1)
+    content, files, pixels, shape = hashlib.sha256(), {}, _Pixels(), None
     parts = {part: given for part, given in (("train", raw.train), ("test", raw.test)) if given is not None}
     checked, classes = _checked_labels(name, parts, raw)
-    for part, given in parts.items():
-        labels = checked[part]
-        counts[part] = len(labels)
-        path, done = folder / f"{part}_images.npy", 0
-        with _Writer(path) as file:
-            for chunk in given.images:
+    for part, labels in checked.items():
+        done = 0
+        with _Writer(folder / f"{part}_images.npy") as file:
+            for chunk in parts[part].images:
                 size = _check_chunk(part, chunk, shape, done)
                 if done == 0:
                     file.write(_header((len(labels), *size)))
@@ -273,13 +268,12 @@ def _write_parts(name: str, folder: Path, raw: Raw, source: str, progress: ShowP
                 file.write(flat)
                 content.update(flat.data)
                 if part == "train":
-                    sums = sums + flat.sum(axis=(0, 2, 3), dtype=np.int64)
-                    squares = squares + np.square(flat, dtype=np.uint16).sum(axis=(0, 2, 3), dtype=np.int64)
+                    pixels.add(flat)
                 if progress:
                     progress(f"{name}: {part} images", done, len(labels))
         if done != len(labels):
             raise invalid(f"{part} labels", len(labels), f"one for each of the {done} images")
-        files[path.name] = file.told
+        files[f"{part}_images.npy"] = file.told
         # One byte per label if that is enough; the content hash does not depend on it.
         small = labels.astype(np.uint8 if classes <= 256 else np.int64)
         content.update(labels.astype("<i8").data)
@@ -288,12 +282,31 @@ def _write_parts(name: str, folder: Path, raw: Raw, source: str, progress: ShowP
             file.write(small)
         files[f"{part}_labels.npy"] = file.told
     assert shape is not None
-    pixels = counts["train"] * shape[1] * shape[2]
-    mean, spread = sums / pixels / 255, np.sqrt(np.maximum(squares / pixels - (sums / pixels) ** 2, 0)) / 255
     return DataSet(
-        name, source, classes, shape, counts["train"], counts["test"], tuple(mean.tolist()), tuple(spread.tolist()),
+        name, source, classes, shape, len(checked["train"]), len(checked.get("test", ())), pixels.mean, pixels.std,
         raw.class_names, content.hexdigest(), folder.name, files, raw.label,
     )  # fmt: skip
+
+
+class _Pixels:
+    """The mean and standard deviation of pixels, per channel, on a scale from 0 to 1; images are added in chunks."""
+
+    def __init__(self) -> None:
+        self.count, self.sums, self.squares = 0, np.zeros(1), np.zeros(1)
+
+    def add(self, images: NDArray[np.uint8]) -> None:
+        self.count += len(images) * images.shape[2] * images.shape[3]
+        self.sums = self.sums + images.sum(axis=(0, 2, 3), dtype=np.int64)
+        self.squares = self.squares + np.square(images, dtype=np.uint16).sum(axis=(0, 2, 3), dtype=np.int64)
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        return tuple((self.sums / self.count / 255).tolist())
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        variance = np.maximum(self.squares / self.count - (self.sums / self.count) ** 2, 0)
+        return tuple((np.sqrt(variance) / 255).tolist())
 
 
 def _digest(told: Mapping[str, Any]) -> str:
@@ -399,13 +412,12 @@ def _header(shape: tuple[int, ...], dtype: Any = np.uint8) -> bytes:
 def _verify(name: str, path: Path, stated: Mapping[str, Any]) -> None:
     try:
         size = path.stat().st_size
-        if size == stated["bytes"]:
-            with open(path, "rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() == stated["sha256"]:
-                    return
+        if size != stated["bytes"]:
+            problem = f"{size} bytes instead of {stated['bytes']}"
+        elif sha256_of(path) != stated["sha256"]:
             problem = "its contents have changed"
         else:
-            problem = f"{size} bytes instead of {stated['bytes']}"
+            return
     except FileNotFoundError:
         problem = "it is missing"
     except OSError as error:

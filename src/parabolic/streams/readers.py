@@ -110,10 +110,7 @@ def tinyimagenet(tree: Tree) -> Raw:
         tests.append((number[wordnet], _number(file), f"val/images/{file}"))
     tests.sort()
     listed = [("/".join(parts), number[parts[1]]) for parts in train], [(file, label) for label, _, file in tests]
-    parts = [
-        Part(_decode([file for file, _ in part], tree.get, "RGB", tree.where), np.array([label for _, label in part]))
-        for part in listed
-    ]
+    parts = [_pictured(part, tree.get, "RGB", tree.where) for part in listed]
     listing = tree.get("words.txt") if "words.txt" in tree.names else b""
     lines = _text(f"words.txt of {tree.where}", listing).splitlines()
     words = dict(line.split("\t", 1) for line in lines if "\t" in line)
@@ -249,11 +246,8 @@ def from_images(folder: Path) -> Raw:
         raise invalid("--from", got, f"images ({', '.join(IMAGES)}) in every class's folder", "remove other folders")
     if strange := [name for name in _folders(tops[-1]) if name not in names and _pictures(tops[-1] / name)]:
         raise not_trained(", ".join(strange))
-    mode = _mode([file for files in listed for file, _ in files], _read_path, "")
-    parts = [
-        Part(_decode([file for file, _ in files], _read_path, mode, ""), np.array([label for _, label in files]))
-        for files in listed
-    ]
+    mode = _mode([file for files in listed for file, _ in files], _read_path)
+    parts = [_pictured(files, _read_path, mode) for files in listed]
     return _raw(parts, tuple(names))
 
 
@@ -279,35 +273,39 @@ def is_saved(folder: Path) -> bool:
 
 def from_hub(name: str, named: str | None) -> Raw:
     """Read a data set of images with `datasets`: from the hub, or from a folder that `save_to_disk` wrote."""
-    datasets = require("datasets", "hf", f"hf:{name}", "`datasets`")
+    where = f"hf:{name}"
+    datasets = require("datasets", "hf", where, "`datasets`")
     try:
         local = Path(name).expanduser()
         loaded = datasets.load_from_disk(str(local)) if is_saved(local) else datasets.load_dataset(name)
     except Exception as error:  # the hub, the network and the data set's own files can fail in many ways
         got = Description(" ".join(f"{type(error).__name__}: {error}".split()))
-        raise invalid(f"hf:{name}", got, "a data set that can be loaded") from error
+        raise invalid(where, got, "a data set that can be loaded") from error
     splits = dict(loaded) if hasattr(loaded, "keys") else {"train": loaded}
     if "train" not in splits:
-        raise invalid(f"hf:{name}", sorted(splits), "a split called train")
+        raise invalid(where, sorted(splits), "a split called train")
     features = splits["train"].features
     image = next((key for key, each in features.items() if isinstance(each, datasets.Image)), None)
     if image is None:
         remedy = "dataset.cast_column('COLUMN', datasets.Image()) turns files or bytes into images"
-        raise invalid(f"hf:{name}", dict(features), "a column of images", remedy)
-    label = _label_column(f"hf:{name}", features, named, datasets.ClassLabel)
+        raise invalid(where, dict(features), "a column of images", remedy)
+    label = _label_column(where, features, named, datasets.ClassLabel)
     parts = []
-    held_out = [key for key in ("test", "validation", "valid", "val") if len(splits.get(key, ()))]
-    # On the hub, labels of −1, or none, mean that a test set's labels are withheld.
-    told = (key for key in held_out if all(each is not None and each >= 0 for each in splits[key][label]))
-    tested = next(told, None)
-    for split in ["train", *([tested] if tested else [])]:
+    for split in ("train", *_to_test_on(splits, label)):
         rows = splits[split].cast_column(image, datasets.Image(decode=False))
         parts.append((range(len(rows)), partial(_encoded, rows, image), np.asarray(splits[split][label][:])))
-    where = f"hf:{name}"
     mode = "L" if all(_mode(numbers, read, where) == "L" for numbers, read, _ in parts) else "RGB"
     decoded = [Part(_decode(numbers, read, mode, where), labels) for numbers, read, labels in parts]
     names = getattr(features[label], "names", None)  # only a ClassLabel has them
     return replace(_raw(decoded, names and tuple(names)), label=named)
+
+
+def _to_test_on(splits: Mapping[str, Any], label: str) -> list[str]:
+    """The split to test on, or none; on the hub, labels of −1, or none, mean that those of a test set are withheld."""
+    for split in ("test", "validation", "valid", "val"):
+        if len(splits.get(split, ())) and all(each is not None and each >= 0 for each in splits[split][label]):
+            return [split]
+    return []
 
 
 def _label_column(name: str, features: Mapping[str, Any], named: str | None, kind: type) -> str:
@@ -338,6 +336,11 @@ def _raw(parts: Sequence[Part], class_names: tuple[str, ...] | None) -> Raw:
 # -- images --------------------------------------------------------------------------------------------------------
 
 
+def _pictured(files: Sequence[tuple[str, int]], read: Callable[[str], bytes], mode: str, where: str = "") -> Part:
+    """The part made of these files and their labels."""
+    return Part(_decode([file for file, _ in files], read, mode, where), np.array([label for _, label in files]))
+
+
 @contextmanager
 def _opened(item: Any, read: Callable[[Any], bytes], where: str) -> Iterator[Any]:
     """An image, which is decoded when its pixels are used."""
@@ -356,7 +359,7 @@ def _called(item: Any, where: str) -> str:
     return f"{item} of {where}" if where else str(item)
 
 
-def _mode(items: Iterable[Any], read: Callable[[Any], bytes], where: str) -> str:
+def _mode(items: Iterable[Any], read: Callable[[Any], bytes], where: str = "") -> str:
     """Grey if all images are grey, else colour; only their headers are decoded."""
     for item in items:
         with _opened(item, read, where) as image:

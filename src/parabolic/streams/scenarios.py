@@ -187,25 +187,11 @@ def split(
         raise invalid(name, given, f"{usual} for a stream whose tasks share classes", f"leave {name} out")
     classes = [label for task in stream for label in task.classes]
     if order is not None:
-        if sorted(order) != sorted(classes):
-            wrong = {"missing": set(classes).difference(order), "unknown": set(order).difference(classes)}
-            told = "; ".join(f"{what}: {_some(sorted(labels))}" for what, labels in wrong.items() if labels)
-            raise invalid("class_order", Description(_some(order)), f"each of the {len(classes)} classes once", told)
+        _check_each_once(order, classes)
         classes = list(order)
     elif shuffle:
         classes = [classes[i] for i in _rng(seed, "class order").permutation(len(classes))]
-    if tasks is None:
-        sizes = [len(task.classes) for task in stream]
-    elif not isinstance(tasks, int):
-        sizes = list(tasks)
-        if sum(sizes) != len(classes):
-            got = Description(f"{_some(sizes)}, which add up to {sum(sizes)}")
-            raise invalid("tasks", got, f"sizes that add up to the number of classes, {len(classes)}")
-    elif len(classes) % tasks == 0:
-        sizes = [len(classes) // tasks] * tasks
-    else:
-        remedy = "or give the number of classes of each task, separated by commas"
-        raise invalid("tasks", tasks, f"a divisor of the number of classes, {len(classes)}", remedy)
+    sizes = [len(task.classes) for task in stream] if tasks is None else _sizes(tasks, len(classes))
     first, ends = stream[0], np.cumsum(sizes)
     train, test = (torch.cat([getattr(task, rows) for task in stream]) for rows in ("train_rows", "test_rows"))
     made = []
@@ -214,6 +200,27 @@ def split(
         rows = [_of_classes(data.y, rows, mine) for data, rows in ((first.train, train), (first.test, test))]
         made.append(replace(first, index=index, classes=tuple(mine), train_rows=rows[0], test_rows=rows[1]))
     return replace(stream, tasks=tuple(made))
+
+
+def _check_each_once(order: Sequence[int], classes: Sequence[int]) -> None:
+    """Refuse an order that leaves classes out, repeats them or has others."""
+    if sorted(order) != sorted(classes):
+        wrong = {"missing": set(classes).difference(order), "unknown": set(order).difference(classes)}
+        told = "; ".join(f"{what}: {_some(sorted(labels))}" for what, labels in wrong.items() if labels)
+        raise invalid("class_order", Description(_some(order)), f"each of the {len(classes)} classes once", told)
+
+
+def _sizes(tasks: int | Sequence[int], classes: int) -> list[int]:
+    """How many classes each task has, given the number of tasks or these sizes themselves."""
+    if isinstance(tasks, int):
+        if classes % tasks:
+            remedy = "or give the number of classes of each task, separated by commas"
+            raise invalid("tasks", tasks, f"a divisor of the number of classes, {classes}", remedy)
+        return [classes // tasks] * tasks
+    if sum(tasks) != classes:
+        got = Description(f"{_some(tasks)}, which add up to {sum(tasks)}")
+        raise invalid("tasks", got, f"sizes that add up to the number of classes, {classes}")
+    return list(tasks)
 
 
 def validate(stream: Stream, share: float) -> Stream:

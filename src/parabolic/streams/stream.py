@@ -311,10 +311,8 @@ class Stream(Sequence[Task]):
             raise invalid("test", tested.x, f"examples like x, {list(train.x.shape[1:])} of {train.x.dtype}")
         by_class = domains is None and test_domains is None
         if by_class:
-            strange = tested.y[~torch.isin(tested.y, train.y)].unique().tolist()
-            if strange and isinstance(tasks, int | np.integer | None):  # listed classes leave the others out
-                remedy = "drop those examples, or list each task's classes in tasks, which leaves the others out"
-                raise invalid("test", Description(f"labels {strange}"), "classes that have training examples", remedy)
+            if isinstance(tasks, int | np.integer | None):  # listed classes leave the others out
+                _check_trained(tested.y, train.y)
             of, groups = (train.y, tested.y), _groups(5 if tasks is None else tasks, train.y)
         elif tasks is not None:
             raise invalid("tasks", tasks, "none if domains are given", "they already assign examples to tasks")
@@ -324,17 +322,16 @@ class Stream(Sequence[Task]):
             if test is None and test_domains is not None:
                 raise invalid("test_domains", type(test_domains), "none without test", "give test=(x, y) as well")
             groups = mine.unique()[:, None].tolist()
+        masks: tuple[Tensor | bool, Tensor | bool] = (True, True)
         if test is None:
             held_out = _hold_out(train.y, of[0])
             masks = ~held_out, held_out
-        else:
-            masks = torch.ones_like(train.y, dtype=torch.bool), torch.ones_like(tested.y, dtype=torch.bool)
         made = []
         for index, group in enumerate(groups):
-            rows = []
-            for kind, numbers, mask in zip(("training", "test"), of, masks, strict=True):
-                rows.append((torch.isin(numbers, torch.tensor(group)) & mask).nonzero().flatten())
-                if not len(rows[-1]):
+            wanted = torch.tensor(group)
+            rows = [(torch.isin(each, wanted) & mask).nonzero().flatten() for each, mask in zip(of, masks, strict=True)]
+            for kind, found in zip(("training", "test"), rows, strict=True):
+                if not len(found):
                     remedy = "every fifth of a class is held out: give more, or test=" if test is None else ""
                     if by_class:
                         raise invalid("tasks", group, f"classes with {kind} examples", remedy)
@@ -484,6 +481,13 @@ def _tensor(name: str, value: Any) -> Tensor:
     if any(step < 0 for step in array.strides):
         array = array.copy()  # torch has no negative strides
     return signed(name, torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"])))
+
+
+def _check_trained(tested: Tensor, trained: Tensor) -> None:
+    """Refuse test labels without training examples."""
+    if strange := tested[~torch.isin(tested, trained)].unique().tolist():
+        remedy = "drop those examples, or list each task's classes in tasks, which leaves the others out"
+        raise invalid("test", Description(f"labels {strange}"), "classes that have training examples", remedy)
 
 
 def _domains(name: str, value: Any, count: int, among: Tensor | None = None) -> Tensor:

@@ -210,7 +210,7 @@ def _bounds(
         try:
             told = json.loads(place.read_text())
             rows = [dotted(row) for row in told["rows"]]
-            charts.bounds_charts([rows])
+            charts.bounds_charts([rows])  # raises an error if a number is missing
             groups[_titled(told["spec"])].append(rows)
         except (OSError, *UNREADABLE) as error:
             damaged[str(place)] = f"it does not contain bounds ({type(error).__name__}: {error})"
