@@ -28,20 +28,20 @@ def anytime_chart(scene: Scene) -> Figure:
     """The mean accuracy over the tasks seen so far, after each task, with a band of one standard deviation."""
     traces: list[Figure] = []
     longest = 0
-    for place, method in enumerate(scene.done[:SHOWN]):
+    for index, method in enumerate(scene.done[:SHOWN]):
         mean, sd, n = _over_seeds(method.curves)
-        tasks, style = list(range(1, len(mean) + 1)), _style(place)
+        tasks, style = list(range(1, len(mean) + 1)), _style(index)
         longest = max(longest, len(tasks))
         if n > 1:
-            traces.append(_band(tasks, mean - sd, mean + sd, style["colour"]) | {"legendgroup": str(place)})
+            traces.append(_band(tasks, mean - sd, mean + sd, style["colour"]) | {"legendgroup": str(index)})
         traces.append(
             {
                 "type": "scatter",
                 "name": _shorten(method.name),
-                "legendgroup": str(place),
+                "legendgroup": str(index),
                 "x": tasks,
                 "y": _json_numbers(mean),
-                "customdata": [[each, n] for each in _json_numbers(sd)],
+                "customdata": [[spread, n] for spread in _json_numbers(sd)],
                 "mode": "lines+markers",
                 "line": {"color": style["colour"], "dash": style["dash"], "width": 2.5},
                 "marker": {"symbol": style["marker"], "size": 8},
@@ -77,8 +77,8 @@ def tradeoff_chart(scene: Scene) -> Figure:
             "line": {"color": "#8A8A8A", "dash": "dot", "width": 1.5}, "hoverinfo": "skip",
         }
     ]  # fmt: skip
-    for place, (method, (time, acc)) in enumerate(zip(methods, points, strict=True)):
-        style = _style(place)
+    for index, (method, (time, acc)) in enumerate(zip(methods, points, strict=True)):
+        style = _style(index)
         traces.append(
             {
                 "type": "scatter",
@@ -114,8 +114,8 @@ def _log_ticks(values: Sequence[float]) -> dict[str, Any]:
 
 def forgetting_chart(scene: Scene) -> Figure:
     """How many points the earlier tasks have lost from their best: one bar per method."""
-    summaries = [(place, method, method.cell("forgetting").ours) for place, method in enumerate(scene.done[:SHOWN])]
-    measured = [(place, method, summary) for place, method, summary in summaries if summary is not None]
+    summaries = [(index, method, method.cell("forgetting").ours) for index, method in enumerate(scene.done[:SHOWN])]
+    measured = [(index, method, summary) for index, method, summary in summaries if summary is not None]
     methods, lost = [method for _, method, _ in measured], [summary for *_, summary in measured]
     names = _make_distinct([_shorten(method.name, 22) for method in methods])
     bars: Figure = {
@@ -125,7 +125,7 @@ def forgetting_chart(scene: Scene) -> Figure:
         "y": names,
         "customdata": [[summary.n] for summary in lost],
         "error_x": _error_bars([summary.sd for summary in lost]),
-        "marker": {"color": [_style(place)["colour"] for place, *_ in measured]},
+        "marker": {"color": [_style(index)["colour"] for index, *_ in measured]},
         "meta": [_run_keys(method) for method in methods],
         "hovertemplate": "%{x:.1f} points (n = %{customdata[0]})<extra>%{y}</extra>",
         "showlegend": False,
@@ -252,12 +252,12 @@ def _over_seeds(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArr
     return values.mean(0), values.std(0, ddof=1) if n > 1 else np.full(values.shape[1:], np.nan), n
 
 
-def _style(place: int) -> dict[str, str]:
-    """The colour, dash and marker of the method at a place, which distinguish it in black and white too."""
+def _style(index: int) -> dict[str, str]:
+    """The colour, dash and marker of the method at an index, which distinguish it in black and white too."""
     return {
-        "colour": COLOURS[place % len(COLOURS)],
-        "dash": DASHES[place // len(COLOURS) % len(DASHES)],
-        "marker": MARKERS[place % len(MARKERS)],
+        "colour": COLOURS[index % len(COLOURS)],
+        "dash": DASHES[index // len(COLOURS) % len(DASHES)],
+        "marker": MARKERS[index % len(MARKERS)],
     }
 
 
@@ -304,4 +304,4 @@ def _shorten(name: str, length: int = 34) -> str:
 
 def _make_distinct(names: Sequence[str]) -> list[str]:
     """Make names distinct: bars of the same name would overlap."""
-    return [f"{name} ({place + 1})" if names.count(name) > 1 else name for place, name in enumerate(names)]
+    return [f"{name} ({index + 1})" if names.count(name) > 1 else name for index, name in enumerate(names)]
