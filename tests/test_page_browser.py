@@ -206,7 +206,7 @@ def test_a_page_that_is_watched_shows_what_comes_in_where_the_reader_is(browser,
     assert browser.complaints == []
     # Someone reads: it is left alone. (It may have been about to load again, and the reader opens it once more.)
     wait = "new Promise(done => setTimeout(done, {}, true))"
-    browser.until(f"(tell([Object.keys(data.runs)[0]]), window.mark = 1, {wait.format(700)})")
+    browser.until(f"(showOrigin([Object.keys(data.runs)[0]]), window.mark = 1, {wait.format(700)})")
     Path(path).unlink()
     browser.until(wait.format(1200))
     assert browser.do("window.mark") == 1

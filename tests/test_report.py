@@ -35,7 +35,7 @@ from parabolic.report.page.bridges import png
 from parabolic.report.page.tables import _selected
 from parabolic.report.runs import name_of, sees_all
 from parabolic.report.scenes import Method, Scene, find_scenes, results_of
-from parabolic.report.sketches import sketch
+from parabolic.report.sketches import sketch_of
 from parabolic.report.words import headline
 
 
@@ -301,20 +301,20 @@ class Ours(ER):
     for place in ("mine.py", "pack/inner.py"):
         Path(place).write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    assert sketch("pack.inner:Mine") == sketch("mine.py:Mine")
+    assert sketch_of("pack.inner:Mine") == sketch_of("mine.py:Mine")
     assert not Path("ran").exists()
     names = [f"mine.py:{name}" for name in ("Mine", "Further", "Ours")]
-    for name, read in zip(names, [*map(sketch, names)], strict=True):
+    for name, read in zip(names, [*map(sketch_of, names)], strict=True):
         find_learner(name)
-        loaded = sketch(name)
+        loaded = sketch_of(name)
         assert (read.name, read.sees_all) == (loaded.name, loaded.sees_all)
         assert read.defaults.keys() == loaded.defaults.keys()
         wrong = {each for each in loaded.defaults if read.defaults[each] != loaded.defaults[each]}
         assert wrong == {"rate"} & loaded.defaults.keys()
-    assert [sketch(name).name for name in names] == ["mine", "", ""]
-    assert [sketch(name).sees_all for name in names] == [False, True, False]
+    assert [sketch_of(name).name for name in names] == ["mine", "", ""]
+    assert [sketch_of(name).sees_all for name in names] == [False, True, False]
     for odd in ("mine.py:Gone", "gone.py:Mine", "gone.module:Mine", "\0.py:Mine", ":Mine", "a..b:Mine"):
-        assert sketch(odd) is None
+        assert sketch_of(odd) is None
         assert name_of(odd) == odd.rpartition(":")[2]
         assert not sees_all(odd)
 

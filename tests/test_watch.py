@@ -164,7 +164,7 @@ def test_no_rate_is_told_where_the_clock_was_put_back(tmp_path):
     lines.write("began", {"step": 0, "time": 0.0, "learner": "", "stream": "", "until": 10})
     for step in (1, 2):
         lines.write("look", Look(step, 9.0 - step, loss=0.5).as_dict())
-    assert View(Tail(tmp_path / "a.jsonl"), "mine")._where() == "mine, step 2 of 10, running"
+    assert View(Tail(tmp_path / "a.jsonl"), "mine")._status_line() == "mine, step 2 of 10, running"
     lines.close()
 
 

@@ -28,31 +28,33 @@ def anytime_chart(scene: Scene) -> Figure:
     """The mean accuracy over the tasks seen so far, after each task, with a band of one standard deviation."""
     traces: list[Figure] = []
     longest = 0
-    for place, method in enumerate(scene.done[:SHOWN]):
+    for index, method in enumerate(scene.done[:SHOWN]):
         mean, sd, n = _over_seeds(method.curves)
-        tasks, look = list(range(1, len(mean) + 1)), _look(place)
+        tasks, style = list(range(1, len(mean) + 1)), _style(index)
         longest = max(longest, len(tasks))
         if n > 1:
-            traces.append(_band(tasks, mean - sd, mean + sd, look["colour"]) | {"legendgroup": str(place)})
+            traces.append(_band(tasks, mean - sd, mean + sd, style["colour"]) | {"legendgroup": str(index)})
         traces.append(
             {
                 "type": "scatter",
-                "name": _short(method.name),
-                "legendgroup": str(place),
+                "name": _shorten(method.name),
+                "legendgroup": str(index),
                 "x": tasks,
-                "y": _figures(mean),
-                "customdata": [[each, n] for each in _figures(sd)],
+                "y": _json_numbers(mean),
+                "customdata": [[spread, n] for spread in _json_numbers(sd)],
                 "mode": "lines+markers",
-                "line": {"color": look["colour"], "dash": look["dash"], "width": 2.5},
-                "marker": {"symbol": look["marker"], "size": 8},
-                "meta": _keys(method),
-                "hovertemplate": "after task %{x}: %{y:.1f} %" + _spread(n) + "<extra>%{fullData.name}</extra>",
+                "line": {"color": style["colour"], "dash": style["dash"], "width": 2.5},
+                "marker": {"symbol": style["marker"], "size": 8},
+                "meta": _run_keys(method),
+                "hovertemplate": "after task %{x}: %{y:.1f} %"
+                + _spread_template(n)
+                + "<extra>%{fullData.name}</extra>",
             }
         )
     return {
         "data": traces,
         "layout": {
-            "xaxis": _axis("after task", dtick=_tick(longest)),
+            "xaxis": _axis("after task", dtick=_tick_step(longest)),
             "yaxis": _axis("accuracy so far, %", range=[0, 101]),
         },
     }
@@ -71,39 +73,39 @@ def tradeoff_chart(scene: Scene) -> Figure:
     traces: list[Figure] = [
         {
             "type": "scatter", "mode": "lines", "name": "nothing is both faster and better",
-            "x": _figures([x for x, _ in front], 3), "y": _figures([y for _, y in front]),
+            "x": _json_numbers([x for x, _ in front], 3), "y": _json_numbers([y for _, y in front]),
             "line": {"color": "#8A8A8A", "dash": "dot", "width": 1.5}, "hoverinfo": "skip",
         }
     ]  # fmt: skip
-    for place, (method, (time, acc)) in enumerate(zip(methods, points, strict=True)):
-        look = _look(place)
+    for index, (method, (time, acc)) in enumerate(zip(methods, points, strict=True)):
+        style = _style(index)
         traces.append(
             {
                 "type": "scatter",
                 "mode": "markers",
-                "name": _short(method.name),
-                "x": _figures([time.mean], 3),
-                "y": _figures([acc.mean]),
-                "error_x": _error([time.sd], 3),
-                "error_y": _error([acc.sd]),
-                "marker": {"symbol": look["marker"], "size": 13, "color": look["colour"]},
-                "meta": _keys(method),
+                "name": _shorten(method.name),
+                "x": _json_numbers([time.mean], 3),
+                "y": _json_numbers([acc.mean]),
+                "error_x": _error_bars([time.sd], 3),
+                "error_y": _error_bars([acc.sd]),
+                "marker": {"symbol": style["marker"], "size": 13, "color": style["colour"]},
+                "meta": _run_keys(method),
                 "hovertemplate": f"%{{x:.3g}} s, %{{y:.1f}} % (n = {acc.n})<extra>%{{fullData.name}}</extra>",
             }
         )
-    wide = min(seconds) > 0 and max(seconds) / min(seconds) > 8
+    logarithmic = min(seconds) > 0 and max(seconds) / min(seconds) > 8
     return {
         "data": traces,
         "layout": {
             "showlegend": len(methods) <= 6,  # a longer one would leave no room for the points
-            "xaxis": _axis(f"training time of a run, s{', logarithmic' if wide else ''}")
-            | ({"type": "log", **_ticks(seconds)} if wide else {"rangemode": "tozero"}),
+            "xaxis": _axis(f"training time of a run, s{', logarithmic' if logarithmic else ''}")
+            | ({"type": "log", **_log_ticks(seconds)} if logarithmic else {"rangemode": "tozero"}),
             "yaxis": _axis("accuracy at the end, %", range=[0, 101]),
         },
     }
 
 
-def _ticks(values: Sequence[float]) -> dict[str, Any]:
+def _log_ticks(values: Sequence[float]) -> dict[str, Any]:
     """1, 2 and 5 times every power of ten, written out: Plotly would write 0.5 as a small 5."""
     powers = range(math.floor(math.log10(min(values))) - 1, math.ceil(math.log10(max(values))) + 2)
     marks = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
@@ -112,19 +114,19 @@ def _ticks(values: Sequence[float]) -> dict[str, Any]:
 
 def forgetting_chart(scene: Scene) -> Figure:
     """How many points the earlier tasks have lost from their best: one bar per method."""
-    every = [(place, method, method.cell("forgetting").ours) for place, method in enumerate(scene.done[:SHOWN])]
-    told = [(place, method, each) for place, method, each in every if each is not None]
-    methods, lost = [method for _, method, _ in told], [each for *_, each in told]
-    names = _distinct([_short(method.name, 22) for method in methods])
+    summaries = [(index, method, method.cell("forgetting").ours) for index, method in enumerate(scene.done[:SHOWN])]
+    measured = [(index, method, summary) for index, method, summary in summaries if summary is not None]
+    methods, lost = [method for _, method, _ in measured], [summary for *_, summary in measured]
+    names = _make_distinct([_shorten(method.name, 22) for method in methods])
     bars: Figure = {
         "type": "bar",
         "orientation": "h",
-        "x": _figures([each.mean for each in lost]),
+        "x": _json_numbers([summary.mean for summary in lost]),
         "y": names,
-        "customdata": [[each.n] for each in lost],
-        "error_x": _error([each.sd for each in lost]),
-        "marker": {"color": [_look(place)["colour"] for place, *_ in told]},
-        "meta": [_keys(method) for method in methods],
+        "customdata": [[summary.n] for summary in lost],
+        "error_x": _error_bars([summary.sd for summary in lost]),
+        "marker": {"color": [_style(index)["colour"] for index, *_ in measured]},
+        "meta": [_run_keys(method) for method in methods],
         "hovertemplate": "%{x:.1f} points (n = %{customdata[0]})<extra>%{y}</extra>",
         "showlegend": False,
     }
@@ -143,17 +145,17 @@ def heat_map(method: Method) -> Figure:
     Of more than a hundred tasks every second, or third and so on, is shown, counted from the last.
     """
     matrices = method.matrices
-    every, step = matrices.shape[1], math.ceil(matrices.shape[1] / TASKS)
-    first = (every - 1) % step
+    total, step = matrices.shape[1], math.ceil(matrices.shape[1] / TASKS)
+    first = (total - 1) % step
     mean, sd, n = _over_seeds(matrices[:, first::step, first::step])
-    tasks = list(range(first + 1, every + 1, step))
+    tasks = list(range(first + 1, total + 1, step))
     few = len(tasks) <= 10
-    told = [["" if math.isnan(each) else f"{each:.0f}" for each in row] for row in mean]
+    labels = [["" if math.isnan(accuracy) else f"{accuracy:.0f}" for accuracy in row] for row in mean]
     return {
         "data": [
             {
                 "type": "heatmap",
-                "z": [_figures(row) for row in mean],
+                "z": [_json_numbers(row) for row in mean],
                 "x": tasks,
                 "y": tasks,
                 "zmin": 0,
@@ -162,10 +164,10 @@ def heat_map(method: Method) -> Figure:
                 "xgap": 1,
                 "ygap": 1,
                 "hoverongaps": False,
-                "customdata": [_figures(row) for row in sd],
-                "text": told,
+                "customdata": [_json_numbers(row) for row in sd],
+                "text": labels,
                 "texttemplate": "%{text}" if few else "",
-                "meta": _keys(method),
+                "meta": _run_keys(method),
                 "colorbar": {"title": {"text": "%"}, "thickness": 12, "len": 0.9},
                 "hovertemplate": "after task %{y}, on task %{x}: %{z:.1f} %"
                 + (f" ± %{{customdata:.1f}} (n = {n})" if n > 1 else " (n = 1)")
@@ -173,8 +175,8 @@ def heat_map(method: Method) -> Figure:
             }
         ],
         "layout": {
-            "xaxis": _axis("accuracy on task", dtick=_tick(every), showgrid=False, zeroline=False),
-            "yaxis": _axis("after task", dtick=_tick(every), showgrid=False, zeroline=False)
+            "xaxis": _axis("accuracy on task", dtick=_tick_step(total), showgrid=False, zeroline=False),
+            "yaxis": _axis("after task", dtick=_tick_step(total), showgrid=False, zeroline=False)
             | {"autorange": "reversed"},
         },
     }
@@ -184,35 +186,35 @@ def bounds_charts(measured: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, 
     """The bounds and the actual losses after each task, averaged over the measured runs."""
     tasks = list(range(1, min(len(rows) for rows in measured) + 1))
 
-    def mean_of(place: str) -> list[float | None]:
-        looked = [[float(rows[task - 1][place]) for task in tasks] for rows in measured]
-        return _figures(np.mean(looked, 0), 4)
+    def mean_of(quantity: str) -> list[float | None]:
+        values = [[float(rows[task - 1][quantity]) for task in tasks] for rows in measured]
+        return _json_numbers(np.mean(values, 0), 4)
 
     charts = {}
-    for each in STATEMENTS.values():
-        on_task = f"{each.task} task"
+    for statement in STATEMENTS.values():
+        task_name = f"{statement.task} task"
         lines = [
-            ("memory: mean loss", f"{each.memory}.mean", COLOURS[0], "solid", "square"),
-            (f"{on_task}: mean loss, all classes competing", each.competing, COLOURS[3], "solid", "circle"),
-            (f"{on_task}: among its own classes", each.among_own, COLOURS[2], "dot", "triangle-up"),
+            ("memory: mean loss", f"{statement.memory}.mean", COLOURS[0], "solid", "square"),
+            (f"{task_name}: mean loss, all classes competing", statement.competing, COLOURS[3], "solid", "circle"),
+            (f"{task_name}: among its own classes", statement.among_own, COLOURS[2], "dot", "triangle-up"),
             *[
-                (name, place, COLOURS[6], DASHES[1 + i], "line-ew-open")
-                for i, (name, place) in enumerate(each.bounds.items())
+                (name, quantity, COLOURS[6], DASHES[1 + i], "line-ew-open")
+                for i, (name, quantity) in enumerate(statement.bounds.items())
             ],
         ]
-        band = _band(tasks, mean_of(f"{each.memory}.min"), mean_of(f"{each.memory}.max"), COLOURS[4])
+        band = _band(tasks, mean_of(f"{statement.memory}.min"), mean_of(f"{statement.memory}.max"), COLOURS[4])
         traces = [band | {"name": "memory: smallest to largest loss", "showlegend": True}] + [
             {
-                "type": "scatter", "mode": "lines+markers", "name": name, "x": tasks, "y": mean_of(place),
+                "type": "scatter", "mode": "lines+markers", "name": name, "x": tasks, "y": mean_of(quantity),
                 "line": {"color": colour, "dash": dash, "width": 2.5}, "marker": {"symbol": marker, "size": 8},
                 "hovertemplate": f"after task %{{x}}: %{{y:.3f}} nats (n = {len(measured)})<extra></extra>",
             }
-            for name, place, colour, dash, marker in lines
+            for name, quantity, colour, dash, marker in lines
         ]  # fmt: skip
-        charts[f"{each.name}: the {on_task}"] = {
+        charts[f"{statement.name}: the {task_name}"] = {
             "data": traces,
             "layout": {
-                "xaxis": _axis("after task", dtick=_tick(len(tasks))),
+                "xaxis": _axis("after task", dtick=_tick_step(len(tasks))),
                 "yaxis": _axis("loss (cross-entropy), nats", rangemode="tozero"),
             },
         }
@@ -224,7 +226,7 @@ def bridge_chart(points: NDArray[np.float64], names: tuple[str, str]) -> Figure:
     traces = [
         {
             "type": "scatter", "mode": "lines+markers", "name": f"bridge {number + 1}",
-            "x": _figures(path[:, 0], 3), "y": _figures(path[:, 1], 3),
+            "x": _json_numbers(path[:, 0], 3), "y": _json_numbers(path[:, 1], 3),
             "line": {"color": COLOURS[number], "dash": DASHES[number % 4], "width": 2},
             "marker": {"symbol": MARKERS[number], "size": 8},
         }
@@ -234,7 +236,7 @@ def bridge_chart(points: NDArray[np.float64], names: tuple[str, str]) -> Figure:
     traces.append(
         {
             "type": "scatter", "mode": "markers", "name": f"from {names[0]} to {names[1]}",
-            "x": _figures([end[0] for end in ends], 3), "y": _figures([end[1] for end in ends], 3),
+            "x": _json_numbers([end[0] for end in ends], 3), "y": _json_numbers([end[1] for end in ends], 3),
             "marker": {"symbol": "star", "size": 15, "color": COLOURS[6]},
         }
     )  # fmt: skip
@@ -250,19 +252,19 @@ def _over_seeds(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArr
     return values.mean(0), values.std(0, ddof=1) if n > 1 else np.full(values.shape[1:], np.nan), n
 
 
-def _look(place: int) -> dict[str, str]:
-    """The colour, dash and marker of the method at a place, which distinguish it in black and white too."""
+def _style(index: int) -> dict[str, str]:
+    """The colour, dash and marker of the method at an index, which distinguish it in black and white too."""
     return {
-        "colour": COLOURS[place % len(COLOURS)],
-        "dash": DASHES[place // len(COLOURS) % len(DASHES)],
-        "marker": MARKERS[place % len(MARKERS)],
+        "colour": COLOURS[index % len(COLOURS)],
+        "dash": DASHES[index // len(COLOURS) % len(DASHES)],
+        "marker": MARKERS[index % len(MARKERS)],
     }
 
 
 def _band(x: Sequence[int], low: Any, high: Any, colour: str) -> Figure:
     return {
-        "type": "scatter", "x": [*x, *reversed(x)], "y": _figures([*high, *reversed(list(low))], 4), "fill": "toself",
-        "fillcolor": colour, "opacity": 0.18, "mode": "lines", "line": {"width": 0, "color": colour},
+        "type": "scatter", "x": [*x, *reversed(x)], "y": _json_numbers([*high, *reversed(list(low))], 4),
+        "fill": "toself", "fillcolor": colour, "opacity": 0.18, "mode": "lines", "line": {"width": 0, "color": colour},
         "hoverinfo": "skip", "showlegend": False,
     }  # fmt: skip
 
@@ -271,34 +273,35 @@ def _axis(title: str, **others: Any) -> Figure:
     return {"title": {"text": title}, "automargin": True, **others}
 
 
-def _tick(tasks: int) -> int:
+def _tick_step(tasks: int) -> int:
     return 1 if tasks <= 10 else math.ceil(tasks / 10)
 
 
-def _error(spread: Sequence[float], digits: int = 2) -> Figure:
-    known = not any(map(math.isnan, spread)) or len(spread) > 1
-    return {"array": [each or 0 for each in _figures(spread, digits)], "visible": known, "thickness": 1.3, "width": 4}
+def _error_bars(spread: Sequence[float], digits: int = 2) -> Figure:
+    visible = not any(map(math.isnan, spread)) or len(spread) > 1
+    lengths = [length or 0 for length in _json_numbers(spread, digits)]
+    return {"array": lengths, "visible": visible, "thickness": 1.3, "width": 4}
 
 
-def _figures(values: Any, digits: int = 2) -> list[float | None]:
+def _json_numbers(values: Any, digits: int = 2) -> list[float | None]:
     """Numbers for JSON, without digits that nobody sees, and with None for NaN and infinity."""
     return [None if value is None or not math.isfinite(value) else round(float(value), digits) for value in values]
 
 
-def _spread(n: int) -> str:
+def _spread_template(n: int) -> str:
     return " ± %{customdata[0]:.1f} (n = %{customdata[1]})" if n > 1 else " (n = 1)"
 
 
-def _keys(method: Method) -> list[str]:
+def _run_keys(method: Method) -> list[str]:
     return [record.key for record in method.runs.values()]
 
 
-def _short(name: str, most: int = 34) -> str:
+def _shorten(name: str, length: int = 34) -> str:
     """A name shortened for a legend, and escaped: Plotly interprets some tags."""
-    name = name if len(name) <= most else name[: most - 1] + "…"
+    name = name if len(name) <= length else name[: length - 1] + "…"
     return name.replace("&", "&amp;").replace("<", "&lt;")
 
 
-def _distinct(names: Sequence[str]) -> list[str]:
+def _make_distinct(names: Sequence[str]) -> list[str]:
     """Make names distinct: bars of the same name would overlap."""
-    return [f"{name} ({place + 1})" if names.count(name) > 1 else name for place, name in enumerate(names)]
+    return [f"{name} ({index + 1})" if names.count(name) > 1 else name for index, name in enumerate(names)]

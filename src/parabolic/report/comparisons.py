@@ -14,8 +14,8 @@ from parabolic.report.tables import Cell, Column, Results
 from parabolic.statistics import Summary
 
 __all__ = [
-    "FIGURES", "USUAL", "at_once", "briefly", "cell_of", "column_of", "comparison", "finished", "in_words", "level",
-    "many", "on_earlier_tasks", "standing",
+    "FIGURES", "USUAL", "briefly", "cell_of", "column_of", "comparison", "finished", "forgetting_sentences", "in_words",
+    "is_level", "joint_notes", "many", "standing",
 ]  # fmt: skip
 
 FIGURES = {
@@ -49,7 +49,7 @@ def comparison(
     """
     columns = {name: FIGURES[name] for name in USUAL} if columns is None else columns
     rows = {learner: [cell_of(records, name, seeds) for name in columns] for learner, records in runs.items()}
-    notes = [*notes, *at_once(runs), *_unasked(runs, columns)]
+    notes = [*notes, *joint_notes(runs), *_unmeasured_notes(runs, columns)]
     keys = {learner: {record.spec["seed"]: record.key for record in records} for learner, records in runs.items()}
     return Results("comparison", title, list(columns.values()), rows, notes, heading="learner", keys=keys)
 
@@ -68,22 +68,22 @@ def column_of(name: str, measure: Measure | None = None) -> Column:
     return Column(name, better=better, digits=3, spread_digits=3)
 
 
-def _unasked(runs: Mapping[str, Sequence[Record]], figures: Iterable[str]) -> list[str]:
+def _unmeasured_notes(runs: Mapping[str, Sequence[Record]], figures: Iterable[str]) -> list[str]:
     """A note on runs that lack one of the figures because it was not yet measured when they were trained."""
-    # A measure, or the forward transfer, may be that of some rows only.
-    ours = {*figures} & FIGURES.keys() - {"seconds", "task_forward_transfer"}
-    lacking = sum(not ours <= record.metrics.keys() for each in runs.values() for record in finished(each))
-    told = "trained before one of these figures was measured, and left out of its column: --again retrains all runs"
-    return [f"{many(lacking, 'run')} {'was' if lacking == 1 else 'were'} {told}."] if lacking else []
+    # Only some rows may have a user's own measure, or the forward transfer.
+    needed = {*figures} & FIGURES.keys() - {"seconds", "task_forward_transfer"}
+    lacking = sum(not needed <= record.metrics.keys() for records in runs.values() for record in finished(records))
+    reason = "trained before one of these figures was measured, and left out of its column: --again retrains all runs"
+    return [f"{many(lacking, 'run')} {'was' if lacking == 1 else 'were'} {reason}."] if lacking else []
 
 
-def at_once(runs: Mapping[str, Sequence[Record]]) -> list[str]:
+def joint_notes(runs: Mapping[str, Sequence[Record]]) -> list[str]:
     """A note on learners that learn all tasks at once."""
     names = [name for name, records in runs.items() if _sees_all(records)]
     if not names:
         return []
-    told = "all tasks at once: there is no forgetting, and AAA is that of the final model"
-    return [f"{' and '.join(names)} learned {told}."]
+    explanation = "all tasks at once: there is no forgetting, and AAA is that of the final model"
+    return [f"{' and '.join(names)} learned {explanation}."]
 
 
 def in_words(runs: Mapping[str, Sequence[Record]]) -> str:
@@ -96,36 +96,40 @@ def in_words(runs: Mapping[str, Sequence[Record]]) -> str:
     if not ranked:
         return "There is nothing to compare."
     tasks = len(runs[ranked[0]][0].accuracy)
-    told = ", ".join(
+    accuracies = ", ".join(
         f"{learner} {means[learner]:.0f} %" + f" ({diverged[learner]} diverged)" * bool(diverged[learner])
         for learner in ranked
     )
-    sentences = [f"After {many(tasks, 'task')}, the mean accuracy over them, all classes competing, is: {told}."]
+    sentences = [f"After {many(tasks, 'task')}, the mean accuracy over them, all classes competing, is: {accuracies}."]
     if len(ranked) > 1:
         first, second, *_, last = *ranked, ranked[-1]
-        ahead = Cell(acc[first]).against(Cell(acc[second]))
-        if ahead is not None and not math.isnan(ahead.p):
+        gap = Cell(acc[first]).against(Cell(acc[second]))
+        if gap is not None and not math.isnan(gap.p):
             sentences.append(
-                f"On the same seeds {standing(first, ahead.mean, second)} "
-                f"(95 % interval {ahead.low:z.1f} to {ahead.high:z.1f})."
+                f"On the same seeds {standing(first, gap.mean, second)} "
+                f"(95 % interval {gap.low:z.1f} to {gap.high:z.1f})."
             )
         if tasks > 1:
             lost = {learner: cell_of(runs[learner], "forgetting").ours for learner in (first, last)}
-            sentences += on_earlier_tasks(lost)
+            sentences += forgetting_sentences(lost)
     return " ".join(sentences)
 
 
-def on_earlier_tasks(lost: Mapping[str, Summary | None], digits: int = 0, between: str = ", ") -> list[str]:
+def forgetting_sentences(lost: Mapping[str, Summary | None], digits: int = 0, between: str = ", ") -> list[str]:
     """A sentence on what methods have forgotten, by name; none if they have no forgetting.
 
-    >>> on_earlier_tasks({"er": Summary(5.0, 1.0, 3), "joint": None, "sgd": Summary(98.2, 2.0, 3)})
+    >>> forgetting_sentences({"er": Summary(5.0, 1.0, 3), "joint": None, "sgd": Summary(98.2, 2.0, 3)})
     ['On the earlier tasks er has lost 5 points against its best before the end, sgd has lost 98 points.']
     """
-    fell = [f"{name} has {_fallen(each.mean, digits)}" for name, each in lost.items() if each is not None]
-    if not fell:
+    phrases = [
+        f"{name} has {_forgetting_phrase(summary.mean, digits)}"
+        for name, summary in lost.items()
+        if summary is not None
+    ]
+    if not phrases:
         return []
-    told = between.join([f"{fell[0]} against its best before the end", *fell[1:]])
-    return [f"On the earlier tasks {told}."]
+    losses = between.join([f"{phrases[0]} against its best before the end", *phrases[1:]])
+    return [f"On the earlier tasks {losses}."]
 
 
 def cell_of(records: Sequence[Record], name: str, wanted: int = 0, published: Summary | None = None) -> Cell:
@@ -148,24 +152,24 @@ def standing(one: str, points: float, other: str) -> str:
     >>> standing("er", 4.51, "pcl"), standing("er", -1.0, "pcl"), standing("er", 0.04, "pcl")
     ('er is 4.5 points ahead of pcl', 'er is 1.0 points behind pcl', 'there is no difference between er and pcl')
     """
-    if level(points):
+    if is_level(points):
         return f"there is no difference between {one} and {other}"
     return f"{one} is {abs(points):.1f} points {'ahead of' if points > 0 else 'behind'} {other}"
 
 
-def level(points: float) -> bool:
+def is_level(points: float) -> bool:
     """Whether a difference is zero, to the digit that is printed."""
     return f"{points:z.1f}" == "0.0"
 
 
-def _fallen(points: float, digits: int = 0) -> str:
+def _forgetting_phrase(points: float, digits: int = 0) -> str:
     """Forgetting in words; if negative, it is a gain.
 
-    >>> _fallen(1.2), _fallen(-9.0), _fallen(-0.3), _fallen(2.04, 1)
+    >>> _forgetting_phrase(1.2), _forgetting_phrase(-9.0), _forgetting_phrase(-0.3), _forgetting_phrase(2.04, 1)
     ('lost 1 point', 'gained 9 points', 'lost 0 points', 'lost 2.0 points')
     """
-    told = f"{abs(points):.{digits}f}"
-    return f"{'gained' if points < 0 and float(told) else 'lost'} {told} point{'s' * (told != '1')}"
+    number = f"{abs(points):.{digits}f}"
+    return f"{'gained' if points < 0 and float(number) else 'lost'} {number} point{'s' * (number != '1')}"
 
 
 def briefly(seconds: float) -> str:

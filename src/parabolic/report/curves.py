@@ -43,29 +43,29 @@ def plot_text(scene: Scene, width: int = 80, height: int = 16) -> Text:
         height: lines for the curves; the axis and the legend come below.
     """
     methods = scene.done[: len(SIGNS)]
-    drawn = Text(f"{scene.title}: mean accuracy over the tasks so far, %\n", style="bold")
+    text = Text(f"{scene.title}: mean accuracy over the tasks so far, %\n", style="bold")
     if not methods:
-        return drawn.append("no run has finished here yet\n")
+        return text.append("no run has finished here yet\n")
     tasks = max(method.curves.shape[1] for method in methods)
     canvas = _Canvas(max(width - 7, 20), max(height, 4))
-    for place, method in reversed(list(enumerate(methods))):  # the best one last, on top of the others
+    for index, method in reversed(list(enumerate(methods))):  # the best one last, on top of the others
         mean = method.curves.mean(0)
         columns = [round(task * (canvas.width - 1) / max(tasks - 1, 1)) for task in range(len(mean))]
-        canvas.line(columns, mean, place, (place + 1) / (len(methods) + 1))
+        canvas.line(columns, mean, index, (index + 1) / (len(methods) + 1))
     lowest, labels = canvas.height - 1, {0: "100", (canvas.height - 1) // 2: " 50"}
     for row in range(canvas.height):
-        drawn.append(f"{labels.get(row, '  0' if row == lowest else '   ')} {'┤' if row in (*labels, lowest) else '│'}")
-        drawn.append_text(canvas.row(row)).append("\n")
-    drawn.append("    └" + "─" * canvas.width + "\n")
-    drawn.append_text(_task_axis(tasks, canvas.width))
-    for place, method in enumerate(methods):
+        text.append(f"{labels.get(row, '  0' if row == lowest else '   ')} {'┤' if row in (*labels, lowest) else '│'}")
+        text.append_text(canvas.row(row)).append("\n")
+    text.append("    └" + "─" * canvas.width + "\n")
+    text.append_text(_task_axis(tasks, canvas.width))
+    for index, method in enumerate(methods):
         acc = method.summary("acc")
         spread = f" ± {acc.sd:.1f}" if acc.n > 1 else ""
-        drawn.append(f"{SIGNS[place]} ", style=INKS[place % len(INKS)])
-        drawn.append(f"{method.name}: {acc.mean:.1f}{spread} % at the end (n={acc.n})\n")
+        text.append(f"{SIGNS[index]} ", style=INKS[index % len(INKS)])
+        text.append(f"{method.name}: {acc.mean:.1f}{spread} % at the end (n={acc.n})\n")
     if len(scene.done) > len(methods):
-        drawn.append(f"and {len(scene.done) - len(methods)} more with lower accuracy\n")
-    return drawn
+        text.append(f"and {len(scene.done) - len(methods)} more with lower accuracy\n")
+    return text
 
 
 def draw_curves(scene: Scene, path: str | Path, style: str = "screen") -> Path:
@@ -85,8 +85,8 @@ def draw_curves(scene: Scene, path: str | Path, style: str = "screen") -> Path:
         disk_errors("output", path, "name another file"),
         figure(path, 1, 1, *size) as (canvas, ((axis,),)),
     ):
-        for place, method in enumerate(scene.done[: len(SIGNS)]):
-            tasks = max(tasks, _draw(axis, place, method))
+        for index, method in enumerate(scene.done[: len(SIGNS)]):
+            tasks = max(tasks, _draw_curve(axis, index, method))
         axis.set(xlabel="after task", ylabel="mean accuracy so far (%)", ylim=(0, 102))
         axis.set_xticks(range(1, tasks + 1, math.ceil(tasks / 10)))
         axis.grid(alpha=0.3, linewidth=0.5)
@@ -96,11 +96,11 @@ def draw_curves(scene: Scene, path: str | Path, style: str = "screen") -> Path:
     return path
 
 
-def _draw(axis: Any, place: int, method: Method) -> int:
+def _draw_curve(axis: Any, index: int, method: Method) -> int:
     curves = method.curves
     tasks, mean = np.arange(1, curves.shape[1] + 1), curves.mean(0)
-    colour = COLOURS[place % len(COLOURS)]
-    line, mark = LINES[place // len(COLOURS) % len(LINES)], MARKERS[place % len(MARKERS)]
+    colour = COLOURS[index % len(COLOURS)]
+    line, mark = LINES[index // len(COLOURS) % len(LINES)], MARKERS[index % len(MARKERS)]
     name = method.name.replace("$", r"\$")
     axis.plot(tasks, mean, color=colour, linestyle=line, marker=mark, label=f"{name} (n={len(curves)})")
     if len(curves) > 1:
@@ -112,8 +112,8 @@ def _draw(axis: Any, place: int, method: Method) -> int:
 def _task_axis(tasks: int, width: int) -> Text:
     """The task numbers below the axis, as many as there is room for, and the axis label."""
     line = [" "] * (width + 6)
-    every = math.ceil(tasks / max(1, width // 5))
-    for task in range(0, tasks, every):
+    step = math.ceil(tasks / max(1, width // 5))
+    for task in range(0, tasks, step):
         number = str(task + 1)
         start = 5 + round(task * (width - 1) / max(tasks - 1, 1)) - (len(number) - 1)
         line[start : start + len(number)] = number
@@ -131,20 +131,20 @@ class _Canvas:
         self.inks = np.zeros((height, width), dtype=np.int64)
         self.signs = np.full((height, width), "", dtype=object)
 
-    def line(self, columns: Sequence[int], values: NDArray[np.float64], place: int, share: float) -> None:
+    def line(self, columns: Sequence[int], values: NDArray[np.float64], index: int, share: float) -> None:
         """Draw a curve through values from 0 to 100, with a sign at each and one at a `share` of the way after it."""
-        across = np.array(columns) * 2
-        fine = np.arange(across[0], across[-1] + 1)
-        depth = (1 - np.interp(fine, across, values).clip(0, 100) / 100) * (self.height * 4 - 1)
+        task_columns = np.array(columns) * 2
+        dot_columns = np.arange(task_columns[0], task_columns[-1] + 1)
+        depth = (1 - np.interp(dot_columns, task_columns, values).clip(0, 100) / 100) * (self.height * 4 - 1)
         heights = depth.round().astype(int).tolist()
-        for x, y, before in zip(fine.tolist(), heights, [heights[0], *heights], strict=False):
-            for each in range(min(before, y), max(before, y) + 1):  # no gaps where it is steep
-                self.dots[each // 4, x // 2] |= self.BITS[each % 4][x % 2]
-                self.inks[each // 4, x // 2] = place
+        for x, y, before in zip(dot_columns.tolist(), heights, [heights[0], *heights], strict=False):
+            for dot in range(min(before, y), max(before, y) + 1):  # no gaps where it is steep
+                self.dots[dot // 4, x // 2] |= self.BITS[dot % 4][x % 2]
+                self.inks[dot // 4, x // 2] = index
         between = [round(one + share * (other - one)) for one, other in itertools.pairwise(columns)]
         for column in (*columns, *between):  # where curves coincide, the signs in between still show each
-            row = heights[2 * column - int(across[0])] // 4
-            self.signs[row, column], self.inks[row, column] = SIGNS[place], place
+            row = heights[2 * column - int(task_columns[0])] // 4
+            self.signs[row, column], self.inks[row, column] = SIGNS[index], index
 
     def row(self, number: int) -> Text:
         """One line of the drawing, in colour."""

@@ -55,11 +55,11 @@ def legend_below(canvas: Any, axis: Any, columns: int) -> None:
     Names that are wider than the figure are wrapped. A tall legend makes the figure taller.
     """
     handles, names = axis.get_legend_handles_labels()
-    for ncols, letters in [*((n, 200) for n in range(columns, 0, -1)), *((1, n) for n in range(100, 0, -20))]:
-        told = [textwrap.fill(name, letters) for name in names]
-        legend = canvas.legend(handles, told, loc="outside lower center", ncols=ncols, frameon=False)
+    for ncols, wrap_at in [*((n, 200) for n in range(columns, 0, -1)), *((1, n) for n in range(100, 0, -20))]:
+        labels = [textwrap.fill(name, wrap_at) for name in names]
+        legend = canvas.legend(handles, labels, loc="outside lower center", ncols=ncols, frameon=False)
         size = legend.get_window_extent(canvas.canvas.get_renderer())
-        if size.width <= 0.98 * canvas.bbox.width or letters == 20:
+        if size.width <= 0.98 * canvas.bbox.width or wrap_at == 20:
             break
         legend.remove()
     height = canvas.get_figheight()
@@ -95,23 +95,23 @@ def draw_profiles(profiles: Sequence[Profile], path: str | Path, title: str) -> 
 
 def draw_bounds(rows: Sequence[BoundsRow], path: str | Path, title: str) -> Path:
     """Draw the losses on memory, on the first and on the last task after each task, beside their bounds."""
-    path, tasks, told = Path(path), [row.task + 1 for row in rows], [dotted(row.as_dict()) for row in rows]
+    path, tasks, measured = Path(path), [row.task + 1 for row in rows], [dotted(row.as_dict()) for row in rows]
 
-    def losses(place: str) -> list[float]:
-        return [row[place] for row in told]
+    def losses(quantity: str) -> list[float]:
+        return [values[quantity] for values in measured]
 
     with figure(path, 1, 2, 10.5, 4.6) as (canvas, axes):
-        for axis, each in zip(axes[0], STATEMENTS.values(), strict=True):
-            *_, upper = each.bounds.values()
+        for axis, statement in zip(axes[0], STATEMENTS.values(), strict=True):
+            *_, upper = statement.bounds.values()
             axis.plot(tasks, losses(upper), color="black", linestyle="--", marker="_", label="upper bound")
-            low, mean, high = (losses(f"{each.memory}.{part}") for part in ("min", "mean", "max"))
+            low, mean, high = (losses(f"{statement.memory}.{part}") for part in ("min", "mean", "max"))
             axis.fill_between(tasks, low, high, color=COLOURS[1], alpha=0.25, label="memory: smallest to largest loss")
             axis.plot(tasks, mean, color=COLOURS[4], marker="s", label="memory: mean loss")
-            competing, own = losses(each.competing), losses(each.among_own)
+            competing, among_own = losses(statement.competing), losses(statement.among_own)
             axis.plot(tasks, competing, color=COLOURS[5], marker="o", label="task: mean loss, all classes competing")
-            axis.plot(tasks, own, color=COLOURS[2], marker="^", label="task: mean loss among its own classes")
-            title_of = f"{each.name}: the {each.task} task"
-            axis.set(title=title_of, xlabel="after task", ylabel="loss (cross-entropy, nats)", xticks=tasks)
+            axis.plot(tasks, among_own, color=COLOURS[2], marker="^", label="task: mean loss among its own classes")
+            panel_title = f"{statement.name}: the {statement.task} task"
+            axis.set(title=panel_title, xlabel="after task", ylabel="loss (cross-entropy, nats)", xticks=tasks)
             axis.set_ylim(bottom=0)
         legend_below(canvas, axes[0][0], columns=3)
         canvas.suptitle(title)
@@ -132,9 +132,9 @@ def _draw_memory(axis: Any, profile: Profile) -> None:
     ring = np.vstack([corners, corners[:1]]).T
     axis.plot(*ring, color="white", linewidth=1.5, path_effects=outline, label="hull of the memory")
     for label in np.unique(labels):
-        mine = points[labels == label]
+        members = points[labels == label]
         axis.scatter(
-            *mine.T, s=22, color=COLOURS[label % 8], marker=MARKERS[label % 8], edgecolor="black", linewidth=0.5,
+            *members.T, s=22, color=COLOURS[label % 8], marker=MARKERS[label % 8], edgecolor="black", linewidth=0.5,
             label=f"class {label}", zorder=3,
         )  # fmt: skip
 
@@ -142,7 +142,7 @@ def _draw_memory(axis: Any, profile: Profile) -> None:
 def _field(profile: Profile) -> tuple[Any, Any, Any]:
     """The grid's coordinates and u on it, NaN outside the hull."""
     points, u = profile.points.cpu().numpy(), profile.u.mean.cpu().numpy()
-    across, up = (np.unique(points[:, axis]) for axis in (0, 1))
-    field = np.full((len(up), len(across)), np.nan)
-    field[np.searchsorted(up, points[:, 1]), np.searchsorted(across, points[:, 0])] = u
-    return across, up, field
+    xs, ys = (np.unique(points[:, axis]) for axis in (0, 1))
+    field = np.full((len(ys), len(xs)), np.nan)
+    field[np.searchsorted(ys, points[:, 1]), np.searchsorted(xs, points[:, 0])] = u
+    return xs, ys, field

@@ -64,26 +64,26 @@ def render(tables: Sequence[Results], format: str = "terminal", *, intervals: bo
     """
     check_name("format", format, FORMATS)
     if format == "json":
-        return json.dumps([each.as_dict() for each in tables], indent=1, ensure_ascii=False) + "\n"
-    one = {"terminal": _plain_text, "markdown": markdown, "latex": latex}[format]
-    return "\n".join(one(each, intervals=intervals) for each in tables)
+        return json.dumps([table.as_dict() for table in tables], indent=1, ensure_ascii=False) + "\n"
+    format_table = {"terminal": _plain_text, "markdown": markdown, "latex": latex}[format]
+    return "\n".join(format_table(table, intervals=intervals) for table in tables)
 
 
 def lines(results: Results, *, intervals: bool = False) -> Iterator[Line]:
     """The printed lines of a table."""
-    ours, theirs = (
-        [[_number(rank, 1)] if results.ranked else [] for rank in results.ranks(whose)]
+    our_ranks, published_ranks = (
+        [[_format_number(rank, 1)] if results.ranked else [] for rank in results.ranks(whose)]
         for whose in ("ours", "published")
     )
     for i, (name, cells) in enumerate(results.rows.items()):
-        mine, published = [], []
+        ours, published = [], []
         for column, cell, judged in zip(results.columns, cells, results.judged[i], strict=True):
-            signs = LEVEL * judged.level + SIGNS[judged.verdict] + _seeds(cell)
-            mine.append(Printed(*_told(column, cell.ours, intervals), judged.mark, signs.strip()))
-            published.append(Printed(*_told(column, cell.published, intervals), judged.published_mark))
-        yield Line(name, mine, ours[i])
+            signs = LEVEL * judged.level + SIGNS[judged.verdict] + _seed_count(cell)
+            ours.append(Printed(*_mean_and_spread(column, cell.ours, intervals), judged.mark, signs.strip()))
+            published.append(Printed(*_mean_and_spread(column, cell.published, intervals), judged.published_mark))
+        yield Line(name, ours, our_ranks[i])
         if any(cell.published for cell in cells):
-            yield Line("paper", published, theirs[i], published=True)
+            yield Line("paper", published, published_ranks[i], published=True)
 
 
 def legend(results: Results, *, intervals: bool = False) -> list[str]:
@@ -91,62 +91,70 @@ def legend(results: Results, *, intervals: bool = False) -> list[str]:
     cells = [cell for row in results.rows.values() for cell in row]
     seeds = max((cell.wanted for cell in cells), default=0)
     spread = "half-width of the 95 % interval" if intervals else "sample standard deviation"
-    said = [f"Mean ± {spread} over {seeds} seeds."] if seeds > 1 else []
-    if any(map(_seeds, cells)):
+    sentences = [f"Mean ± {spread} over {seeds} seeds."] if seeds > 1 else []
+    if any(map(_seed_count, cells)):
         diverged = any(cell.diverged for cell in cells)
-        said.append(f"(n): the number of seeds, if some are missing{' or diverged' * diverged}.")
+        sentences.append(f"(n): the number of seeds, if some are missing{' or diverged' * diverged}.")
     if results.ranked:
         gaps = any(map(math.isnan, results.ranks()))
-        said.append(f"rank: the mean rank over the columns{'; ours have none while a figure is missing' * gaps}.")
+        sentences.append(f"rank: the mean rank over the columns{'; ours have none while a figure is missing' * gaps}.")
     if any(cell.shared for cell in cells):
-        said.append("Runs side by side share their time: their seconds have no deviation and no verdict.")
-    if any(each.level for row in results.judged for each in row):
-        shown = "not shown to differ from the best of its column at the 5 % level, paired over the seeds"
-        said.append(f"{LEVEL}: {shown}.")
+        sentences.append("Runs side by side share their time: their seconds have no deviation and no verdict.")
+    if any(judged.level for row in results.judged for judged in row):
+        meaning = "not shown to differ from the best of its column at the 5 % level, paired over the seeds"
+        sentences.append(f"{LEVEL}: {meaning}.")
     if any(cell.published for cell in cells):
-        said.append("“paper”: the published figures.")
-        told = ", ".join(f"{SIGNS[verdict]} {n} {verdict}".strip() for verdict, n in results.verdicts().items())
-        by_test = f"Ours against the paper's at the 5 % level, by Welch's test: {told}."
-        said.append(f"No verdicts: {results.incomparable}." if results.incomparable else by_test)
-    return [*said, *results.notes]
+        sentences.append("“paper”: the published figures.")
+        counts = ", ".join(f"{SIGNS[verdict]} {n} {verdict}".strip() for verdict, n in results.verdicts().items())
+        verdicts = f"Ours against the paper's at the 5 % level, by Welch's test: {counts}."
+        sentences.append(f"No verdicts: {results.incomparable}." if results.incomparable else verdicts)
+    return [*sentences, *results.notes]
 
 
 def terminal(results: Results, *, intervals: bool = False) -> Group:
     """The table for a terminal."""
     table = Table(results.heading)
-    for head in (*(f"{each.group}\n{each.title}".strip() for each in results.columns), *["rank"] * results.ranked):
-        table.add_column(escape(head), justify="right")
+    headings = [f"{column.group}\n{column.title}".strip() for column in results.columns] + ["rank"] * results.ranked
+    for heading in headings:
+        table.add_column(escape(heading), justify="right")
     styles = {"best": "[bold]{}[/bold]", "second": "[underline]{}[/underline]", "": "{}"}
     for line in lines(results, intervals=intervals):
-        cells = [f"{styles[each.mark].format(_figure(each.mean, each))} {each.signs}".strip() for each in line.entries]
+        cells = [
+            f"{styles[entry.mark].format(_with_spread(entry.mean, entry))} {entry.signs}".strip()
+            for entry in line.entries
+        ]
         table.add_row(escape(line.name), *cells, *line.ranks, style="dim" if line.published else None)
     return Group(Text(results.title, "italic"), table, *map(Text, legend(results, intervals=intervals)))
 
 
 def markdown(results: Results, *, intervals: bool = False) -> str:
     """The table in Markdown."""
-    heads = [f"{each.group} {each.title}".strip() for each in results.columns] + ["rank"] * results.ranked
+    headings = [f"{column.group} {column.title}".strip() for column in results.columns] + ["rank"] * results.ranked
     styles = {"best": "**{}**", "second": "<ins>{}</ins>", "": "{}"}
-    rows = [[results.heading, *heads], ["---", *["---:"] * len(heads)]]
+    rows = [[results.heading, *headings], ["---", *["---:"] * len(headings)]]
     for line in lines(results, intervals=intervals):
-        cells = [f"{_figure(styles[each.mark].format(each.mean), each)} {each.signs}".strip() for each in line.entries]
+        cells = [
+            f"{_with_spread(styles[entry.mark].format(entry.mean), entry)} {entry.signs}".strip()
+            for entry in line.entries
+        ]
         rows.append([line.name.replace("<", "&lt;"), *cells, *line.ranks])
-    told = ["| " + " | ".join(each.replace("|", r"\|") for each in row) + " |" for row in rows]
+    table = ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in rows]
     notes, title = legend(results, intervals=intervals), results.title.replace("<", "&lt;")
-    return "\n".join([f"**{title}**", "", *told, *(["", " ".join(notes)] if notes else []), ""])
+    return "\n".join([f"**{title}**", "", *table, *(["", " ".join(notes)] if notes else []), ""])
 
 
 def latex(results: Results, *, intervals: bool = False) -> str:
     """The table in LaTeX, in the paper's style: booktabs, the best in bold, the second best underlined."""
-    heads = [each.title for each in results.columns] + ["rank"] * results.ranked
-    groups = [each.group for each in results.columns] + [""] * results.ranked
+    headings = [column.title for column in results.columns] + ["rank"] * results.ranked
+    groups = [column.group for column in results.columns] + [""] * results.ranked
     styles = {"best": r"\textbf{%s}", "second": r"\underline{%s}", "": "%s"}
     body = []
     for line in lines(results, intervals=intervals):
         cells = [_latex(line.name) if not line.published else r"\quad " + _latex(line.name)]
-        for each in line.entries:
-            spread = rf"$_{{\pm {each.spread}}}$" if each.spread else ""
-            cells.append(" ".join(filter(None, (styles[each.mark] % _latex(each.mean), spread, _latex(each.signs)))))
+        for entry in line.entries:
+            mean = styles[entry.mark] % _latex(entry.mean)
+            spread = rf"$_{{\pm {entry.spread}}}$" if entry.spread else ""
+            cells.append(" ".join(filter(None, (mean, spread, _latex(entry.signs)))))
         body.append([*cells, *map(_latex, line.ranks)])
     above = [rf"\multicolumn{{{len(list(same))}}}{{c}}{{{_latex(group)}}}" for group, same in itertools.groupby(groups)]
     caption = _latex(" ".join([f"{results.title}.", *legend(results, intervals=intervals)]))
@@ -155,12 +163,12 @@ def latex(results: Results, *, intervals: bool = False) -> str:
             r"\begin{table*}  % \usepackage{booktabs}",
             r"\centering",
             rf"\caption{{{caption}}}",
-            rf"\begin{{tabular}}{{@{{}}l{'r' * len(heads)}@{{}}}}",
+            rf"\begin{{tabular}}{{@{{}}l{'r' * len(headings)}@{{}}}}",
             r"\toprule",
-            *([_row(["", *above])] if any(groups) else []),
-            _row([_latex(each) for each in (results.heading, *heads)]),
+            *([_latex_row(["", *above])] if any(groups) else []),
+            _latex_row([_latex(heading) for heading in (results.heading, *headings)]),
             r"\midrule",
-            *map(_row, body),
+            *map(_latex_row, body),
             r"\bottomrule",
             r"\end{tabular}",
             r"\end{table*}",
@@ -187,14 +195,14 @@ def accuracies(matrix: Sequence[Sequence[float]], width: int, title: str) -> tup
     >>> [accuracies(shown[:tasks], 80, "er")[1] for tasks in (5, 10, 19, 40)]
     [5, 10, 19, 19]
     """
-    console, every = Console(width=10_000), range(len(matrix))
+    console, tasks = Console(width=10_000), range(len(matrix))
     for digits, roomy in ((1, True), (1, False), (0, False)):
-        table = _accuracies(matrix, every, digits, roomy=roomy)
+        table = _accuracies(matrix, tasks, digits, roomy=roomy)
         if console.measure(table).maximum <= width:
             return Group(Text(title if roomy else f"{title}: {NARROW}", style="table.title"), table), len(matrix)
     for count in range(len(matrix), 0, -1):
-        tasks = [round(i * (len(matrix) - 1) / max(count - 1, 1)) for i in range(count)]
-        table = _accuracies(matrix, tasks, 0, lined=False)
+        some_tasks = [round(i * (len(matrix) - 1) / max(count - 1, 1)) for i in range(count)]
+        table = _accuracies(matrix, some_tasks, 0, lined=False)
         if console.measure(table).maximum <= width:
             break
     return Group(Text(f"{title}: {NARROW}", style="table.title"), table), count
@@ -219,32 +227,33 @@ def _accuracies(
     return table
 
 
-def _told(column: Column, figure: Summary | None, intervals: bool) -> tuple[str, str]:
+def _mean_and_spread(column: Column, figure: Summary | None, intervals: bool) -> tuple[str, str]:
     """A mean and its spread; a single value has none."""
     if figure is None:
         return GAP, ""
     spread, places = figure.half_width if intervals else figure.sd, decimals(column, figure)
     if places is None:
         return f"{figure.mean:.1e}", "" if math.isnan(spread) else f"{spread:.1e}"
-    told = _number(spread, column.spread_digits if places == column.digits else max(column.spread_digits, places))
-    return _number(figure.mean, places), "" if told == GAP else told
+    spread_places = column.spread_digits if places == column.digits else max(column.spread_digits, places)
+    spread_text = _format_number(spread, spread_places)
+    return _format_number(figure.mean, places), "" if spread_text == GAP else spread_text
 
 
-def _seeds(cell: Cell) -> str:
+def _seed_count(cell: Cell) -> str:
     """How many seeds a figure is of, unless all are there, and how many diverged."""
-    told = [f"n={len(cell.by_seed)}", *[f"{cell.diverged} diverged"] * bool(cell.diverged)]
-    return f" ({', '.join(told)})" if cell.diverged or len(cell.by_seed) < cell.wanted else ""
+    parts = [f"n={len(cell.by_seed)}", *[f"{cell.diverged} diverged"] * bool(cell.diverged)]
+    return f" ({', '.join(parts)})" if cell.diverged or len(cell.by_seed) < cell.wanted else ""
 
 
-def _number(value: float, digits: int) -> str:
+def _format_number(value: float, digits: int) -> str:
     return GAP if math.isnan(value) else f"{value:z.{digits}f}"
 
 
-def _figure(mean: str, entry: Printed) -> str:
+def _with_spread(mean: str, entry: Printed) -> str:
     return f"{mean} ± {entry.spread}" if entry.spread else mean
 
 
-def _row(cells: Sequence[str]) -> str:
+def _latex_row(cells: Sequence[str]) -> str:
     return " & ".join(cells) + r" \\"
 
 

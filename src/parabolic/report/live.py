@@ -35,11 +35,11 @@ def sparkline(values: Sequence[float | None], width: int, blocks: str = BLOCKS) 
     cuts = [i * len(values) // places for i in range(places + 1)]
     parts = [[value for value in values[a:b] if value is not None] for a, b in pairwise(cuts)]
     means = [sum(part) / len(part) for part in parts if part]
-    known = [mean for mean in means if math.isfinite(mean)]
-    low, high = (min(known), max(known)) if known else (0.0, 0.0)
-    top, whole = len(blocks) - 1, (high - low) or 1.0
-    drawn = iter(blocks[round(top * ((mean - low) / whole))] if math.isfinite(mean) else "x" for mean in means)
-    return "".join(next(drawn) if part else " " for part in parts)
+    finite = [mean for mean in means if math.isfinite(mean)]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
+    top, span = len(blocks) - 1, (high - low) or 1.0
+    marks = iter(blocks[round(top * ((mean - low) / span))] if math.isfinite(mean) else "x" for mean in means)
+    return "".join(next(marks) if part else " " for part in parts)
 
 
 def bar(count: int, most: int, width: int, block: str = "█") -> str:
@@ -67,7 +67,7 @@ class View:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         """Render everything to the available width."""
         blocks = BLOCKS if options.encoding.lower().startswith("utf") else PLAIN
-        yield Text(self._where(), style="bold")
+        yield Text(self._status_line(), style="bold")
         looks = self.tail.looks
         if not looks:
             yield Text("nothing measured yet")
@@ -82,17 +82,17 @@ class View:
             )
             yield _bars(last, options.max_width, blocks)
 
-    def _where(self) -> str:
+    def _status_line(self) -> str:
         """The line with the run's progress, speed and state."""
         began, ended, looks = self.tail.began, self.tail.ended, self.tail.looks
         step, until = looks[-1].step if looks else began.get("step", 0), began.get("until")
         step = ended.get("step", step)
-        title = " on ".join(str(began[each]) for each in ("learner", "stream") if began.get(each))
+        title = " on ".join(str(began[name]) for name in ("learner", "stream") if began.get(name))
         parts = [title or self.name, f"step {step:,}" + (f" of {until:,}" if until else "")]
-        here = [look for look in looks if look.time >= began.get("time", 0)]  # of the process that is writing now
-        took = here[-1].time - here[0].time if here else 0.0
-        if self.running and not ended and took > 0:  # 0 with a single look, below 0 if the clock was set back
-            rate = (here[-1].step - here[0].step) / took
+        current = [look for look in looks if look.time >= began.get("time", 0)]  # of the process that is writing now
+        elapsed = current[-1].time - current[0].time if current else 0.0
+        if self.running and not ended and elapsed > 0:  # 0 with a single look, below 0 if the clock was set back
+            rate = (current[-1].step - current[0].step) / elapsed
             parts.append(f"{rate:.3g} steps/s")
             if until and rate:
                 parts.append(f"{timedelta(seconds=round((until - step) / rate))} left")
@@ -110,7 +110,7 @@ class View:
 def _curves(looks: Sequence[Look], width: int, blocks: str) -> RenderableType:
     """A line for each figure: its name, its current value, and its curve."""
     since = next((f" since step {look.since:,}" for look in reversed(looks) if look.since is not None), "")
-    named = {
+    formats = {
         "loss": ("loss", "{:.4g}"),
         "ahead": ("right before learning, %", "{:.1f}"),
         "balanced": ("averaged over classes, %", "{:.1f}"),
@@ -120,11 +120,11 @@ def _curves(looks: Sequence[Look], width: int, blocks: str) -> RenderableType:
         "accuracy": ("accuracy so far, %", "{:.1f}"),
     }
     rows: list[tuple[str, str, list[float | None]]] = []
-    for field, (title, form) in named.items():
+    for field, (title, number_format) in formats.items():
         values = [getattr(look, field) for look in looks]
-        known = [value for value in values if value is not None]
-        if known:
-            rows.append((title, form.format(known[-1]), values))
+        measured = [value for value in values if value is not None]
+        if measured:
+            rows.append((title, number_format.format(measured[-1]), values))
     if not rows:
         return Text("no loss reported")
     room = max(4, width - 4 - max(len(title) for title, _, _ in rows) - max(len(now) for _, now, _ in rows))
@@ -158,10 +158,10 @@ def _by_class(classes: Mapping[int, int], width: int, blocks: str) -> Renderable
 
 
 def _chart(title: str, names: Sequence[str], counts: Sequence[int], width: int, blocks: str) -> RenderableType:
-    most, wide = max(counts), max(map(len, names))
-    room = max(4, min(30, width - wide - len(str(most)) - 3))
+    most, name_width = max(counts), max(map(len, names))
+    room = max(4, min(30, width - name_width - len(str(most)) - 3))
     lines = [
-        f"{name:>{wide}} {bar(count, most, room, blocks[-1])} {count}"
+        f"{name:>{name_width}} {bar(count, most, room, blocks[-1])} {count}"
         for name, count in zip(names, counts, strict=True)
     ]
     return Text("\n".join([title, *lines]), no_wrap=True, overflow="crop")

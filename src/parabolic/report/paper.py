@@ -30,33 +30,33 @@ QUICK = (
 
 def paper_results(selection: Selection, records: Mapping[str, Record]) -> list[Results]:
     """The paper's tables filled in from runs that have ended, by key; gaps stay empty."""
-    made = []
+    results = []
     for name in selection.tables:
-        made += _of_bounds(selection, records) if name == "bounds" else [_of_runs(selection, name, records)]
-    return made
+        results += _bound_results(selection, records) if name == "bounds" else [_run_results(selection, name, records)]
+    return results
 
 
-def _of_runs(selection: Selection, name: str, records: Mapping[str, Record]) -> Results:
+def _run_results(selection: Selection, name: str, records: Mapping[str, Record]) -> Results:
     table, rows, used = paper_tables()[name], dict[str, list[Cell]](), dict[str, Record]()
     columns = [replace(COLUMNS[metric], group=setting.title) for setting in table.settings for metric in table.metrics]
     for row in selection.rows(name):
         cells, published = list[Cell](), iter(table.rows.get(row, ()))
         for setting in table.settings:
-            found = [records[spec.key] for spec in selection.cell(row, setting) if spec.key in records]
+            runs = [records[spec.key] for spec in selection.cell(row, setting) if spec.key in records]
             for metric in table.metrics:
                 figure = next(published, None)  # nothing was published for a row of our own
-                cells.append(cell_of(found, metric, selection.seeds, figure.value if figure else None))
-            used |= {record.key: record for record in found}
+                cells.append(cell_of(runs, metric, selection.seeds, figure.value if figure else None))
+            used |= {record.key: record for record in runs}
         rows[row] = cells
     notes = [note for note in (table.note, *(table.also.get(row) for row in rows)) if note]
     if "seconds" in table.metrics and used:
-        notes.append(f"Ours were measured on {_several({hardware(record) for record in used.values()})}.")
+        notes.append(f"Ours were measured on {_join({hardware(record) for record in used.values()})}.")
     return Results(
         name,
-        _titled(table.title, selection),
+        _title(table.title, selection),
         columns,
         rows,
-        [*notes, *_of_selection(selection, name, used.values())],
+        [*notes, *_notes(selection, name, used.values())],
         heading="method",
         underlines=table.underlines,
         ranked=len(columns) > 1,
@@ -64,85 +64,89 @@ def _of_runs(selection: Selection, name: str, records: Mapping[str, Record]) -> 
     )
 
 
-def _titled(title: str, selection: Selection) -> str:
+def _title(title: str, selection: Selection) -> str:
     return f"{title}, tuned" if selection.tuned else title
 
 
-def _of_selection(selection: Selection, name: str, used: Iterable[Record]) -> list[str]:
+def _notes(selection: Selection, name: str, used: Iterable[Record]) -> list[str]:
     """The notes that any table has: on stand-ins, tuning and records, as far as there are any."""
     notes = [QUICK] if selection.quick else []
-    notes += _of_tuning(Tuning.of(selection, [name])) if selection.tuned else []
-    return notes + _of_records(f"{name} --tuned" if selection.tuned else name, used)
+    notes += _tuning_notes(Tuning.of(selection, [name])) if selection.tuned else []
+    return notes + _record_notes(f"{name} --tuned" if selection.tuned else name, used)
 
 
-def _of_tuning(tuning: Tuning) -> list[str]:
+def _tuning_notes(tuning: Tuning) -> list[str]:
     """How the settings of a tuned table were found, and whether with the same effort for all."""
-    said = []
+    sentences = []
     if tuning.effort is not None and tuning.effort.trials:
-        how = f"Tuned: for each method, the best of {tuning.effort} on held-out training examples of its stream"
-        said.append(f"{how} (presets LEARNER-STREAM); the paper's figures are for the published settings.")
+        method = f"Tuned: for each method, the best of {tuning.effort} on held-out training examples of its stream"
+        sentences.append(f"{method} (presets LEARNER-STREAM); the paper's figures are for the published settings.")
     elif tuning.effort is not None:
-        said.append("The presets mention no trials; the paper's figures are for the published settings.")
+        sentences.append("The presets mention no trials; the paper's figures are for the published settings.")
     if tuning.unlike:
-        told = ", ".join(f"{name} ({effort})" for name, effort in sorted(tuning.unlike.items()))
-        said.append(f"Not as much was tried for each: {told}.")
+        efforts = ", ".join(f"{name} ({effort})" for name, effort in sorted(tuning.unlike.items()))
+        sentences.append(f"Not as much was tried for each: {efforts}.")
     plus = {preset.name: preset.about for preset in tuning.plus.values() if preset is not None}
-    said += [
+    sentences += [
         f"{PLUS} is the preset {name}: {about.rstrip('.') or 'without a description'}." for name, about in plus.items()
     ]
-    return said
+    return sentences
 
 
-def _of_records(table: str, used: Iterable[Record]) -> list[str]:
+def _record_notes(table: str, used: Iterable[Record]) -> list[str]:
     """How many of the runs are records, from which hardware and when, and how to train them yourself."""
     runs = list(used)
-    kept = [record for record in runs if is_record(record)]
-    if not kept:
+    bundled = [record for record in runs if is_record(record)]
+    if not bundled:
         return []
-    days = sorted({str(record.environment.get("finished", "undated"))[:10] for record in kept})
-    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    where = _several({hardware(record) for record in kept})
-    told = f"{len(kept)} of {len(runs)} runs are records, which come with the package ({where}, {when})."
-    return [f"{told} To train them yourself: parabolic paper {table} --no-records."]
+    days = sorted({str(record.environment.get("finished", "undated"))[:10] for record in bundled})
+    dates = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    devices = _join({hardware(record) for record in bundled})
+    sentence = f"{len(bundled)} of {len(runs)} runs are records, which come with the package ({devices}, {dates})."
+    return [f"{sentence} To train them yourself: parabolic paper {table} --no-records."]
 
 
-def _of_bounds(selection: Selection, records: Mapping[str, Record]) -> list[Results]:
+def _bound_results(selection: Selection, records: Mapping[str, Record]) -> list[Results]:
     used = {spec.seed: records[spec.key] for spec in selection.specs("bounds") if spec.key in records}
     finite = {record.spec["seed"]: record for record in finished(used.values())}
-    measured = {seed: told for seed, record in finite.items() if (told := bounds_in(record))}
-    made = []
+    measured = {seed: tasks for seed, record in finite.items() if (tasks := bounds_in(record))}
+    results = []
     for name, table in bound_tables().items():
         columns = [Column(f"task {task + 1}", "after", "neither", 4, 4) for task in range(len(table.memory))]
         rows = {}
-        for line, (place, theirs) in _bound_lines(STATEMENTS[name], table).items():
-            by_task = [{seed: told[task][place] for seed, told in measured.items()} for task in range(len(columns))]
-            published = [Summary(figure, math.nan, 1) for figure in theirs] if theirs else [None] * len(columns)
+        for line, (quantity, published) in _bound_lines(STATEMENTS[name], table).items():
+            by_task = [
+                {seed: tasks[task][quantity] for seed, tasks in measured.items()} for task in range(len(columns))
+            ]
+            summaries = [Summary(figure, math.nan, 1) for figure in published] if published else [None] * len(columns)
             rows[line] = [
                 Cell(figures, selection.seeds, figure, diverged=len(used) - len(finite))
-                for figures, figure in zip(by_task, published, strict=True)
+                for figures, figure in zip(by_task, summaries, strict=True)
             ]
-        looks = [row for told in measured.values() for row in told]
-        broken = sum(row[f"{name}.broken"] == 1 for row in looks)
-        notes = [f"The loss on the task, all classes competing, breaks the bound in {broken} of {len(looks)} cases."]
+        measurements = [row for tasks in measured.values() for row in tasks]
+        broken = sum(row[f"{name}.broken"] == 1 for row in measurements)
+        notes = [
+            f"The loss on the task, all classes competing, breaks the bound in {broken} of {len(measurements)} cases."
+        ]
         notes += [table.note] if table.note else []
-        notes += _of_selection(selection, "bounds", used.values())
-        title = _titled(table.title, selection)
-        why = OTHER_DATA if selection.quick else "the paper gives no deviations"
-        made.append(Results(f"bounds.{name}", title, columns, rows, notes, heading="loss", incomparable=why))
-    return made
+        notes += _notes(selection, "bounds", used.values())
+        title = _title(table.title, selection)
+        reason = OTHER_DATA if selection.quick else "the paper gives no deviations"
+        results.append(Results(f"bounds.{name}", title, columns, rows, notes, heading="loss", incomparable=reason))
+    return results
 
 
 def _bound_lines(statement: Statement, table: BoundTable) -> dict[str, tuple[str, Sequence[float] | None]]:
     """The rows of a table of bounds: the name of each number in what a run measured, and the published figures."""
     memory = {
-        f"memory: {line}": (f"{statement.memory}.{which}", table.memory if which == table.of_memory else None)
-        for line, which in {"smallest": "min", "mean": "mean", "largest": "max"}.items()
+        f"memory: {line}": (f"{statement.memory}.{statistic}", table.memory if statistic == table.of_memory else None)
+        for line, statistic in {"smallest": "min", "mean": "mean", "largest": "max"}.items()
     }
     return {
         **memory,
         f"{statement.task} task, among its own classes": (statement.among_own, table.task),
         f"{statement.task} task, all classes competing": (statement.competing, None),
-        **{bound: (place, None) for bound, place in statement.bounds.items()},
+        **{bound: (quantity, None) for bound, quantity in statement.bounds.items()},
     }
 
 
@@ -153,5 +157,5 @@ def hardware(record: Record) -> str:
     return str(environment.get("processor", device) if device == "cpu" else device)
 
 
-def _several(things: Iterable[str]) -> str:
+def _join(things: Iterable[str]) -> str:
     return " and ".join(sorted(things))

@@ -17,21 +17,22 @@ from parabolic.files import written_whole
 from parabolic.learners import known_learners
 from parabolic.options import dotted, options_of
 from parabolic.plugins import is_loaded, is_own, require
-from parabolic.report.sketches import sketch
+from parabolic.report.sketches import sketch_of
 from parabolic.streams import Scenario
 from parabolic.streams.catalog import Listed
 
 __all__ = [
-    "Row", "departures", "fault_of", "flat", "name_of", "place_of", "print_csv", "row_of", "sees_all", "select",
-    "settings_of", "short", "stop_of", "unusual", "usual_options", "write_csv", "write_parquet", "written",
+    "Row", "conditions_of", "default_options", "departures", "fault_of", "flatten", "format_settings", "name_of",
+    "print_csv", "row_of", "sees_all", "select", "settings_of", "short_name", "stop_of", "unusual_settings",
+    "write_csv", "write_parquet",
 ]  # fmt: skip
 
 Row = dict[str, Any]  # by column: names as in run.json, the spec's at the top level: seed, options.lr, metrics.acc
 
 FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 
-# Settings that every run has; a learner without a memory has none, and options are the learner's own.
-LATER = {*options_of(RunSpec), *(f"scenario.{name}" for name in options_of(Scenario))} - {"memory"}
+# Settings that every run has: not the memory size, which some learners lack, nor options, which are the learner's own.
+COMMON = {*options_of(RunSpec), *(f"scenario.{name}" for name in options_of(Scenario))} - {"memory"}
 
 GROUPS = ("", "options", "scenario", "metrics", "environment")
 
@@ -41,22 +42,23 @@ def row_of(run: Record | FailedRun | StoppedRun) -> Row:
 
     A setting that did not exist when the run was trained has its default, which is what the run was trained with.
     """
-    spec = flat(run.spec)
-    usual = _defaults(str(spec["learner"]), str(spec["stream"]))
-    later = {name: usual[name] for name in usual.keys() - spec.keys() if name in LATER}
-    apart = ("key", "spec", "accuracy", "task_accuracy", "future_accuracy", "measured")
-    told = flat({name: value for name, value in vars(run).items() if name not in apart})
-    return {"key": run.key, **spec, **dict(sorted(later.items())), **told}
+    spec = flatten(run.spec)
+    defaults = _defaults(str(spec["learner"]), str(spec["stream"]))
+    missing = {name: defaults[name] for name in defaults.keys() - spec.keys() if name in COMMON}
+    left_out = ("key", "spec", "accuracy", "task_accuracy", "future_accuracy", "measured")
+    results = flatten({name: value for name, value in vars(run).items() if name not in left_out})
+    return {"key": run.key, **spec, **dict(sorted(missing.items())), **results}
 
 
-def flat(told: Mapping[str, Any]) -> Row:
+def flatten(fields: Mapping[str, Any]) -> Row:
     """A spec, or a similar nested mapping, as one row.
 
-    >>> flat({"seed": 0, "options": {"lr": 0.1}, "train_seconds": [1, 2]})
+    >>> flatten({"seed": 0, "options": {"lr": 0.1}, "train_seconds": [1, 2]})
     {'seed': 0, 'options.lr': 0.1, 'train_seconds': 3}
     """
     return {
-        name: sum(value) if isinstance(value, list) and name in told else value for name, value in dotted(told).items()
+        name: sum(value) if isinstance(value, list) and name in fields else value
+        for name, value in dotted(fields).items()
     }
 
 
@@ -70,38 +72,38 @@ def select(rows: Iterable[Row], where: Mapping[str, str]) -> list[Row]:
     """
     rows = list(rows)
     learners = {row["learner"] for row in rows} if "learner" in where else set()
-    called = {learner: name_of(learner).lower() for learner in learners}
+    names = {learner: name_of(learner).lower() for learner in learners}
     columns = {column for row in rows for column in row} | ({"memory"} if rows else set())
-    for name, text in sorted(where.items(), key=lambda each: each[0] == "memory"):  # last: it depends on the rest
+    for name, text in sorted(where.items(), key=lambda item: item[0] == "memory"):  # last: it depends on the rest
         if columns and name not in columns:
-            check_name("--where", name, {short(column) for column in columns})
-        fits = [
+            check_name("--where", name, {short_name(column) for column in columns})
+        matching = [
             row
             for row in rows
-            if any(_means(text, row[each]) for each in row if name in (each, short(each)))
-            or (name == "learner" and called[row["learner"]] == text.lower())
+            if any(_matches(text, row[column]) for column in row if name in (column, short_name(column)))
+            or (name == "learner" and names[row["learner"]] == text.lower())
         ]
-        rows = fits + (_without_memory(rows, beside=fits) if name == "memory" else [])
+        rows = matching + (_without_memory(rows, beside=matching) if name == "memory" else [])
     return rows
 
 
 def _without_memory(rows: Sequence[Row], beside: Sequence[Row]) -> list[Row]:
     """The rows of learners without a memory that are compared with the given ones; all, if no row has a memory."""
-    places = {place_of(row) for row in beside}
-    alone = not any("memory" in row for row in rows)
-    return [row for row in rows if "memory" not in row and (alone or place_of(row) in places)]
+    conditions = {conditions_of(row) for row in beside}
+    no_memory = not any("memory" in row for row in rows)
+    return [row for row in rows if "memory" not in row and (no_memory or conditions_of(row) in conditions)]
 
 
 def name_of(learner: str) -> str:
-    """A learner's name: for one in a file or module, the `name` that its class states, if it is there and the name is
-    not a built-in learner's; otherwise the class's own name.
+    """A learner's name: for one in a file or module, the `name` that its class states, if it can be found and the name
+    is not a built-in learner's; otherwise the class's own name.
 
     >>> name_of("er"), name_of("gone.py:Mine")
     ('er', 'Mine')
     """
-    place, _, own = learner.rpartition(":")
-    drawn = sketch(learner) if place else None
-    return drawn.name if drawn and drawn.name and drawn.name not in known_learners() else own
+    source, _, class_name = learner.rpartition(":")
+    sketch = sketch_of(learner) if source else None
+    return sketch.name if sketch and sketch.name and sketch.name not in known_learners() else class_name
 
 
 def fault_of(reason: str, trace: str) -> str:
@@ -110,61 +112,62 @@ def fault_of(reason: str, trace: str) -> str:
     >>> fault_of("KeyError: 'x'", '  File "/mine/own.py", line 24, in loss\\n  File "<string>", line 1, in f')
     "KeyError: 'x' (in /mine/own.py:24, loss)"
     """
-    places = [(Path(file), line, name) for file, line, name in FRAME.findall(trace) if not file.startswith("<")]
-    own = [each for each in places if is_own(each[0])]
-    if not own:
+    frames = [(Path(file), line, name) for file, line, name in FRAME.findall(trace) if not file.startswith("<")]
+    own_frames = [frame for frame in frames if is_own(frame[0])]
+    if not own_frames:
         return reason
-    file, line, name = own[-1]
-    here = Path.cwd()
-    return f"{reason} (in {file.relative_to(here) if file.is_relative_to(here) else file}:{line}, {name})"
+    file, line, name = own_frames[-1]
+    cwd = Path.cwd()
+    path = file.relative_to(cwd) if file.is_relative_to(cwd) else file
+    return f"{reason} (in {path}:{line}, {name})"
 
 
 def stop_of(row: Row) -> str:
-    """What run was stopped, and where.
+    """Which run was stopped, and at which task.
 
     >>> stop_of({"learner": "er", "stream": "seq-digits", "seed": 0, "reached": 3, "of": 5})
     'er on seq-digits, seed 0, task 3 of 5'
     """
-    told = f"{row['learner']} on {row['stream']}, seed {row['seed']}"
-    where = "all tasks at once" if sees_all(row["learner"]) else f"task {row['reached']} of {row['of']}"
-    return ", ".join(filter(None, (told, settings_of(row), where)))
+    run = f"{row['learner']} on {row['stream']}, seed {row['seed']}"
+    progress = "all tasks at once" if sees_all(row["learner"]) else f"task {row['reached']} of {row['of']}"
+    return ", ".join(filter(None, (run, settings_of(row), progress)))
 
 
 def sees_all(learner: str) -> bool:
-    """Whether a learner learns all tasks at once; False if it is not there.
+    """Whether a learner learns all tasks at once; False if its class cannot be found.
 
     >>> sees_all("joint"), sees_all("er")
     (True, False)
     """
-    drawn = sketch(learner)
-    return drawn is not None and drawn.sees_all
+    sketch = sketch_of(learner)
+    return sketch is not None and sketch.sees_all
 
 
-def place_of(row: Row) -> tuple[str, str]:
+def conditions_of(row: Row) -> tuple[str, str]:
     """What a run is compared on, apart from the memory size: its stream, and its non-default settings."""
-    return row["stream"], written(unusual(row))
+    return row["stream"], format_settings(unusual_settings(row))
 
 
-def unusual(row: Row) -> Row:
+def unusual_settings(row: Row) -> Row:
     """The settings of a run, other than the learner's options, that differ from the defaults, by column."""
     return {name: value for name, value in departures(row).items() if not name.startswith("options.")}
 
 
 def departures(row: Row) -> Row:
-    """The settings of a run that differ from the defaults, by column; all options if its learner is not there."""
-    usual = _defaults(row["learner"], row["stream"])
-    told = [name for name in row if name in usual or name.startswith(("options.", "scenario."))]
-    return {name: row[name] for name in told if name not in NAMED and row[name] != usual.get(name)}
+    """The settings of a run that differ from the defaults, by column; all options if its learner cannot be found."""
+    defaults = _defaults(row["learner"], row["stream"])
+    names = [name for name in row if name in defaults or name.startswith(("options.", "scenario."))]
+    return {name: row[name] for name in names if name not in NAMED and row[name] != defaults.get(name)}
 
 
 def settings_of(row: Row) -> str:
     """The settings of a run that differ from the defaults, as they are written for `--set`."""
-    return written(departures(row))
+    return format_settings(departures(row))
 
 
-def written(settings: Row) -> str:
+def format_settings(settings: Row) -> str:
     """Settings by column, as they are written for `--set`."""
-    return " ".join(f"{short(name)}={value}" for name, value in settings.items())
+    return " ".join(f"{short_name(name)}={value}" for name, value in settings.items())
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> Path:
@@ -204,38 +207,39 @@ def _one_type(values: list[Any]) -> list[Any]:
     return [None if value is None else str(value) for value in values]
 
 
-def short(column: str) -> str:
+def short_name(column: str) -> str:
     """A column without its group: `lr` for `options.lr`, `mine.loss` for `metrics.mine.loss`."""
     return column.partition(".")[2] or column
 
 
-def _means(text: str, value: Any) -> bool:
+def _matches(text: str, value: Any) -> bool:
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
             return float(text) == value
         except ValueError:
             return False
-    called = str(value).lower()
-    return text.lower() in (called, called.rpartition(":")[2])  # Mine is short for path/to/file.py:Mine
+    name = str(value).lower()
+    return text.lower() in (name, name.rpartition(":")[2])  # Mine is short for path/to/file.py:Mine
 
 
-def usual_options(learner: str) -> Row:
-    """The default options of a learner, by column; none if it is not there."""
-    drawn = sketch(learner)
-    return {f"options.{name}": value for name, value in drawn.defaults.items()} if drawn else {}
+def default_options(learner: str) -> Row:
+    """The default options of a learner, by column; none if its class cannot be found."""
+    sketch = sketch_of(learner)
+    return {f"options.{name}": value for name, value in sketch.defaults.items()} if sketch else {}
 
 
 @cache
 def _defaults(learner: str, stream: str) -> Row:
-    """The default settings; without the options of a learner that is not there (any more).
+    """The default settings; without the options of a learner whose code cannot be found (any more).
 
     Code that a run names is not imported to look at the run: it may be a stranger's.
     """
-    listed = is_loaded(stream) or stream.startswith("hf:")
+    is_known = is_loaded(stream) or stream.startswith("hf:")
     try:
-        usual = flat(RunSpec("sgd", stream=stream if listed else RunSpec.stream).resolved())
+        defaults = flatten(RunSpec("sgd", stream=stream if is_known else RunSpec.stream).resolved())
     except Exception:  # anything can be wrong in a user's file
-        usual = flat(RunSpec("sgd").resolved())
-    if not listed:
-        usual |= {name: getattr(Listed, name) for name in OF_STREAMS}
-    return {name: value for name, value in usual.items() if not name.startswith("options.")} | usual_options(learner)
+        defaults = flatten(RunSpec("sgd").resolved())
+    if not is_known:
+        defaults |= {name: getattr(Listed, name) for name in OF_STREAMS}
+    shared = {name: value for name, value in defaults.items() if not name.startswith("options.")}
+    return shared | default_options(learner)

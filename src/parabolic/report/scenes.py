@@ -17,18 +17,18 @@ from numpy.typing import NDArray
 from parabolic.experiments import FailedRun, Record, Store, known_presets, load_preset
 from parabolic.experiments.paper import is_bound
 from parabolic.plugins import is_loaded
-from parabolic.report.comparisons import at_once, cell_of, column_of, many
+from parabolic.report.comparisons import cell_of, column_of, joint_notes, many
 from parabolic.report.runs import (
     Row,
+    conditions_of,
+    default_options,
     departures,
+    format_settings,
     name_of,
-    place_of,
     row_of,
     select,
-    short,
-    unusual,
-    usual_options,
-    written,
+    short_name,
+    unusual_settings,
 )
 from parabolic.report.tables import Cell, Column, Results
 from parabolic.statistics import Summary
@@ -42,7 +42,7 @@ COLUMNS = {
     "forgetting": Column("forgetting, points", better="lower"),
     "seconds": Column("training, s", better="lower"),
 }
-MADE_OF = ("environment.code", "environment.data")  # the user's own: if they differ, it is another method
+VERSIONED = ("environment.code", "environment.data")  # the user's own: if they differ, it is another method
 
 
 @dataclass(frozen=True)
@@ -70,15 +70,15 @@ class Method:
     @property
     def curves(self) -> NDArray[np.float64]:
         """The mean accuracy over the tasks seen so far, after each task: one row per seed."""
-        return np.array([[fmean(row) for row in record.accuracy] for record in self._alike])
+        return np.array([[fmean(row) for row in record.accuracy] for record in self._longest])
 
     @property
     def matrices(self) -> NDArray[np.float64]:
         """The accuracy matrices, one per seed, with NaN above the diagonal."""
-        return np.stack([record.matrix for record in self._alike])
+        return np.stack([record.matrix for record in self._longest])
 
     @property
-    def _alike(self) -> list[Record]:
+    def _longest(self) -> list[Record]:
         """The runs with the most tasks: a user's stream may have a different number of tasks with each seed."""
         tasks = max(len(record.accuracy) for record in self.runs.values())
         return [record for record in self.runs.values() if len(record.accuracy) == tasks]
@@ -107,7 +107,7 @@ class Scene:
 
     @cached_property
     def seeds(self) -> list[int]:
-        """The seeds that at least half of the methods were run with; a method without one of them is missing it."""
+        """The seeds that at least half of the methods were run with: those that `missing` looks for."""
         tried = Counter(seed for method in self.methods for seed in method.tried)
         return sorted(seed for seed, times in tried.items() if 2 * times >= len(self.methods))
 
@@ -140,133 +140,138 @@ def find_scenes(store: Store, where: Mapping[str, str] | None = None) -> Finds:
     among many, one is always ahead, and a test of that is meaningless.
     """
     where = where or {}
-    ended, lost, damaged = store.read()
-    rows = select([*map(row_of, ended), *map(row_of, lost)], where)
+    ended, failed, damaged = store.read()
+    rows = select([*map(row_of, ended), *map(row_of, failed)], where)
     held_out = [] if where.keys() & VALIDATION else [row for row in rows if row.get("scenario.validation")]
-    chosen = {row["key"] for row in rows} - {row["key"] for row in held_out}
-    rows = [row for row in rows if row["key"] in chosen]
-    shown = [each for each in ended if each.key in chosen]
-    kept = (
-        {each.key: each for each in shown if not each.diverged},
-        {each.key: each for each in shown if each.diverged},
-        {each.key: each for each in lost if each.key in chosen},
+    keys = {row["key"] for row in rows} - {row["key"] for row in held_out}
+    rows = [row for row in rows if row["key"] in keys]
+    selected = [run for run in ended if run.key in keys]
+    outcomes = (
+        {run.key: run for run in selected if not run.diverged},
+        {run.key: run for run in selected if run.diverged},
+        {run.key: run for run in failed if run.key in keys},
     )
     unreadable = {str(path): reason for path, reason in damaged.items()}
-    return Finds(_scenes(rows, kept), *kept, unreadable, _left_out(held_out))
+    return Finds(_scenes(rows, outcomes), *outcomes, unreadable, _left_out_note(held_out))
 
 
-def _left_out(rows: Sequence[Row]) -> str:
+def _left_out_note(rows: Sequence[Row]) -> str:
     """A note on runs with held-out examples that are not shown."""
     shares = sorted({row["scenario.validation"] for row in rows})
-    how = " or ".join(f"--where validation={share}" for share in shares)
-    told = f"{many(len(rows), 'run')} with held-out examples, such as trials of a search, left out"
-    return f"{told}; to see them: {how}" if rows else ""
+    filters = " or ".join(f"--where validation={share}" for share in shares)
+    note = f"{many(len(rows), 'run')} with held-out examples, such as trials of a search, left out"
+    return f"{note}; to see them: {filters}" if rows else ""
 
 
 def results_of(scene: Scene) -> Results:
     """A table of a scene's methods against metrics and the user's own measures."""
     wanted = max([len(scene.seeds), *[len(method.runs) for method in scene.methods]])
     runs = {method.name: list(method.runs.values()) for method in scene.methods}
-    every = [record for each in runs.values() for record in each]
-    measures = dict.fromkeys(name for record in every for name in record.measured if not is_bound(record, name))
+    records = [record for same_method in runs.values() for record in same_method]
+    measures = dict.fromkeys(name for record in records for name in record.measured if not is_bound(record, name))
     columns = COLUMNS | {name: column_of(name) for name in measures}
     rows = {method.name: [method.cell(name, wanted) for name in columns] for method in scene.methods}
-    return Results("scene", scene.title, list(columns.values()), rows, at_once(runs), heading="method")
+    return Results("scene", scene.title, list(columns.values()), rows, joint_notes(runs), heading="method")
 
 
-def _scenes(rows: Iterable[Row], kept: Sequence[Mapping[str, Any]]) -> list[Scene]:
+def _scenes(rows: Iterable[Row], outcomes: Sequence[Mapping[str, Any]]) -> list[Scene]:
     """Group rows by stream and non-default settings, then by memory; a learner without one is in every size's scene.
 
-    `kept` are the runs that finished, diverged and failed, by key.
+    `outcomes` are the runs that finished, diverged and failed, by key.
     """
-    places: defaultdict[tuple[str, str], dict[int | None, list[Row]]] = defaultdict(dict)
-    names = dict.fromkeys(("stream", "memory"))
+    groups: defaultdict[tuple[str, str], dict[int | None, list[Row]]] = defaultdict(dict)
+    setting_names = dict.fromkeys(("stream", "memory"))
     for row in rows:
-        names |= dict.fromkeys(unusual(row))
-        places[place_of(row)].setdefault(row.get("memory"), []).append(row)
+        setting_names |= dict.fromkeys(unusual_settings(row))
+        groups[conditions_of(row)].setdefault(row.get("memory"), []).append(row)
     scenes, presets = [], _presets()
-    for (stream, others), sizes in sorted(places.items()):
-        without = sizes.pop(None, [])
-        for memory, mine in sorted(sizes.items()) or [(None, [])]:
-            told = [stream, f"memory {memory}" if memory is not None else "", others]
-            title = ", ".join(each for each in told if each)
-            here = [*mine, *without]
-            settings = {short(name): here[0][name] for name in names if name in here[0]}
-            scenes.append(Scene(title, stream, _methods(here, kept, presets), memory, settings))
+    for (stream, others), sizes in sorted(groups.items()):
+        memoryless = sizes.pop(None, [])
+        for memory, same_size in sorted(sizes.items()) or [(None, [])]:
+            parts = [stream, f"memory {memory}" if memory is not None else "", others]
+            title = ", ".join(filter(None, parts))
+            scene_rows = [*same_size, *memoryless]
+            settings = {short_name(name): scene_rows[0][name] for name in setting_names if name in scene_rows[0]}
+            scenes.append(Scene(title, stream, _methods(scene_rows, outcomes, presets), memory, settings))
     return scenes
 
 
 def _methods(
-    rows: Sequence[Row], kept: Sequence[Mapping[str, Any]], presets: Mapping[str, Mapping[str, Row]]
+    rows: Sequence[Row], outcomes: Sequence[Mapping[str, Any]], presets: Mapping[str, Mapping[str, Row]]
 ) -> list[Method]:
-    called: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
+    groups: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
-        called[_called(row, presets.get(row["learner"], {}))].append(row)
-    names = {learner: name_of(learner) for learner, _ in called}
-    short = Counter((names[learner], settings) for learner, settings in called)
+        groups[_method_name(row, presets.get(row["learner"], {}))].append(row)
+    names = {learner: name_of(learner) for learner, _ in groups}
+    uses = Counter((names[learner], settings) for learner, settings in groups)
     methods = []
-    for (learner, settings), mine in called.items():
-        name = names[learner] if short[names[learner], settings] == 1 else learner
-        for made, alike in _by_making(mine).items():
-            said = " ".join(each for each in (name, settings, made) if each)
-            methods.append(Method(said, *(_by_seed(alike, each) for each in kept)))
-    # Without a finished run the accuracy is NaN, by which nothing can be sorted.
-    return sorted(methods, key=lambda each: (not each.runs, -each.summary("acc").mean if each.runs else 0, each.name))
+    for (learner, settings), group in groups.items():
+        name = names[learner] if uses[names[learner], settings] == 1 else learner
+        for version, same_version in _by_version(group).items():
+            title = " ".join(filter(None, (name, settings, version)))
+            methods.append(Method(title, *(_by_seed(same_version, runs) for runs in outcomes)))
+
+    def rank(method: Method) -> tuple[bool, float, str]:
+        # Without a finished run the accuracy is NaN, by which nothing can be sorted.
+        return not method.runs, -method.summary("acc").mean if method.runs else 0, method.name
+
+    return sorted(methods, key=rank)
 
 
-def _by_making(rows: Sequence[Row]) -> dict[str, list[Row]]:
+def _by_version(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Group rows by their code and data, under names in words: "" for the newest, and for rows that record none."""
     ordered = sorted(rows, key=lambda row: str(row.get("environment.finished", "")), reverse=True)
-    newest = {part: str(row[part]) for row in reversed(ordered) for part in MADE_OF if part in row}
-    alike = defaultdict[tuple[str, ...], list[Row]](list)
+    newest = {part: str(row[part]) for row in reversed(ordered) for part in VERSIONED if part in row}
+    by_version = defaultdict[tuple[str, ...], list[Row]](list)
     for row in ordered:
-        alike[tuple(str(row.get(part, each)) for part, each in newest.items())].append(row)
-    named, seen = dict[str, list[Row]](), Counter[str]()
-    for made, mine in alike.items():
-        older = " and ".join(short(part) for part, each in zip(newest, made, strict=True) if each != newest[part])
+        by_version[tuple(str(row.get(part, value)) for part, value in newest.items())].append(row)
+    groups, seen = dict[str, list[Row]](), Counter[str]()
+    for version, same_version in by_version.items():
+        changed = [part for part, value in zip(newest, version, strict=True) if value != newest[part]]
+        older = " and ".join(map(short_name, changed))
         seen[older] += 1
-        again = f" {seen[older]}" if seen[older] > 1 else ""
-        named[f"(older {older}{again})" if older else ""] = mine
-    return named
+        number = f" {seen[older]}" if seen[older] > 1 else ""
+        groups[f"(older {older}{number})" if older else ""] = same_version
+    return groups
 
 
-def _called(row: Row, presets: Mapping[str, Row]) -> tuple[str, str]:
+def _method_name(row: Row, presets: Mapping[str, Row]) -> tuple[str, str]:
     """A learner or one of its presets, and the options in which a run differs from it: whichever is shorter.
 
     Among equally short presets, one for the run's stream is preferred.
     """
-    own = {name: value for name, value in departures(row).items() if name.startswith("options.")}
-    said = [(row["learner"], own)]
-    for preset, usual in presets.items():
-        differs = (name for name in row if name.startswith("options.") and row[name] != usual.get(name))
-        said.append((preset, {name: row[name] for name in differs}))
+    options = {name: value for name, value in departures(row).items() if name.startswith("options.")}
+    candidates = [(row["learner"], options)]
+    for preset, preset_options in presets.items():
+        changed = (name for name in row if name.startswith("options.") and row[name] != preset_options.get(name))
+        candidates.append((preset, {name: row[name] for name in changed}))
 
-    def effort(each: tuple[str, Row]) -> tuple[int, bool, bool]:
-        name, others = each
-        other = name != row["learner"]
-        return len(others) + other, other, other and presets[name]["stream"] != row["stream"]
+    def length(candidate: tuple[str, Row]) -> tuple[int, bool, bool]:
+        name, options = candidate
+        is_preset = name != row["learner"]
+        return len(options) + is_preset, is_preset, is_preset and presets[name]["stream"] != row["stream"]
 
-    name, others = min(said, key=effort)
-    return name, written(others)
+    name, options = min(candidates, key=length)
+    return name, format_settings(options)
 
 
 def _presets() -> dict[str, dict[str, Row]]:
     """The stream and the options of every preset that can be used, by learner and name."""
-    found = defaultdict[str, dict[str, Row]](dict)
+    presets = defaultdict[str, dict[str, Row]](dict)
     for name in known_presets():
         with suppress(Exception):  # anything can be wrong in a user's file
             preset = load_preset(name)
-            named = [preset.learner, preset.stream or "", *map(str, preset.settings.values())]
-            if all(map(is_loaded, named)):
-                options = preset.spec().resolved()["options"]
-                usual = {f"options.{option}": value for option, value in options.items()}
+            names = [preset.learner, preset.stream or "", *map(str, preset.settings.values())]
+            if all(map(is_loaded, names)):
+                resolved = preset.spec().resolved()["options"]
+                options = {f"options.{option}": value for option, value in resolved.items()}
             else:  # it names code, which is not run to give its name to a run
-                usual = usual_options(preset.learner)
-                own = {f"options.{name}": value for name, value in preset.settings.items()}
-                usual |= {name: value for name, value in own.items() if name in usual}
-            found[preset.learner][name] = {"stream": preset.stream, **usual}
-    return found
+                options = default_options(preset.learner)
+                changed = {f"options.{name}": value for name, value in preset.settings.items()}
+                options |= {name: value for name, value in changed.items() if name in options}
+            presets[preset.learner][name] = {"stream": preset.stream, **options}
+    return presets
 
 
-def _by_seed(rows: Iterable[Row], kept: Mapping[str, Any]) -> dict[int, Any]:
-    return {row["seed"]: kept[row["key"]] for row in sorted(rows, key=lambda row: row["seed"]) if row["key"] in kept}
+def _by_seed(rows: Iterable[Row], runs: Mapping[str, Any]) -> dict[int, Any]:
+    return {row["seed"]: runs[row["key"]] for row in sorted(rows, key=lambda row: row["seed"]) if row["key"] in runs}

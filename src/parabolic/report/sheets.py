@@ -19,7 +19,7 @@ __all__ = ["Strip", "bridges_of", "draw_sheet"]
 
 COLUMNS = 10
 BRIDGES = 2  # between the same ends, so that their randomness is visible
-DRAWN = ("sigma_x", "sigma_y", "simplex", "times", "horizon", "variant")  # the options that a picture shows
+BRIDGE_OPTIONS = ("sigma_x", "sigma_y", "simplex", "times", "horizon", "variant")  # those that a picture shows
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def bridges_of(stream: Stream, options: Mapping[str, Any], *, batch: int = 32, s
     >>> strip.paths.shape, strip.labels[0][0]
     (torch.Size([2, 5, 1, 8, 8]), '1 100%')
     """
-    first = [_arrivals(task, batch) for task in (stream[0], stream[-1])]
+    first = [_first_examples(task, batch) for task in (stream[0], stream[-1])]
     return _strip(stream, first, _learner(stream, options, seed))
 
 
@@ -59,38 +59,40 @@ def draw_sheet(stream: Stream, path: str | Path, options: Mapping[str, Any], *, 
         return _draw_points(stream, path, learner)
     if len(stream.shape) != 3 or stream.shape[0] not in (1, 3):
         raise invalid("stream", Description(f"examples of shape {list(stream.shape)}"), "images or points in the plane")
-    first = [_arrivals(task, batch) for task in stream]
+    first = [_first_examples(task, batch) for task in stream]
     rows = [
-        (f"task {task.index + 1}", _seen(stream, x), _names(stream, y))
+        (f"task {task.index + 1}", _images_of_raw(stream, x), _names(stream, y))
         for task, (x, y) in zip(stream, first, strict=True)
     ]
     if stream.augment is not None:
         x, y = first[-1]
-        changed = _seen(stream, stream.augment(x, learner.generator))
-        rows.append((f"task {len(stream)}\naugmented\nfor training", changed, _names(stream, y)))
+        augmented = _images_of_raw(stream, stream.augment(x, learner.generator))
+        rows.append((f"task {len(stream)}\naugmented\nfor training", augmented, _names(stream, y)))
     strip = _strip(stream, first, learner)
-    times = [f"s = {each:g}" for each in torch.linspace(0, 1, strip.paths.shape[1]).tolist()]
+    times = [f"s = {time:g}" for time in torch.linspace(0, 1, strip.paths.shape[1]).tolist()]
     for number, (images, labels) in enumerate(zip(strip.paths, strip.labels, strict=True)):
-        told = [f"{label}\n{time}" for label, time in zip(labels, times, strict=True)]
-        rows.append((f"bridge {number + 1}\nof PCL", images, told))
+        captions = [f"{label}\n{time}" for label, time in zip(labels, times, strict=True)]
+        rows.append((f"bridge {number + 1}\nof PCL", images, captions))
     columns = max(COLUMNS, strip.paths.shape[1])
     with figure(path, len(rows), columns, 1.05 * columns + 1, 1.35 * len(rows) + 0.6) as (canvas, axes):
         for axis in axes.flat:
             axis.set_axis_off()
-        for line, (name, images, words) in zip(axes, rows, strict=True):
-            line[0].text(-0.25, 0.5, name, transform=line[0].transAxes, ha="right", va="center", fontsize=9)
-            for axis, image, word in zip(line, images, words, strict=False):
-                shown = image.permute(1, 2, 0).numpy()
-                axis.imshow(shown[..., 0] if shown.shape[2] == 1 else shown, cmap="gray", vmin=0, vmax=1)
-                axis.text(0.5, -0.06, word, transform=axis.transAxes, ha="center", va="top", fontsize=7)
+        for row_axes, (name, images, captions) in zip(axes, rows, strict=True):
+            row_axes[0].text(-0.25, 0.5, name, transform=row_axes[0].transAxes, ha="right", va="center", fontsize=9)
+            for axis, image, caption in zip(row_axes, images, captions, strict=False):
+                pixels = image.permute(1, 2, 0).numpy()
+                axis.imshow(pixels[..., 0] if pixels.shape[2] == 1 else pixels, cmap="gray", vmin=0, vmax=1)
+                axis.text(0.5, -0.06, caption, transform=axis.transAxes, ha="center", va="top", fontsize=7)
         canvas.suptitle(_title(stream, learner), fontsize=11)
     return path
 
 
 def _learner(stream: Stream, options: Mapping[str, Any], seed: int) -> PCL:
     """A PCL that draws the bridges; its network is not used."""
-    given = {name: options[name] for name in DRAWN if name in options}
-    return PCL(nn.Linear(1, 1), prepare=stream.prepare, classes=stream.classes, bridges=BRIDGES, seed=seed, **given)
+    bridge_options = {name: options[name] for name in BRIDGE_OPTIONS if name in options}
+    return PCL(
+        nn.Linear(1, 1), prepare=stream.prepare, classes=stream.classes, bridges=BRIDGES, seed=seed, **bridge_options
+    )
 
 
 def _title(stream: Stream, learner: PCL) -> str:
@@ -101,7 +103,7 @@ def _title(stream: Stream, learner: PCL) -> str:
     )
 
 
-def _arrivals(task: Task, batch: int) -> tuple[Tensor, Tensor]:
+def _first_examples(task: Task, batch: int) -> tuple[Tensor, Tensor]:
     """The first examples of a task, as they arrive."""
     x, y = [], []
     for part, labels in task.batches(batch):
@@ -116,10 +118,10 @@ def _strip(stream: Stream, first: list[tuple[Tensor, Tensor]], learner: PCL) -> 
     """Bridges between two of the first examples of the tasks."""
     start, end = _ends(first)
     paths, targets = _bridges(learner, start, end)
-    labels = [[_mixture(stream, target) for target in each] for each in targets]
-    seen = torch.stack([_unprepared(stream, each) for each in paths]) if len(stream.shape) == 3 else paths
+    labels = [[_mixture(stream, target) for target in bridge] for bridge in targets]
+    images = torch.stack([_images_of_inputs(stream, bridge) for bridge in paths]) if len(stream.shape) == 3 else paths
     ends = _name(stream, start[1]), _name(stream, end[1])
-    return Strip(seen, labels, ends, (learner.sigma_x, learner.sigma_y))
+    return Strip(images, labels, ends, (learner.sigma_x, learner.sigma_y))
 
 
 def _ends(first: list[tuple[Tensor, Tensor]]) -> tuple[tuple[Tensor, int], tuple[Tensor, int]]:
@@ -138,14 +140,14 @@ def _bridges(learner: PCL, start: tuple[Tensor, int], end: tuple[Tensor, int]) -
     return paths[0], learner.label_paths(y[:1], y[1:], learner.sigma_y)[0]
 
 
-def _seen(stream: Stream, x: Tensor) -> Tensor:
+def _images_of_raw(stream: Stream, x: Tensor) -> Tensor:
     """Raw images with values from 0 to 1."""
     if isinstance(stream.prepare, Normalise):
-        return _unprepared(stream, stream.prepare(x))
-    return _unprepared(stream, x.float() / 255 if x.dtype == torch.uint8 else x)
+        return _images_of_inputs(stream, stream.prepare(x))
+    return _images_of_inputs(stream, x.float() / 255 if x.dtype == torch.uint8 else x)
 
 
-def _unprepared(stream: Stream, inputs: Tensor) -> Tensor:
+def _images_of_inputs(stream: Stream, inputs: Tensor) -> Tensor:
     """Inputs of the model as images with values from 0 to 1."""
     if isinstance(stream.prepare, Normalise):
         return stream.prepare.undo(inputs).clamp(0, 1)
@@ -165,29 +167,31 @@ def _name(stream: Stream, label: int) -> str:
 def _mixture(stream: Stream, target: Tensor) -> str:
     shares, labels = target.topk(2)
     parts = [
-        f"{_name(stream, int(each))} {share:.0%}" for share, each in zip(shares, labels, strict=True) if share >= 0.005
+        f"{_name(stream, int(label))} {share:.0%}"
+        for share, label in zip(shares, labels, strict=True)
+        if share >= 0.005
     ]
     return "\n".join(parts)
 
 
 def _draw_points(stream: Stream, path: Path, learner: PCL) -> Path:
     """A panel of points for each task, and one with bridges."""
-    first = [task.train.take(task.train_rows) for task in stream]
-    everything = torch.cat([x for x, _ in first])
-    low, high = everything.amin(0).tolist(), everything.amax(0).tolist()
+    examples = [task.train.take(task.train_rows) for task in stream]
+    points = torch.cat([x for x, _ in examples])
+    low, high = points.amin(0).tolist(), points.amax(0).tolist()
     with figure(path, 1, len(stream) + 1, 3.6 * (len(stream) + 1), 4.3) as (canvas, axes):
-        for task, axis, (x, y) in zip(stream, axes[0], first, strict=False):
+        for task, axis, (x, y) in zip(stream, axes[0], examples, strict=False):
             for label in y.unique().tolist():
-                mine, mark = x[y == label], label % len(COLOURS)
+                members, mark = x[y == label], label % len(COLOURS)
                 axis.scatter(
-                    *mine.T.numpy(), s=9, color=COLOURS[mark], marker=MARKERS[mark], label=_name(stream, label)
+                    *members.T.numpy(), s=9, color=COLOURS[mark], marker=MARKERS[mark], label=_name(stream, label)
                 )
             axis.set_title(f"task {task.index + 1}")
             axis.legend(loc="upper right", fontsize=8, title="class")
-        start, end = _ends(first)
+        start, end = _ends(examples)
         paths, _ = _bridges(learner, start, end)
-        for points in paths:
-            axes[0][-1].plot(*points.T.numpy(), marker="o", markersize=4)
+        for bridge in paths:
+            axes[0][-1].plot(*bridge.T.numpy(), marker="o", markersize=4)
         axes[0][-1].set_title(f"bridges of PCL\nfrom {_name(stream, start[1])} to {_name(stream, end[1])}")
         for axis in axes[0]:
             axis.set(xlim=(low[0] - 0.1, high[0] + 0.1), ylim=(low[1] - 0.1, high[1] + 0.1), aspect="equal")

@@ -48,8 +48,8 @@ class Cell:
         """A summary of the figures that exist; nothing is filled in for missing ones."""
         if not self.by_seed:
             return None
-        ours = Summary.of(list(self.by_seed.values()))
-        return replace(ours, sd=math.nan) if self.shared else ours
+        summary = Summary.of(list(self.by_seed.values()))
+        return replace(summary, sd=math.nan) if self.shared else summary
 
     @property
     def difference(self) -> Difference | None:
@@ -100,29 +100,31 @@ class Results:
 
     def ranks(self, whose: str = "ours") -> list[float]:
         """The mean rank of each row, by our figures or the `published` ones; NaN for all if a figure is missing."""
-        judging = [(j, column) for j, column in enumerate(self.columns) if column.better != "neither"]
-        means = [[_shown(column, getattr(cells[j], whose)) for j, column in judging] for cells in self.rows.values()]
-        gaps = [sum(map(math.isnan, row)) for row in means]
+        rankable = [(j, column) for j, column in enumerate(self.columns) if column.better != "neither"]
+        means = [
+            [_printed_mean(column, getattr(cells[j], whose)) for j, column in rankable] for cells in self.rows.values()
+        ]
+        missing = [sum(map(math.isnan, row)) for row in means]
         # A row for which nothing was published does not take part in the ranking of published figures.
-        whole = all(gap == 0 or (gap == len(judging) and whose == "published") for gap in gaps)
-        if not (self.ranked and judging and whole):
+        complete = all(count == 0 or (count == len(rankable) and whose == "published") for count in missing)
+        if not (self.ranked and rankable and complete):
             return [math.nan] * len(self.rows)
-        return average_ranks(means, [column.better for _, column in judging])
+        return average_ranks(means, [column.better for _, column in rankable])
 
     def verdicts(self) -> dict[str, int]:
         """How many of the cells with a published figure have each verdict."""
-        pairs = [each for row in zip(self.rows.values(), self.judged, strict=True) for each in zip(*row, strict=True)]
-        told = Counter(judged.verdict for cell, judged in pairs if cell.published)
-        return {verdict: told[verdict] for verdict in VERDICTS}
+        pairs = [pair for row in zip(self.rows.values(), self.judged, strict=True) for pair in zip(*row, strict=True)]
+        counts = Counter(judged.verdict for cell, judged in pairs if cell.published)
+        return {verdict: counts[verdict] for verdict in VERDICTS}
 
     def as_dict(self) -> dict[str, Any]:
         """The table and everything computed for it, as plain JSON values."""
-        ours, theirs = self.ranks(), self.ranks("published")
+        ours, published = self.ranks(), self.ranks("published")
         rows = [
             {
                 "name": name,
                 "rank": ours[i],
-                "published_rank": theirs[i],
+                "published_rank": published[i],
                 **({"keys": self.keys[name]} if name in self.keys else {}),
                 "cells": [
                     {
@@ -140,20 +142,20 @@ class Results:
             for i, (name, cells) in enumerate(self.rows.items())
         ]
         columns = [asdict(column) for column in self.columns]
-        told = {
+        fields = {
             "name": self.name, "title": self.title, "columns": columns, "rows": rows, "verdicts": self.verdicts(),
             "notes": self.notes,
         }  # fmt: skip
-        return {name: _plain(value) for name, value in told.items()}
+        return {name: _plain(value) for name, value in fields.items()}
 
     def _judge(self, column: Column, cells: Sequence[Cell]) -> list[Judged]:
-        ours, theirs = (
-            marks([_shown(column, getattr(cell, whose)) for cell in cells], column.better, self.underlines)
+        ours, published = (
+            marks([_printed_mean(column, getattr(cell, whose)) for cell in cells], column.better, self.underlines)
             for whose in ("ours", "published")
         )
         best = next((cell for cell, mark in zip(cells, ours, strict=True) if mark == "best"), None)
         judged = []
-        for cell, mark, published_mark in zip(cells, ours, theirs, strict=True):
+        for cell, mark, published_mark in zip(cells, ours, published, strict=True):
             behind = cell.against(best) if best is not None and mark != "best" else None
             verdict = cell.difference.verdict if cell.difference and not self.incomparable else "unknown"
             enough = best is not None and len(cell.by_seed.keys() & best.by_seed.keys()) >= ENOUGH
@@ -168,11 +170,11 @@ def marks(figures: Sequence[float], better: str = "higher", second: bool = True)
     >>> marks([54.98, 52.81, 53.86])
     ['best', '', 'second']
     """
-    known = sorted({figure for figure in figures if not math.isnan(figure)}, reverse=better == "higher")
-    if better == "neither" or len(known) < 2:
+    distinct = sorted({figure for figure in figures if not math.isnan(figure)}, reverse=better == "higher")
+    if better == "neither" or len(distinct) < 2:
         return [""] * len(figures)
-    named = {known[0]: "best"} | ({known[1]: "second"} if second else {})
-    return [named.get(figure, "") for figure in figures]
+    mark_of = {distinct[0]: "best"} | ({distinct[1]: "second"} if second else {})
+    return [mark_of.get(figure, "") for figure in figures]
 
 
 def decimals(column: Column, figure: Summary) -> int | None:
@@ -189,7 +191,7 @@ def decimals(column: Column, figure: Summary) -> int | None:
     return None if size < SMALL else 1 - math.floor(math.log10(size))
 
 
-def _shown(column: Column, figure: Summary | None) -> float:
+def _printed_mean(column: Column, figure: Summary | None) -> float:
     """The mean as it is printed, so that figures that look equal are equal; NaN if there is none."""
     if figure is None:
         return math.nan
@@ -200,7 +202,7 @@ def _shown(column: Column, figure: Summary | None) -> float:
 def _plain(value: Any) -> Any:
     """Replace NaN, which JSON does not have, by None."""
     if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
+        return {str(name): _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return None if isinstance(value, float) and math.isnan(value) else value

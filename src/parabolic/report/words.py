@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from parabolic.report.comparisons import level, many, on_earlier_tasks, standing
+from parabolic.report.comparisons import forgetting_sentences, is_level, many, standing
 from parabolic.report.scenes import Method, Scene
 from parabolic.statistics import Difference
 
-__all__ = ["ahead", "headline", "judgement"]
+__all__ = ["headline", "judgement", "lead"]
 
 
 def headline(scene: Scene) -> list[str]:
@@ -20,24 +20,26 @@ def headline(scene: Scene) -> list[str]:
     best, *others = done
     tasks, acc, leaders = best.curves.shape[1], best.summary("acc"), [method.name for method in scene.leaders]
     if len(leaders) > 1:
-        who, whose = f"{' and '.join(leaders)} do equally well", "their"
+        subject, possessive = f"{' and '.join(leaders)} do equally well", "their"
     else:
-        who, whose = f"{best.name} does best" if others else best.name, "its"
-    said = [
-        f"{who}: after {many(tasks, 'task')} {whose} accuracy is {acc.mean:.1f} %, "
-        f"averaged over the tasks, all classes competing ({_seeds(best)})."
+        subject, possessive = f"{best.name} does best" if others else best.name, "its"
+    sentences = [
+        f"{subject}: after {many(tasks, 'task')} {possessive} accuracy is {acc.mean:.1f} %, "
+        f"averaged over the tasks, all classes competing ({_seed_phrase(best)})."
     ]
     if others:
-        said.append(_against(best, others[0]))
-        last = others[-1]
-        worst = "" if last.name in leaders else f", which does worst of {len(done)},"
-        lost = {name: each.cell("forgetting").ours for name, each in ((best.name, best), (last.name + worst, last))}
-        said += on_earlier_tasks(lost, digits=1, between="; ")
-        said.append(_times(best, others))
-    return said
+        sentences.append(_lead_sentence(best, others[0]))
+        lowest = others[-1]
+        remark = "" if lowest.name in leaders else f", which does worst of {len(done)},"
+        lost = {
+            name: method.cell("forgetting").ours for name, method in ((best.name, best), (lowest.name + remark, lowest))
+        }
+        sentences += forgetting_sentences(lost, digits=1, between="; ")
+        sentences.append(_time_sentence(best, others))
+    return sentences
 
 
-def ahead(one: Method, other: Method) -> Difference | None:
+def lead(one: Method, other: Method) -> Difference | None:
     """How far one method's accuracy is ahead of another's, paired over the seeds that both have."""
     return one.cell("acc").against(other.cell("acc"))
 
@@ -50,7 +52,7 @@ def judgement(gap: Difference | None) -> str:
     """
     if gap is None:
         return "no seed in common"
-    if level(gap.mean):
+    if is_level(gap.mean):
         return "no difference"
     return {
         "unknown": "a single seed cannot tell",
@@ -60,36 +62,36 @@ def judgement(gap: Difference | None) -> str:
     }[gap.verdict]
 
 
-def _against(best: Method, second: Method) -> str:
-    gap = ahead(best, second)
+def _lead_sentence(best: Method, second: Method) -> str:
+    gap = lead(best, second)
     if gap is None:
         mean = second.summary("acc").mean
         return f"Next comes {second.name} with {mean:.1f} %, but the two have no seed in common to compare."
     common = len(best.runs.keys() & second.runs.keys())
-    told = f"On the same {many(common, 'seed')} {standing(best.name, gap.mean, second.name)}"
+    sentence = f"On the same {many(common, 'seed')} {standing(best.name, gap.mean, second.name)}"
     if math.isnan(gap.p):
-        return f"{told}; a single seed cannot tell whether that is chance."
-    told += f" (95 % interval {gap.low:z.1f} to {gap.high:z.1f}, p {_p(gap.p)})"
-    if level(gap.mean):
-        return f"{told}."
+        return f"{sentence}; a single seed cannot tell whether that is chance."
+    sentence += f" (95 % interval {gap.low:z.1f} to {gap.high:z.1f}, p {_p_value(gap.p)})"
+    if is_level(gap.mean):
+        return f"{sentence}."
     if gap.verdict == "no difference":
-        return f"{told}: that may be chance; more seeds would tell."
-    return f"{told}: that is unlikely to be chance (5 % level)."
+        return f"{sentence}: that may be chance; more seeds would tell."
+    return f"{sentence}: that is unlikely to be chance (5 % level)."
 
 
-def _times(best: Method, others: list[Method]) -> str:
+def _time_sentence(best: Method, others: list[Method]) -> str:
     seconds = {method.name: method.summary("seconds").mean for method in (best, *others)}
-    mine, fastest = seconds[best.name], min(seconds, key=lambda name: seconds[name])
+    best_seconds, fastest = seconds[best.name], min(seconds, key=lambda name: seconds[name])
     if fastest == best.name:
-        return f"It is also the fastest, with {mine:.3g} s of training a run."
-    return f"A run takes {mine:.3g} s of training; the fastest, {fastest}, takes {seconds[fastest]:.3g} s."
+        return f"It is also the fastest, with {best_seconds:.3g} s of training a run."
+    return f"A run takes {best_seconds:.3g} s of training; the fastest, {fastest}, takes {seconds[fastest]:.3g} s."
 
 
-def _seeds(method: Method) -> str:
+def _seed_phrase(method: Method) -> str:
     n, diverged = len(method.runs), len(method.diverged)
-    told = f"the mean of {n} seeds" if n > 1 else "one seed"
-    return f"{told}; {diverged} more diverged" if diverged else told
+    phrase = f"the mean of {n} seeds" if n > 1 else "one seed"
+    return f"{phrase}; {diverged} more diverged" if diverged else phrase
 
 
-def _p(value: float) -> str:
+def _p_value(value: float) -> str:
     return f"= {value:.2g}" if value >= 1e-4 else "< 0.0001"

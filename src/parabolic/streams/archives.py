@@ -24,7 +24,7 @@ from parabolic.checks import Description, InputError, invalid
 from parabolic.files import sha256_of
 from parabolic.streams.cache import ShowProgress
 
-__all__ = ["Tree", "download", "gunzip", "hidden", "load_pickle", "open_tree"]
+__all__ = ["Tree", "download", "gunzip", "is_hidden", "load_pickle", "open_tree"]
 
 CHUNK = 1 << 20
 LARGEST = 4 << 30  # bytes to unpack into memory: a small archive may claim any size
@@ -56,28 +56,28 @@ def open_tree(path: Path, keep: Collection[str] | None = None) -> Iterator[Tree]
         keep: base names of the files to read from a .tar.gz (all by default), which is read through once.
     """
     if path.is_dir():
-        names = (each.relative_to(path).as_posix() for each in path.rglob("*") if each.is_file())
-        yield Tree(str(path), frozenset(_shown(names)), lambda name: _read_file(path / name))
+        names = (file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
+        yield Tree(str(path), frozenset(_visible(names)), lambda name: _read_file(path / name))
     elif zipfile.is_zipfile(path) or path.suffix == ".zip":
-        with _whole(path):
+        with _refuse_damaged(path):
             archive = zipfile.ZipFile(path)
         with archive:
             _check_inside(path, archive.namelist())
 
             def read(name: str) -> bytes:
                 _check_size(path, name, archive.getinfo(name).file_size)
-                with _whole(path):
+                with _refuse_damaged(path):
                     return archive.read(name)
 
-            yield _without_top(path, [name for name in archive.namelist() if not name.endswith("/")], read)
+            yield _tree_without_top(path, [name for name in archive.namelist() if not name.endswith("/")], read)
     else:
-        with _whole(path):
+        with _refuse_damaged(path):
             contents = _read_tar(path, keep)
-        yield _without_top(path, contents, contents.__getitem__)
+        yield _tree_without_top(path, contents, contents.__getitem__)
 
 
 @contextmanager
-def _whole(path: Path) -> Iterator[None]:
+def _refuse_damaged(path: Path) -> Iterator[None]:
     """Refuse an archive that cannot be read to its end."""
     try:
         yield
@@ -88,21 +88,21 @@ def _whole(path: Path) -> Iterator[None]:
         raise invalid(str(path), Description(f"{type(error).__name__}: {error}"), "a whole archive", remedy) from error
 
 
-def hidden(name: str) -> bool:
+def is_hidden(name: str) -> bool:
     """Whether a name is that of a hidden file or folder, as operating systems and tools leave behind.
 
-    >>> [name for name in (".DS_Store", ".ipynb_checkpoints", "__MACOSX", "cat", ".") if hidden(name)]
+    >>> [name for name in (".DS_Store", ".ipynb_checkpoints", "__MACOSX", "cat", ".") if is_hidden(name)]
     ['.DS_Store', '.ipynb_checkpoints', '__MACOSX']
     """
     return name == "__MACOSX" or (name.startswith(".") and name != ".")
 
 
-def _shown(names: Iterable[str]) -> list[str]:
-    return [name for name in names if not any(hidden(part) for part in name.split("/"))]
+def _visible(names: Iterable[str]) -> list[str]:
+    return [name for name in names if not any(is_hidden(part) for part in name.split("/"))]
 
 
-def _without_top(path: Path, found: Iterable[str], read: Callable[[str], bytes]) -> Tree:
-    names = {name: name for name in _shown(found)}
+def _tree_without_top(path: Path, paths: Iterable[str], read: Callable[[str], bytes]) -> Tree:
+    names = {name: name for name in _visible(paths)}
     tops = {name.split("/", 1)[0] if "/" in name else "" for name in names}
     if len(tops) == 1 and (top := tops.pop()):
         names = {name.removeprefix(f"{top}/"): name for name in names}
@@ -137,10 +137,10 @@ def _check_size(path: Path | str, name: str, size: int) -> None:
 
 def gunzip(path: Path | str, name: str, data: bytes) -> bytes:
     """Unpack the contents of a .gz file."""
-    with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
-        found = packed.read(LARGEST + 1)
-    _check_size(path, name, len(found))
-    return found
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+        contents = file.read(LARGEST + 1)
+    _check_size(path, name, len(contents))
+    return contents
 
 
 def _check_inside(path: Path, names: Collection[str]) -> None:
@@ -172,29 +172,29 @@ class _Latin1:
 class _Type:
     """Replaces `numpy.dtype` in a pickle: NumPy would believe a state that calls bytes pointers to objects."""
 
-    __slots__ = ("own",)
+    __slots__ = ("data_type",)
 
     def __init__(self, name: bytes | str, *_: object) -> None:
-        self.own = np.dtype(name.decode() if isinstance(name, bytes) else name)
-        if self.own.kind not in "biuf":
-            raise ValueError(f"an array of type {self.own}")
+        self.data_type = np.dtype(name.decode() if isinstance(name, bytes) else name)
+        if self.data_type.kind not in "biuf":
+            raise ValueError(f"an array of type {self.data_type}")
 
     def __setstate__(self, state: Any) -> None:
         order: Any = state[1].decode() if isinstance(state[1], bytes) else state[1]
-        self.own = self.own.newbyteorder(order)
+        self.data_type = self.data_type.newbyteorder(order)
 
 
 class _Array:
-    """Replaces `_reconstruct` in a pickle: an array, which is made when the pickle gives its state."""
+    """Replaces `_reconstruct` in a pickle: an array, which is built when the pickle gives its state."""
 
-    __slots__ = ("own",)
-    own: NDArray[Any]
+    __slots__ = ("array",)
+    array: NDArray[Any]
 
     def __init__(self, *_: object) -> None: ...
 
     def __setstate__(self, state: Any) -> None:
         _, shape, kind, by_columns, data = state
-        self.own = np.frombuffer(data, kind.own).reshape(shape, order="F" if by_columns else "C")
+        self.array = np.frombuffer(data, kind.data_type).reshape(shape, order="F" if by_columns else "C")
 
 
 # What CIFAR's pickles refer to besides plain values: functions that rebuild arrays and bytes, and the array types.
@@ -212,8 +212,8 @@ class _Unpickler(pickle.Unpickler):
         try:
             return _ALLOWED[module, name]
         except KeyError:
-            wanted = "plain values and arrays only"
-            raise invalid(self.where, f"{module}.{name}", wanted, "do not use this file") from None
+            expected = "plain values and arrays only"
+            raise invalid(self.where, f"{module}.{name}", expected, "do not use this file") from None
 
 
 def load_pickle(data: bytes, where: str) -> dict[str, Any]:
@@ -230,8 +230,8 @@ def load_pickle(data: bytes, where: str) -> dict[str, Any]:
         value = _Unpickler(data, where).load()
         if isinstance(value, dict):
             return {
-                key.decode() if isinstance(key, bytes) else str(key): each.own if isinstance(each, _Array) else each
-                for key, each in value.items()
+                key.decode() if isinstance(key, bytes) else str(key): item.array if isinstance(item, _Array) else item
+                for key, item in value.items()
             }
     except InputError:
         raise
@@ -258,35 +258,35 @@ def download(url: str, path: Path, sha256: str, progress: ShowProgress | None = 
         path.parent.mkdir(parents=True, exist_ok=True)
         _fetch(url, part, path.name, progress)
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
-        have = part.stat().st_size if part.exists() else 0
-        remedy = (
-            f"run it again to resume after {have:,} bytes, or get the file elsewhere and pass its folder with --from"
-        )
+        received = part.stat().st_size if part.exists() else 0
+        resume = f"run it again to resume after {received:,} bytes"
+        remedy = f"{resume}, or get the file elsewhere and pass its folder with --from"
         raise invalid("download", Description(f"{error} from {url}"), "the whole file", remedy) from error
     except OSError as error:
         remedy = "free some space, or set PARABOLIC_DATA to another folder; run it again to resume"
         got = Description(f"{error.strerror or error} ({part})")
         raise invalid("data folder", got, "room for the file", remedy) from error
-    if (found := sha256_of(part)) != sha256:
+    if (digest := sha256_of(part)) != sha256:
         part.unlink()
         remedy = "it was deleted: run it again, or get the file elsewhere and pass its folder with --from"
-        raise invalid("download", Description(f"SHA-256 {found}"), f"SHA-256 {sha256} of {url}", remedy)
+        raise invalid("download", Description(f"SHA-256 {digest}"), f"SHA-256 {sha256} of {url}", remedy)
     os.replace(part, path)
     return path
 
 
-def _fetch(url: str, part: Path, what: str, progress: ShowProgress | None) -> None:
-    have = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+def _fetch(url: str, part: Path, name: str, progress: ShowProgress | None) -> None:
+    received = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={received}-"} if received else {})
     try:
         response = urllib.request.urlopen(request, timeout=60)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and have:  # the server has no more bytes: the hash decides whether ours are the whole file
+        # The server has no more bytes: the hash decides whether ours are the whole file.
+        if error.code == 416 and received:
             return
         raise
     with response:
-        resumed = response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-        done = have if resumed else 0
+        resumed = response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {received}-")
+        done = received if resumed else 0
         length = response.headers.get("Content-Length")
         total = None if length is None else done + int(length)
         with open(part, "ab" if resumed else "wb") as file:
@@ -294,6 +294,6 @@ def _fetch(url: str, part: Path, what: str, progress: ShowProgress | None) -> No
                 file.write(block)
                 done += len(block)
                 if progress:
-                    progress(what, done, total)
+                    progress(name, done, total)
     if total is not None and done < total:
         raise ConnectionError(f"the connection ended after {done:,} of {total:,} bytes")

@@ -69,11 +69,11 @@ class Normalise:
             raise invalid("std", Description(f"{len(std)} numbers"), f"{len(mean)}, one per channel as for mean")
         check_number("scale", self.scale, above=0)
         self.scale = plain(self.scale)
-        factor = torch.tensor([1 / (self.scale * each) for each in std])
-        self._at = _placed(factor, torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]))
+        factor = torch.tensor([1 / (self.scale * s) for s in std])
+        self._on_device = _copies_on_devices(factor, torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_at"}
+        return {name: value for name, value in vars(self).items() if name != "_on_device"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -81,20 +81,20 @@ class Normalise:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the normalised examples, `[n, channels, *rest]`."""
-        return _normalised(x, *self._at(x.device))
+        return _normalised(x, *self._on_device(x.device))
 
     def as_module(self) -> FixedNormalise:
         """The same as a module with buffers, to serve with."""
-        return FixedNormalise(*self._at(torch.device("cpu")))
+        return FixedNormalise(*self._on_device(torch.device("cpu")))
 
     def undo(self, x: Tensor) -> Tensor:
         """Undo the normalisation, in fractions of `scale`, so that images can be displayed.
 
-        >>> each = Normalise((0.5,), (0.25,))
-        >>> each.undo(each(torch.tensor([[[[51]]]], dtype=torch.uint8)))
+        >>> normalise = Normalise((0.5,), (0.25,))
+        >>> normalise.undo(normalise(torch.tensor([[[[51]]]], dtype=torch.uint8)))
         tensor([[[[0.2000]]]])
         """
-        factor, shift = (_by_channel(each, x) for each in self._at(x.device))
+        factor, shift = (_by_channel(numbers, x) for numbers in self._on_device(x.device))
         return (x - shift) / factor / self.scale
 
 
@@ -127,33 +127,33 @@ def _by_channel(numbers: Tensor, x: Tensor) -> Tensor:
     return numbers.view(-1, *[1] * (x.ndim - 2))
 
 
-def _numbers(name: str, given: Any, above: float | None = None) -> tuple[float, ...]:
+def _numbers(name: str, values: Any, above: float | None = None) -> tuple[float, ...]:
     """One number per channel, from any sequence, array or tensor."""
     expected = "one number for each channel"
     try:
-        numbers = tuple(plain(each.item() if isinstance(each, Tensor) else each) for each in given)
+        numbers = tuple(plain(value.item() if isinstance(value, Tensor) else value) for value in values)
     except (TypeError, RuntimeError) as error:
-        raise invalid(name, given, expected, "for example (0.5, 0.5, 0.5)") from error
+        raise invalid(name, values, expected, "for example (0.5, 0.5, 0.5)") from error
     if not numbers:
-        raise invalid(name, given, expected)
-    for each in numbers:
-        check_number(name, each, above=above)
+        raise invalid(name, values, expected)
+    for number in numbers:
+        check_number(name, number, above=above)
     return numbers
 
 
-def _placed(*tensors: Tensor) -> Callable[[torch.device], tuple[Tensor, ...]]:
+def _copies_on_devices(*tensors: Tensor) -> Callable[[torch.device], tuple[Tensor, ...]]:
     """Return a function that returns the tensors on a given device.
 
     They are copied there once and stay: a captured step refers to them by address, and may not copy from the host.
     """
-    places: dict[torch.device, tuple[Tensor, ...]] = {}
+    copies_by_device: dict[torch.device, tuple[Tensor, ...]] = {}
 
-    def at(device: torch.device) -> tuple[Tensor, ...]:
-        if device not in places:
-            made = tuple(each.to(device) for each in tensors)
+    def on_device(device: torch.device) -> tuple[Tensor, ...]:
+        if device not in copies_by_device:
+            copies = tuple(tensor.to(device) for tensor in tensors)
             if device.type == "cuda":
                 torch.cuda.current_stream(device).synchronize()  # other streams do not wait for this copy
-            places.setdefault(device, made)  # if two threads get here, the first one's copies are used
-        return places[device]
+            copies_by_device.setdefault(device, copies)  # if two threads get here, the first one's copies are used
+        return copies_by_device[device]
 
-    return at
+    return on_device

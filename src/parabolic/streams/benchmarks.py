@@ -63,16 +63,16 @@ def prepared_stream(data: str, seed: int = 0, *, tasks: int | None = None) -> St
     own mean and standard deviation, and shifted during training by up to an eighth of their height. They are not
     mirrored: whether that is valid depends on what they show.
     """
-    known, train, test = load(data)
+    data_set, train, test = load(data)
     groups = [part.tolist() for part in np.array_split(np.unique(train.y), 5) if len(part)]
-    own = Normalise(known.mean, [each or 1.0 for each in known.std])  # a constant channel has std 0
+    normalise = Normalise(data_set.mean, [std or 1.0 for std in data_set.std])  # a constant channel has std 0
     return Stream.from_arrays(
         *train,
         test=test,
         tasks=tasks or groups,
         seed=seed,
         name=data if data.startswith("hf:") else f"seq-{data}",
-        prepare=own,
-        augment=CropFlip(padding=known.shape[1] // 8, flip=False),
-        class_names=known.class_names,
+        prepare=normalise,
+        augment=CropFlip(padding=data_set.shape[1] // 8, flip=False),
+        class_names=data_set.class_names,
     )

@@ -100,8 +100,8 @@ def data_folder() -> Path:
     >>> data_folder().is_absolute()
     True
     """
-    if named := os.environ.get("PARABOLIC_DATA"):
-        return Path(named).expanduser()
+    if configured := os.environ.get("PARABOLIC_DATA"):
+        return Path(configured).expanduser()
     home = Path.home()
     if sys.platform == "win32":
         base = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
@@ -137,20 +137,20 @@ class Cache:
         The files themselves are not checked.
         """
         try:
-            told = self._told(name)
-            if told.pop("format") != FORMAT or told.pop("digest", _digest(told)) != _digest(told):
+            fields = self._read_fields(name)
+            if fields.pop("format") != FORMAT or fields.pop("digest", _digest(fields)) != _digest(fields):
                 return None
-            known = DataSet(**told)
-            parts = {file.split("_")[0] for file in known.files} | {"train"}
-            whole = {f"{part}_{kind}.npy" for part in parts for kind in ("images", "labels")} == {*known.files}
-            if not (whole and isinstance(known.folder, str)):
+            data = DataSet(**fields)
+            parts = {file.split("_")[0] for file in data.files} | {"train"}
+            complete = {f"{part}_{kind}.npy" for part in parts for kind in ("images", "labels")} == {*data.files}
+            if not (complete and isinstance(data.folder, str)):
                 return None
-            if not all(each.keys() == {"bytes", "sha256"} for each in known.files.values()):
+            if not all(stated.keys() == {"bytes", "sha256"} for stated in data.files.values()):
                 return None
-            names = known.class_names and tuple(known.class_names)
-            channels, height, width = known.shape
+            names = data.class_names and tuple(data.class_names)
+            channels, height, width = data.shape
             return dataclasses.replace(
-                known, shape=(channels, height, width), mean=tuple(known.mean), std=tuple(known.std), class_names=names
+                data, shape=(channels, height, width), mean=tuple(data.mean), std=tuple(data.std), class_names=names
             )
         except (OSError, *UNREADABLE):
             return None
@@ -158,22 +158,22 @@ class Cache:
     def origin(self, name: str) -> Origin | None:
         """Where a data set came from, even if the rest of its `data.json` is damaged; None if that is unknown."""
         try:
-            told = self._told(name)
-            source, label = told["source"], told.get("label")
-            known = told["format"] == FORMAT and isinstance(source, str) and isinstance(label, str | None)
-            return Origin(source, label) if known else None
+            fields = self._read_fields(name)
+            source, label = fields["source"], fields.get("label")
+            valid = fields["format"] == FORMAT and isinstance(source, str) and isinstance(label, str | None)
+            return Origin(source, label) if valid else None
         except (OSError, *UNREADABLE):
             return None
 
     def damaged(self, name: str) -> InputError | None:
         """The error for a `data.json` that exists but cannot be used; None if it is missing or intact."""
-        if self.find(name) is not None or not (self._place(name) / FILE).exists():
+        if self.find(name) is not None or not (self._folder(name) / FILE).exists():
             return None
-        return _damage(name, FILE, "its contents have changed, or it was written by another version")
+        return _damaged_error(name, FILE, "its contents have changed, or it was written by another version")
 
     def read(self, data: DataSet) -> tuple[Arrays, Arrays | None]:
         """Return the training and test arrays, after verifying the size and hash of each file."""
-        folder = self._place(data.name) / data.folder
+        folder = self._folder(data.name) / data.folder
         for file, stated in data.files.items():
             _verify(data.name, folder / file, stated)
         try:
@@ -190,10 +190,10 @@ class Cache:
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
         """Let one process at a time prepare a data set; others wait. A process that dies releases the lock."""
-        place = self._place(name)
-        with _telling(self.root):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            guard = FileLock(place.with_name(f"{place.name}.lock"))
+        folder = self._folder(name)
+        with _data_folder_errors(self.root):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            guard = FileLock(folder.with_name(f"{folder.name}.lock"))
             guard.acquire()
         try:
             yield
@@ -212,39 +212,39 @@ class Cache:
 
         `others` maps the content hashes of data sets that this one must not be to their names.
         """
-        place = self._place(name)
-        with _telling(self.root):
-            place.mkdir(parents=True, exist_ok=True)
-            before = self.find(name)
-            self._sweep(place, keep=before.folder if before else None)
-            folder = Path(tempfile.mkdtemp(dir=place, prefix="files-"))
+        base = self._folder(name)
+        with _data_folder_errors(self.root):
+            base.mkdir(parents=True, exist_ok=True)
+            previous = self.find(name)
+            self._sweep(base, keep=previous.folder if previous else None)
+            folder = Path(tempfile.mkdtemp(dir=base, prefix="files-"))
         try:
             data = _write_parts(name, folder, raw, source, progress)
             if others and data.content in others:
                 got, remedy = Description(f"{others[data.content]}, from {source}"), "prepare it under its own name"
                 raise invalid(f"data {name!r}", got, "the data set of that name", remedy)
-            with _telling(self.root):
+            with _data_folder_errors(self.root):
                 sync_folder(folder)  # before `data.json` names it
-                told = dataclasses.asdict(data)
-                write_text(place / FILE, json.dumps({"format": FORMAT, **told, "digest": _digest(told)}, indent=1))
+                fields = dataclasses.asdict(data)
+                write_text(base / FILE, json.dumps({"format": FORMAT, **fields, "digest": _digest(fields)}, indent=1))
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        self._sweep(place, keep=data.folder)
+        self._sweep(base, keep=data.folder)
         return data
 
-    def _told(self, name: str) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads((self._place(name) / FILE).read_text())
-        return told
+    def _read_fields(self, name: str) -> dict[str, Any]:
+        fields: dict[str, Any] = json.loads((self._folder(name) / FILE).read_text())
+        return fields
 
-    def _place(self, name: str) -> Path:
+    def _folder(self, name: str) -> Path:
         check_file_name(name, "it becomes a folder's name")
         return self.root / name
 
     @staticmethod
-    def _sweep(place: Path, keep: str | None) -> None:
+    def _sweep(folder: Path, keep: str | None) -> None:
         """Remove what a crash or the previous data set left; a file that another process has mapped may stay."""
-        for path in place.iterdir():
+        for path in folder.iterdir():
             if path.name.startswith("files-") and path.name != keep:
                 shutil.rmtree(path, ignore_errors=True)
             elif path.name.startswith(f".{FILE}."):
@@ -253,8 +253,10 @@ class Cache:
 
 def _write_parts(name: str, folder: Path, raw: Raw, source: str, progress: ShowProgress | None) -> DataSet:
     content, files, pixels, shape = hashlib.sha256(), {}, _Pixels(), None
-    parts = {part: given for part, given in (("train", raw.train), ("test", raw.test)) if given is not None}
-    checked, classes = _checked_labels(name, parts, raw)
+    parts = {
+        part: source_part for part, source_part in (("train", raw.train), ("test", raw.test)) if source_part is not None
+    }
+    checked, classes = _check_labels(name, parts, raw)
     for part, labels in checked.items():
         done = 0
         with _Writer(folder / f"{part}_images.npy") as file:
@@ -264,23 +266,23 @@ def _write_parts(name: str, folder: Path, raw: Raw, source: str, progress: ShowP
                     file.write(_header((len(labels), *size)))
                     content.update(repr((len(labels), *size)).encode())
                 shape, done = size, done + len(chunk)
-                flat = np.ascontiguousarray(chunk)
-                file.write(flat)
-                content.update(flat.data)
+                contiguous = np.ascontiguousarray(chunk)
+                file.write(contiguous)
+                content.update(contiguous.data)
                 if part == "train":
-                    pixels.add(flat)
+                    pixels.add(contiguous)
                 if progress:
                     progress(f"{name}: {part} images", done, len(labels))
         if done != len(labels):
             raise invalid(f"{part} labels", len(labels), f"one for each of the {done} images")
-        files[f"{part}_images.npy"] = file.told
+        files[f"{part}_images.npy"] = file.stated
         # One byte per label if that is enough; the content hash does not depend on it.
-        small = labels.astype(np.uint8 if classes <= 256 else np.int64)
+        stored = labels.astype(np.uint8 if classes <= 256 else np.int64)
         content.update(labels.astype("<i8").data)
         with _Writer(folder / f"{part}_labels.npy") as file:
-            file.write(_header(small.shape, small.dtype))
-            file.write(small)
-        files[f"{part}_labels.npy"] = file.told
+            file.write(_header(stored.shape, stored.dtype))
+            file.write(stored)
+        files[f"{part}_labels.npy"] = file.stated
     assert shape is not None
     return DataSet(
         name, source, classes, shape, len(checked["train"]), len(checked.get("test", ())), pixels.mean, pixels.std,
@@ -309,14 +311,14 @@ class _Pixels:
         return tuple((np.sqrt(variance) / 255).tolist())
 
 
-def _digest(told: Mapping[str, Any]) -> str:
+def _digest(fields: Mapping[str, Any]) -> str:
     """A hash of the values of a `data.json`."""
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
-def _checked_labels(name: str, parts: Mapping[str, Part], raw: Raw) -> tuple[dict[str, NDArray[np.int64]], int]:
+def _check_labels(name: str, parts: Mapping[str, Part], raw: Raw) -> tuple[dict[str, NDArray[np.int64]], int]:
     """The labels of each part, and the number of classes."""
-    checked = {part: _whole_numbers(part, given.labels) for part, given in parts.items()}
+    checked = {part: _label_array(part, source_part.labels) for part, source_part in parts.items()}
     names, highest = raw.class_names, max(int(labels.max()) for labels in checked.values())
     classes = raw.classes or (len(names) if names else highest + 1)
     if names and len(names) != classes:
@@ -332,7 +334,7 @@ def _checked_labels(name: str, parts: Mapping[str, Part], raw: Raw) -> tuple[dic
     return checked, classes
 
 
-def _whole_numbers(part: str, labels: NDArray[Any]) -> NDArray[np.int64]:
+def _label_array(part: str, labels: NDArray[Any]) -> NDArray[np.int64]:
     labels = np.asarray(labels)
     if labels.ndim != 1 or not len(labels) or labels.dtype.kind not in "iu":
         got = Description(f"an array of shape {list(labels.shape)} and type {labels.dtype}")
@@ -347,10 +349,10 @@ def _check_tested(train: NDArray[np.int64], test: NDArray[np.int64], names: Sequ
     """Refuse test examples of classes without training examples, which a stream would drop."""
     unknown = [names[label] if names else str(label) for label in np.setdiff1d(test, train)]
     if unknown:
-        raise not_trained(", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""))
+        raise untrained_error(", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""))
 
 
-def not_trained(classes: str) -> InputError:
+def untrained_error(classes: str) -> InputError:
     """The error for classes that only the test set has."""
     remedy = "remove them from the test set, or add training examples of them"
     return invalid("test labels", Description(classes), "classes with training examples", remedy)
@@ -374,39 +376,39 @@ class _Writer:
 
     def __init__(self, path: Path) -> None:
         self.path, self.hash, self.bytes = path, hashlib.sha256(), 0
-        self.told: dict[str, Any] = {}
+        self.stated: dict[str, Any] = {}
 
     def __enter__(self) -> _Writer:
-        with _telling(self.path.parent):
+        with _data_folder_errors(self.path.parent):
             self.file: BinaryIO = open(self.path, "wb")
         return self
 
     def write(self, data: bytes | NDArray[Any]) -> None:
         view = memoryview(data if isinstance(data, bytes) else data.data).cast("B")
-        with _telling(self.path.parent):
+        with _data_folder_errors(self.path.parent):
             self.file.write(view)
         self.hash.update(view)
         self.bytes += len(view)
 
     def __exit__(self, kind: object, *rest: object) -> None:
-        with _telling(self.path.parent), self.file:
+        with _data_folder_errors(self.path.parent), self.file:
             if kind is None:
                 self.file.flush()
                 os.fsync(self.file.fileno())
-        self.told = {"bytes": self.bytes, "sha256": self.hash.hexdigest()}
+        self.stated = {"bytes": self.bytes, "sha256": self.hash.hexdigest()}
 
 
-def _telling(folder: Path) -> AbstractContextManager[None]:
+def _data_folder_errors(folder: Path) -> AbstractContextManager[None]:
     return disk_errors(
         "data folder", folder, "free some space, or set PARABOLIC_DATA to another folder; nothing was changed"
     )
 
 
 def _header(shape: tuple[int, ...], dtype: Any = np.uint8) -> bytes:
-    text = io.BytesIO()
-    described = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(text, described)
-    return text.getvalue()
+    buffer = io.BytesIO()
+    fields = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(buffer, fields)
+    return buffer.getvalue()
 
 
 def _verify(name: str, path: Path, stated: Mapping[str, Any]) -> None:
@@ -422,10 +424,10 @@ def _verify(name: str, path: Path, stated: Mapping[str, Any]) -> None:
         problem = "it is missing"
     except OSError as error:
         problem = str(error)
-    raise _damage(name, path.name, problem)
+    raise _damaged_error(name, path.name, problem)
 
 
-def _damage(name: str, file: str, problem: str) -> InputError:
+def _damaged_error(name: str, file: str, problem: str) -> InputError:
     remedy = f"run `parabolic data prepare {name} --again`, with --from if the source has moved"
     got = Description(f"a damaged {file} ({problem})")
     return invalid(f"data {name!r}", got, "the file that was written", remedy, kind=Damaged)

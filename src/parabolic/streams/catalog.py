@@ -44,19 +44,22 @@ def known_streams() -> dict[str, Listed]:
         "seq-blobs": Listed(seq_blobs, "1,500 points in the plane, 3 tasks of 2 round clouds; embedded", batch=10),
     } | {
         name: Listed(
-            each.build, f"{each.about}; needs `parabolic data prepare {each.data}`", data=each.data, **each.suits
+            benchmark.build,
+            f"{benchmark.about}; needs `parabolic data prepare {benchmark.data}`",
+            data=benchmark.data,
+            **benchmark.suits,
         )
-        for name, each in BENCHMARKS.items()
+        for name, benchmark in BENCHMARKS.items()
     }
 
 
 def prepared_streams() -> dict[str, Listed]:
     """The streams of data sets that the user prepared under names of their own."""
-    ours = {each.data for each in BENCHMARKS.values()}
+    built_in = {benchmark.data for benchmark in BENCHMARKS.values()}
     return {
         f"seq-{name}": Listed(partial(prepared_stream, name), f"prepared data {name!r}", data=name, **IMAGES)
         for name in own_names()
-        if name not in ours
+        if name not in built_in
     }
 
 

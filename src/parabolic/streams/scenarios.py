@@ -47,14 +47,14 @@ ORDERS = ("fixed", "shuffled")
 
 
 def _check_tasks(text: str) -> None:
-    sizes = _numbers(text)
+    sizes = _parse_numbers(text)
     if len(sizes) < 2 or min(sizes) < 1:
         expected = "a whole number, or at least two of at least 1, separated by commas"
         raise invalid("tasks", text, expected, "how many tasks, or how many classes each has")
 
 
 def _check_order(text: str) -> None:
-    classes = _numbers(text)
+    classes = _parse_numbers(text)
     if not classes:
         check_name("class_order", text, ORDERS, "a list of classes is separated by commas")
     if len(set(classes)) < len(classes):
@@ -64,7 +64,7 @@ def _check_order(text: str) -> None:
 def _parse_sizes(text: str) -> tuple[int, ...]:
     if text in PAPER_SIZES:
         return PAPER_SIZES[text]
-    if not (sizes := _numbers(text)):
+    if not (sizes := _parse_numbers(text)):
         raise invalid("class_sizes", text, f"comma-separated numbers, or one of {', '.join(PAPER_SIZES)}")
     return sizes
 
@@ -127,15 +127,15 @@ class Scenario:
         if self.domain != "none" and self.blur:
             raise invalid("blur", self.blur, "0 if domain is set", "each transform belongs to one task")
         # A setting without effect would be stored as a different run with the same results.
-        for name, acts, where, remedy in (
+        for name, has_effect, condition, remedy in (
             ("class_order", self.domain == "none", "if domain is set", "every task then has all classes"),
             ("corruption_rate", self.corruption != "none", "without corruption", "for example, set corruption=uniform"),
             ("corruption_among", self.corruption == "uniform", "unless corruption=uniform", "set corruption=uniform"),
             ("imbalance_order", self.imbalance is not None, "without imbalance", "for example, set imbalance=2"),
         ):
             value, default = getattr(self, name), options_of(type(self))[name].default
-            if not acts and value != default:
-                raise invalid(name, value, f"{default} {where}", remedy)
+            if not has_effect and value != default:
+                raise invalid(name, value, f"{default} {condition}", remedy)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Scenario:
@@ -148,14 +148,14 @@ class Scenario:
     def apply(self, stream: Stream, seed: int) -> Stream:
         """Apply the scenario to a stream."""
         if self.domain != "none":
-            if _share_classes(stream):
+            if _tasks_share_classes(stream):
                 expected = "none for a stream whose tasks share classes, as they cannot be merged"
                 raise invalid("domain", self.domain, expected, "make the stream with one task")
             count = self.tasks if isinstance(self.tasks, int) else len(stream)
             stream = split(stream, 1)
         else:
-            tasks = _numbers(self.tasks) if isinstance(self.tasks, str) else self.tasks
-            order = None if self.class_order in ORDERS else _numbers(self.class_order)
+            tasks = _parse_numbers(self.tasks) if isinstance(self.tasks, str) else self.tasks
+            order = None if self.class_order in ORDERS else _parse_numbers(self.class_order)
             stream = split(stream, tasks, shuffle=self.class_order == "shuffled", seed=seed, order=order)
         stream = validate(stream, self.validation)
         if self.class_sizes is not None:
@@ -180,37 +180,40 @@ def split(
     """Split the classes of a stream into other tasks (as many, or with so many classes each), or in another order."""
     if tasks in (None, len(stream)) and not shuffle and order is None:
         return stream
-    if _share_classes(stream):
-        moved = shuffle or order is not None
-        name, usual = ("class_order", "fixed") if moved else ("tasks", "none")
-        given = (order or "shuffled") if moved else tasks
-        raise invalid(name, given, f"{usual} for a stream whose tasks share classes", f"leave {name} out")
+    if _tasks_share_classes(stream):
+        reordered = shuffle or order is not None
+        name, default = ("class_order", "fixed") if reordered else ("tasks", "none")
+        value = (order or "shuffled") if reordered else tasks
+        raise invalid(name, value, f"{default} for a stream whose tasks share classes", f"leave {name} out")
     classes = [label for task in stream for label in task.classes]
     if order is not None:
         _check_each_once(order, classes)
         classes = list(order)
     elif shuffle:
         classes = [classes[i] for i in _rng(seed, "class order").permutation(len(classes))]
-    sizes = [len(task.classes) for task in stream] if tasks is None else _sizes(tasks, len(classes))
+    sizes = [len(task.classes) for task in stream] if tasks is None else _task_sizes(tasks, len(classes))
     first, ends = stream[0], np.cumsum(sizes)
     train, test = (torch.cat([getattr(task, rows) for task in stream]) for rows in ("train_rows", "test_rows"))
-    made = []
+    new_tasks = []
     for index, (end, size) in enumerate(zip(ends, sizes, strict=True)):
-        mine = classes[end - size : end]
-        rows = [_of_classes(data.y, rows, mine) for data, rows in ((first.train, train), (first.test, test))]
-        made.append(replace(first, index=index, classes=tuple(mine), train_rows=rows[0], test_rows=rows[1]))
-    return replace(stream, tasks=tuple(made))
+        members = classes[end - size : end]
+        rows = [_rows_of_classes(data.y, rows, members) for data, rows in ((first.train, train), (first.test, test))]
+        new_tasks.append(replace(first, index=index, classes=tuple(members), train_rows=rows[0], test_rows=rows[1]))
+    return replace(stream, tasks=tuple(new_tasks))
 
 
 def _check_each_once(order: Sequence[int], classes: Sequence[int]) -> None:
     """Refuse an order that leaves classes out, repeats them or has others."""
     if sorted(order) != sorted(classes):
-        wrong = {"missing": set(classes).difference(order), "unknown": set(order).difference(classes)}
-        told = "; ".join(f"{what}: {_some(sorted(labels))}" for what, labels in wrong.items() if labels)
-        raise invalid("class_order", Description(_some(order)), f"each of the {len(classes)} classes once", told)
+        problems = {"missing": set(classes).difference(order), "unknown": set(order).difference(classes)}
+        remedy = "; ".join(
+            f"{problem}: {_abbreviate(sorted(labels))}" for problem, labels in problems.items() if labels
+        )
+        got = Description(_abbreviate(order))
+        raise invalid("class_order", got, f"each of the {len(classes)} classes once", remedy)
 
 
-def _sizes(tasks: int | Sequence[int], classes: int) -> list[int]:
+def _task_sizes(tasks: int | Sequence[int], classes: int) -> list[int]:
     """How many classes each task has, given the number of tasks or these sizes themselves."""
     if isinstance(tasks, int):
         if classes % tasks:
@@ -218,7 +221,7 @@ def _sizes(tasks: int | Sequence[int], classes: int) -> list[int]:
             raise invalid("tasks", tasks, f"a divisor of the number of classes, {classes}", remedy)
         return [classes // tasks] * tasks
     if sum(tasks) != classes:
-        got = Description(f"{_some(tasks)}, which add up to {sum(tasks)}")
+        got = Description(f"{_abbreviate(tasks)}, which add up to {sum(tasks)}")
         raise invalid("tasks", got, f"sizes that add up to the number of classes, {classes}")
     return list(tasks)
 
@@ -230,28 +233,28 @@ def validate(stream: Stream, share: float) -> Stream:
     """
     if not share:
         return stream
-    held: list[list[Tensor]] = []
-    count, size = Counter[str](), Counter[str]()  # of held-out and of all examples, of each class and each task
+    held_out: list[list[Tensor]] = []
+    held_counts, counts = Counter[str](), Counter[str]()  # of held-out and of all examples, of each class and each task
     for number, task in enumerate(stream, 1):
-        held.append([])
+        held_out.append([])
         for label in task.classes:
-            mine = _of_classes(task.train.y, task.train_rows, [label])
-            order = torch.from_numpy(_rng(label, "validation").permutation(len(mine)))
-            held[-1].append(mine[order[: round(share * len(mine))]])
-            for whose in (f"class {label}", f"task {number}"):
-                count[whose] += len(held[-1][-1])
-                size[whose] += len(mine)
-    for whose, whole in size.items():
-        if not 0 < count[whose] < whole:
-            got = Description(f"{share:g}, which is {count[whose]} of the {whole} examples of {whose}")
-            remedy = "choose a smaller one" if count[whose] else "choose a larger one"
+            members = _rows_of_classes(task.train.y, task.train_rows, [label])
+            order = torch.from_numpy(_rng(label, "validation").permutation(len(members)))
+            held_out[-1].append(members[order[: round(share * len(members))]])
+            for group in (f"class {label}", f"task {number}"):
+                held_counts[group] += len(held_out[-1][-1])
+                counts[group] += len(members)
+    for group, total in counts.items():
+        if not 0 < held_counts[group] < total:
+            got = Description(f"{share:g}, which is {held_counts[group]} of the {total} examples of {group}")
+            remedy = "choose a smaller one" if held_counts[group] else "choose a larger one"
             raise invalid("validation", got, "a share that leaves examples to train and to test on", remedy)
-    made = []
-    for task, rows in zip(stream, held, strict=True):
-        tested = torch.cat(rows).sort().values
-        kept = task.train_rows[~torch.isin(task.train_rows, tested)]
-        made.append(replace(task, test=task.train, train_rows=kept, test_rows=tested))
-    return replace(stream, tasks=tuple(made))
+    new_tasks = []
+    for task, rows in zip(stream, held_out, strict=True):
+        test_rows = torch.cat(rows).sort().values
+        train_rows = task.train_rows[~torch.isin(task.train_rows, test_rows)]
+        new_tasks.append(replace(task, test=task.train, train_rows=train_rows, test_rows=test_rows))
+    return replace(stream, tasks=tuple(new_tasks))
 
 
 def sizes_by_factor(stream: Stream, factor: float, order: str = "normal", seed: int = 0) -> list[int]:
@@ -263,17 +266,19 @@ def sizes_by_factor(stream: Stream, factor: float, order: str = "normal", seed: 
     """
     check_number("imbalance", factor, at_least=1)
     check_name("imbalance_order", order, ("normal", "reversed", "random"))
-    counts = list(_counts(stream).values())
-    place = np.arange(len(counts))
+    counts = list(_new_counts(stream).values())
+    positions = np.arange(len(counts))
     if order == "reversed":
-        place = place[::-1]
+        positions = positions[::-1]
     elif order == "random":
-        place = _rng(seed, "imbalance").permutation(place)
-    powers = [int(i) / max(len(counts) - 1, 1) for i in place]
-    sizes = [int(sum(each) / factor**power) for each, power in zip(counts, powers, strict=True)]
-    if not all(_reaches_all(size, each) for size, each in zip(sizes, counts, strict=True)):
-        most = min(min(filter(None, each)) ** (1 / power) for each, power in zip(counts, powers, strict=True) if power)
-        where = " in each of its tasks" if max(map(_tasks_with, counts)) > 1 else ""
+        positions = _rng(seed, "imbalance").permutation(positions)
+    powers = [int(i) / max(len(counts) - 1, 1) for i in positions]
+    sizes = [int(sum(by_task) / factor**power) for by_task, power in zip(counts, powers, strict=True)]
+    if not all(_reaches_all_tasks(size, by_task) for size, by_task in zip(sizes, counts, strict=True)):
+        most = min(
+            min(filter(None, by_task)) ** (1 / power) for by_task, power in zip(counts, powers, strict=True) if power
+        )
+        where = " in each of its tasks" if max(map(_count_tasks, counts)) > 1 else ""
         raise invalid("imbalance", factor, f"at most {int(most)}, to keep an example of every class{where}")
     return sizes
 
@@ -284,24 +289,24 @@ def resize(stream: Stream, sizes: Sequence[int], seed: int = 0) -> Stream:
     A class that is in several tasks keeps the same share of its examples in each of them, up to rounding. An example
     that is in several tasks counts once, and is kept in all of them or in none.
     """
-    counts = _counts(stream)
+    counts = _new_counts(stream)
     if len(sizes) != len(counts):
         raise invalid("class_sizes", Description(f"{len(sizes)} sizes"), f"one for each of the {len(counts)} classes")
-    for (label, each), size in zip(counts.items(), sizes, strict=True):
-        if not 1 <= size <= sum(each):
-            raise invalid("class_sizes", size, f"1 to {sum(each)}, the number of examples of class {label}")
-        if not _reaches_all(size, each):
-            expected = f"enough for an example in each of the {_tasks_with(each)} tasks of class {label}"
+    for (label, by_task), size in zip(counts.items(), sizes, strict=True):
+        if not 1 <= size <= sum(by_task):
+            raise invalid("class_sizes", size, f"1 to {sum(by_task)}, the number of examples of class {label}")
+        if not _reaches_all_tasks(size, by_task):
+            expected = f"enough for an example in each of the {_count_tasks(by_task)} tasks of class {label}"
             raise invalid("class_sizes", size, expected, "keep more of the class")
     shares = {label: _in_proportion(size, counts[label]) for label, size in zip(counts, sizes, strict=True)}
-    rng, made, kept = _rng(seed, "sizes"), [], torch.zeros(len(stream[0].train.y), dtype=torch.bool)
-    for place, (task, new) in enumerate(_new_rows(stream)):
+    rng, new_tasks, kept = _rng(seed, "sizes"), [], torch.zeros(len(stream[0].train.y), dtype=torch.bool)
+    for index, (task, new_rows) in enumerate(_new_rows(stream)):
         for label in task.classes:
-            mine = _of_classes(task.train.y, new, [label])
-            kept[mine[torch.from_numpy(rng.permutation(len(mine))[: shares[label][place]])]] = True
+            members = _rows_of_classes(task.train.y, new_rows, [label])
+            kept[members[torch.from_numpy(rng.permutation(len(members))[: shares[label][index]])]] = True
         rows = task.train_rows[kept[task.train_rows]]
-        made.append(replace(task, train_rows=rows.sort().values if task.shuffle else rows))
-    return replace(stream, tasks=tuple(made))
+        new_tasks.append(replace(task, train_rows=rows.sort().values if task.shuffle else rows))
+    return replace(stream, tasks=tuple(new_tasks))
 
 
 def corrupt(stream: Stream, rate: float, among: str = "task", seed: int = 0) -> Stream:
@@ -311,9 +316,9 @@ def corrupt(stream: Stream, rate: float, among: str = "task", seed: int = 0) -> 
     """
     check_number("corruption_rate", rate, at_least=0, at_most=1)
     check_name("corruption_among", among, ("task", "all"))
-    rng, labels, everything = _rng(seed, "corruption"), stream[0].train.y.clone(), stream.seen(len(stream) - 1)
+    rng, labels, all_classes = _rng(seed, "corruption"), stream[0].train.y.clone(), stream.seen(len(stream) - 1)
     for task, rows in _new_rows(stream):
-        candidates = np.array(sorted(task.classes) if among == "task" else everything)
+        candidates = np.array(sorted(task.classes) if among == "task" else all_classes)
         if len(candidates) < 2:
             raise invalid(
                 "corruption", Description(f"a task of one class, {task.classes}"), "another class to confuse it with"
@@ -321,8 +326,8 @@ def corrupt(stream: Stream, rate: float, among: str = "task", seed: int = 0) -> 
         chosen = rows[torch.from_numpy(rng.permutation(len(rows)))][: round(rate * len(rows))]
         # A step of 1 to k − 1 around the circle of the k classes reaches each of the others with equal probability.
         steps = rng.integers(1, len(candidates), len(chosen))
-        place = np.searchsorted(candidates, labels[chosen].numpy())
-        labels[chosen] = torch.from_numpy(candidates[(place + steps) % len(candidates)])
+        positions = np.searchsorted(candidates, labels[chosen].numpy())
+        labels[chosen] = torch.from_numpy(candidates[(positions + steps) % len(candidates)])
     return _with_labels(stream, labels)
 
 
@@ -347,19 +352,19 @@ def blur(stream: Stream, share: float, seed: int = 0) -> Stream:
     if not all(task.shuffle for task in stream):
         remedy = "boundaries=False makes a stream whose learners are not told where tasks start"
         raise invalid("blur", share, "0 if examples arrive in a fixed order (shuffle=False)", remedy)
-    rng, kept, traded = _rng(seed, "blur"), [], []
+    rng, kept, pooled = _rng(seed, "blur"), [], []
     for task in stream:
         mixed = task.train_rows[torch.from_numpy(rng.permutation(len(task.train_rows)))]
         count = round(share * len(mixed))
-        traded.append(mixed[:count])
+        pooled.append(mixed[:count])
         kept.append(mixed[count:])
-    pool = torch.cat(traded)
-    dealt = pool[torch.from_numpy(rng.permutation(len(pool)))].split([len(each) for each in traded])
-    made = (
-        replace(task, train_rows=torch.cat([mine, others]).sort().values)
-        for task, mine, others in zip(stream, kept, dealt, strict=True)
+    pool = torch.cat(pooled)
+    dealt = pool[torch.from_numpy(rng.permutation(len(pool)))].split([len(rows) for rows in pooled])
+    new_tasks = (
+        replace(task, train_rows=torch.cat([own, others]).sort().values)
+        for task, own, others in zip(stream, kept, dealt, strict=True)
     )
-    return replace(stream, tasks=tuple(made), boundaries=False)
+    return replace(stream, tasks=tuple(new_tasks), boundaries=False)
 
 
 def domains(stream: Stream, kind: str, tasks: int, seed: int = 0) -> Stream:
@@ -378,17 +383,17 @@ def domains(stream: Stream, kind: str, tasks: int, seed: int = 0) -> Stream:
         views = [rotation(height, width, degrees) for degrees in rng.uniform(0, 180, tasks)]
     else:
         views = [rng.permutation(height * width) for _ in range(tasks)]
-    shown = torch.from_numpy(np.stack(views).astype(np.int64))
-    train, test = (Examples(each.x, each.y, shown) for each in (first.train, first.test))
-    made = (
+    all_views = torch.from_numpy(np.stack(views).astype(np.int64))
+    train, test = (Examples(data.x, data.y, all_views) for data in (first.train, first.test))
+    new_tasks = (
         replace(
             first, index=index, train=train, test=test,
             train_rows=first.train_rows + index * len(train.y), test_rows=first.test_rows + index * len(test.y),
         )
         for index in range(tasks)
     )  # fmt: skip
-    moved = kind == "permutation" and isinstance(stream.augment, CropFlip)
-    return replace(stream, tasks=tuple(made), augment=None if moved else stream.augment)
+    drop_augment = kind == "permutation" and isinstance(stream.augment, CropFlip)
+    return replace(stream, tasks=tuple(new_tasks), augment=None if drop_augment else stream.augment)
 
 
 def rotation(height: int, width: int, degrees: float) -> NDArray[np.int64]:
@@ -408,31 +413,31 @@ def rotation(height: int, width: int, degrees: float) -> NDArray[np.int64]:
     return np.where(inside, from_row * width + from_column, -1).ravel()
 
 
-def _of_classes(y: Tensor, rows: Tensor, classes: Sequence[int]) -> Tensor:
+def _rows_of_classes(y: Tensor, rows: Tensor, classes: Sequence[int]) -> Tensor:
     """The `rows` whose label is among `classes`, in ascending order."""
     return rows[torch.isin(y[rows], torch.tensor(classes))].sort().values
 
 
-def _share_classes(stream: Stream) -> bool:
+def _tasks_share_classes(stream: Stream) -> bool:
     classes = [label for task in stream for label in task.classes]
     return len(set(classes)) < len(classes)
 
 
-def _counts(stream: Stream) -> dict[int, list[int]]:
+def _new_counts(stream: Stream) -> dict[int, list[int]]:
     """For each class, in order of arrival, how many of its training examples are new in each task."""
     counts = dict[int, list[int]]()
-    for place, (task, rows) in enumerate(_new_rows(stream)):
+    for index, (task, rows) in enumerate(_new_rows(stream)):
         for label in task.classes:
-            counts.setdefault(label, [0] * len(stream))[place] = len(_of_classes(task.train.y, rows, [label]))
+            counts.setdefault(label, [0] * len(stream))[index] = len(_rows_of_classes(task.train.y, rows, [label]))
     return counts
 
 
 def _new_rows(stream: Stream) -> Iterator[tuple[Task, Tensor]]:
     """Each task with those of its training rows that no earlier task has: tasks with a common class share examples."""
-    new = torch.ones(len(stream[0].train.y), dtype=torch.bool)
+    is_new = torch.ones(len(stream[0].train.y), dtype=torch.bool)
     for task in stream:
-        rows = task.train_rows[new[task.train_rows]]
-        new[rows] = False
+        rows = task.train_rows[is_new[task.train_rows]]
+        is_new[rows] = False
         yield task, rows
 
 
@@ -442,17 +447,17 @@ def _in_proportion(size: int, counts: Sequence[int]) -> list[int]:
     >>> _in_proportion(10, [40, 0, 20, 20])
     [5, 0, 3, 2]
     """
-    shares, left = zip(*(divmod(size * count, sum(counts)) for count in counts), strict=True)
-    more = sorted(range(len(counts)), key=lambda place: -left[place])[: size - sum(shares)]
-    return [share + (place in more) for place, share in enumerate(shares)]
+    shares, remainders = zip(*(divmod(size * count, sum(counts)) for count in counts), strict=True)
+    rounded_up = sorted(range(len(counts)), key=lambda index: -remainders[index])[: size - sum(shares)]
+    return [share + (index in rounded_up) for index, share in enumerate(shares)]
 
 
-def _reaches_all(size: int, counts: Sequence[int]) -> bool:
+def _reaches_all_tasks(size: int, counts: Sequence[int]) -> bool:
     """Whether every task that has new examples of a class keeps one, if `size` are kept in all."""
-    return size > 0 and _tasks_with(_in_proportion(size, counts)) == _tasks_with(counts)
+    return size > 0 and _count_tasks(_in_proportion(size, counts)) == _count_tasks(counts)
 
 
-def _tasks_with(counts: Sequence[int]) -> int:
+def _count_tasks(counts: Sequence[int]) -> int:
     return sum(count > 0 for count in counts)
 
 
@@ -474,18 +479,18 @@ def _as_text(value: Any) -> Any:
     ('2,0,1', '2,0,1', 'shuffled', 5)
     """
     if isinstance(value, list | tuple | range) or (isinstance(value, np.ndarray) and value.ndim == 1):
-        value = ",".join(str(plain(each)) for each in value)
-    return ",".join(map(str, _numbers(value))) or value if isinstance(value, str) else value
+        value = ",".join(str(plain(number)) for number in value)
+    return ",".join(map(str, _parse_numbers(value))) or value if isinstance(value, str) else value
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _parse_numbers(text: str) -> tuple[int, ...]:
     """The whole numbers in a text that are separated by commas; none if it is something else."""
     try:
-        return tuple(int(each) for each in text.split(","))
+        return tuple(int(number) for number in text.split(","))
     except ValueError:
         return ()
 
 
-def _some(numbers: Sequence[int]) -> str:
+def _abbreviate(numbers: Sequence[int]) -> str:
     """Numbers separated by commas, of many only the first ones."""
     return ",".join(map(str, numbers[:12])) + ",…" * (len(numbers) > 12)

@@ -52,8 +52,8 @@ def find_data(name: str, cache: Cache | None = None) -> DataSet | None:
 def own_names() -> list[str]:
     """Names of prepared data that the user chose; data requested as `hf:NAME` are stored under generated names."""
     cache = Cache()
-    known = {name: cache.find(name) for name in cache.names()}
-    return [name for name, data in known.items() if data is None or _key(data.source) != name]
+    data_sets = {name: cache.find(name) for name in cache.names()}
+    return [name for name, data in data_sets.items() if data is None or _key(data.source) != name]
 
 
 def load(name: str, cache: Cache | None = None) -> tuple[DataSet, Arrays, Arrays | None]:
@@ -63,21 +63,24 @@ def load(name: str, cache: Cache | None = None) -> tuple[DataSet, Arrays, Arrays
     `hf:NAME` is fetched from the hub the first time.
     """
     cache = cache or Cache()
-    known = find_data(name, cache)
-    if known is None:
-        if not _at_hand(name, cache):
+    data = find_data(name, cache)
+    if data is None:
+        if not _is_available(name, cache):
             if (damage := cache.damaged(_key(name))) is not None:
                 raise damage
-            how = f"`parabolic data prepare {name}`"
-            how += " downloads it, or with --from FOLDER reads it from there" if name in PUBLISHED else " --from FOLDER"
-            raise invalid("data", name, f"a data set prepared in {cache.root}", how)
-        known = prepare(name, cache=cache)
+            remedy = f"`parabolic data prepare {name}`"
+            if name in PUBLISHED:
+                remedy += " downloads it, or with --from FOLDER reads it from there"
+            else:
+                remedy += " --from FOLDER"
+            raise invalid("data", name, f"a data set prepared in {cache.root}", remedy)
+        data = prepare(name, cache=cache)
     try:
-        return known, *cache.read(known)
+        return data, *cache.read(data)
     except Damaged:
         newer = find_data(name, cache)  # another process may have replaced it meanwhile and removed the old files
-        if newer is None or newer == known:
-            if not _at_hand(name, cache):
+        if newer is None or newer == data:
+            if not _is_available(name, cache):
                 raise
             newer = prepare(name, cache=cache)
         return newer, *cache.read(newer)
@@ -106,40 +109,42 @@ def prepare(
     """
     cache, key = cache or Cache(), _key(name)
     with cache.lock(key):
-        known, origin = cache.find(key), cache.origin(key)
-        there = None if known is None or again or label not in (None, known.label) else known
-        if source is None and there is not None and _whole(there, cache):
-            return there
-        place = _place(name, source, origin)
-        if there is not None and there.source == place and _whole(there, cache):
-            return there
+        found, origin = cache.find(key), cache.origin(key)
+        current = None if found is None or again or label not in (None, found.label) else found
+        if source is None and current is not None and _is_intact(current, cache):
+            return current
+        location = _locate(name, source, origin)
+        if current is not None and current.source == location and _is_intact(current, cache):
+            return current
         if label is None:
-            label = origin.label if origin is not None and origin.source == place else None
-        elif not (place or "").startswith(HUB):
+            label = origin.label if origin is not None and origin.source == location else None
+        elif not (location or "").startswith(HUB):
             raise invalid("--label", label, "a source with columns, hf:NAME", "leave it out")
-        if place is None:
-            place = _download(name, cache, progress)
-        others = {each.content: other for other, each in PUBLISHED.items() if each.content and other != name}
-        with open_source(name, place, label) as raw:
-            return cache.write(key, raw, place, progress, others if name in PUBLISHED else None)
+        if location is None:
+            location = _download(name, cache, progress)
+        others = {
+            official.content: other for other, official in PUBLISHED.items() if official.content and other != name
+        }
+        with open_source(name, location, label) as raw:
+            return cache.write(key, raw, location, progress, others if name in PUBLISHED else None)
 
 
-def _whole(known: DataSet, cache: Cache) -> bool:
+def _is_intact(data: DataSet, cache: Cache) -> bool:
     try:
-        cache.read(known)
+        cache.read(data)
     except Damaged:
         return False
     return True
 
 
-def _at_hand(name: str, cache: Cache) -> bool:
+def _is_available(name: str, cache: Cache) -> bool:
     """Whether a data set can be prepared from local files, or is named as one of the hub."""
     downloaded = name in PUBLISHED and all(path.exists() for path in _downloads(name, cache))
     origin = cache.origin(_key(name))
     return name.startswith(HUB) or downloaded or (origin is not None and Path(origin.source).exists())
 
 
-def _place(name: str, source: str | Path | None, origin: Origin | None) -> str | None:
+def _locate(name: str, source: str | Path | None, origin: Origin | None) -> str | None:
     """Where to read a data set from; None means the official archive, downloaded unless it already is."""
     if source is None:
         if origin is not None and (origin.source.startswith(HUB) or Path(origin.source).exists()):
@@ -151,7 +156,7 @@ def _place(name: str, source: str | Path | None, origin: Origin | None) -> str |
             raise invalid("--from", Description(gone), f"the folder that holds {name}", "pass it with --from")
         source = name
     if str(source).startswith(HUB):
-        return _with_path(str(source))
+        return _absolute_name(str(source))
     path = Path(source).expanduser().resolve()
     if not path.exists():
         raise invalid("--from", Description(f"{source}, which does not exist"), "an existing folder or archive")
@@ -173,7 +178,7 @@ def _downloads(name: str, cache: Cache) -> list[Path]:
     return [(folder if official.packed else folder / name) / file for file in official.sha256]
 
 
-def _with_path(name: str) -> str:
+def _absolute_name(name: str) -> str:
     """A hub name unchanged; a saved folder's name with its absolute path, as a relative one is ambiguous."""
     local = Path(name.removeprefix(HUB)).expanduser()
     return f"{HUB}{local.resolve()}" if readers.is_saved(local) else name
@@ -183,57 +188,57 @@ def _key(name: str) -> str:
     """The folder name of a data set in the cache, distinct for distinct hub names."""
     if not name.startswith(HUB):
         return name
-    name = _with_path(name)
-    plain = file_name(name.removeprefix(HUB)).strip("-.")
-    return f"hf-{plain[-40:].strip('-.')}-{sha256(name.encode()).hexdigest()[:8]}"
+    name = _absolute_name(name)
+    readable = file_name(name.removeprefix(HUB)).strip("-.")
+    return f"hf-{readable[-40:].strip('-.')}-{sha256(name.encode()).hexdigest()[:8]}"
 
 
 @contextmanager
-def open_source(name: str, place: str, label: str | None = None) -> Iterator[Raw]:
+def open_source(name: str, location: str, label: str | None = None) -> Iterator[Raw]:
     """Open a data set in a folder, in an archive or on the hub; it can be read within the context."""
-    if place.startswith(HUB):
-        yield readers.from_hub(place.removeprefix(HUB), label)
+    if location.startswith(HUB):
+        yield readers.from_hub(location.removeprefix(HUB), label)
         return
-    path, official = Path(place), PUBLISHED.get(name)
+    path, official = Path(location), PUBLISHED.get(name)
     if path.name in readers.IDX_FILES and path.is_file():  # one of MNIST's four files
         path = path.parent
     if official is not None:
-        archives = [path, *(path / each for each in official.sha256 if official.packed)]
-        folders = [path / each for each in (name, official.folder, Path(official.folder).name, ".")]
-        found = [each for each in archives if each.is_file()]
-        found += [each for each in folders if _looks_like(each, official)]
-        if found:
-            with open_tree(found[0], official.wanted) as tree:
+        archives = [path, *(path / file for file in official.sha256 if official.packed)]
+        folders = [path / folder for folder in (name, official.folder, Path(official.folder).name, ".")]
+        existing = [archive for archive in archives if archive.is_file()]
+        existing += [folder for folder in folders if _looks_like(folder, official)]
+        if existing:
+            with open_tree(existing[0], official.wanted) as tree:
                 yield official.completed(official.read(tree))
             return
-    for each in _rooms(path, name):
-        if (each / "train_images.npy").is_file():
-            raw = readers.from_arrays(each)
+    for folder in _candidate_folders(path, name):
+        if (folder / "train_images.npy").is_file():
+            raw = readers.from_arrays(folder)
             yield raw if official is None else official.completed(raw)
             return
-        if official is None and readers.has_idx(each):
-            with open_tree(each) as tree:
+        if official is None and readers.has_idx(folder):
+            with open_tree(folder) as tree:
                 yield readers.idx(tree)
             return
     if official is not None:
-        looked = f"{', '.join(official.sha256)}, {official.folder}/ or {{train,test}}_{{images,labels}}.npy"
-        raise invalid("--from", str(path), f"a folder with {looked}", f"download them from {official.url}")
+        expected = f"{', '.join(official.sha256)}, {official.folder}/ or {{train,test}}_{{images,labels}}.npy"
+        raise invalid("--from", str(path), f"a folder with {expected}", f"download them from {official.url}")
     if not path.is_dir():
         raise invalid("--from", str(path), "a folder of arrays or of images")
     yield readers.from_images(path)
 
 
-def _rooms(folder: Path, name: str) -> Iterator[Path]:
+def _candidate_folders(folder: Path, name: str) -> Iterator[Path]:
     """Where the files of a data set may be: a subfolder of that name, this folder, or torchvision's `raw` in either."""
-    called = [each for each in sorted(folder.glob("*")) if each.name.lower() == name.lower()]
-    for each in (*called, folder):
-        yield from (each, each / "raw")
+    same_name = [path for path in sorted(folder.glob("*")) if path.name.lower() == name.lower()]
+    for path in (*same_name, folder):
+        yield from (path, path / "raw")
 
 
 def _looks_like(folder: Path, official: Published) -> bool:
     if official.read is readers.idx:
         return readers.has_idx(folder)
-    return all((folder / each).exists() for each in official.wanted or ("train", "val"))
+    return all((folder / file).exists() for file in official.wanted or ("train", "val"))
 
 
 CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"

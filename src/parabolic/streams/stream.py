@@ -48,12 +48,12 @@ class Examples(NamedTuple):
         n, view = len(self.x), self.views[rows // len(self.x)][:, None]
         x = self.x.index_select(0, rows % n)
         pixels = x.reshape(len(x), -1, view.shape[-1])
-        seen = pixels.gather(2, view.clamp(min=0).expand_as(pixels)).masked_fill_(view < 0, 0)
-        return seen.reshape(x.shape), self.y.index_select(0, label_rows % n)
+        viewed = pixels.gather(2, view.clamp(min=0).expand_as(pixels)).masked_fill_(view < 0, 0)
+        return viewed.reshape(x.shape), self.y.index_select(0, label_rows % n)
 
     def to(self, device: torch.device | str) -> Examples:
         """The same examples on another device."""
-        return Examples(*[None if each is None else each.to(device) for each in self])  # type: ignore[arg-type]
+        return Examples(*[None if tensor is None else tensor.to(device) for tensor in self])  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ class Batches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         sizes = self._sizes
-        first, left_out = divmod(self.start, len(sizes))
-        for epoch in range(first, self.epochs):
+        first_epoch, first_batch = divmod(self.start, len(sizes))
+        for epoch in range(first_epoch, self.epochs):
             order = np.arange(len(self.rows))
             if self.shuffle:
                 order = np.random.default_rng([*self.entropy, epoch]).permutation(len(self.rows))
@@ -111,8 +111,8 @@ class Batches:
             labels = rows
             if self.permuted:
                 labels = self.rows[torch.from_numpy(self._permute(order, epoch)).to(self.rows.device)]
-            skip = left_out if epoch == first else 0
-            parts = (each[skip * self.size :].split(sizes[skip:]) for each in (rows, labels))
+            skip = first_batch if epoch == first_epoch else 0
+            parts = (indices[skip * self.size :].split(sizes[skip:]) for indices in (rows, labels))
             for part, label_part in zip(*parts, strict=True):
                 yield self.data.take(part, label_part)
 
@@ -121,8 +121,8 @@ class Batches:
         rng, labels = np.random.default_rng([*self.entropy, epoch, PERMUTED]), order.copy()
         for start in range(0, len(order), self.size):
             end = min(start + self.size, len(order))
-            some = slice(start, start + int(self.permuted * (end - start)))
-            labels[some] = rng.permutation(labels[some])
+            share = slice(start, start + int(self.permuted * (end - start)))
+            labels[share] = rng.permutation(labels[share])
         return labels
 
 
@@ -238,16 +238,16 @@ class Stream(Sequence[Task]):
         >>> stream.digest() == Stream.from_arrays(x, y, tasks=2, seed=1).digest()
         False
         """
-        told = hashlib.sha256(repr((self.classes, self.shape, self.boundaries)).encode())
+        digest = hashlib.sha256(repr((self.classes, self.shape, self.boundaries)).encode())
         for task in self.tasks:
             ordered = () if task.shuffle else ("in order",)  # nothing if shuffled: older hashes did not include it
-            told.update(repr((task.classes, task.seed, task.permuted, *ordered)).encode())
+            digest.update(repr((task.classes, task.seed, task.permuted, *ordered)).encode())
             for data, rows in ((task.train, task.train_rows), (task.test, task.test_rows)):
-                told.update(repr((len(rows), str(data.x.dtype))).encode())
+                digest.update(repr((len(rows), str(data.x.dtype))).encode())
                 for part in rows.split(4096):
-                    for each in data.take(part):
-                        told.update(each.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        return told.hexdigest()
+                    for tensor in data.take(part):
+                        digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
     def to(self, device: torch.device | str) -> Stream:
         """The same stream with all examples on another device."""
@@ -256,11 +256,11 @@ class Stream(Sequence[Task]):
         # Test examples that are held out of the training data share its tensor: so do their copies.
         shared = first.test.x is first.train.x
         test = first.test._replace(x=train.x if shared else first.test.x).to(device)
-        made = []
+        tasks = []
         for task in self.tasks:
-            trained, tested = task.train_rows.to(device), task.test_rows.to(device)
-            made.append(replace(task, train=train, test=test, train_rows=trained, test_rows=tested))
-        return replace(self, tasks=tuple(made))
+            train_rows, test_rows = task.train_rows.to(device), task.test_rows.to(device)
+            tasks.append(replace(task, train=train, test=test, train_rows=train_rows, test_rows=test_rows))
+        return replace(self, tasks=tuple(tasks))
 
     @classmethod
     def from_arrays(
@@ -303,43 +303,48 @@ class Stream(Sequence[Task]):
         [((0, 1), 8, 2), ((0, 1), 8, 2)]
         """
         train = _examples("x", "y", x, y)
-        seed, shuffle = _order(seed, shuffle)
+        seed, shuffle = _check_order(seed, shuffle)
         if test is not None and not _is_pair(test):
             raise invalid("test", type(test), "a pair of examples and labels")
-        tested = train if test is None else _examples("test x", "test y", *test)
-        if tested.x.shape[1:] != train.x.shape[1:] or tested.x.dtype != train.x.dtype:
-            raise invalid("test", tested.x, f"examples like x, {list(train.x.shape[1:])} of {train.x.dtype}")
+        test_data = train if test is None else _examples("test x", "test y", *test)
+        if test_data.x.shape[1:] != train.x.shape[1:] or test_data.x.dtype != train.x.dtype:
+            raise invalid("test", test_data.x, f"examples like x, {list(train.x.shape[1:])} of {train.x.dtype}")
         by_class = domains is None and test_domains is None
         if by_class:
             if isinstance(tasks, int | np.integer | None):  # listed classes leave the others out
-                _check_trained(tested.y, train.y)
-            of, groups = (train.y, tested.y), _groups(5 if tasks is None else tasks, train.y)
+                _check_trained(test_data.y, train.y)
+            keys, groups = (train.y, test_data.y), _groups(5 if tasks is None else tasks, train.y)
         elif tasks is not None:
             raise invalid("tasks", tasks, "none if domains are given", "they already assign examples to tasks")
         else:
-            mine = _domains("domains", domains, len(train.y))
-            of = mine, mine if test is None else _domains("test_domains", test_domains, len(tested.y), among=mine)
-            if test is None and test_domains is not None:
+            train_domains = _domain_numbers("domains", domains, len(train.y))
+            if test is not None:
+                keys = train_domains, _domain_numbers("test_domains", test_domains, len(test_data.y), train_domains)
+            elif test_domains is not None:
                 raise invalid("test_domains", type(test_domains), "none without test", "give test=(x, y) as well")
-            groups = mine.unique()[:, None].tolist()
+            else:
+                keys = train_domains, train_domains
+            groups = train_domains.unique()[:, None].tolist()
         masks: tuple[Tensor | bool, Tensor | bool] = (True, True)
         if test is None:
-            held_out = _hold_out(train.y, of[0])
+            held_out = _hold_out(train.y, keys[0])
             masks = ~held_out, held_out
-        made = []
+        new_tasks = []
         for index, group in enumerate(groups):
-            wanted = torch.tensor(group)
-            rows = [(torch.isin(each, wanted) & mask).nonzero().flatten() for each, mask in zip(of, masks, strict=True)]
-            for kind, found in zip(("training", "test"), rows, strict=True):
-                if not len(found):
+            members = torch.tensor(group)
+            rows = [
+                (torch.isin(key, members) & mask).nonzero().flatten() for key, mask in zip(keys, masks, strict=True)
+            ]
+            for kind, selected in zip(("training", "test"), rows, strict=True):
+                if not len(selected):
                     remedy = "every fifth of a class is held out: give more, or test=" if test is None else ""
                     if by_class:
                         raise invalid("tasks", group, f"classes with {kind} examples", remedy)
                     raise invalid("domains", group[0], f"a domain with {kind} examples", remedy)
             labels = group if by_class else train.y[rows[0]].unique().tolist()
-            made.append(Task(index, tuple(labels), train, tested, rows[0], rows[1], seed, shuffle=shuffle))
-        classes = int((train.y if by_class else torch.cat([train.y, tested.y])).max()) + 1
-        return cls(name, tuple(made), classes, tuple(train.x.shape[1:]), **settings)
+            new_tasks.append(Task(index, tuple(labels), train, test_data, rows[0], rows[1], seed, shuffle=shuffle))
+        classes = int((train.y if by_class else torch.cat([train.y, test_data.y])).max()) + 1
+        return cls(name, tuple(new_tasks), classes, tuple(train.x.shape[1:]), **settings)
 
     @classmethod
     def from_dataset(cls, dataset: Any, *, test: Any = None, **settings: Any) -> Stream:
@@ -354,8 +359,8 @@ class Stream(Sequence[Task]):
         >>> [len(task.train_rows) for task in Stream.from_dataset(pairs, tasks=2)]
         [16, 16]
         """
-        tested = None if test is None else _collect("test", test)
-        return cls.from_arrays(*_collect("dataset", dataset), test=tested, **settings)
+        test_pair = None if test is None else _collect("test", test)
+        return cls.from_arrays(*_collect("dataset", dataset), test=test_pair, **settings)
 
     @classmethod
     def from_tasks(
@@ -377,30 +382,32 @@ class Stream(Sequence[Task]):
         """
         if not (isinstance(parts, Sequence) and parts):
             raise invalid("parts", parts, "a list of at least one task")
-        seed, shuffle = _order(seed, shuffle)
+        seed, shuffle = _check_order(seed, shuffle)
         pieces: list[list[Examples]] = [[], []]
         for index, part in enumerate(parts):
             if not (_is_pair(part) and all(_is_pair(split) for split in part)):
                 raise invalid(f"task {index}", type(part), "((x, y), (test x, test y))")
             for split, (x, y) in enumerate(part):
                 kind = ("", "test ")[split]
-                found = _examples(f"{kind}x of task {index}", f"{kind}y of task {index}", x, y)
-                first = pieces[0][0].x if pieces[0] else found.x
-                if found.x.shape[1:] != first.shape[1:] or found.x.dtype != first.dtype:
+                examples = _examples(f"{kind}x of task {index}", f"{kind}y of task {index}", x, y)
+                first = pieces[0][0].x if pieces[0] else examples.x
+                if examples.x.shape[1:] != first.shape[1:] or examples.x.dtype != first.dtype:
                     like = f"examples like those of task 0, {list(first.shape[1:])} of {first.dtype}"
-                    raise invalid(f"{kind}x of task {index}", found.x, like, "convert all to one size and type first")
-                pieces[split].append(found)
+                    remedy = "convert all to one size and type first"
+                    raise invalid(f"{kind}x of task {index}", examples.x, like, remedy)
+                pieces[split].append(examples)
         train, test = (
-            Examples(torch.cat([each.x for each in split]), torch.cat([each.y for each in split])) for split in pieces
+            Examples(torch.cat([piece.x for piece in split]), torch.cat([piece.y for piece in split]))
+            for split in pieces
         )
-        counts = [[len(each.y) for each in split] for split in pieces]
+        counts = [[len(piece.y) for piece in split] for split in pieces]
         rows = [torch.arange(sum(sizes)).split(sizes) for sizes in counts]
-        made = tuple(
-            Task(index, tuple(train.y[mine].unique().tolist()), train, test, mine, tested, seed, shuffle=shuffle)
-            for index, (mine, tested) in enumerate(zip(*rows, strict=True))
-        )
+        tasks = []
+        for index, (train_rows, test_rows) in enumerate(zip(*rows, strict=True)):
+            labels = tuple(train.y[train_rows].unique().tolist())
+            tasks.append(Task(index, labels, train, test, train_rows, test_rows, seed, shuffle=shuffle))
         classes = int(torch.cat([train.y, test.y]).max()) + 1
-        return cls(name, made, classes, tuple(train.x.shape[1:]), **settings)
+        return cls(name, tuple(tasks), classes, tuple(train.x.shape[1:]), **settings)
 
 
 def _collect(name: str, dataset: Any) -> tuple[Tensor, Tensor]:
@@ -412,7 +419,7 @@ def _collect(name: str, dataset: Any) -> tuple[Tensor, Tensor]:
     for i in range(len(dataset)):
         try:
             item = dataset[i]
-            value, label = _of_columns(f"item {i} of {name}", item) if isinstance(item, Mapping) else item
+            value, label = _example_and_label(f"item {i} of {name}", item) if isinstance(item, Mapping) else item
             label = operator.index(label)
         except InputError:
             raise
@@ -435,15 +442,15 @@ def _collect(name: str, dataset: Any) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def _of_columns(name: str, row: Mapping[str, Any]) -> tuple[Any, Any]:
+def _example_and_label(name: str, row: Mapping[str, Any]) -> tuple[Any, Any]:
     """The example and the label in a row with named columns."""
     label = next((key for key in LABEL_COLUMNS if key in row), None)
     others = [key for key in row if key != label]
-    found = next((key for key in EXAMPLE_COLUMNS if key in row), others[0] if len(others) == 1 else None)
-    if label is None or found is None:
+    example = next((key for key in EXAMPLE_COLUMNS if key in row), others[0] if len(others) == 1 else None)
+    if label is None or example is None:
         remedy = "give pairs: [(row['EXAMPLE'], row['LABEL']) for row in dataset]"
         raise invalid(name, Description(f"columns {', '.join(map(str, row))}"), "columns label and image", remedy)
-    return row[found], row[label]
+    return row[example], row[label]
 
 
 def _examples(x_name: str, y_name: str, x: Any, y: Any) -> Examples:
@@ -452,8 +459,8 @@ def _examples(x_name: str, y_name: str, x: Any, y: Any) -> Examples:
     if inputs.ndim < 1 or len(inputs) == 0:
         raise invalid(x_name, inputs, "at least one example")
     if labels.ndim != 1 or len(labels) != len(inputs) or labels.is_floating_point():
-        numbers = "for regression, call a learner's `observe` in a loop, or use ParabolicRegressor"
-        remedy = numbers if labels.is_floating_point() else ""
+        regression = "for regression, call a learner's `observe` in a loop, or use ParabolicRegressor"
+        remedy = regression if labels.is_floating_point() else ""
         raise invalid(y_name, labels, f"one whole number for each of the {len(inputs)} examples", remedy)
     labels = labels.long()
     low, high = (int(value) for value in labels.aminmax())
@@ -485,12 +492,12 @@ def _tensor(name: str, value: Any) -> Tensor:
 
 def _check_trained(tested: Tensor, trained: Tensor) -> None:
     """Refuse test labels without training examples."""
-    if strange := tested[~torch.isin(tested, trained)].unique().tolist():
+    if unknown := tested[~torch.isin(tested, trained)].unique().tolist():
         remedy = "drop those examples, or list each task's classes in tasks, which leaves the others out"
-        raise invalid("test", Description(f"labels {strange}"), "classes that have training examples", remedy)
+        raise invalid("test", Description(f"labels {unknown}"), "classes that have training examples", remedy)
 
 
-def _domains(name: str, value: Any, count: int, among: Tensor | None = None) -> Tensor:
+def _domain_numbers(name: str, value: Any, count: int, among: Tensor | None = None) -> Tensor:
     """Check the domain numbers of `count` examples; those of test examples must be `among` the training ones."""
     expected = f"one whole number for each of the {count} {'' if among is None else 'test '}examples"
     if value is None:
@@ -500,22 +507,22 @@ def _domains(name: str, value: Any, count: int, among: Tensor | None = None) -> 
         raise invalid(name, numbers, expected)
     numbers = numbers.long()
     if among is not None and not torch.isin(numbers, among).all():
-        strange = numbers[~torch.isin(numbers, among)].unique().tolist()
-        raise invalid(name, strange, f"domains of training examples, {among.unique().tolist()}")
+        unknown = numbers[~torch.isin(numbers, among)].unique().tolist()
+        raise invalid(name, unknown, f"domains of training examples, {among.unique().tolist()}")
     return numbers
 
 
 def _hold_out(y: Tensor, domains: Tensor) -> Tensor:
     """A mask of every fifth example of each class in each domain."""
     mask = torch.zeros(len(y), dtype=torch.bool)
-    alike = domains.unique(return_inverse=True)[1] * (int(y.max()) + 1) + y
-    for number in alike.unique():
-        mask[(alike == number).nonzero().flatten()[4::5]] = True
+    group_numbers = domains.unique(return_inverse=True)[1] * (int(y.max()) + 1) + y
+    for number in group_numbers.unique():
+        mask[(group_numbers == number).nonzero().flatten()[4::5]] = True
     return mask
 
 
-def _order(seed: Any, shuffle: Any) -> tuple[int, bool]:
-    """What determines the order of a task's examples, checked, as Python's own types."""
+def _check_order(seed: Any, shuffle: Any) -> tuple[int, bool]:
+    """Check what determines the order of a task's examples, and return it as Python's own types."""
     check_number("seed", seed, whole=True, at_least=0)
     if not isinstance(plain(shuffle), bool):
         raise invalid("shuffle", shuffle, "True or False", "the seed determines the order")
@@ -527,22 +534,22 @@ def _is_pair(value: Any) -> bool:
 
 
 def _groups(tasks: int | Sequence[Sequence[int]], y: Tensor) -> list[list[int]]:
-    known = y.unique().tolist()
+    classes = y.unique().tolist()
     if isinstance(tasks, int | np.integer):
         check_number("tasks", tasks, whole=True, at_least=1)
-        if len(known) % tasks:
-            expected = f"a divisor of the number of classes, {len(known)}"
+        if len(classes) % tasks:
+            expected = f"a divisor of the number of classes, {len(classes)}"
             raise invalid("tasks", tasks, expected, "or list each task's classes")
-        size = len(known) // tasks
-        return [known[start : start + size] for start in range(0, len(known), size)]
+        size = len(classes) // tasks
+        return [classes[start : start + size] for start in range(0, len(classes), size)]
     try:
         groups = [[operator.index(label) for label in labels] for labels in tasks]
     except TypeError as error:
-        each = hasattr(tasks, "__len__") and len(tasks) == len(y)
-        remedy = "domains= takes the task of each example" if each else ""
+        per_example = hasattr(tasks, "__len__") and len(tasks) == len(y)
+        remedy = "domains= takes the task of each example" if per_example else ""
         raise invalid("tasks", tasks, "a number of tasks, or the classes of each", remedy) from error
-    if not groups or any(not labels or not set(labels) <= set(known) for labels in groups):
-        raise invalid("tasks", tasks, f"for each task, some of the classes {known}")
+    if not groups or any(not labels or not set(labels) <= set(classes) for labels in groups):
+        raise invalid("tasks", tasks, f"for each task, some of the classes {classes}")
     if any(len(set(labels)) < len(labels) for labels in groups):
         raise invalid("tasks", tasks, "a class at most once in a task")
     return groups

@@ -35,22 +35,22 @@ class Bridges:
 
 def draw_bridges(scene: Scene) -> Bridges | None:
     """The bridges between two examples of a scene's stream, with the options of its first PCL, if it has one."""
-    ours = (method for method in scene.done if next(iter(method.runs.values())).spec["learner"] == "pcl")
-    record = next((next(iter(method.runs.values())) for method in ours), None)
+    pcl_methods = (method for method in scene.done if next(iter(method.runs.values())).spec["learner"] == "pcl")
+    record = next((next(iter(method.runs.values())) for method in pcl_methods), None)
     if record is None:
         return None
     try:
         strip = bridges_of(_stream(record.spec), record.spec["options"], batch=record.spec["batch"])
     except (InputError, KeyError, TypeError) as error:  # the data may not be here, and the record may be old
         return Bridges(why_not=str(error))
-    told = strip.ends, strip.sigmas
+    shared = strip.ends, strip.sigmas
     if strip.paths.ndim == 3:
-        return Bridges(*told, chart=bridge_chart(strip.paths.double().numpy(), strip.ends))
+        return Bridges(*shared, chart=bridge_chart(strip.paths.double().numpy(), strip.ends))
     images = [
         [(png(image), label) for image, label in zip(row, labels, strict=True)]
         for row, labels in zip(strip.paths, strip.labels, strict=True)
     ]
-    return Bridges(*told, images=images)
+    return Bridges(*shared, images=images)
 
 
 def png(image: Tensor) -> str:
@@ -73,9 +73,9 @@ def png(image: Tensor) -> str:
 def _stream(spec: Mapping[str, Any]) -> Stream:
     if ":" in spec["stream"]:  # making it could execute a user's file, or download data
         raise invalid("stream", spec["stream"], "one of `parabolic list`, whose examples can be drawn")
-    return _made(spec["stream"], spec["seed"], tuple((spec.get("scenario") or {}).items()))
+    return _cached_stream(spec["stream"], spec["seed"], tuple((spec.get("scenario") or {}).items()))
 
 
 @lru_cache(maxsize=1)  # scenes of the same stream are consecutive
-def _made(name: str, seed: int, scenario: tuple[tuple[str, Any], ...]) -> Stream:
+def _cached_stream(name: str, seed: int, scenario: tuple[tuple[str, Any], ...]) -> Stream:
     return make_stream(name, seed, **dict(scenario))

@@ -5,7 +5,7 @@ const all = (selector, within = document) => [...within.querySelectorAll(selecto
 const root = document.documentElement;
 
 // The reader's choices survive a reload, unless the page has no storage, as when it is opened as a file.
-const kept = {
+const choices = {
   get(store, name) { try { return window[store].getItem("parabolic." + name); } catch { return null; } },
   set(store, name, value) { try { window[store].setItem("parabolic." + name, value); } catch { /* forgotten */ } },
 };
@@ -18,7 +18,7 @@ function setTheme(theme) {
 }
 document.getElementById("theme").addEventListener("click", () => {
   const theme = dark() ? "light" : "dark";
-  kept.set("localStorage", "theme", theme);
+  choices.set("localStorage", "theme", theme);
   setTheme(theme);
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTheme());
@@ -47,7 +47,7 @@ function draw(place) {
     place.on("plotly_click", event => {
       const { data: trace, pointNumber } = event.points[0];
       const keys = trace.meta && (Array.isArray(trace.meta[0]) ? trace.meta[pointNumber] : trace.meta);
-      if (keys) tell(keys);
+      if (keys) showOrigin(keys);
     });
   }
 }
@@ -65,10 +65,10 @@ function choose(id) {
   if (!chooser || !all(".scene").some(each => each.id === id)) return;
   chooser.value = id;
   all(".scene").forEach(each => { each.hidden = each.id !== id; });
-  kept.set("sessionStorage", "scene", id);
+  choices.set("sessionStorage", "scene", id);
 }
 if (chooser) {
-  choose(location.hash.slice(1) || kept.get("sessionStorage", "scene") || chooser.value);
+  choose(location.hash.slice(1) || choices.get("sessionStorage", "scene") || chooser.value);
   if (all(".scene").every(each => !each.hidden)) choose(chooser.value);
   chooser.addEventListener("change", () => {
     choose(chooser.value);
@@ -101,9 +101,9 @@ all("table.sortable").forEach((table, place) => {
     const first = head.classList.contains("number") ? -1 : 1;
     const direction = before ? (before === "ascending" ? -1 : 1) : first;
     sort(table, column, direction);
-    kept.set("sessionStorage", "sort." + place, JSON.stringify([column, direction]));
+    choices.set("sessionStorage", "sort." + place, JSON.stringify([column, direction]));
   }));
-  const before = data.refresh && kept.get("sessionStorage", "sort." + place);
+  const before = data.refresh && choices.get("sessionStorage", "sort." + place);
   if (before) sort(table, ...JSON.parse(before));
 });
 
@@ -118,59 +118,59 @@ filter?.addEventListener("input", () => {
 // --- where a number comes from
 const dialog = document.getElementById("origin"), body = document.getElementById("origin-body");
 function make(tag, ...inside) {
-  const made = document.createElement(tag);
-  made.append(...inside);
-  return made;
+  const element = document.createElement(tag);
+  element.append(...inside);
+  return element;
 }
 function tableOf(heads, rows) {
   const row = (tag, cells) => make("tr", ...cells.map(cell => make(tag, cell)));
   const table = make("table", make("tbody", ...rows.map(cells => row("td", cells))));
   if (heads.length) table.prepend(make("thead", row("th", heads)));
-  const wide = make("div", table);
-  wide.className = "wide";
-  return wide;
+  const wrapper = make("div", table);
+  wrapper.className = "wide";
+  return wrapper;
 }
 // A value that several runs share is listed once; where they differ, all are listed.
-function together(things, bold = () => false) {
-  const names = [...new Set(things.flatMap(Object.keys))].sort((a, b) => bold(b) - bold(a));
+function mergedRows(records, bold = () => false) {
+  const names = [...new Set(records.flatMap(Object.keys))].sort((a, b) => bold(b) - bold(a));
   return names.map(name => {
-    const values = [...new Set(things.map(each => each[name] ?? "–"))];
+    const values = [...new Set(records.map(each => each[name] ?? "–"))];
     return [make(bold(name) ? "b" : "span", name), values.join("; ")];
   });
 }
-function tell(keys) {
+function showOrigin(keys) {
   const runs = keys.map(key => [key, data.runs[key]]).filter(([, run]) => run);
   if (!runs.length) return;
-  const done = runs.filter(([, run]) => run.figures), lost = runs.filter(([, run]) => run.reason !== undefined);
-  const around = [...new Set(runs.map(([, run]) => run.around))].filter(place => place !== undefined).map(place => data.surroundings[place]);
+  const done = runs.filter(([, run]) => run.figures), unfinished = runs.filter(([, run]) => run.reason !== undefined);
+  const environments = [...new Set(runs.map(([, run]) => run.around))].filter(place => place !== undefined).map(place => data.surroundings[place]);
   const unusual = new Set(runs.flatMap(([, run]) => run.unusual));
   body.replaceChildren();
   if (done.length) body.append(tableOf(
     ["seed", "Acc, %", "AAA, %", "forgetting, points", "training, s", "testing, s", "finished, UTC", "folder"],
     done.map(([, run]) => [run.seed, ...run.figures, ...run.seconds, run.when.slice(0, 16).replace("T", " "), make("code", run.folder)].map(each => each instanceof Node ? each : String(each))),
   ));
-  for (const [, run] of lost) body.append(make("h3", `Seed ${run.seed} ${run.how}`), make("p", run.reason), make("p", `${run.when}, `, make("code", run.folder)), ...(run.trace ? [make("pre", run.trace)] : []));
-  const commands = [...new Set(around.map(each => each.command))].filter(Boolean);
+  for (const [, run] of unfinished) body.append(make("h3", `Seed ${run.seed} ${run.how}`), make("p", run.reason), make("p", `${run.when}, `, make("code", run.folder)), ...(run.trace ? [make("pre", run.trace)] : []));
+  const commands = [...new Set(environments.map(each => each.command))].filter(Boolean);
   if (commands.length) body.append(make("h3", "Command"), make("pre", commands.join("\n")));
-  if (around.length) body.append(make("h3", "Versions and hardware"), tableOf([], together(around.map(({ command, ...others }) => others))));
-  body.append(make("h3", "Settings"), make("p", "Settings that differ from the defaults are in bold."), tableOf([], together([...new Set(runs.map(([, run]) => run.spec))].map(place => data.specs[place]), name => unusual.has(name))));
+  if (environments.length) body.append(make("h3", "Versions and hardware"), tableOf([], mergedRows(environments.map(({ command, ...others }) => others))));
+  body.append(make("h3", "Settings"), make("p", "Settings that differ from the defaults are in bold."), tableOf([], mergedRows([...new Set(runs.map(([, run]) => run.spec))].map(place => data.specs[place]), name => unusual.has(name))));
   dialog.showModal();
   body.scrollTop = dialog.scrollTop = 0;
 }
 document.addEventListener("click", event => {
   const figure = event.target.closest("[data-runs]");
-  if (figure) tell(figure.dataset.runs.split(" "));
+  if (figure) showOrigin(figure.dataset.runs.split(" "));
   if (event.target === dialog) dialog.close();
 });
 
 // --- a live page reloads itself, unless the reader is looking at details
-setTheme(kept.get("localStorage", "theme"));
+setTheme(choices.get("localStorage", "theme"));
 if (data.refresh) {
-  const before = Number(kept.get("sessionStorage", "scroll"));
+  const before = Number(choices.get("sessionStorage", "scroll"));
   if (before) scrollTo(0, before);
   setInterval(() => {
     if (dialog.open || document.hidden || filter?.value || document.activeElement === chooser) return;
-    kept.set("sessionStorage", "scroll", String(scrollY));
+    choices.set("sessionStorage", "scroll", String(scrollY));
     location.reload();
   }, 1000 * data.refresh);
 }

@@ -23,11 +23,11 @@ from parabolic.options import dotted
 from parabolic.plugins import require
 from parabolic.report import charts
 from parabolic.report.page.bridges import Bridges, draw_bridges
-from parabolic.report.page.tables import TableView, of_paper, of_scene
+from parabolic.report.page.tables import TableView, paper_table_views, scene_table_view
 from parabolic.report.paper import hardware
-from parabolic.report.runs import departures, fault_of, flat, row_of, settings_of
+from parabolic.report.runs import departures, fault_of, flatten, row_of, settings_of
 from parabolic.report.scenes import Finds, Scene, find_scenes
-from parabolic.report.words import ahead, headline, judgement
+from parabolic.report.words import headline, judgement, lead
 from parabolic.streams import known_streams
 
 __all__ = ["TITLE", "TRAIN", "page_of", "write_page"]
@@ -78,20 +78,20 @@ def page_of(
     plotly = require("plotly.offline", "report", "report", "Plotly")
     finds = find_scenes(store, where)
     if not (may_be_empty or finds.runs or finds.diverged or finds.failed or (finds.damaged and not where)):
-        chosen = " that fit" if where else ""
-        got = Description(f"no runs{chosen} in {store.root}")
+        matching = " that fit" if where else ""
+        got = Description(f"no runs{matching} in {store.root}")
         raise invalid("runs", got, "at least one", finds.left_out or TRAIN)
     book = _Book()
-    scenes = [_scene(book, number, scene) for number, scene in enumerate(finds.scenes)]
-    measured, damaged = _bounds(book, finds, Path(bounds) if bounds is not None else None)
+    scenes = [_scene_view(book, number, scene) for number, scene in enumerate(finds.scenes)]
+    measured, damaged = _bounds_views(book, finds, Path(bounds) if bounds is not None else None)
     context = {
         "title": title,
         "version": __version__,
-        "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "finds": finds,
         "scenes": scenes,
         "first": max(scenes, key=lambda view: int(view.glance["runs"])).id if scenes else "",
-        "paper": of_paper(finds, store),
+        "paper": paper_table_views(finds, store),
         "bounds": measured,
         "runs": list(_all_runs(finds)),
         "damaged": {**finds.damaged, **damaged},
@@ -100,7 +100,7 @@ def page_of(
         "tasks": charts.TASKS,
         "nonce": secrets.token_urlsafe(16),
         "css": jinja.utils.markupsafe.Markup(_asset("page.css")),
-        "scripts": [jinja.utils.markupsafe.Markup(each) for each in (plotly.get_plotlyjs(), _asset("page.js"))],
+        "scripts": [jinja.utils.markupsafe.Markup(script) for script in (plotly.get_plotlyjs(), _asset("page.js"))],
     }
     environment = jinja.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja.StrictUndefined
@@ -147,26 +147,26 @@ class _SceneView:
     @property
     def learners(self) -> dict[str, str]:
         """One line on each built-in learner; the user's own are left to the user to explain."""
-        tried = (run.spec["learner"] for method in self.scene.methods for run in method.tried.values())
-        names, known = dict.fromkeys(tried), known_learners()
+        learners = (run.spec["learner"] for method in self.scene.methods for run in method.tried.values())
+        names, known = dict.fromkeys(learners), known_learners()
         return {name: (known[name].__doc__ or "").partition("\n")[0] for name in names if name in known}
 
     @property
     def about(self) -> str:
         """One line on the stream, for someone who does not know it."""
-        scene, known = self.scene, known_streams().get(self.scene.stream)
-        kept = f" Methods with a memory store {scene.memory} examples of it." if scene.memory else ""
-        return f"{known.about.partition(';')[0]}; one task after the other.{kept}" if known else ""
+        scene, stream = self.scene, known_streams().get(self.scene.stream)
+        memory = f" Methods with a memory store {scene.memory} examples of it." if scene.memory else ""
+        return f"{stream.about.partition(';')[0]}; one task after the other.{memory}" if stream else ""
 
 
-def _scene(book: _Book, number: int, scene: Scene) -> _SceneView:
+def _scene_view(book: _Book, number: int, scene: Scene) -> _SceneView:
     name = f"scene-{number + 1}"
-    told = (name, scene, headline(scene), of_scene(scene), _glance(scene))
+    overview = (name, scene, headline(scene), scene_table_view(scene), _glance(scene))
     if not scene.done:
-        return _SceneView(*told)
+        return _SceneView(*overview)
     bridges = draw_bridges(scene)
     return _SceneView(
-        *told,
+        *overview,
         anytime=book.add(charts.anytime_chart(scene)),
         tradeoff=book.add(charts.tradeoff_chart(scene)),
         forgetting=book.add(charts.forgetting_chart(scene)),
@@ -180,74 +180,74 @@ def _scene(book: _Book, number: int, scene: Scene) -> _SceneView:
 def _glance(scene: Scene) -> dict[str, str]:
     """A scene's line in the table of all scenes."""
     done = scene.done
-    told = dict.fromkeys(("best", "acc", "ahead", "judgement"), "–")
-    for what in ("runs", "diverged", "failed"):
-        told[what] = str(sum(len(getattr(method, what)) for method in scene.methods))
+    cells = dict.fromkeys(("best", "acc", "ahead", "judgement"), "–")
+    for outcome in ("runs", "diverged", "failed"):
+        cells[outcome] = str(sum(len(getattr(method, outcome)) for method in scene.methods))
     if done:
         acc = done[0].summary("acc")
         spread = f" ± {acc.sd:.1f}" if acc.n > 1 else ""
-        told |= {
+        cells |= {
             "best": ", ".join(method.name for method in scene.leaders),
             "acc": f"{acc.mean:.1f}{spread} (n={acc.n})",
         }
     if len(done) > 1:
-        gap = ahead(done[0], done[1])
-        by = f"{gap.mean:+z.1f} points" if gap else "–"
-        told |= {"ahead": f"{by} over {done[1].name}", "judgement": judgement(gap)}
-    return told
+        gap = lead(done[0], done[1])
+        points = f"{gap.mean:+z.1f} points" if gap else "–"
+        cells |= {"ahead": f"{points} over {done[1].name}", "judgement": judgement(gap)}
+    return cells
 
 
-def _bounds(
+def _bounds_views(
     book: _Book, finds: Finds, folder: Path | None
 ) -> tuple[list[tuple[str, int, dict[str, str]]], dict[str, str]]:
     """The charts of all measured bounds, with titles and numbers of runs; and the damaged files."""
     groups: defaultdict[str, list[Rows]] = defaultdict(list)
     for record in finds.runs.values():
         if rows := bounds_in(record):
-            groups[_titled({**record.spec, "measure": None})].append(rows)
+            groups[_bounds_title({**record.spec, "measure": None})].append(rows)
     damaged = {}
-    for place in sorted(folder.glob("*.json")) if folder is not None and folder.is_dir() else []:
+    for path in sorted(folder.glob("*.json")) if folder is not None and folder.is_dir() else []:
         try:
-            told = json.loads(place.read_text())
-            rows = [dotted(row) for row in told["rows"]]
+            payload = json.loads(path.read_text())
+            rows = [dotted(row) for row in payload["rows"]]
             charts.bounds_charts([rows])  # raises an error if a number is missing
-            groups[_titled(told["spec"])].append(rows)
+            groups[_bounds_title(payload["spec"])].append(rows)
         except (OSError, *UNREADABLE) as error:
-            damaged[str(place)] = f"it does not contain bounds ({type(error).__name__}: {error})"
-    made = [
+            damaged[str(path)] = f"it does not contain bounds ({type(error).__name__}: {error})"
+    views = [
         (title, len(rows), {name: book.add(figure) for name, figure in charts.bounds_charts(rows).items()})
         for title, rows in groups.items()
     ]
-    return made, damaged
+    return views, damaged
 
 
-def _titled(spec: Mapping[str, Any]) -> str:
-    row = flat(spec)
+def _bounds_title(spec: Mapping[str, Any]) -> str:
+    row = flatten(spec)
     memory = f", memory {row['memory']}" if "memory" in row else ""
     return f"{row['learner']} on {row['stream']}{memory} {settings_of(row)}".strip()
 
 
 def _facts(finds: Finds, store: Store) -> dict[str, Any]:
     """The origin of each number: every run's figures, and its settings and environment, which many runs share."""
-    specs, surroundings = _Shared(), _Shared()
+    specs, surroundings = _DistinctList(), _DistinctList()
     runs = {}
-    every: dict[str, Record | FailedRun] = {**finds.failed, **finds.diverged, **finds.runs}
-    for key, run in every.items():
+    all_runs: dict[str, Record | FailedRun] = {**finds.failed, **finds.diverged, **finds.runs}
+    for key, run in all_runs.items():
         row = row_of(run)
-        spec = {name: value for name, value in flat(run.spec).items() if name != "seed"}
+        spec = {name: value for name, value in flatten(run.spec).items() if name != "seed"}
         runs[key] = {
             "seed": row["seed"],
-            "folder": _place(run, store),
-            "spec": specs.place({name: str(value) for name, value in spec.items()}),
+            "folder": _origin(run, store),
+            "spec": specs.index({name: str(value) for name, value in spec.items()}),
             "unusual": sorted(departures(row)),
         }
         if isinstance(run, FailedRun):
             runs[key] |= {"how": "failed", "reason": run.reason, "trace": run.trace, "when": run.failed}
             continue
-        about = {name.partition(".")[2]: value for name, value in row.items() if name.startswith("environment.")}
+        environment = {name.partition(".")[2]: value for name, value in row.items() if name.startswith("environment.")}
         runs[key] |= {
-            "when": about.pop("finished", ""),
-            "around": surroundings.place({name: str(value) for name, value in about.items()}),
+            "when": environment.pop("finished", ""),
+            "around": surroundings.index({name: str(value) for name, value in environment.items()}),
         }
         if run.diverged:
             runs[key] |= {"how": "diverged", "reason": run.diverged}
@@ -256,35 +256,35 @@ def _facts(finds: Finds, store: Store) -> dict[str, Any]:
                 "figures": [round(row[f"metrics.{name}"], 2) for name in ("acc", "aaa", "forgetting")],
                 "seconds": [round(row[name], 2) for name in ("train_seconds", "test_seconds")],
             }
-    return {"runs": runs, "specs": specs.kept, "surroundings": surroundings.kept}
+    return {"runs": runs, "specs": specs.items, "surroundings": surroundings.items}
 
 
-def _place(run: Record | FailedRun, store: Store) -> str:
+def _origin(run: Record | FailedRun, store: Store) -> str:
     if isinstance(run, Record) and is_record(run):
         return f"records: {run.environment[FROM]}"
     return str(store.path(run.key))
 
 
-class _Shared:
-    """A list of distinct things, in which each is stored once."""
+class _DistinctList:
+    """A list of distinct dictionaries."""
 
     def __init__(self) -> None:
-        self._places: dict[tuple[tuple[str, str], ...], int] = {}
+        self._indices: dict[tuple[tuple[str, str], ...], int] = {}
 
-    def place(self, thing: dict[str, str]) -> int:
-        """The index of a thing, which is added if it is new."""
-        return self._places.setdefault(tuple(thing.items()), len(self._places))
+    def index(self, item: dict[str, str]) -> int:
+        """The index of a dictionary, which is added if it is new."""
+        return self._indices.setdefault(tuple(item.items()), len(self._indices))
 
     @property
-    def kept(self) -> list[dict[str, str]]:
-        """The things, in order."""
-        return [dict(each) for each in self._places]
+    def items(self) -> list[dict[str, str]]:
+        """The dictionaries, in order."""
+        return [dict(item) for item in self._indices]
 
 
 def _all_runs(finds: Finds) -> Iterator[dict[str, Any]]:
     """A line for every run, those that failed or diverged first."""
-    states = {each.key: f"failed: {fault_of(each.reason, each.trace)}" for each in finds.failed.values()}
-    states |= {each.key: f"diverged: {each.diverged}" for each in finds.diverged.values()}
+    states = {run.key: f"failed: {fault_of(run.reason, run.trace)}" for run in finds.failed.values()}
+    states |= {run.key: f"diverged: {run.diverged}" for run in finds.diverged.values()}
     ended = [*finds.diverged.values(), *finds.runs.values()]
     rows = [*map(row_of, finds.failed.values()), *map(row_of, ended)]
     for row in sorted(rows, key=lambda row: (row["key"] not in states, row["stream"], row["learner"], row["seed"])):

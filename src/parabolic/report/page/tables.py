@@ -16,7 +16,7 @@ from parabolic.report.paper import paper_results
 from parabolic.report.scenes import Finds, Scene, results_of
 from parabolic.report.tables import Results
 
-__all__ = ["TableCell", "TableView", "of_paper", "of_scene"]
+__all__ = ["TableCell", "TableView", "paper_table_views", "scene_table_view"]
 
 
 @dataclass(frozen=True)
@@ -42,35 +42,37 @@ class TableView:
     ranked: bool
 
 
-def of_scene(scene: Scene) -> TableView:
+def scene_table_view(scene: Scene) -> TableView:
     """The methods of a scene side by side."""
     results = results_of(scene)
-    behind = [[run.key for kept in (method.runs, method.diverged) for run in kept.values()] for method in scene.methods]
-    keys = [[each] * len(results.columns) for each in behind]
-    most = max(len(method.runs) for method in scene.methods)
-    single = ["One seed (n = 1): no deviation."] if most == 1 else []
-    return _view(results, keys, single)
+    run_keys = [
+        [run.key for runs in (method.runs, method.diverged) for run in runs.values()] for method in scene.methods
+    ]
+    keys = [[row_keys] * len(results.columns) for row_keys in run_keys]
+    most_seeds = max(len(method.runs) for method in scene.methods)
+    notes = ["One seed (n = 1): no deviation."] if most_seeds == 1 else []
+    return _table_view(results, keys, notes)
 
 
-def of_paper(finds: Finds, store: Store) -> list[TableView]:
+def paper_table_views(finds: Finds, store: Store) -> list[TableView]:
     """The paper's tables for which there are runs of ours: untuned and tuned, and both with `--quick`."""
-    made, presets = [], tuple((path, path.stat().st_mtime_ns) for path in known_presets().values() if path.exists())
-    streams = {run.spec["stream"] for kept in (finds.runs, finds.diverged) for run in kept.values()}
+    views, presets = [], tuple((path, path.stat().st_mtime_ns) for path in known_presets().values() if path.exists())
+    streams = {run.spec["stream"] for runs in (finds.runs, finds.diverged) for run in runs.values()}
     for quick, tuned in product((False, True), repeat=2):
         if not streams & Selection(quick=quick).streams:  # to name a thousand runs of which none is there takes seconds
             continue
         try:
-            selection, wanted = _selected(quick, presets if tuned else None)
+            selection, specs = _selected(quick, presets if tuned else None)
         except InputError:  # a damaged preset of the user's should not prevent the page
             continue
-        shown = [spec for spec in wanted if spec.key in finds.runs or spec.key in finds.diverged]
-        records = {spec.key: record for spec in shown if (record := store.ended(spec)) is not None}
-        made += [
-            _view(results, _paper_keys(results, selection), _units(results))
+        ended = [spec for spec in specs if spec.key in finds.runs or spec.key in finds.diverged]
+        records = {spec.key: record for spec in ended if (record := store.ended(spec)) is not None}
+        views += [
+            _table_view(results, _paper_keys(results, selection), _unit_notes(results))
             for results in (paper_results(selection, records) if records else [])
             if any(cell.ours or cell.diverged for row in results.rows.values() for cell in row)
         ]
-    return made
+    return views
 
 
 @cache  # there are a thousand runs, and a watched page is generated again and again
@@ -80,17 +82,17 @@ def _selected(quick: bool, presets: tuple[tuple[Path, int], ...] | None) -> tupl
     return selection, selection.runs
 
 
-def _view(results: Results, keys: Sequence[Sequence[Sequence[str]]], more: Sequence[str]) -> TableView:
-    ours, theirs = list[Line](), dict[int, Line]()
+def _table_view(results: Results, keys: Sequence[Sequence[Sequence[str]]], notes: Sequence[str]) -> TableView:
+    ours, published_lines = list[Line](), dict[int, Line]()
     for line in lines(results):
         if line.published:
-            theirs[len(ours) - 1] = line
+            published_lines[len(ours) - 1] = line
         else:
             ours.append(line)
     rows = []
     for i, (line, cells) in enumerate(zip(ours, results.rows.values(), strict=True)):
-        published = theirs.get(i)
-        made = [
+        published = published_lines.get(i)
+        view_cells = [
             TableCell(
                 entry,
                 published.entries[j] if published and cell.published else None,
@@ -99,7 +101,7 @@ def _view(results: Results, keys: Sequence[Sequence[Sequence[str]]], more: Seque
             )
             for j, (entry, cell) in enumerate(zip(line.entries, cells, strict=True))
         ]
-        rows.append((line.name, made, [*line.ranks, *(published.ranks if published else [])]))
+        rows.append((line.name, view_cells, [*line.ranks, *(published.ranks if published else [])]))
     groups = [(group, len(list(same))) for group, same in groupby(column.group for column in results.columns)]
     return TableView(
         results.title,
@@ -107,25 +109,25 @@ def _view(results: Results, keys: Sequence[Sequence[Sequence[str]]], more: Seque
         groups if any(group for group, _ in groups) else [],
         [column.title for column in results.columns],
         rows,
-        [*more, *legend(results)],
+        [*notes, *legend(results)],
         results.ranked,
     )
 
 
-def _units(results: Results) -> list[str]:
+def _unit_notes(results: Results) -> list[str]:
     return ["AAA and Acc are in percent."] if any(column.title == "Acc" for column in results.columns) else []
 
 
 def _paper_keys(results: Results, selection: Selection) -> list[list[list[str]]]:
     """The keys of the runs behind each cell."""
     if results.name.startswith("bounds."):
-        behind = [spec.key for spec in selection.specs("bounds")]
-        return [[behind] * len(results.columns)] * len(results.rows)
+        run_keys = [spec.key for spec in selection.specs("bounds")]
+        return [[run_keys] * len(results.columns)] * len(results.rows)
     table, keys = paper_tables()[results.name], list[list[list[str]]]()
     for row in results.rows:
-        behind_row = []
+        row_keys = []
         for setting in table.settings:
-            behind = [spec.key for spec in selection.cell(row, setting)]
-            behind_row += [behind] * len(table.metrics)
-        keys.append(behind_row)
+            run_keys = [spec.key for spec in selection.cell(row, setting)]
+            row_keys += [run_keys] * len(table.metrics)
+        keys.append(row_keys)
     return keys
