@@ -140,14 +140,14 @@ def test_a_block_is_the_same_by_two_convolutions_at_once(monkeypatch, stride):
     block, x = of_images(stride=stride)
     plain, called = derivatives(block, x), []
     block.shortcut[0].register_forward_hook(lambda *_: called.append(1))
-    monkeypatch.setattr(backbones, "_ours", lambda x, weight: True)
+    monkeypatch.setattr(backbones, "_use_own_convolution", lambda x, weight: True)
     for one, other in zip(derivatives(block, x), plain, strict=True):
         torch.testing.assert_close(one, other)
     assert not called  # it was at once
 
 
 def test_what_is_put_in_place_of_a_convolution_is_used(monkeypatch):
-    monkeypatch.setattr(backbones, "_ours", lambda x, weight: True)
+    monkeypatch.setattr(backbones, "_use_own_convolution", lambda x, weight: True)
     block, x = of_images()
     before = block(x)
     block.conv1 = nn.Sequential(block.conv1, nn.Hardtanh(-0.1, 0.1))

@@ -127,7 +127,7 @@ def test_the_better_average_is_that_to_which_a_label_is_more_probable_however_mu
     with torch.no_grad():
         learner.stable.weights["bias"].copy_(torch.tensor([0.0, 9.0]))
         learner.plastic.weights["bias"].copy_(torch.tensor([9.0, 0.0]))
-    advice = learner._advice({"x": torch.zeros(2, 2), "y": torch.tensor([0, 1])})
+    advice = learner._better_logits({"x": torch.zeros(2, 2), "y": torch.tensor([0, 1])})
     assert advice.tolist() == [[9.0, 0.0], [0.0, 9.0]]
 
 

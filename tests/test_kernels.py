@@ -196,13 +196,13 @@ def images(n):
 @pytest.fixture
 def merged(monkeypatch):
     """How many blocks have predicted by convolutions that hold their norms."""
-    counted, original = [], Block._merged
+    counted, original = [], Block._merged_maps
 
     def counting(self, x):
         counted.append(self)
         return original(self, x)
 
-    monkeypatch.setattr(Block, "_merged", counting)
+    monkeypatch.setattr(Block, "_merged_maps", counting)
     return counted
 
 

@@ -134,9 +134,9 @@ def test_a_thread_that_learns_gives_way_to_whoever_asks(call, tmp_path):
     asking = threading.Thread(target=calls[call])
     with learner.lock:  # as in the middle of a step
         asking.start()
-        assert until(lambda: learner._asking)  # for which `observe` waits a moment before the next batch
+        assert until(lambda: learner._waiting)  # for which `observe` waits a moment before the next batch
     asking.join()
-    assert not learner._asking
+    assert not learner._waiting
     journal.close()
 
 

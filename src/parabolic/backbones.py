@@ -75,7 +75,7 @@ class ConvNet(_Layers):
     torch.Size([2, 10])
     """
 
-    arguments: dict[str, Any]  # as of MLP
+    arguments: dict[str, Any]  # as in MLP
 
     def __init__(self, shape: Sequence[int], classes: int, width: int = 32) -> None:
         channels = _channels("convnet", shape)
@@ -97,7 +97,7 @@ class ResNet18(nn.Module):
     torch.Size([2, 10])
     """
 
-    arguments: dict[str, Any]  # as of MLP
+    arguments: dict[str, Any]  # as in MLP
 
     def __init__(self, shape: Sequence[int], classes: int, width: int = 64) -> None:
         super().__init__()
@@ -133,48 +133,48 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's feature maps."""
-        if self._merges(x):
-            return self._merged(x)
-        inner, shortcut = self._begun(x)
+        if self._can_merge(x):
+            return self._merged_maps(x)
+        inner, shortcut = self._first_maps(x)
         y: Tensor = self.norm2(self.conv2(self.norm1(inner)), shortcut)
         return y
 
-    def _begun(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _first_maps(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The first convolution and the shortcut of x; on a GPU both at once if the shortcut has a convolution too."""
         short = next(iter(self.shortcut), None)
         if (
             isinstance(self.conv1, Convolution) and isinstance(short, Convolution)  # they may have been replaced
-            and _ours(x, short.weight) and x.is_contiguous(memory_format=torch.channels_last)
+            and _use_own_convolution(x, short.weight) and x.is_contiguous(memory_format=torch.channels_last)
         ):  # fmt: skip
             weight = self.conv1.weight
             inner, thinned = convolve_both(x.to(weight.dtype), weight, short.weight, *self.conv1.layout)
             return inner, self.shortcut[1:](thinned)
-        return self.conv1(x), self.shortcut(_again(x))
+        return self.conv1(x), self.shortcut(_second_use(x))
 
-    def _merges(self, x: Tensor) -> bool:
-        """Whether `_merged` can be used: no gradient is needed, no part was replaced, and the tensors fit."""
+    def _can_merge(self, x: Tensor) -> bool:
+        """Whether `_merged_maps` can be used: no gradient is needed, no part was replaced, and the tensors fit."""
         if torch.is_grad_enabled() or self.training or in_plain() or not has_cudnn(x):
             return False
         convs, norms = self._parts()
         return (
-            [type(each) for each in (*convs, *norms)] == [Convolution] * len(convs) + [Norm] * len(norms)
-            and [each.kernel_size for each in convs] == [(3, 3), (3, 3), (1, 1)][: len(convs)]
-            and [each.relu for each in norms] == [True, True, False][: len(convs)]
-            and all(each.weight.dtype == x.dtype for each in convs)
-            and not any(each.training or each.running_mean is None for each in norms)
-            and not any(each._forward_hooks or each._forward_pre_hooks for each in (*convs, *norms, self.shortcut))
+            [type(layer) for layer in (*convs, *norms)] == [Convolution] * len(convs) + [Norm] * len(norms)
+            and [layer.kernel_size for layer in convs] == [(3, 3), (3, 3), (1, 1)][: len(convs)]
+            and [layer.relu for layer in norms] == [True, True, False][: len(convs)]
+            and all(layer.weight.dtype == x.dtype for layer in convs)
+            and not any(layer.training or layer.running_mean is None for layer in norms)
+            and not any(layer._forward_hooks or layer._forward_pre_hooks for layer in (*convs, *norms, self.shortcut))
             and x.dtype in (torch.bfloat16, torch.float16) and 0 < x.numel() < 2**31
             and x.is_contiguous(memory_format=torch.channels_last)
         )  # fmt: skip
 
-    def _merged(self, x: Tensor) -> Tensor:
+    def _merged_maps(self, x: Tensor) -> Tensor:
         """The feature maps by running statistics, with which a norm is a scale and a bias per channel.
 
         The scale is folded into the convolution's weight; the bias, the shortcut and ReLU are applied by the
         convolution's own kernel before anything is written.
         """
         convs, norms = self._parts()
-        (weight1, bias1), (weight2, bias2), *short = itertools.starmap(_as_one, zip(convs, norms, strict=True))
+        (weight1, bias1), (weight2, bias2), *short = itertools.starmap(_fold_norm, zip(convs, norms, strict=True))
         shortcut = x if not short else mix(thin(x, convs[2].stride), *short[0])
         # The kernel always adds a tensor; the first call has none to add, so any finite one is scaled by zero.
         inner = torch.cudnn_convolution_add_relu(
@@ -190,7 +190,7 @@ class Block(nn.Module):
         return [self.conv1, self.conv2, *short[:1]], [self.norm1, self.norm2, *short[1:]]
 
 
-def _as_one(conv: Convolution, norm: Norm) -> tuple[Tensor, Tensor]:
+def _fold_norm(conv: Convolution, norm: Norm) -> tuple[Tensor, Tensor]:
     """The weight and bias of one convolution that equals a convolution followed by a norm in evaluation mode."""
     mean, variance = cast(Tensor, norm.running_mean).float(), cast(Tensor, norm.running_var).float()
     scale = norm.weight * (variance + norm.eps).rsqrt()
@@ -209,7 +209,7 @@ class Norm(nn.BatchNorm2d):
         """Normalise the images, add the shortcut if given, and apply ReLU if the layer has it."""
         running = (cast(Tensor, self.running_mean), cast(Tensor, self.running_var))
         momentum = self.momentum or 0.0
-        if self._fused(x):
+        if self._can_fuse(x):
             from parabolic.kernels import norm_add_relu
 
             y, again = norm_add_relu(
@@ -223,14 +223,14 @@ class Norm(nn.BatchNorm2d):
             y = y + shortcut
         return F.relu(y) if self.relu else y
 
-    def _fused(self, x: Tensor) -> bool:
-        """Whether the fused operation applies: by running statistics it has no gradient, and one value no deviation."""
+    def _can_fuse(self, x: Tensor) -> bool:
+        """Whether the fused operation applies, which has no gradient with running statistics."""
         fits = x.is_cuda and x.is_contiguous(memory_format=torch.channels_last) and x.dtype != torch.float64
-        fits = fits and x.shape[1] < x.numel() < 2**31  # its offsets have 32 bits
+        fits = fits and x.shape[1] < x.numel() < 2**31  # one value has no deviation; offsets have 32 bits
         return fits and not in_plain() and (self.training or not torch.is_grad_enabled()) and has_triton()
 
 
-def _again(x: Tensor) -> Tensor:
+def _second_use(x: Tensor) -> Tensor:
     """The same images for a second use; if a fused Norm made them, its backward receives both gradients unsummed."""
     again: Tensor = getattr(x, "again", x)
     return again if again.grad_fn is x.grad_fn else x  # x may have been changed in place
@@ -244,15 +244,15 @@ class Convolution(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """The feature maps."""
-        return self._of(x, self.weight)
+        return self._convolve(x, self.weight)
 
     @property
     def layout(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """The stride and the padding."""
         return cast(tuple[int, int], self.stride), cast(tuple[int, int], self.padding)
 
-    def _of(self, x: Tensor, weight: Tensor) -> Tensor:
-        if torch.is_grad_enabled() and _ours(x, weight):
+    def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and _use_own_convolution(x, weight):
             return convolve(x.to(weight.dtype), weight, *self.layout)
         return F.conv2d(x, weight, None, *self.layout)
 
@@ -262,24 +262,24 @@ class Stem(Convolution):
 
     def forward(self, x: Tensor) -> Tensor:
         """The first feature maps."""
-        more = -self.in_channels % 8
-        if not more or not x.is_cuda:
+        padding = -self.in_channels % 8
+        if not padding or not x.is_cuda:
             return super().forward(x)
-        x, weight = (F.pad(each, (0, 0, 0, 0, 0, more)) for each in (x, self.weight))
-        return self._of(x, weight)
+        x, weight = (F.pad(tensor, (0, 0, 0, 0, 0, padding)) for tensor in (x, self.weight))
+        return self._convolve(x, weight)
 
 
-def _ours(x: Tensor, weight: Tensor) -> bool:
+def _use_own_convolution(x: Tensor, weight: Tensor) -> bool:
     """Whether to use our own convolution: on a GPU, unless autocast has yet to cast the weight."""
     mixed = torch.is_autocast_enabled("cuda") and weight.dtype == torch.float32
     return x.is_cuda and not mixed and not in_plain()
 
 
-class _Wish(threading.local):
+class _Settings(threading.local):
     plain = False
 
 
-_wish = _Wish()
+_settings = _Settings()
 
 
 @contextmanager
@@ -288,11 +288,11 @@ def plainly() -> Iterator[None]:
 
     This is for code that inspects single operations, such as per-example gradients.
     """
-    before, _wish.plain = _wish.plain, True
+    before, _settings.plain = _settings.plain, True
     try:
         yield
     finally:
-        _wish.plain = before
+        _settings.plain = before
 
 
 def in_plain() -> bool:
@@ -300,7 +300,7 @@ def in_plain() -> bool:
 
     That is in a torch.func transform, and where the network is exported or traced.
     """
-    return _wish.plain or bool(
+    return _settings.plain or bool(
         torch._C._are_functorch_transforms_active() or torch.compiler.is_exporting() or torch._C._is_tracing()
     )
 
@@ -347,11 +347,11 @@ def drawing_apart() -> Iterator[None]:
 
     Only one thread at a time may do so: the generator is shared, and each would draw from what another has seeded.
     """
-    with _drawing, torch.random.fork_rng(devices=[]):
+    with _drawing_lock, torch.random.fork_rng(devices=[]):
         yield
 
 
-_drawing = threading.RLock()  # reentrant: a factory that makes a learner takes it again
+_drawing_lock = threading.RLock()  # reentrant: a factory that makes a learner takes it again
 
 
 def _check_shape(shape: Any) -> None:

@@ -73,21 +73,21 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        given = grads[0], *ctx.saved_tensors, ctx.layout, ctx.needs_input_grad[:2]
-        return *_Slope.apply(*given), None, None  # type: ignore[no-untyped-call]
+        arguments = grads[0], *ctx.saved_tensors, ctx.layout, ctx.needs_input_grad[:2]
+        return *_Slope.apply(*arguments), None, None  # type: ignore[no-untyped-call]
 
 
 class _Slope(torch.autograd.Function):
-    """The gradients of x and of the weight, each if wanted."""
+    """The gradients of x and of the weight, each only if `needed`."""
 
     @staticmethod
     def forward(
-        ctx: Any, dy: Tensor, x: Tensor, weight: Tensor, layout: tuple[Pair, Pair], wanted: tuple[bool, bool]
+        ctx: Any, dy: Tensor, x: Tensor, weight: Tensor, layout: tuple[Pair, Pair], needed: tuple[bool, bool]
     ) -> tuple[Tensor | None, Tensor | None]:
         ctx.save_for_backward(dy, x, weight)
         ctx.layout = layout
         ctx.set_materialize_grads(False)
-        return _slope(dy, x, weight, layout, wanted)
+        return _slope(dy, x, weight, layout, needed)
 
     @staticmethod
     @once_differentiable
@@ -99,18 +99,18 @@ class _Slope(torch.autograd.Function):
             of_dy = F.conv2d(of_dx, weight, None, *ctx.layout)
             _, of_weight = _slope(dy, of_dx, weight, ctx.layout, (False, True))
         if of_dweight is not None:
-            more = F.conv2d(x, of_dweight, None, *ctx.layout)
-            of_dy = more if of_dy is None else of_dy + more
+            contribution = F.conv2d(x, of_dweight, None, *ctx.layout)
+            of_dy = contribution if of_dy is None else of_dy + contribution
             if ctx.needs_input_grad[1]:
                 of_x, _ = _slope(dy, x, of_dweight, ctx.layout, (True, False))
         return of_dy, of_x, of_weight, None, None
 
 
 def _slope(
-    dy: Tensor, x: Tensor, weight: Tensor, layout: tuple[Pair, Pair], wanted: tuple[bool, bool]
+    dy: Tensor, x: Tensor, weight: Tensor, layout: tuple[Pair, Pair], needed: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     dx, dweight, _ = torch.ops.aten.convolution_backward(
-        dy, x, weight, None, *layout, (1, 1), False, (0, 0), 1, (*wanted, False)
+        dy, x, weight, None, *layout, (1, 1), False, (0, 0), 1, (*needed, False)
     )
     return dx, dweight
 

@@ -40,15 +40,15 @@ def crop_flip(x: Tensor, padding: int, shift: Tensor, mirror: Tensor | None) -> 
 @triton.jit
 def _floyd(total, chance, taken, size, SIZE: tl.constexpr):
     """For each j from total − size on, take the number drawn from 0..j, or j if that number is already taken."""
-    at = tl.arange(0, SIZE)
+    offsets = tl.arange(0, SIZE)
     first = tl.load(total) - size
-    drawn = (tl.load(chance + at, at < size, 0.0) * (first + at + 1).to(tl.float64)).to(tl.int64)
+    drawn = (tl.load(chance + offsets, offsets < size, 0.0) * (first + offsets + 1).to(tl.float64)).to(tl.int64)
     numbers = tl.full((SIZE,), -1, tl.int64)
     for j in range(size):
-        one = tl.sum(tl.where(at == j, drawn, 0), 0)
-        again = tl.sum((numbers == one).to(tl.int32), 0) > 0
-        numbers = tl.where(at == j, tl.where(again, first + j, one), numbers)
-    tl.store(taken + at, numbers, at < size)
+        number = tl.sum(tl.where(offsets == j, drawn, 0), 0)
+        is_taken = tl.sum((numbers == number).to(tl.int32), 0) > 0
+        numbers = tl.where(offsets == j, tl.where(is_taken, first + j, number), numbers)
+    tl.store(taken + offsets, numbers, offsets < size)
 
 
 @triton.jit
@@ -57,15 +57,15 @@ def _crop_flip(
     MIRROR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Copy each value of y from its place in x, or write 0 if that is outside."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    here = at < n
-    channel, place = at % channels, at // channels
-    column, place = place % width, place // width
-    row, image = place % height, place // height
-    row += (tl.load(shift + image, here, 0) - padding).to(tl.int32)
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    in_range = offsets < n
+    channel, pixel = offsets % channels, offsets // channels
+    column, pixel = pixel % width, pixel // width
+    row, image = pixel % height, pixel // height
+    row += (tl.load(shift + image, in_range, 0) - padding).to(tl.int32)
     if MIRROR:
-        column = tl.where(tl.load(mirror + image, here, 1.0) < 0.5, width - 1 - column, column)
-    column += (tl.load(shift + images + image, here, 0) - padding).to(tl.int32)
-    inside = here & (row >= 0) & (row < height) & (column >= 0) & (column < width)
+        column = tl.where(tl.load(mirror + image, in_range, 1.0) < 0.5, width - 1 - column, column)
+    column += (tl.load(shift + images + image, in_range, 0) - padding).to(tl.int32)
+    inside = in_range & (row >= 0) & (row < height) & (column >= 0) & (column < width)
     source = x + image.to(tl.int64) * by_image + channel * by_channel + row * by_row + column * by_column
-    tl.store(y + at, tl.load(source, inside, 0), here)  # offsets between images may exceed 32 bits
+    tl.store(y + offsets, tl.load(source, inside, 0), in_range)  # offsets between images may exceed 32 bits

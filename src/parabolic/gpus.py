@@ -38,29 +38,29 @@ def tf32(allowed: bool) -> Iterator[None]:
     """
     backends: Any = torch.backends
     matmul, cudnn = backends.cuda.matmul, backends.cudnn
-    older = _readable(lambda: (matmul.allow_tf32, cudnn.allow_tf32))
-    word = _readable(torch.get_float32_matmul_precision)
-    new = hasattr(matmul, "fp32_precision")  # since torch 2.9
-    newer = [matmul, cudnn.conv, cudnn.rnn] if new else []
-    before = [(place, place.fp32_precision) for place in [*newer, backends.mkldnn.matmul]] if new else []
+    older = _read_or_none(lambda: (matmul.allow_tf32, cudnn.allow_tf32))
+    precision = _read_or_none(torch.get_float32_matmul_precision)
+    has_new = hasattr(matmul, "fp32_precision")  # since torch 2.9
+    newer = [matmul, cudnn.conv, cudnn.rnn] if has_new else []
+    previous = [(backend, backend.fp32_precision) for backend in [*newer, backends.mkldnn.matmul]] if has_new else []
     if older is not None:
         matmul.allow_tf32 = cudnn.allow_tf32 = allowed
-    for place in newer:
-        place.fp32_precision = "tf32" if allowed else "ieee"
+    for backend in newer:
+        backend.fp32_precision = "tf32" if allowed else "ieee"
     try:
         yield
     finally:
         if older is not None:
             matmul.allow_tf32, cudnn.allow_tf32 = older
-        if word is not None:  # it has three values where allow_tf32 has two, and also sets a switch of the CPU
-            torch.set_float32_matmul_precision(word)
-        for place, value in before:
-            place.fp32_precision = "none"  # so that it follows torch.backends.fp32_precision, if it did before
-            if place.fp32_precision != value:
-                place.fp32_precision = value
+        if precision is not None:  # it has three values where allow_tf32 has two, and also sets a switch of the CPU
+            torch.set_float32_matmul_precision(precision)
+        for backend, value in previous:
+            backend.fp32_precision = "none"  # so that it follows torch.backends.fp32_precision, if it did before
+            if backend.fp32_precision != value:
+                backend.fp32_precision = value
 
 
-def _readable(read: Callable[[], Any]) -> Any:
+def _read_or_none(read: Callable[[], Any]) -> Any:
     """The value that is read, or None if torch refuses."""
     try:
         return read()

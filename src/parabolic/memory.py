@@ -19,7 +19,7 @@ Batch = dict[str, Tensor]
 """Named tensors of equal length: "x" the examples, "y" the labels, and whatever else a method stores."""
 
 FEW = 128  # up to this many draws, a GPU makes them one after the other
-# Their keys in a state, which no field has. In version 1 there was no ARRIVAL, and OFFERED was "offered".
+# Keys in a state that no field has. In version 1 there was no ARRIVAL, and OFFERED was "offered".
 ARRIVAL, OFFERED = "arrival number", "number offered"
 
 
@@ -146,8 +146,10 @@ class Memory:
         check_number("size", size, whole=True, at_least=0)
         if not self._slots:
             raise invalid("draw", Description("an empty memory"), "one to which a batch was offered")
-        kept = self.clock.clamp(max=self.capacity)  # on the device, so that a draw stays the same code as memory fills
-        rows = distinct(min(size, len(self)), kept, device=kept.device, generator=generator)
+        filled = self.clock.clamp(
+            max=self.capacity
+        )  # on the device, so that a draw stays the same code as memory fills
+        rows = distinct(min(size, len(self)), filled, device=filled.device, generator=generator)
         return {name: slots.index_select(0, rows) for name, slots in self._slots.items()}
 
     def erase(self, rows: Tensor, *, generator: Generator | None = None) -> int:
@@ -165,21 +167,21 @@ class Memory:
         if rows.dtype != torch.bool or rows.shape != (len(self),):
             remedy = "as in memory['y'] == 3"
             raise invalid("rows", rows, f"{len(self)} truth values, one for each stored example", remedy)
-        gone, left = (each.nonzero()[:, 0] for each in (rows, ~rows))
+        gone, left = (mask.nonzero()[:, 0] for mask in (rows, ~rows))
         fields = (*self._slots.values(), self._arrival)
         for slots in fields:
             slots[-1:] = 0  # the spare row holds an example that was not stored, perhaps the one to be forgotten
         if not len(gone):
             return 0
-        instead = self._instead(gone, left, generator)
+        sources = self._replacements(gone, left, generator)
         for slots in fields:
-            slots.index_copy_(0, gone, slots.index_select(0, instead))
+            slots.index_copy_(0, gone, slots.index_select(0, sources))
         if not len(left):
             self.offered = 0
             self.clock.zero_()
         return len(gone)
 
-    def _instead(self, gone: Tensor, left: Tensor, generator: Generator | None) -> Tensor:
+    def _replacements(self, gone: Tensor, left: Tensor, generator: Generator | None) -> Tensor:
         """For each slot to overwrite, the slot to copy: a random one that is left, or the spare row if none is."""
         if not len(left):
             return torch.full_like(gone, self.capacity)
@@ -196,8 +198,8 @@ class Memory:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next offer and draw depend on, by name."""
-        told = {ARRIVAL: self._arrival[: len(self)]} if self._slots else {}
-        return {OFFERED: self.offered, **told, **{name: self[name] for name in self._slots}}
+        arrival = {ARRIVAL: self._arrival[: len(self)]} if self._slots else {}
+        return {OFFERED: self.offered, **arrival, **{name: self[name] for name in self._slots}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the state of another memory, in place if the slots are already allocated."""
@@ -221,13 +223,13 @@ class Memory:
 
         `fields` are those that will be stored, if nothing has been offered yet.
         """
-        kept = {*fields, *self._slots}
-        own, counts = self.state_dict().keys() | kept, {OFFERED, ARRIVAL, "offered"}
-        _, filled = self._fill_of(state, *kept)
-        missing = own - state.keys() - counts - (set() if filled else kept)
-        known = self._slots or (fields and type(self).__module__ == __name__)  # others may add entries as they go
-        strange = state.keys() - own - counts if known else set()
-        if missing or strange:
+        stored = {*fields, *self._slots}
+        own, counts = self.state_dict().keys() | stored, {OFFERED, ARRIVAL, "offered"}
+        _, filled = self._fill_of(state, *stored)
+        missing = own - state.keys() - counts - (set() if filled else stored)
+        is_fixed = self._slots or (fields and type(self).__module__ == __name__)  # others may add entries as they go
+        unexpected = state.keys() - own - counts if is_fixed else set()
+        if missing or unexpected:
             remedy = "load it into a memory of the policy that it was saved with, for the same kind of learner"
             raise invalid("memory", Description(f"a state of {sorted(state)}"), f"one of {sorted(own)}", remedy)
         if filled:
@@ -268,20 +270,20 @@ class Memory:
 
     def _check_slots(self, slots: Any, size: int) -> None:
         """Refuse what a policy returned if it cannot be slots; their values only if that waits for no device."""
-        whose = f"place of {type(self).__name__}"
+        name = f"place of {type(self).__name__}"
         if not isinstance(slots, Tensor) or slots.shape != (size,) or slots.dtype != torch.long:
-            raise invalid(whose, slots, f"the slots of {size} examples, of type int64")
+            raise invalid(name, slots, f"the slots of {size} examples, of type int64")
         if slots.device.type != "cpu" or type(self).place.__module__ == __name__:
             return
         lowest, highest = (int(end) for end in slots.aminmax())
         if lowest < 0 or highest > self.capacity:
             expected = f"slots from 0 to {self.capacity - 1}, and {self.capacity} for examples that are not stored"
-            raise invalid(whose, Description(f"slots from {lowest} to {highest}"), expected)
+            raise invalid(name, Description(f"slots from {lowest} to {highest}"), expected)
         filled = min(len(self) + size, self.capacity)
         if empty := set(range(len(self), filled)).difference(slots.tolist()):
             expected = f"the slots from {len(self)} to {filled - 1} among others, as the memory is not yet full"
             remedy = "while there is room, put each example into the next slot"
-            raise invalid(whose, Description(f"slots without {min(empty)}"), expected, remedy)
+            raise invalid(name, Description(f"slots without {min(empty)}"), expected, remedy)
 
     def _check_kind(self, batch: Mapping[str, Tensor]) -> None:
         """Refuse examples that do not fit into the slots."""
@@ -290,8 +292,10 @@ class Memory:
         for name, value in batch.items():
             slots = self._slots[name]
             if value.shape[1:] != slots.shape[1:] or value.dtype != slots.dtype:
-                like = f"examples of shape {list(slots.shape[1:])} and type {str(slots.dtype).removeprefix('torch.')}"
-                raise invalid(name, value, like, "one memory holds one kind of example")
+                expected = (
+                    f"examples of shape {list(slots.shape[1:])} and type {str(slots.dtype).removeprefix('torch.')}"
+                )
+                raise invalid(name, value, expected, "one memory holds one kind of example")
 
     def check_room(self, batch: Mapping[str, Tensor]) -> None:
         """Refuse a capacity for which there is no room, given examples like these, before anything is offered."""
@@ -313,8 +317,8 @@ class Memory:
         except DEVICE_ERRORS:
             raise  # the engine knows what to do about a GPU that is full, or lost
         except RuntimeError as error:
-            each = sum(value[:1].nbytes for value in batch.values())
-            remedy = f"an example takes {each:,} bytes: keep fewer, or smaller ones (images as uint8)"
+            size = sum(value[:1].nbytes for value in batch.values())
+            remedy = f"an example takes {size:,} bytes: keep fewer, or smaller ones (images as uint8)"
             raise invalid("memory", self.capacity, "as many examples as there is room for", remedy) from error
 
 
@@ -401,11 +405,11 @@ class ClassBalanced(Memory):
         self._reserve(int(y.max()) + 1 if self._classes is None else self._classes, device)
         slots = torch.arange(len(self), len(self) + size, device=device)
         chance = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
-        one, classes = torch.ones_like(y), torch.arange(len(self._seen), device=device)
+        ones, classes = torch.ones_like(y), torch.arange(len(self._seen), device=device)
         grouped, rows = y.sort(stable=True)
         rank = torch.arange(1, size + 1, device=device) - torch.searchsorted(grouped, grouped)  # of a row in its class
         seen = self._seen.index_select(0, y).index_add_(0, rows, rank).double()  # of its class, including itself
-        self._seen.index_add_(0, y, one)
+        self._seen.index_add_(0, y, ones)
         if size > room:
             labels = torch.cat([self["y"].long(), y[:room], y[-1:]])  # of the slots, and of the spare row
             stored = torch.zeros_like(self._seen).index_add_(0, labels[:-1], torch.ones_like(labels[:-1]))
@@ -422,7 +426,7 @@ class ClassBalanced(Memory):
             number = chance[i : i + 1] * torch.where(full, seen[i], order[-1:])
             slot = torch.searchsorted(order, number, right=True, out=slots[i : i + 1])
             labels[-1:] = label  # an example that is not stored replaces itself in the counts
-            stored.index_add_(0, label, one[:1])
+            stored.index_add_(0, label, ones[:1])
             stored.index_add_(0, labels.index_select(0, slot), torch.full_like(label, -1))
             labels.index_copy_(0, slot, label)
         return slots
@@ -434,22 +438,22 @@ class ClassBalanced(Memory):
         """
         erased = super().erase(rows, generator=generator)
         if erased:
-            left = self["y"].long()
-            gone = torch.ones_like(self._full).index_fill_(0, left.to(self._full.device), False)
-            self._seen.masked_fill_(gone, 0)
-            self._full.masked_fill_(gone, False)
+            labels = self["y"].long()
+            is_gone = torch.ones_like(self._full).index_fill_(0, labels.to(self._full.device), False)
+            self._seen.masked_fill_(is_gone, 0)
+            self._full.masked_fill_(is_gone, False)
         return erased
 
-    def _instead(self, gone: Tensor, left: Tensor, generator: Generator | None) -> Tensor:
+    def _replacements(self, gone: Tensor, left: Tensor, generator: Generator | None) -> Tensor:
         """Copies of the same class, as long as there is an example of it."""
-        instead = super()._instead(gone, left, generator)
-        return _of_the_same(self["y"], gone, left, instead, generator)
+        sources = super()._replacements(gone, left, generator)
+        return _replacements_in_group(self["y"], gone, left, sources, generator)
 
     def _reserve(self, classes: int, device: torch.device) -> None:
         """Make room for the labels below `classes`."""
         if classes > len(self._seen) or self._seen.device != device:
-            more = (0, max(classes - len(self._seen), 0))
-            self._seen, self._full = (pad(each.to(device), more) for each in (self._seen, self._full))
+            padding = (0, max(classes - len(self._seen), 0))
+            self._seen, self._full = (pad(counts.to(device), padding) for counts in (self._seen, self._full))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next offer and draw depend on, by name."""
@@ -458,12 +462,12 @@ class ClassBalanced(Memory):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the state of another memory, in place if the slots are already allocated."""
         self.check_state(state)
-        own = ("seen of class", "full class")
-        super().load_state_dict({name: value for name, value in state.items() if name not in own})
-        if len(state[own[0]]):
-            self._reserve(len(state[own[0]]), state[own[0]].device)
-        for name, mine in zip(own, (self._seen, self._full), strict=True):
-            refill(mine, state[name])
+        own_keys = ("seen of class", "full class")
+        super().load_state_dict({name: value for name, value in state.items() if name not in own_keys})
+        if len(state[own_keys[0]]):
+            self._reserve(len(state[own_keys[0]]), state[own_keys[0]].device)
+        for name, counts in zip(own_keys, (self._seen, self._full), strict=True):
+            refill(counts, state[name])
 
 
 class EqualShares(Memory):
@@ -489,12 +493,12 @@ class EqualShares(Memory):
     def place(self, batch: Mapping[str, Tensor], generator: Generator | None) -> Tensor:
         """The slot of each new example, or `capacity`, the spare row, for those that are not stored."""
         size, device = len(batch["task"]), self.clock.device
-        drawn = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
+        chance = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
         # All stored examples (the first `capacity` rows) and all new ones compete.
         task = torch.cat([self._slots["task"][:-1], batch["task"]])
         row = torch.arange(len(task), device=device)
         empty = (row >= self.clock) & (row < self.capacity)
-        order, grouped = _by_task(task, torch.cat([self._chance[:-1], drawn]), empty)
+        order, grouped = _by_task(task, torch.cat([self._chance[:-1], chance]), empty)
         rank = row - torch.searchsorted(grouped, grouped)
         rank = rank.masked_fill_(empty.index_select(0, order), len(task))
         # The best of every task go first, then the second best, and so on while there is room.
@@ -503,16 +507,16 @@ class EqualShares(Memory):
         room = stays[: self.capacity].byte().argsort(stable=True)  # free slots go first
         taken = stays[self.capacity :].cumsum(0) - 1
         slot = room.index_select(0, taken.clamp_(min=0)).masked_fill_(~stays[self.capacity :], self.capacity)
-        self._chance.index_copy_(0, slot, drawn)
+        self._chance.index_copy_(0, slot, chance)
         return slot
 
-    def _instead(self, gone: Tensor, left: Tensor, generator: Generator | None) -> Tensor:
+    def _replacements(self, gone: Tensor, left: Tensor, generator: Generator | None) -> Tensor:
         """Copies of the same task, whose number of slots stays the same."""
         task = self["task"]
         if lost := sorted({*task[gone].tolist()} - {*task[left].tolist()}):
             got = Description(f"all examples of the tasks {lost}")
             raise invalid("rows", got, "at least one left of each task, which has its share", "use a new learner")
-        return _of_the_same(task, gone, left, gone.clone(), generator)
+        return _replacements_in_group(task, gone, left, gone.clone(), generator)
 
     def by_task(self) -> tuple[Tensor, Tensor]:
         """All slots sorted by task, and the task of each; within a task, those that stay longest first.
@@ -526,7 +530,7 @@ class EqualShares(Memory):
 
     def take(self, slots: Tensor) -> Batch:
         """The contents of these slots."""
-        return {name: each.index_select(0, slots) for name, each in self._slots.items()}
+        return {name: values.index_select(0, slots) for name, values in self._slots.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next offer and draw depend on, by name."""
@@ -550,14 +554,17 @@ def _by_task(task: Tensor, chance: Tensor, empty: Tensor) -> tuple[Tensor, Tenso
     return order.index_select(0, within), grouped
 
 
-def _of_the_same(groups: Tensor, gone: Tensor, left: Tensor, instead: Tensor, generator: Generator | None) -> Tensor:
-    """For each slot in `gone`, a random one in `left` of the same group; if there is none, that in `instead`."""
+def _replacements_in_group(
+    groups: Tensor, gone: Tensor, left: Tensor, sources: Tensor, generator: Generator | None
+) -> Tensor:
+    """For each slot in `gone`, a random one in `left` of the same group; if there is none, that in `sources`."""
     for group in groups[gone].unique():
-        mine, theirs = groups[gone] == group, left[groups[left] == group]
-        if len(theirs):
-            count = int(mine.sum())
-            instead[mine] = theirs[torch.randint(len(theirs), (count,), generator=generator, device=gone.device)]
-    return instead
+        in_group, candidates = groups[gone] == group, left[groups[left] == group]
+        if len(candidates):
+            count = int(in_group.sum())
+            picks = torch.randint(len(candidates), (count,), generator=generator, device=gone.device)
+            sources[in_group] = candidates[picks]
+    return sources
 
 
 def equal_shares(capacity: int, offered: Sequence[int]) -> list[int]:
@@ -615,12 +622,12 @@ def distinct(
     ceiling = torch.arange(1, size + 1, device=device) + first  # j + 1
     drawn = (chance * ceiling).long()
     ordered, order = drawn.sort(stable=True)
-    again = torch.zeros(size, dtype=torch.bool, device=device)
-    again.scatter_(0, order[1:], ordered[1:] == ordered[:-1])
+    repeated = torch.zeros(size, dtype=torch.bool, device=device)
+    repeated.scatter_(0, order[1:], ordered[1:] == ordered[:-1])
 
     # What decides each draw, counted from 1: an earlier draw; 0 if it is free; size + 1 if it is taken.
     decides = torch.arange(size + 2, device=device)
-    decides[1:-1] = (drawn - (first - 1)).clamp_(min=0).masked_fill_(again, size + 1)
+    decides[1:-1] = (drawn - (first - 1)).clamp_(min=0).masked_fill_(repeated, size + 1)
     for _ in range((size - 1).bit_length()):
         decides = decides.index_select(0, decides)
     return torch.where(decides[1:-1] == size + 1, ceiling - 1, drawn)

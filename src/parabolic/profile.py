@@ -58,34 +58,37 @@ class LearnerLoss:
         # Nearest points are found by matrix products, in which small differences of large numbers would be lost.
         places = self.points.flatten(1).double()
         self._centre = places.mean(0)
-        self._places, self._place, self._shares = (places - self._centre).unique(
+        self._places, self._place_of_example, self._place_sizes = (places - self._centre).unique(
             dim=0, return_inverse=True, return_counts=True
         )
 
     def __call__(self, x: Tensor) -> Tensor:
         """The losses `[n]` of points `[n, *shape]`."""
-        return torch.cat([self._some(part) for part in x.split(self.chunk)])
+        return torch.cat([self._losses(part) for part in x.split(self.chunk)])
 
-    def _some(self, x: Tensor) -> Tensor:
+    def _losses(self, x: Tensor) -> Tensor:
         scores = self.learner.scores_at(x)
         return self.learner.error.at_points(scores, self.label(x, scores.shape[-1]).to(scores))
 
     def label(self, x: Tensor, outputs: int) -> Tensor:
         """The label of each point, as on a bridge: a soft label, or numbers."""
-        several = min(2, len(self._places))
+        neighbours = min(2, len(self._places))
         place = x.flatten(1).double() - self._centre
-        near = torch.cdist(place, self._places).topk(several, largest=False).indices
-        gap = (place[:, None] - self._places[near]).norm(dim=2).to(x.dtype)
+        nearest = torch.cdist(place, self._places).topk(neighbours, largest=False).indices
+        gap = (place[:, None] - self._places[nearest]).norm(dim=2).to(x.dtype)
         # The nearer of two gets the larger share: 1 at distance 0, ½ half-way. A single one gets all of it.
         share = gap.flip(1) / gap.sum(1, keepdim=True).clamp_min(torch.finfo(gap.dtype).tiny)
-        share = torch.where(gap.sum(1, keepdim=True) > 0, share, 1 / several) if several > 1 else torch.ones_like(gap)
-        return (share[..., None] * self._labels(outputs, x.dtype)[near]).sum(1)
+        if neighbours > 1:
+            share = torch.where(gap.sum(1, keepdim=True) > 0, share, 1 / neighbours)
+        else:
+            share = torch.ones_like(gap)
+        return (share[..., None] * self._mean_labels(outputs, x.dtype)[nearest]).sum(1)
 
-    def _labels(self, outputs: int, dtype: torch.dtype) -> Tensor:
+    def _mean_labels(self, outputs: int, dtype: torch.dtype) -> Tensor:
         """The label of each place as a point: the mean of the labels stored there."""
         labels = self.learner.error.points(self.labels, outputs, dtype)
-        total = labels.new_zeros(len(self._places), *labels.shape[1:]).index_add_(0, self._place, labels)
-        mean: Tensor = total / self._shares[:, None].to(dtype)
+        total = labels.new_zeros(len(self._places), *labels.shape[1:]).index_add_(0, self._place_of_example, labels)
+        mean: Tensor = total / self._place_sizes[:, None].to(dtype)
         return mean
 
 
@@ -137,7 +140,7 @@ def loss_profile(
             need 8σtd/ε of them, 40·d with the other defaults (see `solve`, which warns of far too few).
         generator: the source of random numbers.
     """
-    loss, domain = _setting(learner, eps)
+    loss, domain = _loss_and_domain(learner, eps)
     u = solve(loss, x, t, domain, sigma, paths=paths, steps=steps, generator=generator)
     return Profile(x, u, domain, loss.labels, loss(domain.points), t, sigma)
 
@@ -163,15 +166,19 @@ def bounds_of(
         samples: how many points of the edge, and how many inside, are sampled; C is the largest loss found.
         generator: the source of random numbers.
     """
-    loss, domain = _setting(learner, eps)
-    past, future = _pair("past", past, learner), _pair("future", future, learner)
-    before = forgetting_bound(loss, domain, samples=samples, generator=generator)
-    ahead = before.ahead(tau)
+    loss, domain = _loss_and_domain(learner, eps)
+    past, future = _checked_pair("past", past, learner), _checked_pair("future", future, learner)
+    forgetting = forgetting_bound(loss, domain, samples=samples, generator=generator)
+    generalisation = forgetting.ahead(tau)
     if past is not None:
-        before = replace(before, past=_realised(learner, past), covered=_covered(domain, learner, past))
+        forgetting = replace(
+            forgetting, past=_realised_range(learner, past), covered=_covered_share(domain, learner, past)
+        )
     if future is not None:
-        ahead = replace(ahead, future=_realised(learner, future), covered=_covered(domain, learner, future))
-    return before, ahead
+        generalisation = replace(
+            generalisation, future=_realised_range(learner, future), covered=_covered_share(domain, learner, future)
+        )
+    return forgetting, generalisation
 
 
 def drift_of(
@@ -187,24 +194,24 @@ def drift_of(
     generator: Generator | None = None,
 ) -> DriftBound:
     """Remark 1 for a learner: what a drift adds to the bound on −log u at points of its input space."""
-    loss, domain = _setting(learner, eps)
+    loss, domain = _loss_and_domain(learner, eps)
     return drift_bound(loss, x, t, domain, sigma, drift, paths=paths, steps=steps, generator=generator)
 
 
-def _setting(learner: Learner, eps: float) -> tuple[LearnerLoss, MemoryDomain]:
+def _loss_and_domain(learner: Learner, eps: float) -> tuple[LearnerLoss, MemoryDomain]:
     check_number("eps", eps, above=0)
     loss = LearnerLoss(learner)
     return loss, MemoryDomain(loss.points, eps)
 
 
-def _pair(name: str, data: Any, learner: Learner) -> tuple[Tensor, Tensor] | None:
+def _checked_pair(name: str, data: Any, learner: Learner) -> tuple[Tensor, Tensor] | None:
     """Examples and labels as two tensors of equal length."""
     if data is None:
         return None
     if not isinstance(data, tuple | list) or len(data) != 2:
         got = data if isinstance(data, Tensor) else type(data)
         raise invalid(name, got, "a pair, examples and their labels", f"as in {name}=(x, y)")
-    x, y = (each if isinstance(each, Tensor) else as_tensor(name, each, learner.device) for each in data)
+    x, y = (part if isinstance(part, Tensor) else as_tensor(name, part, learner.device) for part in data)
     if not len(x):
         raise invalid(name, x, "at least one example", "leave it out if there are none")
     if len(x) != len(y):
@@ -212,24 +219,24 @@ def _pair(name: str, data: Any, learner: Learner) -> tuple[Tensor, Tensor] | Non
     return x, y
 
 
-def _realised(learner: Learner, data: tuple[Tensor, Tensor]) -> Range:
+def _realised_range(learner: Learner, data: tuple[Tensor, Tensor]) -> Range:
     loss = examples_loss(learner, *data).double()
     return Range(float(loss.min()), float(loss.mean()), float(loss.max()))
 
 
-def _covered(domain: MemoryDomain, learner: Learner, data: tuple[Tensor, Tensor]) -> float:
+def _covered_share(domain: MemoryDomain, learner: Learner, data: tuple[Tensor, Tensor]) -> float:
     return float(domain.inside(learner.inputs(data[0])).double().mean())
 
 
 def examples_loss(learner: Learner, x: Tensor, y: Tensor, classes: list[int] | None = None) -> Tensor:
     """The loss of raw examples with their own labels; over `classes` only, if given."""
-    parts = []
-    for some, label in zip(x.split(512), y.split(512), strict=True):
-        scores = learner.scores_at(learner.inputs(some))
+    losses = []
+    for examples, labels in zip(x.split(512), y.split(512), strict=True):
+        scores = learner.scores_at(learner.inputs(examples))
         if classes is not None:
-            competes = torch.zeros(scores.shape[-1], dtype=torch.bool, device=scores.device)
-            competes[classes] = True
-            own = competes[label]  # examples of other classes, tested but never seen, are left out
-            scores, label = only(competes, scores[own]), label[own]
-        parts.append(learner.error(scores, label, "none"))
-    return torch.cat(parts)
+            mask = torch.zeros(scores.shape[-1], dtype=torch.bool, device=scores.device)
+            mask[classes] = True
+            competing = mask[labels]  # examples of other classes, tested but never seen, are left out
+            scores, labels = only(mask, scores[competing]), labels[competing]
+        losses.append(learner.error(scores, labels, "none"))
+    return torch.cat(losses)

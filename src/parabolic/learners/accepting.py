@@ -24,30 +24,31 @@ from parabolic.checks import (
 )
 from parabolic.learners.functional import RECOMPUTED, answers_by, has_embedding
 from parabolic.learners.gradients import trainable
-from parabolic.learners.head import check_alone, check_head, last_linear, wider
+from parabolic.learners.head import check_alone, check_head, last_linear, wider_weights
 from parabolic.learners.scale import Scale
 
 if TYPE_CHECKING:
     from parabolic.learners.learner import Learner
 
 __all__ = [
-    "as_tensor", "check_batch", "check_growth", "check_kind", "check_model", "left_narrow", "refusal", "try_scores",
+    "as_tensor", "check_batch", "check_growth", "check_kind", "check_model", "outgrown_error", "refusal", "try_scores",
 ]  # fmt: skip
 
 NEEDS_TWO = "more than 1 value per channel"  # from torch's error for batch norm on one example
-NO_SLOPE = "does not require grad and does not have a grad_fn"  # and from that for a loss of no weight
+NO_GRADIENT = "does not require grad and does not have a grad_fn"  # from that for a loss that depends on no weight
 
 
 def check_model(model: nn.Module) -> list[nn.Parameter]:
     """The trainable weights of a model, if it can learn."""
-    if any(nn.parameter.is_lazy(each) for each in (*model.parameters(), *model.buffers())):
+    if any(nn.parameter.is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
         remedy = "pass it some examples first, as in model(x)"
         raise invalid("model", Description("one with lazy layers that have no weights yet"), "one with weights", remedy)
     weights = trainable(model)
     if not weights:
         remedy = "leave some, such as those of its last layer: a method that takes no steps does not change them"
         raise invalid("model", model, "a module with trainable parameters", remedy)
-    scripts = (name for name, each in model.named_modules() if isinstance(each, ScriptModule) and [*each.parameters()])
+    modules = model.named_modules()
+    scripts = (name for name, module in modules if isinstance(module, ScriptModule) and [*module.parameters()])
     if (name := next(scripts, None)) is not None:
         got = Description(
             f"TorchScript{name and f' ({name})'}, whose weights torch neither copies nor replaces as others"
@@ -76,9 +77,9 @@ def check_batch(learner: Learner, x: Any, y: Any) -> tuple[Tensor, Tensor]:
         raise invalid("x", x, "a batch of at least one example", "skip empty batches")
     check_kind(learner, x)
     # Only the model knows what it accepts: after the first batch numbers are like those before, but ids may be new.
-    ids = not x.is_floating_point() and (learner.embed is not None or x.dtype != torch.uint8)
-    tried = ids or learner._example is None or learner.classes is None
-    scores = try_scores(learner, x if ids else x[:1]) if tried else None
+    has_ids = not x.is_floating_point() and (learner.embed is not None or x.dtype != torch.uint8)
+    needs_scores = has_ids or learner._example is None or learner.classes is None
+    scores = try_scores(learner, x if has_ids else x[:1]) if needs_scores else None
     check_finite("x", x)
     if x.is_floating_point():
         learner._check_inputs(x, learner.inputs(x))
@@ -105,7 +106,7 @@ def check_kind(learner: Learner, x: Tensor) -> None:
     """Refuse examples of another shape or type than those of the first batch."""
     if learner._example is not None and learner._example != (x.shape[1:], x.dtype):
         shape, dtype = learner._example
-        like = f"examples as in the first batch, each of shape {list(shape)} and {dtype}"
+        expected = f"examples as in the first batch, each of shape {list(shape)} and {dtype}"
         if (x.shape, x.dtype) == learner._example:
             remedy = "add a dimension: x[None]"
         elif x.shape[1:] == shape and dtype.is_floating_point:
@@ -113,7 +114,7 @@ def check_kind(learner: Learner, x: Tensor) -> None:
             remedy += " / 255, if they were divided then" if x.dtype == torch.uint8 else ""
         else:
             remedy = "one learner learns one kind of example: pad sequences to one length"
-        raise invalid("x", x, like, remedy)
+        raise invalid("x", x, expected, remedy)
 
 
 def check_growth(learner: Learner, head: nn.Linear, classes: int) -> None:
@@ -125,15 +126,16 @@ def check_growth(learner: Learner, head: nn.Linear, classes: int) -> None:
         return
     shape, dtype = learner._example
 
-    def outputs(weights: Mapping[str, Tensor]) -> int:
+    def count_outputs(weights: Mapping[str, Tensor]) -> int:
         try:
             inputs = learner.inputs(torch.zeros(1, *shape, dtype=dtype, device=learner.device))
             return answers_by(weights, learner.model, inputs).shape[-1]
         except Exception:  # the user's own code may fail on zeros, or with such weights
             return 0
 
-    if known := outputs({}):
-        check_head(head, known, given=outputs(wider(learner.model, head, classes) if grows else {}) >= classes)
+    if outputs := count_outputs({}):
+        weights = wider_weights(learner.model, head, classes) if grows else {}
+        check_head(head, outputs, gives_scores=count_outputs(weights) >= classes)
 
 
 def try_scores(learner: Learner, x: Tensor) -> Tensor:
@@ -165,7 +167,7 @@ def try_scores(learner: Learner, x: Tensor) -> Tensor:
 
 def refusal(learner: Learner, x: Tensor, error: Exception) -> InputError | None:
     """The error to raise for a batch on which a step failed; None if the error itself says enough."""
-    if NO_SLOPE in str(error) and _caller_of_torch(error).startswith("parabolic."):
+    if NO_GRADIENT in str(error) and _caller_of_torch(error).startswith("parabolic."):
         got, expected = Description("a number without a gradient"), "one computed from the weights that are trained"
         remedy = "leave out .detach() and torch.no_grad(), also in the model"
         return invalid(f"loss of {learner.own_name()}", got, expected, remedy)
@@ -173,11 +175,11 @@ def refusal(learner: Learner, x: Tensor, error: Exception) -> InputError | None:
         got, expected = Description("one that computes activations again in the backward pass"), "one that keeps them"
         remedy = f"turn off checkpointing and save_on_cpu: the weights that {learner.own_name()} tries are gone by then"
         return invalid("model", got, expected, remedy)
-    if (name := _sparse(learner.model)) is not None and _caller_of_torch(error).startswith("parabolic."):
+    if (name := _sparse_embedding(learner.model)) is not None and _caller_of_torch(error).startswith("parabolic."):
         got, expected = Description(f"an embedding with sparse gradients ({name})"), "dense ones, as needed here"
         return invalid("model", got, expected, f"set sparse=False; torch says: {first_line(error)}")
-    if (narrow := left_narrow(learner, error)) is not None:
-        return narrow
+    if (outgrown := outgrown_error(learner, error)) is not None:
+        return outgrown
     if isinstance(error, IndexError) and has_embedding(learner.model):  # for an id that it does not have
         return invalid("x", x, "examples that the model accepts", f"the model says: {error}")
     if NEEDS_TWO not in str(error):
@@ -189,33 +191,36 @@ def refusal(learner: Learner, x: Tensor, error: Exception) -> InputError | None:
     return invalid(f"step of {learner.own_name()}", got, needed, "raise replay, memory or chunk")
 
 
-def left_narrow(learner: Learner, error: Exception) -> InputError | None:
-    """The error to raise if a user's own method fails that still keeps something for fewer outputs than there are."""
-    ours = type(learner).__module__.startswith("parabolic.")
-    if ours or not learner._outgrown or isinstance(error, (InputError, *DEVICE_ERRORS)):
+def outgrown_error(learner: Learner, error: Exception) -> InputError | None:
+    """The error to raise if a user's own method failed because it still stores something for fewer outputs."""
+    built_in = type(learner).__module__.startswith("parabolic.")
+    if built_in or not learner._outgrown or isinstance(error, (InputError, *DEVICE_ERRORS)):
         return None
-    own = {id(learner.model), id(learner.body), id(learner.optim), id(learner.embed)}
+    known = {id(learner.model), id(learner.body), id(learner.optim), id(learner.embed)}
     for name, value in vars(learner).items():
-        for rows in learner._outgrown:
-            if id(value) not in own and any(each.shape[:1] == (rows,) for each in _tensors_of(value)):
-                got = Description(f"none that widens `{name}`, which is still for {rows} outputs")
+        for outputs in learner._outgrown:
+            if id(value) not in known and any(part.shape[:1] == (outputs,) for part in _tensors_of(value)):
+                got = Description(f"none that widens `{name}`, which is still for {outputs} outputs")
                 expected = f"one that does, as the model now has {last_linear(learner.model)[1].out_features}"
                 remedy = f"define it, or give the model all outputs from the start; torch says: {first_line(error)}"
                 return invalid(f"on_growth of {type(learner).__name__}", got, expected, remedy)
     return None
 
 
-def _sparse(model: nn.Module) -> str | None:
+def _sparse_embedding(model: nn.Module) -> str | None:
     """The name of the first embedding with sparse gradients, if there is one."""
     kinds = nn.Embedding | nn.EmbeddingBag
-    return next((name for name, each in model.named_modules() if isinstance(each, kinds) and each.sparse), None)
+    modules = model.named_modules()
+    return next((name for name, module in modules if isinstance(module, kinds) and module.sparse), None)
 
 
 def _tensors_of(value: Any) -> list[Tensor]:
     if isinstance(value, nn.Module):
         return [*value.parameters(), *value.buffers()]
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
-    return [each for each in parts if isinstance(each, Tensor)]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    parts = value if isinstance(value, list | tuple) else [value]
+    return [part for part in parts if isinstance(part, Tensor)]
 
 
 def _caller_of_torch(error: Exception) -> str:
@@ -225,7 +230,7 @@ def _caller_of_torch(error: Exception) -> str:
 
 
 def as_tensor(name: str, value: Any, device: torch.device) -> Tensor:
-    """Anything that torch makes a tensor of, as one on the device that can be trained on."""
+    """Anything that torch can convert, as a tensor on the device that can be trained on."""
     check_gaps(name, value)
     try:
         if hasattr(value, "__array__") and not isinstance(value, Tensor):  # a pandas frame, for example
@@ -234,15 +239,15 @@ def as_tensor(name: str, value: Any, device: torch.device) -> Tensor:
                 value = value.astype(value.dtype.newbyteorder("="))  # torch refuses these, or warns without need
         tensor = torch.as_tensor(value, device=device).detach()
     except (TypeError, ValueError, RuntimeError) as error:
-        if isinstance(value, Mapping) or (isinstance(value, list | tuple) and any(_is_array(each) for each in value)):
+        if isinstance(value, Mapping) or (isinstance(value, list | tuple) and any(_is_array(part) for part in value)):
             remedy = (
                 "use torch.stack(x); for several inputs, as in torch.stack([ids, mask], 1), split them in the model"
             )
             raise invalid(name, type(value), "one tensor, whose first dimension is the batch", remedy) from error
-        several = isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)
-        words = several and any(isinstance(each, str) for each in value[:1])
-        remedy = "number them from 0, or use an estimator, which accepts words" if words else str(error)
-        if not words and isinstance(value, np.ndarray) and value.dtype.hasobject:
+        is_list = isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)
+        has_words = is_list and any(isinstance(label, str) for label in value[:1])
+        remedy = "number them from 0, or use an estimator, which accepts words" if has_words else str(error)
+        if not has_words and isinstance(value, np.ndarray) and value.dtype.hasobject:
             remedy = f"it holds Python objects: make every column numeric, and {FILL_IN}"
         raise invalid(name, type(value), "a tensor, or anything that torch.as_tensor accepts", remedy) from error
     if tensor.is_nested:
@@ -254,7 +259,7 @@ def as_tensor(name: str, value: Any, device: torch.device) -> Tensor:
 
 
 def _try_inputs(learner: Learner, x: Tensor) -> Tensor:
-    """Raw examples as inputs of the model, or an error that says why `prepare` does not make any of them."""
+    """Raw examples as inputs of the model, or an error that says why `prepare` fails on them."""
     try:
         inputs = learner.inputs(x)
     except (InputError, *DEVICE_ERRORS):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from parabolic.learners.boundary import checked
+from parabolic.learners.boundary import checked_batches
 from parabolic.learners.learner import TaskBatches
 from parabolic.learners.projection import ProjectedLearner
 from parabolic.memory import Batch
@@ -49,5 +49,5 @@ class AGEM(ProjectedLearner):
 
     def end_task(self, batches: TaskBatches) -> None:
         """Offer the task's examples to the memory."""
-        for x, y, _ in checked(self, batches):
+        for x, y, _ in checked_batches(self, batches):
             super().remember({"x": x, "y": y}, {})

@@ -45,9 +45,9 @@ def step_ahead(
     >>> reached, torch.equal(part, reached), rates
     (tensor([0.0000, 1.0000, 1.5000]), True, tensor([0.5000, 0.5000, 0.5000]))
     """
-    reached, again, *parts = _StepAhead.apply(limit, weights, rates, *descents)  # type: ignore[no-untyped-call]
+    reached, rates_again, *parts = _StepAhead.apply(limit, weights, rates, *descents)  # type: ignore[no-untyped-call]
     fixed = not rates.requires_grad  # then their gradient is not needed
-    return reached, rates if fixed else again, tuple(parts[: len(descents)]), tuple(parts[len(descents) :])
+    return reached, rates if fixed else rates_again, tuple(parts[: len(descents)]), tuple(parts[len(descents) :])
 
 
 class _InTypes(torch.autograd.Function):
@@ -61,8 +61,8 @@ class _InTypes(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
         slope = grads[0].new_empty(sum(map(len, grads)), dtype=ctx.dtype)
-        for place, given in zip(_places(grads), grads, strict=True):
-            slope[place] = given
+        for section, grad in zip(_sections(grads), grads, strict=True):
+            slope[section] = grad
         return slope, None, None
 
 
@@ -74,29 +74,31 @@ class _StepAhead(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         reached = torch.empty_like(weights)
         parts = [
-            _step(reached[place], weights[place], rates[place], descent, limit).detach()
-            for place, descent in zip(_places(descents), descents, strict=True)
+            _step(reached[section], weights[section], rates[section], descent, limit).detach()
+            for section, descent in zip(_sections(descents), descents, strict=True)
         ]
         return reached, rates.detach(), *parts, *[part.detach() for part in parts]
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, whole: Tensor | None, later: Tensor | None, *parts: Tensor | None) -> Any:
+    def backward(ctx: Any, of_reached: Tensor | None, of_later: Tensor | None, *of_parts: Tensor | None) -> Any:
         rates, *descents = ctx.saved_tensors
         slope, of_rates = torch.empty_like(rates), torch.empty_like(rates) if ctx.needs_input_grad[2] else None
         of_descents = []
-        for i, (place, descent) in enumerate(zip(_places(descents), descents, strict=True)):
-            uses = None if whole is None else whole[place], parts[i], parts[len(descents) + i]
-            given = [each for each in uses if each is not None] or [torch.zeros_like(descent)]
-            wanted, more = (None if each is None else each[place] for each in (of_rates, later))
-            of_descents.append(_slope(slope[place], wanted, more, given, rates[place], descent, ctx.limit))
+        for i, (section, descent) in enumerate(zip(_sections(descents), descents, strict=True)):
+            whole, rates_slope, later = (
+                None if vector is None else vector[section] for vector in (of_reached, of_rates, of_later)
+            )
+            uses = whole, of_parts[i], of_parts[len(descents) + i]
+            grads = [grad for grad in uses if grad is not None] or [torch.zeros_like(descent)]
+            of_descents.append(_slope(slope[section], rates_slope, later, grads, rates[section], descent, ctx.limit))
         return None, slope, of_rates, *of_descents
 
 
-def _places(parts: Sequence[Tensor]) -> Iterator[slice]:
+def _sections(parts: Sequence[Tensor]) -> Iterator[slice]:
     """Where each part lies in the whole vector."""
     ends = itertools.accumulate(map(len, parts), initial=0)
-    return (slice(*both) for both in itertools.pairwise(ends))
+    return (slice(start, end) for start, end in itertools.pairwise(ends))
 
 
 def _step(reached: Tensor, weights: Tensor, rates: Tensor, descent: Tensor, limit: float) -> Tensor:
@@ -113,27 +115,27 @@ def _slope(
     slope: Tensor,
     of_rates: Tensor | None,
     later: Tensor | None,
-    given: list[Tensor],
+    grads: list[Tensor],
     rates: Tensor,
     descent: Tensor,
     limit: float,
 ) -> Tensor:
-    """Write the sum of the `given` gradients to `slope` and, if wanted, the rates' gradient plus `later` to `of_rates`.
+    """Write the sum of `grads` to `slope` and, if given, the rates' gradient plus `later` to `of_rates`.
 
     Returns the gradient of the descent.
     """
     if _fused(rates):
         from parabolic.vectors import clipped_slope
 
-        return clipped_slope(slope, of_rates, later, given, rates, descent, limit)
-    slope.copy_(functools.reduce(torch.add, [each.to(slope.dtype) for each in given]))
+        return clipped_slope(slope, of_rates, later, grads, rates, descent, limit)
+    slope.copy_(functools.reduce(torch.add, [grad.to(slope.dtype) for grad in grads]))
     wide = descent.to(slope.dtype)
     if of_rates is not None:
         torch.mul(slope, hardtanh(wide, -limit, limit), out=of_rates)
         if later is not None:
             of_rates += later
-    back: Tensor = torch.ops.aten.hardtanh_backward(slope * rates, wide, -limit, limit)
-    return back.to(descent.dtype)
+    of_descent: Tensor = torch.ops.aten.hardtanh_backward(slope * rates, wide, -limit, limit)
+    return of_descent.to(descent.dtype)
 
 
 def _fused(vector: Tensor) -> bool:

@@ -42,7 +42,7 @@ class AnchoredLearner(Learner):
 
     def penalty(self) -> Tensor:
         """The penalty for the distance from the anchor."""
-        return self.strength * (self.importance * self._moved() ** 2).sum()
+        return self.strength * (self.importance * self._displacement() ** 2).sum()
 
     def drop_anchor(self) -> None:
         """Make the current weights the anchor."""
@@ -51,25 +51,25 @@ class AnchoredLearner(Learner):
     def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
         """Extend anchor and importance to the new weights, whose importance is 0."""
         super().on_growth(moved)
-        before, self.weights = self.weights.layout, Weights(named_trainable(self.model))
+        old_layout, self.weights = self.weights.layout, Weights(named_trainable(self.model))
         for name in self._vectors:
-            rest = [weight.detach() if name == "anchor" else torch.zeros_like(weight) for weight in self.weights]
-            setattr(self, name, self.weights.layout.grown(getattr(self, name), before, rest))
+            grown = [weight.detach() if name == "anchor" else torch.zeros_like(weight) for weight in self.weights]
+            setattr(self, name, self.weights.layout.grown(getattr(self, name), old_layout, grown))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next step depends on, including anchor and importance."""
-        return super().state_dict() | {name: self._named(name) for name in self._vectors}
+        return super().state_dict() | {name: self._named_parts(name) for name in self._vectors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from the state of a learner of the same class and model."""
         super().load_state_dict(state)
         for name in self._vectors:
-            overwrite(self._named(name), state.get(name))
+            overwrite(self._named_parts(name), state.get(name))
 
-    def _moved(self) -> Tensor:
+    def _displacement(self) -> Tensor:
         """How far each weight is from the anchor."""
         return (self.weights.vector() - self.anchor).to(self.importance)
 
-    def _named(self, name: str) -> dict[str, Tensor]:
+    def _named_parts(self, name: str) -> dict[str, Tensor]:
         """The parts of the vector attribute `name`, by weight name."""
         return self.weights.layout.named(getattr(self, name))

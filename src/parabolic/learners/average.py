@@ -38,9 +38,11 @@ class WeightAverage:
 
     def __init__(self, model: nn.Module, decay: float, part: float = 1.0) -> None:
         self.decay, self.part = decay, part
-        tensors = {name: value.detach() for name, value in _averaged(model).items()}
+        tensors = {name: value.detach() for name, value in _averaged_tensors(model).items()}
         self.weights = {name: value.clone() for name, value in tensors.items() if bool(value.isfinite().all())}
-        self._exact = {name: value.float() for name, value in self._moving(model).items() if value.dtype.itemsize < 4}
+        self._exact = {
+            name: value.float() for name, value in self._current_values(model).items() if value.dtype.itemsize < 4
+        }
         # float64, as a share of 1 / (1 + part · t) must be exact for weights of any type.
         self.updates = torch.zeros((), dtype=torch.float64, device=next(iter(tensors.values())).device)
 
@@ -50,17 +52,17 @@ class WeightAverage:
         share = torch.clamp_min(1 / (1 + self.part * self.updates), 1 - self.decay)
         if moves is not None:
             share = share * moves
-        moving = self._moving(model)
-        for name, value in moving.items():
+        current = self._current_values(model)
+        for name, value in current.items():
             if value.shape != self.weights[name].shape:
                 got = Description(f"{name} of shape {list(value.shape)}")
                 expected = f"{list(self.weights[name].shape)}, as when the learner was created, as it is averaged"
                 raise invalid("model", got, expected, "call it on some examples before, as in model(x)")
-        ours = {name: self._exact.get(name, self.weights[name]) for name in moving}
-        for dtype in dict.fromkeys(each.dtype for each in ours.values()):
-            some = [name for name, each in ours.items() if each.dtype == dtype]
-            targets = [ours[name] for name in some]
-            steps = torch._foreach_sub([moving[name].to(dtype) for name in some], targets)
+        averages = {name: self._exact.get(name, self.weights[name]) for name in current}
+        for dtype in dict.fromkeys(average.dtype for average in averages.values()):
+            names = [name for name, average in averages.items() if average.dtype == dtype]
+            targets = [averages[name] for name in names]
+            steps = torch._foreach_sub([current[name].to(dtype) for name in names], targets)
             torch._foreach_mul_(steps, share.to(dtype))
             torch._foreach_add_(targets, steps)
         self._round()
@@ -68,14 +70,14 @@ class WeightAverage:
 
     def sources(self, model: nn.Module) -> dict[str, Tensor]:
         """The tensors to average, by name."""
-        return _averaged(model)
+        return _averaged_tensors(model)
 
     def follow(self, model: nn.Module) -> None:
         """Extend the averages to weights that have gained rows: new rows start at their current values."""
-        for name, value in _averaged(model).items():
-            for kept in (self.weights, self._exact):
-                if name in kept and kept[name].shape != value.shape:
-                    kept[name] = overlaid(kept[name], value.detach().to(kept[name].dtype))
+        for name, value in _averaged_tensors(model).items():
+            for averages in (self.weights, self._exact):
+                if name in averages and averages[name].shape != value.shape:
+                    averages[name] = overlaid(averages[name], value.detach().to(averages[name].dtype))
 
     def state_dict(self) -> dict[str, Tensor]:
         """The averages and the number of updates, by name."""
@@ -88,7 +90,8 @@ class WeightAverage:
         overwrite(self.state_dict(), state)
         self._round()
 
-    def _moving(self, model: nn.Module) -> dict[str, Tensor]:
+    def _current_values(self, model: nn.Module) -> dict[str, Tensor]:
+        """The model's tensors that have an average, by name."""
         return {name: value.detach() for name, value in self.sources(model).items() if name in self.weights}
 
     def _round(self) -> None:
@@ -106,6 +109,6 @@ def is_averaged(value: Tensor) -> bool:
     return value.is_floating_point() or value.is_complex()
 
 
-def _averaged(model: nn.Module) -> dict[str, Tensor]:
+def _averaged_tensors(model: nn.Module) -> dict[str, Tensor]:
     named = itertools.chain(model.named_parameters(), model.named_buffers())
     return {name: value for name, value in named if is_averaged(value)}

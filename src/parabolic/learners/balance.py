@@ -66,8 +66,8 @@ class BalancedLearner(ReplayLearner):
             self._reserve(len(state["shares"]))
             refill(self.shares, state["shares"])
 
-    def _touched(self) -> list[Tensor]:
-        return [*super()._touched(), self.shares]
+    def _tensors_to_restore(self) -> list[Tensor]:
+        return [*super()._tensors_to_restore(), self.shares]
 
     def _reserve(self, outputs: int) -> None:
         if outputs > len(self.shares):

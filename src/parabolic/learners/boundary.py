@@ -12,33 +12,35 @@ from parabolic.checks import Description, invalid
 from parabolic.learners.accepting import check_batch
 from parabolic.learners.learner import Learner, TaskBatches
 
-__all__ = ["check_started", "checked", "labels_of"]
+__all__ = ["check_started", "checked_batches", "labels_of"]
 
 
-def checked(learner: Learner, batches: TaskBatches, size: int = 2048) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
+def checked_batches(
+    learner: Learner, batches: TaskBatches, size: int = 2048
+) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
     """Examples and labels of several batches combined, checked for a learner, and the size of each batch.
 
     Consecutive batches are combined until there are at least `size` examples.
 
     >>> from parabolic import SGD
     >>> batches = [(torch.zeros(n, 4), torch.arange(n)) for n in (3, 3, 3, 1)]
-    >>> [sizes for _, _, sizes in checked(SGD(torch.nn.Linear(4, 3)), batches, size=6)]
+    >>> [sizes for _, _, sizes in checked_batches(SGD(torch.nn.Linear(4, 3)), batches, size=6)]
     [[3, 3], [3, 1]]
     """
-    held: list[tuple[Any, Any]] = []
+    pending: list[tuple[Any, Any]] = []
     for batch in batches:
         # A batch unlike those before it is checked by itself, so that the error describes that batch.
-        if held and (sum(len(y) for _, y in held) >= size or not _alike(held[-1], batch)):
-            yield _together(learner, held)
-            held = []
-        held.append(batch)
-    if held:
-        yield _together(learner, held)
+        if pending and (sum(len(y) for _, y in pending) >= size or not _can_combine(pending[-1], batch)):
+            yield _combined(learner, pending)
+            pending = []
+        pending.append(batch)
+    if pending:
+        yield _combined(learner, pending)
 
 
 def labels_of(learner: Learner, batches: TaskBatches) -> Tensor:
     """All labels of a starting task, checked, for a learner that must know them in advance."""
-    labels = [y for _, y, _ in checked(learner, batches)]
+    labels = [y for _, y, _ in checked_batches(learner, batches)]
     if not labels:
         remedy = f"{learner.own_name()} takes the classes of the task from them"
         raise invalid("start_task", Description("no batches"), "the batches of the task", remedy)
@@ -51,15 +53,15 @@ def check_started(tasks: int) -> None:
         raise invalid("start_task", Description("a batch before any task"), "a call before the task's first batch")
 
 
-def _together(learner: Learner, held: list[tuple[Any, Any]]) -> tuple[Tensor, Tensor, list[int]]:
-    if len(held) == 1:
-        x, y = check_batch(learner, *held[0])
+def _combined(learner: Learner, pending: list[tuple[Any, Any]]) -> tuple[Tensor, Tensor, list[int]]:
+    if len(pending) == 1:
+        x, y = check_batch(learner, *pending[0])
         return x, y, [len(y)]
-    x, y = check_batch(learner, *(torch.cat(each) for each in zip(*held, strict=True)))
-    return x, y, [len(labels) for _, labels in held]
+    x, y = check_batch(learner, *(torch.cat(parts) for parts in zip(*pending, strict=True)))
+    return x, y, [len(labels) for _, labels in pending]
 
 
-def _alike(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
+def _can_combine(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
     """Whether two batches can be concatenated: tensors of the same kind, with as many labels as examples."""
     kinds = []
     for x, y in (one, other):

@@ -23,18 +23,18 @@ def side_by_side(
     """
     if device.type != "cuda":
         return first(), second()
-    here = torch.cuda.current_stream(device)
-    aside = _aside(here)
-    aside.wait_stream(here)
-    one = first()
-    with torch.cuda.stream(aside):
-        other = second()
-    here.wait_stream(aside)
-    other.record_stream(here)  # its memory belongs to the other stream, and must not be reused too early
-    return one, other
+    stream = torch.cuda.current_stream(device)
+    side_stream = _side_stream(stream)
+    side_stream.wait_stream(stream)
+    first_result = first()
+    with torch.cuda.stream(side_stream):
+        second_result = second()
+    stream.wait_stream(side_stream)
+    second_result.record_stream(stream)  # its memory belongs to the other stream, and must not be reused too early
+    return first_result, second_result
 
 
 @functools.cache
-def _aside(stream: torch.cuda.Stream) -> torch.cuda.Stream:
+def _side_stream(stream: torch.cuda.Stream) -> torch.cuda.Stream:
     """The side stream of a stream: always the same one, as libraries hold memory for every stream that they ran on."""
     return torch.cuda.Stream(stream.device)

@@ -70,13 +70,15 @@ class CLSER(ReplayLearner):
         if recalled is None:
             return self.error(self.model(x), y)
         # Separately, as the averages see them: among new examples, batch norm would give them other logits.
-        distance = mse_loss(self.model(recalled["x"]), self._advice(recalled))
+        distance = mse_loss(self.model(recalled["x"]), self._better_logits(recalled))
         return self.error(self.model(x), y) + self.weight * distance
 
     @torch.no_grad()
-    def _advice(self, recalled: Batch) -> Tensor:
+    def _better_logits(self, recalled: Batch) -> Tensor:
         """For each example, the logits of the average with the lower loss."""
-        stable, plastic = (scores_by(each.weights, self.model, recalled["x"]) for each in (self.stable, self.plastic))
+        stable, plastic = (
+            scores_by(average.weights, self.model, recalled["x"]) for average in (self.stable, self.plastic)
+        )
         error = self.error.unweighted()  # which one is better does not depend on the weight of a label
         better = error(stable, recalled["y"], "none") < error(plastic, recalled["y"], "none")
         return torch.where(better[:, None], stable, plastic)
@@ -84,9 +86,9 @@ class CLSER(ReplayLearner):
     def apply_gradients(self) -> None:
         """An optimiser step, after which each average moves with its probability."""
         super().apply_gradients()
-        chance = torch.rand(2, generator=self.generator, device=self.device)
-        self.stable.update(self.model, chance[0] < self.stable_rate)
-        self.plastic.update(self.model, chance[1] < self.plastic_rate)
+        draws = torch.rand(2, generator=self.generator, device=self.device)
+        self.stable.update(self.model, draws[0] < self.stable_rate)
+        self.plastic.update(self.model, draws[1] < self.plastic_rate)
 
     def predicting_weights(self) -> dict[str, Tensor]:
         """The weights of the `average` option if it is set, else the stable average."""
@@ -108,6 +110,9 @@ class CLSER(ReplayLearner):
         self.stable.load_state_dict(state["stable"])
         self.plastic.load_state_dict(state["plastic"])
 
-    def _touched(self) -> list[Tensor]:
-        averages, names = (self.stable.weights, self.plastic.weights), [name for name, _ in self.model.named_buffers()]
-        return super()._touched() + [average[name] for average in averages for name in names if name in average]
+    def _tensors_to_restore(self) -> list[Tensor]:
+        averages = (self.stable.weights, self.plastic.weights)
+        names = [name for name, _ in self.model.named_buffers()]
+        return super()._tensors_to_restore() + [
+            average[name] for average in averages for name in names if name in average
+        ]

@@ -114,7 +114,7 @@ class Classes(Criterion):
     def at_points(self, scores: Tensor, points: Tensor) -> Tensor:
         """The loss of each example given soft labels."""
         try:
-            return _each(self.loss, scores, points)
+            return _example_losses(self.loss, scores, points)
         except InputError:
             raise
         except Exception as error:
@@ -141,8 +141,8 @@ class Classes(Criterion):
     def check(self, y: Tensor, size: int, outputs: int, dtype: torch.dtype) -> Tensor:
         """Class numbers `[n]`."""
         if y.ndim != 1 or len(y) != size or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-            numbers = y.is_floating_point() and y.ndim in (1, 2) and len(y) == size
-            remedy = f"convert class numbers with .long(); {TO_NUMBERS}" if numbers else ""
+            are_numbers = y.is_floating_point() and y.ndim in (1, 2) and len(y) == size
+            remedy = f"convert class numbers with .long(); {TO_NUMBERS}" if are_numbers else ""
             raise invalid("y", y, f"one whole number for each of the {size} examples of x", remedy)
         y = y.long()
         low, high = (int(value) for value in y.aminmax())
@@ -212,23 +212,23 @@ class CrossEntropy(Classes):
 
     def to(self, device: torch.device) -> Self:
         """The same criterion, with its weights on the device: a step must not wait for their transfer."""
-        made = replace(self)
-        made._weights = None if self._weights is None else self._weights.to(device)
-        return made
+        copy = replace(self)
+        copy._weights = None if self._weights is None else self._weights.to(device)
+        return copy
 
     def widened(self, outputs: int) -> Self:
         """The same criterion, with a weight of 1 for each additional class."""
         if self.weights is None or self._weights is None:
             return self
-        more = [1.0] * (outputs - len(self.weights))
-        return replace(self, weights=[*self.weights, *more]).to(self._weights.device)
+        extra = [1.0] * (outputs - len(self.weights))
+        return replace(self, weights=[*self.weights, *extra]).to(self._weights.device)
 
 
 @dataclass(eq=False)
 class Heads(CrossEntropy):
     """Cross-entropy among the classes of each example's own task, as if every task had a last layer of its own.
 
-    For task-incremental learning, where the task is told in training and in testing. `tasks` are the classes of each
+    For task-incremental learning, where the task is known in training and in testing. `tasks` are the classes of each
     task; those in none share a head. Labels between classes, as on PCL's bridges, are refused: they may be of two
     tasks.
 
@@ -242,7 +242,7 @@ class Heads(CrossEntropy):
     def __post_init__(self) -> None:
         super().__post_init__()
         try:
-            self.tasks = [[_label(label) for label in task] for task in self.tasks]
+            self.tasks = [[_checked_label(label) for label in task] for task in self.tasks]
         except TypeError as error:
             raise invalid("tasks", self.tasks, "the classes of each task", "as in [[0, 1], [2, 3]]") from error
         listed = [label for task in self.tasks for label in task]
@@ -262,10 +262,10 @@ class Heads(CrossEntropy):
 
     def competing(self, scores: Tensor, y: Tensor) -> Tensor:
         """The scores, with those of other tasks so low that their probability is 0."""
-        more = scores.shape[-1] - len(self._head)
-        head = F.pad(self._head, (0, more), value=len(self.tasks)) if more > 0 else self._head[: scores.shape[-1]]
-        others = head != head.index_select(0, y)[:, None]
-        return scores.masked_fill(others, torch.finfo(scores.dtype).min / 2)
+        extra = scores.shape[-1] - len(self._head)
+        head = F.pad(self._head, (0, extra), value=len(self.tasks)) if extra > 0 else self._head[: scores.shape[-1]]
+        other_task = head != head.index_select(0, y)[:, None]
+        return scores.masked_fill(other_task, torch.finfo(scores.dtype).min / 2)
 
     def unweighted(self) -> Criterion:
         """The same heads, without weights."""
@@ -273,9 +273,9 @@ class Heads(CrossEntropy):
 
     def to(self, device: torch.device) -> Self:
         """The same criterion, with its weights and heads on the device."""
-        made = super().to(device)
-        made._head = self._head.to(device)
-        return made
+        copy = super().to(device)
+        copy._head = self._head.to(device)
+        return copy
 
 
 @dataclass(eq=False)
@@ -299,7 +299,7 @@ class Numbers(Criterion):
 
     def at_points(self, scores: Tensor, points: Tensor) -> Tensor:
         """The loss of each example given numbers in the network's units."""
-        return _each(self.loss, scores, points)
+        return _example_losses(self.loss, scores, points)
 
     def points(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
         """The numbers in the network's units."""
@@ -323,13 +323,13 @@ class Numbers(Criterion):
 
     def check(self, y: Tensor, size: int, outputs: int, dtype: torch.dtype) -> Tensor:
         """Numbers `[n, outputs]`."""
-        wide = y[:, None] if y.ndim == 1 else y
-        if wide.shape != (size, outputs) or y.is_complex() or y.dtype == torch.bool:
-            many = "one number" if outputs == 1 else f"{outputs} numbers"
-            raise invalid("y", y, f"{many} for each of the {size} examples of x", f"the model has {outputs} outputs")
-        wide = wide.to(dtype if self.units is None else torch.float64)  # rounded only after scaling
-        check_finite("y", wide)
-        return wide
+        targets = y[:, None] if y.ndim == 1 else y
+        if targets.shape != (size, outputs) or y.is_complex() or y.dtype == torch.bool:
+            numbers = "one number" if outputs == 1 else f"{outputs} numbers"
+            raise invalid("y", y, f"{numbers} for each of the {size} examples of x", f"the model has {outputs} outputs")
+        targets = targets.to(dtype if self.units is None else torch.float64)  # rounded only after scaling
+        check_finite("y", targets)
+        return targets
 
 
 @dataclass(eq=False)
@@ -393,18 +393,22 @@ def counted_mean(losses: Tensor, counts: Tensor) -> Tensor:
     return losses.sum() / counts.sum().clamp_min(torch.finfo(losses.dtype).tiny)
 
 
-def _label(value: Any) -> int:
+def _checked_label(value: Any) -> int:
     check_number("tasks", value, whole=True, at_least=0)
     return int(value)
 
 
-def _each(loss: Loss, scores: Tensor, target: Tensor) -> Tensor:
+def _example_losses(loss: Loss, scores: Tensor, target: Tensor) -> Tensor:
     """One loss per example."""
-    each = loss(scores, target)
-    if not isinstance(each, Tensor) or each.ndim == 0 or len(each) != len(scores):
-        raise invalid("criterion", each, f"a loss for each of {len(scores)} examples", 'build it with reduction="none"')
-    return each.flatten(1).mean(1) if each.ndim > 1 else each
+    losses = loss(scores, target)
+    if not isinstance(losses, Tensor) or losses.ndim == 0 or len(losses) != len(scores):
+        raise invalid(
+            "criterion", losses, f"a loss for each of {len(scores)} examples", 'build it with reduction="none"'
+        )
+    return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
 
 
-def _reduced(each: Tensor, reduction: str) -> Tensor:
-    return each if reduction == "none" else each.sum() if reduction == "sum" else each.mean()
+def _reduced(losses: Tensor, reduction: str) -> Tensor:
+    if reduction == "none":
+        return losses
+    return losses.sum() if reduction == "sum" else losses.mean()

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from torch import Tensor
 
 from parabolic.checks import CallError, Description, check_name, invalid
-from parabolic.learners.accepting import left_narrow
+from parabolic.learners.accepting import outgrown_error
 from parabolic.learners.functional import work_by
 
 if TYPE_CHECKING:
     from parabolic.learners.learner import Learner
 
-__all__ = ["alone", "boundary_of", "check_fields", "in_one_go", "make_dataclass", "wrap_methods"]
+__all__ = ["as_one_step", "boundary_of", "check_fields", "locked", "make_dataclass", "wrap_methods"]
 
 # Methods that no other thread sees half done, also where a subclass defines them.
-WHOLE = ("step", "load_state_dict")
-BOUNDARIES = ("end_task", "start_task")  # of these too
+LOCKED = ("step", "load_state_dict")
+BOUNDARIES = ("end_task", "start_task")  # likewise
 # Attributes of a learner that are not fields.
-OWN = {"averaged", "body", "device", "dtype", "generator", "lock", "optim", "stepping", "steps"}
+RESERVED = {"averaged", "body", "device", "dtype", "generator", "lock", "optim", "stepping", "steps"}
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -31,8 +31,8 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 def wrap_methods(cls: type) -> None:
     """Wrap the methods that a class defines for what every learner promises."""
     wraps: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]
-    wraps = {**dict.fromkeys(WHOLE, alone), **dict.fromkeys(BOUNDARIES, _noted)}
-    wraps |= {"grow": in_one_go, "scores_at": _as_predicted, "__post_init__": _complete}
+    wraps = {**dict.fromkeys(LOCKED, locked), **dict.fromkeys(BOUNDARIES, _note_boundary)}
+    wraps |= {"grow": as_one_step, "scores_at": _as_prediction, "__post_init__": _check_set_up}
     for name, wrap in wraps.items():
         if name in vars(cls):
             _wrap(cls, name, wrap)
@@ -44,10 +44,10 @@ def _wrap(cls: type, name: str, wrap: Callable[[Callable[..., Any]], Callable[..
 
 def make_dataclass(cls: type) -> None:
     """Make a class a dataclass; an `__init__` that this generates explains which arguments there are."""
-    own = "__init__" in vars(cls)
+    has_init = "__init__" in vars(cls)
     dataclasses.dataclass(eq=False, kw_only=True, repr=False)(cls)
-    if not own:
-        _wrap(cls, "__init__", _explaining)
+    if not has_init:
+        _wrap(cls, "__init__", _explain_arguments)
 
 
 def boundary_of(cls: type[Learner]) -> str:
@@ -59,103 +59,104 @@ def boundary_of(cls: type[Learner]) -> str:
 
 def check_fields(cls: type) -> None:
     """Refuse a field without a type, which would be ignored, and a name that learners use for something else."""
-    bases, typed = cls.__mro__[1:], inspect.get_annotations(cls)
-    inherited = {each.name for base in bases if dataclasses.is_dataclass(base) for each in dataclasses.fields(base)}
+    bases, annotations = cls.__mro__[1:], inspect.get_annotations(cls)
+    inherited = {field.name for base in bases if dataclasses.is_dataclass(base) for field in dataclasses.fields(base)}
 
-    def taken(name: str) -> bool:
+    def is_taken(name: str) -> bool:
         if name in inherited:  # by a field, whose value would hide a method of that name
-            return name not in typed and inspect.isroutine(vars(cls)[name])
-        hidden = [vars(base)[name] for base in bases if name in vars(base) and name in typed]
-        return name in OWN or any(inspect.isroutine(each) or isinstance(each, property) for each in hidden)
+            return name not in annotations and inspect.isroutine(vars(cls)[name])
+        hidden = [vars(base)[name] for base in bases if name in vars(base) and name in annotations]
+        return name in RESERVED or any(inspect.isroutine(value) or isinstance(value, property) for value in hidden)
 
-    for name in typed.keys() | vars(cls).keys():
-        if taken(name):
+    for name in annotations.keys() | vars(cls).keys():
+        if is_taken(name):
             remedy = f"learners use that name themselves: choose another, such as my_{name}"
-            what = "field" if name in typed else "attribute"
-            raise invalid(f"{what} of {cls.__name__}", name, "a name that is not taken", remedy)
+            kind = "field" if name in annotations else "attribute"
+            raise invalid(f"{kind} of {cls.__name__}", name, "a name that is not taken", remedy)
     for name, value in vars(cls).items():
-        field = isinstance(value, dataclasses.Field) or (name in inherited and not isinstance(value, property))
-        if field and name not in typed:
+        is_field = isinstance(value, dataclasses.Field) or (name in inherited and not isinstance(value, property))
+        if is_field and name not in annotations:
             raise invalid(f"{cls.__name__}.{name}", value, "a field with its type", f"as in {name}: float = …")
 
 
-def alone(method: Method) -> Method:
+def locked(method: Method) -> Method:
     """Wrap a method that changes a learner, so that no other thread uses or changes it meanwhile."""
 
     @functools.wraps(method)
-    def alone(self: Learner, *args: Any, **kwargs: Any) -> Any:
+    def locked(self: Learner, *args: Any, **kwargs: Any) -> Any:
         with self._changing():
             return method(self, *args, **kwargs)
 
-    return cast(Method, alone)
+    return cast(Method, locked)
 
 
-def in_one_go(method: Method) -> Method:
-    """Wrap a method as `alone` does, and so that a signal handler of the same thread, too, can tell it is half done."""
+def as_one_step(method: Method) -> Method:
+    """Wrap a method as `locked` does, and so that `stepping` tells a signal handler that it is half done."""
 
     @functools.wraps(method)
-    def in_one_go(self: Learner, *args: Any, **kwargs: Any) -> Any:
-        with self._changing(), self._half_done():
+    def as_one_step(self: Learner, *args: Any, **kwargs: Any) -> Any:
+        with self._changing(), self._mark_stepping():
             return method(self, *args, **kwargs)
 
-    return cast(Method, in_one_go)
+    return cast(Method, as_one_step)
 
 
-def _noted(method: Method) -> Method:
+def _note_boundary(method: Method) -> Method:
     """Wrap a `start_task` or `end_task`, so that the learner knows that the method was told of the boundary."""
 
     @functools.wraps(method)
-    def noted(self: Learner, *args: Any, **kwargs: Any) -> Any:
+    def note_boundary(self: Learner, *args: Any, **kwargs: Any) -> Any:
         try:
-            made = method(self, *args, **kwargs)
+            result = method(self, *args, **kwargs)
         except (ValueError, IndexError, RuntimeError) as error:
-            if (narrow := left_narrow(self, error)) is None:
+            if (outgrown := outgrown_error(self, error)) is None:
                 raise
-            raise narrow from error
+            raise outgrown from error
         if method.__name__ == self._boundary:
             self._observed_task = None
-        return made
+        return result
 
-    return alone(cast(Method, noted))
+    return locked(cast(Method, note_boundary))
 
 
-def _explaining(init: Callable[..., None]) -> Callable[..., None]:
+def _explain_arguments(init: Callable[..., None]) -> Callable[..., None]:
     """Wrap an `__init__`, so that an argument which it does not take is refused with those that it does."""
 
     @functools.wraps(init)
-    def explaining(self: Learner, *args: Any, **options: Any) -> None:
-        kind, fields = type(self).__name__, {each.name: each for each in dataclasses.fields(self) if each.init}
+    def explain_arguments(self: Learner, *args: Any, **options: Any) -> None:
+        class_name = type(self).__name__
+        fields = {field.name: field for field in dataclasses.fields(self) if field.init}
         for name in options:
-            check_name(f"option of {kind}", name, fields, f"help({kind}) explains them", kind=CallError)
-        unnamed = [name for name, each in fields.items() if not each.kw_only]
-        if len(args) > len(unnamed):
+            check_name(f"option of {class_name}", name, fields, f"help({class_name}) explains them", kind=CallError)
+        positional = [name for name, field in fields.items() if not field.kw_only]
+        if len(args) > len(positional):
             got, remedy = Description(f"{len(args)} arguments without a name"), "name the others, as in lr=0.1"
-            raise invalid(kind, got, f"{len(unnamed)}: {', '.join(unnamed)}", remedy, kind=CallError)
+            raise invalid(class_name, got, f"{len(positional)}: {', '.join(positional)}", remedy, kind=CallError)
         init(self, *args, **options)
 
-    return explaining
+    return explain_arguments
 
 
-def _as_predicted(method: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
-    """Wrap a user's own `scores_at`, so that whatever it asks the model is answered as in prediction."""
+def _as_prediction(method: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
+    """Wrap a user's own `scores_at`, so that all of its calls of the model are as in prediction."""
 
     @functools.wraps(method)
     def scores_at(self: Learner, inputs: Tensor) -> Tensor:
-        with self._turn(), self._half_done():
+        with self._turn(), self._mark_stepping():
             return work_by(self.predicting_weights(), self.model, functools.partial(method, self), inputs)
 
     return scores_at
 
 
-def _complete(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a `__post_init__`, so that one that forgets those of the classes above is named at once."""
+def _check_set_up(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a `__post_init__`, so that one that does not call its base classes' is refused at once."""
 
     @functools.wraps(method)
     def post_init(self: Learner) -> None:
         method(self)
         if not hasattr(self, "steps"):
             got = Description("one that does not call super().__post_init__()")
-            whose = f"__post_init__ of {type(self).__name__}"
-            raise invalid(whose, got, "that call, which sets up the learner", "make it the first line")
+            name = f"__post_init__ of {type(self).__name__}"
+            raise invalid(name, got, "that call, which sets up the learner", "make it the first line")
 
     return post_init

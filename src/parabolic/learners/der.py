@@ -49,11 +49,11 @@ class DER(ReplayLearner):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from the state of a learner of the same class, model and memory size."""
-        kept = state.get("memory", {})
-        if "units" in state and "logits" in kept and kept["logits"].dtype != torch.float64:
+        memory_state = state.get("memory", {})
+        if "units" in state and "logits" in memory_state and memory_state["logits"].dtype != torch.float64:
             units = Scale()  # early versions stored logits in the network's units
             units.load_state_dict(state["units"])
-            state = {**state, "memory": {**kept, "logits": units.undo(kept["logits"].double())}}
+            state = {**state, "memory": {**memory_state, "logits": units.undo(memory_state["logits"].double())}}
         super().load_state_dict(state)
 
     def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
@@ -82,7 +82,7 @@ class DERpp(DER):
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
         """DER's loss, plus the loss of another batch drawn from memory on its labels."""
         loss = super().loss(batch, recalled)
-        again = self.recall()
-        if again is None:
+        second = self.recall()
+        if second is None:
             return loss
-        return loss + self.beta * self.error(self.model(again["x"]), again["y"])
+        return loss + self.beta * self.error(self.model(second["x"]), second["y"])

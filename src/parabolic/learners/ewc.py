@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from parabolic.learners.anchor import AnchoredLearner
-from parabolic.learners.boundary import checked
+from parabolic.learners.boundary import checked_batches
 from parabolic.learners.fisher import squared_gradients
 from parabolic.learners.functional import predicting
 from parabolic.learners.learner import TaskBatches
@@ -69,20 +69,20 @@ class EWC(AnchoredLearner):
         It is measured in evaluation mode: with batch statistics an example would have no gradient of its own, and the
         model to preserve is the one that predicts.
         """
-        total, count, known = torch.zeros_like(self.importance), 0, dict[int, bool]()
+        total, count, is_covered = torch.zeros_like(self.importance), 0, dict[int, bool]()
         with predicting(self.model):
-            for x, y, _ in checked(self, batches, self.chunk):
-                for some, labels in zip(x.split(self.chunk), y.split(self.chunk), strict=True):
+            for x, y, _ in checked_batches(self, batches, self.chunk):
+                for examples, labels in zip(x.split(self.chunk), y.split(self.chunk), strict=True):
                     total += self.weights.layout.join(
-                        squared_gradients(self.model, self.inputs(some), labels, self._surprise, known)
+                        squared_gradients(self.model, self.inputs(examples), labels, self._fisher_loss, is_covered)
                     )
                     count += len(labels)
         return total / max(count, 1)
 
-    def _surprise(self, scores: Tensor, y: Tensor, reduction: str) -> Tensor:
+    def _fisher_loss(self, scores: Tensor, y: Tensor, reduction: str) -> Tensor:
         """The loss, scaled so that its squared gradient has the weight that the variant prescribes."""
         error = self.error.unweighted()  # the probability of a label does not depend on its weight
         if self.variant == "paper" or not error.of_classes:
             return error(scores, y, reduction)
-        probable = error.competing(scores.detach(), y).softmax(-1).gather(-1, y[:, None])[:, 0]
-        return (probable.sqrt() * error(scores, y, "none")).sum()
+        probability = error.competing(scores.detach(), y).softmax(-1).gather(-1, y[:, None])[:, 0]
+        return (probability.sqrt() * error(scores, y, "none")).sum()

@@ -20,17 +20,17 @@ __all__ = [
     "has_embedding", "only", "predicting", "scores_by", "types_of", "work_by",
 ]  # fmt: skip
 
-RECOMPUTED = "what is computed again later would be with other weights"  # of torch's error for a checkpoint
+RECOMPUTED = "what is computed again later would be with other weights"  # in torch's error for a checkpoint
 
 
 def has_batch_norm(model: nn.Module) -> bool:
     """Whether a model contains batch norm, whose statistics a single example may not have."""
-    return any(isinstance(each, _BatchNorm) for each in model.modules())
+    return any(isinstance(module, _BatchNorm) for module in model.modules())
 
 
 def has_embedding(model: nn.Module) -> bool:
     """Whether a model contains an embedding, which may not have every id."""
-    return any(isinstance(each, nn.Embedding | nn.EmbeddingBag) for each in model.modules())
+    return any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in model.modules())
 
 
 def check_between(model: nn.Module, x: Tensor, inputs: Tensor, expected: str) -> None:
@@ -86,15 +86,18 @@ def call_by(weights: Mapping[str, Tensor], model: nn.Module, x: Tensor) -> Tenso
     # Not with torch's tie_weights, which replaces the weight of a module that is used twice two times: the second time
     # it takes the first replacement for the original, and restores that.
     if not weights:
-        own: Tensor = model(x)
-        return own
-    given: dict[int, Tensor] = {}
+        output: Tensor = model(x)
+        return output
+    replacements: dict[int, Tensor] = {}  # by the id of the tensor replaced
     places: dict[str, Tensor] = {}
     for path, module in model.named_modules():
-        for name, held in (*module._parameters.items(), *module._buffers.items()):
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             place = f"{path}.{name}" if path else name
-            if held is not None and (other := given.get(id(held), weights.get(place))) is not None:
-                given[id(held)] = places[place] = other
+            if tensor is None:
+                continue
+            replacement = replacements.get(id(tensor), weights.get(place))
+            if replacement is not None:
+                replacements[id(tensor)] = places[place] = replacement
     if not torch.is_grad_enabled():
         return call_with(places, model, x)
     # What is computed again in the backward pass would be computed with the model's own weights.
@@ -159,8 +162,8 @@ def scores_by(weights: Mapping[str, Tensor], model: nn.Module, x: Tensor) -> Ten
     >>> round(scores.mean().item(), 3), model.running_mean
     (1.0, tensor([0.]))
     """
-    own = {name: buffer for name, buffer in model.named_buffers() if name not in weights}
-    copies = zip(own, copies_of(own.values()), strict=True)
+    own_buffers = {name: buffer for name, buffer in model.named_buffers() if name not in weights}
+    copies = zip(own_buffers, copies_of(own_buffers.values()), strict=True)
     return call_by({**weights, **dict(copies)}, model, x)
 
 
@@ -185,8 +188,8 @@ def copies_of(tensors: Iterable[Tensor]) -> list[Tensor]:
     """A copy of each tensor, with one operation per type: a network has many small buffers."""
     pairs = [(torch.empty_like(tensor), tensor) for tensor in tensors]
     for dtype in {tensor.dtype for _, tensor in pairs}:
-        some = [pair for pair in pairs if pair[1].dtype == dtype]
-        torch._foreach_copy_([copy for copy, _ in some], [tensor for _, tensor in some])
+        same_type = [pair for pair in pairs if pair[1].dtype == dtype]
+        torch._foreach_copy_([copy for copy, _ in same_type], [tensor for _, tensor in same_type])
     return [copy for copy, _ in pairs]
 
 

@@ -40,7 +40,7 @@ class GEM(ProjectedLearner):
     reference = "Lopez-Paz and Ranzato, 2017: Gradient episodic memory for continual learning"
     policy = EqualShares
     keeps = ("x", "y", "task")
-    _boundary = ""  # the number of a batch's task tells
+    _boundary = ""  # the task of each batch shows where one ends
 
     replay: int = option(
         0, "how many examples of each past task are recalled at a step (0: its whole share)", at_least=0
@@ -54,7 +54,7 @@ class GEM(ProjectedLearner):
         self.task = -1  # the current task
         self._since = 0  # how many examples had been offered when it began
         self._offered = Counter[int]()  # how many of each task in memory had been offered by then
-        self._count()
+        self._count_stored()
 
     @property
     def past(self) -> EqualShares:
@@ -81,8 +81,8 @@ class GEM(ProjectedLearner):
 
         That is known from its first batch on, so that all steps of a task have the same shape.
         """
-        stay = self._stay(self._offered + Counter({self.task: self.past.capacity}))
-        return [(task, share) for task, share in stay.items() if task != self.task]
+        stored = self._stored(self._offered + Counter({self.task: self.past.capacity}))
+        return [(task, share) for task, share in stored.items() if task != self.task]
 
     def recall(self) -> Batch | None:
         """The memory slots, sorted by task, and the task of each."""
@@ -94,27 +94,27 @@ class GEM(ProjectedLearner):
         for task, share in self.shares():
             if self.replay:
                 size = min(self.replay, share)
-                rank = distinct(size, share, device=slots.device, generator=self.generator)
+                ranks = distinct(size, share, device=slots.device, generator=self.generator)
             else:
-                rank = torch.arange(share, device=slots.device)
-            first = torch.searchsorted(tasks, torch.full_like(rank[:1], task))
-            kept = self.past.take(slots.index_select(0, first + rank))
-            gradients.append(self._past_gradient(self.augmented(kept["x"]), kept["y"]))
+                ranks = torch.arange(share, device=slots.device)
+            first = torch.searchsorted(tasks, torch.full_like(ranks[:1], task))
+            examples = self.past.take(slots.index_select(0, first + ranks))
+            gradients.append(self._past_gradient(self.augmented(examples["x"]), examples["y"]))
         return torch.stack(gradients)
 
     def project(self, vector: Tensor, against: Tensor) -> Tensor:
         """`vector` plus at least `margin` of each row of `against`: just enough to point against none of them."""
-        given, wide = vector, torch.promote_types(vector.dtype, torch.float32)
+        original, wide = vector, torch.promote_types(vector.dtype, torch.float32)
         vector, against = vector.to(wide), against.to(wide)
-        least = vector + self.margin * against.sum(0)
-        rows = torch.cat([vector[None], least[None], against])
+        start = vector + self.margin * against.sum(0)
+        rows = torch.cat([vector[None], start[None], against])
         lengths = rows.norm(dim=1, keepdim=True)
         rows /= lengths.masked_fill(lengths == 0, 1)  # a gradient may be zero
         products, rounding = inner_products(rows), torch.finfo(wide).eps
         # A vector closer to the span of the others than this precision can resolve is taken to lie in it.
         shares = nonnegative_shares(products[2:, 2:], products[2:, 1], tolerance=1e3 * rounding).to(vector)
-        bent = least + (lengths[1] * shares) @ rows[2:]
-        return torch.where((products[2:, 0] < -16 * rounding).any(), bent, vector).to(given)
+        projected = start + (lengths[1] * shares) @ rows[2:]
+        return torch.where((products[2:, 0] < -16 * rounding).any(), projected, vector).to(original)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next step depends on, including the task."""
@@ -124,22 +124,22 @@ class GEM(ProjectedLearner):
         """Resume from the state of a learner of the same class, model and memory size."""
         super().load_state_dict(state)
         self.task = int(state["task"])
-        self._count()
+        self._count_stored()
 
     def _turn_to(self, task: int) -> None:
         """Make `task` the current task."""
         offered = self._offered + Counter({self.task: self.past.offered - self._since})
-        # A task that has no slot left has no part in later shares: forgotten, or every task would slow down all steps.
-        self._offered = Counter({past: offered[past] for past in self._stay(offered)})
+        # A task that has no slot left has no part in later shares: drop it, or every task would slow down all steps.
+        self._offered = Counter({past: offered[past] for past in self._stored(offered)})
         self._since, self.task = self.past.offered, task
 
-    def _stay(self, offered: Mapping[int, int]) -> dict[int, int]:
+    def _stored(self, offered: Mapping[int, int]) -> dict[int, int]:
         """How many examples of each task are stored, if so many were offered; only those with any, by number."""
         tasks = sorted(offered)
         shares = equal_shares(self.past.capacity, [offered[task] for task in tasks])
         return {task: share for task, share in zip(tasks, shares, strict=True) if share}
 
-    def _count(self) -> None:
+    def _count_stored(self) -> None:
         """Count the stored examples of each task, so that the host knows them from now on without asking the device."""
         # Stored examples may stand in for those offered: a task's share does not grow without new examples.
         self._offered = Counter(self.past["task"].tolist() if self.past.fields else ())

@@ -20,7 +20,7 @@ __all__ = [
     "last_linear",
     "overlaid",
     "widen",
-    "wider",
+    "wider_weights",
 ]
 
 
@@ -46,21 +46,21 @@ def features(model: nn.Module, head: nn.Linear, x: Tensor) -> Tensor:
     tensor([[1., 1., 1., 1.],
             [1., 1., 1., 1.]])
     """
-    given, _, _ = _seen(model, head, x)
-    return given.to(head.weight.dtype)  # a model may compute in a lower precision than that of its weights
+    inputs, _, _ = _record_head(model, head, x)
+    return inputs.to(head.weight.dtype)  # a model may compute in a lower precision than that of its weights
 
 
-def _seen(model: nn.Module, head: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _record_head(model: nn.Module, head: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The input and output of `head`, and the scores, when the model is called on `x`."""
-    seen: list[tuple[Tensor, Tensor]] = []
-    hook = head.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
+    calls: list[tuple[Tensor, Tensor]] = []
+    hook = head.register_forward_hook(lambda _, inputs, output: calls.append((inputs[0], output)))
     try:
         with as_written(model):
             scores = model(x)
     finally:
         hook.remove()
-    check_head(head, scores.shape[-1], given=bool(seen) and seen[-1][1].shape == scores.shape)
-    return *seen[-1], scores
+    check_head(head, scores.shape[-1], gives_scores=bool(calls) and calls[-1][1].shape == scores.shape)
+    return *calls[-1], scores
 
 
 @torch.no_grad()
@@ -75,9 +75,9 @@ def frozen_features(model: nn.Module, head: nn.Linear, x: Tensor) -> Tensor:
         return features(model, head, x)
 
 
-def check_head(head: nn.Linear, classes: int | None, given: bool = True) -> None:
+def check_head(head: nn.Linear, classes: int | None, gives_scores: bool = True) -> None:
     """Refuse a last linear layer that does not compute the scores of the classes."""
-    if not given or (classes is not None and head.out_features < classes):
+    if not gives_scores or (classes is not None and head.out_features < classes):
         got = Description(f"{classes} scores that are not the output of its last linear layer, {head}")
         remedy = "define it after the others, and return what it gives"
         raise invalid("model", got, "a model whose last torch.nn.Linear gives the scores", remedy)
@@ -96,10 +96,11 @@ def check_scoring(model: nn.Module, head: nn.Linear, x: Tensor, shifted: bool) -
         remedy = "unfreeze it, or choose a learner that does not need it"
         raise invalid("model", Description("a frozen last linear layer"), expected, remedy)
     with torch.no_grad(), predicting(model):
-        given, scores = (each.float() for each in _seen(model, head, x)[1:])
+        _, output, scores = _record_head(model, head, x)
+    output, scores = output.float(), scores.float()
     if shifted:
-        given, scores = given.log_softmax(-1), scores.log_softmax(-1)
-    check_head(head, scores.shape[-1], given=torch.allclose(given, scores, rtol=0.01, atol=0.01))
+        output, scores = output.log_softmax(-1), scores.log_softmax(-1)
+    check_head(head, scores.shape[-1], gives_scores=torch.allclose(output, scores, rtol=0.01, atol=0.01))
 
 
 def check_alone(model: nn.Module, head: nn.Linear) -> None:
@@ -112,26 +113,26 @@ def check_alone(model: nn.Module, head: nn.Linear) -> None:
         ...
     parabolic.checks.InputError: model: got a last linear layer that shares weights with 0, expected its own weights...
     """
-    own, remedy = dict(head.named_parameters()), "give it all outputs from the start"
-    if made := sorted(own.keys() - {"weight", "bias"}):
-        got = Description(f"a last linear layer with {', '.join(made)}")
+    parameters, remedy = dict(head.named_parameters()), "give it all outputs from the start"
+    if others := sorted(parameters.keys() - {"weight", "bias"}):
+        got = Description(f"a last linear layer with {', '.join(others)}")
         raise invalid("model", got, "no parameters but weight and bias", remedy)
     for name, module in model.named_modules():
-        if module is not head and _ids(own.values()) & _ids(module.parameters(recurse=False)):
+        if module is not head and _ids(parameters.values()) & _ids(module.parameters(recurse=False)):
             got = Description(f"a last linear layer that shares weights with {name}")
             raise invalid("model", got, "its own weights", remedy)
 
 
-def wider(model: nn.Module, head: nn.Linear, outputs: int) -> dict[str, Tensor]:
-    """Weights by their names in the model, with which its last layer has more outputs: all zeros, to check shapes.
+def wider_weights(model: nn.Module, head: nn.Linear, outputs: int) -> dict[str, Tensor]:
+    """Weights of zeros, by name, that give the last layer of a model more outputs: to check shapes.
 
     >>> model = nn.Linear(4, 2)
-    >>> [(name, list(weight.shape)) for name, weight in wider(model, model, 3).items()]
+    >>> [(name, list(weight.shape)) for name, weight in wider_weights(model, model, 3).items()]
     [('weight', [3, 4]), ('bias', [3])]
     """
-    own = _ids(head.parameters())
-    rows = {name: weight for name, weight in model.named_parameters() if id(weight) in own}
-    return {name: weight.new_zeros(outputs, *weight.shape[1:]) for name, weight in rows.items()}
+    ids = _ids(head.parameters())
+    weights = {name: weight for name, weight in model.named_parameters() if id(weight) in ids}
+    return {name: weight.new_zeros(outputs, *weight.shape[1:]) for name, weight in weights.items()}
 
 
 @torch.no_grad()
@@ -164,13 +165,17 @@ def follow(optimizer: torch.optim.Optimizer, moved: Mapping[nn.Parameter, nn.Par
     True
     """
     for group in optimizer.param_groups:
-        first = {"step_size": float(group.get("lr", 0.0))}  # Rprop's, which changes by factors: from 0 it hardly would
+        initial = {
+            "step_size": float(group.get("lr", 0.0))
+        }  # Rprop's, which changes by factors: from 0 it hardly would
         for old in moved.keys() & set(group["params"]):
-            new, kept = moved[old], optimizer.state.pop(old, {})
-            rows = {name: value for name, value in kept.items() if _like(value, old)}
-            if kept and all(name in rows or _single(value) for name, value in kept.items()):
-                more = {name: value.new_full(new.shape, first.get(name, 0.0)) for name, value in rows.items()}
-                optimizer.state[new] = kept | {name: overlaid(rows[name], more[name]) for name in rows}
+            new, state = moved[old], optimizer.state.pop(old, {})
+            per_entry = {name: value for name, value in state.items() if _is_per_entry(value, old)}
+            if state and all(name in per_entry or _is_scalar(value) for name, value in state.items()):
+                optimizer.state[new] = state | {
+                    name: overlaid(value, value.new_full(new.shape, initial.get(name, 0.0)))
+                    for name, value in per_entry.items()
+                }
         group["params"] = [moved.get(weight, weight) for weight in group["params"]]
 
 
@@ -184,11 +189,11 @@ def overlaid(old: Tensor, new: Tensor) -> Tensor:
     return torch.cat([old, new[len(old) :]]) if old.ndim and len(old) < len(new) else old.clone()
 
 
-def _like(value: object, weight: Tensor) -> bool:
+def _is_per_entry(value: object, weight: Tensor) -> bool:
     return isinstance(value, Tensor) and value.shape == weight.shape
 
 
-def _single(value: object) -> bool:
+def _is_scalar(value: object) -> bool:
     return value is None or isinstance(value, int | float) or (isinstance(value, Tensor) and value.ndim == 0)
 
 

@@ -31,7 +31,7 @@ class Layout:
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.names = list(tensors)
-        self.kinds = [(each.shape, _strides(each)) for each in tensors.values()]
+        self.kinds = [(tensor.shape, _strides(tensor)) for tensor in tensors.values()]
         self.sizes = [shape.numel() for shape, _ in self.kinds]
 
     def cut(self, vector: Tensor) -> tuple[Tensor, ...]:
@@ -53,9 +53,9 @@ class Layout:
         """The same views by the names of the tensors."""
         return dict(zip(self.names, self.views(vector), strict=True))
 
-    def grown(self, vector: Tensor, before: Layout, rest: Iterable[Tensor]) -> Tensor:
-        """Extend a vector of smaller tensors, laid out as in `before`, to this layout; new rows are those of `rest`."""
-        return self.join(itertools.starmap(overlaid, zip(before.views(vector), rest, strict=True)))
+    def grown(self, vector: Tensor, old: Layout, tensors: Iterable[Tensor]) -> Tensor:
+        """Extend a vector of smaller tensors, laid out as in `old`, to this layout; new rows are those of `tensors`."""
+        return self.join(itertools.starmap(overlaid, zip(old.views(vector), tensors, strict=True)))
 
 
 class _Cut(torch.autograd.Function):
@@ -73,7 +73,7 @@ class _Join(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, layout: Layout, *tensors: Tensor) -> Tensor:
         ctx.layout = layout
-        dtype = functools.reduce(torch.promote_types, [each.dtype for each in tensors])
+        dtype = functools.reduce(torch.promote_types, [tensor.dtype for tensor in tensors])
         vector = tensors[0].new_empty(sum(layout.sizes), dtype=dtype)
         _copy(layout.views(vector), tensors)
         return vector
@@ -85,15 +85,15 @@ class _Join(torch.autograd.Function):
 
 def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Copy tensors to tensors: all pairs with the same strides in one operation."""
-    alike = []
+    pairs = []
     for target, source in zip(targets, sources, strict=True):
         strides = zip(target.shape, target.stride(), source.stride(), strict=True)
         if all(own == other for size, own, other in strides if size > 1):  # for a single entry a stride means nothing
-            alike.append((target, source.as_strided(target.shape, target.stride())))
+            pairs.append((target, source.as_strided(target.shape, target.stride())))
         else:
             target.copy_(source)
-    if alike:
-        torch._foreach_copy_([target for target, _ in alike], [source for _, source in alike])
+    if pairs:
+        torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ from parabolic.learners.accepting import (
 )
 from parabolic.learners.average import WeightAverage
 from parabolic.learners.criterion import Criterion, find_criterion
-from parabolic.learners.declaring import alone, boundary_of, check_fields, in_one_go, make_dataclass, wrap_methods
+from parabolic.learners.declaring import as_one_step, boundary_of, check_fields, locked, make_dataclass, wrap_methods
 from parabolic.learners.functional import answers_by, copies_of
 from parabolic.learners.head import check_head, features, follow, last_linear, widen
 from parabolic.learners.predictor import Predictor, as_inputs, predictor_of
@@ -39,7 +39,7 @@ from parabolic.options import check_options, documented, option, options_of
 __all__ = ["Diverged", "Learner", "ReplayLearner", "TaskBatches", "join"]
 
 # Methods that users may override, and those that the package's loops call instead.
-ASKED = {"predict": "scores_at", "scores": "scores_at", "observe": "step"}
+CALLED_INSTEAD = {"predict": "scores_at", "scores": "scores_at", "observe": "step"}
 GO_BACK = "go back to the last saved file, and lower lr or set clip_norm"
 GIVE_WAY = 1e-4  # seconds: enough for a waiting thread to wake up
 
@@ -136,9 +136,9 @@ class Learner:
         cls._boundary = boundary_of(cls)
         wrap_methods(cls)
         check_fields(cls)
-        about = cls.__doc__
+        docstring = cls.__doc__
         make_dataclass(cls)
-        cls.__doc__ = about and documented(about, cls)  # if None, the dataclass has put its signature there
+        cls.__doc__ = docstring and documented(docstring, cls)  # if None, the dataclass has put its signature there
 
     @classmethod
     def overridden(cls) -> dict[str, str]:
@@ -151,10 +151,10 @@ class Learner:
         ({'predict': 'scores_at'}, {})
         """
 
-        def stated(name: str) -> int:
-            return next(place for place, base in enumerate(cls.__mro__) if name in vars(base))
+        def mro_index(name: str) -> int:
+            return next(index for index, base in enumerate(cls.__mro__) if name in vars(base))
 
-        return {name: other for name, other in ASKED.items() if stated(name) < stated(other)}
+        return {name: other for name, other in CALLED_INSTEAD.items() if mro_index(name) < mro_index(other)}
 
     @classmethod
     def own_name(cls) -> str:
@@ -171,7 +171,7 @@ class Learner:
         check_module("model", self.model)
         self.lock, self.stepping = threading.RLock(), False
         self._descended = False  # whether the weights may have moved since `observe` began
-        self._asking: set[int] = set()  # threads waiting to predict, copy or save
+        self._waiting: set[int] = set()  # threads waiting to predict, copy or save
         self.body = self.model  # maps the points that bridges run through to scores
         if self.embed is not None:
             check_module("embed", self.embed)
@@ -189,8 +189,8 @@ class Learner:
         for module in self.model.modules():  # an overridden `train` may keep a norm frozen
             if module.training and getattr(module.train, "__func__", None) is not nn.Module.train:
                 module.train()
-        real = (weight.dtype for weight in weights if weight.is_floating_point())  # the type of inputs
-        self.device, self.dtype = weights[0].device, next(real, weights[0].dtype)
+        float_types = (weight.dtype for weight in weights if weight.is_floating_point())
+        self.device, self.dtype = weights[0].device, next(float_types, weights[0].dtype)  # the type of inputs
         self.criterion = find_criterion(self.criterion).to(self.device)
         if self.needs_classes and not self.error.of_classes:
             remedy = f"{self.own_name()} is for classes: choose another learner for numbers"
@@ -222,7 +222,7 @@ class Learner:
             check_number("task", task, whole=True, at_least=0, below=2**31)
         number = int(task) if task is not None and self.needs_tasks and self._boundary else None
         with self._changing():
-            take_back, self._descended = self._kept_aside(), False
+            undo, self._descended = self._make_undo(), False
             try:
                 optimizers.check_frozen(self.model, self.optim, self._frozen)
                 self._check_boundary(number)
@@ -233,13 +233,13 @@ class Learner:
                 raise
             except Exception:
                 if not self._descended:  # else it has learned, which cannot be undone
-                    take_back()
+                    undo()
                 raise
-        if self._asking:  # the lock goes to the first to ask, which would be the next batch
+        if self._waiting:  # the lock goes to the first to ask, which would be the next batch
             time.sleep(GIVE_WAY)
         return loss
 
-    @alone
+    @locked
     def step(self, x: Tensor, y: Tensor, task: int | Tensor | None = None) -> Tensor:
         """Learn from a batch that has been checked and is on the learner's device."""
         raw = {"x": x, "y": y}
@@ -321,7 +321,7 @@ class Learner:
     def end_task(self, batches: TaskBatches) -> None:
         """Called after a task, if the stream has tasks, with its batches: each example once."""
 
-    @in_one_go
+    @as_one_step
     def grow(self, classes: int) -> None:
         """Make room for labels below `classes`: the last linear layer gets more outputs, and the old ones stay.
 
@@ -338,13 +338,13 @@ class Learner:
             raise invalid("criterion", self.criterion, "a loss of classes", "only classes can grow")
         _, head = last_linear(self.model)
         check_head(head, self.classes)
-        known = self.classes or head.out_features
-        if classes > known:
+        current = self.classes or head.out_features
+        if classes > current:
             check_growth(self, head, classes)
         if classes > head.out_features:
             self._outgrown += (head.out_features,)
             self.on_growth(widen(head, classes, self.generator))
-        if classes > known:
+        if classes > current:
             self.criterion, self.classes = self.error.widened(classes), classes
 
     def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
@@ -376,7 +376,7 @@ class Learner:
 
         Both, and that there are no gradients, also hold for everything that an override calls.
         """
-        with self._turn(), self._half_done():
+        with self._turn(), self._mark_stepping():
             return answers_by(self.predicting_weights(), self.model, inputs)
 
     def features(self, inputs: Tensor) -> Tensor:
@@ -432,7 +432,7 @@ class Learner:
         }
         if self.averaged is not None:
             state["average"] = self.averaged.state_dict()
-        state |= {name: part.state_dict() for name, part in self._parts().items()}
+        state |= {name: part.state_dict() for name, part in self._stateful_parts().items()}
         if self._example is not None:  # as an empty batch, which has the shape and type of examples
             shape, dtype = self._example
             state["example"] = torch.empty(0, *shape, dtype=dtype)
@@ -440,23 +440,23 @@ class Learner:
             state["observed_task"] = self._observed_task
         return state
 
-    @alone
+    @locked
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from the state of a learner of the same class and model, whatever device it was on.
 
         Between a GPU and a CPU everything carries over except future random draws: their generators' states differ.
         """
         # Missing in new learners, and in files of early versions.
-        optional = {"example", "observed_task", *self._parts()}
+        optional = {"example", "observed_task", *self._stateful_parts()}
         if missing := self.state_dict().keys() - state.keys() - optional:
             remedy = "load the state of a learner of the same kind"
             raise invalid("state", Description(f"no {', '.join(sorted(missing))}"), "a complete state", remedy)
-        own = self.model.state_dict()
+        own_state = self.model.state_dict()
         for name, value in state["model"].items():
-            if isinstance(value, Tensor) and name in own and value.shape != own[name].shape:
+            if isinstance(value, Tensor) and name in own_state and value.shape != own_state[name].shape:
                 got = Description(f"{name} of shape {list(value.shape)}")
                 remedy = "load it into a learner with as many classes; `Learner.load` makes one from a file"
-                raise invalid("state", got, f"{list(own[name].shape)}, as in this learner", remedy)
+                raise invalid("state", got, f"{list(own_state[name].shape)}, as in this learner", remedy)
         optimizers.check_state(self.optim, state["optimizer"])
         self.model.load_state_dict(state["model"])
         optimizers.load_state(self.optim, state["optimizer"])
@@ -464,7 +464,7 @@ class Learner:
         self.steps = int(state["steps"])
         if self.averaged is not None:
             self.averaged.load_state_dict(state["average"])
-        for name, part in self._parts().items():
+        for name, part in self._stateful_parts().items():
             if name in state:
                 part.load_state_dict(state[name])
         example = state.get("example")
@@ -526,10 +526,10 @@ class Learner:
 
         with self._turn():
             memo |= uncopied(self.model)
-            memo[id(self)] = made = self.__new__(type(self))
-            memo[id(self.generator)] = self.generator.clone_state()  # deepcopy's own way leaks 5 KB (torch 2.13)
-            made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        return made
+            memo[id(self)] = duplicate = self.__new__(type(self))
+            memo[id(self.generator)] = self.generator.clone_state()  # copied by deepcopy, it leaks 5 KB (torch 2.13)
+            duplicate.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return duplicate
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the lock, for a copy or a pickle, which has its own.
@@ -538,12 +538,12 @@ class Learner:
         """
         with self.lock:
             self.check_whole("a copy")
-            return {name: value for name, value in self.__dict__.items() if name not in ("lock", "_asking")}
+            return {name: value for name, value in self.__dict__.items() if name not in ("lock", "_waiting")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= {"stepping": False, "_frozen": (), "_observed_task": None, "_outgrown": (), **state}
-        self.__dict__ |= {"lock": threading.RLock(), "_asking": set()}
-        # A copy of an optimiser has forgotten not to warn that its steps could be captured but are not.
+        self.__dict__ |= {"lock": threading.RLock(), "_waiting": set()}
+        # Else a copied optimiser would warn that its steps could be captured but are not.
         self.optim._warned_capturable_if_run_uncaptured = True
 
     def __repr__(self) -> str:
@@ -565,18 +565,18 @@ class Learner:
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """Hold the lock to predict, copy or save: a thread that learns gives way between two batches."""
-        me = threading.get_ident()
-        self._asking.add(me)
+        thread = threading.get_ident()
+        self._waiting.add(thread)
         try:
             with self.lock:
-                self._asking.discard(me)
+                self._waiting.discard(thread)
                 yield
         finally:
-            self._asking.discard(me)
+            self._waiting.discard(thread)
 
     @contextmanager
-    def _half_done(self) -> Iterator[None]:
-        """A context in which the learner must be neither copied nor saved: hold the lock in it."""
+    def _mark_stepping(self) -> Iterator[None]:
+        """Mark the learner as `stepping`, so that it is neither copied nor saved meanwhile; hold the lock."""
         before, self.stepping = self.stepping, True
         try:
             yield
@@ -587,33 +587,34 @@ class Learner:
         """Refuse a batch of another task if the method was not told of the boundary, and would keep nothing."""
         if (before := self._observed_task) not in (None, task):
             ends = self._boundary == "end_task"
-            which = f"{before}, after its last" if ends else f"{task}, before its first"
-            remedy = f"{self.own_name()} depends on that call: pass the batches of task {which}"
+            moment = f"{before}, after its last" if ends else f"{task}, before its first"
+            remedy = f"{self.own_name()} depends on that call: pass the batches of task {moment}"
             raise invalid("task", task, f"{before} until {self._boundary} is called", remedy)
 
-    def _touched(self) -> list[Tensor]:
+    def _tensors_to_restore(self) -> list[Tensor]:
         """The tensors that computing a loss changes in place, to be restored if the batch is refused."""
         return list(self.model.buffers())
 
-    def _kept_aside(self) -> Callable[[], None]:
+    def _make_undo(self) -> Callable[[], None]:
         """A function that undoes a step that failed before a weight moved: random draws, statistics and attributes."""
-        notes, drawn, touched = {**vars(self)}, self.generator.get_state(), self._touched()
-        copies = copies_of(touched)
+        attributes, generator_state = {**vars(self)}, self.generator.get_state()
+        tensors = self._tensors_to_restore()
+        originals = copies_of(tensors)
 
-        def take_back() -> None:
-            for name in vars(self).keys() - notes.keys():
+        def undo() -> None:
+            for name in vars(self).keys() - attributes.keys():
                 delattr(self, name)
-            vars(self).update(notes)
-            self.generator.set_state(drawn)
-            for tensor, before in zip(touched, copies, strict=True):
-                tensor.copy_(before)
+            vars(self).update(attributes)
+            self.generator.set_state(generator_state)
+            for tensor, original in zip(tensors, originals, strict=True):
+                tensor.copy_(original)
 
-        return take_back
+        return undo
 
-    def _parts(self) -> dict[str, Any]:
+    def _stateful_parts(self) -> dict[str, Any]:
         """The objects given to the learner that have a state of their own, by name."""
-        brought = {"prepare": self.prepare, "units": getattr(self.criterion, "units", None)}
-        return {name: part for name, part in brought.items() if hasattr(part, "load_state_dict")}
+        parts = {"prepare": self.prepare, "units": getattr(self.criterion, "units", None)}
+        return {name: part for name, part in parts.items() if hasattr(part, "load_state_dict")}
 
     def _load_generator(self, state: Tensor) -> None:
         if len(state) == len(self.generator.get_state()):
@@ -622,7 +623,7 @@ class Learner:
             self.generator.manual_seed(int.from_bytes(sha256(bytes(state.tolist())).digest()[:7]))
 
     def _loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
-        """The loss, checked; a model that changes its input is refused, as a method may call it on it again."""
+        """The loss, checked; a model that changes its input is refused, as a method may use that input again."""
         inputs = batch["x"]
         version = _version(inputs)
         loss = self.loss(batch, recalled)
@@ -630,33 +631,33 @@ class Learner:
             got = Description("one that changes its input in place")
             raise invalid("model", got, "one that does not", "write x = x - 1, or ReLU(inplace=False) as first layer")
         if not isinstance(loss, Tensor) or loss.ndim:
-            whose = f"loss of {self.own_name()}"
-            raise invalid(whose, loss, "a tensor of one number", "take its mean, for example")
+            name = f"loss of {self.own_name()}"
+            raise invalid(name, loss, "a tensor of one number", "take its mean, for example")
         return loss
 
     def _as_inputs(self, x: Tensor, augment: bool) -> Tensor:
         """Raw examples as inputs of the model: never the same tensor, as the model may work in place."""
         version = _version(x)
         view = self.augment(x, self.generator) if augment and self.augment is not None else x
-        made = as_inputs(view, self.prepare, self.dtype, ids=self.embed is not None)
+        inputs = as_inputs(view, self.prepare, self.dtype, ids=self.embed is not None)
         if _version(x) != version:
             got = Description("one that changes examples in place")
             raise invalid("prepare or augment", got, "one that returns new ones", "write x = x - 1, not x -= 1")
-        shared = isinstance(made, Tensor) and made.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
-        return made.clone() if shared else made
+        is_shared = isinstance(inputs, Tensor) and inputs.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        return inputs.clone() if is_shared else inputs
 
     def _make_optimizer(self, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
-        made = optimizers.make_optimizer(self.optimizer, weights, self.lr)
+        optimizer = optimizers.make_optimizer(self.optimizer, weights, self.lr)
         if isinstance(self.optimizer, str):
-            optimizers.count_steps_on(made, self.device)
-        return made
+            optimizers.count_steps_on(optimizer, self.device)
+        return optimizer
 
     def _check_inputs(self, x: Tensor, inputs: Tensor) -> None:
         """Refuse numbers that are no longer finite as inputs of the model."""
         if x.is_floating_point() and (self.prepare is not None or inputs.dtype != x.dtype):
-            told = str(self.dtype).removeprefix("torch.")
+            dtype = str(self.dtype).removeprefix("torch.")
             check_finite(
-                "x", inputs, f"they are not finite as inputs of the model ({told}): clip or drop those examples"
+                "x", inputs, f"they are not finite as inputs of the model ({dtype}): clip or drop those examples"
             )
 
     def _check_room(self, batch: Batch) -> None:
@@ -682,8 +683,8 @@ class ReplayLearner(Learner):
         if self.replay > self.memory.capacity:
             remedy = "recall fewer examples, or keep more"
             raise invalid("replay", self.replay, f"at most memory={self.memory.capacity}", remedy)
-        if lacking := [name for name in self.memory.needs if name not in self.keeps]:
-            expected = f"one that does not need {', '.join(lacking)}"
+        if missing := [name for name in self.memory.needs if name not in self.keeps]:
+            expected = f"one that does not need {', '.join(missing)}"
             raise invalid("memory", self.memory, expected, f"{self.own_name()} keeps {', '.join(self.keeps)}")
         if self.memory.needs_classes and not self.error.of_classes:
             remedy = f"give memory={self.memory.capacity}"
@@ -708,12 +709,12 @@ class ReplayLearner(Learner):
 
     def remember(self, raw: Batch, batch: Batch) -> None:
         """Offer the batch as it came (`raw`) to memory, with whatever else the method stores of it."""
-        known = batch | raw
-        if lacking := [name for name in self.keeps if name not in known]:
-            got, kept = Description(f"no {', '.join(lacking)}"), ", ".join(self.keeps)
-            remedy = "pass task= with every batch" if lacking == ["task"] else "add it to `batch` in `loss`"
-            raise invalid("batch", got, f"what {self.own_name()} keeps: {kept}", remedy)
-        self.past.offer({name: known[name] for name in self.keeps}, generator=self.generator)
+        fields = batch | raw
+        if missing := [name for name in self.keeps if name not in fields]:
+            got, keeps = Description(f"no {', '.join(missing)}"), ", ".join(self.keeps)
+            remedy = "pass task= with every batch" if missing == ["task"] else "add it to `batch` in `loss`"
+            raise invalid("batch", got, f"what {self.own_name()} keeps: {keeps}", remedy)
+        self.past.offer({name: fields[name] for name in self.keeps}, generator=self.generator)
 
     def _check_room(self, batch: Batch) -> None:
         self.past.check_room(batch)
@@ -725,16 +726,17 @@ class ReplayLearner(Learner):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from the state of a learner of the same class, model and memory size."""
         # A memory is on the device of its examples.
-        kept = {
-            name: each.to(self.device) if isinstance(each, Tensor) else each
-            for name, each in state.get("memory", {}).items()
+        memory_state = {
+            name: value.to(self.device) if isinstance(value, Tensor) else value
+            for name, value in state.get("memory", {}).items()
         }
-        if "y" in kept and not self.error.of_classes:  # early versions stored targets with units in the model's type
-            kept["y"] = self.error.check(kept["y"], len(kept["y"]), kept["y"].shape[1], self.dtype)
-        if kept:  # else the base class says what is missing
-            self.past.check_state(kept, *self.keeps)
+        if "y" in memory_state and not self.error.of_classes:
+            y = memory_state["y"]  # early versions stored targets with units in the model's type
+            memory_state["y"] = self.error.check(y, len(y), y.shape[1], self.dtype)
+        if memory_state:  # else the base class says what is missing
+            self.past.check_state(memory_state, *self.keeps)
         super().load_state_dict(state)
-        self.past.load_state_dict(kept)
+        self.past.load_state_dict(memory_state)
 
 
 def join(batch: Batch, recalled: Batch | None) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
-from parabolic.learners.boundary import check_started, checked, labels_of
+from parabolic.learners.boundary import check_started, checked_batches, labels_of
 from parabolic.learners.functional import only
 from parabolic.learners.gradients import trainable
 from parabolic.learners.head import check_head, check_scoring, frozen_features, last_linear, widen
@@ -84,8 +84,8 @@ class LwF(Learner):
         loss = self.error(only(self.seen, scores), batch["y"])
         if self.tasks == 1:  # no class is old
             return loss
-        before = only(self.old, self.teacher(batch["x"]) / self.temperature).softmax(-1)
-        return loss + self.alpha * cross_entropy(only(self.old, scores / self.temperature), before)
+        old_probabilities = only(self.old, self.teacher(batch["x"]) / self.temperature).softmax(-1)
+        return loss + self.alpha * cross_entropy(only(self.old, scores / self.temperature), old_probabilities)
 
     def _warm_up(self, batches: TaskBatches, new: Tensor) -> None:
         """Plain gradient steps of the last layer on the new classes alone; only their rows have a gradient.
@@ -94,15 +94,15 @@ class LwF(Learner):
         """
         weights = trainable(self.head)
         rates = {weight: float(group["lr"]) for group in self.optim.param_groups for weight in group["params"]}
-        for x, y, sizes in checked(self, batches, size=512):
-            chosen = new[y].cpu()  # this waits for the device, but only once for many batches
-            counts = [count for part in chosen.split(sizes) if (count := int(part.sum()))]
+        for x, y, sizes in checked_batches(self, batches, size=512):
+            is_new = new[y].cpu()  # this waits for the device, but only once for many batches
+            counts = [count for part in is_new.split(sizes) if (count := int(part.sum()))]
             if not counts:
                 continue
             # Augmented batch by batch, so that each takes the same random numbers as it would alone.
-            inputs = torch.cat([self.augmented(part) for part in x[chosen].split(counts)])
-            given = frozen_features(self.model, self.head, inputs)
-            for part, labels in zip(given.split(counts), y[chosen].split(counts), strict=True):
+            inputs = torch.cat([self.augmented(part) for part in x[is_new].split(counts)])
+            features = frozen_features(self.model, self.head, inputs)
+            for part, labels in zip(features.split(counts), y[is_new].split(counts), strict=True):
                 loss = self.error(only(new, self.head(part)), labels)
                 with torch.no_grad():
                     for weight, slope in zip(weights, torch.autograd.grad(loss, weights), strict=True):
@@ -112,28 +112,28 @@ class LwF(Learner):
         """Extend the old model, and the masks of seen and old classes."""
         super().on_growth(moved)
         _, head = last_linear(self.teacher)
-        more = self.head.out_features - head.out_features
+        extra = self.head.out_features - head.out_features
         widen(head, self.head.out_features, self.generator)
-        self.seen, self.old = (pad(each, (0, more)) for each in (self.seen, self.old))
+        self.seen, self.old = (pad(mask, (0, extra)) for mask in (self.seen, self.old))
 
     def _check_model(self, x: Tensor) -> None:
         check_scoring(self.model, self.head, self.inputs(x), shifted=self.error.of_classes)
 
-    def _touched(self) -> list[Tensor]:
-        return [*super()._touched(), self.seen]
+    def _tensors_to_restore(self) -> list[Tensor]:
+        return [*super()._tensors_to_restore(), self.seen]
 
     def _make_optimizer(self, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
-        made = super()._make_optimizer(weights)
+        optimizer = super()._make_optimizer(weights)
         if isinstance(self.optimizer, str) and not own_optimizer(self.optimizer):
             _, arguments = parse_optimizer(self.optimizer)
-            for group in made.param_groups:
+            for group in optimizer.param_groups:
                 group["weight_decay"] = arguments.get("weight_decay", self.weight_decay)
-        return made
+        return optimizer
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next step depends on, including the old model."""
-        own = {"teacher": self.teacher.state_dict(), "seen": self.seen, "old": self.old, "tasks": self.tasks}
-        return super().state_dict() | own
+        own_state = {"teacher": self.teacher.state_dict(), "seen": self.seen, "old": self.old, "tasks": self.tasks}
+        return super().state_dict() | own_state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from the state of a learner of the same class and model."""

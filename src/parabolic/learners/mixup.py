@@ -52,21 +52,21 @@ class MixupER(ReplayLearner):
         """The mean loss of randomly paired recalled examples, of those that may be mixed; 0 if there are none."""
         x, y = recalled["x"], recalled["y"]
         x = x if self.embed is None else self.embed(x)
-        old = (y[:, None] != arriving).all(1) if self.exclude else torch.ones_like(y, dtype=torch.bool)
+        mixable = (y[:, None] != arriving).all(1) if self.exclude else torch.ones_like(y, dtype=torch.bool)
         # Those to mix come first, once in order and once shuffled, so that the shape does not depend on their number.
-        one = (~old).int().argsort(stable=True)
-        order = torch.rand(len(y), generator=self.generator, dtype=torch.float64, device=y.device)
-        other = order.masked_fill_(~old, 2).argsort()
+        first = (~mixable).int().argsort(stable=True)
+        draws = torch.rand(len(y), generator=self.generator, dtype=torch.float64, device=y.device)
+        second = draws.masked_fill_(~mixable, 2).argsort()
         proportion = self.proportion().to(x.dtype)
-        scores = self.body(proportion * x[one] + (1 - proportion) * x[other])
-        losses = proportion * self._loss_of(y[one], y[other], scores)
-        losses = losses + (1 - proportion) * self._loss_of(y[other], y[one], scores)
-        return counted_mean(losses * old[one], self.error.counts(y, losses.dtype) * old)
+        scores = self.body(proportion * x[first] + (1 - proportion) * x[second])
+        losses = proportion * self._loss_of(y[first], y[second], scores)
+        losses = losses + (1 - proportion) * self._loss_of(y[second], y[first], scores)
+        return counted_mean(losses * mixable[first], self.error.counts(y, losses.dtype) * mixable)
 
     def proportion(self) -> Tensor:
         """The share of the first example in a mixture: one number for the whole batch."""
-        both = torch.full((2,), self.alpha, dtype=torch.float64, device=self.device)
-        return torch._sample_dirichlet(both, generator=self.generator)[0]
+        alphas = torch.full((2,), self.alpha, dtype=torch.float64, device=self.device)
+        return torch._sample_dirichlet(alphas, generator=self.generator)[0]
 
     def _check_inputs(self, x: Tensor, inputs: Tensor) -> None:
         """Also refuse ids and whole numbers, which cannot be mixed."""

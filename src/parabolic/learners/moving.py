@@ -23,16 +23,16 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 @torch.no_grad()
-def move(learner: Learner, device: torch.device, drawn: Tensor | None = None) -> None:
-    """Move a learner to a device, in place; its generator goes on from the state `drawn` (default: its own).
+def move(learner: Learner, device: torch.device, generator_state: Tensor | None = None) -> None:
+    """Move a learner to a device, in place; its generator goes on from the state `generator_state` (default: its own).
 
     Between a GPU and a CPU everything carries over except future random draws: their generators' states differ.
     """
-    drawn = learner.generator.get_state() if drawn is None else drawn
+    generator_state = learner.generator.get_state() if generator_state is None else generator_state
     place(learner, device)
     learner.device = trainable(learner.model)[0].device  # with its number
     learner.generator = Generator(learner.device)
-    learner._load_generator(drawn)
+    learner._load_generator(generator_state)
     if isinstance(learner.optimizer, str):
         count_steps_on(learner.optim, device)
 
@@ -41,10 +41,10 @@ def move(learner: Learner, device: torch.device, drawn: Tensor | None = None) ->
 def place(value: Any, device: torch.device) -> None:
     """Move all tensors in a value to a device: each that moves stays the same object, and loses its gradient."""
     for tensor in tensors_in(value):
-        there = tensor.data.to(device)
-        if there.device != tensor.device:
+        moved = tensor.data.to(device)
+        if moved.device != tensor.device:
             tensor.grad = None
-            tensor.data = there
+            tensor.data = moved
 
 
 def copied(model: Network) -> Network:
@@ -60,7 +60,7 @@ def copied(model: Network) -> Network:
 
 def uncopied(model: Any) -> dict[int, Any]:
     """A memo for `copy.deepcopy`, with copies of what torch refuses to copy: tensors computed from the weights."""
-    return {id(each): each.detach().clone() for each in tensors_in(model) if each.grad_fn is not None}
+    return {id(tensor): tensor.detach().clone() for tensor in tensors_in(model) if tensor.grad_fn is not None}
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -69,21 +69,21 @@ def tensors_in(value: Any) -> list[Tensor]:
     >>> [each.shape for each in tensors_in({"model": torch.nn.Linear(2, 3), "more": [(torch.zeros(5),)]})]
     [torch.Size([3, 2]), torch.Size([3]), torch.Size([5])]
     """
-    found: dict[int, Tensor] = {}
+    tensors: dict[int, Tensor] = {}
     seen: dict[int, Any] = {}  # by id, and held, so that no id is given to another
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
-        if id(each) in seen:
+    pending = [value]
+    while pending:
+        part = pending.pop()
+        if id(part) in seen:
             continue
-        seen[id(each)] = each
-        if isinstance(each, Tensor):
-            found[id(each)] = each
-        waiting += reversed([*_parts(each)])
-    return [*found.values()]
+        seen[id(part)] = part
+        if isinstance(part, Tensor):
+            tensors[id(part)] = part
+        pending += reversed([*_contents(part)])
+    return [*tensors.values()]
 
 
-def _parts(value: Any) -> Iterator[Any]:
+def _contents(value: Any) -> Iterator[Any]:
     """What a value consists of."""
     if isinstance(value, type | ModuleType | str | bytes) or inspect.isfunction(value):
         return

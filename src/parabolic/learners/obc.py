@@ -67,8 +67,8 @@ class OBC(ReplayLearner):
             self.optim.zero_grad()  # optimisers skip weights without a gradient
             drawn = self.past.draw(self.correction, generator=self.generator)
             # Features as in prediction: batch norm uses its running statistics and does not update them.
-            seen = frozen_features(self.model, self.head, self.augmented(drawn["x"]))
-            self.error(self.head(seen), drawn["y"]).backward()
+            features = frozen_features(self.model, self.head, self.augmented(drawn["x"]))
+            self.error(self.head(features), drawn["y"]).backward()
         self.apply_gradients()
 
     def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:

@@ -19,14 +19,14 @@ __all__ = [
     "parse_optimizer",
 ]  # fmt: skip
 
-OWN = re.compile(r"(.+:\w+)\s*(?:\(.*\))?", re.DOTALL)  # file.py:name or module:name, and arguments
+OWN_FACTORY = re.compile(r"(.+:\w+)\s*(?:\(.*\))?", re.DOTALL)  # file.py:name or module:name, and arguments
 
-UNFIT = (torch.optim.LBFGS, torch.optim.SparseAdam)
+UNSUPPORTED = (torch.optim.LBFGS, torch.optim.SparseAdam)
 """Unsupported optimisers: they need the loss several times per step, or sparse gradients."""
 
 
 def make_optimizer(
-    named: str | Callable[..., torch.optim.Optimizer], weights: Sequence[nn.Parameter], lr: float
+    optimizer: str | Callable[..., torch.optim.Optimizer], weights: Sequence[nn.Parameter], lr: float
 ) -> torch.optim.Optimizer:
     """The optimiser of some weights, from a text such as `SGD(momentum=0.9)` or `file.py:Lion`, or from a factory.
 
@@ -34,28 +34,28 @@ def make_optimizer(
     >>> make_optimizer("SGD(momentum=0.9, nesterov=True)", weights, lr=0.1).param_groups[0]["momentum"]
     0.9
     """
-    if not isinstance(named, str):
-        return _made_by(named, weights, lr)
-    factory, arguments = parse_optimizer(named)
-    if own_optimizer(named):
-        return _made_by(partial(factory, **arguments), weights, lr)
+    if not isinstance(optimizer, str):
+        return _call_factory(optimizer, weights, lr)
+    factory, arguments = parse_optimizer(optimizer)
+    if own_optimizer(optimizer):
+        return _call_factory(partial(factory, **arguments), weights, lr)
     try:
         return factory(weights, lr=lr, **arguments)
     except DEVICE_ERRORS:
         raise
     except Exception as error:  # its type depends on the class
-        expected = f"arguments that torch.optim.{named.partition('(')[0].strip()} takes"
-        raise invalid("optimizer", named, expected, f"it says: {error}") from error
+        expected = f"arguments that torch.optim.{optimizer.partition('(')[0].strip()} takes"
+        raise invalid("optimizer", optimizer, expected, f"it says: {error}") from error
 
 
-def own_optimizer(named: object) -> str:
+def own_optimizer(optimizer: object) -> str:
     """The path of the user's own factory in a text; empty for a class of torch.optim, and for what is no text.
 
     >>> own_optimizer("mine.py:Lion(betas=(0.9, 0.99))"), own_optimizer("SGD"), own_optimizer(torch.optim.SGD)
     ('mine.py:Lion', '', '')
     """
-    found = OWN.fullmatch(named.strip()) if isinstance(named, str) else None
-    return found[1] if found else ""
+    match = OWN_FACTORY.fullmatch(optimizer.strip()) if isinstance(optimizer, str) else None
+    return match[1] if match else ""
 
 
 def parse_optimizer(text: str) -> tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]:
@@ -68,11 +68,13 @@ def parse_optimizer(text: str) -> tuple[Callable[..., torch.optim.Optimizer], di
     path = own_optimizer(text)
     try:
         node = ast.parse("own" + text.strip().removeprefix(path) if path else text.strip(), mode="eval").body
-        named, given = (node.func, node.keywords) if isinstance(node, ast.Call) and not node.args else (node, [])
-        arguments = {each.arg: ast.literal_eval(each.value) for each in given if each.arg is not None}
+        factory_node, keywords = (
+            (node.func, node.keywords) if isinstance(node, ast.Call) and not node.args else (node, [])
+        )
+        arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in keywords if keyword.arg is not None}
     except (SyntaxError, ValueError) as error:
         raise invalid("optimizer", text, "a class of torch.optim and plain values for its arguments", remedy) from error
-    if not isinstance(named, ast.Name) or len(arguments) < len(given):
+    if not isinstance(factory_node, ast.Name) or len(arguments) < len(keywords):
         raise invalid("optimizer", text, "a class of torch.optim, with arguments by name", remedy)
     if "lr" in arguments:
         raise invalid("optimizer", text, "no lr among the arguments", "set the option lr instead")
@@ -80,10 +82,10 @@ def parse_optimizer(text: str) -> tuple[Callable[..., torch.optim.Optimizer], di
         factory = load_object("optimizer", path)
         check_call("optimizer", factory, "parameters", lr=1.0, **arguments)
         return factory, arguments
-    unfit = {torch.optim.Optimizer, *UNFIT}
-    known = {name for name, value in vars(torch.optim).items() if isinstance(value, type) and value not in unfit}
-    check_name("optimizer", named.id, known, remedy)
-    return getattr(torch.optim, named.id), arguments
+    unsupported = {torch.optim.Optimizer, *UNSUPPORTED}
+    known = {name for name, value in vars(torch.optim).items() if isinstance(value, type) and value not in unsupported}
+    check_name("optimizer", factory_node.id, known, remedy)
+    return getattr(torch.optim, factory_node.id), arguments
 
 
 def count_steps_on(optim: torch.optim.Optimizer, device: torch.device) -> None:
@@ -101,11 +103,12 @@ def count_steps_on(optim: torch.optim.Optimizer, device: torch.device) -> None:
 
 def check_state(optim: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     """Refuse the state of another optimiser: it has settings that this one lacks, and lacks some of this one's."""
-    ours, theirs = optim.param_groups, state["param_groups"]
-    same = [len(each["params"]) for each in ours] == [len(each["params"]) for each in theirs]
-    pairs = zip(ours, theirs, strict=False)
-    if not same or any(mine.keys() - its.keys() and its.keys() - mine.keys() for mine, its in pairs):
-        got = Description(" and ".join(f"one with {', '.join(sorted(each.keys() - {'params'}))}" for each in theirs))
+    own_groups, saved_groups = optim.param_groups, state["param_groups"]
+    same_sizes = [len(group["params"]) for group in own_groups] == [len(group["params"]) for group in saved_groups]
+    pairs = zip(own_groups, saved_groups, strict=False)
+    if not same_sizes or any(own.keys() - saved.keys() and saved.keys() - own.keys() for own, saved in pairs):
+        settings = [", ".join(sorted(group.keys() - {"params"})) for group in saved_groups]
+        got = Description(" and ".join(f"one with {names}" for names in settings))
         expected = f"that of {type(optim).__name__} for the weights of this model"
         raise invalid("state of the optimizer", got, expected, "make the learner with the optimizer that it had")
 
@@ -113,14 +116,14 @@ def check_state(optim: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
 def check_trained(optim: torch.optim.Optimizer, state: Any) -> None:
     """Refuse the state of an optimiser of more or fewer weights: other layers were frozen then."""
     try:
-        theirs = sum(len(each["params"]) for each in state["param_groups"])
+        saved = sum(len(group["params"]) for group in state["param_groups"])
     except (LookupError, TypeError):  # not the state of an optimiser, which is refused when it is taken over
         return
-    ours = sum(len(each["params"]) for each in optim.param_groups)
-    if ours != theirs:
-        got = Description(f"one of which {ours} tensors are trained")
+    own = sum(len(group["params"]) for group in optim.param_groups)
+    if own != saved:
+        got = Description(f"one of which {own} tensors are trained")
         remedy = "freeze the same layers, before the learner is created"
-        raise invalid("model", got, f"one of which {theirs} are, as it was saved", remedy)
+        raise invalid("model", got, f"one of which {saved} are, as it was saved", remedy)
 
 
 def load_state(optim: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
@@ -141,21 +144,21 @@ def load_state(optim: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
 
 def check_frozen(model: nn.Module, optim: torch.optim.Optimizer, frozen: Iterable[str]) -> None:
     """Refuse weights that were `frozen` at first, by name, and are no longer, but that the optimiser does not know."""
-    if free := {name: weight for name in frozen if (weight := model.get_parameter(name)).requires_grad}:
+    if unfrozen := {name: weight for name in frozen if (weight := model.get_parameter(name)).requires_grad}:
         known = {id(weight) for group in optim.param_groups for weight in group["params"]}
-        for name, weight in free.items():
+        for name, weight in unfrozen.items():
             if id(weight) not in known:
                 got = Description(f"weights that were frozen when the learner was created ({name})")
                 remedy = "create a new learner, or give them to learner.optim.add_param_group"
                 raise invalid("model", got, "only weights that are trained, or still frozen", remedy)
 
 
-def _made_by(
+def _call_factory(
     factory: Callable[..., torch.optim.Optimizer], weights: Sequence[nn.Parameter], lr: float
 ) -> torch.optim.Optimizer:
     check_call("optimizer", factory, "parameters", lr=lr)
-    made = factory(weights, lr=lr)
-    if not isinstance(made, torch.optim.Optimizer) or isinstance(made, UNFIT):
+    optimizer = factory(weights, lr=lr)
+    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, UNSUPPORTED):
         expected = "a factory of an optimiser that uses dense gradients and no closure"
-        raise invalid("optimizer", type(made), expected, "torch.optim.SGD, for example")
-    return made
+        raise invalid("optimizer", type(optimizer), expected, "torch.optim.SGD, for example")
+    return optimizer

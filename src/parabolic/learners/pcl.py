@@ -134,7 +134,7 @@ class PCL(BalancedLearner):
         """Offer the batch to memory, or the half of it selected by loss."""
         if self.offers != "all":
             rows = half_by_loss(batch["loss"], self.offers)
-            raw, batch = ({name: value[rows] for name, value in each.items()} for each in (raw, batch))
+            raw, batch = ({name: value[rows] for name, value in fields.items()} for fields in (raw, batch))
         super().remember(raw, batch)
 
     def paths(self, start: Tensor, end: Tensor, sigma: float | Tensor, *, common: bool = False) -> Tensor:

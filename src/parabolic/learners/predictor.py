@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Predictor", "as_inputs", "fixed", "predictor_of"]
 
-CHANGED = ("scores", "scores_at", "inputs")  # methods that a predictor does not call
+BYPASSED = ("scores", "scores_at", "inputs")  # methods that a predictor does not call
 
 
 class Predictor(nn.Module):
@@ -51,9 +51,9 @@ def predictor_of(learner: Learner) -> Predictor:
     from parabolic.learners.learner import GO_BACK, Diverged, Learner
     from parabolic.learners.moving import copied
 
-    own = type(learner)
-    if changed := [name for name in CHANGED if getattr(own, name) is not getattr(Learner, name)]:
-        got = Description(f"{own.own_name()}, which has its own {' and '.join(changed)}")
+    cls = type(learner)
+    if overridden := [name for name in BYPASSED if getattr(cls, name) is not getattr(Learner, name)]:
+        got = Description(f"{cls.own_name()}, which has its own {' and '.join(overridden)}")
         remedy = "define predictor() too: a module that computes the same scores"
         raise invalid("predictor", got, "a learner that predicts by its model alone", remedy)
     with learner._turn(), torch.inference_mode(False), torch.no_grad():
@@ -75,9 +75,9 @@ def as_inputs(x: Tensor, prepare: Callable[[Tensor], Tensor] | None, dtype: torc
     tensor([0.2000, 1.0000])
     """
     if prepare is not None:
-        made = prepare(x)
-        double = isinstance(made, Tensor) and made.is_floating_point() and torch.float64 in (made.dtype, dtype)
-        return made.to(dtype) if double else made
+        inputs = prepare(x)
+        is_double = isinstance(inputs, Tensor) and inputs.is_floating_point() and torch.float64 in (inputs.dtype, dtype)
+        return inputs.to(dtype) if is_double else inputs
     if x.is_floating_point():
         return x.to(dtype)  # NumPy defaults to float64, unlike most models
     if ids:
@@ -87,5 +87,5 @@ def as_inputs(x: Tensor, prepare: Callable[[Tensor], Tensor] | None, dtype: torc
 
 def fixed(part: Any, device: torch.device) -> Any:
     """A copy of what a learner was given; a `Scale` or `Normalise` becomes a module, with its numbers as buffers."""
-    ours = type(part).__module__.startswith("parabolic.")  # a subclass may compute something else
-    return part.as_module().to(device) if ours and hasattr(part, "as_module") else copy.deepcopy(part)
+    built_in = type(part).__module__.startswith("parabolic.")  # a subclass may compute something else
+    return part.as_module().to(device) if built_in and hasattr(part, "as_module") else copy.deepcopy(part)

@@ -36,12 +36,12 @@ def nonnegative_shares(gram: Tensor, overlap: Tensor, tolerance: float) -> Tenso
     for _ in range(3 * size):
         value, slope = tableau[:, -2], tableau[:, -1]
         falls = (slope < 0) & (tableau.diagonal() > tolerance)
-        bend, which = torch.where(falls, value / slope, zero).max(0, keepdim=True)
-        row, column = tableau.index_select(0, which), tableau.index_select(1, which)
-        one, pivot = unit.index_select(0, which), row.index_select(1, which)
-        pivoted = torch.addcmul(tableau, column + one[:, :size].mT, (row - one) / pivot, value=-1)
+        bend, index = torch.where(falls, value / slope, zero).max(0, keepdim=True)
+        row, column = tableau.index_select(0, index), tableau.index_select(1, index)
+        unit_row, pivot = unit.index_select(0, index), row.index_select(1, index)
+        pivoted = torch.addcmul(tableau, column + unit_row[:, :size].mT, (row - unit_row) / pivot, value=-1)
         tableau = torch.where(bend > tolerance, pivoted, tableau)
-        changed.append(which)
+        changed.append(index)
         bends.append(bend)
     # In use are the vectors that have changed sides an odd number of times.
     used = zero.index_add(0, torch.cat(changed), (torch.cat(bends) > tolerance).to(zero)) % 2

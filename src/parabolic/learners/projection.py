@@ -23,19 +23,19 @@ class ProjectedLearner(ReplayLearner):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.weights = Weights(named_trainable(self.model))
-        self._against: Tensor | None = None  # from `loss` to `descend`, within a step
+        self._past_gradients: Tensor | None = None  # from `loss` to `descend`, within a step
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:
         """The loss of the new batch."""
-        self._against = None if recalled is None else self.constraints(recalled)
+        self._past_gradients = None if recalled is None else self.constraints(recalled)
         return self.error(self.model(batch["x"]), batch["y"])
 
     def descend(self, loss: Tensor) -> None:
         """A step down the projected gradient of the loss."""
-        bent = self.weights.gradient(loss)
-        if self._against is not None:
-            bent, self._against = self.project(bent, self._against), None
-        self.weights.set_gradient(bent)
+        gradient = self.weights.gradient(loss)
+        if self._past_gradients is not None:
+            gradient, self._past_gradients = self.project(gradient, self._past_gradients), None
+        self.weights.set_gradient(gradient)
         self.apply_gradients()
 
     def constraints(self, recalled: Batch) -> Tensor:

@@ -25,27 +25,27 @@ def known_learners() -> dict[str, type[Learner]]:
     >>> known_learners()["pcl"].__name__
     'PCL'
     """
-    known = dict(built_in())
-    for name, point in _announced().items():
-        if name in known:
+    learners = dict(built_in())
+    for name, point in _learner_points().items():
+        if name in learners:
             _warn(f"the learner {name!r} of {_package(point)} is left out: the name is taken; give it another one")
             continue
         try:
-            known[name] = _loaded(point)
+            learners[name] = _load_point(point)
         except InputError as error:
             _warn(f"the learner {name!r} is left out: {error.remedy}")
-    return known
+    return learners
 
 
 @cache  # called several times per run key
 def built_in() -> dict[str, type[Learner]]:
     """The learners of this folder."""
-    found: dict[str, type[Learner]] = {}
+    learners: dict[str, type[Learner]] = {}
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         for value in vars(importlib.import_module(f"parabolic.learners.{module.name}")).values():
             if isinstance(value, type) and issubclass(value, Learner) and value.name:
-                found[value.name] = value
-    return found
+                learners[value.name] = value
+    return learners
 
 
 @cache  # the search reads a file of every installed package
@@ -61,24 +61,25 @@ def find_learner(name: str) -> type[Learner]:
     'PCL'
     """
     if ":" in name:
-        found = _checked(name, load_object("learner", name))
-        options_of(found)  # resolves its annotations now: modules beside its file may later give way to others
-        return found
+        cls = _check_class(name, load_object("learner", name))
+        options_of(cls)  # resolves its annotations now: modules beside its file may later give way to others
+        return cls
     if name in built_in():
         return built_in()[name]
-    if name not in _announced():
+    if name not in _learner_points():
         check_name("learner", name, known_learners(), "`parabolic list` shows them; module:Class names your own")
-    return _loaded(_announced()[name])
+    return _load_point(_learner_points()[name])
 
 
-def _announced() -> dict[str, metadata.EntryPoint]:
+def _learner_points() -> dict[str, metadata.EntryPoint]:
+    """The entry points of learners of installed packages, by name."""
     return {point.name: point for point in entry_points("parabolic.learners")}
 
 
-def _loaded(point: metadata.EntryPoint) -> type[Learner]:
+def _load_point(point: metadata.EntryPoint) -> type[Learner]:
     """The learner that an entry point names; raises an error that says why it cannot be used."""
     try:
-        return _checked(point.value, point.load())
+        return _check_class(point.value, point.load())
     except Exception as error:  # foreign code may raise anything
         package = _package(point)
         remedy = f"{package} cannot be used ({first_line(error)}): fix or remove it"
@@ -90,11 +91,11 @@ def _package(point: metadata.EntryPoint) -> str:
 
 
 @cache  # so that each warning appears once
-def _warn(told: str) -> None:
-    warnings.warn(told, RuntimeWarning, stacklevel=3)
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
-def _checked(path: str, value: object) -> type[Learner]:
+def _check_class(path: str, value: object) -> type[Learner]:
     if not (isinstance(value, type) and issubclass(value, Learner)):
         raise invalid("learner", path, "a subclass of parabolic.Learner")
     return value

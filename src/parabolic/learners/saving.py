@@ -42,7 +42,7 @@ __all__ = ["describe", "load", "read_learner", "restore", "save"]
 Kind = TypeVar("Kind", bound=Learner)
 
 # Where classes are that a file may name. RunSpec is not among them: it imports the learner whose name it is given.
-MADE = ("parabolic.memory", "parabolic.learners", "parabolic.streams.augment")
+PACKAGES = ("parabolic.memory", "parabolic.learners", "parabolic.streams.augment")
 
 
 def save(learner: Learner, path: str | Path) -> Path:
@@ -54,7 +54,7 @@ def save(learner: Learner, path: str | Path) -> Path:
             raise Diverged(f"save: weights are NaN or infinite, so {path} is left unchanged; {GO_BACK}")
         packed = pack_state(describe(learner))
     with disk_errors("path", path.parent, "free some space or name another folder; an existing file is unchanged"):
-        sweep_beside(path)  # or each kill during a save would take the room of a file for good
+        sweep_beside(path)  # else every save that was killed would leave a file for good
         return write_bytes(path, packed)
 
 
@@ -63,23 +63,23 @@ def load(
 ) -> Kind:
     """Load the learner from a file; see `Learner.load`."""
     saved = read_learner(Path(path))
-    kind = _find(cls, saved["learner"])
+    kind = _find_class(cls, saved["learner"])
     if extra := sorted(given.keys() - {*saved["given"], *saved["made"]}):
         raise invalid("load", Description(", ".join(extra)), "only what the file cannot hold", "leave out the others")
     if missing := sorted(set(saved["given"]) - saved["fields"].keys() - given.keys()):
         remedy = f"pass {', '.join(f'{name}=' for name in missing)} as it was: a file holds no code"
         raise invalid("load", Description(f"no {', '.join(missing)}"), f"everything that {path} cannot hold", remedy)
-    if path_of_code := own_optimizer(saved["fields"].get("optimizer")):  # no file of ours says so
-        raise invalid("optimizer", path_of_code, "none that a file names", "do not trust this file")
+    if code_path := own_optimizer(saved["fields"].get("optimizer")):  # no file that `save` wrote names one
+        raise invalid("optimizer", code_path, "none that a file names", "do not trust this file")
     if model is None:
         model = _rebuild(path, saved["backbone"], saved["state"]["model"])
     check_module("model", model)
     if device is not None:
         _check_device(device)
         model = model.to(device)
-        given = {name: each.to(device) if isinstance(each, nn.Module) else each for name, each in given.items()}
+        given = {name: part.to(device) if isinstance(part, nn.Module) else part for name, part in given.items()}
     try:
-        made = {name: _make(name, *each) for name, each in saved["made"].items()}
+        made = {name: _make_object(name, *recipe) for name, recipe in saved["made"].items()}
         learner = kind(model, **saved["fields"] | made | given | {"classes": None})  # `restore` sets the number
     except TypeError as error:
         raise invalid("path", str(path), f"options that {kind.__name__} has in this version", str(error)) from error
@@ -103,56 +103,57 @@ def read_learner(path: Path, *more: str, outline: bool = False) -> dict[str, Any
     saved = read_outline(path) if outline else read_state(path)
     kinds: dict[str, Any] = dict.fromkeys(more, dict)
     kinds |= {"learner": str, "fields": dict, "made": dict, "given": list, "state": dict, "backbone": tuple | None}
-    told = all(name in saved and isinstance(saved[name], kind) for name, kind in kinds.items())
-    if not (told and isinstance(saved["state"].get("model"), dict)):
+    complete = all(name in saved and isinstance(saved[name], kind) for name, kind in kinds.items())
+    if not (complete and isinstance(saved["state"].get("model"), dict)):
         raise invalid("path", str(path), f"a file of {' and '.join(['a learner', *more])}", "it holds something else")
     return saved
 
 
 def describe(learner: Learner) -> dict[str, Any]:
     """A learner in the form that `pack_state` accepts: its class and options by name, and its state."""
-    described: dict[str, Any] = {
-        "learner": _path(type(learner)), "backbone": _backbone(learner.body), "fields": {}, "made": {}, "given": [],
-        "state": learner.state_dict(),
+    description: dict[str, Any] = {
+        "learner": _class_path(type(learner)), "backbone": _describe_backbone(learner.body),
+        "fields": {}, "made": {}, "given": [], "state": learner.state_dict(),
     }  # fmt: skip
     for field in dataclasses.fields(learner):
         if field.name != "model" and field.init:
-            _tell(described, field.name, getattr(learner, field.name))
-    if "memory" in described["given"]:
+            _describe_option(description, field.name, getattr(learner, field.name))
+    if "memory" in description["given"]:
         memory: Any = getattr(learner, "memory", None)
         kind = type(memory)
         if kind is getattr(learner, "policy", None) and [*inspect.signature(kind).parameters] == ["capacity"]:
-            described["fields"]["memory"] = memory.capacity  # from which the learner's class makes one like it
-    return described
+            description["fields"]["memory"] = memory.capacity  # from which the learner's class makes one like it
+    return description
 
 
-def _tell(described: dict[str, Any], name: str, value: Any) -> None:
+def _describe_option(description: dict[str, Any], name: str, value: Any) -> None:
     """Add an option to a description: its value, else how to make it, else only its name."""
-    if _plain(value) and not own_optimizer(value if name == "optimizer" else None):
-        described["fields"][name] = value
+    if _is_plain(value) and not own_optimizer(value if name == "optimizer" else None):
+        description["fields"][name] = value
     elif (arguments := _arguments(value)) is not None:
-        described["made"][name] = (_path(type(value)), arguments)
+        description["made"][name] = (_class_path(type(value)), arguments)
     else:
-        described["given"].append(name)
+        description["given"].append(name)
 
 
 def restore(learner: Learner, saved: Mapping[str, Any]) -> None:
     """Restore the state of a learner with the same options; one that does not fit is refused, changing nothing."""
-    classes, ours = saved["fields"].get("classes"), describe(learner)
+    classes, own = saved["fields"].get("classes"), describe(learner)
     criterion = learner.error if classes is None else learner.error.widened(classes)
-    _tell(ours, "criterion", criterion)
-    _check_making(ours, saved)
-    state = _renamed(saved["state"], ours["state"])
+    _describe_option(own, "criterion", criterion)
+    _check_description(own, saved)
+    state = _with_names_of(saved["state"], own["state"])
     outputs = _check_model(learner, state["model"])
     check_trained(learner.optim, state.get("optimizer"))
-    own = (learner.prepare, learner.augment)  # the user's, which may hold anything; only those with a state are copied
-    shared = {id(each): each for each in own if not hasattr(each, "load_state_dict")}
+    # These are the user's and may hold anything: only those with a state are copied.
+    callables = (learner.prepare, learner.augment)
+    shared = {id(part): part for part in callables if not hasattr(part, "load_state_dict")}
     rehearsal = copy.deepcopy(learner, shared)
     try:
         _take_over(rehearsal, state, outputs)
     except (InputError, RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
-        told = Description(" ".join(str(error).split()))
-        raise invalid("state", told, f"the state of a {type(learner).__name__} like this") from error
+        got = Description(" ".join(str(error).split()))
+        raise invalid("state", got, f"the state of a {type(learner).__name__} like this") from error
     _take_over(learner, state, outputs)
     learner.classes, learner.criterion = classes, criterion
 
@@ -163,52 +164,53 @@ def _take_over(learner: Learner, state: Mapping[str, Any], outputs: int) -> None
     learner.load_state_dict(state)
 
 
-def _renamed(state: Any, like: Any) -> Any:
+def _with_names_of(state: Any, like: Any) -> Any:
     """A state with its names as in another: torch.compile adds a prefix to the names of what it wraps."""
     if not (isinstance(state, dict) and isinstance(like, dict)):
         return state
-    names = {_bare(name): name for name in like}
-    made = copy.copy(state)  # keeps the versions of a model's modules
-    made.clear()
+    names = {_uncompiled_name(name): name for name in like}
+    renamed = copy.copy(state)  # keeps the versions of a model's modules
+    renamed.clear()
     for name, value in state.items():
-        own = names.get(_bare(name), name)
-        made[own] = _renamed(value, like.get(own))
-    return made
+        own_name = names.get(_uncompiled_name(name), name)
+        renamed[own_name] = _with_names_of(value, like.get(own_name))
+    return renamed
 
 
-def _bare(name: Any) -> Any:
+def _uncompiled_name(name: Any) -> Any:
+    """A name without the prefix of torch.compile."""
     return name.replace("_orig_mod.", "") if isinstance(name, str) else name
 
 
-def _find(cls: type[Kind], path: str) -> type[Kind]:
+def _find_class(cls: type[Kind], path: str) -> type[Kind]:
     """The class at that path, if it is already imported: nothing is imported because a file says so."""
     from parabolic.learners.registry import built_in
 
     built_in()
-    known = [each for each in (cls, *_subclasses(cls)) if _path(each) == path]
+    found = [kind for kind in (cls, *_subclasses(cls)) if _class_path(kind) == path]
     # A class of a script is in the module "__main__" when the script runs, and in another when it is imported.
-    if not known and cls is not Learner and cls.__qualname__ == path.rpartition(":")[2]:
-        known = [cls]
-    if not known:
+    if not found and cls is not Learner and cls.__qualname__ == path.rpartition(":")[2]:
+        found = [cls]
+    if not found:
         remedy = "import the module that defines it first" if cls is Learner else "call Learner.load"
         raise invalid("learner", path, f"a {cls.__name__} that has been imported", remedy)
-    return known[-1]
+    return found[-1]
 
 
 def _subclasses(cls: type[Kind]) -> Iterator[type[Kind]]:
-    for each in cls.__subclasses__():
-        yield each
-        yield from _subclasses(each)
+    for subclass in cls.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
 
 
-def _path(cls: type) -> str:
+def _class_path(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def _plain(value: Any) -> bool:
+def _is_plain(value: Any) -> bool:
     """Whether a value can be stored as it is."""
     if isinstance(value, list | tuple):
-        return all(map(_plain, value))
+        return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float | str | Tensor)
 
 
@@ -219,15 +221,15 @@ def _arguments(value: Any) -> dict[str, Any] | None:
     if isinstance(value, Memory):
         return value.arguments
     arguments = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
-    return arguments if all(map(_plain, arguments.values())) else None
+    return arguments if all(map(_is_plain, arguments.values())) else None
 
 
-def _make(name: str, path: str, arguments: dict[str, Any]) -> Any:
+def _make_object(name: str, path: str, arguments: dict[str, Any]) -> Any:
     """Make an object of this package: a memory or a dataclass."""
-    module, _, own = path.rpartition(":")
+    module, _, class_name = path.rpartition(":")
     if module.startswith("parabolic.streams."):  # whose `prepare` and `augment` a learner may have been given
         import_module("parabolic.streams")
-    cls: Any = getattr(sys.modules.get(module), own, None)
+    cls: Any = getattr(sys.modules.get(module), class_name, None)
     if not (isinstance(cls, type) and _may_be_made(cls)):
         raise invalid(name, path, "a class that this version of parabolic has")
     try:
@@ -237,15 +239,15 @@ def _make(name: str, path: str, arguments: dict[str, Any]) -> Any:
 
 
 def _may_be_made(cls: type) -> bool:
-    """Whether a file may name a class: a memory or a dataclass of this package that no code comes with."""
-    ours = any(f"{cls.__module__}.".startswith(f"{place}.") for place in MADE)
-    return ours and (issubclass(cls, Memory) or (dataclasses.is_dataclass(cls) and not issubclass(cls, Learner)))
+    """Whether a file may name a class: a memory of this package, or a dataclass that is not a learner."""
+    is_ours = any(f"{cls.__module__}.".startswith(f"{package}.") for package in PACKAGES)
+    return is_ours and (issubclass(cls, Memory) or (dataclasses.is_dataclass(cls) and not issubclass(cls, Learner)))
 
 
-def _backbone(model: nn.Module) -> tuple[str, dict[str, Any]] | None:
+def _describe_backbone(model: nn.Module) -> tuple[str, dict[str, Any]] | None:
     """The name and arguments of a network of this package, with its current number of classes."""
     model = getattr(model, "_orig_mod", model)  # compiled or not
-    name = next((name for name, made in BACKBONES.items() if made is type(model)), None)
+    name = next((name for name, kind in BACKBONES.items() if kind is type(model)), None)
     if name is None:
         return None
     arguments: Any = model.arguments
@@ -260,48 +262,48 @@ def _rebuild(path: str | Path, backbone: tuple[str, dict[str, Any]] | None, weig
     factory: Callable[..., nn.Module] = BACKBONES[name]
     with drawing_apart():
         model = factory(**arguments)
-    types = [each.dtype for each in weights.values() if isinstance(each, Tensor) and each.is_floating_point()]
+    types = [weight.dtype for weight in weights.values() if isinstance(weight, Tensor) and weight.is_floating_point()]
     return model.to(dtype=types[-1] if types else None)  # the first may be those of `embed`, of another type
 
 
-def _check_making(ours: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+def _check_description(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     """Refuse the state of a learner of another class, or with other options."""
-    if ours["learner"].rpartition(":")[2] != saved["learner"].rpartition(":")[2]:
-        raise invalid("learner", ours["learner"], f"{saved['learner']}, as it was saved")
-    now, before = _options(ours), _options(saved)
-    for name in sorted(before.keys() - {"classes"}):  # their number may have grown
-        if not same_state(now.get(name), before[name]):
-            expected, remedy = f"{before[name]}, as it was saved", "give the learner the options that it had"
-            raise invalid(name, now.get(name), expected, remedy)
+    if own["learner"].rpartition(":")[2] != saved["learner"].rpartition(":")[2]:
+        raise invalid("learner", own["learner"], f"{saved['learner']}, as it was saved")
+    own_options, saved_options = _options(own), _options(saved)
+    for name in sorted(saved_options.keys() - {"classes"}):  # their number may have grown
+        if not same_state(own_options.get(name), saved_options[name]):
+            expected, remedy = f"{saved_options[name]}, as it was saved", "give the learner the options that it had"
+            raise invalid(name, own_options.get(name), expected, remedy)
 
 
-def _options(told: Mapping[str, Any]) -> dict[str, Any]:
+def _options(description: Mapping[str, Any]) -> dict[str, Any]:
     """All options by name; for one that cannot be stored, only that it is there."""
-    own: dict[str, Any] = dict.fromkeys(told["given"], Description("one of your own"))
-    return {**told["fields"], **told["made"], **own}
+    unstored: dict[str, Any] = dict.fromkeys(description["given"], Description("one of your own"))
+    return {**description["fields"], **description["made"], **unstored}
 
 
 def _check_model(learner: Learner, saved: Mapping[str, Any]) -> int:
     """Refuse the weights of another model. Returns how many outputs to grow to if the saved one had grown, else 0."""
-    ours, theirs = (
-        {name: (tuple(each.shape), each.dtype) for name, each in state.items() if isinstance(each, Tensor)}
+    own_kinds, stored_kinds = (
+        {name: (tuple(value.shape), value.dtype) for name, value in state.items() if isinstance(value, Tensor)}
         for state in (learner.model.state_dict(), saved)
     )
-    grown, head = 0, _head(learner)
-    for name in sorted(ours.keys() | theirs.keys()):
-        mine, wanted = ours.get(name), theirs.get(name)
-        if mine is not None and wanted is not None and name in head and _more_rows(*mine, *wanted):
-            grown = wanted[0][0]
-        elif mine != wanted:
-            got, expected = (each or Description("nothing") for each in (mine, wanted))
+    grown, head_names = 0, _head_names(learner)
+    for name in sorted(own_kinds.keys() | stored_kinds.keys()):
+        own, stored = own_kinds.get(name), stored_kinds.get(name)
+        if own is not None and stored is not None and name in head_names and _more_rows(*own, *stored):
+            grown = stored[0][0]
+        elif own != stored:
+            got, expected = (kind or Description("nothing") for kind in (own, stored))
             remedy = "pass a model like the one saved"
-            if mine is None:
+            if own is None:
                 remedy += "; one that gets layers as it learns must have them all from the start"
             raise invalid(f"{name} of the model", got, f"{expected}, as it was saved", remedy)
     return grown
 
 
-def _head(learner: Learner) -> set[str]:
+def _head_names(learner: Learner) -> set[str]:
     """The names of the weights to which `grow` adds rows."""
     if not learner.error.of_classes:
         return set()
@@ -309,8 +311,10 @@ def _head(learner: Learner) -> set[str]:
         name, layer = last_linear(learner.model)
     except InputError:  # it has none
         return set()
-    return {f"{name and name + '.'}{own}" for own, _ in layer.named_parameters()}
+    return {f"{name and name + '.'}{weight_name}" for weight_name, _ in layer.named_parameters()}
 
 
-def _more_rows(mine: tuple[int, ...], my_type: torch.dtype, wanted: tuple[int, ...], its_type: torch.dtype) -> bool:
-    return my_type == its_type and mine[1:] == wanted[1:] and mine[0] < wanted[0]
+def _more_rows(
+    own_shape: tuple[int, ...], own_type: torch.dtype, stored_shape: tuple[int, ...], stored_type: torch.dtype
+) -> bool:
+    return own_type == stored_type and own_shape[1:] == stored_shape[1:] and own_shape[0] < stored_shape[0]

@@ -15,7 +15,7 @@ from parabolic.checks import check_finite, invalid
 __all__ = ["FixedScale", "Scale"]
 
 ROUNDING = 64 * torch.finfo(torch.float64).eps  # a deviation of at most this times the mean is taken for rounding
-SOME = 101  # how many of the first examples determine the usual value
+SAMPLE = 101  # how many of the first examples determine the usual value
 ENOUGH, JUMP = 1000, 10.0  # after this many examples, warn of a batch that multiplies a deviation by more than this
 RARE, FAR = 0.01, 1000.0  # except if a number differs from its usual value this rarely, and now by at most this factor
 TENSORS = ("mean", "squares", "usual", "same")
@@ -57,8 +57,8 @@ class Scale:
         if self.count and x.shape[1:] != self.mean.shape:
             raise invalid(name, x, f"examples of shape {list(self.mean.shape)}, as before")
         check_finite(name, x)
-        for each in TENSORS:
-            setattr(self, each, getattr(self, each).to(x.device))
+        for attribute in TENSORS:
+            setattr(self, attribute, getattr(self, attribute).to(x.device))
         x, count = x.double(), self.count + len(x)
         mean = x.mean(0)
         gap = mean - self.mean
@@ -66,11 +66,11 @@ class Scale:
         if not squares.isfinite().all():
             raise invalid(name, x, "numbers whose sum of squares fits into float64", "give them in larger units")
         if self.count >= ENOUGH:
-            self._watch(x, (squares / count).sqrt(), name)
+            self._warn_of_jump(x, (squares / count).sqrt(), name)
         usual = self.usual
         if not self.count:
             # The median, for which only these are sorted; a copy, as a view would hold all of them.
-            usual = x[:SOME].sort(0).values[len(x[:SOME]) // 2].clone()
+            usual = x[:SAMPLE].sort(0).values[len(x[:SAMPLE]) // 2].clone()
         same, mean = self.same + (x == usual).sum(0), self.mean + gap * (len(x) / count)
         self._set({"count": count, "mean": mean, "squares": squares, "usual": usual, "same": same})
 
@@ -83,12 +83,12 @@ class Scale:
     def __call__(self, x: Tensor) -> Tensor:
         """Numbers in these units, in the type of `x` (float32 for whole numbers)."""
         with self._lock:
-            return _scaled(x, *self._at(x.device))
+            return _scaled(x, *self._on_device(x.device))
 
     def undo(self, x: Tensor) -> Tensor:
         """The original numbers, from numbers in these units."""
         with self._lock:
-            return _unscaled(x, *self._at(x.device))
+            return _unscaled(x, *self._on_device(x.device))
 
     def as_module(self) -> FixedScale:
         """The units of this moment as a module, to serve with."""
@@ -102,32 +102,32 @@ class Scale:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the units of another."""
-        state = _whole(state)
+        state = _completed(state)
         self._set({name: state[name] for name in ("count", *TENSORS)})
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but the tensors of `_at` and the lock: a copy, deep or not, has its own."""
+        """Everything but the tensors of `_on_device` and the lock: a copy, deep or not, has its own."""
         with self._lock:
             return {name: value for name, value in vars(self).items() if name not in ("_places", "_lock")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(_whole(state), _places={}, _lock=threading.RLock())
+        vars(self).update(_completed(state), _places={}, _lock=threading.RLock())
 
     def _spread(self) -> Tensor:
         """The standard deviation of each number; 0 where it is zero up to rounding."""
         spread = (self.squares / max(self.count, 1)).sqrt()
         return torch.where(spread > ROUNDING * self.mean.abs(), spread, 0.0)
 
-    def _watch(self, x: Tensor, deviation: Tensor, name: str) -> None:
+    def _warn_of_jump(self, x: Tensor, deviation: Tensor, name: str) -> None:
         """Warn of examples that multiply a deviation, before they are taken in."""
-        known = self._spread()
-        jump = torch.where(known > 0, deviation / known, 0.0)
+        spread = self._spread()
+        jump = torch.where(spread > 0, deviation / spread, 0.0)
         if not (jump > JUMP).any():
             return
-        others = self.count - self.same
-        off = self.squares + self.count * (self.mean - self.usual).square()  # Σ (x − usual)²: how far off they were
-        reach = (off / others).sqrt()
-        rare = (others <= RARE * self.count) & ((x - self.usual).abs().amax(0) <= FAR * reach)
+        different = self.count - self.same
+        squares = self.squares + self.count * (self.mean - self.usual).square()  # Σ (x − usual)²: how far off they were
+        reach = (squares / different).sqrt()
+        rare = (different <= RARE * self.count) & ((x - self.usual).abs().amax(0) <= FAR * reach)
         jump = torch.where(rare, 0.0, jump)
         if (jump > JUMP).any():
             place = [int(i) for i in torch.unravel_index(jump.argmax(), jump.shape)]
@@ -137,19 +137,19 @@ class Scale:
                 RuntimeWarning, stacklevel=4,
             )  # fmt: skip
 
-    def _at(self, device: torch.device) -> tuple[Tensor, Tensor]:
+    def _on_device(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Mean and deviation on a device, at fixed addresses.
 
         A captured step refers to them by address, and must not wait for a transfer from the host.
         """
-        place = (device, self.mean.shape)
-        if place not in self._places:
+        key = (device, self.mean.shape)
+        if key not in self._places:
             with torch.inference_mode(False):  # they are also changed outside of it
-                made = self.mean.to(device, copy=True), self.deviation.to(device)
+                units = self.mean.to(device, copy=True), self.deviation.to(device)
             if device.type == "cuda":
                 torch.cuda.current_stream(device).synchronize()  # another stream does not wait for this one
-            self._places.setdefault(place, made)  # a signal handler may have made them meanwhile
-        return self._places[place]
+            self._places.setdefault(key, units)  # a signal handler may have made them meanwhile
+        return self._places[key]
 
     def _set(self, state: dict[str, Any]) -> None:
         """Take on a state; mean and deviation change on every device, in place."""
@@ -194,7 +194,7 @@ def _unscaled(x: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
     return (x.double() * deviation + mean).to(x.dtype)
 
 
-def _whole(state: Mapping[str, Any]) -> dict[str, Any]:
+def _completed(state: Mapping[str, Any]) -> dict[str, Any]:
     """A state, completed with what early versions did not store: no number is then known to be rare."""
-    whole = {"usual": state["mean"], "same": torch.zeros_like(state["mean"]), **state}
-    return whole | {"usual": whole["usual"].clone()}  # in early versions a view of many examples
+    complete = {"usual": state["mean"], "same": torch.zeros_like(state["mean"]), **state}
+    return complete | {"usual": complete["usual"].clone()}  # in early versions a view of many examples

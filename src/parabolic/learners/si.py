@@ -50,21 +50,21 @@ class SI(AnchoredLearner):
 
     def descend(self, loss: Tensor) -> None:
         """A step down loss plus penalty, and its share of the path integral."""
-        own = self.weights.gradient(loss)
-        whole = own + self.weights.gradient(self.penalty())
+        loss_gradient = self.weights.gradient(loss)
+        gradient = loss_gradient + self.weights.gradient(self.penalty())
         if self.clip is not None:
-            whole = whole.clamp(-self.clip, self.clip)
-        before = self.weights.vector().detach()
-        self.weights.set_gradient(whole)
+            gradient = gradient.clamp(-self.clip, self.clip)
+        old_weights = self.weights.vector().detach()
+        self.weights.set_gradient(gradient)
         self.apply_gradients()
         if self.variant == "reference":
-            descended = self.weights.layout.join(weight.grad for weight in self.weights if weight.grad is not None)
-            self.path += self.optim.param_groups[0]["lr"] * descended.to(self.path).square()
+            applied = self.weights.layout.join(weight.grad for weight in self.weights if weight.grad is not None)
+            self.path += self.optim.param_groups[0]["lr"] * applied.to(self.path).square()
         else:
-            self.path -= own.to(self.path) * (self.weights.vector().detach() - before)
+            self.path -= loss_gradient.to(self.path) * (self.weights.vector().detach() - old_weights)
 
     def end_task(self, batches: TaskBatches) -> None:
         """Turn the path integral into importance, and start another from here."""
-        self.importance.add_(self.path / (self._moved().detach() ** 2 + self.damping)).clamp_(min=0)
+        self.importance.add_(self.path / (self._displacement().detach() ** 2 + self.damping)).clamp_(min=0)
         self.path.zero_()
         self.drop_anchor()

@@ -67,7 +67,7 @@ class VRMCL(ReplayLearner):
         self.previous = self.weights.vector().detach().requires_grad_()
         self.rates = torch.full_like(self.previous, self.rate).requires_grad_()
         self.velocity = torch.zeros_like(self.previous)
-        self._at: Tensor | None = None  # the weights, from `loss` to `descend`, within a step
+        self._start: Tensor | None = None  # the weights, from `loss` to `descend`, within a step
         self.tasks = 0  # how many have started
         self.descents = 0  # how many there have been: after the first there are previous weights
         self.current, self.seen = torch.zeros(2, self.classes or 0, dtype=torch.bool, device=self.device)
@@ -91,7 +91,7 @@ class VRMCL(ReplayLearner):
             classes.index_fill_(0, batch["y"], True)  # in case start_task has not seen one
         with torch.no_grad():
             self.model(join(batch, recalled)[0])  # for batch-norm statistics, which track the model's own weights
-        weights = self._at = self.weights.vector().detach().requires_grad_()
+        weights = self._start = self.weights.vector().detach().requires_grad_()
         if self.descents == 0:
             return self.ahead(weights, self.rates, batch, recalled)
         now, before = side_by_side(
@@ -122,23 +122,25 @@ class VRMCL(ReplayLearner):
     def _query(self, weights: tuple[Tensor, ...], batch: Batch, recalled: Batch | None) -> Tensor:
         """The loss of the new batch and the recalled one with the weights reached."""
         x, y = join(batch, recalled)
-        scores, new = self._scores(weights, x), len(batch["y"])
+        scores, size = self._scores(weights, x), len(batch["y"])
         if self.variant == "paper":
             return self.error(scores, y)
-        fresh = self.error(only(self.current | ~self.seen, scores[:new]), y[:new], reduction="sum")
-        past = self.error(only(self.seen, scores[new:]), y[new:], reduction="sum")
+        fresh = self.error(only(self.current | ~self.seen, scores[:size]), y[:size], reduction="sum")
+        past = self.error(only(self.seen, scores[size:]), y[size:], reduction="sum")
         return counted_mean(fresh + past / 2, self.error.counts(y, scores.dtype))
 
     def descend(self, loss: Tensor) -> None:
         """A step along m ← g + momentum · (m − g at the previous weights); the rates descend their own gradient."""
-        assert self._at is not None
-        at, self._at = self._at, None
-        given = torch.autograd.grad(loss, [at, self.rates, self.previous], materialize_grads=True)
-        now, of_rates, before = ((each, (self.clip / (each.norm() + 1e-6)).clamp(max=1)) for each in given)
+        assert self._start is not None
+        start, self._start = self._start, None
+        gradients = torch.autograd.grad(loss, [start, self.rates, self.previous], materialize_grads=True)
+        of_weights, of_rates, of_previous = (
+            (gradient, (self.clip / (gradient.norm() + 1e-6)).clamp(max=1)) for gradient in gradients
+        )
         with torch.no_grad():
-            self.velocity.addcmul_(*before, value=-1).mul_(self.momentum).addcmul_(*now)
+            self.velocity.addcmul_(*of_previous, value=-1).mul_(self.momentum).addcmul_(*of_weights)
             self.rates.addcmul_(*of_rates, value=-self.rate_lr)
-            self.previous.copy_(at)
+            self.previous.copy_(start)
         self.descents += 1
         self.weights.set_gradient(self.velocity.clone())  # a copy, as an optimiser may change a gradient in place
         self.apply_gradients()
@@ -150,12 +152,12 @@ class VRMCL(ReplayLearner):
 
     def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
         """Extend the vectors of all weights."""
-        before = self.weights.layout
+        old_layout = self.weights.layout
         super().on_growth(moved)
         self._lay_out()
-        for name, rest in zip(self._vectors, (None, self.rate, 0.0), strict=True):  # `previous`: as now
-            given = (weight.detach() if rest is None else torch.full_like(weight, rest) for weight in self.weights)
-            grown = self.weights.layout.grown(getattr(self, name).detach(), before, given)
+        for name, fill in zip(self._vectors, (None, self.rate, 0.0), strict=True):  # `previous`: as now
+            tensors = (weight.detach() if fill is None else torch.full_like(weight, fill) for weight in self.weights)
+            grown = self.weights.layout.grown(getattr(self, name).detach(), old_layout, tensors)
             setattr(self, name, grown.requires_grad_(name != "velocity"))
 
     def state_dict(self) -> dict[str, Any]:
@@ -173,22 +175,22 @@ class VRMCL(ReplayLearner):
             refill(getattr(self, name), state[name])
         self.tasks, self.descents = int(state["tasks"]), self.steps * self.repeats
 
-    def _touched(self) -> list[Tensor]:
-        return [*super()._touched(), self.current, self.seen]
+    def _tensors_to_restore(self) -> list[Tensor]:
+        return [*super()._tensors_to_restore(), self.current, self.seen]
 
     def _lay_out(self) -> None:
         """Lay out the weights in one vector: those that the model uses in the same type are adjacent."""
         named = named_trainable(self.model)
         types = dict(zip(named, types_of(self.model, named.values()), strict=True))
         self.weights = Weights({name: named[name] for name in sorted(named, key=lambda name: str(types[name]))})
-        alike = itertools.groupby(self.weights.named, types.__getitem__)
-        self._by_type = {dtype: Layout({name: named[name] for name in names}) for dtype, names in alike}
+        groups = itertools.groupby(self.weights.named, types.__getitem__)
+        self._by_type = {dtype: Layout({name: named[name] for name in names}) for dtype, names in groups}
 
     def _reserve(self, classes: int) -> None:
         """Make room in the masks of current and seen classes."""
         if classes > len(self.seen):
-            more = (0, classes - len(self.seen))
-            self.current, self.seen = pad(self.current, more), pad(self.seen, more)
+            padding = (0, classes - len(self.seen))
+            self.current, self.seen = pad(self.current, padding), pad(self.seen, padding)
 
     def _scores(self, weights: tuple[Tensor, ...], x: Tensor) -> Tensor:
         """The model's scores with weights given as one vector per type."""

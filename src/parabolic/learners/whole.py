@@ -22,12 +22,12 @@ from parabolic.states import same_state
 
 __all__ = ["is_ours", "left_behind"]
 
-NOTES = (int, float, str, list, tuple, dict, set)
+PLAIN_TYPES = (int, float, str, list, tuple, dict, set)
 
 
 def is_ours(learner: Learner) -> bool:
     """Whether the classes of a learner and its memory are of this package: their states are known to be complete."""
-    return all(_base(part) is type(part) for part in (learner, getattr(learner, "memory", learner)))
+    return all(_package_class(part) is type(part) for part in (learner, getattr(learner, "memory", learner)))
 
 
 def left_behind(learner: Learner, fresh: Learner) -> list[str]:
@@ -50,33 +50,33 @@ def left_behind(learner: Learner, fresh: Learner) -> list[str]:
     ['tasks']
     """
     restore(fresh, describe(learner))
-    state, back = learner.state_dict(), fresh.state_dict()
-    missing = [name for name in state if not same_state(state[name], back.get(name))]
-    missing += _differing(learner, fresh, _kept_by_base(learner))
-    missing += _noted_by_modules(learner.model, fresh.model)
+    state, restored = learner.state_dict(), fresh.state_dict()
+    missing = [name for name in state if not same_state(state[name], restored.get(name))]
+    missing += _differing(learner, fresh, _attributes_of_base(learner))
+    missing += _differing_in_modules(learner.model, fresh.model)
     if isinstance(memory := getattr(learner, "memory", None), Memory):
-        kept = vars(_base(memory)(memory.capacity)).keys()
-        missing += [f"memory.{name}" for name in _differing(memory, getattr(fresh, "memory", None), {*kept})]
+        excluded = vars(_package_class(memory)(memory.capacity)).keys()
+        missing += [f"memory.{name}" for name in _differing(memory, getattr(fresh, "memory", None), {*excluded})]
     return missing
 
 
-def _base(part: Any) -> Any:
+def _package_class(part: Any) -> Any:
     """The nearest class of this package that an object is an instance of."""
-    return next((each for each in type(part).__mro__ if each.__module__.startswith("parabolic.")), object)
+    return next((cls for cls in type(part).__mro__ if cls.__module__.startswith("parabolic.")), object)
 
 
-def _kept_by_base(learner: Learner) -> set[str]:
+def _attributes_of_base(learner: Learner) -> set[str]:
     """The attributes of a learner's base class in this package, which restores them in its own way."""
-    base = _base(learner)
-    given = {each.name: getattr(learner, each.name) for each in dataclasses.fields(base) if each.init}
-    if isinstance(memory := given.get("memory"), Memory):  # its policy may need what the base does not keep
-        given["memory"] = memory.capacity
-    return {*vars(base(**given | {"model": copied(learner.body)}))}
+    base = _package_class(learner)
+    options = {field.name: getattr(learner, field.name) for field in dataclasses.fields(base) if field.init}
+    if isinstance(memory := options.get("memory"), Memory):  # its policy may need what the base does not keep
+        options["memory"] = memory.capacity
+    return {*vars(base(**options | {"model": copied(learner.body)}))}
 
 
-def _differing(one: Any, other: Any, but: set[str]) -> list[str]:
+def _differing(one: Any, other: Any, excluded: set[str]) -> list[str]:
     """The names of attributes that differ."""
-    names = (name for name in {**vars(one), **vars(other)} if name not in but)
+    names = (name for name in {**vars(one), **vars(other)} if name not in excluded)
     return [
         name
         for name in names
@@ -85,13 +85,13 @@ def _differing(one: Any, other: Any, but: set[str]) -> list[str]:
     ]
 
 
-def _noted_by_modules(model: nn.Module, fresh: nn.Module) -> list[str]:
+def _differing_in_modules(model: nn.Module, fresh: nn.Module) -> list[str]:
     """The names of plain attributes of modules that differ."""
     return [
         ".".join(filter(None, ["model", path, name]))
         for (path, module), other in zip(model.named_modules(), fresh.modules(), strict=False)
         for name, value in vars(module).items()
-        if not name.startswith("_") and name != "training" and isinstance(value, NOTES)
+        if not name.startswith("_") and name != "training" and isinstance(value, PLAIN_TYPES)
         if not _alike(value, getattr(other, name, None))
     ]
 
@@ -108,7 +108,7 @@ def _alike(one: Any, other: Any, above: tuple[int, ...] = ()) -> bool:
     if isinstance(one, Mapping):
         return one.keys() == other.keys() and all(_alike(one[name], other[name], above) for name in one)
     if isinstance(one, list | tuple | deque):
-        return len(one) == len(other) and all(_alike(*each, above) for each in zip(one, other, strict=True))
+        return len(one) == len(other) and all(_alike(*pair, above) for pair in zip(one, other, strict=True))
     if isinstance(one, int | float | str | bytes | set | frozenset):
         return bool(one == other) or (one != one and other != other)  # NaN equals NaN here
     return not hasattr(one, "__dict__") or _alike(vars(one), vars(other), above)

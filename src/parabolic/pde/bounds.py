@@ -168,8 +168,8 @@ class DriftBound:
         # A relative error of u is an absolute error of its logarithm. Where no path runs the bound is an equality.
         rounding = ROUNDING * torch.finfo(self.base.dtype).eps * (1 + self.bound.abs())
         # Where a path meets no loss at all, the bound is infinite and its error NaN: it is not violated there.
-        broken = self.slack < -3 * torch.hypot(self.error, self.realised_error) - rounding
-        return not bool((broken | self.bound.isnan() | self.realised.isnan()).any())
+        violated = self.slack < -3 * torch.hypot(self.error, self.realised_error) - rounding
+        return not bool((violated | self.bound.isnan() | self.realised.isnan()).any())
 
 
 def forgetting_bound(
@@ -204,8 +204,8 @@ def forgetting_bound(
     if not all(hasattr(domain, name) for name in ("points", "edge", "interior")):
         raise invalid("domain", domain, "a MemoryDomain, as the bounds are about a memory")
     points = domain.points, domain.edge(samples, generator), domain.interior(samples, generator)
-    memory, edge, inside = (_range(loss, each) for each in points)
-    return ForgettingBound(memory, edge, inside, *_data("past", loss, domain, past))
+    memory, edge, inside = (_loss_range(loss, sample) for sample in points)
+    return ForgettingBound(memory, edge, inside, *_data_range("past", loss, domain, past))
 
 
 def generalisation_bound(
@@ -241,9 +241,9 @@ def generalisation_bound(
     (1.0, 4.6)
     """
     check_number("tau", tau, at_least=0)
-    found = forgetting_bound(loss, domain, samples=samples, generator=generator).ahead(tau, constant)
-    data, covered = _data("future", loss, domain, future)
-    return replace(found, future=data, covered=covered)
+    bound = forgetting_bound(loss, domain, samples=samples, generator=generator).ahead(tau, constant)
+    realised, covered = _data_range("future", loss, domain, future)
+    return replace(bound, future=realised, covered=covered)
 
 
 def drift_bound(
@@ -284,16 +284,16 @@ def drift_bound(
     sums = torch.zeros(4, len(x), dtype=torch.float64, device=x.device)
     for rows, batch in walk(loss, x, t, domain, sigma, drift, by="reweight", **options):
         base = -(batch.end + batch.integral).double().log()
-        both = base + batch.energy
-        sums[:, rows] += torch.stack([part.sum(1) for part in (base, batch.energy.double(), both, both.square())])
-    base, gap, both, square = sums / paths
-    error = ((square - both.square()).clamp_min(0) / (paths - 1)).sqrt()
+        total = base + batch.energy
+        sums[:, rows] += torch.stack([part.sum(1) for part in (base, batch.energy.double(), total, total.square())])
+    base, gap, total, square = sums / paths
+    error = ((square - total.square()).clamp_min(0) / (paths - 1)).sqrt()
     rate = drift(x).flatten(1).square().sum(1) / (4 * sigma) * (domain.hit(x) > 0)
-    found = (base, gap, error, rate, -u.mean.log(), u.error / u.mean)
-    return DriftBound(*(part.detach().to(x.dtype) for part in found))
+    fields = (base, gap, error, rate, -u.mean.log(), u.error / u.mean)
+    return DriftBound(*(field.detach().to(x.dtype) for field in fields))
 
 
-def _data(name: str, loss: Loss, domain: Domain, data: Tensor | None) -> tuple[Range | None, float | None]:
+def _data_range(name: str, loss: Loss, domain: Domain, data: Tensor | None) -> tuple[Range | None, float | None]:
     """The range of the loss over data, and the share of the data in the domain."""
     if data is None:
         return None, None
@@ -307,15 +307,15 @@ def _data(name: str, loss: Loss, domain: Domain, data: Tensor | None) -> tuple[R
         error.name = name
         raise
     check_finite(name, data)
-    return _range(loss, data), covered
+    return _loss_range(loss, data), covered
 
 
 def _at_most(one: float, other: float) -> bool:
-    """Whether a loss is at most another, up to rounding: both may be of one point, in batches of different sizes."""
+    """Whether a loss is at most another, up to rounding, which differs between batches of different sizes."""
     return one <= other or math.isclose(one, other, rel_tol=ROUNDING * torch.finfo(torch.float32).eps)
 
 
 @torch.no_grad()
-def _range(loss: Loss, points: Tensor) -> Range:
-    value = torch.cat([losses_at(loss, part) for part in torch.split(points, 1024)])
-    return Range(float(value.min()), float(value.double().mean()), float(value.max()))
+def _loss_range(loss: Loss, points: Tensor) -> Range:
+    losses = torch.cat([losses_at(loss, part) for part in torch.split(points, 1024)])
+    return Range(float(losses.min()), float(losses.double().mean()), float(losses.max()))

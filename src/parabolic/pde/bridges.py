@@ -66,9 +66,9 @@ def bridge(
     scale = _scale(sigma, start, times) * (horizon / intervals) ** 0.5
 
     # Everything below works on flat points: [n, bridges, times, d].
-    first, last = (each.reshape(n, 1, 1, each.shape[1:].numel()) for each in (start, end))
-    drawn = intervals if variant == "paper" else times
-    shape = (1 if shared else n, bridges, drawn, 1 if common else first.shape[-1])
+    first, last = (points.reshape(n, 1, 1, points.shape[1:].numel()) for points in (start, end))
+    increments = intervals if variant == "paper" else times
+    shape = (1 if shared else n, bridges, increments, 1 if common else first.shape[-1])
     noise = torch.randn(shape, generator=generator, dtype=start.dtype, device=start.device)
     if variant == "paper":
         walk = (noise * scale[:, :, :-1]).cumsum(2)
@@ -104,12 +104,12 @@ def log_girsanov(path: Tensor, drift: Callable[[Tensor], Tensor], *, horizon: fl
     check_number("horizon", horizon, above=0)
     if not callable(drift):
         raise invalid("drift", drift, "a function from points to velocities")
-    here, step = path[:, :, :-1], horizon / (path.shape[2] - 1)
-    points = here.flatten(0, 2)
+    lefts, step = path[:, :, :-1], horizon / (path.shape[2] - 1)
+    points = lefts.flatten(0, 2)
     speed = drift(points)
     if not isinstance(speed, Tensor) or speed.shape != points.shape:
         raise invalid("drift", speed, f"to return a velocity for each point, {list(points.shape)}")
-    speed = speed.view_as(here).flatten(2)
+    speed = speed.view_as(lefts).flatten(2)
     return (speed * path.diff(dim=2).flatten(2)).sum(-1) - 0.5 * step * speed.square().sum(-1)
 
 
@@ -135,8 +135,8 @@ def _check_ends(start: Tensor, end: Tensor) -> None:
             remedy = f"convert it with torch.as_tensor({name}).float()"
             raise invalid(name, value, "a floating-point tensor [n, *shape]", remedy)
     if start.shape != end.shape or start.dtype != end.dtype or start.device != end.device:
-        like = f"({list(start.shape)}, {start.dtype}, {start.device})"
-        raise invalid("end", end, f"the shape, type and device of start {like}")
+        kind = f"({list(start.shape)}, {start.dtype}, {start.device})"
+        raise invalid("end", end, f"the shape, type and device of start {kind}")
 
 
 def _scale(sigma: float | Tensor, start: Tensor, times: int) -> Tensor:

@@ -64,14 +64,14 @@ class Balls:
         # centre, and in double precision unless rounding errors are far below the balls' size anyway.
         self._centre = flat.mean(0)
         largest = float((flat - self._centre).square().sum(1).max())
-        fine = torch.finfo(points.dtype).eps * largest < 1e-4 * eps
-        self._centred = (flat - self._centre).to(points.dtype if fine else torch.float64)
+        is_precise = torch.finfo(points.dtype).eps * largest < 1e-4 * eps
+        self._centred = (flat - self._centre).to(points.dtype if is_precise else torch.float64)
         self._ones = torch.ones_like(self._centred[0])
         self._squares = self._centred.square().sum(1, keepdim=True)
 
     def inside(self, x: Tensor) -> Tensor:
         """True everywhere: in the balls u is the loss itself."""
-        return torch.ones(len(_flat(x, self.points)), dtype=torch.bool, device=x.device)
+        return torch.ones(len(_flat_points(x, self.points)), dtype=torch.bool, device=x.device)
 
     def hit(self, x: Tensor) -> Tensor:
         """The distance to the surface of the nearest ball, negative inside it."""
@@ -86,7 +86,7 @@ class Balls:
         return (point + _unit(y - point) * self.radius).to(x.dtype).add(self._centre).reshape(x.shape)
 
     def _from_centre(self, x: Tensor) -> Tensor:
-        return (_flat(x, self.points) - self._centre).to(self._centred.dtype)
+        return (_flat_points(x, self.points) - self._centre).to(self._centred.dtype)
 
     def _parts(self, y: Tensor) -> tuple[Tensor, ...]:
         return torch.split(y, _rows(len(self.points), y))
@@ -129,26 +129,26 @@ class Hull:
         self.radius = float((flat - flat.mean(0)).norm(dim=1).max())
         eps = torch.finfo(points.dtype).eps
         rounding = 10 * eps * self.radius
-        slip = min(tolerance * self.radius, 0.01 * margin if margin else torch.inf)
+        accuracy = min(tolerance * self.radius, 0.01 * margin if margin else torch.inf)
         facets = _Facets.of(flat)
-        slip = rounding if facets else max(slip, rounding)
-        self._body = facets or _Cloud(flat, slip)
+        accuracy = rounding if facets else max(accuracy, rounding)
+        self._body = facets or _Cloud(flat, accuracy)
         # Points that `nearest` finds are also off by the rounding of the margin, and of coordinates of this size.
-        self._reach = self.margin + slip + eps * (10 * self.margin + 4 * float(flat.norm(dim=1).max()))
+        self._reach = self.margin + accuracy + eps * (10 * self.margin + 4 * float(flat.norm(dim=1).max()))
         self.flat = isinstance(self._body, _Cloud) and self._body.flat
         self.blind = isinstance(self._body, _Cloud) and not self._body.flat
 
     def inside(self, x: Tensor) -> Tensor:
         """Whether x is in the grown hull, including its edge."""
-        return self._body.within(_flat(x, self.points), self._reach)
+        return self._body.within(_flat_points(x, self.points), self._reach)
 
     def hit(self, x: Tensor) -> Tensor:
         """The distance to the edge, negative outside."""
-        return self._body.depth(_flat(x, self.points)) + self.margin
+        return self._body.depth(_flat_points(x, self.points)) + self.margin
 
     def nearest(self, x: Tensor) -> Tensor:
         """The nearest point of the edge; x itself where its depth is unknown."""
-        base, outward = self._body.surface(_flat(x, self.points))
+        base, outward = self._body.surface(_flat_points(x, self.points))
         return (base + outward * self.margin).reshape(x.shape)
 
 
@@ -177,13 +177,13 @@ class Intersection:
 
     def nearest(self, x: Tensor) -> Tensor:
         """The nearest point of the nearest edge or, once edges are crossed, of the one crossed furthest."""
-        which = torch.stack([part.hit(x) for part in self.parts]).argmin(0)
-        found = torch.empty_like(x)
+        nearest_part = torch.stack([part.hit(x) for part in self.parts]).argmin(0)
+        points = torch.empty_like(x)
         for index, part in enumerate(self.parts):
-            rows = (which == index).nonzero().squeeze(1)
+            rows = (nearest_part == index).nonzero().squeeze(1)
             if len(rows):
-                found[rows] = part.nearest(x[rows])
-        return found
+                points[rows] = part.nearest(x[rows])
+        return points
 
 
 class MemoryDomain(Intersection):
@@ -228,19 +228,19 @@ class MemoryDomain(Intersection):
         True
         """
         check_number("count", count, whole=True, at_least=1)
-        mixed = self._mix(count, generator)
+        points = self._mix(count, generator)
         # Not evenly by volume: in many dimensions nearly all of it is next to the surface.
-        way = _unit(drawn(torch.randn, (count, self.points[0].numel()), mixed, generator))
-        length = self.hull.margin * drawn(torch.rand, (count, 1), mixed, generator)
-        return mixed + (way * length).reshape(mixed.shape)
+        direction = _unit(random_like(torch.randn, (count, self.points[0].numel()), points, generator))
+        length = self.hull.margin * random_like(torch.rand, (count, 1), points, generator)
+        return points + (direction * length).reshape(points.shape)
 
     def _mix(self, count: int, generator: Generator | None) -> Tensor:
         # A point of a hull in d dimensions is a mixture of d + 1 others; mixtures of many are all close to the mean.
-        several = min(self.points[0].numel() + 1, 8)
+        size = min(self.points[0].numel() + 1, 8)
         # Logarithms of uniform numbers, scaled to sum to one, are uniform on the simplex.
-        share = drawn(torch.rand, (count, several), self.points, generator).clamp_min(1e-6).log()
-        mixed = (share / _total(share)).unsqueeze(1) @ self._pick(count, several, generator=generator).flatten(2)
-        return mixed.reshape(count, *self.points.shape[1:])
+        shares = random_like(torch.rand, (count, size), self.points, generator).clamp_min(1e-6).log()
+        mixtures = (shares / _total(shares)).unsqueeze(1) @ self._pick(count, size, generator=generator).flatten(2)
+        return mixtures.reshape(count, *self.points.shape[1:])
 
     def edge(self, count: int, generator: Generator | None = None) -> Tensor:
         """Sample points that stop a path: in turn in a ball (half of them on its surface) and on the hull's surface.
@@ -251,17 +251,17 @@ class MemoryDomain(Intersection):
         """
         check_number("count", count, whole=True, at_least=1)
         shape, radius = (count, *self.points.shape[1:]), self.hull.radius
-        way = _unit(drawn(torch.randn, (count, self.points[0].numel()), self.points, generator))
-        length = drawn(torch.rand, (count, 1), way, generator)
-        found = self._pick(count, generator=generator)
-        found += (way * self.balls.radius * (2 * length).clamp_max(1)).reshape(shape)
+        direction = _unit(random_like(torch.randn, (count, self.points[0].numel()), self.points, generator))
+        length = random_like(torch.rand, (count, 1), direction, generator)
+        points = self._pick(count, generator=generator)
+        points += (direction * self.balls.radius * (2 * length).clamp_max(1)).reshape(shape)
         # From inside the hull outwards and back to it: by a random length or, if still inside, by one that leads out.
         start = self._mix(count, generator)
-        out = start + (way * length * 2 * radius).reshape(shape)
-        still = (self.hull.hit(out[1::2]) > 0).nonzero().squeeze(1) * 2 + 1
-        out[still] = start[still] + (way[still] * 3 * radius).reshape(-1, *shape[1:])
-        found[1::2] = self.hull.nearest(out[1::2])
-        return found
+        outer = start + (direction * length * 2 * radius).reshape(shape)
+        inside = (self.hull.hit(outer[1::2]) > 0).nonzero().squeeze(1) * 2 + 1
+        outer[inside] = start[inside] + (direction[inside] * 3 * radius).reshape(-1, *shape[1:])
+        points[1::2] = self.hull.nearest(outer[1::2])
+        return points
 
     def _pick(self, *shape: int, generator: Generator | None) -> Tensor:
         return self.points[torch.randint(len(self.points), shape, generator=generator, device=self.points.device)]
@@ -279,8 +279,8 @@ class _Facets:
         # A face: its first corner, the sides from there to the others, and the map from x to their weights.
         self.faces = []
         for size in range(1, simplices.shape[1] + 1):
-            several = {tuple(sorted(c)) for row in simplices.tolist() for c in combinations(row, size)}
-            corners = points[torch.tensor(sorted(several), device=points.device)]
+            index_sets = {tuple(sorted(c)) for row in simplices.tolist() for c in combinations(row, size)}
+            corners = points[torch.tensor(sorted(index_sets), device=points.device)]
             sides = corners[:, 1:] - corners[:, :1]
             self.faces.append((corners[:, 0], sides, torch.linalg.pinv(sides)))
 
@@ -317,7 +317,7 @@ class _Facets:
         depth = -torch.addmm(self.offset, self.normal, y.T).amax(0)
         # Beyond a corner the planes are nearer than the hull.
         beyond = (depth < 0).nonzero().squeeze(1)
-        depth[beyond] = -(y[beyond] - self._onto(y[beyond])).norm(dim=1)
+        depth[beyond] = -(y[beyond] - self._project(y[beyond])).norm(dim=1)
         return depth
 
     def surface(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -327,30 +327,30 @@ class _Facets:
         outward = self.normal[facet]
         base = y - over[:, None] * outward
         beyond = (over > 0).nonzero().squeeze(1)
-        base[beyond] = self._onto(y[beyond])
+        base[beyond] = self._project(y[beyond])
         away = y[beyond] - base[beyond]
         # A point on the surface is off it only by rounding, in an arbitrary direction: it keeps the facet's normal.
         clear = _length(away) > 8 * torch.finfo(x.dtype).eps * x[beyond].abs().amax(1, keepdim=True)
         outward[beyond] = torch.where(clear, _unit(away), outward[beyond])
         return base + self.centre, outward
 
-    def _onto(self, y: Tensor) -> Tensor:
+    def _project(self, y: Tensor) -> Tensor:
         """The nearest point of the hull to points outside: the projection onto one of its faces."""
         width = sum(first.numel() for first, _, _ in self.faces)
-        return torch.cat([self._onto_few(part) for part in torch.split(y, _rows(width, y))])
+        return torch.cat([self._project_chunk(part) for part in torch.split(y, _rows(width, y))])
 
-    def _onto_few(self, y: Tensor) -> Tensor:
-        found, best = torch.empty_like(y), y.new_full((len(y), 1), torch.inf)
-        for first, sides, weigh in self.faces:
-            weight = torch.einsum("nfd,fds->nfs", y[:, None] - first, weigh)
+    def _project_chunk(self, y: Tensor) -> Tensor:
+        nearest, best = torch.empty_like(y), y.new_full((len(y), 1), torch.inf)
+        for first, sides, to_weights in self.faces:
+            weight = torch.einsum("nfd,fds->nfs", y[:, None] - first, to_weights)
             point = first + torch.einsum("nfs,fsd->nfd", weight, sides)
             length = (y[:, None] - point).square().sum(2)
             if sides.shape[1]:  # every point projects onto a corner
                 length[(weight.amin(2) < 0) | (weight.sum(2) > 1)] = torch.inf
-            near, face = length.min(1, keepdim=True)
+            least, face = length.min(1, keepdim=True)
             choice = point.gather(1, face[..., None].expand(-1, -1, y.shape[1])).squeeze(1)
-            found, best = torch.where(near < best, choice, found), torch.minimum(near, best)
-        return found
+            nearest, best = torch.where(least < best, choice, nearest), torch.minimum(least, best)
+        return nearest
 
 
 class _Cloud:
@@ -361,14 +361,14 @@ class _Cloud:
     that each query can have its own; the part of y orthogonal to the points' span only adds to the distance.
     """
 
-    def __init__(self, points: Tensor, slip: float) -> None:
-        # In double precision: a residual as small as the slip is a difference of much larger numbers.
+    def __init__(self, points: Tensor, accuracy: float) -> None:
+        # In double precision: a residual as small as the accuracy is a difference of much larger numbers.
         self.centre = points.double().mean(0)
         u, s, vt = torch.linalg.svd(points - self.centre, full_matrices=False)
         noise = 10 * torch.finfo(s.dtype).eps * float(points.double().norm())  # from the rounding of the centre
         span = int((s > max(noise, float(s[0]) * 1e-10)).sum())
         self.u, self.s, self.axes = u[:, :span].contiguous(), s[:span], vt[:span]
-        self.corners, self.slip = self.u * self.s, slip
+        self.corners, self.accuracy = self.u * self.s, accuracy
         # In few dimensions, points that Qhull has refused lie on one plane too, up to rounding.
         self.flat = span < points.shape[1] or points.shape[1] <= EXACT
 
@@ -379,13 +379,13 @@ class _Cloud:
     def depth(self, x: Tensor) -> Tensor:
         """Minus the distance outside; inside, 0 if the hull is flat (all surface), else infinity (unknown)."""
         distance = self._project(x)[0]
-        return torch.where(distance > self.slip, -distance, 0.0 if self.flat else torch.inf).to(x.dtype)
+        return torch.where(distance > self.accuracy, -distance, 0.0 if self.flat else torch.inf).to(x.dtype)
 
     def surface(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest point of the hull, and the direction from there to x; x itself and 0 at an unknown depth."""
         distance, nearest = self._project(x)
         base = (nearest @ self.axes + self.centre).to(x.dtype)
-        outward, known = _unit(x - base), (distance > self.slip)[:, None]
+        outward, known = _unit(x - base), (distance > self.accuracy)[:, None]
         if self.flat:
             return base, outward
         return torch.where(known, base, x), torch.where(known, outward, 0.0)
@@ -393,28 +393,28 @@ class _Cloud:
     def _project(self, x: Tensor, reach: float = torch.inf) -> tuple[Tensor, Tensor]:
         """Distances and nearest points (in the axes); with `reach`, only until it is clear which of the two is less."""
         y = x - self.centre
-        own = y @ self.axes.T
-        distance, nearest = (y - own @ self.axes).norm(dim=1), own.clone()
+        coords = y @ self.axes.T
+        distance, nearest = (y - coords @ self.axes).norm(dim=1), coords.clone()
         if not self.s.numel():  # all points coincide
             return distance, nearest
         near = (distance <= reach).nonzero().squeeze(1)
         for rows in torch.split(near, _rows(len(self.u), x)):
-            distance[rows], nearest[rows] = self._descend(own[rows], distance[rows], reach)
+            distance[rows], nearest[rows] = self._descend(coords[rows], distance[rows], reach)
         return distance, nearest
 
-    def _descend(self, own: Tensor, across: Tensor, reach: float) -> tuple[Tensor, Tensor]:
-        """The same for points given by their coordinates in the axes (`own`) and their distance from the span of these.
+    def _descend(self, coords: Tensor, across: Tensor, reach: float) -> tuple[Tensor, Tensor]:
+        """The same for points given by their coordinates in the axes, `coords`, and their distance from the axes' span.
 
         Points that are done leave the iteration, so that the last few do not cost as much as all.
         """
         n, curve = len(self.u), self.s.square()
-        distance, nearest, todo = across.clone(), own.clone(), torch.arange(len(own), device=own.device)
-        z = own.new_full((len(own), n), 1 / n)
+        distance, nearest, rows = across.clone(), coords.clone(), torch.arange(len(coords), device=coords.device)
+        z = coords.new_full((len(coords), n), 1 / n)
         dual = torch.zeros_like(z)
-        rho = own.new_full((len(own), 1), 0.1 * float(curve.mean()))
-        low, pull, least = across, own * self.s, float(self.s[0] * self.s[-1] / curve.mean())
+        rho = coords.new_full((len(coords), 1), 0.1 * float(curve.mean()))
+        low, pull, least = across, coords * self.s, float(self.s[0] * self.s[-1] / curve.mean())
         for step in range(ITERATIONS):
-            old, v = z, z - dual
+            previous, v = z, z - dual
             weights = v + ((pull - (v @ self.u) * curve) / (curve + rho)) @ self.u.T + (1 - _total(v)) / n
             eased = 1.6 * weights - 0.6 * z  # over-relaxation by the usual factor: fewer steps
             z = (eased + dual).clamp_min(0)
@@ -423,33 +423,35 @@ class _Cloud:
                 continue
             # Feasible weights bound the distance from above, a separating plane from below.
             point = (z / _total(z)) @ self.corners
-            high = torch.hypot((own - point).norm(dim=1), across)
-            for towards in (own - point, own - weights @ self.corners):
-                low = torch.maximum(low, torch.hypot(self._beyond(own, towards), across))
-            distance[todo], nearest[todo] = high, point
-            done = high - low <= self.slip
+            high = torch.hypot((coords - point).norm(dim=1), across)
+            for towards in (coords - point, coords - weights @ self.corners):
+                low = torch.maximum(low, torch.hypot(self._beyond(coords, towards), across))
+            distance[rows], nearest[rows] = high, point
+            done = high - low <= self.accuracy
             if reach < torch.inf:
                 done |= (high <= reach) | (low > reach)
-            left = (~done).nonzero().squeeze(1)
-            if not len(left):
+            remaining = (~done).nonzero().squeeze(1)
+            if not len(remaining):
                 break
             # ρ trades the two residuals against each other: balance them, each relative to its own scale. For
             # y in the hull the dual is zero and gives no scale: then √(λmin λmax) of PᵀP takes its place.
             primal = _length(weights - z) / torch.maximum(_length(weights), _length(z))
             scale = torch.maximum(rho * _length(dual), least * _length(pull)).clamp_min(1e-30)
-            change = (primal / (rho * _length(z - old) / scale).clamp_min(1e-30)).sqrt().clamp(0.2, 5)
+            change = (primal / (rho * _length(z - previous) / scale).clamp_min(1e-30)).sqrt().clamp(0.2, 5)
             change = torch.where((change > 1.5) | (change < 0.66), change, 1.0)
             rho, dual = rho * change, dual / change
-            own, across, low, pull, todo, z, dual, rho = (a[left] for a in (own, across, low, pull, todo, z, dual, rho))
+            coords, across, low, pull, rows, z, dual, rho = (
+                a[remaining] for a in (coords, across, low, pull, rows, z, dual, rho)
+            )
         else:
             if reach < torch.inf:  # points that no plane could separate in time count as within reach
-                distance[todo] = low
+                distance[rows] = low
         return distance, nearest
 
-    def _beyond(self, own: Tensor, towards: Tensor) -> Tensor:
+    def _beyond(self, coords: Tensor, towards: Tensor) -> Tensor:
         """How far y is beyond the plane normal to `towards` that touches the hull; 0 if it is not beyond it."""
         normal = _unit(towards)
-        over: Tensor = (own * normal).sum(1) - (normal @ self.corners.T).amax(1)
+        over: Tensor = (coords * normal).sum(1) - (normal @ self.corners.T).amax(1)
         return over.clamp_min(0)
 
 
@@ -471,10 +473,12 @@ def _unit(x: Tensor) -> Tensor:
     return torch.nn.functional.normalize(x, eps=torch.finfo(x.dtype).tiny)
 
 
-def drawn(draw: Callable[..., Tensor], shape: Sequence[int], like: Tensor, generator: Generator | None) -> Tensor:
+def random_like(
+    sampler: Callable[..., Tensor], shape: Sequence[int], like: Tensor, generator: Generator | None
+) -> Tensor:
     """Numbers drawn by `torch.rand` or `torch.randn`, with the type and on the device of `like`."""
     check_generator(generator)
-    return draw(shape, generator=generator, dtype=like.dtype, device=like.device)
+    return sampler(shape, generator=generator, dtype=like.dtype, device=like.device)
 
 
 def check_domain(name: str, domain: object) -> None:
@@ -503,7 +507,7 @@ def _check_points(points: Tensor, least: int) -> None:
     check_finite("points", points)
 
 
-def _flat(x: Tensor, points: Tensor) -> Tensor:
+def _flat_points(x: Tensor, points: Tensor) -> Tensor:
     if not isinstance(x, Tensor) or x.shape[1:] != points.shape[1:] or x.ndim < 2:
         raise invalid("x", x, f"a tensor [n{''.join(f', {k}' for k in points.shape[1:])}], like the domain's points")
     if x.dtype != points.dtype or x.device != points.device:

@@ -22,7 +22,7 @@ from parabolic.checks import (
     invalid,
 )
 from parabolic.pde.bridges import bridge
-from parabolic.pde.domain import EXACT, Balls, Domain, Hull, Intersection, check_domain, check_methods, drawn
+from parabolic.pde.domain import EXACT, Balls, Domain, Hull, Intersection, check_domain, check_methods, random_like
 
 __all__ = ["Drift", "Estimate", "Loss", "gradient_of", "solve", "solve_by_bridges"]
 
@@ -113,7 +113,7 @@ def solve(
         payoff = weight * (batch.end.double() + source * batch.integral.double())
         sums = (payoff, payoff.square(), weight, weight.square(), batch.stopped.double())
         total[:, rows] += torch.stack([part.sum(1) for part in sums])
-    _check_steps(domain, x, sigma, t, steps, total[4])
+    _warn_of_long_steps(domain, x, sigma, t, steps, total[4])
     return _summary(total / paths, paths, x.dtype, warn=drift is not None and by == "reweight")
 
 
@@ -167,15 +167,15 @@ def solve_by_bridges(
     losses_at(loss, x)
     for rows, count in _chunks(x, paths, chunk, times):
         start = x[rows].repeat_interleave(count, 0)
-        pick = torch.randint(len(ends), (len(start),), generator=generator, device=x.device)
+        picks = torch.randint(len(ends), (len(start),), generator=generator, device=x.device)
         if t > 0:
-            path = bridge(start, ends[pick], sqrt(2 * sigma), times, horizon=t, generator=generator)
+            path = bridge(start, ends[picks], sqrt(2 * sigma), times, horizon=t, generator=generator)
         else:
             path = start[:, None, None].expand(-1, 1, times, *x.shape[1:])
         value = loss(path.flatten(0, 2)).reshape(-1, count, times).double()
         payoff = value[..., -1] + source * torch.trapezoid(value, dx=t / (times - 1))
-        one = torch.ones_like(payoff)
-        total[:, rows] += torch.stack([part.sum(1) for part in (payoff, payoff.square(), one, one, one)])
+        ones = torch.ones_like(payoff)
+        total[:, rows] += torch.stack([part.sum(1) for part in (payoff, payoff.square(), ones, ones, ones)])
     return _summary(total / paths, paths, x.dtype, warn=False)
 
 
@@ -189,14 +189,14 @@ def gradient_of(potential: Callable[[Tensor], Tensor]) -> Drift:
 
     def drift(x: Tensor) -> Tensor:
         with torch.enable_grad():
-            at = x.detach().requires_grad_()
-            value = potential(at)
+            points = x.detach().requires_grad_()
+            value = potential(points)
             if not isinstance(value, Tensor) or value.shape != (len(x),):
                 raise invalid("potential", value, f"to return one number per point, a tensor [{len(x)}]")
             if not value.requires_grad:
                 got, remedy = Description("a result that does not depend on x"), "without .detach(), .data or NumPy"
                 raise invalid("potential", got, "a function of x by operations of torch, to differentiate", remedy)
-            return torch.autograd.grad(value.sum(), at)[0]
+            return torch.autograd.grad(value.sum(), points)[0]
 
     return drift
 
@@ -237,8 +237,8 @@ def walk(
     check_methods(domain, x[:2])
     outside = ~domain.inside(x)
     if outside.any():
-        many, first = int(outside.sum()), int(outside.nonzero()[0])
-        got = Description(f"{many} points outside the domain, the first in row {first}")
+        total, first = int(outside.sum()), int(outside.nonzero()[0])
+        got = Description(f"{total} points outside the domain, the first in row {first}")
         raise invalid("x", got, "points where domain.inside(x) holds", "drop the others: u is not defined there")
     if drift is not None:
         speed = drift(x)
@@ -247,8 +247,8 @@ def walk(
         check_finite("drift", speed, "the points are finite, so it is the drift itself")
     gap, process = domain.hit(x), _Walk(loss, domain, sigma, drift, by, t / steps, generator)
     for rows, count in _chunks(x, paths, chunk):
-        start, far = (a[rows].repeat_interleave(count, 0) for a in (x, gap))
-        yield rows, Paths(*(part.reshape(-1, count) for part in process.run(start, far, steps)))
+        start, start_gap = (a[rows].repeat_interleave(count, 0) for a in (x, gap))
+        yield rows, Paths(*(part.reshape(-1, count) for part in process.run(start, start_gap, steps)))
 
 
 class _Step(NamedTuple):
@@ -296,27 +296,27 @@ class _Walk:
         number = (gap > 0).nonzero().squeeze(1)
         x, gap, value = x[number], gap[number], value[number]
         integral, log_weight, energy = value / 2, torch.zeros_like(value), torch.zeros_like(value)
-        running, left, stops = torch.ones_like(number, dtype=torch.bool), len(number), []
+        running, remaining, stops = torch.ones_like(number, dtype=torch.bool), len(number), []
         for _ in range(steps if self.dt > 0 else 0):
-            if left < 0.9 * len(number):
+            if remaining < 0.9 * len(number):
                 # Until now stopped paths were moved along unused: dropping them at every step costs more.
                 keep = running.nonzero().squeeze(1)
                 number, x, gap, value, integral, log_weight, energy, running = (
                     part.index_select(0, keep)
                     for part in (number, x, gap, value, integral, log_weight, energy, running)
                 )
-            if not left:
+            if not remaining:
                 break
-            new, speed, power = self._moved(x)
+            new, speed, power = self._next_positions(x)
             new_gap = self.domain.hit(new)
-            met = self._meets(gap, new_gap) & running
+            met = self._meets_edge(gap, new_gap) & running
             step = _Step(number, x, gap, value, integral, log_weight, energy, new, new_gap, speed, power)
-            if len(off := met.nonzero().squeeze(1)):
-                stops.append(step.rows(off))
+            if len(met_rows := met.nonzero().squeeze(1)):
+                stops.append(step.rows(met_rows))
                 running &= ~met
-                left -= len(off)
+                remaining -= len(met_rows)
             if self.drift is not None:
-                log_weight, energy = self._weighed(step, new, power * self.dt)
+                log_weight, energy = self._updated_weights(step, new, power * self.dt)
             x, gap, value = new, new_gap, self._loss(new)
             integral = integral + value
 
@@ -333,9 +333,9 @@ class _Walk:
         value = self.loss(x)
         return value.to(torch.promote_types(value.dtype, x.dtype))
 
-    def _moved(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _next_positions(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The positions after a step, the drift μ, and ‖μ‖²/4σ; without a drift these are empty."""
-        new = torch.add(x, drawn(torch.randn, x.shape, x, self.generator), alpha=sqrt(self.variance))
+        new = torch.add(x, random_like(torch.randn, x.shape, x, self.generator), alpha=sqrt(self.variance))
         if self.drift is None:
             return new, x.new_empty(len(x), 0), x.new_empty(len(x), 0)
         speed = self.drift(x)
@@ -343,28 +343,28 @@ class _Walk:
             new += speed * self.dt
         return new, speed, _dot(speed, speed) / (4 * self.sigma)
 
-    def _meets(self, gap: Tensor, new_gap: Tensor) -> Tensor:
+    def _meets_edge(self, gap: Tensor, new_gap: Tensor) -> Tensor:
         """Whether each path meets the edge within a step, given its distances from it before and after."""
         # A bridge between two points at distances a and b from a flat edge meets it with probability
         # exp(−2ab/variance): surely, if b is negative. (Below e⁻⁴⁰ the exponential is slow and means never; a draw of
         # 0, one in 2²⁴ with float32, must not be below that.)
         chance = (gap * new_gap).mul_(-2 / self.variance).clamp_min_(-40).exp_()
-        return drawn(torch.rand, gap.shape, gap, self.generator).clamp_min_(1e-12) < chance
+        return random_like(torch.rand, gap.shape, gap, self.generator).clamp_min_(1e-12) < chance
 
     def _stop(self, last: _Step) -> list[Tensor]:
         """The last step of every path that met the edge, all at once: the loss there, and the sums up to there."""
-        share = _meeting(last.gap, last.new_gap.abs(), self.variance, self.generator)
-        at = share.reshape(-1, *[1] * (last.x.ndim - 1))
-        noise = drawn(torch.randn, last.x.shape, last.x, self.generator)
-        spread = noise * (self.variance * at * (1 - at)).sqrt()
-        stop = self.domain.nearest(torch.lerp(last.x, last.new, at) + spread)
+        share = _meeting_time(last.gap, last.new_gap.abs(), self.variance, self.generator)
+        fraction = share.reshape(-1, *[1] * (last.x.ndim - 1))
+        noise = random_like(torch.randn, last.x.shape, last.x, self.generator)
+        spread = noise * (self.variance * fraction * (1 - fraction)).sqrt()
+        stop = self.domain.nearest(torch.lerp(last.x, last.new, fraction) + spread)
         end, log_weight, energy = self._loss(stop), last.log_weight, last.energy
         if self.drift is not None:
-            log_weight, energy = self._weighed(last, stop, last.power * share * self.dt)
+            log_weight, energy = self._updated_weights(last, stop, last.power * share * self.dt)
         integral = (last.integral + (last.value * (share - 1) + end * share) / 2) * self.dt
         return [end, integral, log_weight, energy]
 
-    def _weighed(self, step: _Step, to: Tensor, spent: Tensor) -> tuple[Tensor, Tensor]:
+    def _updated_weights(self, step: _Step, to: Tensor, spent: Tensor) -> tuple[Tensor, Tensor]:
         """The logarithms of the weights, and the energies, of paths that have moved on and `spent` so much energy."""
         log_weight = step.log_weight
         if self.by == "reweight":
@@ -376,7 +376,7 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).flatten(1).sum(1)
 
 
-def _meeting(a: Tensor, b: Tensor, variance: float, generator: Generator | None) -> Tensor:
+def _meeting_time(a: Tensor, b: Tensor, variance: float, generator: Generator | None) -> Tensor:
     """An exact draw of the time when a Brownian bridge from a to −b first meets 0, as a fraction of its duration.
 
     At the fraction s it is (1 − s) times a Brownian motion from a with drift −b at the time s/(1 − s), whose first
@@ -386,9 +386,9 @@ def _meeting(a: Tensor, b: Tensor, variance: float, generator: Generator | None)
     tiny = 1e-6 * sqrt(variance)
     unknown = a.isinf()
     a, b = a.masked_fill(unknown, 1.0).clamp_min(tiny), b.clamp_min(tiny)
-    q = drawn(torch.randn, a.shape, a, generator).square() * (variance / 2) / (a * b)
+    q = random_like(torch.randn, a.shape, a, generator).square() * (variance / 2) / (a * b)
     root = 1 + q + (q * (2 + q)).sqrt()
-    early = drawn(torch.rand, a.shape, a, generator) * (1 + root) < root
+    early = random_like(torch.rand, a.shape, a, generator) * (1 + root) < root
     share = torch.where(early, a / (a + b * root), a * root / (a * root + b))
     return share.masked_fill(unknown, 1.0)  # from an unknown depth to an edge that was crossed: all the way inside
 
@@ -398,11 +398,11 @@ def _chunks(x: Tensor, paths: int, chunk: int | None, times: int = 1) -> Iterato
     if chunk is None:
         chunk = 2**18 if x.device.type == "cpu" else 2**24  # what stays in a core's cache, or keeps a GPU busy
     check_number("chunk", chunk, whole=True, at_least=1)
-    fit = max(1, chunk // (x[0].numel() * times)) if len(x) else 1
-    rows = max(1, fit // paths)
+    size = max(1, chunk // (x[0].numel() * times)) if len(x) else 1
+    rows = max(1, size // paths)
     for begin in range(0, len(x), rows):
-        for done in range(0, paths, fit):
-            yield slice(begin, min(begin + rows, len(x))), min(fit, paths - done)
+        for done in range(0, paths, size):
+            yield slice(begin, min(begin + rows, len(x))), min(size, paths - done)
 
 
 def _summary(mean: Tensor, paths: int, dtype: torch.dtype, warn: bool) -> Estimate:
@@ -418,31 +418,35 @@ def _summary(mean: Tensor, paths: int, dtype: torch.dtype, warn: bool) -> Estima
     return Estimate(*(part.to(dtype) for part in (u, error, stopped, weight, effective)))
 
 
-def _check_steps(domain: Domain, x: Tensor, sigma: float, t: float, steps: int, stopped: Tensor) -> None:
+def _warn_of_long_steps(domain: Domain, x: Tensor, sigma: float, t: float, steps: int, stopped: Tensor) -> None:
     """Warn if paths met an edge for which their steps are far too long by the rules in `solve`."""
     d, variance = x.shape[1:].numel(), 2 * sigma * t / steps
     if d <= EXACT or not bool((stopped[domain.hit(x) > 0] > 0).any()):
         return
-    parts = _parts(domain)
+    parts = _simple_parts(domain)
     hulls = [part for part in parts if isinstance(part, Hull)]
     curved = [part.radius for part in parts if isinstance(part, Balls)] + [hull.margin for hull in hulls if hull.flat]
     radius, margin = min(curved, default=inf), min([hull.margin for hull in hulls if hull.blind], default=inf)
-    why, enough = [], 0.0
+    reasons, needed = [], 0.0
     if variance * d > radius**2:
         length = sqrt(variance * d)
-        why.append(f"steps of length {length:.2g} meet balls, or the margin of a flat hull, of {radius:.2g} too often")
-        enough = 4 * d * variance * steps / radius**2
+        reasons.append(
+            f"steps of length {length:.2g} meet balls, or the margin of a flat hull, of {radius:.2g} too often"
+        )
+        needed = 4 * d * variance * steps / radius**2
     if variance > (margin / 1.5) ** 2:
-        why.append(f"in a hull of {d} dimensions with a margin of {margin:.2g}, crossings are missed: paths stop late")
-        enough = max(enough, 4 * variance * steps / margin**2) if margin else inf
-    if why:
-        remedy = f"steps={ceil(enough)} or more" if enough < inf else "a margin, or compare two numbers of steps"
-        _warn(f"steps={steps} is too few: {'; '.join(why)}. Use {remedy}")
+        reasons.append(
+            f"in a hull of {d} dimensions with a margin of {margin:.2g}, crossings are missed: paths stop late"
+        )
+        needed = max(needed, 4 * variance * steps / margin**2) if margin else inf
+    if reasons:
+        remedy = f"steps={ceil(needed)} or more" if needed < inf else "a margin, or compare two numbers of steps"
+        _warn(f"steps={steps} is too few: {'; '.join(reasons)}. Use {remedy}")
 
 
-def _parts(domain: Domain) -> list[Domain]:
+def _simple_parts(domain: Domain) -> list[Domain]:
     if isinstance(domain, Intersection):
-        return [each for part in domain.parts for each in _parts(part)]
+        return [simple for part in domain.parts for simple in _simple_parts(part)]
     return [domain]
 
 
@@ -468,10 +472,10 @@ def losses_at(loss: Loss, x: Tensor) -> Tensor:
     """The losses at x, refused unless there is one number per point and none is negative."""
     if not callable(loss):
         raise invalid("loss", loss, "a function from points to their losses")
-    value = loss(x)
-    if not isinstance(value, Tensor) or value.is_complex() or value.shape != (len(x),):
-        raise invalid("loss", value, f"to return one number per point, a tensor [{len(x)}]", 'use reduction="none"')
-    check_finite("loss", value, "the points are finite, so it is the model: if it has diverged, lower its lr")
-    if (value < 0).any():
-        raise invalid("loss", float(value.min()), "no negative loss: the bounds require it")
-    return value
+    losses = loss(x)
+    if not isinstance(losses, Tensor) or losses.is_complex() or losses.shape != (len(x),):
+        raise invalid("loss", losses, f"to return one number per point, a tensor [{len(x)}]", 'use reduction="none"')
+    check_finite("loss", losses, "the points are finite, so it is the model: if it has diverged, lower its lr")
+    if (losses < 0).any():
+        raise invalid("loss", float(losses.min()), "no negative loss: the bounds require it")
+    return losses
