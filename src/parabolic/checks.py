@@ -156,7 +156,7 @@ def check_number(
 
 
 def digits(limit: float) -> str:
-    """A limit as texts have it: an integer with all its digits, another number with the first few.
+    """A limit as messages show it: an integer with all its digits, another number with the first few.
 
     >>> digits(2**31), digits(1.0), digits(1 / 3)
     ('2147483648', '1', '0.333333')
@@ -192,7 +192,7 @@ def check_call(name: str, function: Any, *positional: str, **keywords: object) -
 
 
 def check_generator(generator: object) -> None:
-    """Refuse anything but a generator or None: a seed too, and say how to make one of it.
+    """Refuse anything but a generator or None; for a seed, the error says how to make a generator from it.
 
     >>> check_generator(3)
     Traceback (most recent call last):
@@ -206,7 +206,7 @@ def check_generator(generator: object) -> None:
 
 
 def check_module(name: str, value: object) -> None:
-    """Refuse anything but a module: a class or a function that makes one too, and say what to pass instead.
+    """Refuse anything but a module; for a class or function that makes one, the error says what to pass instead.
 
     >>> check_module("model", torch.nn.Linear)
     Traceback (most recent call last):

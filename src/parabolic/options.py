@@ -116,8 +116,8 @@ class Option:
         value = plain(value)
         self.check(value)
         kinds = _members(self.type)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        return float(value) if whole and float in kinds and int not in kinds else value
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        return float(value) if is_whole and float in kinds and int not in kinds else value
 
     def parse(self, text: str) -> Any:
         """Parse a `text` from the command line, and check the value."""

@@ -60,7 +60,7 @@ def load_object(argument: str, path: str) -> Any:
 
 
 def load_with_module(argument: str, path: str) -> tuple[ModuleType, Any]:
-    """The object at a path, as `load_object` returns it, after the module whose name it is; its own may be another."""
+    """The module that a path names and the object in it, which may have been defined in another module."""
     place, _, name = path.rpartition(":")
     if place.endswith(".py") and not Path(place).is_file():
         remedy = f"there is no {Path(place).absolute()}: change to the folder that it is in, or give its full path"
@@ -252,8 +252,8 @@ def _folder_first(folder: Path) -> Iterator[None]:
 def _record_imports() -> None:
     """Record which modules the file being imported, if any, has imported from its own folder so far."""
     if _importing:
-        folder, before = _importing[-1]
-        names = {name for name in sys.modules.keys() - before if _is_beside(name, folder)}
+        folder, earlier = _importing[-1]
+        names = {name for name in sys.modules.keys() - earlier if _is_beside(name, folder)}
         for name in names:
             source_of(sys.modules[name])  # read now, as it was imported
         _imported_from[folder] |= names
