@@ -138,9 +138,9 @@ def test_what_was_made_for_one_run_serves_others_of_the_same_learner(another, re
 
 def test_what_a_captured_step_has_in_it_tells_graphs_apart():
     learner = make("er", 0, optimizer="Adam", lr=0.01)
-    before = fleet._rates(learner)
+    before = fleet._hyperparameters(learner)
     learner.optim.param_groups[0]["betas"] = (0.5, 0.9)
-    assert fleet._rates(learner) != before
+    assert fleet._hyperparameters(learner) != before
 
 
 def test_accuracy_is_counted_by_task_with_all_classes_seen_competing_and_with_its_own():
@@ -320,7 +320,7 @@ def test_streams_that_share_their_examples_need_room_for_a_copy_each(monkeypatch
     x, y = torch.zeros(100, 10), torch.arange(100) % 2  # 4,000 bytes
     streams = [Stream.from_arrays(x, y, tasks=1, seed=seed) for seed in range(3)]
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (16_000, 32_000))
-    assert feed.at_hand(streams, torch.device("cuda")) == streams  # 12,000 bytes are more than half of what is free
+    assert feed.on_device(streams, torch.device("cuda")) == streams  # 12,000 bytes are more than half of what is free
 
 
 def test_batches_at_hand_are_fed_as_they_are():

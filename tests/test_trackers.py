@@ -251,7 +251,7 @@ def test_a_run_that_nobody_ended_is_closed_with_the_tracker_which_then_writes_no
 
 
 def test_processes_that_open_a_run_of_one_name_at_once_get_a_folder_each(tmp_path):
-    assert len({logs._fresh(tmp_path / "runs" / "er") for _ in range(3)}) == 3  # before anything is written there
+    assert len({logs._new_folder(tmp_path / "runs" / "er") for _ in range(3)}) == 3  # before anything is written there
 
 
 def test_mlflow_is_told_where_to_write_by_its_own_variables(tmp_path, monkeypatch):

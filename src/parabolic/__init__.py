@@ -137,5 +137,5 @@ if not TYPE_CHECKING:  # to a type checker every name would exist, also a misspe
 
 
 def __dir__() -> list[str]:
-    own = {name for name in globals() if name.startswith("__")}
-    return sorted({*own, *__all__, *_PARTS})
+    dunders = {name for name in globals() if name.startswith("__")}
+    return sorted({*dunders, *__all__, *_PARTS})

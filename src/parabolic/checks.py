@@ -23,7 +23,7 @@ __all__ = [
 ]  # fmt: skip
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # and what is no UTF-8
-# What may be raised when JSON from anyone is taken for what it should be.
+# What may be raised when JSON of unknown origin is read as if it were well-formed.
 UNREADABLE = (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)
 
 DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)  # the machine is to blame, not what it was given
@@ -67,7 +67,7 @@ class InputError(ValueError):
 
 
 class CallError(InputError, TypeError):
-    """A call with arguments that there are not: also a TypeError, as Python itself raises."""
+    """A call with arguments that do not exist: also a TypeError, which Python itself would raise."""
 
 
 def invalid(
@@ -79,12 +79,12 @@ def invalid(
     'sigma: got -1, expected a number of at least 0; pass 0 for no noise'
     """
     error = kind()
-    error.name, error.got, error.expected, error.remedy = name, _brief(got), expected, remedy
+    error.name, error.got, error.expected, error.remedy = name, _short_repr(got), expected, remedy
     error.args = (str(error),)  # as in any other exception
     return error
 
 
-def _brief(got: object) -> str:
+def _short_repr(got: object) -> str:
     """One short line for any value: tensors by their shape and type, never by their contents."""
     if isinstance(got, Tensor):
         return f"a tensor of shape {list(got.shape)} and type {str(got.dtype).removeprefix('torch.')}"
@@ -115,8 +115,10 @@ def short_of_memory(error: BaseException | None) -> bool:
     (True, False)
     """
     while error is not None:
-        said = str(error)
-        if isinstance(error, torch.OutOfMemoryError) or "CUDA error: out of memory" in said or "ALLOC_FAILED" in said:
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        message = str(error)
+        if "CUDA error: out of memory" in message or "ALLOC_FAILED" in message:
             return True
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
@@ -149,12 +151,12 @@ def check_number(
     )
     if not fits:
         limits = (("above", above), ("of at least", at_least), ("below", below), ("of at most", at_most))
-        told = " and ".join(f"{word} {digits(limit)}" for word, limit in limits if limit is not None)
-        raise invalid(name, value, f"{'a whole number' if whole else 'a number'} {told}".strip(), remedy)
+        bounds = " and ".join(f"{word} {digits(limit)}" for word, limit in limits if limit is not None)
+        raise invalid(name, value, f"{'a whole number' if whole else 'a number'} {bounds}".strip(), remedy)
 
 
 def digits(limit: float) -> str:
-    """A limit as texts have it: an integer with all its digits, another number with the first few.
+    """A limit as messages show it: an integer with all its digits, another number with the first few.
 
     >>> digits(2**31), digits(1.0), digits(1 / 3)
     ('2147483648', '1', '0.333333')
@@ -171,7 +173,7 @@ def plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.number | np.bool_) else value
 
 
-def check_call(name: str, function: Any, *given: str, **named: object) -> None:
+def check_call(name: str, function: Any, *positional: str, **keywords: object) -> None:
     """Refuse a `function` that cannot be called with these positional and keyword arguments.
 
     >>> check_call("prepare", abs, "x")
@@ -181,16 +183,16 @@ def check_call(name: str, function: Any, *given: str, **named: object) -> None:
     parabolic.checks.InputError: prepare: got 3, expected a function that is called as prepare(x)
     """
     try:
-        inspect.signature(function).bind(*given, **named)
+        inspect.signature(function).bind(*positional, **keywords)
     except ValueError:  # some functions written in C have no signature
         return
     except TypeError as error:
-        call = ", ".join([*given, *(f"{key}={key}" for key in named)])
+        call = ", ".join([*positional, *(f"{key}={key}" for key in keywords)])
         raise invalid(name, function, f"a function that is called as {name}({call})") from error
 
 
 def check_generator(generator: object) -> None:
-    """Refuse anything but a generator or None: a seed too, and say how to make one of it.
+    """Refuse anything but a generator or None; for a seed, the error says how to make a generator from it.
 
     >>> check_generator(3)
     Traceback (most recent call last):
@@ -204,7 +206,7 @@ def check_generator(generator: object) -> None:
 
 
 def check_module(name: str, value: object) -> None:
-    """Refuse anything but a module: a class or a function that makes one too, and say what to pass instead.
+    """Refuse anything but a module; for a class or function that makes one, the error says what to pass instead.
 
     >>> check_module("model", torch.nn.Linear)
     Traceback (most recent call last):
@@ -234,9 +236,9 @@ def check_name(
         return
     near = difflib.get_close_matches(str(value), names, n=FEW)
     hint = f"did you mean {near[0]!r}? {remedy}".strip() if near else remedy
-    some = names if len(names) <= MANY else sorted(near) or names[:FEW]
-    expected = "one of " if some is names else f"one of {len(names)} names such as "
-    raise invalid(name, value, expected + ", ".join(some), hint, kind=kind)
+    listed = names if len(names) <= MANY else sorted(near) or names[:FEW]
+    expected = "one of " if listed is names else f"one of {len(names)} names such as "
+    raise invalid(name, value, expected + ", ".join(listed), hint, kind=kind)
 
 
 def all_finite(value: Tensor) -> bool:
@@ -271,15 +273,15 @@ def check_finite(name: str, value: Tensor, remedy: str = "clean or drop those ex
         raise invalid(name, got, "finite numbers", remedy)
 
 
-def encodable(told: Any) -> Any:
+def encodable(value: Any) -> Any:
     r"""The value with strings that can be encoded and printed: bytes of a command that are not UTF-8, and control
     characters, which a terminal would obey, become escape sequences.
 
     >>> encodable({"command": "run \udcff", "reason": "\x1b[2J"})
     {'command': 'run \\udcff', 'reason': '\\x1b[2J'}
     """
-    if isinstance(told, Mapping):
-        return {name: encodable(value) for name, value in told.items()}
-    if not isinstance(told, str):
-        return told
-    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", told.encode("utf-8", "backslashreplace").decode())
+    if isinstance(value, Mapping):
+        return {name: encodable(item) for name, item in value.items()}
+    if not isinstance(value, str):
+        return value
+    return CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", value.encode("utf-8", "backslashreplace").decode())

@@ -70,31 +70,31 @@ def written_whole(path: Path) -> Iterator[Path]:
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
-    >>> with written_whole(folder / "a.txt") as aside:
-    ...     _ = aside.write_text("done")
-    >>> [each.name for each in folder.iterdir()]
+    >>> with written_whole(folder / "a.txt") as temporary:
+    ...     _ = temporary.write_text("done")
+    >>> [path.name for path in folder.iterdir()]
     ['a.txt']
     """
-    path = _followed(path)
+    path = _link_target(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{token_hex(8)}")
+    temporary = path.with_name(f".{path.name}.{token_hex(8)}")
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None  # None: a new file, by the umask
     try:
         if mode is not None:
-            aside.touch(mode | OWNER)  # from the start: whoever could not read the old file cannot read this one
-        yield aside
-        with aside.open(TO_SYNC) as file:
+            temporary.touch(mode | OWNER)  # from the start: whoever could not read the old file cannot read this one
+        yield temporary
+        with temporary.open(TO_SYNC) as file:
             if mode is not None:
-                aside.chmod(mode)
+                temporary.chmod(mode)
             os.fsync(file.fileno())
-        os.replace(aside, path)
+        os.replace(temporary, path)
         sync_folder(path.parent)
     except BaseException:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
-def _followed(path: Path) -> Path:
+def _link_target(path: Path) -> Path:
     """The target of links, if it is a regular file or does not exist."""
     with suppress(FileNotFoundError):
         kind = stat.S_IFMT(path.stat().st_mode)
@@ -107,24 +107,24 @@ def sync_folder(folder: Path) -> None:
     """Sync a folder's entries to disk: otherwise a new file may be gone after a power failure."""
     if os.name != "posix":  # elsewhere a folder cannot be opened
         return
-    opened = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(opened)
+        os.fsync(descriptor)
     finally:
-        os.close(opened)
+        os.close(descriptor)
 
 
 def write_text(path: Path, text: str) -> Path:
     """Write a text file atomically: a crash at any moment leaves the old file or the complete new one."""
-    with written_whole(path) as aside:
-        aside.write_text(text, encoding="utf-8")
+    with written_whole(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
     return path
 
 
 def write_bytes(path: Path, data: bytes | bytearray) -> Path:
     """Write a file of bytes in the same way."""
-    with written_whole(path) as aside:
-        aside.write_bytes(data)
+    with written_whole(path) as temporary:
+        temporary.write_bytes(data)
     return path
 
 

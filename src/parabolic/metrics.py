@@ -26,7 +26,7 @@ def anytime(matrix: ArrayLike) -> NDArray[np.float64]:
     >>> anytime([[90], [50, 80]])
     array([90., 65.])
     """
-    a = _matrix(matrix)
+    a = _checked_matrix(matrix)
     return np.array([a[i, : i + 1].mean() for i in range(len(a))])
 
 
@@ -50,7 +50,7 @@ def forgetting(matrix: ArrayLike) -> float:
     >>> forgetting([[90, np.nan], [95, 80]])
     -5.0
     """
-    a = _matrix(matrix)
+    a = _checked_matrix(matrix)
     drops = [a[j : len(a) - 1, j].max() - a[-1, j] for j in range(len(a) - 1)]
     return float(np.mean(drops)) if drops else 0.0
 
@@ -61,7 +61,7 @@ def backward_transfer(matrix: ArrayLike) -> float:
     >>> backward_transfer([[90, np.nan, np.nan], [50, 80, np.nan], [60, 40, 70]])
     -35.0
     """
-    a = _matrix(matrix)
+    a = _checked_matrix(matrix)
     gains = [a[-1, j] - a[j, j] for j in range(len(a) - 1)]
     return float(np.mean(gains)) if gains else 0.0
 
@@ -77,7 +77,7 @@ def forward_transfer(future: ArrayLike) -> float:
     >>> forward_transfer([[50, 40, 60], [70, 65], [80]])
     25.0
     """
-    a = _matrix(future, "future", upper=True)
+    a = _checked_matrix(future, "future", upper=True)
     gains = [a[j, j] - a[0, j] for j in range(1, len(a))]
     return float(np.mean(gains)) if gains else 0.0
 
@@ -93,37 +93,37 @@ def summary(
     Of the user's own measures, taken after each task, it has the last value. If tasks were also tested before they were
     learned, `task_forward_transfer` is among the metrics.
 
-    >>> told = summary([[90], [50, 80]], [[90], [85, 95]], {"calibration": [0.1, 0.3]})
-    >>> told["task_acc"], told["calibration"]
+    >>> metrics = summary([[90], [50, 80]], [[90], [85, 95]], {"calibration": [0.1, 0.3]})
+    >>> metrics["task_acc"], metrics["calibration"]
     (90.0, 0.3)
     """
-    told = {} if task_matrix is None else {f"task_{name}": value for name, value in summary(task_matrix).items()}
+    extra = {} if task_matrix is None else {f"task_{name}": value for name, value in summary(task_matrix).items()}
     if future is not None:
-        told["task_forward_transfer"] = forward_transfer(future)
+        extra["task_forward_transfer"] = forward_transfer(future)
     return {
         "acc": acc(matrix),
         "aaa": aaa(matrix),
         "forgetting": forgetting(matrix),
         "backward_transfer": backward_transfer(matrix),
-        **told,
+        **extra,
         **{name: values[-1] for name, values in (measured or {}).items()},
     }
 
 
-def _matrix(given: ArrayLike, name: str = "matrix", upper: bool = False) -> NDArray[np.float64]:
+def _checked_matrix(values: ArrayLike, name: str = "matrix", upper: bool = False) -> NDArray[np.float64]:
     """A square matrix, checked on and below its diagonal, or on and above it; short rows are filled with NaN."""
     side, ends, tasks = ("above", "start", "to come") if upper else ("below", "end", "seen so far")
-    expected, whole = f"a square matrix with a row for each task, or rows that {ends} at its diagonal", given
+    expected, rows = f"a square matrix with a row for each task, or rows that {ends} at its diagonal", values
     try:
-        if isinstance(given, list | tuple) and len(given) > 1 and len(given[-1 if upper else 0]) == 1:
-            gaps = [[np.nan] * (i if upper else len(given) - 1 - i) for i in range(len(given))]
-            whole = [[*gap, *row] if upper else [*row, *gap] for gap, row in zip(gaps, given, strict=True)]
-        a = np.asarray(whole, dtype=np.float64)
+        if isinstance(values, list | tuple) and len(values) > 1 and len(values[-1 if upper else 0]) == 1:
+            gaps = [[np.nan] * (i if upper else len(values) - 1 - i) for i in range(len(values))]
+            rows = [[*gap, *row] if upper else [*row, *gap] for gap, row in zip(gaps, values, strict=True)]
+        a = np.asarray(rows, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise invalid(name, given, expected) from error
+        raise invalid(name, values, expected) from error
     if a.ndim != 2 or a.shape[0] != a.shape[1] or not a.size:
         raise invalid(name, list(a.shape), expected)
-    known = np.tri(len(a), dtype=bool)
-    if not np.isfinite(a[known.T if upper else known]).all():
+    triangle = np.tri(len(a), dtype=bool)
+    if not np.isfinite(a[triangle.T if upper else triangle]).all():
         raise invalid(name, Description(f"NaN on or {side} the diagonal"), f"an accuracy for every task {tasks}")
     return a

@@ -68,25 +68,25 @@ class Option:
         """
         kinds = _members(self.type)
         if among := self.limits.get("among"):
-            said = ", ".join(map(write_option, among))
+            description = ", ".join(map(write_option, among))
         elif bool in kinds:
-            said = "true, false"
+            description = "true, false"
         elif int in kinds or float in kinds:
             noun = "a number" if float in kinds else "a whole number"
             bounds = [
                 f"{sign} {digits(self.limits[key])}" for key, sign in SIGNS.items() if self.limits.get(key) is not None
             ]
-            said = f"{noun} {', '.join(bounds)}".strip()
+            description = f"{noun} {', '.join(bounds)}".strip()
         else:
-            said = "text"
-        return f"{said}, or none" if self.optional else said
+            description = "text"
+        return f"{description}, or none" if self.optional else description
 
     def check(self, value: Any) -> None:
         """Refuse a value of the wrong type or outside the limits, naming the option."""
         if value is None and self.optional:
             return
         kinds = [kind for kind in _members(self.type) if kind is not type(None)]
-        if any(_is(value, kind) for kind in kinds if kind not in (bool, int, float, str)):
+        if any(_is_instance(value, kind) for kind in kinds if kind not in (bool, int, float, str)):
             return  # an object that is used as it is, such as a memory or an optimizer's class
         among, reads = self.limits.get("among"), self.limits.get("reads")
         if isinstance(value, str) and str in kinds:
@@ -102,8 +102,8 @@ class Option:
             bounds = {key: limit for key, limit in self.limits.items() if key in SIGNS}
             check_number(self.name, value, whole=float not in kinds, **bounds)
         elif str in kinds:
-            named = f"one of {self.allowed}" if among else "a name"
-            raise invalid(self.name, value, named if len(kinds) == 1 and not reads else self.about)
+            expected = f"one of {self.allowed}" if among else "a name"
+            raise invalid(self.name, value, expected if len(kinds) == 1 and not reads else self.about)
         if among and value not in among:
             raise invalid(self.name, value, f"one of {self.allowed}")
 
@@ -116,8 +116,8 @@ class Option:
         value = plain(value)
         self.check(value)
         kinds = _members(self.type)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        return float(value) if whole and float in kinds and int not in kinds else value
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        return float(value) if is_whole and float in kinds and int not in kinds else value
 
     def parse(self, text: str) -> Any:
         """Parse a `text` from the command line, and check the value."""
@@ -132,17 +132,20 @@ def options_of(cls: type) -> dict[str, Option]:
 @cache  # a run's key needs those of several classes, and resolving type hints is slow
 def _options_of(cls: type) -> dict[str, Option]:
     hints = typing.get_type_hints(cls)
-    return {field.name: Option(field.name, hints[field.name], field.default, **said) for field, said in _stated(cls)}
+    return {
+        field.name: Option(field.name, hints[field.name], field.default, **metadata)
+        for field, metadata in _option_fields(cls)
+    }
 
 
-def _stated(cls: type) -> list[tuple[dataclasses.Field[Any], Mapping[str, Any]]]:
+def _option_fields(cls: type) -> list[tuple[dataclasses.Field[Any], Mapping[str, Any]]]:
     """The fields of a dataclass that are options, each with the metadata that the most derived class gives it."""
-    said: dict[str, Mapping[str, Any]] = {}
+    metadata: dict[str, Mapping[str, Any]] = {}
     for base in reversed(cls.__mro__):  # the most derived last
         for field in vars(base).get("__dataclass_fields__", {}).values():
             if field.metadata:
-                said[field.name] = field.metadata
-    return [(field, said[field.name]) for field in dataclasses.fields(cls) if field.name in said]
+                metadata[field.name] = field.metadata
+    return [(field, metadata[field.name]) for field in dataclasses.fields(cls) if field.name in metadata]
 
 
 def documented(about: str, cls: type) -> str:
@@ -157,14 +160,14 @@ def documented(about: str, cls: type) -> str:
     Options:
         rate=0.1: learning rate
     """
-    told = [f"    {field.name}={field.default!r}: {said['about']}" for field, said in _stated(cls)]
-    return "\n".join([inspect.cleandoc(about), "", "Options:", *told])
+    lines = [f"    {field.name}={field.default!r}: {metadata['about']}" for field, metadata in _option_fields(cls)]
+    return "\n".join([inspect.cleandoc(about), "", "Options:", *lines])
 
 
 def check_options(instance: Any) -> None:
     """Check every option of a dataclass instance against its limits, and store it as `Option.taken` returns it."""
-    for name, stated in options_of(type(instance)).items():
-        object.__setattr__(instance, name, stated.taken(getattr(instance, name)))  # the instance may be frozen
+    for name, option in options_of(type(instance)).items():
+        object.__setattr__(instance, name, option.taken(getattr(instance, name)))  # the instance may be frozen
 
 
 def no_option(cls: type, name: str) -> str:
@@ -203,7 +206,7 @@ def _members(kind: Any) -> tuple[Any, ...]:
     return typing.get_args(kind) if union else (kind,)
 
 
-def _is(value: Any, kind: Any) -> bool:
+def _is_instance(value: Any, kind: Any) -> bool:
     """Whether a value is an instance of `kind`, which is a class, `Any` or a `Callable[...]`."""
     if kind is Any:
         return True
@@ -212,9 +215,9 @@ def _is(value: Any, kind: Any) -> bool:
     return isinstance(kind, type) and isinstance(value, kind)
 
 
-def _parse(stated: Option, text: str) -> Any:
-    kinds = _members(stated.type)
-    if stated.optional and text.lower() == "none":
+def _parse(option: Option, text: str) -> Any:
+    kinds = _members(option.type)
+    if option.optional and text.lower() == "none":
         return None
     if bool in kinds and text.lower() in ("true", "false"):
         return text.lower() == "true"
@@ -227,16 +230,16 @@ def _parse(stated: Option, text: str) -> Any:
     return text
 
 
-def dotted(told: Mapping[str, Any]) -> dict[str, Any]:
+def dotted(nested: Mapping[str, Any]) -> dict[str, Any]:
     """A nested mapping as a flat one, whose names are paths with dots; empty groups are left out.
 
     >>> dotted({"forgetting": {"memory": {"mean": 0.5}}, "first_among_own": 0.25, "options": {}})
     {'forgetting.memory.mean': 0.5, 'first_among_own': 0.25}
     """
-    found = dict[str, Any]()
-    for name, value in told.items():
+    flat = dict[str, Any]()
+    for name, value in nested.items():
         if isinstance(value, Mapping):
-            found |= {f"{name}.{part}": each for part, each in dotted(value).items()}
+            flat |= {f"{name}.{key}": leaf for key, leaf in dotted(value).items()}
         else:
-            found[str(name)] = value
-    return found
+            flat[str(name)] = value
+    return flat

@@ -25,10 +25,11 @@ __all__ = ["is_loaded", "is_own", "load_object", "load_with_module", "require", 
 SOURCE, IMPORTED = "__parabolic_source__", "__parabolic_imported__"
 INSTALLED, NOT_OWN = {"site-packages", "dist-packages"}, (Path(__file__).parent, Path(sysconfig.get_path("stdlib")))
 
-_turn = RLock()  # held by the thread that imports a file, which may load another file
+_lock = RLock()  # held by the thread that imports a file, which may load another file
 _importing: list[tuple[Path, set[str]]] = []  # the folder of each file being imported, and the modules before that
-_brought: defaultdict[Path, set[str]] = defaultdict(set)  # names of the modules that a folder's files imported from it
-_aside: defaultdict[Path, dict[str, ModuleType]] = defaultdict(dict)  # such modules, while another folder's are in use
+# Names of the modules that a folder's files imported from it, and such modules while another folder's are in use.
+_imported_from: defaultdict[Path, set[str]] = defaultdict(set)
+_set_aside: defaultdict[Path, dict[str, ModuleType]] = defaultdict(dict)
 
 
 def require(module: str, extra: str, argument: str, called: str) -> Any:
@@ -59,7 +60,7 @@ def load_object(argument: str, path: str) -> Any:
 
 
 def load_with_module(argument: str, path: str) -> tuple[ModuleType, Any]:
-    """The object at a path, as `load_object` returns it, after the module whose name it is; its own may be another."""
+    """The module that a path names and the object in it, which may have been defined in another module."""
     place, _, name = path.rpartition(":")
     if place.endswith(".py") and not Path(place).is_file():
         remedy = f"there is no {Path(place).absolute()}: change to the folder that it is in, or give its full path"
@@ -70,8 +71,8 @@ def load_with_module(argument: str, path: str) -> tuple[ModuleType, Any]:
         module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except (ImportError, FileNotFoundError, ValueError, SyntaxError) as error:
         file = Path(f"{place if '/' in place else place.replace('.', '/')}.py")
-        here = f": there is such a file; did you mean {file}:{name}?" if file.is_file() else ""
-        raise invalid(argument, path, "module:name or file.py:name that can be imported", f"{error}{here}") from error
+        hint = f": there is such a file; did you mean {file}:{name}?" if file.is_file() else ""
+        raise invalid(argument, path, "module:name or file.py:name that can be imported", f"{error}{hint}") from error
     if not hasattr(module, name):
         public = sorted(key for key in vars(module) if not key.startswith("_"))
         raise invalid(argument, path, f"a name that {place} defines", Description(f"it defines {', '.join(public)}"))
@@ -86,7 +87,7 @@ def is_loaded(path: str) -> bool:
     """
     place = path.rpartition(":")[0]
     try:
-        return not place or (_plugin(Path(place).resolve()) if place.endswith(".py") else place) in sys.modules
+        return not place or (_plugin_name(Path(place).resolve()) if place.endswith(".py") else place) in sys.modules
     except (OSError, RuntimeError, ValueError):  # not the path of a file
         return False
 
@@ -97,8 +98,8 @@ def source_of(module: ModuleType) -> bytes:
     >>> source_of(sys.modules["parabolic.plugins"]) == Path(__file__).read_bytes(), source_of(sys)
     (True, b'')
     """
-    known = vars(module)
-    return known[SOURCE] if SOURCE in known else _read_once(known.get("__file__") or "")
+    attributes = vars(module)
+    return attributes[SOURCE] if SOURCE in attributes else _read_once(attributes.get("__file__") or "")
 
 
 def is_own(file: Path) -> bool:
@@ -120,11 +121,11 @@ def sources_imported_by(module: ModuleType) -> dict[str, bytes]:
     >>> sources_imported_by(sys.modules["parabolic.plugins"])
     {}
     """
-    known = vars(module)
-    if IMPORTED in known:
-        return dict(known[IMPORTED])
-    file = known.get("__file__")
-    return dict(_imported_once(module.__name__, file)) if file else {}
+    attributes = vars(module)
+    if IMPORTED in attributes:
+        return dict(attributes[IMPORTED])
+    file = attributes.get("__file__")
+    return dict(_imported_files_once(module.__name__, file)) if file else {}
 
 
 @cache  # editing a file later does not change what was imported
@@ -136,47 +137,47 @@ def _read_once(file: str) -> bytes:
 
 
 @cache
-def _imported_once(name: str, file: str) -> dict[str, bytes]:
-    outer, above = list(Path(file).parents), _is_package(file) + name.count(".")
-    return _imported(_read_once(file), _package_of(name, file), outer[above]) if above < len(outer) else {}
+def _imported_files_once(name: str, file: str) -> dict[str, bytes]:
+    parents, depth = list(Path(file).parents), _is_package(file) + name.count(".")
+    return _imported_files(_read_once(file), _package_of(name, file), parents[depth]) if depth < len(parents) else {}
 
 
-def _imported(source: bytes, package: str, folder: Path) -> dict[str, bytes]:
+def _imported_files(source: bytes, package: str, folder: Path) -> dict[str, bytes]:
     """The files that a source imports from a folder; `package` is what its relative imports start from."""
-    found: dict[str, bytes] = {}
-    waiting = [(source, package)]
-    while waiting:
-        for name in _names_imported(*waiting.pop(), folder):
+    files: dict[str, bytes] = {}
+    pending = [(source, package)]
+    while pending:
+        for name in _imported_names(*pending.pop(), folder):
             file = _own_file(name, folder)
-            if file is not None and file not in found:
-                found[file] = _read_once(file)
-                waiting.append((found[file], _package_of(name, file)))
-    return found
+            if file is not None and file not in files:
+                files[file] = _read_once(file)
+                pending.append((files[file], _package_of(name, file)))
+    return files
 
 
-def _names_imported(source: bytes, package: str, folder: Path) -> Iterator[str]:
+def _imported_names(source: bytes, package: str, folder: Path) -> Iterator[str]:
     """The full names of all modules that the import statements of a source may load from a folder."""
     try:
-        waiting: list[ast.AST] = [ast.parse(source)]
+        pending: list[ast.AST] = [ast.parse(source)]
     except (SyntaxError, ValueError):  # compiled code
         return
-    while waiting:
-        node = waiting.pop()
+    while pending:
+        node = pending.pop()
         if isinstance(node, ast.Import):
-            for each in node.names:
-                parts = each.name.split(".")
+            for alias in node.names:
+                parts = alias.name.split(".")
                 yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
         elif isinstance(node, ast.ImportFrom):
-            outer = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
-            start = ".".join(filter(None, [*outer, node.module]))
-            inside = [f"{start}.{each.name}" for each in node.names]
-            yield from inside
-            if not all(_own_file(each, folder) for each in inside):  # else only modules of a package are used
-                yield start
+            parents = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
+            module = ".".join(filter(None, [*parents, node.module]))
+            members = [f"{module}.{alias.name}" for alias in node.names]
+            yield from members
+            if not all(_own_file(name, folder) for name in members):  # else only modules of a package are used
+                yield module
         elif isinstance(node, ast.If) and ast.unparse(node.test).rpartition(".")[2] == "TYPE_CHECKING":
-            waiting.extend(node.orelse)
+            pending.extend(node.orelse)
         else:
-            waiting.extend(ast.iter_child_nodes(node))
+            pending.extend(ast.iter_child_nodes(node))
 
 
 def _own_file(name: str, folder: Path) -> str | None:
@@ -185,10 +186,10 @@ def _own_file(name: str, folder: Path) -> str | None:
         file = getattr(sys.modules[name], "__file__", None)
     else:
         path = folder.joinpath(*name.split("."))
-        places = (path / "__init__.py", path.with_name(f"{path.name}.py"))
-        file = next((str(each) for each in places if each.is_file()), None)
-    own = isinstance(file, str) and Path(file).is_relative_to(folder) and is_own(Path(file))
-    return file if own else None
+        candidates = (path / "__init__.py", path.with_name(f"{path.name}.py"))
+        file = next((str(candidate) for candidate in candidates if candidate.is_file()), None)
+    is_own_file = isinstance(file, str) and Path(file).is_relative_to(folder) and is_own(Path(file))
+    return file if is_own_file else None
 
 
 def _package_of(name: str, file: str) -> str:
@@ -204,11 +205,11 @@ def _load_file(path: Path) -> ModuleType:
     after an edit, so that its current code runs.
     """
     path = path.resolve(strict=True)
-    name = _plugin(path)
-    with _beside(path.parent):
-        source, before = path.read_bytes(), sys.modules.get(name)
-        if before is not None and vars(before)[SOURCE] == source:
-            return before
+    name = _plugin_name(path)
+    with _folder_first(path.parent):
+        source, loaded = path.read_bytes(), sys.modules.get(name)
+        if loaded is not None and vars(loaded)[SOURCE] == source:
+            return loaded
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
         module = importlib.util.module_from_spec(spec)
@@ -217,58 +218,58 @@ def _load_file(path: Path) -> ModuleType:
         try:
             # Not by its loader, which may use stale bytecode of a file of the same size and time, to the second.
             exec(compile(source, str(path), "exec"), vars(module))
-            setattr(module, IMPORTED, _imported(source, "", path.parent))
+            setattr(module, IMPORTED, _imported_files(source, "", path.parent))
         except BaseException:
             del sys.modules[name]
             raise
         return module
 
 
-def _plugin(path: Path) -> str:
+def _plugin_name(path: Path) -> str:
     """The name under which a file is imported."""
     return f"parabolic_plugin_{path.stem}_{sha256(str(path).encode()).hexdigest()[:8]}"
 
 
 @contextmanager
-def _beside(folder: Path) -> Iterator[None]:
+def _folder_first(folder: Path) -> Iterator[None]:
     """Within this context, modules in a file's folder are found first, as those beside a script are."""
-    with _turn:
-        _note()
-        _give_way(folder)
+    with _lock:
+        _record_imports()
+        _switch_to(folder)
         sys.path.insert(0, str(folder))
         _importing.append((folder, set(sys.modules)))
         try:
             yield
         finally:
-            _note()
+            _record_imports()
             _importing.pop()
             with suppress(ValueError):  # the file may have removed it
                 sys.path.remove(str(folder))
             if _importing:  # back to the file that loaded this one
-                _give_way(_importing[-1][0])
+                _switch_to(_importing[-1][0])
 
 
-def _note() -> None:
+def _record_imports() -> None:
     """Record which modules the file being imported, if any, has imported from its own folder so far."""
     if _importing:
-        folder, before = _importing[-1]
-        brought = {name for name in sys.modules.keys() - before if _is_beside(name, folder)}
-        for name in brought:
+        folder, earlier = _importing[-1]
+        names = {name for name in sys.modules.keys() - earlier if _is_beside(name, folder)}
+        for name in names:
             source_of(sys.modules[name])  # read now, as it was imported
-        _brought[folder] |= brought
+        _imported_from[folder] |= names
 
 
-def _give_way(folder: Path) -> None:
+def _switch_to(folder: Path) -> None:
     """Set aside the modules that were imported from other folders, and restore those of this one."""
-    for other in _brought.keys() - {folder}:
-        for name in [name for name in _brought[other] if _is_beside(name, other)]:
-            _aside[other][name] = sys.modules.pop(name)
-    sys.modules.update(_aside.pop(folder, {}))
+    for other in _imported_from.keys() - {folder}:
+        for name in [name for name in _imported_from[other] if _is_beside(name, other)]:
+            _set_aside[other][name] = sys.modules.pop(name)
+    sys.modules.update(_set_aside.pop(folder, {}))
 
 
 def _is_beside(name: str, folder: Path) -> bool:
     """Whether a module, or its package, lies in a folder; files that were loaded by their path do not count."""
     module = sys.modules.get(name.partition(".")[0])
     places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
-    itself = name not in sys.modules or hasattr(module, SOURCE)
-    return not itself and any(isinstance(at, str) and Path(at).parent == folder for at in places)
+    is_excluded = name not in sys.modules or hasattr(module, SOURCE)
+    return not is_excluded and any(isinstance(place, str) and Path(place).parent == folder for place in places)

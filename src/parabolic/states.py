@@ -39,7 +39,7 @@ class Damaged(InputError):
 
 
 def pack_state(content: Mapping[str, Any]) -> bytearray:
-    """Pack nested dicts, lists, tuples, tensors, texts and numbers into the bytes of a file.
+    """Pack nested dicts, lists, tuples, tensors, strings and numbers into the bytes of a file.
 
     Each tensor is copied once, to its place in the file: packing takes as much memory again as the state, and no more.
 
@@ -50,8 +50,8 @@ def pack_state(content: Mapping[str, Any]) -> bytearray:
     {'steps': 3, 'weights': {0: tensor([1., 1.])}}
     """
     tensors: dict[str, Tensor] = {}
-    told = {"sha256": BLANK, "version": VERSION, "content": _outline(content, "", tensors)}
-    header: dict[str, Any] = {"__metadata__": {"parabolic": json.dumps(told)}}
+    metadata = {"sha256": BLANK, "version": VERSION, "content": _outline(content, "", tensors)}
+    header: dict[str, Any] = {"__metadata__": {"parabolic": json.dumps(metadata)}}
     end = 0
     for name in sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize):  # each at a multiple of its size
         tensor = tensors[name]
@@ -59,15 +59,15 @@ def pack_state(content: Mapping[str, Any]) -> bytearray:
         header[name] = {"dtype": TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    first = 8 + len(text)
-    data = bytearray(first + end)
-    data[:first] = len(text).to_bytes(8, "little") + text
+    header_end = 8 + len(text)
+    data = bytearray(header_end + end)
+    data[:header_end] = len(text).to_bytes(8, "little") + text
     for name, tensor in tensors.items():
         if tensor.numel():
-            place = {"count": tensor.numel(), "offset": first + header[name]["data_offsets"][0]}
-            torch.frombuffer(data, dtype=tensor.dtype, **place).view(tensor.shape).copy_(tensor)
-    seal = data.index(_seal(BLANK))
-    data[seal : seal + len(_seal(BLANK))] = _seal(sha256(data).hexdigest())
+            span = {"count": tensor.numel(), "offset": header_end + header[name]["data_offsets"][0]}
+            torch.frombuffer(data, dtype=tensor.dtype, **span).view(tensor.shape).copy_(tensor)
+    seal_start = data.index(_seal(BLANK))
+    data[seal_start : seal_start + len(_seal(BLANK))] = _seal(sha256(data).hexdigest())
     return data
 
 
@@ -84,10 +84,10 @@ def check_state(name: str, content: Any) -> None:
 
 def read_state(path: Path) -> dict[str, Any]:
     """Read what `pack_state` packed; refuse a file that is damaged, of another program or of a later version."""
-    with _refusing(path):
+    with _read_errors(path):
         data = path.read_bytes()
-        told = _checked(data)
-        return _content(path, told, safetensors.torch.load(data))
+        metadata = _verified_metadata(data)
+        return _content(path, metadata, safetensors.torch.load(data))
 
 
 def read_outline(path: Path) -> dict[str, Any]:
@@ -102,19 +102,19 @@ def read_outline(path: Path) -> dict[str, Any]:
     >>> read_outline(path)
     {'steps': 3, 'weights': tensor(..., device='meta', size=(2,))}
     """
-    with _refusing(path), path.open("rb") as file:
-        size, first = os.fstat(file.fileno()).st_size, 8 + int.from_bytes(file.read(8), "little")
-        if first > size:
+    with _read_errors(path), path.open("rb") as file:
+        size, header_end = os.fstat(file.fileno()).st_size, 8 + int.from_bytes(file.read(8), "little")
+        if header_end > size:
             raise ValueError("its header is incomplete")
-        header = json.loads(file.read(first - 8))
-        told = json.loads(header.pop("__metadata__")["parabolic"])
-        if size - first != max((each["data_offsets"][1] for each in header.values()), default=0):
+        header = json.loads(file.read(header_end - 8))
+        metadata = json.loads(header.pop("__metadata__")["parabolic"])
+        if size - header_end != max((entry["data_offsets"][1] for entry in header.values()), default=0):
             raise ValueError("its tensors are incomplete")
-        return _content(path, told, {name: _empty(**each) for name, each in header.items()})
+        return _content(path, metadata, {name: _meta_tensor(**entry) for name, entry in header.items()})
 
 
 @contextmanager
-def _refusing(path: Path) -> Iterator[None]:
+def _read_errors(path: Path) -> Iterator[None]:
     """Turn the errors of reading a file into one that says what to do."""
     try:
         yield
@@ -128,12 +128,12 @@ def _refusing(path: Path) -> Iterator[None]:
         raise invalid("path", str(path), expected, remedy, kind=Damaged) from error
 
 
-def _content(path: Path, told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def _content(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """The content of a file, by its header's JSON and its tensors."""
-    if told["version"] > VERSION:
-        got = Description(f"{path}, of version {told['version']}")
+    if metadata["version"] > VERSION:
+        got = Description(f"{path}, of version {metadata['version']}")
         raise invalid("path", got, f"a file of version {VERSION} or earlier", "install a newer parabolic-cl")
-    content = _build(told["content"], tensors)
+    content = _build(metadata["content"], tensors)
     if not isinstance(content, dict):
         raise ValueError("it is empty")
     return content
@@ -187,16 +187,16 @@ def refill(target: Tensor, values: Tensor) -> None:
     target[len(values) :].zero_()
 
 
-def _empty(dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
+def _meta_tensor(dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
     """A tensor without numbers, by its entry in a header."""
-    kinds = {name: kind for kind, name in TYPES.items()}
+    dtypes = {name: kind for kind, name in TYPES.items()}
     try:
-        made = torch.empty(shape, dtype=kinds[dtype], device="meta")
+        tensor = torch.empty(shape, dtype=dtypes[dtype], device="meta")
     except RuntimeError as error:  # for a shape that no tensor has
         raise ValueError(first_line(error)) from error
-    if made.nbytes != data_offsets[1] - data_offsets[0]:
+    if tensor.nbytes != data_offsets[1] - data_offsets[0]:
         raise ValueError("its tensors are of another size")
-    return made
+    return tensor
 
 
 def _bytes(tensor: Tensor) -> bytes:
@@ -208,65 +208,65 @@ def _seal(digest: str) -> bytes:
     return json.dumps(json.dumps({"sha256": digest})[:-1])[1:-1].encode()
 
 
-def _checked(data: bytes) -> dict[str, Any]:
+def _verified_metadata(data: bytes) -> dict[str, Any]:
     """The header's JSON, after verifying the digest."""
-    start = 8 + int.from_bytes(data[:8], "little")
-    told: dict[str, Any] = json.loads(json.loads(data[8:start])["__metadata__"]["parabolic"])
-    digest = sha256(data[:start].replace(_seal(told["sha256"]), _seal(BLANK), 1))
-    digest.update(memoryview(data)[start:])
-    if digest.hexdigest() != told["sha256"]:
+    header_end = 8 + int.from_bytes(data[:8], "little")
+    metadata: dict[str, Any] = json.loads(json.loads(data[8:header_end])["__metadata__"]["parabolic"])
+    digest = sha256(data[:header_end].replace(_seal(metadata["sha256"]), _seal(BLANK), 1))
+    digest.update(memoryview(data)[header_end:])
+    if digest.hexdigest() != metadata["sha256"]:
         raise ValueError("its digest does not match")
-    return told
+    return metadata
 
 
-def _outline(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
-    """A value as JSON in which every object is a tag; tensors are collected under the names of their places."""
+def _outline(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """A value as JSON in which every object is a tag; tensors are collected under dotted names."""
     value = plain(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor):
-        while place in tensors:
-            place += "'"  # keys that contain dots may yield the same name
+        while name in tensors:
+            name += "'"  # keys that contain dots may yield the same name
         if value.layout != torch.strided or value.dtype not in TYPES:
-            raise invalid(place, value, "a dense tensor of a type that safetensors has", "convert it")
-        tensors[place] = value.detach()
-        return {"tensor": place}
+            raise invalid(name, value, "a dense tensor of a type that safetensors has", "convert it")
+        tensors[name] = value.detach()
+        return {"tensor": name}
     if isinstance(value, list | tuple):
-        parts = [_outline(each, _within(place, i), tensors) for i, each in enumerate(value)]
-        return {"tuple": parts} if isinstance(value, tuple) else parts
+        items = [_outline(item, _child_name(name, i), tensors) for i, item in enumerate(value)]
+        return {"tuple": items} if isinstance(value, tuple) else items
     if isinstance(value, Mapping):
-        pairs = [[_key(key, place), _outline(each, _within(place, key), tensors)] for key, each in value.items()]
+        pairs = [[_key(key, name), _outline(item, _child_name(name, key), tensors)] for key, item in value.items()]
         versions = getattr(value, "_metadata", None)  # of a model's modules, which need them to read their state
-        return {"dict": pairs} | ({"versions": _outline(versions, place, tensors)} if versions else {})
-    raise invalid(place, type(value), "dicts, lists, tensors, texts and numbers", "nothing else can be saved")
+        return {"dict": pairs} | ({"versions": _outline(versions, name, tensors)} if versions else {})
+    raise invalid(name, type(value), "dicts, lists, tensors, texts and numbers", "nothing else can be saved")
 
 
-def _key(key: Any, place: str) -> str | int:
+def _key(key: Any, name: str) -> str | int:
     """Check a key; in a list, unlike in an object, JSON can hold whole numbers too."""
     key = plain(key)
     if not isinstance(key, str | int):
-        raise invalid(place, Description(f"the key {key!r}"), "keys that are texts or whole numbers", "rename it")
+        raise invalid(name, Description(f"the key {key!r}"), "keys that are texts or whole numbers", "rename it")
     return key
 
 
-def _within(place: str, key: str | int) -> str:
-    return f"{place}.{key}" if place else str(key)
+def _child_name(name: str, key: str | int) -> str:
+    return f"{name}.{key}" if name else str(key)
 
 
 def _build(node: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(node, list):
-        return [_build(each, tensors) for each in node]
+        return [_build(child, tensors) for child in node]
     if not isinstance(node, dict):
         return node
     if "tensor" in node:
         return tensors[node["tensor"]]
     if "tuple" in node:
-        return tuple(_build(each, tensors) for each in node["tuple"])
+        return tuple(_build(child, tensors) for child in node["tuple"])
     if "versions" not in node:
-        return {key: _build(each, tensors) for key, each in node["dict"]}
-    made = _StateDict((key, _build(each, tensors)) for key, each in node["dict"])
-    made._metadata = _build(node["versions"], tensors)
-    return made
+        return {key: _build(child, tensors) for key, child in node["dict"]}
+    state = _StateDict((key, _build(child, tensors)) for key, child in node["dict"])
+    state._metadata = _build(node["versions"], tensors)
+    return state
 
 
 class _StateDict(dict[str, Any]):

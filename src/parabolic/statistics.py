@@ -44,7 +44,7 @@ class Summary:
     @property
     def half_width(self) -> float:
         """Half the width of the 95 % confidence interval of the mean (Student's t)."""
-        return _reach(self.sd / math.sqrt(self.n), self.n - 1)
+        return _half_width(self.sd / math.sqrt(self.n), self.n - 1)
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -78,8 +78,9 @@ def welch(one: Summary, other: Summary) -> Difference:
     >>> welch(ours, published).verdict
     'no difference'
     """
-    squares = [each.sd**2 / each.n for each in (one, other)]
-    spread = sum(square**2 / (each.n - 1) for square, each in zip(squares, (one, other), strict=True) if each.n > 1)
+    samples = (one, other)
+    squares = [sample.sd**2 / sample.n for sample in samples]
+    spread = sum(square**2 / (sample.n - 1) for square, sample in zip(squares, samples, strict=True) if sample.n > 1)
     # With no variance at all the degrees of freedom do not matter: the difference is certain.
     freedom = sum(squares) ** 2 / spread if spread else 1.0
     return _difference(one.mean - other.mean, math.sqrt(sum(squares)), freedom)
@@ -109,27 +110,27 @@ def average_ranks(rows: Sequence[Sequence[float]], better: Sequence[str]) -> lis
     >>> average_ranks([[90.0, 3.0], [80.0, 1.0], [90.0, 2.0]], ["higher", "lower"])
     [2.25, 2.0, 1.75]
     """
-    for each in better:
-        check_name("better", each, ("higher", "lower"))
+    for direction in better:
+        check_name("better", direction, ("higher", "lower"))
     figures = np.array(rows, dtype=np.float64)
     if not better or figures.ndim != 2 or figures.shape[1] != len(better):
         raise invalid("rows", list(figures.shape), f"rows of {len(better)} figures, one for each entry of better")
-    whole, ranks = ~np.isnan(figures).any(1), np.full(len(figures), np.nan)
-    costs = figures[whole] * [-1 if each == "higher" else 1 for each in better]
+    complete, ranks = ~np.isnan(figures).any(1), np.full(len(figures), np.nan)
+    costs = figures[complete] * [-1 if direction == "higher" else 1 for direction in better]
     ahead = (costs[None] < costs[:, None]).sum(1)  # how many rows are better, by row and column
     level = (costs[None] == costs[:, None]).sum(1)  # how many rows are equal, including the row itself
-    ranks[whole] = (ahead + (level + 1) / 2).mean(1)
+    ranks[complete] = (ahead + (level + 1) / 2).mean(1)
     return [float(rank) for rank in ranks]
 
 
 def _difference(mean: float, error: float, freedom: float) -> Difference:
     if error == 0:
         return Difference(mean, mean, mean, 1.0 if mean == 0 else 0.0)
-    reach = _reach(error, freedom)
-    return Difference(mean, mean - reach, mean + reach, float(2 * stdtr(freedom, -abs(mean) / error)))
+    half_width = _half_width(error, freedom)
+    return Difference(mean, mean - half_width, mean + half_width, float(2 * stdtr(freedom, -abs(mean) / error)))
 
 
-def _reach(error: float, freedom: float) -> float:
+def _half_width(error: float, freedom: float) -> float:
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2) * error)  # the quantile of Student's t
 
 

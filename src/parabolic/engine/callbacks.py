@@ -96,12 +96,12 @@ class Bar:
             disable=not self.console.is_terminal,
             transient=True,
         )
-        self._over = threading.Event()
+        self._closed = threading.Event()
         self._reporter: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         self.progress.start()
-        self._over.clear()
+        self._closed.clear()
         if self.progress.disable:
             self._reporter = threading.Thread(target=self._report, daemon=True)
             self._reporter.start()
@@ -110,17 +110,17 @@ class Bar:
     def _report(self) -> None:
         """Print progress about once a minute."""
         started = time.monotonic()
-        while not self._over.wait(MINUTE):
-            known = [each for each in self.progress.tasks if each.total is not None]
-            told = [f"{each.description}: {each.completed:.0f} of {each.total:.0f} done" for each in known]
-            notes = [each.fields["note"] for each in known]
-            line = [", ".join(filter(None, each)) for each in zip(told, notes, strict=True)]
-            if line:
+        while not self._closed.wait(MINUTE):
+            tasks = [task for task in self.progress.tasks if task.total is not None]
+            counts = [f"{task.description}: {task.completed:.0f} of {task.total:.0f} done" for task in tasks]
+            notes = [task.fields["note"] for task in tasks]
+            parts = [", ".join(filter(None, pair)) for pair in zip(counts, notes, strict=True)]
+            if parts:
                 seconds = f"{time.monotonic() - started:.0f} s"
-                self.console.print(f"{'; '.join(line)}; {seconds}", soft_wrap=True, highlight=False, markup=False)
+                self.console.print(f"{'; '.join(parts)}; {seconds}", soft_wrap=True, highlight=False, markup=False)
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._closed.set()
         if self._reporter is not None:
             self._reporter.join()
         if not self.progress.disable:  # before version 14.3 of rich, a disabled bar too ends with an empty line

@@ -72,7 +72,7 @@ class Checkpoints:
         check_number("checkpoint", seconds, above=0)
         self.places, self.seconds = list(zip(paths, about, fresh or [None] * len(paths), strict=True)), seconds
         self._last = time.monotonic()
-        self._partial = set[Path]()  # of learners whose state is incomplete
+        self._incomplete = set[Path]()  # of learners whose state is incomplete
 
     def keep(self, fleet: Fleet, states: Sequence[State], since: float | None = None, *, now: bool = False) -> None:
         """Save a checkpoint of each run, if one is due or `now` is set.
@@ -82,18 +82,18 @@ class Checkpoints:
         if not now and time.monotonic() - self._last < self.seconds:
             return
         for berth, state, (path, about, fresh) in zip(fleet.berths, states, self.places, strict=True):
-            if state.error is not None or path in self._partial:
+            if state.error is not None or path in self._incomplete:
                 continue
             with berth.aside():
-                if fresh is not None and (why := _why_partial(state.learner, fresh)):
-                    self._partial.add(path)
-                    warnings.warn(f"no checkpoint is saved of {why}", RuntimeWarning, stacklevel=2)
+                if fresh is not None and (reason := _why_incomplete(state.learner, fresh)):
+                    self._incomplete.add(path)
+                    warnings.warn(f"no checkpoint is saved of {reason}", RuntimeWarning, stacklevel=2)
                     continue
                 progress = _progress(state, since, len(states))
-                own = {"run": about, "progress": vars(progress), "draws": draws(state.learner)}
-                packed = pack_state(describe(state.learner) | own)
+                extra = {"run": about, "progress": vars(progress), "draws": draws(state.learner)}
+                data = pack_state(describe(state.learner) | extra)
             try:
-                write_bytes(path, packed)
+                write_bytes(path, data)
             except OSError as error:  # training itself is not affected
                 warnings.warn(f"{path}: no checkpoint was saved ({error.strerror})", RuntimeWarning, stacklevel=2)
         self._last = time.monotonic()
@@ -106,7 +106,7 @@ class Checkpoints:
         return Progress(**saved["progress"])
 
 
-def _why_partial(learner: Learner, fresh: Callable[[], Learner]) -> str:
+def _why_incomplete(learner: Learner, fresh: Callable[[], Learner]) -> str:
     """What a learner resumed from its state would lack, and the remedy; empty if the state is complete."""
     if is_ours(learner):
         return ""
@@ -124,11 +124,11 @@ def _why_partial(learner: Learner, fresh: Callable[[], Learner]) -> str:
     return f"{type(learner).__name__}, which would be resumed without {names}: {remedy}"
 
 
-def _progress(state: State, since: float | None, share: int) -> Progress:
-    now = 0.0 if since is None else (time.perf_counter() - since) / share
+def _progress(state: State, since: float | None, runs: int) -> Progress:
+    elapsed = 0.0 if since is None else (time.perf_counter() - since) / runs
     return Progress(
         state.step, torch.from_numpy(state.matrix), torch.from_numpy(state.task_matrix), state.train_seconds,
-        state.test_seconds, state.spent + now, state.resumed, state.measured,
+        state.test_seconds, state.spent + elapsed, state.resumed, state.measured,
         None if state.future is None else torch.from_numpy(state.future),
     )  # fmt: skip
 

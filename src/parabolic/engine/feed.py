@@ -12,14 +12,14 @@ from torch import Tensor
 
 from parabolic.streams import Batches, Stream
 
-__all__ = ["at_hand", "feed"]
+__all__ = ["feed", "on_device"]
 
 SHARE = 0.5  # the share of a device's free memory that data may take
 DEPTH = 8  # batches in flight
 PATIENCE = 0.05  # seconds after which a waiting thread checks whether it should stop
 
 
-def at_hand(streams: Sequence[Stream], device: torch.device) -> list[Stream]:
+def on_device(streams: Sequence[Stream], device: torch.device) -> list[Stream]:
     """The streams with their data on the device, if they fit."""
     data = [x for stream in streams for x in {stream[0].train.x, stream[0].test.x}]  # as `Stream.to` copies them
     size = sum(x.nbytes for x in data if x.device != device)
@@ -34,22 +34,22 @@ def feed(batches: Batches, device: torch.device) -> Generator[tuple[Tensor, Tens
         yield from batches
         return
     queue: Queue[Any] = Queue(DEPTH)
-    wanted = threading.Event()
-    wanted.set()
-    thread = threading.Thread(target=_bring, args=(batches, device, queue, wanted), daemon=True)
+    running = threading.Event()
+    running.set()
+    thread = threading.Thread(target=_copy_batches, args=(batches, device, queue, running), daemon=True)
     thread.start()
     try:
-        while (brought := queue.get()) is not None:
-            if isinstance(brought, BaseException):
-                raise brought
-            (x, y), copied = brought
-            here = torch.cuda.current_stream(device)
-            here.wait_event(copied)
-            for each in (x, y):
-                each.record_stream(here)  # so that its memory is not reused too early
+        while (item := queue.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            (x, y), copied = item
+            current = torch.cuda.current_stream(device)
+            current.wait_event(copied)
+            for tensor in (x, y):
+                tensor.record_stream(current)  # so that its memory is not reused too early
             yield x, y
     finally:
-        wanted.clear()
+        running.clear()
         while thread.is_alive():
             try:
                 queue.get(timeout=PATIENCE)
@@ -58,24 +58,24 @@ def feed(batches: Batches, device: torch.device) -> Generator[tuple[Tensor, Tens
         thread.join()
 
 
-def _bring(batches: Batches, device: torch.device, queue: Queue[Any], wanted: threading.Event) -> None:
+def _copy_batches(batches: Batches, device: torch.device, queue: Queue[Any], running: threading.Event) -> None:
     """Gather batches on the host, pin them, and copy them to the device on a separate CUDA stream."""
 
-    def put(what: Any) -> bool:
-        while wanted.is_set():
+    def put(item: Any) -> bool:
+        while running.is_set():
             try:
-                queue.put(what, timeout=PATIENCE)
+                queue.put(item, timeout=PATIENCE)
             except Full:
                 continue
             return True
         return False
 
     try:
-        side = torch.cuda.Stream(device)
+        side_stream = torch.cuda.Stream(device)
         for pair in batches:
-            with torch.cuda.stream(side):
-                moved = [each.pin_memory().to(device, non_blocking=True) for each in pair]
-                copied = side.record_event()
+            with torch.cuda.stream(side_stream):
+                moved = [tensor.pin_memory().to(device, non_blocking=True) for tensor in pair]
+                copied = side_stream.record_event()
             if not put((moved, copied)):
                 return
         put(None)

@@ -34,9 +34,9 @@ class Berth:
         self.learner, self.device = learner, learner.device
         self.graphs = Graphs(self.device, learner.generator)
         self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        self._places: dict[Hashable, list[Tensor | None]] = {}  # the graphs' input buffers, by kind and shape
+        self._buffers: dict[Hashable, list[Tensor | None]] = {}  # the graphs' input buffers, by kind and shape
         # For each captured step: the counters on the host that a replay must advance, and by how much.
-        self._counted: dict[Hashable, list[tuple[Any, str, int]]] = {}
+        self._increments: dict[Hashable, list[tuple[Any, str, int]]] = {}
 
     @property
     def manner(self) -> str:
@@ -55,13 +55,14 @@ class Berth:
         if graphs.why_not:
             return learner.step(x, y, task)
         number = None if task is None else torch.full((), task, device=self.device)
-        given = self._place("step", x, y, number)
-        key = ("step", x.shape, x.dtype, learner.phase(), learner.classes, _rates(learner), *_input_makers(learner))
+        inputs = self._fill_buffers("step", x, y, number)
+        constants = (learner.phase(), learner.classes, _hyperparameters(learner), *_input_function_ids(learner))
+        key = ("step", x.shape, x.dtype, *constants)
         loss: Tensor
-        loss, replayed = self._run(key, partial(learner.step, *given))
+        loss, replayed = self._run(key, partial(learner.step, *inputs))
         if replayed:
-            for holder, name, more in self._counted[key]:
-                setattr(holder, name, getattr(holder, name) + more)
+            for holder, name, increment in self._increments[key]:
+                setattr(holder, name, getattr(holder, name) + increment)
         return loss
 
     def test(self, stream: Stream, row: int, size: int = SHEET) -> Tensor:
@@ -69,13 +70,13 @@ class Berth:
 
         In the first row all classes seen so far compete, in the second only those of the example's own task.
         """
-        seen = _among(stream.seen(row), stream.classes)
+        seen = _class_mask(stream.seen(row), stream.classes)
         return self._count(stream, stream.tasks[: row + 1], [seen] * (row + 1), size)
 
     def test_ahead(self, stream: Stream, row: int) -> Tensor:
         """The same for task `row` and those to come, which are not learned yet: each among its own classes alone."""
         tasks = stream.tasks[row:]
-        seen = [_among(stream.seen(task.index), stream.classes) for task in tasks]
+        seen = [_class_mask(stream.seen(task.index), stream.classes) for task in tasks]
         return self._count(stream, tasks, seen, SHEET)[1]
 
     def _count(self, stream: Stream, tasks: Sequence[Task], seen: Sequence[Tensor], size: int) -> Tensor:
@@ -92,24 +93,26 @@ class Berth:
         # Which classes compete, by row (as in `right`), task and class.
         competing = torch.ones(2, len(stream) + 1, stream.classes, dtype=torch.bool)
         for task, all_seen in zip(tasks, seen, strict=True):
-            own = _among((*task.classes, *task.tested), stream.classes)
-            competing[:, task.index] = torch.stack([all_seen, all_seen & own])
+            own_classes = _class_mask((*task.classes, *task.tested), stream.classes)
+            competing[:, task.index] = torch.stack([all_seen, all_seen & own_classes])
         competing = competing.to(self.device)
         # A user's own prediction may depend on the host's state, such as the memory's size: a graph would freeze it.
         eager = self.graphs.why_not or type(self.learner).scores_at is not Learner.scores_at
-        for some, number in zip(rows.split(size), numbers.split(size), strict=True):
-            x, y = tasks[0].test.take(some)
+        for chunk, number in zip(rows.split(size), numbers.split(size), strict=True):
+            x, y = tasks[0].test.take(chunk)
             if eager:
-                x, y, number = (each.to(self.device) for each in (x, y, number))
-                _mark(self.learner, x, y, number, competing, right)
+                x, y, number = (tensor.to(self.device) for tensor in (x, y, number))
+                _count_right(self.learner, x, y, number, competing, right)
                 continue
-            if len(some) < size:  # pad, so that one graph serves all
-                x, y = (torch.cat([each, each[:1].expand(size - len(some), *each.shape[1:])]) for each in (x, y))
-                number = torch.cat([number, number.new_full((size - len(some),), len(stream))])
-            placed = self._place("test", x, y, number, competing, right)
-            key = ("test", x.shape, x.dtype, competing.shape, *_input_makers(self.learner))
-            self._run(key, partial(_mark, self.learner, *placed))
-            right.copy_(placed[-1])
+            if len(chunk) < size:  # pad, so that one graph serves all
+                x, y = (
+                    torch.cat([tensor, tensor[:1].expand(size - len(chunk), *tensor.shape[1:])]) for tensor in (x, y)
+                )
+                number = torch.cat([number, number.new_full((size - len(chunk),), len(stream))])
+            buffers = self._fill_buffers("test", x, y, number, competing, right)
+            key = ("test", x.shape, x.dtype, competing.shape, *_input_function_ids(self.learner))
+            self._run(key, partial(_count_right, self.learner, *buffers))
+            right.copy_(buffers[-1])
         return right[:, first : first + len(tasks)]
 
     def fits(self, learner: Learner) -> bool:
@@ -118,9 +121,9 @@ class Berth:
         It is not if the optimiser has state (a new one starts without), if `prepare` or `augment` differ (they are part
         of the graphs), or if the learner's class is not from this package (its `state_dict` may be incomplete).
         """
-        mine = self.learner
-        alike = _alike(mine.prepare, learner.prepare) and _alike(mine.augment, learner.augment)
-        return alike and not mine.optim.state and is_ours(mine)
+        current = self.learner
+        alike = _are_alike(current.prepare, learner.prepare) and _are_alike(current.augment, learner.augment)
+        return alike and not current.optim.state and is_ours(current)
 
     def adopt(self, learner: Learner) -> None:
         """Start over from the state of another learner with the same settings, reusing the captured graphs."""
@@ -134,10 +137,10 @@ class Berth:
     def _capture(self, key: tuple[Hashable, ...], work: Callable[[], Any]) -> Any:
         """Do work and capture it; if that fails, warn with the reason and use no graphs from then on."""
         before = counters(self.learner)
-        why_not = _on_host(self.learner)
+        why_not = _replay_obstacle(self.learner)
         if not why_not:
             try:
-                given, _ = self.graphs.run(key, work)
+                result, _ = self.graphs.run(key, work)
             except RuntimeError as error:
                 if short_of_memory(error):
                     raise
@@ -148,26 +151,28 @@ class Berth:
         if why_not:
             self.graphs.why_not = f"{self.learner.own_name()}: its {key[0]} cannot be captured ({why_not})"
             warnings.warn(self.graphs.why_not, RuntimeWarning, stacklevel=3)
-            given = work()
+            result = work()
         else:
             holders = _holders(self.learner)
-            self._counted[key] = [
-                (holders[part], own, value - before[name])
+            self._increments[key] = [
+                (holders[part], attribute, value - before[name])
                 for name, value in counters(self.learner).items()
-                for part, _, own in [name.rpartition(".")]
+                for part, _, attribute in [name.rpartition(".")]
                 if value != before[name]
             ]
-        return given
+        return result
 
-    def _place(self, kind: str, *given: Tensor | None) -> list[Any]:
+    def _fill_buffers(self, kind: str, *inputs: Tensor | None) -> list[Any]:
         """Copy inputs into the graphs' input buffers."""
-        key = (kind, *[None if each is None else (each.shape, each.dtype) for each in given])
-        if key not in self._places:
-            self._places[key] = [None if each is None else torch.empty_like(each, device=self.device) for each in given]
-        for place, value in zip(self._places[key], given, strict=True):
-            if place is not None and value is not None:
-                place.copy_(value)
-        return self._places[key]
+        key = (kind, *[None if tensor is None else (tensor.shape, tensor.dtype) for tensor in inputs])
+        if key not in self._buffers:
+            self._buffers[key] = [
+                None if tensor is None else torch.empty_like(tensor, device=self.device) for tensor in inputs
+            ]
+        for buffer, value in zip(self._buffers[key], inputs, strict=True):
+            if buffer is not None and value is not None:
+                buffer.copy_(value)
+        return self._buffers[key]
 
 
 class Fleet:
@@ -185,7 +190,7 @@ class Fleet:
             raise invalid("learners", [], "at least one")
         self.device = learners[0].device
         if any(learner.device != self.device for learner in learners):
-            raise invalid("learners", {str(each.device) for each in learners}, "all on one device")
+            raise invalid("learners", {str(learner.device) for learner in learners}, "all on one device")
         self.berths = [Berth(learner) for learner in learners]
 
     def __len__(self) -> int:
@@ -234,11 +239,11 @@ def counters(learner: Learner) -> dict[str, int]:
 
 def set_counters(learner: Learner, values: dict[str, int]) -> None:
     """Set integers on the host, named as in `counters`."""
-    holders, now = _holders(learner), counters(learner)
+    holders, current = _holders(learner), counters(learner)
     for name, value in values.items():
-        if value != now[name]:  # unchanged attributes may be read-only
-            part, _, own = name.rpartition(".")
-            setattr(holders[part], own, value)
+        if value != current[name]:  # unchanged attributes may be read-only
+            part, _, attribute = name.rpartition(".")
+            setattr(holders[part], attribute, value)
 
 
 def _holders(learner: Learner) -> dict[str, Any]:
@@ -253,24 +258,24 @@ def _holders(learner: Learner) -> dict[str, Any]:
     return {"": learner, **parts}
 
 
-def _on_host(learner: Learner) -> str:
+def _replay_obstacle(learner: Learner) -> str:
     """Why a step cannot be replayed: the optimiser has state on the host, which a replay would not update."""
     values = (value for state in learner.optim.state.values() for value in state.values())
-    strays = any(isinstance(value, Tensor) and value.device != learner.device for value in values)
-    return f"{type(learner.optim).__name__} keeps state on the host" if strays else ""
+    has_host_state = any(isinstance(value, Tensor) and value.device != learner.device for value in values)
+    return f"{type(learner.optim).__name__} keeps state on the host" if has_host_state else ""
 
 
-def _alike(one: object, other: object) -> bool:
+def _are_alike(one: object, other: object) -> bool:
     """Whether two objects are identical, or equal if their class is from this package (others may redefine ==)."""
     return one is other or (type(one).__module__.startswith("parabolic.") and type(one) is type(other) and one == other)
 
 
-def _input_makers(learner: Learner) -> tuple[int, int]:
+def _input_function_ids(learner: Learner) -> tuple[int, int]:
     """The identities of `prepare` and `augment`, which may be replaced before the first step."""
     return id(learner.prepare), id(learner.augment)
 
 
-def _rates(learner: Learner) -> Hashable:
+def _hyperparameters(learner: Learner) -> Hashable:
     """The optimiser's hyperparameters, which are constants in a captured step."""
     numbers = (float, int, tuple)  # tuples: Adam's betas, for example
     return tuple(
@@ -278,11 +283,11 @@ def _rates(learner: Learner) -> Hashable:
     )
 
 
-def _among(some: Sequence[int], classes: int) -> Tensor:
-    return torch.isin(torch.arange(classes), torch.tensor(some))
+def _class_mask(members: Sequence[int], classes: int) -> Tensor:
+    return torch.isin(torch.arange(classes), torch.tensor(members))
 
 
-def _mark(learner: Learner, x: Tensor, y: Tensor, task: Tensor, competing: Tensor, right: Tensor) -> None:
+def _count_right(learner: Learner, x: Tensor, y: Tensor, task: Tensor, competing: Tensor, right: Tensor) -> None:
     scores = learner.scores_at(learner.inputs(x))[:, : competing.shape[-1]]
     answers = scores.masked_fill(~competing[:, task], -torch.inf).argmax(-1)  # two rows, as in `competing`
     right.index_add_(1, task, (answers == y).long() - MANY * scores.isnan().any(-1))

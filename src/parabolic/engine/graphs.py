@@ -33,7 +33,7 @@ class Graphs:
         self.device = device
         self.generator = generator  # which the work draws from: replays continue its sequence
         self.why_not = "" if device.type == "cuda" else "the device is not a GPU"
-        self._times = Counter[Hashable]()
+        self._runs = Counter[Hashable]()
         self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
         self._pool: Any = None
 
@@ -46,7 +46,7 @@ class Graphs:
 
     def due(self, key: Hashable) -> bool:
         """Whether work under this key would be captured now."""
-        return not self.why_not and key not in self and self._times[key] >= WARM_UP
+        return not self.why_not and key not in self and self._runs[key] >= WARM_UP
 
     def run(self, key: Hashable, work: Callable[[], Any]) -> tuple[Any, bool]:
         """Do the work; returns its result and whether that was a replay.
@@ -54,14 +54,14 @@ class Graphs:
         A replay changes only tensors and runs no Python code. Its result is the same tensors every time, with new
         values.
         """
-        replay = key in self
+        is_replay = key in self
         if self.due(key):
             self._captured[key] = self._capture(work)
         if key in self:
-            graph, given = self._captured[key]
+            graph, result = self._captured[key]
             graph.replay()
-            return given, replay
-        self._times[key] += 1
+            return result, is_replay
+        self._runs[key] += 1
         return work(), False
 
     def _capture(self, work: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
@@ -74,11 +74,11 @@ class Graphs:
         states = [generator.clone_state() for generator in generators]
         torch.cuda.synchronize(self.device)
         _make_room(index)
-        with _no_collection(), torch.cuda.stream(self._aside()):
+        with _no_collection(), torch.cuda.stream(self._capture_stream()):
             # Restrict only this thread during the capture: another may be copying data.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                given = work()
+                result = work()
             except BaseException:
                 with suppress(RuntimeError), warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # both only say that the capture failed
@@ -90,9 +90,9 @@ class Graphs:
         # The capture initialised the generator's state on that stream: replays on another must come after it.
         torch.cuda.synchronize(self.device)
         self._pool = self._pool or graph.pool()
-        return graph, given
+        return graph, result
 
-    def _aside(self) -> torch.cuda.Stream:
+    def _capture_stream(self) -> torch.cuda.Stream:
         """The current stream, or a new one if it is the default stream, which cannot be captured."""
         current = torch.cuda.current_stream(self.device)
         return torch.cuda.Stream(self.device) if current == torch.cuda.default_stream(self.device) else current

@@ -101,8 +101,9 @@ class Journal:
         self._learning = RLock()  # held while a batch is learned and counted; acquired before the learner's lock
         self._writing = RLock()  # held while a file is written
         self._packed = self._written = 0  # how many states were packed so far, and which of them is in the newest file
-        self._infinite = {name for name, each in self._numbers() if not all_finite(each)}  # when it began: masks, say
-        self._lock = self._hold()
+        # Tensors that were not finite when it began: masks, say.
+        self._infinite = {name for name, tensor in self._tensors_in_use() if not all_finite(tensor)}
+        self._lock = self._acquire_lock()
         try:
             self._resume()
         except BaseException:
@@ -125,17 +126,17 @@ class Journal:
         ...     Journal.load(journal.folder, model=torch.nn.Linear(4, 3)).steps
         1
         """
-        passed: set[Path] = set()
-        while left := [path for path in _files(Path(folder)) if path not in passed]:
+        skipped: set[Path] = set()
+        while remaining := [path for path in _files(Path(folder)) if path not in skipped]:
             try:
-                return Learner.load(left[0], model=model, device=device, **given)
+                return Learner.load(remaining[0], model=model, device=device, **given)
             except InputError as error:
-                if left[0].exists():
+                if remaining[0].exists():
                     if not isinstance(error, Damaged):
                         raise
                     warnings.warn(f"skipped a damaged file: {error}", RuntimeWarning, stacklevel=2)
-                passed.add(left[0])  # it is damaged, or newer ones have replaced it since it was listed
-        remedy = f"{len(passed)} are damaged or gone" if passed else "start the journal first"
+                skipped.add(remaining[0])  # it is damaged, or newer ones have replaced it since it was listed
+        remedy = f"{len(skipped)} are damaged or gone" if skipped else "start the journal first"
         raise invalid("folder", str(folder), "the folder of a journal, with an intact file", remedy)
 
     def observe(self, x: Tensor, y: Tensor, task: int | None = None, *, notes: Notes = None) -> Tensor:
@@ -159,13 +160,13 @@ class Journal:
         """
         self._check_open()
         self._failed = None
-        with self._not_the_batch():
+        with self._remembering_errors():
             _check_notes(notes)
         with self._change():
             loss = self.learner.observe(x, y, task)
-            self._count()
-            with self._not_the_batch():
-                self._note(notes)
+            self._count_batch()
+            with self._remembering_errors():
+                self._add_notes(notes)
         self._write_if_due()
         return loss
 
@@ -178,8 +179,8 @@ class Journal:
         if self._failed is not None:
             raise self._failed
         with self._change():
-            self._note(notes)
-            self._count()
+            self._add_notes(notes)
+            self._count_batch()
         self._write_if_due()
 
     def start_task(self, batches: TaskBatches) -> None:
@@ -206,8 +207,8 @@ class Journal:
         If a signal handler or another thread calls this during a batch, it is deferred to the end of the batch.
         """
         self._check_open()
-        with self._not_the_batch():
-            # The same text in every attempt, so that Python tells each outage once and keeps a single text of it.
+        with self._remembering_errors():
+            # The same text in every attempt, so that Python reports each outage once and stores a single text for it.
             self._write_or_warn("nothing after batch {0.saved} is saved, and learning continues:", stacklevel=5)
 
     def close(self) -> None:
@@ -224,22 +225,22 @@ class Journal:
         try:
             # After an error the learner may be in the middle of a step.
             if kind is None and self._lock.is_locked:
-                told = "closed, with batches after {0.saved} not saved: the next start resumes from there;"
-                self._write_or_warn(told, stacklevel=3)
+                message = "closed, with batches after {0.saved} not saved: the next start resumes from there;"
+                self._write_or_warn(message, stacklevel=3)
         finally:
             self.close()
 
-    def _write_or_warn(self, told: str, stacklevel: int) -> None:
-        """Save the learner; if that fails, `on_error` decides whether that is an error or a warning, which begins so.
+    def _write_or_warn(self, message: str, stacklevel: int) -> None:
+        """Save the learner; if that fails, `on_error` decides whether that is an error or a warning.
 
-        `{0}` in the text is this journal, after the attempt.
+        The warning begins with `message`, in which `{0}` is this journal, after the attempt.
         """
         try:
             self._write()
         except InputError as error:
             if self.on_error == "stop":
                 raise
-            warnings.warn(f"{told.format(self)} {error}", RuntimeWarning, stacklevel=stacklevel)
+            warnings.warn(f"{message.format(self)} {error}", RuntimeWarning, stacklevel=stacklevel)
 
     def _check_open(self) -> None:
         if not self._lock.is_locked:
@@ -265,7 +266,7 @@ class Journal:
                 self._changing = False
 
     @contextmanager
-    def _not_the_batch(self) -> Iterator[None]:
+    def _remembering_errors(self) -> Iterator[None]:
         """Remember an error, so that `skip` does not leave out, or count twice, a batch that is not to blame."""
         try:
             yield
@@ -273,14 +274,14 @@ class Journal:
             self._failed = error
             raise
 
-    def _count(self) -> None:
+    def _count_batch(self) -> None:
         self.batches += 1
         self.task_batches += 1
 
-    def _note(self, notes: Notes) -> None:
-        told = notes() if callable(notes) else notes
-        _check_notes(told, made=True)
-        self.notes.update(told or {})
+    def _add_notes(self, notes: Notes) -> None:
+        added = notes() if callable(notes) else notes
+        _check_notes(added, resolved=True)
+        self.notes.update(added or {})
 
     def _write_if_due(self) -> None:
         if self._due or self.batches % self.every == 0:
@@ -293,48 +294,48 @@ class Journal:
                 return
             self._due = False
             batches, path = self.batches, self.folder / f"{self.batches:012d}{SUFFIX}"
-            place = {name: getattr(self, name) for name in PLACE} | {"began": self._began}
+            position = {name: getattr(self, name) for name in PLACE} | {"began": self._began}
             with _memory_errors():
-                self._check_sound()
-                packed = pack_state(describe(self.learner) | {"journal": place, "draws": draws(self.learner)})
+                self._check_usable()
+                packed = pack_state(describe(self.learner) | {"journal": position, "draws": draws(self.learner)})
             number = self._packed = self._packed + 1
         with self._writing, disk_errors("journal", self.folder, "free some space; existing files are safe"):
             self._check_open()  # again: another thread may have closed it meanwhile
             if number < self._written:  # another thread packed a later state and was faster
                 return
-            self._hold_again()
+            self._renew_lock()
             write_bytes(path, packed)
             self.saved, self._written = batches, number
             self._drop_old()
 
-    def _check_sound(self) -> None:
+    def _check_usable(self) -> None:
         """Raise an error if the learner is unusable: its files would soon replace all good ones."""
         if self._broken:
             broken = Description(f"a learner interrupted in the middle of a step (after batch {self.batches})")
-            raise invalid("journal", broken, "one between steps", self._again())
-        learned = {name for name, weight in self.learner.model.named_parameters() if weight.requires_grad}
-        excused = self._infinite - learned
-        for name, each in self._numbers():
-            if name not in excused and not all_finite(each):
+            raise invalid("journal", broken, "one between steps", self._restart_hint())
+        trainable = {name for name, weight in self.learner.model.named_parameters() if weight.requires_grad}
+        excused = self._infinite - trainable
+        for name, tensor in self._tensors_in_use():
+            if name not in excused and not all_finite(tensor):
                 got = f"values that are NaN or infinite ({name}, after batch {self.batches})"
-                lower = "lower lr in journal.learner.optim.param_groups or leave out extreme examples"
-                remedy = f"{again}, and {lower}" if (again := self._again()) else "start with a finite learner"
+                advice = "lower lr in journal.learner.optim.param_groups or leave out extreme examples"
+                remedy = f"{hint}, and {advice}" if (hint := self._restart_hint()) else "start with a finite learner"
                 raise Diverged(f"journal: got {got}, expected finite ones; {remedy}")
 
-    def _again(self) -> str:
+    def _restart_hint(self) -> str:
         """Where to start again from, if there is a file."""
-        good = _files(self.folder)
-        return f"start again from {good[0].name}" if good else ""
+        files = _files(self.folder)
+        return f"start again from {files[0].name}" if files else ""
 
-    def _numbers(self) -> Iterator[tuple[str, Tensor]]:
+    def _tensors_in_use(self) -> Iterator[tuple[str, Tensor]]:
         """All tensors that predictions and steps depend on, by name: weights, statistics, averages, units, moments."""
         state = self.learner.state_dict()
-        yield from _tensors("", state["model"])
-        yield from _tensors("average", self.learner.predicting_weights())
+        yield from _float_tensors("", state["model"])
+        yield from _float_tensors("average", self.learner.predicting_weights())
         for name in ("prepare", "units", "optimizer"):
-            yield from _tensors(name, state.get(name))
+            yield from _float_tensors(name, state.get(name))
 
-    def _hold(self) -> FileLock:
+    def _acquire_lock(self) -> FileLock:
         lock = FileLock(self.folder / LOCK, thread_local=False)  # any thread may close it
         with disk_errors("journal", self.folder, "name a writable folder"):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -343,33 +344,33 @@ class Journal:
             except Timeout:
                 got = Description(f"a folder that another journal has open, here or in another process ({self.folder})")
                 raise invalid("journal", got, "a separate folder for each learner", "close the other first") from None
-            self._held = _identity(self.folder / LOCK)
+            self._lock_identity = _identity(self.folder / LOCK)
         sweep(self.folder, older=0)
         return lock
 
-    def _hold_again(self) -> None:
+    def _renew_lock(self) -> None:
         """Lock the folder again if it was removed or replaced, as by a copy: the lock was on a file that is gone."""
-        if _identity(self.folder / LOCK) != self._held:
-            old, self._lock = self._lock, self._hold()
+        if _identity(self.folder / LOCK) != self._lock_identity:
+            old, self._lock = self._lock, self._acquire_lock()
             old.release()
 
     def _resume(self) -> None:
         damaged = []
         for path in _files(self.folder):
             try:
-                saved = read_learner(path, "journal", "draws")
-            except Damaged as found:
-                damaged.append((path, found))
+                state = read_learner(path, "journal", "draws")
+            except Damaged as error:
+                damaged.append((path, error))
                 continue
-            began = saved["journal"].get("began", 0)
+            began = state["journal"].get("began", 0)
             if self.learner.steps != began:
                 got = Description(f"one that has learned {self.learner.steps} batches")
-                like = f"one that has learned {began}, as when this journal began" if began else "a new one"
-                raise invalid("learner", got, f"{like}, to be restored", "create one, or name another folder")
-            restore(self.learner, saved)
-            set_draws(self.learner, saved["draws"])
+                expected = f"one that has learned {began}, as when this journal began" if began else "a new one"
+                raise invalid("learner", got, f"{expected}, to be restored", "create one, or name another folder")
+            restore(self.learner, state)
+            set_draws(self.learner, state["draws"])
             for name in PLACE:
-                setattr(self, name, saved["journal"][name])
+                setattr(self, name, state["journal"][name])
             self._resumed_in_task, self.saved = self.in_task, self.batches
             break
         else:
@@ -377,10 +378,10 @@ class Journal:
                 got = Description(f"only damaged files, the newest {damaged[0][0]}")
                 raise invalid("journal", got, "at least one that is intact", "restore a copy, or name another folder")
             self.write()
-        for path, error in damaged:
+        for path, damage in damaged:
             path.rename(path.with_suffix(".damaged"))  # or it would count as the newest file
             warnings.warn(
-                f"skipped a damaged file, resuming from batch {self.batches}: {error}", RuntimeWarning, stacklevel=3
+                f"skipped a damaged file, resuming from batch {self.batches}: {damage}", RuntimeWarning, stacklevel=3
             )
         with suppress(OSError):  # the next write will report it
             self._drop_old()  # now: a full disk may need the space for the next file
@@ -388,8 +389,8 @@ class Journal:
     def _drop_old(self) -> None:
         """Remove all files but the newest `keep` and the milestones."""
         files = _files(self.folder)
-        first = {int(path.stem) // self.milestones: path for path in files} if self.milestones else {}
-        for old in {*files[self.keep :]} - {*first.values()}:
+        milestones = {int(path.stem) // self.milestones: path for path in files} if self.milestones else {}
+        for old in {*files[self.keep :]} - {*milestones.values()}:
             old.unlink(missing_ok=True)
 
 
@@ -399,29 +400,29 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """What tells a file from another of the same name; None if there is none."""
+    """The device and inode of a file, which distinguish it from another of the same name; None if it does not exist."""
     try:
-        found = path.stat()
+        info = path.stat()
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino
+    return info.st_dev, info.st_ino
 
 
-def _check_notes(notes: Any, made: bool = False) -> None:
-    """Refuse notes that cannot be saved, before a file needs them; unless they are `made`, a function may make them."""
+def _check_notes(notes: Any, resolved: bool = False) -> None:
+    """Refuse notes that cannot be saved, before a file needs them; once `resolved`, also a function."""
     if isinstance(notes, Mapping):
         check_state("notes", notes)
-    elif notes is not None and (made or not callable(notes)):
+    elif notes is not None and (resolved or not callable(notes)):
         raise invalid("notes", type(notes), "a dict, or a function that returns one")
 
 
-def _tensors(place: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+def _float_tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     """The floating-point tensors in nested dicts and lists, by their paths."""
     if isinstance(value, Tensor) and value.is_floating_point() and value.dtype.itemsize > 1:  # torch cannot sum 8 bits
-        yield place, value
+        yield name, value
     elif isinstance(value, Mapping | list | tuple):
-        for name, each in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from _tensors(f"{place}.{name}" if place else str(name), each)
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _float_tensors(f"{name}.{key}" if name else str(key), item)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ class _TensorBoard:
 
     def __init__(self, name: str, settings: Mapping[str, str], folder: Path) -> None:
         board = require("torch.utils.tensorboard", "tensorboard", "tracker", "TensorBoard")
-        self._writer = board.SummaryWriter(str(_fresh(folder / "tensorboard" / name)))
+        self._writer = board.SummaryWriter(str(_new_folder(folder / "tensorboard" / name)))
         lines = [f"| {key} | {value.replace('|', '&#124;')} |" for key, value in settings.items()]
         self._writer.add_text("settings", "\n".join(["| setting | value |", "| --- | --- |", *lines]))
 
@@ -67,17 +67,17 @@ class _Mlflow:
         with FileLock(folder / ".mlflow.lock") if artifacts else nullcontext():
             self._client = mlflow.MlflowClient(address)
             experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", "parabolic")
-            known = self._client.get_experiment_by_name(experiment)
-            number = known.experiment_id if known else self._client.create_experiment(experiment, artifacts)
+            existing = self._client.get_experiment_by_name(experiment)
+            number = existing.experiment_id if existing else self._client.create_experiment(experiment, artifacts)
         self._run = self._client.create_run(number, run_name=name).info.run_id
-        told = [self._entities.Param(key, value) for key, value in settings.items()]
-        for some in (told[start : start + 100] for start in range(0, len(told), 100)):  # MLflow's limit per call
-            self._client.log_batch(self._run, params=some)
+        params = [self._entities.Param(key, value) for key, value in settings.items()]
+        for chunk in (params[start : start + 100] for start in range(0, len(params), 100)):  # MLflow's limit per call
+            self._client.log_batch(self._run, params=chunk)
 
     def write(self, figures: Mapping[str, float], _axis: str, at: int) -> None:
-        now = int(time.time() * 1000)
-        told = [self._entities.Metric(name, value, now, at) for name, value in figures.items()]
-        self._client.log_batch(self._run, metrics=told)
+        timestamp = int(time.time() * 1000)
+        metrics = [self._entities.Metric(name, value, timestamp, at) for name, value in figures.items()]
+        self._client.log_batch(self._run, metrics=metrics)
 
     def close(self, failed: bool) -> None:
         self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
@@ -125,13 +125,13 @@ def check_installed(kind: str) -> None:
         require(kind, kind, "tracker", PACKAGES[kind])
 
 
-def _fresh(path: Path) -> Path:
+def _new_folder(path: Path) -> Path:
     """A new folder at a path or, if that exists, beside it: two runs in one folder would be drawn as one."""
-    made, number = path, 1
+    folder, number = path, 1
     while True:
         try:
-            made.mkdir(parents=True)  # refused if another process has just taken the name
-            return made
+            folder.mkdir(parents=True)  # refused if another process has just taken the name
+            return folder
         except FileExistsError:
             number += 1
-            made = path.with_name(f"{path.name}-{number}")
+            folder = path.with_name(f"{path.name}-{number}")

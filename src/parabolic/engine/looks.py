@@ -63,23 +63,23 @@ class Look:
         >>> print(Look(1200, 0.0, loss=0.31, kept=2, capacity=9, offered=2, classes={0: 1, 4: 1}, age=0.5))
         step 1,200: loss 0.31; memory 2 of 9, 2 classes of 1 each, mean age 0
         """
-        said = [] if self.loss is None else [f"loss {self.loss:.3g}"]
+        parts = [] if self.loss is None else [f"loss {self.loss:.3g}"]
         if self.ahead is not None:
             balanced = self.balanced if len(self.ahead_classes or {}) > 1 else None
-            mean = "" if balanced is None else f", {balanced:.1f} % averaged over classes"
-            said.append(f"{self.ahead:.1f} % right before learning{mean}")
+            average = "" if balanced is None else f", {balanced:.1f} % averaged over classes"
+            parts.append(f"{self.ahead:.1f} % right before learning{average}")
         if self.kept is not None:
-            said.append(", ".join([f"memory {self.kept:,} of {self.capacity:,}", *self._composition()]))
+            parts.append(", ".join([f"memory {self.kept:,} of {self.capacity:,}", *self._composition()]))
         if self.memory_loss is not None:
-            said.append(f"loss on memory {self.memory_loss:.3g}")
+            parts.append(f"loss on memory {self.memory_loss:.3g}")
         if self.drift is not None:
             drift = f"drift {self.drift:+.2g} since step {self.since:,}"
-            said[-1:] = [f"{said[-1]}, {drift}" if said else drift]
+            parts[-1:] = [f"{parts[-1]}, {drift}" if parts else drift]
         if self.bound is not None:
-            said.append(f"bound {self.bound:.3g}")
+            parts.append(f"bound {self.bound:.3g}")
         if self.accuracy is not None:
-            said.append(f"accuracy {self.accuracy:.1f} %")
-        return f"step {self.step:,}: " + "; ".join(said)
+            parts.append(f"accuracy {self.accuracy:.1f} %")
+        return f"step {self.step:,}: " + "; ".join(parts)
 
     @property
     def balanced(self) -> float | None:
@@ -101,22 +101,22 @@ class Look:
 
     def figures(self) -> dict[str, float]:
         """The figures for trackers, by name."""
-        told = ("loss", "ahead", "balanced", "memory_loss", "drift", "bound", "age", "kept")
-        named = {f"monitor/{name}": getattr(self, name) for name in told}
+        names = ("loss", "ahead", "balanced", "memory_loss", "drift", "bound", "age", "kept")
+        figures = {f"monitor/{name}": getattr(self, name) for name in names}
         if self.classes and len(self.classes) <= FEW:
-            named |= {f"memory_by_class/{label}": count for label, count in self.classes.items()}
+            figures |= {f"memory_by_class/{label}": count for label, count in self.classes.items()}
         if self.ahead_classes and len(self.ahead_classes) <= FEW:
             counts = self.ahead_classes.items()
-            named |= {f"ahead_by_class/{label}": 100 * right / tested for label, (right, tested) in counts}
-        named |= {f"memory_by_tenth/{i}": count for i, count in enumerate(self.tenths or [], 1)}
-        return {name: value for name, value in named.items() if value is not None}
+            figures |= {f"ahead_by_class/{label}": 100 * right / tested for label, (right, tested) in counts}
+        figures |= {f"memory_by_tenth/{i}": count for i, count in enumerate(self.tenths or [], 1)}
+        return {name: value for name, value in figures.items() if value is not None}
 
     def as_dict(self) -> dict[str, Any]:
         """As plain JSON values, without None. NaN and infinity become strings, as JSON has no such numbers."""
-        told = {name: value for name, value in vars(self).items() if value not in (None, "")}
+        present = {name: value for name, value in vars(self).items() if value not in (None, "")}
         return {
             name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in told.items()
+            for name, value in present.items()
         }
 
     @classmethod
@@ -127,22 +127,22 @@ class Look:
         >>> look.loss, look.classes
         (nan, {0: 2})
         """
-        own = {name: value for name, value in told.items() if name in cls.__dataclass_fields__}
-        own |= {name: kind(own[name]) for name, kind in KINDS.items() if name in own}
-        if "classes" in own:
-            own["classes"] = {int(label): int(count) for label, count in own["classes"].items()}
-        if "ahead_classes" in own:
-            counts = own["ahead_classes"].items()
-            own["ahead_classes"] = {int(label): (int(right), int(tested)) for label, (right, tested) in counts}
-        if "tenths" in own:
-            own["tenths"] = list(map(int, own["tenths"]))
-        whole = len(own.get("tenths", range(TENTHS))) == TENTHS
-        if not whole or any(0 < len(each & own.keys()) < len(each) for each in TOGETHER):
+        fields = {name: value for name, value in told.items() if name in cls.__dataclass_fields__}
+        fields |= {name: kind(fields[name]) for name, kind in KINDS.items() if name in fields}
+        if "classes" in fields:
+            fields["classes"] = {int(label): int(count) for label, count in fields["classes"].items()}
+        if "ahead_classes" in fields:
+            counts = fields["ahead_classes"].items()
+            fields["ahead_classes"] = {int(label): (int(right), int(tested)) for label, (right, tested) in counts}
+        if "tenths" in fields:
+            fields["tenths"] = list(map(int, fields["tenths"]))
+        is_complete = len(fields.get("tenths", range(TENTHS))) == TENTHS
+        if not is_complete or any(0 < len(group & fields.keys()) < len(group) for group in TOGETHER):
             raise ValueError("a part is missing")
-        return cls(**own)
+        return cls(**fields)
 
 
-# The types that `from_dict` converts to, by field: annotations are texts here.
+# The types that `from_dict` converts to, by field: annotations are strings here.
 KINDS = {
     field.name: kind
     for field in dataclasses.fields(Look)
@@ -164,19 +164,19 @@ class Lines:
         self._missing = False  # whether the present file lacks it
         self._failed = False  # whether the last line could not be written
         self._taken = False  # whether another monitor writes to the file
-        with self._failing():
-            self._hold()
+        with self._warning_of_errors():
+            self._acquire_lock()
             path.open("ab").close()
 
-    def write(self, kind: str, told: Mapping[str, Any]) -> None:
+    def write(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Append a line, visible to readers at once."""
-        line = json.dumps({kind: told}).encode() + b"\n"
+        line = json.dumps({kind: fields}).encode() + b"\n"
         if kind == "began":
             self._began, self._missing = line, True
         if self._taken:
             return
-        with self._failing():
-            self._hold()
+        with self._warning_of_errors():
+            self._acquire_lock()
             with self.path.open("ab+", buffering=0) as file:
                 if self._missing or not file.seek(0, os.SEEK_END):
                     line = self._began if kind == "began" else self._began + line
@@ -189,7 +189,7 @@ class Lines:
         """Release the lock."""
         self._lock.release()
 
-    def _hold(self) -> None:
+    def _acquire_lock(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if not self._lock.is_locked:
             self._lock.acquire(timeout=PATIENCE)
@@ -203,7 +203,7 @@ class Lines:
                 file.write(b"\n")
 
     @contextmanager
-    def _failing(self) -> Iterator[None]:
+    def _warning_of_errors(self) -> Iterator[None]:
         """Warn of an error, unless the one before was reported."""
         try:
             yield
@@ -215,8 +215,8 @@ class Lines:
                 self._warn(f"looks are missing in it until it can be written again ({first_line(error)})")
             self._failed = True
 
-    def _warn(self, why: str) -> None:
-        warnings.warn(f"{self.path}: {why}", RuntimeWarning, stacklevel=2)
+    def _warn(self, reason: str) -> None:
+        warnings.warn(f"{self.path}: {reason}", RuntimeWarning, stacklevel=2)
 
 
 class Tail:
@@ -232,9 +232,9 @@ class Tail:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._anew()
+        self._reset()
 
-    def _anew(self) -> None:
+    def _reset(self) -> None:
         self.began: dict[str, Any] = {}
         self.looks: list[Look] = []
         self.ended: dict[str, Any] = {}
@@ -258,35 +258,35 @@ class Tail:
         """Read the complete lines that were added; returns whether there were any. A replaced file is read anew."""
         try:
             with self.path.open("rb") as file:
-                found = os.fstat(file.fileno())
-                if found.st_ino != self._inode or found.st_size < self._offset:
-                    self._anew()
-                    self._inode = found.st_ino
-                file.seek(begin := self._offset)
+                info = os.fstat(file.fileno())
+                if info.st_ino != self._inode or info.st_size < self._offset:
+                    self._reset()
+                    self._inode = info.st_ino
+                file.seek(start := self._offset)
                 for line in file:  # one at a time: a file of months is larger than what is kept of it
                     if not line.endswith(b"\n"):
                         break
                     self._offset += len(line)
-                    self._take(line)
+                    self._read_line(line)
         except FileNotFoundError:
             return False
         self.strange = self._offset > 0 and not (self.began or self.looks)
-        return self._offset > begin
+        return self._offset > start
 
-    def _take(self, line: bytes) -> None:
+    def _read_line(self, line: bytes) -> None:
         try:
-            ((kind, told),) = json.loads(line).items()
-            told = {**encodable(told), "step": (step := int(told["step"]))}
-            look = Look.from_dict(told) if kind == "look" else None
+            ((kind, fields),) = json.loads(line).items()
+            fields = {**encodable(fields), "step": (step := int(fields["step"]))}
+            look = Look.from_dict(fields) if kind == "look" else None
             if kind == "began":
-                told = {**told, "time": float(told["time"]), "until": told["until"] and int(told["until"])}
+                fields = {**fields, "time": float(fields["time"]), "until": fields["until"] and int(fields["until"])}
         except UNREADABLE:  # an incomplete line, or not a monitor's
             return
         if kind == "began":
-            self.began, self.ended = told, {}
+            self.began, self.ended = fields, {}
             self._forget_after(step)
         elif kind == "ended":
-            self.ended = told
+            self.ended = fields
         elif look is not None:
             self._forget_after(step - 1)
             self.looks.append(look)

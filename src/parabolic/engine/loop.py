@@ -19,9 +19,9 @@ from torch import Tensor
 from parabolic.checks import Description, check_call, first_line, invalid, short_of_memory
 from parabolic.engine.callbacks import Callback, State
 from parabolic.engine.checkpoints import Checkpoints, Progress, draws_apart
-from parabolic.engine.feed import at_hand, feed
+from parabolic.engine.feed import feed, on_device
 from parabolic.engine.fleet import Berth, Fleet
-from parabolic.engine.measures import Measure, check_measures, take
+from parabolic.engine.measures import Measure, append_measures, check_measures
 from parabolic.engine.stops import PutOff
 from parabolic.engine.threads import threads_for
 from parabolic.learners import Diverged, Learner
@@ -71,9 +71,9 @@ def train(
     >>> bool((state.task_matrix >= state.matrix)[-1].all())  # it is easier to tell the classes of one task apart
     True
     """
-    call = "as in train(learner, stream, batch=32)"
-    loop = f"{call}; for batches of your own call learner.observe(x, y) in a loop"
-    for name, value, kind, remedy in (("learner", learner, Learner, call), ("stream", stream, Stream, loop)):
+    usage = "as in train(learner, stream, batch=32)"
+    alternative = f"{usage}; for batches of your own call learner.observe(x, y) in a loop"
+    for name, value, kind, remedy in (("learner", learner, Learner, usage), ("stream", stream, Stream, alternative)):
         if not isinstance(value, kind):
             raise invalid(name, type(value), f"a {kind.__name__}", remedy)
     (state,) = train_fleet(
@@ -103,22 +103,22 @@ def train_fleet(
     learners take over a missing `prepare` or `augment` from their streams.
     """
     watchers = list(callbacks) if isinstance(callbacks, Iterable) else None
-    if watchers is None or not all(isinstance(each, Callback) for each in watchers):
+    if watchers is None or not all(isinstance(watcher, Callback) for watcher in watchers):
         raise invalid("callbacks", callbacks, "a list of Callbacks", "as in callbacks=[Monitor()]")
     measures = {} if measures is None else measures
     check_measures(measures)
-    # A resumed run goes on with the draws that it was saved with: the checks must not take any of them.
-    with draws_apart(fleet.device), ExitStack() as given_back:  # undone if a learner is refused
+    # A resumed run continues with the draws that it was saved with: the checks must not use up any of them.
+    with draws_apart(fleet.device), ExitStack() as undo:  # if a learner is refused
         for learner, stream in zip(fleet.learners, streams, strict=True):
-            given_back.callback(vars(learner).update, prepare=learner.prepare, augment=learner.augment)
-            _take_over(learner, stream)
+            undo.callback(vars(learner).update, prepare=learner.prepare, augment=learner.augment)
+            _adopt_inputs(learner, stream)
             _check_fit(learner, stream)
-        streams = at_hand(streams, fleet.device)
+        streams = on_device(streams, fleet.device)
         pairs = list(zip(fleet.learners, streams, strict=True))
         plans = [_visits(learner, stream, batch, epochs) for learner, stream in pairs]
         if len({tuple((visit.sizes, *visit.rows) for visit in plan) for plan in plans}) > 1:
             raise invalid("streams", [stream.name for stream in streams], "the same number and sizes of batches")
-        given_back.pop_all()
+        undo.pop_all()
     states = [
         State(learner, stream, sum(len(visit.batches) for visit in plan), *np.full((2, *[len(stream)] * 2), np.nan))
         for (learner, stream), plan in zip(pairs, plans, strict=True)
@@ -126,19 +126,19 @@ def train_fleet(
     for state in states:
         if future and not state.learner.sees_all:  # which learns all tasks at once
             state.future = np.full((len(state.stream),) * 2, np.nan)
-    for state, each in zip(states, progress, strict=bool(progress)):
-        each.apply(state)
+    for state, position in zip(states, progress, strict=bool(progress)):
+        position.apply(state)
     try:
-        with threads_for(fleet.learners[0]), _naming(states):
-            _go_through(fleet, plans, states, watchers, measures, checkpoints)
+        with threads_for(fleet.learners[0]), _device_errors(states):
+            _run_plans(fleet, plans, states, watchers, measures, checkpoints)
     except BaseException as error:
-        _tell_failures(states, watchers, error)
+        _report_failures(states, watchers, error)
         raise
-    _tell_failures([state for state in states if state.error is not None], watchers)
+    _report_failures([state for state in states if state.error is not None], watchers)
     return states
 
 
-def _tell_failures(states: Iterable[State], watchers: list[Callback], error: BaseException | None = None) -> None:
+def _report_failures(states: Iterable[State], watchers: list[Callback], error: BaseException | None = None) -> None:
     for state in states:
         reason = state.error or error
         assert reason is not None
@@ -158,7 +158,7 @@ class Visit(NamedTuple):
         return len(self.batches.rows), self.batches.size, self.batches.epochs
 
 
-def _go_through(
+def _run_plans(
     fleet: Fleet,
     plans: list[list[Visit]],
     states: list[State],
@@ -168,9 +168,9 @@ def _go_through(
 ) -> None:
     for state, watcher in product(states, watchers):
         watcher.on_start(state)
-    over = len(states[0].train_seconds)  # visits finished before a resume; `done`: batches of the next one
-    done = states[0].step - sum(len(visit.batches) for visit in plans[0][:over])
-    for visits in islice(zip(*plans, strict=True), over, None):
+    finished = len(states[0].train_seconds)  # visits finished before a resume; `done`: batches of the next one
+    done = states[0].step - sum(len(visit.batches) for visit in plans[0][:finished])
+    for visits in islice(zip(*plans, strict=True), finished, None):
         rows = visits[0].rows
         for state in states:
             state.task = rows[-1]
@@ -178,34 +178,34 @@ def _go_through(
         if states[0].future is not None and not done:
             with fleet.together():
                 _test_ahead(fleet, states, rows[0])
-            if not _going(states):
+            if not _active_states(states):
                 return
-        started, learning = _now(fleet.device), _going(states)
+        started, learning = _now(fleet.device), _active_states(states)
         with fleet.together():
             _learn(fleet, [visit.batches for visit in visits], states, watchers, done, checkpoints)
         done, trained = 0, _now(fleet.device)
         for state in learning:  # also if it has just diverged
             state.train_seconds.append(state.spent + (trained - started) / len(states))
             state.spent = 0.0
-        if not _going(states):
+        if not _active_states(states):
             return
         for row in rows:
             with fleet.together():
                 _test(fleet, states, row)
         tested = _now(fleet.device)
-        if not _going(states):
+        if not _active_states(states):
             return
-        for state in _going(states):
+        for state in _active_states(states):
             state.test_seconds.append((started - begun + tested - trained) / len(states))
         for berth, state in zip(fleet.berths, states, strict=True):
             if state.error is None:
                 with berth.aside():
-                    take(measures, state)
-        for state, watcher in product(_going(states), watchers):
+                    append_measures(measures, state)
+        for state, watcher in product(_active_states(states), watchers):
             watcher.on_task(state)
         if checkpoints is not None:
             checkpoints.keep(fleet, states)
-    for state, watcher in product(_going(states), watchers):
+    for state, watcher in product(_active_states(states), watchers):
         watcher.on_end(state)
 
 
@@ -219,29 +219,29 @@ def _learn(
 ) -> None:
     """Learn the batches of one visit, all learners side by side; the first `done` were learned before a resume."""
     started = time.perf_counter()
-    crew = list(zip(fleet.berths, states, todo, strict=True))
-    for berth, state, batches in crew:
+    runs = list(zip(fleet.berths, states, todo, strict=True))
+    for berth, state, batches in runs:
         if state.stream.boundaries and not done:
             with berth.aside():
                 state.learner.start_task(batches.once())
     with ExitStack() as stack:
-        fed = [stack.enter_context(closing(feed(batches.after(done), fleet.device))) for batches in todo]
+        sources = [stack.enter_context(closing(feed(batches.after(done), fleet.device))) for batches in todo]
         stop = stack.enter_context(PutOff())  # stop only between steps
         for _ in range(len(todo[0]) - done):
-            for (berth, state, _), source in zip(crew, fed, strict=True):
+            for (berth, state, _), source in zip(runs, sources, strict=True):
                 with berth.aside():
                     state.loss = berth.step(*next(source), state.task)
                     if state.error is None:
                         state.step += 1
                         for watcher in watchers:
                             watcher.on_step(state)
-            if max(state.step for state in states) % LOOK == 0 and not _sound(fleet, states):
+            if max(state.step for state in states) % LOOK == 0 and not _check_losses(fleet, states):
                 return
             if checkpoints is not None:
                 checkpoints.keep(fleet, states, since=started, now=stop.asked)
             stop.obey()
-    if _sound(fleet, states):
-        for berth, state, batches in crew:
+    if _check_losses(fleet, states):
+        for berth, state, batches in runs:
             if state.stream.boundaries:
                 with berth.aside():
                     state.learner.end_task(batches.once())
@@ -249,52 +249,52 @@ def _learn(
 
 def _test(fleet: Fleet, states: list[State], row: int) -> None:
     """Fill in a row of each learner's accuracy matrices."""
-    for state, accuracies in _tested(fleet, states, partial(Berth.test, row=row), slice(row + 1)):
+    for state, accuracies in _accuracies(fleet, states, partial(Berth.test, row=row), slice(row + 1)):
         state.matrix[row, : row + 1], state.task_matrix[row, : row + 1] = accuracies
 
 
 def _test_ahead(fleet: Fleet, states: list[State], row: int) -> None:
     """Fill in a row of each learner's `future`: the accuracies before task `row` is learned."""
-    for state, accuracies in _tested(fleet, states, partial(Berth.test_ahead, row=row), slice(row, None)):
+    for state, accuracies in _accuracies(fleet, states, partial(Berth.test_ahead, row=row), slice(row, None)):
         assert state.future is not None
         state.future[row, row:] = accuracies
 
 
-def _tested(
+def _accuracies(
     fleet: Fleet, states: list[State], test: Callable[[Berth, Stream], Tensor], tasks: slice
 ) -> Iterator[tuple[State, NDArray[np.float64]]]:
     """The accuracies of each learner on some tasks, in percent; one whose scores are NaN has diverged, and has none."""
-    found = []
+    results = []
     for berth, state in zip(fleet.berths, states, strict=True):
         with berth.aside():
-            found.append(test(berth, state.stream))
-    for berth, state, right in zip(fleet.berths, states, found, strict=True):
+            results.append(test(berth, state.stream))
+    for berth, state, right in zip(fleet.berths, states, results, strict=True):
         with berth.aside():
             counts = np.array(right.tolist())
         if counts.min() < 0:
-            state.error = state.error or _diverged(state, "the scores became NaN")
+            state.error = state.error or _divergence(state, "the scores became NaN")
         else:
             yield state, 100 * counts / [len(task.test_rows) for task in state.stream.tasks[tasks]]
 
 
-def _sound(fleet: Fleet, states: list[State]) -> bool:
+def _check_losses(fleet: Fleet, states: list[State]) -> bool:
     """Set the error of runs whose loss is not finite; returns whether any run continues. Waits for the device."""
     for berth, state in zip(fleet.berths, states, strict=True):
         with berth.aside():
             loss = 0.0 if state.loss is None else state.loss.item()
         if state.error is None and not math.isfinite(loss):
-            state.error = _diverged(state, f"the loss became {loss}")
-    return bool(_going(states))
+            state.error = _divergence(state, f"the loss became {loss}")
+    return bool(_active_states(states))
 
 
-def _diverged(state: State, what: str) -> Diverged:
+def _divergence(state: State, symptom: str) -> Diverged:
     return Diverged(
-        f"{_who(state)}: {what} in task {state.task + 1}, by step {state.step}: "
+        f"{_run_label(state)}: {symptom} in task {state.task + 1}, by step {state.step}: "
         f"lower lr (now {state.learner.lr:g}) or set clip_norm"
     )
 
 
-def _going(states: list[State]) -> list[State]:
+def _active_states(states: list[State]) -> list[State]:
     return [state for state in states if state.error is None]
 
 
@@ -303,13 +303,13 @@ def _visits(learner: Learner, stream: Stream, batch: int, epochs: int) -> list[V
         visits = [Visit(stream.together(batch, epochs), list(range(len(stream))))]
     else:
         visits = [Visit(task.batches(batch, epochs), [task.index]) for task in stream]
-    if any(len(batches.rows) % batch == 1 for batches, _ in visits) and _needs_two(learner, stream):
+    if any(len(batches.rows) % batch == 1 for batches, _ in visits) and _fails_on_single(learner, stream):
         visits = [Visit(replace(batches, joined=True), rows) for batches, rows in visits]
     return visits
 
 
 @torch.no_grad()
-def _needs_two(learner: Learner, stream: Stream) -> bool:
+def _fails_on_single(learner: Learner, stream: Stream) -> bool:
     """Whether batch norm fails on a single example, as with feature maps of 1 × 1."""
     if not has_batch_norm(learner.model):
         return False
@@ -321,11 +321,11 @@ def _needs_two(learner: Learner, stream: Stream) -> bool:
     return False
 
 
-def _take_over(learner: Learner, stream: Stream) -> None:
+def _adopt_inputs(learner: Learner, stream: Stream) -> None:
     """Give a learner the `prepare` and `augment` that it lacks; refuse one that has learned without them."""
     for name, arguments in (("prepare", ("x",)), ("augment", ("x", "generator"))):
-        theirs = getattr(stream, name)
-        if theirs is None or getattr(learner, name) is not None:
+        function = getattr(stream, name)
+        if function is None or getattr(learner, name) is not None:
             continue
         if learner.steps:
             got = Description(f"none, in a learner that has made {learner.steps} steps without it")
@@ -334,19 +334,19 @@ def _take_over(learner: Learner, stream: Stream) -> None:
                 f"dataclasses.replace(stream, {name}=None)"
             )
             raise invalid(name, got, f"that of {stream.name}, from the first step on", remedy)
-        check_call(name, theirs, *arguments)
-        setattr(learner, name, theirs)
+        check_call(name, function, *arguments)
+        setattr(learner, name, function)
 
 
 def _check_fit(learner: Learner, stream: Stream) -> None:
     """Raise an error, before the first step, if a learner cannot be trained on this stream."""
-    for own, asked in learner.overridden().items():
-        remedy = f"override {asked}, or write your own loop over the stream"
-        got, expected = Description("an override"), f"one of {asked}, which this loop calls"
-        raise invalid(f"{own} of {type(learner).__name__}", got, expected, remedy)
+    for method, required in learner.overridden().items():
+        remedy = f"override {required}, or write your own loop over the stream"
+        got, expected = Description("an override"), f"one of {required}, which this loop calls"
+        raise invalid(f"{method} of {type(learner).__name__}", got, expected, remedy)
     if learner.needs_tasks and not stream.boundaries:
-        other = "a stream without `blur` (one of your own: with boundaries=True)"
-        remedy = f"use a learner that needs no tasks (see `parabolic list`), or {other}"
+        alternative = "a stream without `blur` (one of your own: with boundaries=True)"
+        remedy = f"use a learner that needs no tasks (see `parabolic list`), or {alternative}"
         expected = f"one that needs no tasks, as {stream.name} does not say where they begin and end"
         raise invalid("learner", learner.own_name(), expected, remedy)
     if not learner.error.of_classes:
@@ -358,7 +358,7 @@ def _check_fit(learner: Learner, stream: Stream) -> None:
 
 
 @contextmanager
-def _naming(states: list[State]) -> Iterator[None]:
+def _device_errors(states: list[State]) -> Iterator[None]:
     """Name the runs and the step in errors of the device."""
     try:
         yield
@@ -369,12 +369,12 @@ def _naming(states: list[State]) -> Iterator[None]:
             remedy = "start again: finished runs are kept"
         else:
             raise
-        who = _who(states[0]) + (f" and {len(states) - 1} beside it" if len(states) > 1 else "")
-        where = f"task {states[0].task + 1}, after step {states[0].step}"
-        raise DeviceFailed(f"{who}: the device failed in {where}: {first_line(error)} ({remedy})") from error
+        label = _run_label(states[0]) + (f" and {len(states) - 1} beside it" if len(states) > 1 else "")
+        position = f"task {states[0].task + 1}, after step {states[0].step}"
+        raise DeviceFailed(f"{label}: the device failed in {position}: {first_line(error)} ({remedy})") from error
 
 
-def _who(state: State) -> str:
+def _run_label(state: State) -> str:
     return f"{state.learner.own_name()} on {state.stream.name}, seed {state.learner.seed}"
 
 

@@ -15,7 +15,7 @@ from parabolic.engine.checkpoints import draws_apart
 from parabolic.learners import Learner
 from parabolic.plugins import load_object
 
-__all__ = ["Measure", "check_measures", "find_measures", "owner", "take"]
+__all__ = ["Measure", "append_measures", "check_measures", "find_measures", "owner"]
 
 Measure = Callable[[State], float | Tensor | Mapping[str, float | Tensor]]
 TAKEN = {"seconds", *metrics.summary([[0.0]], [[0.0]], future=[[0.0]])}  # names already used in tables
@@ -27,16 +27,16 @@ def find_measures(names: str | None) -> dict[str, Measure]:
     >>> find_measures("math:isfinite")
     {'isfinite': <built-in function isfinite>}
     """
-    found: dict[str, Measure] = {}
-    for place in [each.strip() for each in names.split(",")] if names else []:
-        if ":" not in place:
-            raise invalid("measure", place, "file.py:function or module:function", "separate several by commas")
-        name = place.rpartition(":")[2]
-        if name in found:
+    measures: dict[str, Measure] = {}
+    for path in [path.strip() for path in names.split(",")] if names else []:
+        if ":" not in path:
+            raise invalid("measure", path, "file.py:function or module:function", "separate several by commas")
+        name = path.rpartition(":")[2]
+        if name in measures:
             raise invalid("measure", names, "functions with different names", f"two are called {name}")
-        found[name] = load_object("measure", place)
-    check_measures(found)
-    return found
+        measures[name] = load_object("measure", path)
+    check_measures(measures)
+    return measures
 
 
 def check_measures(measures: Mapping[str, Measure]) -> None:
@@ -61,20 +61,23 @@ def owner(name: str) -> str:
     return name.partition(".")[0]
 
 
-def take(measures: Mapping[str, Measure], state: State) -> None:
+def append_measures(measures: Mapping[str, Measure], state: State) -> None:
     """Call each measure and append its number, or its numbers, named `MEASURE.NAME`.
 
     Random draws by a measure do not affect training.
     """
     for name, measure in measures.items():
         with _own_draws_apart(state.learner):
-            told = measure(state)
-        parts = {f"{name}.{part}": value for part, value in told.items()} if isinstance(told, Mapping) else {name: told}
-        numbers = {part: _number(part, value) for part, value in parts.items()}
-        before = {each for each in state.measured if owner(each) == name}
-        if not numbers or (before and before != numbers.keys()):
-            wanted = f"{', '.join(sorted(before))}, as before" if before else "at least one number"
-            raise invalid(f"measure {name}", sorted(numbers), wanted, "return the same numbers after every task")
+            result = measure(state)
+        if isinstance(result, Mapping):
+            values = {f"{name}.{part}": value for part, value in result.items()}
+        else:
+            values = {name: result}
+        numbers = {part: _number(part, value) for part, value in values.items()}
+        earlier = {part for part in state.measured if owner(part) == name}
+        if not numbers or (earlier and earlier != numbers.keys()):
+            expected = f"{', '.join(sorted(earlier))}, as before" if earlier else "at least one number"
+            raise invalid(f"measure {name}", sorted(numbers), expected, "return the same numbers after every task")
         for part, number in numbers.items():
             state.measured.setdefault(part, []).append(number)
 
@@ -91,9 +94,9 @@ def _number(name: str, value: float | Tensor) -> float:
 
 @contextmanager
 def _own_draws_apart(learner: Learner) -> Iterator[None]:
-    kept = learner.generator.get_state()
+    state = learner.generator.get_state()
     with draws_apart(learner.device):
         try:
             yield
         finally:
-            learner.generator.set_state(kept)
+            learner.generator.set_state(state)

@@ -108,7 +108,7 @@ class Monitor(Callback):
         if tell is None and file is None and tracker is None:
             self.tell = partial(print, file=sys.stderr)
         self.last: Look | None = None
-        self._turn = RLock()  # always acquired before the learner's lock
+        self._lock = RLock()  # always acquired before the learner's lock
         self._learner: Learner | None = None  # None between streams
         self._accuracy: float | None = None
 
@@ -116,16 +116,16 @@ class Monitor(Callback):
 
     def __call__(self, learner: Learner, loss: Tensor | float | None = None) -> None:
         """Call this after each step, with the loss it returned; takes a look if one is due."""
-        with self._turn:
-            self._at(learner, done=1)
+        with self._lock:
+            self._start_observing(learner, done=1)
             if isinstance(loss, Tensor):
                 if loss.numel() != 1:
                     raise invalid("loss", loss, "one number", "pass what `observe` returned")
                 loss = loss.detach().double().reshape(())  # a long sum in half precision would stop growing
             if loss is not None:
-                self._since.total = self._since.total + loss
-                self._since.losses += 1
-            if not 0 <= learner.steps - self._since.step < self.every:  # below 0: an earlier state was restored
+                self._tally.total = self._tally.total + loss
+                self._tally.losses += 1
+            if not 0 <= learner.steps - self._tally.step < self.every:  # below 0: an earlier state was restored
                 self._look(learner)
 
     def ahead(self, learner: Learner, x: Tensor, y: Tensor, answers: Tensor | None = None) -> None:
@@ -136,26 +136,26 @@ class Monitor(Callback):
         batch; you may test only some of them. If labels arrive late, `answers` are the classes predicted when the
         examples did: what was served is tested then, and nothing is predicted.
         """
-        with self._turn:
-            self._at(learner)
+        with self._lock:
+            self._start_observing(learner)
             if not learner.error.of_classes:
                 remedy = "its loss on a batch is what `observe` returns"
                 raise invalid("learner", type(learner).__name__, "one that learns classes", remedy)
             labels = _labels("y", y, len(x), learner)
             with suppress(Diverged):  # then nothing is right
-                found = learner.predict(x) if answers is None else _labels("answers", answers, len(x), learner)
-                self._since.right.update(labels[found == labels].tolist())
-            self._since.tested.update(labels.tolist())
+                predicted = learner.predict(x) if answers is None else _labels("answers", answers, len(x), learner)
+                self._tally.right.update(labels[predicted == labels].tolist())
+            self._tally.tested.update(labels.tolist())
 
     def look(self, learner: Learner) -> Look:
         """Take a full look now, however long it takes."""
-        with self._turn:
-            self._at(learner)
+        with self._lock:
+            self._start_observing(learner)
             return self._look(learner, everything=True)
 
     def close(self, how: str = "finished", why: str = "") -> None:
         """End the stream; the next call starts a new one."""
-        with self._turn:
+        with self._lock:
             if self._learner is None:
                 return
             if self._lines is not None:
@@ -200,7 +200,7 @@ class Monitor(Callback):
 
     # -- looks -------------------------------------------------------------------------------------------
 
-    def _at(self, learner: Learner, done: int = 0) -> None:
+    def _start_observing(self, learner: Learner, done: int = 0) -> None:
         """Start observing a learner, from before the `done` latest steps, unless it is already observed."""
         if not isinstance(learner, Learner):
             raise invalid("learner", type(learner), "a learner", "pass an estimator's learner_ or a journal's learner")
@@ -213,7 +213,7 @@ class Monitor(Callback):
     def _begin(self, learner: Learner, step: int, stream: str = "", until: int | None = None) -> None:
         self.close("stopped")  # an earlier run that did not finish
         self._lines: Lines | None = None
-        self._since = _Since(step)
+        self._tally = _Tally(step)
         self._evaluations = 0  # of the loss on memory
         self._followed: _Followed | None = None
         self._loss_budget, self._bound_budget = _Budget(self.share / 2), _Budget(self.share / 2, FIRST_GUESS)
@@ -221,11 +221,11 @@ class Monitor(Callback):
         self._learner, self.last, self._accuracy = learner, None, None
         if self.file is not None:
             self._lines = Lines(self.file)
-            told = {"learner": learner.own_name(), "stream": stream, "until": until}
-            self._lines.write("began", {"step": step, "time": time.time(), **told})
+            source = {"learner": learner.own_name(), "stream": stream, "until": until}
+            self._lines.write("began", {"step": step, "time": time.time(), **source})
 
     def _finish(self) -> None:
-        with self._turn:
+        with self._lock:
             if self._learner is not None:
                 self._look(self._learner, everything=True)
                 self.close()
@@ -237,25 +237,25 @@ class Monitor(Callback):
             self.close("stopped")
 
     def _look(self, learner: Learner, everything: bool = False) -> Look:
-        since, step = self._since, learner.steps  # now: another thread may continue learning
-        before = self.last if self.last is not None and self.last.step == step else Look(step, 0.0)
-        found: dict[str, Any] = {
+        tally, step = self._tally, learner.steps  # now: another thread may continue learning
+        previous = self.last if self.last is not None and self.last.step == step else Look(step, 0.0)
+        figures: dict[str, Any] = {
             "accuracy": self._accuracy,
-            "loss": float(since.total) / since.losses if since.losses else before.loss,
-            "ahead": 100 * since.right.total() / since.tested.total() if since.tested else before.ahead,
-            "ahead_classes": since.by_class() or before.ahead_classes,
+            "loss": float(tally.total) / tally.losses if tally.losses else previous.loss,
+            "ahead": 100 * tally.right.total() / tally.tested.total() if tally.tested else previous.ahead,
+            "ahead_classes": tally.by_class() or previous.ahead_classes,
         }
         if isinstance(learner, ReplayLearner) and len(learner.past):
             with learner.lock:
-                found |= _composition(learner.past, learner.error.of_classes)
+                figures |= _composition(learner.past, learner.error.of_classes)
             if {"x", "y"} <= set(learner.past.fields):  # a method may store something else
-                found |= self._evaluated(learner, everything)
-        look = Look(step, time.time(), **found)
-        self._since, self.last = _Since(step), look
-        self._say(look)
+                figures |= self._model_figures(learner, everything)
+        look = Look(step, time.time(), **figures)
+        self._tally, self.last = _Tally(step), look
+        self._report(look)
         return look
 
-    def _say(self, look: Look) -> None:
+    def _report(self, look: Look) -> None:
         if self.tell is not None:
             self.tell(look)
         if self._lines is not None:
@@ -263,45 +263,48 @@ class Monitor(Callback):
         if self.tracker is not None:
             self.tracker.write(look.figures(), "step", look.step)
 
-    def _evaluated(self, learner: ReplayLearner, everything: bool) -> dict[str, Any]:
+    def _model_figures(self, learner: ReplayLearner, everything: bool) -> dict[str, Any]:
         """The figures that require the model, within the time budget; if one fails, a note says why."""
-        found: dict[str, Any] = {}
+        figures: dict[str, Any] = {}
         notes = []
-        figures = [("loss on memory", self._loss_budget, self._memory_loss), ("bound", self._bound_budget, self._bound)]
-        for what, budget, compute in figures if self.bound else figures[:1]:
+        jobs = [("loss on memory", self._loss_budget, self._memory_loss), ("bound", self._bound_budget, self._bound)]
+        for name, budget, compute in jobs if self.bound else jobs[:1]:
             if everything or budget.allows():
                 with budget.spending():
                     try:
-                        found |= compute(learner)
+                        figures |= compute(learner)
                     except Exception as error:  # out of memory, say: monitoring must not stop training
-                        notes.append(f"no {what}: {first_line(error)}")
-        return found | {"note": "; ".join(notes)}
+                        notes.append(f"no {name}: {first_line(error)}")
+        return figures | {"note": "; ".join(notes)}
 
     def _memory_loss(self, learner: ReplayLearner) -> dict[str, Any]:
         """The loss on memory, and the drift of the loss on the followed examples."""
         with learner.lock:
-            kept, size = len(learner.past), min(self.sample, len(learner.past))
-            rows = torch.arange(size, device=learner.device) * kept // size  # evenly spaced: no random draws
+            stored, size = len(learner.past), min(self.sample, len(learner.past))
+            rows = torch.arange(size, device=learner.device) * stored // size  # evenly spaced: no random draws
             x, y = (learner.past[name][rows] for name in ("x", "y"))
-        now = float(examples_loss(learner, x, y).mean())
-        found: dict[str, Any] = {"memory_loss": now}
+        loss = float(examples_loss(learner, x, y).mean())
+        figures: dict[str, Any] = {"memory_loss": loss}
         if self._followed is not None:
-            old = self._followed
-            found |= {"drift": float(examples_loss(learner, old.x, old.y).mean()) - old.loss, "since": old.step}
+            followed = self._followed
+            figures |= {
+                "drift": float(examples_loss(learner, followed.x, followed.y).mean()) - followed.loss,
+                "since": followed.step,
+            }
         if self._evaluations % self.follow == 0:
-            self._followed = _Followed(x, y, now, learner.steps)
+            self._followed = _Followed(x, y, loss, learner.steps)
         self._evaluations += 1
-        return found
+        return figures
 
     def _bound(self, learner: ReplayLearner) -> dict[str, Any]:
         """The bound of Proposition 1."""
-        draws = Generator(learner.device).manual_seed(self.seed)
-        past, _ = bounds_of(learner, eps=self.eps, samples=self.bound, generator=draws)
+        generator = Generator(learner.device).manual_seed(self.seed)
+        past, _ = bounds_of(learner, eps=self.eps, samples=self.bound, generator=generator)
         return {"bound": past.bound}
 
 
 @dataclass
-class _Since:
+class _Tally:
     """What was counted since the last look, or since the start."""
 
     step: int  # of the learner at that time
@@ -344,8 +347,8 @@ class _Budget:
         self.spent += self.cost
 
 
-def _labels(name: str, given: Any, count: int, learner: Learner) -> Tensor:
-    labels = as_tensor(name, given, learner.device)
+def _labels(name: str, values: Any, count: int, learner: Learner) -> Tensor:
+    labels = as_tensor(name, values, learner.device)
     if labels.shape != (count,):
         raise invalid(name, labels, f"{count} labels, one for each example")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:  # probabilities, say
@@ -355,13 +358,13 @@ def _labels(name: str, given: Any, count: int, learner: Learner) -> Tensor:
 
 def _composition(memory: Memory, of_classes: bool) -> dict[str, Any]:
     """The contents of a memory, by class and by age."""
-    found: dict[str, Any] = {"kept": len(memory), "capacity": memory.capacity, "offered": memory.offered}
+    figures: dict[str, Any] = {"kept": len(memory), "capacity": memory.capacity, "offered": memory.offered}
     if of_classes and "y" in memory.fields:
-        labels, counts = (each.tolist() for each in memory["y"].unique(return_counts=True))
-        found["classes"] = dict(zip(labels, counts, strict=True))
+        labels, counts = (tensor.tolist() for tensor in memory["y"].unique(return_counts=True))
+        figures["classes"] = dict(zip(labels, counts, strict=True))
     ages = memory.ages
     ages = ages[ages < memory.offered]  # the other ages are unknown
     if len(ages):
         tenth = (memory.offered - 1 - ages) * TENTHS // memory.offered  # of arrival
-        found |= {"tenths": tenth.bincount(minlength=TENTHS).tolist(), "age": float(ages.double().mean())}
-    return found
+        figures |= {"tenths": tenth.bincount(minlength=TENTHS).tolist(), "age": float(ages.double().mean())}
+    return figures

@@ -64,19 +64,19 @@ class _Half:
         ]
         if in_plain():
             places = []  # autocast converts them
-        cast = torch.autocast("cuda", torch.bfloat16)
-        cast.__enter__()
-        self.opened.append((cast, places))
+        autocast = torch.autocast("cuda", torch.bfloat16)
+        autocast.__enter__()
+        self.opened.append((autocast, places))
         if places:
             halves = _Cast.apply(torch.bfloat16, *[weight for _, _, weight in places])  # type: ignore[no-untyped-call]
             for (weights, name, _), half in zip(places, halves, strict=True):
                 weights[name] = half
 
     def leave(self, _: nn.Module, _args: Any, output: Any) -> Any:
-        cast, places = self.opened.pop()
+        autocast, places = self.opened.pop()
         for weights, name, weight in places:
             weights[name] = weight
-        cast.__exit__(None, None, None)
+        autocast.__exit__(None, None, None)
         return output.float() if isinstance(output, Tensor) else output  # None if the pass failed
 
 
@@ -87,15 +87,15 @@ class _Cast(torch.autograd.Function):
     def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.back = tensors[0].dtype
         ctx.set_materialize_grads(False)
-        made = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
-        torch._foreach_copy_(made, list(tensors))
-        return tuple(made)
+        converted = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+        torch._foreach_copy_(converted, list(tensors))
+        return tuple(converted)
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
-        given = [each for each in slopes if each is not None]
-        back = iter(_Cast.apply(ctx.back, *given) if given else ())  # type: ignore[no-untyped-call]
-        return None, *[None if each is None else next(back) for each in slopes]
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        present = [gradient for gradient in gradients if gradient is not None]
+        converted = iter(_Cast.apply(ctx.back, *present) if present else ())  # type: ignore[no-untyped-call]
+        return None, *[None if gradient is None else next(converted) for gradient in gradients]
 
 
 @contextmanager
@@ -106,10 +106,10 @@ def numerics(precision: str) -> Iterator[None]:
     6 % faster (docs/engine.md), but two processes might then compute different numbers.
     """
     cudnn = torch.backends.cudnn
-    before = cudnn.deterministic, cudnn.benchmark
+    previous = cudnn.deterministic, cudnn.benchmark
     cudnn.deterministic, cudnn.benchmark = True, False
     try:
         with tf32(precision != "fp32"):
             yield
     finally:
-        cudnn.deterministic, cudnn.benchmark = before
+        cudnn.deterministic, cudnn.benchmark = previous

@@ -33,7 +33,7 @@ class PutOff:
     """
 
     def __init__(self) -> None:
-        self._first: int | None = None  # the deferred signal
+        self._deferred: int | None = None  # the deferred signal
         self._handlers: dict[int, Any] = {}  # the previous ones
         self._timer: threading.Timer | None = None
         self._late = False  # whether it has been deferred for long enough
@@ -42,33 +42,33 @@ class PutOff:
     @property
     def asked(self) -> bool:
         """Whether a signal has been deferred."""
-        return self._first is not None
+        return self._deferred is not None
 
     def obey(self) -> None:
         """Let the deferred signal, if any, take effect."""
-        waits, self._first = self._first, None
+        deferred, self._deferred = self._deferred, None
         if self._timer is not None:
             self._timer.cancel()
-        if waits is not None:
-            self._give_back()
-            signal.raise_signal(waits)
+        if deferred is not None:
+            self._restore_handlers()
+            signal.raise_signal(deferred)
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 if signal.getsignal(number) not in (None, signal.SIG_IGN):  # None: not set by Python, so not restorable
-                    self._handlers[number] = signal.signal(number, self._note)
+                    self._handlers[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._give_back()
+        self._restore_handlers()
         self.obey()
 
-    def _note(self, number: int, _: object) -> None:
-        if number == self._first == signal.SIGTERM and not self._late:
+    def _handle(self, number: int, _: object) -> None:
+        if number == self._deferred == signal.SIGTERM and not self._late:
             return
-        again, self._first = self.asked, number
-        if again or os.getpid() != self._process:  # a forked process has no step to finish
+        is_repeated, self._deferred = self.asked, number
+        if is_repeated or os.getpid() != self._process:  # a forked process has no step to finish
             self.obey()
             return
         self._timer = threading.Timer(PATIENCE, self._remind)
@@ -78,11 +78,11 @@ class PutOff:
     def _remind(self) -> None:
         """Send the deferred signal again, directly to the main thread, which may be blocked in a system call."""
         self._late = True
-        if self._first is not None and sys.platform != "win32":
-            signal.pthread_kill(threading.main_thread().ident or 0, self._first)
+        if self._deferred is not None and sys.platform != "win32":
+            signal.pthread_kill(threading.main_thread().ident or 0, self._deferred)
 
-    def _give_back(self) -> None:
+    def _restore_handlers(self) -> None:
         while self._handlers:
-            number, before = self._handlers.popitem()
-            if signal.getsignal(number) == self._note:  # not one that was installed meanwhile
-                signal.signal(number, before)
+            number, previous = self._handlers.popitem()
+            if signal.getsignal(number) == self._handle:  # not one that was installed meanwhile
+                signal.signal(number, previous)

@@ -68,8 +68,8 @@ def bounds(state: State) -> dict[str, float]:
     """
     row = _row(state, eps=EPS, samples=SAMPLES, seed=0)
     broken = {"forgetting": row.forgetting.holds is False, "generalisation": row.generalisation.holds is False}
-    told = {name: value for name, value in row.as_dict().items() if name not in ("task", "violations")}
-    return dotted(told) | {f"{name}.broken": float(each) for name, each in broken.items()}
+    fields = {name: value for name, value in row.as_dict().items() if name not in ("task", "violations")}
+    return dotted(fields) | {f"{name}.broken": float(is_broken) for name, is_broken in broken.items()}
 
 
 class BoundsMonitor(Callback):
@@ -146,19 +146,19 @@ class ProfileRecorder(Callback):
 
 def _row(state: State, *, eps: float, samples: int, seed: int) -> BoundsRow:
     learner, first, last = state.learner, state.stream[0], state.stream[-1]
-    draws = Generator(learner.device).manual_seed(seed)
-    past, future = (_test(task, learner.device) for task in (first, last))
-    before, ahead = bounds_of(learner, past, future, eps=eps, samples=samples, generator=draws)
+    generator = Generator(learner.device).manual_seed(seed)
+    past, future = (_test_examples(task, learner.device) for task in (first, last))
+    forgetting, generalisation = bounds_of(learner, past, future, eps=eps, samples=samples, generator=generator)
     return BoundsRow(
         state.task,
-        before,
-        ahead,
+        forgetting,
+        generalisation,
         float(examples_loss(learner, *past, classes=list(first.classes)).mean()),
         float(examples_loss(learner, *future, classes=list(last.classes)).mean()),
     )
 
 
-def _test(task: Task, device: torch.device) -> tuple[Tensor, Tensor]:
+def _test_examples(task: Task, device: torch.device) -> tuple[Tensor, Tensor]:
     """A task's test examples and labels, moved to the device if the data are on the host."""
     x, y = task.test.take(task.test_rows)
     return x.to(device), y.to(device)

@@ -12,30 +12,30 @@ from parabolic.learners import Learner
 
 __all__ = ["one_thread", "threads_for"]
 
-_turn = Lock()
-_before: dict[int, int] = {}  # by thread inside `one_thread`: its earlier setting
+_lock = Lock()
+_earlier_counts: dict[int, int] = {}  # by thread inside `one_thread`: its earlier setting
 
 
 @contextmanager
-def one_thread(wanted: bool) -> Iterator[None]:
-    """A context in which torch computes on the calling thread alone, if `wanted`; the setting is restored afterwards.
+def one_thread(enabled: bool) -> Iterator[None]:
+    """A context in which torch computes on the calling thread alone, if `enabled`; the setting is restored afterwards.
 
     Torch has this setting per thread, but a new thread inherits the value that any thread set last. If that is the 1
     of another thread inside this context, the value to restore is the one that thread had before.
     """
-    me = get_ident()
-    if not wanted or me in _before:
+    thread = get_ident()
+    if not enabled or thread in _earlier_counts:
         yield
         return
-    with _turn:
-        now = torch.get_num_threads()
-        _before[me] = next(iter(_before.values()), now) if now == 1 else now
+    with _lock:
+        count = torch.get_num_threads()
+        _earlier_counts[thread] = next(iter(_earlier_counts.values()), count) if count == 1 else count
         torch.set_num_threads(1)
     try:
         yield
     finally:
-        with _turn:
-            torch.set_num_threads(_before.pop(me))
+        with _lock:
+            torch.set_num_threads(_earlier_counts.pop(thread))
 
 
 def threads_for(learner: Learner) -> AbstractContextManager[None]:

@@ -59,7 +59,7 @@ class Tracker(Callback):
         check_number("every", every, whole=True, at_least=1)
         self.settings, self.every = settings, every
         warn = warn or (lambda text: warnings.warn(text, RuntimeWarning, stacklevel=4))
-        self._desks = [_Desk(name, Path(folder).absolute(), warn) for name in names]
+        self._workers = [_Worker(name, Path(folder).absolute(), warn) for name in names]
         self._entries: dict[int, Entry] = {}  # of the runs in progress, by the id of their state
 
     def __enter__(self) -> Self:
@@ -73,7 +73,7 @@ class Tracker(Callback):
 
     def open(self, name: str, settings: Mapping[str, Any]) -> Entry:
         """Open an entry for a run."""
-        return Entry(self._desks, file_name(name), {name: str(value) for name, value in dotted(settings).items()})
+        return Entry(self._workers, file_name(name), {name: str(value) for name, value in dotted(settings).items()})
 
     def write(self, figures: Mapping[str, float], axis: str, at: int) -> None:
         """Log more figures to the open entries, such as those of a `Monitor`."""
@@ -82,17 +82,17 @@ class Tracker(Callback):
 
     def finish(self) -> None:
         """Wait for pending writes, up to 30 seconds per tracker."""
-        for desk in self._desks:
-            desk.finish()
+        for worker in self._workers:
+            worker.finish()
 
     def on_start(self, state: State) -> None:
         """Open an entry for the run."""
         learner, stream = state.learner, state.stream
-        own = {"learner": learner.own_name(), "stream": stream.name, "seed": learner.seed}
+        identity = {"learner": learner.own_name(), "stream": stream.name, "seed": learner.seed}
         options = {name: getattr(learner, name) for name in options_of(type(learner))}
         memory = learner.past.capacity if isinstance(learner, ReplayLearner) else None
         name = run_name(learner.own_name(), stream.name, memory, learner.seed)
-        self._entries[id(state)] = self.open(name, self.settings or {**own, "options": options})
+        self._entries[id(state)] = self.open(name, self.settings or {**identity, "options": options})
 
     def on_step(self, state: State) -> None:
         """Log the loss every `every` steps."""
@@ -101,10 +101,10 @@ class Tracker(Callback):
 
     def on_task(self, state: State) -> None:
         """Log the accuracies and times after a task."""
-        row, task_row = (each[state.task, : state.task + 1].tolist() for each in (state.matrix, state.task_matrix))
+        row, task_row = (matrix[state.task, : state.task + 1].tolist() for matrix in (state.matrix, state.task_matrix))
         measured = {name: values[-1] for name, values in state.measured.items()}
-        told = task_figures(row, task_row, state.train_seconds[-1], state.test_seconds[-1], measured)
-        self._entries[id(state)].write(told, "task", state.task + 1)
+        figures = task_figures(row, task_row, state.train_seconds[-1], state.test_seconds[-1], measured)
+        self._entries[id(state)].write(figures, "task", state.task + 1)
 
     def on_end(self, state: State) -> None:
         """Log the metrics, and close the entry."""
@@ -127,20 +127,20 @@ class Entry:
 
     _numbers = itertools.count()
 
-    def __init__(self, desks: Sequence[_Desk], name: str, settings: Mapping[str, str]) -> None:
-        self._desks, self._number = desks, next(self._numbers)
-        for desk in desks:
-            desk.open(self._number, name, settings)
+    def __init__(self, workers: Sequence[_Worker], name: str, settings: Mapping[str, str]) -> None:
+        self._workers, self._number = workers, next(self._numbers)
+        for worker in workers:
+            worker.open(self._number, name, settings)
 
     def write(self, figures: Mapping[str, float], axis: str, at: int) -> None:
         """Log figures at a position on an axis."""
-        for desk in self._desks:
-            desk.write(self._number, dict(figures), axis, at)
+        for worker in self._workers:
+            worker.write(self._number, dict(figures), axis, at)
 
     def close(self, failed: bool = False) -> None:
         """End the run."""
-        for desk in self._desks:
-            desk.close(self._number, failed)
+        for worker in self._workers:
+            worker.close(self._number, failed)
 
 
 def task_figures(
@@ -155,12 +155,12 @@ def task_figures(
     >>> task_figures([90.0, 70.0], [], 1.5, 0.5, {})["accuracy/so_far"]
     80.0
     """
-    told = {f"measured/{name}": value for name, value in measured.items()}
-    for group, figures in (("accuracy", row), ("task_accuracy", task_row)):
-        if figures:
-            told[f"{group}/so_far"] = sum(figures) / len(figures)
-            told |= {f"{group}/task_{task + 1}": value for task, value in enumerate(figures)}
-    return {**told, "seconds/training": train_seconds, "seconds/testing": test_seconds}
+    figures = {f"measured/{name}": value for name, value in measured.items()}
+    for group, accuracies in (("accuracy", row), ("task_accuracy", task_row)):
+        if accuracies:
+            figures[f"{group}/so_far"] = sum(accuracies) / len(accuracies)
+            figures |= {f"{group}/task_{task + 1}": value for task, value in enumerate(accuracies)}
+    return {**figures, "seconds/training": train_seconds, "seconds/testing": test_seconds}
 
 
 def run_name(learner: str, stream: str, memory: int | None, seed: int) -> str:
@@ -177,7 +177,7 @@ def end_figures(summary: Mapping[str, float]) -> dict[str, float]:
     return {f"metrics/{name}": value for name, value in summary.items()}
 
 
-class _Desk:
+class _Worker:
     """One tracker with its thread, which does its jobs in order; after a failure it does no more."""
 
     def __init__(self, kind: str, folder: Path, warn: Callable[[str], object]) -> None:
@@ -186,47 +186,47 @@ class _Desk:
         self._logs: dict[int, Log] = {}
         self._thread: Thread | None = None
         self._error: Exception | None = None
-        self._off = False  # whether it has failed and was reported
+        self._stopped = False  # whether it has failed and was reported
 
     def open(self, number: int, name: str, settings: Mapping[str, str]) -> None:
         make = TRACKERS[self._kind]
-        self._do(lambda: self._logs.__setitem__(number, make(name, settings, self._folder)))
+        self._submit(lambda: self._logs.__setitem__(number, make(name, settings, self._folder)))
 
     def write(self, number: int, figures: Mapping[str, float], axis: str, at: int) -> None:
-        self._do(lambda: self._logs[number].write(figures, axis, at))
+        self._submit(lambda: self._logs[number].write(figures, axis, at))
 
     def close(self, number: int, failed: bool) -> None:
-        self._do(lambda: self._logs.pop(number).close(failed))
+        self._submit(lambda: self._logs.pop(number).close(failed))
 
     def finish(self) -> None:
         """Wait for the jobs so far; without an open log, the thread ends, and the next job starts another."""
         done, end = Event(), time.monotonic() + PATIENCE
-        self._do(done.set)
-        while not (self._off or done.wait(0.05)):
+        self._submit(done.set)
+        while not (self._stopped or done.wait(0.05)):
             if time.monotonic() > end:
                 self._error = TimeoutError(f"no answer within {PATIENCE:g} s")
-            self._look()
+            self._report_error()
         if not self._logs:
             self._jobs.put(None)
             self._thread = None
 
-    def _do(self, job: Callable[[], object]) -> None:
-        self._look()
-        if self._off:
+    def _submit(self, job: Callable[[], object]) -> None:
+        self._report_error()
+        if self._stopped:
             return
         if self._thread is None:
-            self._thread = Thread(target=self._work, name=f"tracker {self._kind}", daemon=True)
+            self._thread = Thread(target=self._run_jobs, name=f"tracker {self._kind}", daemon=True)
             self._thread.start()
         self._jobs.put(job)
 
-    def _look(self) -> None:
+    def _report_error(self) -> None:
         """Report an error here, in the caller's thread: a warning from the tracker's thread would point nowhere."""
-        if self._error is not None and not self._off:
-            self._off = True
-            said = first_line(self._error)
-            self._warn(f"tracker {self._kind}: {type(self._error).__name__}: {said}; the run continues without it")
+        if self._error is not None and not self._stopped:
+            self._stopped = True
+            message = first_line(self._error)
+            self._warn(f"tracker {self._kind}: {type(self._error).__name__}: {message}; the run continues without it")
 
-    def _work(self) -> None:
+    def _run_jobs(self) -> None:
         try:
             while (job := self._jobs.get()) is not None:
                 job()

@@ -1,4 +1,4 @@
-"""What both estimators share: data become tensors, a learner is made and trained, and threads see whole changes."""
+"""What both estimators share: data become tensors, a learner is built and trained, and threads see whole changes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from parabolic.learners.functional import has_batch_norm, has_embedding
 from parabolic.learners.moving import copied, move, place, uncopied
 from parabolic.memory import Memory
 
-__all__ = ["Estimator", "Factory", "as_numbers", "measured"]
+__all__ = ["Estimator", "Factory", "as_numbers", "updated_scale"]
 
 Factory = Callable[[Sequence[int], int], nn.Module]
 SHEET = 4096  # examples predicted at once
@@ -61,7 +61,7 @@ REMEDIES = {
 
 
 @contextmanager
-def _renaming(row: int = 0) -> Iterator[None]:
+def _estimator_errors(row: int = 0) -> Iterator[None]:
     """Phrase a learner's errors in the estimator's terms; `row` is the first row of X that the learner was given."""
     try:
         yield
@@ -76,8 +76,9 @@ def _renaming(row: int = 0) -> Iterator[None]:
 class Estimator(BaseEstimator):  # type: ignore[misc]
     """The base of both estimators: converts data to tensors, builds a learner and trains it.
 
-    A first call, `_begin`, works on a copy: `_make` a learner, `_learn`, and `_become` that copy, so that a call that
-    fails changes nothing. A later one checks all it can, lets a copy `_rehearse` what only a step shows, and goes on.
+    A first call, `_begin`, works on a copy: it builds a learner, trains it, and takes over the copy's state at the end
+    (`_take_state`), so that a call that fails changes nothing. A later one checks all it can, lets a copy `_rehearse`
+    what only a step shows, and continues.
     """
 
     learner_: Learner
@@ -85,7 +86,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     _example: tuple[torch.Size, torch.dtype]  # shape and type of an example
     _made: dict[str, Any]  # the settings that the learner was made with
     _tasks: int = -1  # the number of the last task, for methods that need tasks
-    _alone: float = math.inf  # how many examples could be recalled when batch norm met a single one; none yet
+    _alone: float = math.inf  # the memory's size when batch norm accepted a single example; infinite before
 
     learner: str | type[Learner]
     model: nn.Module | Factory | None
@@ -105,35 +106,35 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the settings by name and, if `deep`, each entry of `options` as options__NAME."""
         params: dict[str, Any] = super().get_params(deep)
-        own = self.options if deep and isinstance(self.options, Mapping) else {}
-        return params | {f"options__{name}": value for name, value in own.items()}
+        options = self.options if deep and isinstance(self.options, Mapping) else {}
+        return params | {f"options__{name}": value for name, value in options.items()}
 
     def set_params(self, **params: Any) -> Self:
         """Change settings; options__NAME changes that entry of `options` and leaves the others."""
-        own = {name: params.pop(name) for name in [*params] if name.startswith("options__")}
+        options = {name: params.pop(name) for name in [*params] if name.startswith("options__")}
         super().set_params(**params)
-        if own:
-            self.options = self._own_options() | {name.removeprefix("options__"): own[name] for name in own}
+        if options:
+            self.options = self._own_options() | {name.removeprefix("options__"): options[name] for name in options}
         return self
 
     def __copy__(self) -> Self:
         """Return a shallow copy, which shares the learner (a pickle has a copy of it)."""
-        made = object.__new__(type(self))
-        with self._held():
-            made.__dict__ = {**self.__dict__}
-        return made
+        clone = object.__new__(type(self))
+        with self._locked():
+            clone.__dict__ = {**self.__dict__}
+        return clone
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return a copy with a learner of its own, on the same device."""
-        memo[id(self)] = made = object.__new__(type(self))
-        with self._held():
+        memo[id(self)] = clone = object.__new__(type(self))
+        with self._locked():
             memo |= uncopied(self.model)
-            made.__dict__ = copy.deepcopy(self.__dict__, memo)
-        return made
+            clone.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return clone
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle: a copy, as other threads may use the learner meanwhile, with all on the CPU."""
-        with self._held():
+        with self._locked():
             state: dict[str, Any] = copy.deepcopy(super().__getstate__(), uncopied(self.model))
         if "learner_" in state:
             learner = state["learner_"]
@@ -145,14 +146,14 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over a state, and put the learner on the device that it was made for, if there is one here."""
-        drawn = state.get("_drawn")
+        generator_state = state.get("_drawn")
         super().__setstate__({name: value for name, value in state.items() if name != "_drawn"})
-        if drawn is not None:
-            asked = getattr(self, "_made", {}).get("device", self.device)
-            move(self.learner_, _device_here(asked), drawn)
+        if generator_state is not None:
+            device = getattr(self, "_made", {}).get("device", self.device)
+            move(self.learner_, _available_device(device), generator_state)
 
     @contextmanager
-    def _held(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         """Hold the learner's lock, so that learner, classes and units are all of the same moment."""
         while True:
             learner = getattr(self, "learner_", None)
@@ -161,59 +162,61 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
                     yield
                     return
 
-    def _become(self, new: Self, first: bool) -> bool:
+    def _take_state(self, new: Self, first: bool) -> bool:
         """Take the state of `new` in one step; with `first`, return False if another thread was the first to fit."""
-        with self._held():
+        with self._locked():
             if first and hasattr(self, "learner_"):
                 return False
             self.__dict__ = new.__dict__
         return True
 
-    def _checked(self, X: Any, *y: Any, **how: Any) -> Any:
+    def _validated(self, X: Any, *y: Any, **settings: Any) -> Any:
         """Validate data as scikit-learn does, refuse missing values that it does not detect, and say where one is."""
         for name, value in zip("Xy", (X, *y), strict=False):
             check_gaps(name, value)
         try:
-            found = validate_data(self, _with_names(X), *y, allow_nd=True, ensure_all_finite=False, **how)
+            validated = validate_data(self, _with_names(X), *y, allow_nd=True, ensure_all_finite=False, **settings)
         except (TypeError, ValueError) as error:
             if "eature names" not in str(error):  # other columns than before, which it names
                 _check_columns(X)
-            if how.get("y_numeric") and "could not convert" in str(error):
+            if settings.get("y_numeric") and "could not convert" in str(error):
                 as_numbers(*y)
             raise
-        rows = found[0] if y else found
+        rows = validated[0] if y else validated
         if rows.dtype.kind == "O":  # decimals, for example, of Arrow
             with suppress(TypeError, ValueError):  # the columns that are no numbers are named below
                 rows = rows.astype(np.float64)
         self._check_numbers(rows, X)
-        return (rows, *found[1:]) if y else rows
+        return (rows, *validated[1:]) if y else rows
 
-    def _check_numbers(self, X: NDArray[Any], given: Any) -> None:
+    def _check_numbers(self, X: NDArray[Any], original: Any) -> None:
         """Refuse NaN and infinity, and name the row and the column of the first: few rows of a batch have them."""
         if X.dtype.kind not in "biuf":
-            _check_columns(given)
+            _check_columns(original)
         if X.dtype.kind != "f" or np.isfinite(X).all():
             return
         bad = ~np.isfinite(X)
-        row, *place = np.argwhere(bad)[0].tolist()
+        row, *position = np.argwhere(bad)[0].tolist()
         names = getattr(self, "feature_names_in_", None)
-        column = repr(names[place[0]]) if names is not None else place[0] if len(place) == 1 else place
+        column = position[0] if len(position) == 1 else position
+        if names is not None:
+            column = repr(names[position[0]])
         rows = int(bad.reshape(len(X), -1).any(1).sum())
-        told = f"NaN or infinity in {rows} of {len(X)} rows, first in row {row} (from 0), column {column}"
-        raise invalid("X", Description(told), "finite numbers", "fill in what is missing, or drop those rows")
+        message = f"NaN or infinity in {rows} of {len(X)} rows, first in row {row} (from 0), column {column}"
+        raise invalid("X", Description(message), "finite numbers", "fill in what is missing, or drop those rows")
 
-    def _tensor(self, X: NDArray[Any], learner: Learner, known: torch.dtype | None = None) -> Tensor:
-        """Convert examples for the learner: to the type of earlier ones (`known`), wherever that is exact."""
+    def _tensor(self, X: NDArray[Any], learner: Learner, example_dtype: torch.dtype | None = None) -> Tensor:
+        """Convert examples for the learner: to `example_dtype`, that of earlier ones, if that is exact."""
         if X.dtype.kind not in "biuf":
             raise invalid("X", Description(f"an array of type {X.dtype}"), "numbers", ENCODE)
-        kind = np.float64 if X.dtype == np.longdouble else X.dtype.newbyteorder("=")  # torch has no others
-        x = torch.from_numpy(np.array(X, kind, order="C")).to(learner.device)
-        numbers = x.dtype != torch.uint8 and self.model is None and learner.embed is None  # neither bytes nor ids
+        array_dtype = np.float64 if X.dtype == np.longdouble else X.dtype.newbyteorder("=")  # torch has no others
+        x = torch.from_numpy(np.array(X, array_dtype, order="C")).to(learner.device)
+        is_numeric = x.dtype != torch.uint8 and self.model is None and learner.embed is None  # neither bytes nor ids
         if isinstance(learner.prepare, Scale):
             x = x.double()  # rounded only after scaling
-        elif known is not None and not self.scale:
-            x = _cast(x if known.is_floating_point else signed("X", x), known)
-        elif self.scale or x.is_floating_point() or numbers:
+        elif example_dtype is not None and not self.scale:
+            x = _cast(x if example_dtype.is_floating_point else signed("X", x), example_dtype)
+        elif self.scale or x.is_floating_point() or is_numeric:
             x = x.to(learner.dtype)
         else:
             x = signed("X", x)
@@ -222,8 +225,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _settings(self) -> dict[str, Any]:
         """Return all settings except those that every call reads again."""
-        kept = {name: value for name, value in self.get_params(deep=False).items() if name not in ANEW}
-        return {name: dict(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
+        settings = {name: value for name, value in self.get_params(deep=False).items() if name not in ANEW}
+        return {name: dict(value) if isinstance(value, Mapping) else value for name, value in settings.items()}
 
     def _own_options(self) -> dict[str, Any]:
         if not isinstance(self.options, Mapping | None):
@@ -237,47 +240,47 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     def _check_settings(self) -> None:
         """Refuse changes to the settings that the learner was made with, except to lr."""
         self._check_counts()
-        now = self._settings()
-        for name, before in self._made.items():
-            if name != "lr" and not _same(now[name], before):
+        settings = self._settings()
+        for name, earlier in self._made.items():
+            if name != "lr" and not _is_same(settings[name], earlier):
                 remedy = "a change takes effect at the next fit: call fit, or set it back"
-                raise invalid(name, now[name], "the value that the learner was made with", remedy)
-        if now["lr"] is not None:
-            check_number("lr", now["lr"], above=0)
+                raise invalid(name, settings[name], "the value that the learner was made with", remedy)
+        if settings["lr"] is not None:
+            check_number("lr", settings["lr"], above=0)
 
-    def _follow_lr(self) -> None:
+    def _update_lr(self) -> None:
         """Apply the current lr to the learner."""
         if self.lr != self._made["lr"]:
-            now, learner = self._settings(), self.learner_
-            usual = (now["options"] or {}).get("lr", type(learner).lr)
-            learner.lr, self._made = plain(usual if now["lr"] is None else now["lr"]), now
+            settings, learner = self._settings(), self.learner_
+            default = (settings["options"] or {}).get("lr", type(learner).lr)
+            learner.lr, self._made = plain(default if settings["lr"] is None else settings["lr"]), settings
             for group in learner.optim.param_groups:
                 group["lr"] = learner.lr
 
     @torch.inference_mode(False)  # the learner must be able to train later
-    @_renaming()
-    def _make(self, X: NDArray[Any], outputs: int, criterion: str | Criterion, **usual: Any) -> Learner:
-        """Build an untrained learner; `usual` are defaults for those options that its class has."""
+    @_estimator_errors()
+    def _build_learner(self, X: NDArray[Any], outputs: int, criterion: str | Criterion, **defaults: Any) -> Learner:
+        """Build an untrained learner; `defaults` are for those options that its class has."""
         self._check_counts()
         if not isinstance(self.scale, bool | np.bool_):
             raise invalid("scale", self.scale, "True or False")
         seed = int(check_random_state(self.random_state).randint(2**31))
-        kind = _method(self.learner) if isinstance(self.learner, str) else self.learner
+        kind = _learner_class(self.learner) if isinstance(self.learner, str) else self.learner
         if not (isinstance(kind, type) and issubclass(kind, Learner)):
             raise invalid("learner", kind, "a method's name, or its class", "`parabolic list` shows the names")
         options = copy.deepcopy(self._own_options())  # the values belong to the user
-        fields = {each.name for each in dataclasses.fields(kind)} - {"model"}
+        fields = {field.name for field in dataclasses.fields(kind)} - {"model"}
         for name in options:
             check_name("options", name, fields)
         if "seed" in options:  # it would not determine the initial weights
             raise invalid("options", "seed", "options other than the seed", "set random_state instead")
-        place = find_device(str(self.device))
-        options = {name: each.to(place) if isinstance(each, nn.Module) else each for name, each in options.items()}
-        given: dict[str, Any] = {name: value for name, value in usual.items() if name in fields}
-        given |= {"criterion": criterion, "seed": seed} | options
-        own = {name: copy.deepcopy(getattr(self, name)) for name in OWN if name in fields}  # a memory may be an object
-        given |= {name: value for name, value in own.items() if value is not None}
-        learner = kind(self._network(X.shape[1:], outputs, seed).to(place), **given)
+        device = find_device(str(self.device))
+        options = {name: value.to(device) if isinstance(value, nn.Module) else value for name, value in options.items()}
+        arguments: dict[str, Any] = {name: value for name, value in defaults.items() if name in fields}
+        arguments |= {"criterion": criterion, "seed": seed} | options
+        overrides = {name: copy.deepcopy(getattr(self, name)) for name in OWN if name in fields}  # also of a memory
+        arguments |= {name: value for name, value in overrides.items() if value is not None}
+        learner = kind(self._network(X.shape[1:], outputs, seed).to(device), **arguments)
         if self.scale and "prepare" not in options:
             if isinstance(learner.embed, nn.Embedding):
                 raise invalid("scale", self.scale, "False, as embed looks up ids", "ids cannot be scaled")
@@ -300,17 +303,17 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         with drawing_apart():
             torch.manual_seed(seed)
             try:
-                made = factory(shape, outputs)
+                network = factory(shape, outputs)
             except (InputError, *DEVICE_ERRORS):
                 raise
             except Exception as error:
-                said = f"called with {tuple(shape)} and {outputs}, it says: {first_line(error)}"
-                raise invalid("model", factory, expected, "; ".join(filter(None, [said, remedy]))) from error
-        if not isinstance(made, nn.Module):
-            raise invalid("model", type(made), expected)
-        return made
+                message = f"called with {tuple(shape)} and {outputs}, it says: {first_line(error)}"
+                raise invalid("model", factory, expected, "; ".join(filter(None, [message, remedy]))) from error
+        if not isinstance(network, nn.Module):
+            raise invalid("model", type(network), expected)
+        return network
 
-    @_renaming()
+    @_estimator_errors()
     def _learn(self, learner: Learner, x: Tensor, y: Tensor, epochs: int | None = None) -> None:
         """Train on the examples once, in their order, or for several epochs, reshuffled each time."""
         y, rng, size = y.to(x.device), np.random.default_rng(learner.seed), int(self.batch_size)
@@ -333,8 +336,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         if not math.isfinite(float(loss)):
             raise Diverged(f"the loss became {float(loss)}: lower lr (now {learner.lr:g}), or set clip_norm in options")
 
-    @_renaming()
-    def _check_like(self, x: Tensor) -> None:
+    @_estimator_errors()
+    def _check_examples(self, x: Tensor) -> None:
         """Refuse what the learner would refuse, before anything changes."""
         shape, dtype = self._example
         if (x.shape[1:], x.dtype) != self._example:
@@ -344,21 +347,21 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         for part in x.split(SHEET) if ids or not isinstance(learner.prepare, Scale | None) else ():
             learner.predict(part)  # only the network knows which ids exist, and only `prepare` what it returns
 
-    def _rehearse(self, x: Tensor, go_on: Callable[[Self], object]) -> None:
-        """Let a copy go on first if batch norm meets a single example: only a step shows if it is refused."""
+    def _rehearse(self, x: Tensor, learn: Callable[[Self], object]) -> None:
+        """Let a copy learn first if batch norm gets a single example: only a step shows whether that fails."""
         learner = self.learner_
         if min(len(x), int(self.batch_size)) > 1 or not has_batch_norm(learner.model):
             return
         stored = len(learner.past) if isinstance(learner, ReplayLearner) else 0
         if not learner.needs_tasks and stored >= self._alone:
-            return  # one was learned with as little to recall
-        with self._held():
+            return  # one was learned with no more in memory
+        with self._locked():
             trial = copy.copy(self)
             trial.learner_ = copy.deepcopy(learner)
-        go_on(trial)
+        learn(trial)
         self._alone = stored
 
-    def _served(self, answer: nn.Module) -> nn.Module:
+    def _serving_module(self, answer: nn.Module) -> nn.Module:
         """Return a module of its own that predicts: the learner's predictor, followed by `answer`."""
         scaled = isinstance(self.learner_.prepare, Scale)
         return nn.Sequential(
@@ -368,21 +371,21 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     def _scores(self, X: Any) -> Tensor:
         """Return the scores of examples, all by the same weights, as the lock is held."""
         check_is_fitted(self)
-        X, found, learner = self._checked(X, reset=False), [], self.learner_
+        X, scores, learner = self._validated(X, reset=False), [], self.learner_
         for row in range(0, len(X), SHEET):
-            with _renaming(row):
+            with _estimator_errors(row):
                 x = self._tensor(X[row : row + SHEET], learner, self._example[1])
-                found.append(learner.scores(x).double())
-                if not found[-1].isfinite().all():
+                scores.append(learner.scores(x).double())
+                if not scores[-1].isfinite().all():
                     check_finite("X", learner.inputs(x))  # in the network's type
                     raise Diverged(
                         "the scores are not finite numbers: the network has diverged, or X is far from all that it has "
                         f"learned; call fit with a lower lr (now {learner.lr:g}), or with clip_norm in options"
                     )
-        return torch.cat(found)
+        return torch.cat(scores)
 
 
-def measured(scale: Any, name: str, x: Tensor) -> Any:
+def updated_scale(scale: Any, name: str, x: Tensor) -> Any:
     """Return a copy of a Scale, updated with these numbers; anything else is returned as it is."""
     if not isinstance(scale, Scale):
         return scale
@@ -391,7 +394,7 @@ def measured(scale: Any, name: str, x: Tensor) -> Any:
     return scale
 
 
-def _method(name: str) -> type[Learner]:
+def _learner_class(name: str) -> type[Learner]:
     """The method of that name; if it is a preset's, the error says how to use that."""
     try:
         return find_learner(name)
@@ -406,12 +409,12 @@ def _check_columns(X: Any) -> None:
     """Name the columns of a frame that are no numbers, as scikit-learn's errors do not."""
     names = getattr(X, "column_names", getattr(X, "columns", ()))  # the former in Arrow, whose `columns` are arrays
     columns = {name: X[name] for name in names if isinstance(name, str)}
-    kinds = {name: getattr(each, "dtype", getattr(each, "type", "several")) for name, each in columns.items()}
-    if told := [f"{name!r} ({kinds[name]})" for name, each in columns.items() if not _numeric(each)]:
-        raise invalid("X", Description(f"columns that are no numbers: {', '.join(told)}"), "numbers", ENCODE)
+    kinds = {name: getattr(column, "dtype", getattr(column, "type", "several")) for name, column in columns.items()}
+    if described := [f"{name!r} ({kinds[name]})" for name, column in columns.items() if not _is_numeric(column)]:
+        raise invalid("X", Description(f"columns that are no numbers: {', '.join(described)}"), "numbers", ENCODE)
 
 
-def _numeric(values: Any) -> bool:
+def _is_numeric(values: Any) -> bool:
     try:
         np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
@@ -434,13 +437,13 @@ def _with_names(X: Any) -> Any:
     return arrow.Table.from_batches([X]) if arrow is not None and isinstance(X, arrow.RecordBatch) else X
 
 
-def _device_here(asked: str | torch.device) -> torch.device:
+def _available_device(device: str | torch.device) -> torch.device:
     """The device that a pickled estimator was made for or, with a warning, the CPU if this machine has no such."""
     try:
-        return find_device(str(asked))
+        return find_device(str(device))
     except InputError as error:
-        told = f"{error}. What was loaded computes on the CPU; before its next fit, call set_params(device='auto')"
-        warnings.warn(told, RuntimeWarning, stacklevel=3)
+        message = f"{error}. What was loaded computes on the CPU; before its next fit, call set_params(device='auto')"
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
         return CPU
 
 
@@ -472,10 +475,10 @@ def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     return cast if dtype.is_floating_point or torch.equal(cast.to(x.dtype), x) else x
 
 
-def _same(one: Any, other: Any) -> bool:
+def _is_same(one: Any, other: Any) -> bool:
     """Whether a setting is unchanged: equal if it is a plain value, otherwise the same object."""
-    one, other = (str(each) if isinstance(each, torch.device) else plain(each) for each in (one, other))
+    one, other = (str(setting) if isinstance(setting, torch.device) else plain(setting) for setting in (one, other))
     kinds = str | int | float
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+        return one.keys() == other.keys() and all(_is_same(one[name], other[name]) for name in one)
     return one is other or (isinstance(one, kinds) and isinstance(other, kinds) and one == other)

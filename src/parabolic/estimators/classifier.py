@@ -14,8 +14,15 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from parabolic.checks import invalid
-from parabolic.estimators.base import Estimator, Factory, measured
-from parabolic.estimators.labels import balanced_weights, check_labels, given_weights, labels_of, merged, numbered
+from parabolic.estimators.base import Estimator, Factory, updated_scale
+from parabolic.estimators.labels import (
+    balanced_weights,
+    check_labels,
+    given_weights,
+    labels_of,
+    merge_labels,
+    outputs_of,
+)
 from parabolic.estimators.serving import Columns
 from parabolic.learners import CrossEntropy, Learner, ReplayLearner
 from parabolic.memory import Memory
@@ -106,20 +113,20 @@ class ParabolicClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         if not hasattr(self, "learner_") and self._begin(X, y, classes, None):
             return self
         check_labels("y", y)
-        X, y = self._checked(X, y, reset=False)
+        X, y = self._validated(X, y, reset=False)
         if isinstance(self.class_weight, str):
             balanced_weights(self.class_weight, y, None)  # raises: not all labels are known
         x, labels = self._tensor(X, self.learner_, self._example[1]), labels_of(y, classes)
-        self._check_like(x)
+        self._check_examples(x)
         self._check_settings()
-        self._rehearse(x, lambda trial: trial._go_on(x[:1], y[:1], labels))
-        return self._go_on(x, y, labels)
+        self._rehearse(x, lambda trial: trial._continue(x[:1], y[:1], labels))
+        return self._continue(x, y, labels)
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The label of each example."""
         scores, classes = self._class_scores(X)
-        found: NDArray[Any] = classes[scores.softmax(1).argmax(1).numpy()]
-        return found
+        predicted: NDArray[Any] = classes[scores.softmax(1).argmax(1).numpy()]
+        return predicted
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """The probability of each of `classes_`, for each example."""
@@ -133,44 +140,46 @@ class ParabolicClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         """Learn from nothing, in one pass if `epochs` is None; returns False if another thread was the first to fit."""
         new = copy.copy(self)  # self takes its state in one step, or not at all
         check_labels("y", y)
-        X, y = new._checked(X, y)
-        labels, outputs = merged(y[:0], np.arange(0), labels_of(y, classes, part=epochs is None))
-        learner = new._make(X, len(labels), new._criterion(labels, outputs, None if epochs is None else y))
+        X, y = new._validated(X, y)
+        labels, outputs = merge_labels(y[:0], np.arange(0), labels_of(y, classes, part=epochs is None))
+        learner = new._build_learner(X, len(labels), new._criterion(labels, outputs, None if epochs is None else y))
         learner.grow(len(labels))
         x = new._tensor(X, learner)
-        learner.prepare = measured(learner.prepare, "X", x)
-        new._learn(learner, x, numbered(y, labels, outputs), epochs)
+        learner.prepare = updated_scale(learner.prepare, "X", x)
+        new._learn(learner, x, outputs_of(y, labels, outputs), epochs)
         new.learner_, new.classes_, new._outputs = learner, labels, outputs
         new._example = (x.shape[1:], x.dtype)
-        return self._become(new, first=epochs is None)
+        return self._take_state(new, first=epochs is None)
 
-    def _go_on(self, x: Tensor, y: NDArray[Any], more: NDArray[Any]) -> Self:
-        with self._held():  # other threads see all of these changes or none
-            learner, (labels, outputs) = self.learner_, merged(self.classes_, self._outputs, more)
-            prepare = measured(learner.prepare, "X", x)
+    def _continue(self, x: Tensor, y: NDArray[Any], more_labels: NDArray[Any]) -> Self:
+        with self._locked():  # other threads see all of these changes or none
+            learner, (labels, outputs) = self.learner_, merge_labels(self.classes_, self._outputs, more_labels)
+            prepare = updated_scale(learner.prepare, "X", x)
             if len(labels) > len(self.classes_):
                 learner.grow(len(labels))
                 self.classes_, self._outputs = labels, outputs
                 if self.class_weight is not None:
                     learner.criterion = self._criterion(labels, outputs).to(learner.device)
-            self._follow_lr()
+            self._update_lr()
             learner.prepare = prepare
-        self._learn(learner, x, numbered(y, labels, outputs))
+        self._learn(learner, x, outputs_of(y, labels, outputs))
         return self
 
     def _criterion(
         self, labels: NDArray[Any], outputs: NDArray[np.int64], y: NDArray[Any] | None = None
     ) -> CrossEntropy:
         """The loss, with the weights of the classes in the order of the outputs; `y` are all labels, if known."""
-        given = self.class_weight
-        if given is None:
+        class_weight = self.class_weight
+        if class_weight is None:
             return CrossEntropy()
         if "criterion" in self._own_options():
-            raise invalid("class_weight", given, "None, as options has a criterion", "give the weights in one of them")
+            remedy = "give the weights in one of them"
+            raise invalid("class_weight", class_weight, "None, as options has a criterion", remedy)
         weights = np.empty(len(labels))
-        weights[outputs] = (
-            balanced_weights(given, labels, y) if isinstance(given, str) else given_weights(given, labels)
-        )
+        if isinstance(class_weight, str):
+            weights[outputs] = balanced_weights(class_weight, labels, y)
+        else:
+            weights[outputs] = given_weights(class_weight, labels)
         return CrossEntropy(weights)
 
     def predictor(self) -> nn.Module:
@@ -181,14 +190,14 @@ class ParabolicClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         contains neither memory nor optimiser. It only checks the type of X. See `Learner.predictor`.
         """
         check_is_fitted(self)
-        with self._held():
+        with self._locked():
             answer = Columns(torch.from_numpy(self._outputs).to(self.learner_.device))
-            return self._served(answer)
+            return self._serving_module(answer)
 
     def memory_counts(self) -> dict[Any, int]:
         """How many examples of each of `classes_` are in memory: all 0 for a method without one."""
         check_is_fitted(self)
-        with self._held():
+        with self._locked():
             learner, counts = self.learner_, np.zeros(len(self.classes_), dtype=np.int64)
             if isinstance(learner, ReplayLearner):
                 counts = learner.past["y"].bincount(minlength=len(counts)).cpu().numpy()
@@ -196,5 +205,5 @@ class ParabolicClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
 
     def _class_scores(self, X: Any) -> tuple[Tensor, NDArray[Any]]:
         """Return the scores of the classes, and `classes_` of the same moment."""
-        with self._held():
+        with self._locked():
             return self._scores(X).cpu()[:, torch.from_numpy(self._outputs)], self.classes_

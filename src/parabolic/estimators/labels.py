@@ -15,13 +15,13 @@ from torch import Tensor
 
 from parabolic.checks import FILL_IN, Description, check_gaps, check_name, check_number, invalid
 
-__all__ = ["balanced_weights", "check_labels", "given_weights", "labels_of", "merged", "numbered"]
+__all__ = ["balanced_weights", "check_labels", "given_weights", "labels_of", "merge_labels", "outputs_of"]
 
 EXACT = 2**53  # from here on float64 cannot represent every whole number
 
 
 def check_labels(name: str, y: Any) -> None:
-    """Refuse labels of which some are missing, as NumPy would make words of these."""
+    """Refuse missing labels, which NumPy would turn into words."""
     check_gaps(name, y)
     if y is None or getattr(getattr(y, "dtype", None), "kind", "O") != "O":
         return
@@ -35,42 +35,42 @@ def labels_of(y: NDArray[Any], classes: Any, part: bool = True) -> NDArray[Any]:
     _check_kind("y", y)
     check_classification_targets(np.repeat(y, 2) if part else y)
     check_labels("classes", classes)
-    found = np.unique(y)
+    labels = np.unique(y)
     if classes is None:
-        return found
+        return labels
     announced = column_or_1d(classes)
     _check_kind("classes", announced)
-    return _union(found, np.unique(announced))
+    return _union(labels, np.unique(announced))
 
 
-def merged(
+def merge_labels(
     classes: NDArray[Any], outputs: NDArray[np.int64], labels: NDArray[Any]
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the classes and new labels, sorted, and the output of each; known classes keep their outputs."""
-    both = _union(classes, labels)
-    fresh = len(classes) + np.arange(len(both) - len(classes))
-    old = np.isin(both, classes)
-    found = np.empty(len(both), dtype=np.int64)
-    found[old], found[~old] = outputs, fresh
-    return both, found
+    union = _union(classes, labels)
+    new_outputs = len(classes) + np.arange(len(union) - len(classes))
+    is_known = np.isin(union, classes)
+    union_outputs = np.empty(len(union), dtype=np.int64)
+    union_outputs[is_known], union_outputs[~is_known] = outputs, new_outputs
+    return union, union_outputs
 
 
-def numbered(y: NDArray[Any], labels: NDArray[Any], outputs: NDArray[np.int64]) -> Tensor:
+def outputs_of(y: NDArray[Any], labels: NDArray[Any], outputs: NDArray[np.int64]) -> Tensor:
     """The output of each label in a batch; `outputs` are those of all labels, which are sorted."""
     return torch.from_numpy(outputs[np.searchsorted(labels, y)])
 
 
-def balanced_weights(given: str, labels: NDArray[Any], y: NDArray[Any] | None) -> NDArray[np.float64]:
+def balanced_weights(mode: str, labels: NDArray[Any], y: NDArray[Any] | None) -> NDArray[np.float64]:
     """Weights that are inverse to how often the classes occur, as in scikit-learn."""
-    check_name("class_weight", given, ["balanced"], "or give a dict from labels to weights")
+    check_name("class_weight", mode, ["balanced"], "or give a dict from labels to weights")
     if y is None:
         remedy = (
             "a new class is rare only so far, and already half of what is learned: "
             "options={'balance': 0.5} or learner='cbrs' compensate for frequencies as they change"
         )
-        raise invalid("class_weight", given, "None or a dict from labels to weights for partial_fit", remedy)
-    found: NDArray[np.float64] = compute_class_weight(given, classes=labels, y=y)
-    return found
+        raise invalid("class_weight", mode, "None or a dict from labels to weights for partial_fit", remedy)
+    weights: NDArray[np.float64] = compute_class_weight(mode, classes=labels, y=y)
+    return weights
 
 
 def given_weights(weights: Any, labels: NDArray[Any]) -> list[float]:
@@ -88,7 +88,7 @@ def given_weights(weights: Any, labels: NDArray[Any]) -> list[float]:
 
 def _check_kind(name: str, labels: NDArray[Any]) -> None:
     """Refuse Python objects that are no words: some cannot be sorted, and scikit-learn's checks accept none of them."""
-    if labels.dtype.kind == "O" and (kinds := {type(each).__name__ for each in labels if not isinstance(each, str)}):
+    if labels.dtype.kind == "O" and (kinds := {type(label).__name__ for label in labels if not isinstance(label, str)}):
         got = Description(f"Unknown label type: Python objects ({', '.join(sorted(kinds))})")  # scikit-learn's words
         raise invalid(name, got, "words or numbers", f"convert them: {name}.astype(int) or .astype(str)")
 
@@ -99,11 +99,11 @@ def _is_missing(label: Any) -> bool:
 
 
 def _union(one: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
-    kinds = ["a word" if each.dtype.kind in "OUS" else "a number" for each in (one, other)]
+    kinds = ["a word" if labels.dtype.kind in "OUS" else "a number" for labels in (one, other)]
     if len(one) and kinds[0] != kinds[1]:
         raise invalid("y", Description(f"{kinds[1]} for a label"), f"{kinds[0]}, like the labels before")
-    both = np.unique(np.concatenate([one, other]))
-    if both.dtype.kind == "f" and len(both) and np.abs(both).max() >= EXACT:
+    union = np.unique(np.concatenate([one, other]))
+    if union.dtype.kind == "f" and len(union) and np.abs(union).max() >= EXACT:
         got = Description(f"labels of {EXACT} or more as floats, or of types that NumPy merges into floats")
         raise invalid("y", got, "labels that stay distinct", "give all of them as int64, or as words")
-    return both
+    return union

@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from parabolic.checks import Description, check_finite, check_name, invalid
-from parabolic.estimators.base import Estimator, Factory, as_numbers, measured
+from parabolic.estimators.base import Estimator, Factory, as_numbers, updated_scale
 from parabolic.estimators.serving import Targets
 from parabolic.learners import MSE, Criterion, Huber, Learner, Numbers, Scale
 from parabolic.memory import Memory
@@ -83,21 +83,21 @@ class ParabolicRegressor(RegressorMixin, Estimator):  # type: ignore[misc]
         """Continue learning from examples and their targets."""
         if not hasattr(self, "learner_") and self._begin(X, y, None):
             return self
-        X, y = self._checked(X, y, reset=False, multi_output=True, y_numeric=True)
+        X, y = self._validated(X, y, reset=False, multi_output=True, y_numeric=True)
         x, target = self._tensor(X, self.learner_, self._example[1]), _target(y, self.learner_)
-        self._check_like(x)
+        self._check_examples(x)
         self._check_settings()
         if target.shape[1] != self.learner_.classes:
             raise invalid("y", target, f"one of shape {[len(y), self.learner_.classes]}, as before")
-        self._rehearse(x, lambda trial: trial._go_on(x[:1], target[:1]))
-        return self._go_on(x, target)
+        self._rehearse(x, lambda trial: trial._continue(x[:1], target[:1]))
+        return self._continue(x, target)
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """The prediction for each example: one-dimensional if the first targets were, otherwise a column per target."""
-        with self._held():  # scores and units must belong together
+        with self._locked():  # scores and units must belong together
             scores = self._scores(X)
-            found = self.learner_.error.answer(scores).cpu().numpy()
-            return found[:, 0] if self._single else found
+            answers = self.learner_.error.answer(scores).cpu().numpy()
+            return answers[:, 0] if self._single else answers
 
     def predictor(self) -> nn.Module:
         """A module that maps rows of X, as a tensor, to what `predict` returns for them: to serve from.
@@ -106,44 +106,44 @@ class ParabolicRegressor(RegressorMixin, Estimator):  # type: ignore[misc]
         memory nor optimiser. It only checks the type of X. See `Learner.predictor`.
         """
         check_is_fitted(self)
-        with self._held():
-            return self._served(Targets(self.learner_.error, self.learner_.device, self._single))
+        with self._locked():
+            return self._serving_module(Targets(self.learner_.error, self.learner_.device, self._single))
 
     def _begin(self, X: Any, y: Any, epochs: int | None) -> bool:
         """Learn from nothing, in one pass if `epochs` is None; returns False if another thread was the first to fit."""
         new = copy.copy(self)  # self takes its state in one step, or not at all
-        X, y = new._checked(X, y, multi_output=True, y_numeric=True)
+        X, y = new._validated(X, y, multi_output=True, y_numeric=True)
         # Between examples far apart, targets on a straight line are wrong wherever the function is curved.
-        learner = new._make(X, 1 if y.ndim == 1 else y.shape[1], new._criterion(), endpoints="nearest")
+        learner = new._build_learner(X, 1 if y.ndim == 1 else y.shape[1], new._criterion(), endpoints="nearest")
         x, target = new._tensor(X, learner), _target(y, learner)
         new._measure(learner, x, target)
         new._learn(learner, x, target, epochs)
         new.learner_, new._single, new._example = learner, y.ndim == 1, (x.shape[1:], x.dtype)
-        return self._become(new, first=epochs is None)
+        return self._take_state(new, first=epochs is None)
 
-    def _go_on(self, x: Tensor, y: Tensor) -> Self:
-        with self._held():
+    def _continue(self, x: Tensor, y: Tensor) -> Self:
+        with self._locked():
             learner = self.learner_
             self._measure(learner, x, y)
-            self._follow_lr()
+            self._update_lr()
         self._learn(learner, x, y)
         return self
 
     def _criterion(self) -> Criterion:
-        known: dict[str, type[MSE] | type[Huber]] = {"mse": MSE, "huber": Huber}
+        losses: dict[str, type[MSE] | type[Huber]] = {"mse": MSE, "huber": Huber}
         if self.loss != "mse" and "criterion" in self._own_options():
             raise invalid("loss", self.loss, "'mse', the default, as options has a criterion", "give one of the two")
         if isinstance(self.loss, Numbers):
             return dataclasses.replace(self.loss, units=Scale()) if self.scale else copy.copy(self.loss)
-        check_name("loss", self.loss, known, "or give a parabolic.Numbers")
-        return known[self.loss](units=Scale() if self.scale else None)
+        check_name("loss", self.loss, losses, "or give a parabolic.Numbers")
+        return losses[self.loss](units=Scale() if self.scale else None)
 
     @staticmethod
     def _measure(learner: Learner, x: Tensor, y: Tensor) -> None:
         """Update the scales of inputs and targets."""
-        error, prepare = learner.error, measured(learner.prepare, "X", x)
+        error, prepare = learner.error, updated_scale(learner.prepare, "X", x)
         if isinstance(error, Numbers):
-            error.units = measured(error.units, "y", y)
+            error.units = updated_scale(error.units, "y", y)
         learner.prepare = prepare
 
     def __sklearn_tags__(self) -> Any:

@@ -55,5 +55,5 @@ class Targets(nn.Module):
 
     def forward(self, scores: Tensor) -> Tensor:
         """The targets."""
-        found = self.error.answer(scores.double())
-        return found[:, 0] if self.single else found
+        answers = self.error.answer(scores.double())
+        return answers[:, 0] if self.single else answers

@@ -77,12 +77,12 @@ class Strategy(SupervisedTemplate):  # type: ignore[misc]
         options: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         _check_model(model)
-        given: dict[str, Any] = {
-            name: each.to(device) if isinstance(each, nn.Module) else each for name, each in options.items()
+        arguments: dict[str, Any] = {
+            name: value.to(device) if isinstance(value, nn.Module) else value for name, value in options.items()
         }
         if optimizer is not None:
-            given |= _adopted(optimizer, options)
-        self.learner = self.kind(model.to(device), criterion=_criterion(criterion), **given)
+            arguments |= _optimizer_options(optimizer, options)
+        self.learner = self.kind(model.to(device), criterion=_criterion(criterion), **arguments)
         super().__init__(
             model=self.learner.model, optimizer=self.learner.optim, criterion=self.learner.error,
             train_mb_size=train_mb_size, train_epochs=train_epochs, eval_mb_size=eval_mb_size, device=device,
@@ -154,8 +154,10 @@ class Strategy(SupervisedTemplate):  # type: ignore[misc]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle by learner if the class was generated here, as no module then holds it under its name."""
-        how, arguments, *state = super().__reduce_ex__(protocol)
-        return (_blank, (self.kind,), *state) if type(self) is _made.get(self.kind) else (how, arguments, *state)
+        rebuild, arguments, *state = super().__reduce_ex__(protocol)
+        if type(self) is _strategies.get(self.kind):
+            rebuild, arguments = _blank, (self.kind,)
+        return rebuild, arguments, *state
 
 
 def _blank(kind: type[Learner]) -> Strategy:
@@ -166,14 +168,16 @@ def _blank(kind: type[Learner]) -> Strategy:
 def _constructor(kind: type[Learner]) -> Callable[..., None]:
     """Return a constructor whose signature includes the learner's options: Avalanche refuses arguments not in it."""
     *common, _ = inspect.signature(Strategy.__init__).parameters.values()
-    own = [each for each in dataclasses.fields(kind) if each.name not in {argument.name for argument in common}]
+    fields = [field for field in dataclasses.fields(kind) if field.name not in {argument.name for argument in common}]
 
-    def construct(self: Strategy, **given: Any) -> None:
-        options = {each.name: given.pop(each.name) for each in own if each.name in given}
-        Strategy.__init__(self, **given, options=options)
+    def construct(self: Strategy, **arguments: Any) -> None:
+        options = {field.name: arguments.pop(field.name) for field in fields if field.name in arguments}
+        Strategy.__init__(self, **arguments, options=options)
 
-    arguments = [inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default) for each in own]
-    construct.__signature__ = inspect.Signature([*common, *arguments])  # type: ignore[attr-defined]
+    parameters = [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default) for field in fields
+    ]
+    construct.__signature__ = inspect.Signature([*common, *parameters])  # type: ignore[attr-defined]
     return construct
 
 
@@ -197,12 +201,13 @@ def strategy_of(learner: str | type[Learner]) -> type[Strategy]:
         raise invalid("learner", kind, "a subclass of parabolic.Learner, or the name of one")
     if kind.sees_all:
         raise invalid("learner", kind.name, "one that learns from a stream", "Avalanche has JointTraining for this")
-    if kind not in _made:
-        _made[kind] = type(kind.__name__, (Strategy,), {"kind": kind, "__module__": __name__, "__doc__": kind.__doc__})
-    return _made[kind]
+    if kind not in _strategies:
+        namespace = {"kind": kind, "__module__": __name__, "__doc__": kind.__doc__}
+        _strategies[kind] = type(kind.__name__, (Strategy,), namespace)
+    return _strategies[kind]
 
 
-_made: dict[type[Learner], type[Strategy]] = {PCL.kind: PCL}  # one class for each learner
+_strategies: dict[type[Learner], type[Strategy]] = {PCL.kind: PCL}  # one class for each learner
 
 
 def __getattr__(name: str) -> Any:
@@ -234,7 +239,7 @@ def _check_model(model: nn.Module) -> None:
             raise invalid("model", got, "a network that does not change", remedy)
 
 
-def _adopted(optimizer: object, options: Mapping[str, Any]) -> dict[str, Any]:
+def _optimizer_options(optimizer: object, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that make a learner use an existing optimiser."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         remedy = "for example torch.optim.SGD(model.parameters(), lr=0.1)"
@@ -247,16 +252,16 @@ def _adopted(optimizer: object, options: Mapping[str, Any]) -> dict[str, Any]:
 def _adopt(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter], **_: Any) -> torch.optim.Optimizer:
     """Return the optimiser, extended by weights that it lacks: a method may have some of its own."""
     known = {weight for group in optimizer.param_groups for weight in group["params"]}
-    if more := [weight for weight in weights if weight not in known]:
-        optimizer.add_param_group({"params": more})
+    if missing := [weight for weight in weights if weight not in known]:
+        optimizer.add_param_group({"params": missing})
     return optimizer
 
 
-def _criterion(given: str | Criterion | nn.CrossEntropyLoss) -> str | Criterion:
+def _criterion(loss: str | Criterion | nn.CrossEntropyLoss) -> str | Criterion:
     """Convert a torch loss, as Avalanche takes it, to one that a learner takes."""
-    if not isinstance(given, nn.CrossEntropyLoss):
-        return given
-    if (given.reduction, given.label_smoothing, given.ignore_index) != ("mean", 0.0, -100):
+    if not isinstance(loss, nn.CrossEntropyLoss):
+        return loss
+    if (loss.reduction, loss.label_smoothing, loss.ignore_index) != ("mean", 0.0, -100):
         remedy = "give a parabolic.Classes(loss) for anything else"
-        raise invalid("criterion", given, "a torch.nn.CrossEntropyLoss with no setting but weight", remedy)
-    return CrossEntropy(weights=None if given.weight is None else given.weight.tolist())
+        raise invalid("criterion", loss, "a torch.nn.CrossEntropyLoss with no setting but weight", remedy)
+    return CrossEntropy(weights=None if loss.weight is None else loss.weight.tolist())
