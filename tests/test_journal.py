@@ -14,6 +14,7 @@ import threading
 import time
 import warnings
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -149,6 +150,12 @@ def test_a_forked_process_that_ends_does_not_release_the_folder_of_its_parent(tm
     assert re.match("journal: got a folder that another journal has open", done.stdout)
 
 
+def newer_file(process, folder, place):
+    """Ask for a file, as all that were asked for so far may be of the batch at which the process began."""
+    process.send_signal(signal.SIGUSR1)
+    return any(int(name[:12]) > place for name in files(folder))
+
+
 def test_signals_at_random_moments_write_only_whole_states(tmp_path):
     """SIGTERM ends the loop as the manual says; SIGUSR1 asks for a file at once, in a step, a prediction or neither."""
     moments, environment = random.Random(3), os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
@@ -162,7 +169,7 @@ def test_signals_at_random_moments_write_only_whole_states(tmp_path):
         for _ in range(10):
             time.sleep(moments.uniform(0, 0.02))
             process.send_signal(signal.SIGUSR1)
-        assert until(lambda: any(int(name[:12]) > place for name in files(tmp_path)))  # noqa: B023
+        assert until(partial(newer_file, process, tmp_path, place))
         time.sleep(0.05)  # some batches more, so that it is not the file of the end
         process.terminate()
         last = int(process.communicate()[0])
