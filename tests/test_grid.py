@@ -23,7 +23,7 @@ from rich.text import Text
 from parabolic import InputError, RunSpec, Store
 from parabolic.experiments import Event, GridBar, execute, execute_fleet, run_grid
 from parabolic.experiments import grid as grid_module
-from parabolic.experiments.crews import Here, Processes
+from parabolic.experiments.crews import InProcess, Processes
 from parabolic.experiments.work import Job, Over, work
 from parabolic.learners import find_learner
 
@@ -223,7 +223,7 @@ def test_fleets_are_of_one_shape_and_what_a_dead_one_leaves_is_tried_run_by_run(
     crew, jobs = Processes(["cpu"]), []
     monkeypatch.setattr(crew, "gpu", True)  # which trains fleets one run after the other, on this device
     monkeypatch.setattr(crew, "start", lambda job, start=crew.start: (jobs.append(job.specs), start(job)))
-    monkeypatch.setattr("parabolic.experiments.grid._crew", lambda *given: crew)
+    monkeypatch.setattr("parabolic.experiments.grid._make_crew", lambda *given: crew)
     one, two, three = (fragile(tmp_path, trouble) for trouble in ("none", "killed_once", "loud"))
     outcome = run_grid([one, SPECS[0], two, SPECS[2], three], Store(tmp_path / "runs"), fleet=3)
     assert (outcome.trained, outcome.failures) == (5, [])
@@ -289,9 +289,9 @@ def test_when_the_time_is_up_nothing_more_is_begun_and_the_next_call_goes_on(tmp
 
 
 def test_runs_that_were_to_be_trained_side_by_side_are_put_off_one_by_one(tmp_path, monkeypatch):
-    crew = Here("cpu")
+    crew = InProcess("cpu")
     monkeypatch.setattr(crew, "gpu", True)
-    monkeypatch.setattr("parabolic.experiments.grid._crew", lambda *given: crew)
+    monkeypatch.setattr("parabolic.experiments.grid._make_crew", lambda *given: crew)
     assert run_grid(SPECS, Store(tmp_path), fleet=5, minutes=1e-9).put_off == len(SPECS)
 
 

@@ -307,7 +307,7 @@ def test_a_grid_that_is_stopped_twice_lets_go_of_its_runs(tmp_path, monkeypatch)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("parabolic.experiments.crews.Here.close", stop)
+        patched.setattr("parabolic.experiments.crews.InProcess.close", stop)
         with pytest.raises(KeyboardInterrupt) as kept:  # once a run is begun, and once more at the end
             run_grid(specs, Store(tmp_path), workers=0, device="cpu", watch=stop)
     assert all((claim := Store(tmp_path).claim(spec.key)) is not None and not claim.release() for spec in specs)

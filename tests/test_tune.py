@@ -799,7 +799,7 @@ def test_a_process_of_another_user_lives(monkeypatch):
         raise PermissionError
 
     monkeypatch.setattr(os, "kill", forbidden)
-    assert not study_module._dead(f"{platform.node()}:1")
+    assert not study_module._is_dead(f"{platform.node()}:1")
 
 
 def test_a_study_that_another_process_has_just_opened_is_not_deleted(tmp_path):

@@ -66,13 +66,13 @@ class _Commands(TyperGroup):
 
 def find_command(name: str) -> Any:
     """The command of that name."""
-    module, _, own = COMMANDS[name][0].partition(":")
-    found = getattr(import_module(f"parabolic.cli.{module}"), own)
-    if not isinstance(found, typer.Typer):
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    command = getattr(import_module(f"parabolic.cli.{module}"), attribute)
+    if not isinstance(command, typer.Typer):
         single = typer.Typer(add_completion=False)
-        single.command(name)(found)
-        found = single
-    return typer.main.get_command(found)
+        single.command(name)(command)
+        command = single
+    return typer.main.get_command(command)
 
 
 app = typer.Typer(
@@ -90,7 +90,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
         raise typer.Exit
 
 
-def _plainly(message: Warning | str, *_: object, **__: object) -> str:
+def _format_warning(message: Warning | str, *_: object, **__: object) -> str:
     """Format a warning as one line, without its position in the source code."""
     return f"warning: {message}\n"
 
@@ -118,19 +118,19 @@ def main() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a character that the terminal cannot show must not fail the command
-    warnings.formatwarning = _plainly
+    warnings.formatwarning = _format_warning
     try:
         try:
             with _terminable():
-                _command()
+                _run_command()
         finally:
             sys.stdout.flush()
     except OSError as error:
-        if not _cut_off():
+        if not _is_output_closed():
             raise
         if error.errno != errno.EPIPE:  # a closed pipe, as by `head`, needs no message
-            told = f"error: standard output: got {error.strerror}, expected room for the output"
-            print(f"{told}; finished runs are stored, and the same command prints them", file=sys.stderr)
+            message = f"error: standard output: got {error.strerror}, expected room for the output"
+            print(f"{message}; finished runs are stored, and the same command prints them", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout once more at exit
         sys.exit(1)
 
@@ -138,28 +138,28 @@ def main() -> None:
 @contextmanager
 def _terminable() -> Iterator[None]:
     """Let SIGTERM end a command as Ctrl-C does, except for the exit code; a second SIGTERM ends it at once."""
-    asked = []
+    received = []
 
-    def end(*_: object) -> None:
+    def interrupt(*_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        asked.append(True)
+        received.append(True)
         raise KeyboardInterrupt
 
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # the parent process may have set it to be ignored
-        signal.signal(signal.SIGTERM, end)
+        signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        if not asked:
+        if not received:
             raise
     finally:
-        if signal.getsignal(signal.SIGTERM) == end:
+        if signal.getsignal(signal.SIGTERM) == interrupt:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if asked:
+    if received:
         sys.exit(128 + signal.SIGTERM)
 
 
-def _cut_off() -> bool:
+def _is_output_closed() -> bool:
     """Whether standard output accepts no more text."""
     try:
         print(flush=True)  # the text that failed may no longer be in the buffer
@@ -168,7 +168,7 @@ def _cut_off() -> bool:
     return False
 
 
-def _command() -> None:
+def _run_command() -> None:
     try:
         app()
     except Exception as error:

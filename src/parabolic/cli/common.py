@@ -65,39 +65,40 @@ def read_run(
     learner: str | None,
     preset: str | None,
     settings: list[str] | None,
-    usual: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
     **given: Any,
 ) -> tuple[Preset, RunSpec]:
     """Return the preset (for a plain learner: an empty one) and the spec of its run.
 
-    Values in `given` that are None fall back to the preset's, then to `usual`: a command's own default stream and
-    memory.
+    Values in `given` that are None fall back to the preset's, then to `defaults`: those of a command for the stream and
+    the memory.
     """
     chosen = chosen_preset(learner, preset)
-    chosen = replace(chosen, **{name: value for name, value in (usual or {}).items() if getattr(chosen, name) is None})
-    own = settings_of_each({chosen.name: chosen.learner}, read_settings(settings))[chosen.name]
-    check_once(own, {f"--{name}": value for name, value in given.items()})
-    return chosen, chosen.spec(own, **{name: value for name, value in given.items() if value is not None})
+    missing = {name: value for name, value in (defaults or {}).items() if getattr(chosen, name) is None}
+    chosen = replace(chosen, **missing)
+    own_settings = settings_of_each({chosen.name: chosen.learner}, read_settings(settings))[chosen.name]
+    check_once(own_settings, {f"--{name}": value for name, value in given.items()})
+    return chosen, chosen.spec(own_settings, **{name: value for name, value in given.items() if value is not None})
 
 
 def chosen_preset(learner: str | None, preset: str | None) -> Preset:
     """Return the preset, which must be of the learner if both are given; for a plain learner, an empty one."""
-    method = "pcl" if learner is None else learner
-    chosen = load_preset(preset) if preset else Preset(method, method)
+    name = "pcl" if learner is None else learner
+    chosen = load_preset(preset) if preset else Preset(name, name)
     if learner not in (None, chosen.learner):
         raise invalid("--learner", learner, f"{chosen.learner}, as in preset {preset!r}", "leave one of them out")
     return chosen
 
 
 @contextmanager
-def naming_preset(presets: Sequence[Preset], given: str | None) -> Iterator[None]:
-    """If data are not prepared that a preset asks for, and not the user, say so in the error."""
+def naming_preset(presets: Sequence[Preset], stream: str | None) -> Iterator[None]:
+    """Name the preset in the error about data that are not prepared, if the stream is the preset's, not the user's."""
     try:
         yield
     except InputError as error:
-        meant = next((each for each in presets if each.stream), None)
-        if error.name == "data" and given is None and meant is not None:
-            error.remedy += f"; or name another stream, as in --stream seq-digits: {meant.name} is for {meant.stream}"
+        preset = next((preset for preset in presets if preset.stream), None)
+        if error.name == "data" and stream is None and preset is not None:
+            error.remedy += f"; or name another stream, as in --stream seq-digits: {preset.name} is for {preset.stream}"
         raise
 
 
@@ -126,8 +127,8 @@ def read_settings(pairs: list[str] | None, name: str = "--set", example: str = "
 
 def read_where(where: list[str] | None, learner: str | None, stream: str | None) -> dict[str, str]:
     """Return the values that the settings of the wanted runs must have."""
-    named = [f"{name}={value}" for name, value in (("learner", learner), ("stream", stream)) if value is not None]
-    return read_settings([*(where or []), *named], "--where")
+    pairs = [f"{name}={value}" for name, value in (("learner", learner), ("stream", stream)) if value is not None]
+    return read_settings([*(where or []), *pairs], "--where")
 
 
 def settings_of_each(
@@ -139,20 +140,20 @@ def settings_of_each(
     A setting that no row has raises an error that suggests the nearest name.
     """
     known = {row: RunSpec.known_settings(learner) for row, learner in learners.items()}
-    given: dict[str, dict[str, str]] = {row: {} for row in learners}
-    called = {find_learner(learner).name: row for row, learner in learners.items() if ":" in row}
-    called |= {row: row for row in learners}
+    by_row: dict[str, dict[str, str]] = {row: {} for row in learners}
+    row_names = {find_learner(learner).name: row for row, learner in learners.items() if ":" in row}
+    row_names |= {row: row for row in learners}
     for key, text in settings.items():
-        named, dot, own = key.rpartition(".")
+        prefix, dot, setting = key.rpartition(".")
         if dot:
-            check_name(f"{name} {key}", named, called, "it is not among the learners")
-        asked = [called[named]] if dot else list(learners)
-        having = [row for row in asked if own in known[row]]
-        if not having:
-            one = learners[asked[0]] if len(asked) == 1 else "LEARNER"
-            field = next(filter(None, (no_option(find_learner(learners[row]), own) for row in asked)), "")
-            remedy = "; ".join(filter(None, (field, f"`parabolic list {one}` shows them")))
-            check_name(name, own, {each for row in asked for each in known[row]}, remedy)
-        for row in having:
-            given[row][own] = text if dot else given[row].get(own, text)
-    return given
+            check_name(f"{name} {key}", prefix, row_names, "it is not among the learners")
+        rows = [row_names[prefix]] if dot else list(learners)
+        matching = [row for row in rows if setting in known[row]]
+        if not matching:
+            learner_name = learners[rows[0]] if len(rows) == 1 else "LEARNER"
+            hint = next(filter(None, (no_option(find_learner(learners[row]), setting) for row in rows)), "")
+            remedy = "; ".join(filter(None, (hint, f"`parabolic list {learner_name}` shows them")))
+            check_name(name, setting, {known_name for row in rows for known_name in known[row]}, remedy)
+        for row in matching:
+            by_row[row][setting] = text if dot else by_row[row].get(setting, text)
+    return by_row

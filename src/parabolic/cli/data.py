@@ -45,8 +45,8 @@ def prepare(
     as_json: Json = False,
 ) -> None:
     """Store a data set in the cache, from a folder, an archive, the Hugging Face hub or a download."""
-    before = streams.find_data(name)
-    with _bars() as progress:
+    previous = streams.find_data(name)
+    with _progress_bars() as progress:
         data = streams.prepare(name, source, label=label, again=again, progress=progress)
     if as_json:
         print(json.dumps(_facts(data), indent=1))
@@ -56,17 +56,19 @@ def prepare(
     if not data.test:
         parts = f"{data.train:,} images (every fifth of each class is held out for testing)"
     console.print(f"{name}: {parts} of {' × '.join(map(str, data.shape))}, {data.classes} classes, from {data.source}")
-    if before is not None and before.content != data.content:
-        console.print(f"It replaces other data of that name, from {before.source}: runs on them will be trained again.")
-    if _published(data) is False:
+    if previous is not None and previous.content != data.content:
+        console.print(
+            f"It replaces other data of that name, from {previous.source}: runs on them will be trained again."
+        )
+    if _matches_published(data) is False:
         console.print("Note: the images and labels are not bit for bit those of the official archive.")
     stream = name if name.startswith("hf:") else f"seq-{name}"
     console.print(f"Use it as a stream: parabolic run --stream {stream}")
     if name not in PUBLISHED:
-        usual = streams.find_stream(stream)
-        steps = data.train * (1 if data.test else 0.8) / usual.batch
+        entry = streams.find_stream(stream)
+        steps = data.train * (1 if data.test else 0.8) / entry.batch
         console.print(
-            f"By default a run uses network {usual.backbone} and batches of {usual.batch}: about {steps:,.0f} steps. "
+            f"By default a run uses network {entry.backbone} and batches of {entry.batch}: about {steps:,.0f} steps. "
             "If the images are small or few, --set backbone=convnet --set batch=10 may learn far more; "
             "`parabolic list` shows the networks."
         )
@@ -77,15 +79,19 @@ def list_data(as_json: Json = False) -> None:
     """List the data sets that are prepared or can be, and the scenarios that can be applied to them."""
     cache = Cache()
     prepared = {name: data for name in cache.names() if (data := cache.find(name)) is not None}
-    scenario = {name: {"default": each.default, "about": each.about} for name, each in options_of(Scenario).items()}
+    scenario = {
+        name: {"default": option.default, "about": option.about} for name, option in options_of(Scenario).items()
+    }
     if as_json:
-        told = {
+        payload = {
             "folder": str(cache.root),
             "prepared": {name: _facts(data) for name, data in prepared.items()},
-            "published": {name: {"about": each.about, "url": each.url} for name, each in PUBLISHED.items()},
+            "published": {
+                name: {"about": published.about, "url": published.url} for name, published in PUBLISHED.items()
+            },
             "scenario": scenario,
         }
-        print(json.dumps(told, indent=1))
+        print(json.dumps(payload, indent=1))
         return
     console = Console(markup=False)
     table = Table("data", "what it is", "images", "MB", "as published", title="Data", title_justify="left")
@@ -99,13 +105,13 @@ def list_data(as_json: Json = False) -> None:
             name,
             about or f"{data.classes} classes, from {data.source}",
             f"{data.train:,} + {data.test:,} of {' × '.join(map(str, data.shape))}",
-            f"{sum(each['bytes'] for each in data.files.values()) / 1e6:.0f}",
-            {None: "", True: "yes", False: "no"}[_published(data)],
+            f"{sum(file['bytes'] for file in data.files.values()) / 1e6:.0f}",
+            {None: "", True: "yes", False: "no"}[_matches_published(data)],
         )
     console.print(table)
     table = Table("setting", "default", "what it does", title="Scenarios: --set setting=value", title_justify="left")
-    for name, each in scenario.items():
-        table.add_row(name, str(each["default"]).lower(), str(each["about"]))
+    for name, facts in scenario.items():
+        table.add_row(name, str(facts["default"]).lower(), str(facts["about"]))
     console.print(table)
     console.print(f"Prepared data are stored in {cache.root} (set PARABOLIC_DATA to use another folder).")
 
@@ -120,30 +126,30 @@ def show(
     settings: Set = None,
 ) -> None:
     """Draw what a learner sees: examples of each task with their labels, and PCL's bridges."""
-    own = read_settings(settings)
-    check_once(own, {"--seed": seed})
-    spec = RunSpec.from_settings("pcl", own, stream=stream, seed=seed or 0)
+    parsed_settings = read_settings(settings)
+    check_once(parsed_settings, {"--seed": seed})
+    spec = RunSpec.from_settings("pcl", parsed_settings, stream=stream, seed=seed or 0)
     resolved = spec.resolved()
-    shown = make_stream(spec.stream, spec.seed, **spec.scenario)
+    built_stream = make_stream(spec.stream, spec.seed, **spec.scenario)
     path = output or Path(file_name(spec.stream) + ".png")
     check_picture("--output", path)
     with disk_errors("--output", path.parent, "name another file"):
-        draw_sheet(shown, path, resolved["options"], batch=resolved["batch"], seed=spec.seed)
-    Console(markup=False).print(f"{len(shown)} tasks, {shown.classes} classes: {path}")
+        draw_sheet(built_stream, path, resolved["options"], batch=resolved["batch"], seed=spec.seed)
+    Console(markup=False).print(f"{len(built_stream)} tasks, {built_stream.classes} classes: {path}")
 
 
 def _facts(data: DataSet) -> dict[str, object]:
-    return dataclasses.asdict(data) | {"as_published": _published(data)}
+    return dataclasses.asdict(data) | {"as_published": _matches_published(data)}
 
 
-def _published(data: DataSet) -> bool | None:
+def _matches_published(data: DataSet) -> bool | None:
     """Whether a data set has the contents of the official archive of that name; None if these are not known."""
     official = PUBLISHED.get(data.name)
     return None if official is None or official.content is None else data.content == official.content
 
 
 @contextmanager
-def _bars() -> Iterator[streams.ShowProgress]:
+def _progress_bars() -> Iterator[streams.ShowProgress]:
     """A progress bar for each activity; silent if standard error is not a terminal."""
     console = Console(stderr=True)
     columns = (
@@ -155,11 +161,11 @@ def _bars() -> Iterator[streams.ShowProgress]:
     bars = Progress(*columns, console=console)
     # before version 14.3 of rich, a disabled bar ends with an empty line: without a terminal, none is started
     with bars if console.is_terminal else nullcontext():
-        known: dict[str, TaskID] = {}
+        tasks: dict[str, TaskID] = {}
 
-        def told(what: str, done: int, total: int | None) -> None:
-            if what not in known:
-                known[what] = bars.add_task(what, total=total)
-            bars.update(known[what], completed=done, total=total)
+        def show_progress(activity: str, done: int, total: int | None) -> None:
+            if activity not in tasks:
+                tasks[activity] = bars.add_task(activity, total=total)
+            bars.update(tasks[activity], completed=done, total=total)
 
-        yield told
+        yield show_progress

@@ -17,7 +17,7 @@ from parabolic.report.comparisons import many
 from parabolic.report.runs import fault_of
 
 __all__ = [
-    "Address", "Engine", "Fleet", "Gpus", "Minutes", "Workers", "close_grid", "tell_outdated", "tell_package",
+    "Address", "Engine", "Fleet", "Gpus", "Minutes", "Workers", "close_grid", "note_outdated", "note_package",
     "train_all",
 ]  # fmt: skip
 
@@ -43,7 +43,7 @@ Minutes = Annotated[
 def train_all(specs: Sequence[RunSpec], store: Store, track: str | None = None, **options: Any) -> Outcome:
     """Run a grid with a progress bar and log the trained runs to the trackers; `options` are those of `run_grid`."""
     if not options.get("again"):
-        tell_outdated(specs, store)
+        note_outdated(specs, store)
     with GridBar() as bar, tracking(track) as tracker:
 
         def watch(event: Event) -> None:
@@ -54,14 +54,14 @@ def train_all(specs: Sequence[RunSpec], store: Store, track: str | None = None, 
         return run_grid(specs, store, watch=watch, **options)
 
 
-def tell_outdated(specs: Iterable[RunSpec], store: Store) -> None:
+def note_outdated(specs: Iterable[RunSpec], store: Store) -> None:
     """Say on standard error how many finished runs are to be trained again because the user's own code has changed."""
     if count := sum(store.outdated(spec) for spec in specs):
         are = "is" if count == 1 else "are"
         print(f"{many(count, 'finished run')} {are} trained again, as your own code has changed", file=sys.stderr)
 
 
-def tell_package(runs: Iterable[Record], *, again: bool = True) -> None:
+def note_package(runs: Iterable[Record], *, again: bool = True) -> None:
     """Say on standard error how many runs were trained by other code of this package; they are not trained again.
 
     `again` says whether the command has the option `--again`.
@@ -81,10 +81,10 @@ def close_grid(outcome: Outcome, store: Store) -> None:
         console.print(f"and {len(outcome.diverged) - SHOWN} more: `parabolic runs --diverged` lists them")
     if outcome.diverged:
         console.print(f"Diverged runs: {len(outcome.diverged)}. They are kept, and not tried again.")
-    alike = defaultdict[str, list[Failure]](list)  # a hundred runs may lack the same data
+    failures_by_reason = defaultdict[str, list[Failure]](list)  # a hundred runs may lack the same data
     for failure in outcome.failures:
-        alike[fault_of(failure.reason, failure.trace)].append(failure)
-    for reason, failures in alike.items():
+        failures_by_reason[fault_of(failure.reason, failure.trace)].append(failure)
+    for reason, failures in failures_by_reason.items():
         for spec in (failure.spec for failure in failures[:SHOWN]):
             console.print(f"{store.path(spec.key)}: {spec.learner} on {spec.stream}, seed {spec.seed}, failed")
         if len(failures) > SHOWN:

@@ -32,7 +32,7 @@ def list_all(
     if learner is not None:
         _list_one(learner, as_json)
         return
-    learners = {name: _facts(each) for name, each in sorted(known_learners().items())}
+    learners = {name: _facts(learner_class) for name, learner_class in sorted(known_learners().items())}
     if as_json:
         streams = {name: entry.about for name, entry in known_streams().items()}
         print(json.dumps({"learners": learners, "streams": streams, "backbones": sorted(BACKBONES)}, indent=1))
@@ -40,7 +40,7 @@ def list_all(
     console = Console(markup=False)
     table = Table("learner", "reference", "needs", "options", title="Learners", title_justify="left", show_lines=True)
     for name, facts in learners.items():
-        options = ", ".join(f"{key}={stated['default']}" for key, stated in facts["options"].items())
+        options = ", ".join(f"{key}={option['default']}" for key, option in facts["options"].items())
         table.add_row(name, facts["reference"], ", ".join(facts["needs"]) or "nothing", options)
     console.print(table)
     table = Table("stream", "what it is", "network", "batch", title="Streams", title_justify="left")
@@ -52,22 +52,22 @@ def list_all(
 
 
 def _list_one(name: str, as_json: bool) -> None:
-    kind = find_learner(name)
+    learner_class = find_learner(name)
     if as_json:
-        print(json.dumps(_facts(kind), indent=1))
+        print(json.dumps(_facts(learner_class), indent=1))
         return
     console = Console(markup=False)
-    about = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0]
-    for line in filter(None, (f"{name}: {about}" if about else name, kind.reference)):
+    about = inspect.cleandoc(learner_class.__doc__ or "").partition("\n\n")[0]
+    for line in filter(None, (f"{name}: {about}" if about else name, learner_class.reference)):
         console.print(Text(line))
     groups = {
-        "Its options": options_of(kind),
-        "Options of every run": {key: each for key, each in options_of(RunSpec).items() if key not in NAMED},
+        "Its options": options_of(learner_class),
+        "Options of every run": {key: option for key, option in options_of(RunSpec).items() if key not in NAMED},
     }
     for title, options in groups.items():
         table = Table("--set", "default", "values", "what it is", title=title, title_justify="left")
-        for key, stated in options.items():
-            table.add_row(key, write_option(stated.default), stated.allowed, Text(stated.about))
+        for key, option in options.items():
+            table.add_row(key, write_option(option.default), option.allowed, Text(option.about))
         console.print(table)
     console.print("For the scenarios of streams: parabolic data list")
 
@@ -77,10 +77,11 @@ def _facts(learner: type[Learner]) -> dict[str, Any]:
     options = options_of(learner)
     needs = {"memory": "memory" in options, "tasks": learner.needs_tasks, "all tasks at once": learner.sees_all}
     defaults = {
-        name: write_option(each.default) if callable(each.default) else each.default for name, each in options.items()
+        name: write_option(option.default) if callable(option.default) else option.default
+        for name, option in options.items()
     }
     return {
         "reference": learner.reference,
         "needs": [need for need, needed in needs.items() if needed],
-        "options": {name: {"default": defaults[name], "about": each.about} for name, each in options.items()},
+        "options": {name: {"default": defaults[name], "about": option.about} for name, option in options.items()},
     }

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from parabolic.checks import check_name, invalid
 from parabolic.cli.common import Checkpoint, Device, Runs
-from parabolic.cli.grids import Address, Engine, Fleet, Gpus, Minutes, Workers, close_grid, tell_package, train_all
+from parabolic.cli.grids import Address, Engine, Fleet, Gpus, Minutes, Workers, close_grid, note_package, train_all
 from parabolic.cli.tables import Format, Intervals, Output, check_output, show, titles_of
 from parabolic.cli.tracking import Track
 from parabolic.experiments import BackedStore, Outcome, Record, Records, Store, is_record
@@ -106,39 +106,43 @@ def paper(
         raise invalid("--like", like, "none without --dry-run", "add --dry-run")
     check_crew(engine, workers, address)
     if dry_run:
-        alike, at_once = _alike(store, like, engine, workers, device)
-        _tell_plans(selection.plans(store, Estimates(alike)), at_once, format)
-        _tell(_without_presets(selection), aloud=format != "json")
+        similar, at_once = _similar_runs(store, like, engine, workers, device)
+        _print_plans(selection.plans(store, Estimates(similar)), at_once, format)
+        _print_lines(_preset_lines(selection), to_stdout=format != "json")
         return
     if output is not None:
         check_output(output)
-    there = {spec.key: run for spec in selection.runs if (run := store.ended(spec)) is not None}
-    missing, outcome = Missing.of(selection, there), Outcome()
+    stored = {spec.key: run for spec in selection.runs if (run := store.ended(spec)) is not None}
+    missing, outcome = Missing.of(selection, stored), Outcome()
     if not show_only:
-        mine, missing = missing.parted(cluster=engine == "ray")
+        trainable, missing = missing.split_by_data(cluster=engine == "ray")
         outcome = train_all(
-            mine.runs, Store(runs), track,
+            trainable.runs, Store(runs), track,
             engine=engine, workers=workers, address=address, fleet=fleet, gpus=gpus, device=device,
             minutes=minutes, checkpoint=checkpoint,
         )  # fmt: skip
-    found = there | outcome.records | outcome.diverged
-    results = paper_results(selection, found)
+    ended = stored | outcome.records | outcome.diverged
+    results = paper_results(selection, ended)
     if format != "json":
         titles = titles_of([*METHODS, *selection.own])
         results = [
-            replace(each, rows={titles.get(row, row): cells for row, cells in each.rows.items()}) for each in results
+            replace(result, rows={titles.get(row, row): cells for row, cells in result.rows.items()})
+            for result in results
         ]
     show(results, format, intervals=intervals, output=output)
-    aloud = format == "terminal" and output is None
-    if aloud:
-        kept = sum(is_record(each) for each in found.values())
-        told = f"{many(len(found), 'run')}, {len(there) - kept + outcome.reused} of them already there ({runs})"
-        diverged = sum(bool(each.diverged) for each in found.values())
-        print(told + f", {kept} records" * bool(kept) + f", {diverged} diverged" * bool(diverged))
-    again = "the same command" + (" without --show" if show_only else "")
+    to_stdout = format == "terminal" and output is None
+    if to_stdout:
+        from_records = sum(is_record(record) for record in ended.values())
+        reused = len(stored) - from_records + outcome.reused
+        diverged = sum(bool(record.diverged) for record in ended.values())
+        summary = f"{many(len(ended), 'run')}, {reused} of them already there ({runs})"
+        print(summary + f", {from_records} records" * bool(from_records) + f", {diverged} diverged" * bool(diverged))
+    command = "the same command" + (" without --show" if show_only else "")
     unreadable = [f"Cannot be read: {place} ({reason})" for place, reason in store.records.unreadable().items()]
-    _tell([*_in_words(missing, selection, again), *_without_presets(selection), *unreadable], aloud=aloud)
-    tell_package(found.values(), again=False)
+    _print_lines(
+        [*_missing_lines(missing, selection, command), *_preset_lines(selection), *unreadable], to_stdout=to_stdout
+    )
+    note_package(ended.values(), again=False)
     close_grid(outcome, store)
 
 
@@ -146,20 +150,20 @@ def _names(text: str | None) -> tuple[str, ...] | None:
     return None if text is None else tuple(name.strip() for name in text.split(","))
 
 
-def _tell(lines: list[str], *, aloud: bool) -> None:
+def _print_lines(lines: list[str], *, to_stdout: bool) -> None:
     """Print lines below a table, or on standard error, apart from what another program reads."""
-    console = Console(stderr=not aloud, soft_wrap=True, highlight=False, markup=False)
+    console = Console(stderr=not to_stdout, soft_wrap=True, highlight=False, markup=False)
     for line in lines:
         console.print(line)
 
 
-def _in_words(missing: Missing, selection: Selection, again: str) -> list[str]:
+def _missing_lines(missing: Missing, selection: Selection, command: str) -> list[str]:
     """Return lines on what is missing in which setting, and the commands that would train it."""
     gaps = missing.gaps(selection)
     if not gaps:
         return []
     data = dict.fromkeys(name for gap in gaps if (name := lacking_data(gap.stream)) is not None)
-    steps = [*(f"parabolic data prepare {name}" for name in data), again]
+    steps = [*(f"parabolic data prepare {name}" for name in data), command]
     count = sum(sum(gap.rows.values()) for gap in gaps)
     are = "is" if count == 1 else "are"
     return [
@@ -168,20 +172,20 @@ def _in_words(missing: Missing, selection: Selection, again: str) -> list[str]:
     ]
 
 
-def _without_presets(selection: Selection) -> list[str]:
+def _preset_lines(selection: Selection) -> list[str]:
     """Return lines on the rows that have no preset, and the commands that would tune them."""
     if not selection.tuned:
         return []
-    tuning, said = Tuning.of(selection), list[str]()
+    tuning, lines = Tuning.of(selection), list[str]()
     if tuning.missing:
-        said.append("Rows without a preset stay empty. To tune them:")
-        said += [f"    {command}" for command in tuning.commands]
+        lines.append("Rows without a preset stay empty. To tune them:")
+        lines += [f"    {command}" for command in tuning.commands]
     if None in tuning.plus.values():
-        said.append(f"{PLUS} stays empty without a preset pcl-plus or pcl-plus-STREAM.")
-    return said
+        lines.append(f"{PLUS} stays empty without a preset pcl-plus or pcl-plus-STREAM.")
+    return lines
 
 
-def _alike(
+def _similar_runs(
     store: Store, like: str | None, engine: str, workers: int | None, device: str
 ) -> tuple[Iterator[Record], int]:
     """Return the runs by which to estimate times, on the same kind of device, and how many would be trained at once."""
@@ -189,9 +193,9 @@ def _alike(
         return _trained_on(like, store), 1
     if engine != "local":  # the devices of a cluster are not known
         return iter(store), workers or 1
-    here = environment(find_device(device))["device"]
-    alike = (record for record in store if record.environment.get("device") == here)
-    return alike, 1 if workers == 0 else len(worker_devices(device, workers))
+    device_name = environment(find_device(device))["device"]
+    similar = (record for record in store if record.environment.get("device") == device_name)
+    return similar, 1 if workers == 0 else len(worker_devices(device, workers))
 
 
 def _trained_on(device: str, store: Store) -> Iterator[Record]:
@@ -199,30 +203,30 @@ def _trained_on(device: str, store: Store) -> Iterator[Record]:
     runs = [(str(record.environment.get("device")), record) for record in store]
     if not runs:
         raise invalid("--like", device, "a device of finished runs, and there are none", "train some, or use --records")
-    check_name("--like", device, {place for place, _ in runs})
-    return (record for place, record in runs if place == device)
+    check_name("--like", device, {name for name, _ in runs})
+    return (record for name, record in runs if name == device)
 
 
-def _tell_plans(plans: dict[str, Plan], at_once: int, format: str) -> None:
+def _print_plans(plans: dict[str, Plan], at_once: int, format: str) -> None:
     if format == "json":
-        told = {name: {**asdict(each), "seconds": each.seconds / at_once} for name, each in plans.items()}
-        print(json.dumps(told, indent=1))
+        payload = {name: {**asdict(plan), "seconds": plan.seconds / at_once} for name, plan in plans.items()}
+        print(json.dumps(payload, indent=1))
         return
     table = Table(title="Runs to train", title_justify="left")
     for column in ("table", "runs", "done", "to train", f"time, {at_once} at once"):
         table.add_column(column, justify="left" if column == "table" else "right")
-    for name, each in plans.items():
+    for name, plan in plans.items():
         if name == "all":
             table.add_section()
-        table.add_row(name, str(each.runs), str(each.done), str(each.runs - each.done), _time(each, at_once))
+        table.add_row(name, str(plan.runs), str(plan.done), str(plan.runs - plan.done), _format_time(plan, at_once))
     Console(markup=False).print(table)
 
 
-def _time(plan: Plan, at_once: int) -> str:
+def _format_time(plan: Plan, at_once: int) -> str:
     """Format the time that a plan may take, as far as it is known."""
     left, seconds = plan.runs - plan.done, plan.seconds / at_once
     if plan.unknown == left > 0:
         return "unknown"
-    told = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
-    told = told if seconds < 6000 else f"{seconds / 3600:.1f} h"
-    return f"{told}, and {plan.unknown} runs unknown" if plan.unknown else told
+    text = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+    text = text if seconds < 6000 else f"{seconds / 3600:.1f} h"
+    return f"{text}, and {plan.unknown} runs unknown" if plan.unknown else text

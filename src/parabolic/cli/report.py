@@ -45,10 +45,10 @@ def report(
 ) -> None:
     """Write all results as one page that works offline: which method is best, by how much, and at what cost."""
     store = BackedStore(runs, Records.ours() if records else Records())
-    wanted = read_where(where, learner, stream)
+    filters = read_where(where, learner, stream)
 
     def write(refresh: float | None = None) -> Path:
-        return write_page(store, output, title=title, where=wanted, bounds=bounds, refresh=refresh, may_be_empty=watch)
+        return write_page(store, output, title=title, where=filters, bounds=bounds, refresh=refresh, may_be_empty=watch)
 
     console = Console(soft_wrap=True, highlight=False, markup=False)
     if watch:
@@ -90,7 +90,7 @@ def plot(
     else:
         if len(scenes) > 1:
             got = Description(f"runs of {len(scenes)} kinds: {'; '.join(scene.title for scene in scenes)}")
-            raise invalid("runs", got, "runs of one kind for a file", _choice(scenes))
+            raise invalid("runs", got, "runs of one kind for a file", _describe_choice(scenes))
         console.print(Text(f"Written: {draw_curves(scenes[0], output, style)}"))
     if finds.left_out:
         console.print(Text(finds.left_out))
@@ -98,17 +98,17 @@ def plot(
         console.print(Text(f"Cannot be read: {path}"))
 
 
-def _choice(scenes: Sequence[Scene]) -> str:
+def _describe_choice(scenes: Sequence[Scene]) -> str:
     """Describe how to choose one of several scenes: the settings that differ, and an example that selects the last."""
     names = dict.fromkeys(name for scene in scenes for name in scene.settings)
     differing = [name for name in names if len({str(scene.settings.get(name)) for scene in scenes}) > 1]
-    told = []
+    choices = []
     for name in differing:
         values = dict.fromkeys(str(scene.settings[name]) for scene in scenes if name in scene.settings)
-        told.append(f"{name} ({', '.join(values)})")
+        choices.append(f"{name} ({', '.join(values)})")
     last = scenes[-1].settings
     example = shlex.join(word for name in differing if name in last for word in ("--where", f"{name}={last[name]}"))
-    return f"choose by {' and '.join(told)}, for example {example}"
+    return f"choose by {' and '.join(choices)}, for example {example}"
 
 
 def _keep_current(store: Store, seen: Mapping[Path, int], write: Callable[[], object], every: float) -> None:

@@ -27,8 +27,8 @@ from parabolic.cli.common import (
     naming_preset,
     read_run,
 )
-from parabolic.cli.grids import tell_outdated, tell_package
-from parabolic.cli.tables import made_with
+from parabolic.cli.grids import note_outdated, note_package
+from parabolic.cli.tables import describe_training
 from parabolic.cli.tracking import Track, tracking
 from parabolic.engine import Callback, Monitor, ProgressBar
 from parabolic.experiments import Record, Store, run
@@ -61,57 +61,59 @@ def run_one(
     find_device(device)  # this and the next are checked even if the run is already stored
     Keeping.of(store, checkpoint)
     if not again:
-        tell_outdated([spec], store)
-    lost: Unsaved | None = None
+        note_outdated([spec], store)
+    unsaved: Unsaved | None = None
     with ExitStack() as stack:
         stack.enter_context(naming_preset([chosen], stream))
         bar = stack.enter_context(ProgressBar())
         bar.title = chosen.name
         tracker = stack.enter_context(tracking(track, {"key": spec.key, **spec.resolved()}))
-        watchers: list[Callback] = [bar]
+        callbacks: list[Callback] = [bar]
         if monitor:  # before the tracker, which closes its entry at the end of the run
-            looks = Monitor(every=20, share=0.005, file=store.monitor(spec.key), tracker=tracker)
-            watchers.append(stack.enter_context(looks))
+            monitor_callback = Monitor(every=20, share=0.005, file=store.monitor(spec.key), tracker=tracker)
+            callbacks.append(stack.enter_context(monitor_callback))
         if tracker is not None:
-            watchers.append(tracker)
+            callbacks.append(tracker)
         try:
-            record, reused = run(spec, store, again=again, device=device, checkpoint=checkpoint, callbacks=watchers)
+            record, reused = run(spec, store, again=again, device=device, checkpoint=checkpoint, callbacks=callbacks)
         except Unsaved as error:  # the results exist, and this is the last chance to see them
-            record, reused, lost = error.record, False, error
+            record, reused, unsaved = error.record, False, error
         except KeyboardInterrupt:
-            begun = store.checkpoint(spec.key).exists()
-            told = "resumes from the last checkpoint" if begun else "starts over, as there was no checkpoint yet"
-            print(f"stopped: the same command {told}", file=sys.stderr)
+            effect = "starts over, as there was no checkpoint yet"
+            if store.checkpoint(spec.key).exists():
+                effect = "resumes from the last checkpoint"
+            print(f"stopped: the same command {effect}", file=sys.stderr)
             raise typer.Exit(130) from None
     if as_json:
         print(json.dumps({**dataclasses.asdict(record), "reused": reused}, indent=1))
     else:
         title = f"{chosen.name} on {spec.stream}, seed {spec.seed}"
-        _print_run(record, title, None if lost else store.path(record.key), reused)
-    tell_package([record])
-    if lost:
-        print(f"error: {lost}", file=sys.stderr)
+        _print_run(record, title, None if unsaved else store.path(record.key), reused)
+    note_package([record])
+    if unsaved:
+        print(f"error: {unsaved}", file=sys.stderr)
         raise typer.Exit(1)
 
 
-def _print_run(record: Record, title: str, place: Path | None, reused: bool) -> None:
+def _print_run(record: Record, title: str, folder: Path | None, reused: bool) -> None:
     """Print the results of a run, how it was trained, and where it is stored, if it is."""
     console = Console(markup=False)
     table, shown = accuracies(record.accuracy, console.width, title)
     console.print(table)
     if shown < len(record.accuracy):
-        elsewhere = f"; all are in {place}/run.json" if place else ""
-        console.print(f"{shown} of {len(record.accuracy)} tasks{elsewhere}")
-    console.print(made_with([record]))
-    for start, told in (("", False), ("with the task told: ", True)):
+        hint = f"; all are in {folder}/run.json" if folder else ""
+        console.print(f"{shown} of {len(record.accuracy)} tasks{hint}")
+    console.print(describe_training([record]))
+    for label, is_task_metric in (("", False), ("with the task told: ", True)):
         figures = {
             name.removeprefix("task_"): value
             for name, value in record.metrics.items()
-            if name.startswith("task_") == told and name not in record.measured
+            if name.startswith("task_") == is_task_metric and name not in record.measured
         }
         if figures:
-            console.print(start + ", ".join(f"{name.replace('_', ' ')} {each:z.1f}" for name, each in figures.items()))
+            texts = (f"{name.replace('_', ' ')} {value:z.1f}" for name, value in figures.items())
+            console.print(label + ", ".join(texts))
     if record.measured:
         console.print(", ".join(f"{name} {values[-1]:.4g}" for name, values in record.measured.items()))
-    kept = f"{'found' if reused else 'stored'} in {place}" if place else "not stored"
-    console.print(f"{briefly(sum(record.train_seconds))} s of training; {kept}")
+    location = f"{'found' if reused else 'stored'} in {folder}" if folder else "not stored"
+    console.print(f"{briefly(sum(record.train_seconds))} s of training; {location}")

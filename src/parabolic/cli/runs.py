@@ -34,7 +34,7 @@ from parabolic.report.runs import (
     write_parquet,
 )
 
-__all__ = ["list_runs", "told_of_stopped"]
+__all__ = ["describe_stopped", "list_runs"]
 
 WIDE = 200  # columns, if the output is not a terminal
 
@@ -57,59 +57,60 @@ def list_runs(
     as_json: Json = False,
 ) -> None:
     """List, select and export the stored runs."""
-    store, wanted = Store(runs), read_where(where, learner, stream)
+    store, filters = Store(runs), read_where(where, learner, stream)
     piped = csv == Path("-")
     if piped and as_json:
         raise invalid("--csv", "-", "a file together with --json", "only one of them can use standard output")
-    asked = [name for name, chosen in (("diverged", diverged), ("failed", failed), ("stopped", stopped)) if chosen]
-    if len(asked) > 1:
-        raise invalid(f"--{asked[1]}", Description(f"it with --{asked[0]}"), "one of the two", "leave one of them out")
-    ended, lost, damaged = store.read()
-    halted = stopped_runs(store, {each.key for each in lost})
-    kind = asked[0] if asked else ""
+    flags = [name for name, is_set in (("diverged", diverged), ("failed", failed), ("stopped", stopped)) if is_set]
+    if len(flags) > 1:
+        raise invalid(f"--{flags[1]}", Description(f"it with --{flags[0]}"), "one of the two", "leave one of them out")
+    ended, failures, damaged = store.read()
+    resumable = stopped_runs(store, {run.key for run in failures})
+    kind = flags[0] if flags else ""
     kinds: dict[str, Sequence[Record | FailedRun | StoppedRun]] = {
         "": ended,
-        "diverged": [each for each in ended if each.diverged],
-        "failed": lost,
-        "stopped": halted,
+        "diverged": [run for run in ended if run.diverged],
+        "failed": failures,
+        "stopped": resumable,
     }
-    rows = select(map(row_of, kinds[kind]), wanted)
+    rows = select(map(row_of, kinds[kind]), filters)
     rows.sort(key=lambda row: (row["stream"], row["learner"], row.get("memory", 0), settings_of(row), row["seed"]))
-    written = {} if records is None else _keep(ended, rows, records, kind)  # first, as it may be refused
+    # Before anything is printed, as it may be refused.
+    record_counts = {} if records is None else _merge_into_records(ended, rows, records, kind)
     if piped:
         print_csv(rows, sys.stdout)
     exported = _export(rows, None if piped else csv, parquet)
     unreadable = {str(path): reason for path, reason in damaged.items()}
     if as_json:
-        more = {"records": written} if records is not None else {}
-        counts = {name: len(each) for name, each in kinds.items() if name}
-        print(json.dumps({"runs": rows, **counts, "unreadable": unreadable, **more}, indent=1))
+        extra = {"records": record_counts} if records is not None else {}
+        counts = {name: len(kind_runs) for name, kind_runs in kinds.items() if name}
+        print(json.dumps({"runs": rows, **counts, "unreadable": unreadable, **extra}, indent=1))
         return
     console = Console(highlight=False, soft_wrap=True, stderr=piped)
     if not console.is_terminal:
         console.width = WIDE
     if not (piped or exported or records):
-        _show(rows, store, console, kind)
+        _print_runs(rows, store, console, kind)
     no_folder = "" if runs.is_dir() else ", which is not a folder"
     console.print(Text(f"{many(len(rows), f'{kind} run'.strip())} in {runs}{no_folder}"))
     for path in exported:
         console.print(Text(f"Written: {path}"))
     if records is not None:
-        console.print(Text(f"Records: {records} ({_told_of_records(written)})"))
+        console.print(Text(f"Records: {records} ({_describe_record_counts(record_counts)})"))
     if not kind and (count := sum(bool(row["diverged"]) for row in rows)):
         console.print(f"{count} of them diverged: parabolic runs --diverged")
-    if lost and not failed:
-        console.print(f"{len(lost)} more failed at their last attempt: parabolic runs --failed")
-    if halted and not stopped:
-        console.print(Text(told_of_stopped(halted)))
+    if failures and not failed:
+        console.print(f"{len(failures)} more failed at their last attempt: parabolic runs --failed")
+    if resumable and not stopped:
+        console.print(Text(describe_stopped(resumable)))
     for name, reason in unreadable.items():
         console.print(Text(f"Cannot be read: {name} ({reason})"))
 
 
-def told_of_stopped(runs: Sequence[StoppedRun]) -> str:
+def describe_stopped(runs: Sequence[StoppedRun]) -> str:
     """One line about stopped runs: which one, or how to list them."""
-    which = stop_of(row_of(runs[0])) if len(runs) == 1 else "parabolic runs --stopped"
-    return f"{many(len(runs), 'stopped run')}, which the same command resumes: {which}"
+    hint = stop_of(row_of(runs[0])) if len(runs) == 1 else "parabolic runs --stopped"
+    return f"{many(len(runs), 'stopped run')}, which the same command resumes: {hint}"
 
 
 def _export(rows: list[Row], csv: Path | None, parquet: Path | None) -> list[Path]:
@@ -122,7 +123,7 @@ def _export(rows: list[Row], csv: Path | None, parquet: Path | None) -> list[Pat
     return files
 
 
-def _keep(ended: Sequence[Record], rows: list[Row], path: Path, kind: str) -> dict[str, int]:
+def _merge_into_records(ended: Sequence[Record], rows: list[Row], path: Path, kind: str) -> dict[str, int]:
     """Merge runs into a records file, except those that are no results: stand-ins, and runs with held-out examples
     (such as the trials of a search).
     """
@@ -136,50 +137,50 @@ def _keep(ended: Sequence[Record], rows: list[Row], path: Path, kind: str) -> di
     quick = [record for record in runs if is_stand_in(record.spec, str(record.environment.get("command", "")))]
     held_out = [record for record in runs if record.spec.get("scenario", {}).get("validation")]
     left_out = {record.key for record in (*quick, *held_out)}
-    kept = [record for record in runs if record.key not in left_out]
-    if not kept:
-        told = f"{len(quick)} are stand-ins of `paper --quick`, {len(held_out)} have held-out examples"
-        got = Description(f"{len(runs)} runs, of which {told}")
+    results = [record for record in runs if record.key not in left_out]
+    if not results:
+        exclusions = f"{len(quick)} are stand-ins of `paper --quick`, {len(held_out)} have held-out examples"
+        got = Description(f"{len(runs)} runs, of which {exclusions}")
         raise invalid("--records", got, "at least one that counts as a result", "train it, or choose others")
-    there = write_records(kept, path)
-    return {"written": len(kept), "there": there, "stand-ins": len(quick), "held-out": len(held_out)}
+    total = write_records(results, path)
+    return {"written": len(results), "there": total, "stand-ins": len(quick), "held-out": len(held_out)}
 
 
-def _told_of_records(counts: Mapping[str, int]) -> str:
+def _describe_record_counts(counts: Mapping[str, int]) -> str:
     words = {"stand-ins": "stand-ins", "held-out": "with held-out examples"}
-    left_out = [f"{counts[what]} {words[what]} left out" for what in words if counts[what]]
+    left_out = [f"{counts[kind]} {words[kind]} left out" for kind in words if counts[kind]]
     return ", ".join([f"{many(counts['written'], 'run')} written", f"{counts['there']} in the file", *left_out])
 
 
-def _show(rows: list[Row], store: Store, console: Console, kind: str) -> None:
+def _print_runs(rows: list[Row], store: Store, console: Console, kind: str) -> None:
     """Print runs: those of one kind, stopped, say, with where and why; all of them as a table."""
     if kind == "stopped":
         for row in rows:
             console.print(Text(f"{row['key']}  {stop_of(row)}"))
     elif kind:
-        _show_why(rows, store, console)
+        _print_reasons(rows, store, console)
     else:
-        _show_table(rows, console)
+        _print_table(rows, console)
 
 
-def _show_table(rows: list[Row], console: Console) -> None:
-    told = {"metrics.acc": "Acc %", "metrics.aaa": "AAA %"}
+def _print_table(rows: list[Row], console: Console) -> None:
+    metrics = {"metrics.acc": "Acc %", "metrics.aaa": "AAA %"}
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in ("key", "learner", "stream", "memory", "seed", "settings", *told.values(), "s"):
+    for title in ("key", "learner", "stream", "memory", "seed", "settings", *metrics.values(), "s"):
         table.add_column(title)
     for row in rows:
-        named = [row["key"][:8], row["learner"], row["stream"], row.get("memory", ""), row["seed"], settings_of(row)]
-        figures = ["diverged", "–"] if row["diverged"] else [f"{row.get(name, math.nan):.1f}" for name in told]
-        table.add_row(*(Text(str(value)) for value in named), *figures, briefly(row.get("train_seconds", math.nan)))
+        cells = [row["key"][:8], row["learner"], row["stream"], row.get("memory", ""), row["seed"], settings_of(row)]
+        figures = ["diverged", "–"] if row["diverged"] else [f"{row.get(name, math.nan):.1f}" for name in metrics]
+        table.add_row(*(Text(str(value)) for value in cells), *figures, briefly(row.get("train_seconds", math.nan)))
     console.print(table)
 
 
-def _show_why(rows: list[Row], store: Store, console: Console) -> None:
+def _print_reasons(rows: list[Row], store: Store, console: Console) -> None:
     """Print runs that failed or diverged, with when and why."""
     for row in rows:
-        told = f"{row['learner']} on {row['stream']}, seed {row['seed']} {settings_of(row)}".strip()
-        when = row["failed"] if "failed" in row else row.get("environment.finished", "undated")
-        why = fault_of(row["reason"], row["trace"]) if "failed" in row else row["diverged"]
-        console.print(Text(f"{row['key']}  {told}, {when}\n    {why}"))
+        description = f"{row['learner']} on {row['stream']}, seed {row['seed']} {settings_of(row)}".strip()
+        time = row["failed"] if "failed" in row else row.get("environment.finished", "undated")
+        reason = fault_of(row["reason"], row["trace"]) if "failed" in row else row["diverged"]
+        console.print(Text(f"{row['key']}  {description}, {time}\n    {reason}"))
         if row.get("trace"):
             console.print(Text(f"    the traceback is in {store.path(row['key']) / FAILED}"))

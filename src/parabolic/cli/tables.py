@@ -17,26 +17,26 @@ from parabolic.learners import find_learner, known_learners
 from parabolic.report import FORMATS, Results, render, terminal
 from parabolic.report.comparisons import many
 
-__all__ = ["Format", "Intervals", "Output", "check_output", "made_with", "show", "titles_of"]
+__all__ = ["Format", "Intervals", "Output", "check_output", "describe_training", "show", "titles_of"]
 
 Format = Annotated[str, typer.Option(help=f"Format of the tables: {', '.join(FORMATS)}.")]
 Intervals = Annotated[bool, typer.Option("--intervals", help="Show 95 % intervals instead of standard deviations.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the tables to this file instead.")]
 
 
-class _Written(Exception):
+class _Discard(Exception):
     """Raised to discard a file that could be written."""
 
 
 def check_output(path: Path, remedy: str = "name another file", name: str = "--output") -> None:
     """Refuse a file that cannot be written, before anything is trained for it. Nothing on disk changes."""
-    made = [folder for folder in path.parents if not folder.exists()]  # the innermost first
+    new_folders = [folder for folder in path.parents if not folder.exists()]  # the innermost first
     try:
-        with suppress(_Written), disk_errors(name, path.parent, remedy), written_whole(path) as aside:
-            aside.write_bytes(b"-")
-            raise _Written
+        with suppress(_Discard), disk_errors(name, path.parent, remedy), written_whole(path) as temporary:
+            temporary.write_bytes(b"-")
+            raise _Discard
     finally:
-        for folder in made:
+        for folder in new_folders:
             with suppress(OSError):  # another process may have put something there
                 folder.rmdir()
 
@@ -44,17 +44,17 @@ def check_output(path: Path, remedy: str = "name another file", name: str = "--o
 def titles_of(rows: Iterable[str]) -> dict[str, str]:
     """Return the title of each row: for a class from a file the name that it declares, unless another row has it."""
     rows = list(rows)
-    stated = {row: vars(find_learner(row)).get("name", "") for row in rows if ":" in row}  # only classes have a colon
-    taken = Counter([*stated.values(), *(row for row in rows if row not in stated), *known_learners()])
-    return {row: name if (name := stated.get(row)) and taken[name] == 1 else row for row in rows}
+    declared = {row: vars(find_learner(row)).get("name", "") for row in rows if ":" in row}  # only classes have a colon
+    counts = Counter([*declared.values(), *(row for row in rows if row not in declared), *known_learners()])
+    return {row: name if (name := declared.get(row)) and counts[name] == 1 else row for row in rows}
 
 
-def made_with(records: Sequence[Record]) -> str:
+def describe_training(records: Sequence[Record]) -> str:
     """Describe the network, batches and steps of runs that differ only in their seeds."""
     spec, steps = records[0].spec, sorted({record.steps for record in records})
     epochs = f", {many(spec['epochs'], 'epoch')}" if spec["epochs"] != 1 else ""
-    told = " to ".join(f"{each:,}" for each in dict.fromkeys((steps[0], steps[-1])))
-    return f"{spec['backbone']}, batches of {spec['batch']}{epochs}: {told} step{'s' * (told != '1')}"
+    step_counts = " to ".join(f"{count:,}" for count in dict.fromkeys((steps[0], steps[-1])))
+    return f"{spec['backbone']}, batches of {spec['batch']}{epochs}: {step_counts} step{'s' * (step_counts != '1')}"
 
 
 def show(tables: Sequence[Results], format: str, *, intervals: bool, output: Path | None) -> None:
@@ -65,6 +65,6 @@ def show(tables: Sequence[Results], format: str, *, intervals: bool, output: Pat
             write_text(output, render(tables, format, intervals=intervals))
         print(f"Written: {output}")
     elif format == "terminal" and console.is_terminal:
-        console.print(*(terminal(each, intervals=intervals) for each in tables), sep="\n")
+        console.print(*(terminal(table, intervals=intervals) for table in tables), sep="\n")
     else:
         print(render(tables, format, intervals=intervals), end="")

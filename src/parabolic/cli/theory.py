@@ -34,7 +34,7 @@ from parabolic.report.figures import check_picture, draw_bounds, draw_profiles
 
 __all__ = ["bounds", "profile"]
 
-InPlane = Annotated[
+PlaneStream = Annotated[
     str | None,
     typer.Option(
         "--stream",
@@ -42,7 +42,7 @@ InPlane = Annotated[
         show_default="the preset's, or seq-blobs",
     ),
 ]
-FewKept = Annotated[int | None, typer.Option("--memory", help=MEMORY, show_default="the preset's, or 60")]
+SmallMemory = Annotated[int | None, typer.Option("--memory", help=MEMORY, show_default="the preset's, or 60")]
 Output = Annotated[Path, typer.Option("--output", "--out", "-o", help="The folder for the JSON file and the picture.")]
 Eps = Annotated[float, typer.Option(help="Squared radius of the balls around the examples in memory.")]
 
@@ -69,21 +69,21 @@ def bounds(
     )
     state = _train(spec, device, monitor)
     rows = [row.as_dict() for row in monitor.rows]
-    told = {"spec": spec.resolved(), "eps": eps, "samples": samples, "rows": rows}
+    payload = {"spec": spec.resolved(), "eps": eps, "samples": samples, "rows": rows}
     title = f"{chosen.name} on {spec.stream}: the loss and its bounds"
-    written = _write(output, spec, told, partial(draw_bounds, monitor.rows, title=title))
+    message = _write(output, spec, payload, partial(draw_bounds, monitor.rows, title=title))
     if as_json:
-        print(json.dumps(told, indent=1))
+        print(json.dumps(payload, indent=1))
         return
     console.print(_forgetting_table(monitor.rows), _generalisation_table(monitor.rows, len(state.stream)), sep="\n")
-    console.print(written)
+    console.print(message)
 
 
 def profile(
     learner: PresetLearner = None,
     preset: FromPreset = None,
-    stream: InPlane = None,
-    memory: FewKept = None,
+    stream: PlaneStream = None,
+    memory: SmallMemory = None,
     seed: PresetSeed = None,
     settings: Set = None,
     eps: Eps = 0.01,
@@ -96,8 +96,8 @@ def profile(
     as_json: Json = False,
 ) -> None:
     """Draw the continual loss profile u(x, t) of a learner after each task of a stream of points in the plane."""
-    usual = {"stream": "seq-blobs", "memory": 60}
-    chosen, spec = read_run(learner, preset, settings, usual, stream=stream, memory=memory, seed=seed)
+    defaults = {"stream": "seq-blobs", "memory": 60}
+    chosen, spec = read_run(learner, preset, settings, defaults, stream=stream, memory=memory, seed=seed)
     check_number("--memory", spec.memory, whole=True, at_least=3, remedy="three points are needed to span an area")
     _check_folder(output)
     recorder = ProfileRecorder(grid=grid, eps=eps, t=time, sigma=sigma, paths=paths, seed=spec.seed)
@@ -105,27 +105,27 @@ def profile(
     rows: list[dict[str, Any]] = [
         {
             "task": task,
-            "memory_loss": _range(each.memory_loss),
-            "u": _range(each.u.mean),
-            "largest_standard_error": float(each.u.error.max()),
-            "stopped": float(each.u.stopped.mean()),
-            "points": each.points.tolist(),
-            "values": each.u.mean.tolist(),
+            "memory_loss": _range_dict(result.memory_loss),
+            "u": _range_dict(result.u.mean),
+            "largest_standard_error": float(result.u.error.max()),
+            "stopped": float(result.u.stopped.mean()),
+            "points": result.points.tolist(),
+            "values": result.u.mean.tolist(),
         }
-        for task, each in enumerate(recorder.profiles)
+        for task, result in enumerate(recorder.profiles)
     ]
-    told = {"spec": spec.resolved(), "eps": eps, "time": time, "sigma": sigma, "paths": paths, "rows": rows}
+    payload = {"spec": spec.resolved(), "eps": eps, "time": time, "sigma": sigma, "paths": paths, "rows": rows}
     title = (
         f"What {chosen.name} expects to lose on {spec.stream}: u(x, t) with σ = {sigma:g}, ε = {eps:g}, "
         f"{paths} paths a point"
     )
-    written = _write(output, spec, told, partial(draw_profiles, recorder.profiles, title=title))
+    message = _write(output, spec, payload, partial(draw_profiles, recorder.profiles, title=title))
     if as_json:
-        print(json.dumps(told, indent=1))
+        print(json.dumps(payload, indent=1))
         return
     console = Console(markup=False)
     console.print(_profile_table(rows, f"{chosen.name} on {spec.stream}: u(x, {time:g}) over the hull of the memory"))
-    console.print(written)
+    console.print(message)
 
 
 def _check_folder(output: Path) -> None:
@@ -134,19 +134,19 @@ def _check_folder(output: Path) -> None:
     check_output(output / "picture.png", "name another folder")
 
 
-def _write(output: Path, spec: RunSpec, told: Mapping[str, Any], draw: Callable[[Path], Path]) -> str:
+def _write(output: Path, spec: RunSpec, payload: Mapping[str, Any], draw: Callable[[Path], Path]) -> str:
     """Write the JSON file and the picture of a run; returns a line that names them."""
-    place = output / file_name(f"{spec.stream}-{spec.learner}-{spec.seed}-{spec.key[:6]}")
+    stem = output / file_name(f"{spec.stream}-{spec.learner}-{spec.seed}-{spec.key[:6]}")
     with disk_errors("--output", output, "name another folder"):
-        written = write_text(Path(f"{place}.json"), json.dumps(told, indent=1))
-        return f"Written: {written}, {draw(Path(f'{place}.png'))}"
+        json_file = write_text(Path(f"{stem}.json"), json.dumps(payload, indent=1))
+        return f"Written: {json_file}, {draw(Path(f'{stem}.png'))}"
 
 
-def _train(spec: RunSpec, device: str, watcher: Callback) -> State:
+def _train(spec: RunSpec, device: str, callback: Callback) -> State:
     learner, stream = build(spec, device)
     with ProgressBar() as bar:
         bar.title = spec.learner
-        return train(learner, stream, batch=spec.resolved()["batch"], epochs=spec.epochs, callbacks=[bar, watcher])
+        return train(learner, stream, batch=spec.resolved()["batch"], epochs=spec.epochs, callbacks=[bar, callback])
 
 
 def _forgetting_table(rows: list[BoundsRow]) -> Table:
@@ -159,10 +159,10 @@ def _forgetting_table(rows: list[BoundsRow]) -> Table:
     for column in ("after task", "memory: min / mean / max", "first task", "bound", "holds", "covered"):
         table.add_column(column, justify="right")
     for row in rows:
-        found = row.forgetting
+        bounds = row.forgetting
         table.add_row(
-            str(row.task + 1), _three(found.memory), f"{found.realised:.3f} ({row.first_among_own:.3f})",
-            f"{found.bound:.3f}", "yes" if found.holds else "no", f"{found.covered:.0%}",
+            str(row.task + 1), _format_range(bounds.memory), f"{bounds.realised:.3f} ({row.first_among_own:.3f})",
+            f"{bounds.bound:.3f}", "yes" if bounds.holds else "no", f"{bounds.covered:.0%}",
         )  # fmt: skip
     return table
 
@@ -173,10 +173,10 @@ def _generalisation_table(rows: list[BoundsRow], tasks: int) -> Table:
     for column in ("after task", f"task {tasks}", "lower bound", "upper bound", "holds", "covered"):
         table.add_column(column, justify="right")
     for row in rows:
-        found = row.generalisation
+        bounds = row.generalisation
         table.add_row(
-            str(row.task + 1), f"{found.realised:.3f} ({row.last_among_own:.3f})",
-            f"{found.lower:.3f}", f"{found.upper:.3f}", "yes" if found.holds else "no", f"{found.covered:.0%}",
+            str(row.task + 1), f"{bounds.realised:.3f} ({row.last_among_own:.3f})",
+            f"{bounds.lower:.3f}", f"{bounds.upper:.3f}", "yes" if bounds.holds else "no", f"{bounds.covered:.0%}",
         )  # fmt: skip
     return table
 
@@ -192,9 +192,9 @@ def _profile_table(rows: list[dict[str, Any]], title: str) -> Table:
     return table
 
 
-def _three(losses: Range) -> str:
+def _format_range(losses: Range) -> str:
     return f"{losses.min:.3f} / {losses.mean:.3f} / {losses.max:.3f}"
 
 
-def _range(values: Any) -> dict[str, float]:
+def _range_dict(values: Any) -> dict[str, float]:
     return {"min": float(values.min()), "mean": float(values.mean()), "max": float(values.max())}

@@ -29,7 +29,7 @@ from parabolic.cli.common import (
     read_settings,
     settings_of_each,
 )
-from parabolic.cli.grids import tell_package
+from parabolic.cli.grids import note_package
 from parabolic.cli.tables import check_output
 from parabolic.engine import ProgressBar
 from parabolic.experiments import Preset, Search, Store, Trial, Tuned, known_presets, load_preset, save_preset, tune
@@ -42,7 +42,7 @@ from parabolic.options import options_of, write_option
 __all__ = ["list_presets", "tune_one"]
 
 SHOWN = 5  # trials in the table
-ABOUT = {name: each.about[0].upper() + each.about[1:] + "." for name, each in options_of(Search).items()}
+ABOUT = {name: option.about[0].upper() + option.about[1:] + "." for name, option in options_of(Search).items()}
 
 
 def tune_one(
@@ -88,23 +88,23 @@ def tune_one(
     as_json: Json = False,
 ) -> None:
     """Search for settings that suit a learner, judged on held-out training examples, and save the best as a preset."""
-    methods = _chosen(learner, learners, preset)
-    if name is not None and len(methods) > 1:
+    presets = _chosen_presets(learner, learners, preset)
+    if name is not None and len(presets) > 1:
         raise invalid("--name", name, "no name for several learners", "each preset is called LEARNER-STREAM")
-    given = {name: value for name, value in (("stream", stream), ("memory", memory)) if value is not None}
+    fields = {field: value for field, value in (("stream", stream), ("memory", memory)) if value is not None}
     searches = _searches(
-        methods, settings, space, given, metric=metric, seeds=seeds, validation=validation, seed=seed, prune=prune
+        presets, settings, space, fields, metric=metric, seeds=seeds, validation=validation, seed=seed, prune=prune
     )
     if preset and name is None:
-        name = study_name(searches[0].spec, methods[0].name)
+        name = study_name(searches[0].spec, presets[0].name)
     folder = output or preset_folder()
     check_output(folder / ".preset", "free some space, or name another folder with --output", "presets")
     for search in searches:
         _note_outside(search, "the preset's" if preset else "the default")
-    told, failed, store = [], [], Store(runs)
+    results, failed, store = [], [], Store(runs)
     for search in searches:
         try:
-            with naming_preset(methods, stream):
+            with naming_preset(presets, stream):
                 tuned = _tune(
                     search, store, trials=trials, name=name, storage=storage, parallel=parallel, workers=workers,
                     device=device,
@@ -119,20 +119,28 @@ def tune_one(
             failed.append(search.spec.learner)  # go on with the other learners
             print(f"error: {search.spec.learner}: {first_line(error)}", file=sys.stderr)
             continue
-        found = {"preset": str(path), "running": tuned.running, "best": dataclasses.asdict(tuned.best)}
-        told.append({**found, "trials": [dataclasses.asdict(trial) for trial in tuned.trials]})
+        results.append(
+            {
+                "preset": str(path),
+                "running": tuned.running,
+                "best": dataclasses.asdict(tuned.best),
+                "trials": [dataclasses.asdict(trial) for trial in tuned.trials],
+            }
+        )
         stored = (store.ended(spec) for trial in tuned.trials for spec in search.specs(trial.values))
-        tell_package([run for run in stored if run is not None], again=False)
+        note_package([run for run in stored if run is not None], again=False)
         if not as_json:
-            _show(tuned, path, path if output else tuned.name, "the preset's" if preset else "the learner's default")
+            _print_result(
+                tuned, path, path if output else tuned.name, "the preset's" if preset else "the learner's default"
+            )
     if as_json:
-        print(json.dumps(told if learners else told[0], indent=1))
+        print(json.dumps(results if learners else results[0], indent=1))
     if failed:
         print(f"failed: {', '.join(failed)}; the same command tries them again", file=sys.stderr)
         raise typer.Exit(1)
 
 
-def _chosen(learner: str | None, learners: str | None, preset: str | None) -> list[Preset]:
+def _chosen_presets(learner: str | None, learners: str | None, preset: str | None) -> list[Preset]:
     """Return what to tune: the preset, or an empty one for each learner; `all` are those that learn task by task."""
     if learners is None:
         return [chosen_preset(learner, preset)]
@@ -140,7 +148,7 @@ def _chosen(learner: str | None, learners: str | None, preset: str | None) -> li
         if value is not None:
             raise invalid(option, value, "none with --learners", "leave one of them out")
     if learners == "all":
-        names = sorted(name for name, each in known_learners().items() if not each.sees_all)
+        names = sorted(name for name, learner_class in known_learners().items() if not learner_class.sees_all)
     else:
         names = list(dict.fromkeys(name.strip() for name in learners.split(",") if name.strip()))
     if not names:
@@ -149,24 +157,28 @@ def _chosen(learner: str | None, learners: str | None, preset: str | None) -> li
 
 
 def _searches(
-    methods: list[Preset], settings: list[str] | None, space: list[str] | None, given: Mapping[str, Any], **judged: Any
+    presets: list[Preset],
+    settings: list[str] | None,
+    space: list[str] | None,
+    fields: Mapping[str, Any],
+    **criteria: Any,
 ) -> list[Search]:
     """Return all searches at once, so that invalid input is refused before anything is trained."""
-    own = {each.name: each.learner for each in methods}
-    fixed = settings_of_each(own, read_settings(settings))
-    spaces = settings_of_each(own, read_settings(space, "--space", "lr=0.01:0.3:log"), "--space")
-    for each in own:
-        check_once(fixed[each], {f"--{name}": value for name, value in given.items()})
-        for name in fixed[each].keys() & spaces[each].keys():
+    learners = {preset.name: preset.learner for preset in presets}
+    fixed = settings_of_each(learners, read_settings(settings))
+    spaces = settings_of_each(learners, read_settings(space, "--space", "lr=0.01:0.3:log"), "--space")
+    for row in learners:
+        check_once(fixed[row], {f"--{name}": value for name, value in fields.items()})
+        for name in fixed[row].keys() & spaces[row].keys():
             raise invalid("--space", name, "an option that --set leaves open", "give one of the two")
-    return [Search(each.spec(fixed[each.name], **given), spaces[each.name], **judged) for each in methods]
+    return [Search(preset.spec(fixed[preset.name], **fields), spaces[preset.name], **criteria) for preset in presets]
 
 
-def _note_outside(search: Search, whose: str) -> None:
+def _note_outside(search: Search, origin: str) -> None:
     """Say on standard error which values of the preset, or defaults, the search cannot find."""
     for option, value in search.outside.items():
-        said = f"{whose} {option}={write_option(value)} is outside {search.ranges[option]}: no trial uses it"
-        print(f"note: {search.spec.learner}: {said}", file=sys.stderr)
+        note = f"{origin} {option}={write_option(value)} is outside {search.ranges[option]}: no trial uses it"
+        print(f"note: {search.spec.learner}: {note}", file=sys.stderr)
 
 
 def _tune(search: Search, store: Store, *, trials: int, **options: Any) -> Tuned:
@@ -177,23 +189,23 @@ def _tune(search: Search, store: Store, *, trials: int, **options: Any) -> Tuned
 
         def watch(done: list[Trial]) -> None:
             best = search.best(done)
-            bar.count("trials", len(done), f"best {_score(search, best)}{_unit(search)}" if best else "")
+            bar.count("trials", len(done), f"best {_format_score(search, best)}{_unit(search)}" if best else "")
 
         return tune(search, store, trials=trials, callbacks=[bar], watch=watch, **options)
 
 
-def _show(tuned: Tuned, path: Path, called: Path | str, first: str) -> None:
+def _print_result(tuned: Tuned, path: Path, preset_name: Path | str, origin: str) -> None:
     console, search = Console(markup=False), tuned.search
     console.print(f"{search.spec.learner} on {search.spec.stream}: the best of {len(tuned.trials)} trials")
-    console.print(_table(tuned))
+    console.print(_trial_table(tuned))
     console.print(
         f"Judged on {search.validation:.0%} of the training examples, held out; seeds per trial: {search.seeds}."
     )
     if search.defaults.keys() == search.ranges.keys():
-        console.print(f"With {first} values: {_score(search, tuned.trials[0])}{_unit(search)}.")
+        console.print(f"With {origin} values: {_format_score(search, tuned.trials[0])}{_unit(search)}.")
     if tuned.running:
         console.print(f"Trials still running in other processes: {tuned.running}.")
-    console.print(f"Saved to {path}; to use it: parabolic run --preset {called}")
+    console.print(f"Saved to {path}; to use it: parabolic run --preset {preset_name}")
 
 
 def list_presets(as_json: Json = False) -> None:
@@ -219,7 +231,7 @@ def list_presets(as_json: Json = False) -> None:
             made_for = preset.stream or "anything"
             made_for += f", memory {preset.memory}" if preset.memory is not None else ""
             about = ": ".join(filter(None, ["yours, in place of the package's" * is_replaced(path), preset.about]))
-            table.add_row(preset.name, preset.learner, made_for, _written(preset.settings), about)
+            table.add_row(preset.name, preset.learner, made_for, _format_settings(preset.settings), about)
         Console(markup=False).print(table)
     for problem in damaged:
         print(f"error: {problem}", file=sys.stderr)
@@ -227,7 +239,7 @@ def list_presets(as_json: Json = False) -> None:
         raise typer.Exit(2)
 
 
-def _table(tuned: Tuned) -> Table:
+def _trial_table(tuned: Tuned) -> Table:
     """A table of the best trials and their values."""
     search, table = tuned.search, Table()
     for name in search.ranges:
@@ -236,11 +248,11 @@ def _table(tuned: Tuned) -> Table:
         (search.metric.upper() if search.measure is None else search.metric) + _unit(search), justify="right"
     )
     for trial in search.ranked(tuned.trials)[:SHOWN]:
-        table.add_row(*[write_option(value) for value in trial.values.values()], _score(search, trial))
+        table.add_row(*[write_option(value) for value in trial.values.values()], _format_score(search, trial))
     return table
 
 
-def _score(search: Search, trial: Trial) -> str:
+def _format_score(search: Search, trial: Trial) -> str:
     """Format a trial's score, if it has one, and how many of its runs diverged."""
     diverged = f" ({trial.diverged} diverged)" if trial.diverged else ""
     score = "–" if trial.score is None else format(trial.score, ".1f" if search.measure is None else ".4g")
@@ -251,5 +263,5 @@ def _unit(search: Search) -> str:
     return " %" if search.measure is None else ""
 
 
-def _written(settings: Mapping[str, Any]) -> str:
+def _format_settings(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={write_option(value)}" for name, value in settings.items())

@@ -13,7 +13,7 @@ from rich.live import Live
 
 from parabolic.checks import Description, invalid
 from parabolic.cli.common import Runs
-from parabolic.cli.runs import told_of_stopped
+from parabolic.cli.runs import describe_stopped
 from parabolic.engine import Tail
 from parabolic.experiments import Store
 from parabolic.experiments.resume import stopped_runs
@@ -22,7 +22,7 @@ from parabolic.report.live import View
 __all__ = ["watch"]
 
 PAUSE = 0.25  # seconds between two reads of the file
-WHOSE = (
+MONITOR_HINT = (
     "`parabolic run` has one, and so has your own loop with the callback `Monitor`; compare, tune and paper have none"
 )
 
@@ -40,7 +40,7 @@ def watch(
 ) -> None:
     """Watch a run, or your own stream with a monitor, until it ends (or Ctrl-C)."""
     try:
-        path = _find(run, Store(runs))
+        path = _find_file(run, Store(runs))
         view = View(Tail(path), str(path))
     except OSError as error:
         raise invalid("RUN", run, "a run, a file or a folder that can be read", error.strerror or str(error)) from error
@@ -57,41 +57,41 @@ def watch(
         live.refresh()
 
 
-def _find(run: str | None, store: Store) -> Path:
+def _find_file(run: str | None, store: Store) -> Path:
     """Return the file to read."""
     if run is None:
-        return _latest(store, None)
+        return _latest_file(store, None)
     path, keys = Path(run), store.begun(run)
     if path.is_file():
         return path
     if run in keys or len(keys) == 1:
-        return _of(store, run if run in keys else keys[0], run)
+        return _monitor_file(store, run if run in keys else keys[0], run)
     if keys:
         remedy = f"give more of it: {', '.join(key[: len(run) + 4] for key in keys[:4])}"
         raise invalid("RUN", run, f"the beginning of one key, not of {len(keys)}", remedy)
     if path.is_dir():
-        own = Store(path.parent)
-        if Store(path).begun() and not (own.monitor(path.name).exists() or own.unfinished(path.name)):
-            return _latest(Store(path), run)  # a folder of runs
-        return _of(own, path.name, run)
+        parent_store = Store(path.parent)
+        if Store(path).begun() and not (parent_store.monitor(path.name).exists() or parent_store.unfinished(path.name)):
+            return _latest_file(Store(path), run)  # a folder of runs
+        return _monitor_file(parent_store, path.name, run)
     expected = f"the key of a run in {store.root}, or the file of a monitor, or its folder"
     raise invalid("RUN", run, expected, "`parabolic runs` lists the finished runs")
 
 
-def _latest(store: Store, run: str | None) -> Path:
+def _latest_file(store: Store, run: str | None) -> Path:
     """Return the monitor's file with the latest entry."""
     files = [file for key in store.begun() if (file := store.monitor(key)).exists()]
     if not files:
         stopped = stopped_runs(store)
-        told = f"{told_of_stopped(stopped)}; " if stopped else ""
-        raise invalid("RUN", run, "a key or a file", f"{told}no run in {store.root} has a monitor: {WHOSE}")
+        hint = f"{describe_stopped(stopped)}; " if stopped else ""
+        raise invalid("RUN", run, "a key or a file", f"{hint}no run in {store.root} has a monitor: {MONITOR_HINT}")
     return max(files, key=lambda file: file.stat().st_mtime)
 
 
-def _of(store: Store, key: str, run: str) -> Path:
+def _monitor_file(store: Store, key: str, run: str) -> Path:
     """Return the monitor's file of a run; an unfinished run without one may get it later."""
     file = store.monitor(key)
     if not (file.exists() or store.unfinished(key)):
         got = Description(f"{run}, where there is no {file.name}")
-        raise invalid("RUN", got, "a run or a stream with a monitor", WHOSE)
+        raise invalid("RUN", got, "a run or a stream with a monitor", MONITOR_HINT)
     return file

@@ -25,19 +25,19 @@ class Cluster:
 
     def __init__(self, address: str | None, workers: int | None, device: str, gpus: float) -> None:
         self._ray = require("ray", "ray", "engine", "Ray")
-        self._connected = not self._ray.is_initialized()  # otherwise the caller did, and keeps the connection
-        if self._connected:
+        self._owns_connection = not self._ray.is_initialized()  # otherwise the caller connected, and stays connected
+        if self._owns_connection:
             _connect(self._ray, address)
         has_gpu = bool(self._ray.cluster_resources().get("GPU"))
         if device.startswith("cuda") and not has_gpu:
             raise invalid("device", device, "a device of the cluster", "it has no GPU: choose cpu")
         self.gpu = has_gpu and device != "cpu"
         self._device = "cuda" if self.gpu else "cpu"  # Ray makes only the assigned GPU visible to a task
-        self._needs = {"CPU": 1.0} | ({"GPU": gpus} if self.gpu else {})
+        self._task_resources = {"CPU": 1.0} | ({"GPU": gpus} if self.gpu else {})
         self._workers = workers
         self._task = self._ray.remote(
-            num_cpus=self._needs["CPU"],
-            num_gpus=self._needs.get("GPU", 0),
+            num_cpus=self._task_resources["CPU"],
+            num_gpus=self._task_resources.get("GPU", 0),
             num_returns="streaming",
             max_retries=0,  # the grid retries, as with any other crew
         )(_work_in)
@@ -47,13 +47,14 @@ class Cluster:
         """Whether the cluster, whose nodes come and go, has room for another task now."""
         if self._workers is not None:
             return len(self._busy) < self._workers
-        has = self._ray.cluster_resources()
-        return len(self._busy) < max(1, min(int(has.get(name, 0) / needs) for name, needs in self._needs.items()))
+        available = self._ray.cluster_resources()
+        room = min(int(available.get(name, 0) / amount) for name, amount in self._task_resources.items())
+        return len(self._busy) < max(1, room)
 
     def start(self, job: Job) -> None:
         """Submit a task."""
-        elsewhere = replace(job, keeping=None)  # nodes need not see the store
-        self._busy[self._task.remote(os.getcwd(), elsewhere, self._device)] = job
+        remote_job = replace(job, keeping=None)  # nodes need not see the store
+        self._busy[self._task.remote(os.getcwd(), remote_job, self._device)] = job
 
     def wait(self, seconds: float | None) -> Iterator[tuple[Job, News | Over]]:
         """Wait for the next message of any task."""
@@ -62,24 +63,24 @@ class Cluster:
             return
         ready, _ = self._ray.wait(list(self._busy), timeout=seconds)
         for task in ready:
-            told = self._hear(task)
-            yield self._busy.pop(task) if isinstance(told, Over) else self._busy[task], told
+            message = self._next_message(task)
+            yield self._busy.pop(task) if isinstance(message, Over) else self._busy[task], message
 
     def close(self) -> None:
         """Cancel the tasks, and close the connection if it was opened here."""
         for task in self._busy:
             self._ray.cancel(task, force=True)
-        if self._connected:
+        if self._owns_connection:
             self._ray.shutdown()
 
-    def _hear(self, task: Any) -> News | Over:
+    def _next_message(self, task: Any) -> News | Over:
         try:
             news: News = self._ray.get(next(task))
         except StopIteration:
             return Over()
         except self._ray.exceptions.RayError as error:
-            ours = isinstance(error, self._ray.exceptions.RayTaskError)  # its last line says what was raised
-            return Over(died=f"Ray lost the worker: {str(error).strip().splitlines()[-1 if ours else 0]}")
+            raised_in_task = isinstance(error, self._ray.exceptions.RayTaskError)  # its last line says what was raised
+            return Over(died=f"Ray lost the worker: {str(error).strip().splitlines()[-1 if raised_in_task else 0]}")
         return news
 
 

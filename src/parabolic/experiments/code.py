@@ -1,8 +1,8 @@
 """Hashes of what a spec only names: the source files of its learner, stream, network, optimiser and measures, with the
 user's own files that they import, and prepared data.
 
-If any of them changes, it is a different run. Of what does not make it another, the code of this package and the git
-commit, records have a note.
+If any of them changes, it is a different run. Records also note the code of this package and the git commit, but a
+change of these does not make it a different run.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from parabolic.learners.optimizers import own_optimizer
 from parabolic.plugins import load_with_module, source_of, sources_imported_by
 from parabolic.streams import find_data, find_stream
 
-__all__ = ["commit_here", "made_of", "own_code_of", "package_code"]
+__all__ = ["commit_here", "content_hashes", "own_code_of", "package_code"]
 
 OURS = Path(__file__).parents[1]
 PATIENCE = 2.0  # seconds to wait for git
-TELLING = ("cli", "estimators", "integrations", "report")  # whose code no run depends on
+OUTPUT_PACKAGES = ("cli", "estimators", "integrations", "report")  # whose code no run depends on
 
 
 @cache  # later edits do not change what was imported
@@ -38,21 +38,21 @@ def package_code(root: Path = OURS) -> str:
     64
     """
     files = sorted(path.relative_to(root) for path in root.rglob("*.py"))
-    return _digest((root / each).read_bytes() for each in files if each.parts[0] not in TELLING)
+    return _digest((root / file).read_bytes() for file in files if file.parts[0] not in OUTPUT_PACKAGES)
 
 
 @cache
 def commit_here() -> str:
     """The git commit of the current folder, with `-dirty` if a tracked file differs from it; empty if there is none."""
-    asked = ["git", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+    command = ["git", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
     try:
-        done = subprocess.run(
-            asked, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=PATIENCE,
+        result = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=PATIENCE,
             env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},  # nothing is written, as `git describe --dirty` would
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):  # no git or no repository
         return ""
-    first, *others = done.stdout.splitlines()  # of bytes: names of files may have any
+    first, *others = result.stdout.splitlines()  # of bytes, as names of files need not be UTF-8
     commit = first.removeprefix(b"# branch.oid ").decode()
     if commit == "(initial)":  # there is none yet
         return ""
@@ -67,18 +67,18 @@ def own_code_of(spec: RunSpec) -> str:
     >>> own_code_of(RunSpec("er"))
     ''
     """
-    named = {file: each for file, each in _modules(spec).items() if not Path(file).is_relative_to(OURS)}
-    own: dict[str, bytes] = {}
-    for module in named.values():
-        own |= sources_imported_by(module)
-    own |= {file: source_of(module) for file, module in named.items()}
-    return _digest(own[file] for file in sorted(own)) if own else ""
+    modules = {file: module for file, module in _modules(spec).items() if not Path(file).is_relative_to(OURS)}
+    sources: dict[str, bytes] = {}
+    for module in modules.values():
+        sources |= sources_imported_by(module)
+    sources |= {file: source_of(module) for file, module in modules.items()}
+    return _digest(sources[file] for file in sorted(sources)) if sources else ""
 
 
-def made_of(spec: RunSpec) -> dict[str, str]:
+def content_hashes(spec: RunSpec) -> dict[str, str]:
     """Hashes of the user's own `code` (empty if there is none) and of the stream's prepared `data`, if they are here.
 
-    >>> made_of(RunSpec("er"))
+    >>> content_hashes(RunSpec("er"))
     {'code': ''}
     """
     name = find_stream(spec.stream).data
@@ -88,21 +88,22 @@ def made_of(spec: RunSpec) -> dict[str, str]:
 
 def _modules(spec: RunSpec) -> dict[str, ModuleType]:
     """The modules behind a spec, by file."""
-    found = _of(*find_learner(spec.learner).__mro__)
+    modules = _modules_of(*find_learner(spec.learner).__mro__)
     optimizer = own_optimizer(spec.resolved()["options"].get("optimizer"))
     for name in (spec.learner, spec.stream, spec.backbone or "", optimizer, *(spec.measure or "").split(",")):
         if ":" in name and not name.startswith("hf:"):
             module, loaded = load_with_module("spec", name.strip())
-            found |= _files(module) | _of(loaded)  # which may claim to be of another module: a partial, of functools
-    return found
+            # What was loaded may claim to be of another module: a partial, of functools.
+            modules |= _by_file(module) | _modules_of(loaded)
+    return modules
 
 
-def _of(*objects: Any) -> dict[str, ModuleType]:
+def _modules_of(*objects: Any) -> dict[str, ModuleType]:
     """The modules of objects just loaded: of files of the same name in two folders, `sys.modules` has only the last."""
-    return _files(*(sys.modules.get(getattr(each, "__module__", "")) for each in objects))
+    return _by_file(*(sys.modules.get(getattr(obj, "__module__", "")) for obj in objects))
 
 
-def _files(*modules: ModuleType | None) -> dict[str, ModuleType]:
+def _by_file(*modules: ModuleType | None) -> dict[str, ModuleType]:
     return {file: module for module in modules if module and (file := getattr(module, "__file__", None))}
 
 

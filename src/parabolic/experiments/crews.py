@@ -17,7 +17,7 @@ from typing import Protocol
 from parabolic.experiments.execution import Yard
 from parabolic.experiments.work import Job, News, Over, work
 
-__all__ = ["Crew", "Here", "Processes"]
+__all__ = ["Crew", "InProcess", "Processes"]
 
 GRACE = 8.0  # seconds that processes get to end by themselves
 
@@ -40,7 +40,7 @@ class Crew(Protocol):
         """Stop all running jobs."""
 
 
-class Here:
+class InProcess:
     """Works in this process: nothing to start, and debuggers work."""
 
     def __init__(self, device: str) -> None:
@@ -79,7 +79,7 @@ class Processes:
         self._vacant = list(devices)  # devices without a process: started once there is a job
         self._idle: list[_Worker] = []
         self._busy: dict[_Worker, Job] = {}
-        self._heard: SimpleQueue[tuple[_Worker, News | Over]] = SimpleQueue()
+        self._messages: SimpleQueue[tuple[_Worker, News | Over]] = SimpleQueue()
 
     def free(self) -> bool:
         """Whether a process is idle or can be started."""
@@ -87,52 +87,52 @@ class Processes:
 
     def start(self, job: Job) -> None:
         """Give the job to an idle process or to a new one."""
-        worker = self._idle.pop() if self._idle else _Worker(self._vacant.pop(0), self._heard)
+        worker = self._idle.pop() if self._idle else _Worker(self._vacant.pop(0), self._messages)
         self._busy[worker] = job
-        worker.give(job)
+        worker.send(job)
 
     def wait(self, seconds: float | None) -> Iterator[tuple[Job, News | Over]]:
         """Wait for the next message of any process."""
         try:
-            worker, told = self._heard.get(timeout=seconds)
+            worker, message = self._messages.get(timeout=seconds)
         except Empty:
             return
-        if isinstance(told, News):
-            worker.sound &= not told.trace  # after an unexpected error its state is unknown
-            yield self._busy[worker], told
+        if isinstance(message, News):
+            worker.healthy &= not message.trace  # after an unexpected error its state is unknown
+            yield self._busy[worker], message
             return
         job = self._busy.pop(worker, None)
-        if told.died:
-            worker.end()
+        if message.died:
+            worker.kill()
             self._vacant.append(worker.device)
             with suppress(ValueError):
                 self._idle.remove(worker)
-        elif worker.sound:
+        elif worker.healthy:
             self._idle.append(worker)
         else:
-            worker.end()  # its death is then reported
+            worker.kill()  # its death is then reported
         if job is not None:
-            yield job, told
+            yield job, message
 
     def close(self) -> None:
         """End the processes. Runs in progress are checkpointed first, unless that takes too long."""
-        workers, until = [*self._idle, *self._busy], time.monotonic() + GRACE
+        workers, deadline = [*self._idle, *self._busy], time.monotonic() + GRACE
         try:
             for worker in workers:
-                worker.ask()
+                worker.terminate()
             for worker in workers:
-                worker.wait(until - time.monotonic())
+                worker.wait(deadline - time.monotonic())
         finally:  # also after another Ctrl-C
             for worker in workers:
-                worker.end()
+                worker.kill()
 
 
 class _Worker:
     """A worker process, and a thread that listens to it."""
 
-    def __init__(self, device: str, heard: SimpleQueue[tuple[_Worker, News | Over]]) -> None:
+    def __init__(self, device: str, messages: SimpleQueue[tuple[_Worker, News | Over]]) -> None:
         self.device = device
-        self.sound = True
+        self.healthy = True
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         if device == "cpu":
             environment["OMP_NUM_THREADS"] = "1"
@@ -143,16 +143,16 @@ class _Worker:
             env=environment,
             process_group=0,  # Ctrl-C reaches only the grid's process, which then ends the others
         )
-        self._listener = Thread(target=self._listen, args=(heard,), daemon=True)
+        self._listener = Thread(target=self._listen, args=(messages,), daemon=True)
         self._listener.start()
 
-    def give(self, job: Job) -> None:
+    def send(self, job: Job) -> None:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # it has just died, which the listener reports
             pickle.dump((job, self.device), self._process.stdin)
             self._process.stdin.flush()
 
-    def ask(self) -> None:
+    def terminate(self) -> None:
         """Ask the process to end: in the middle of a run, after finishing and checkpointing the current step."""
         self._process.terminate()
 
@@ -161,7 +161,7 @@ class _Worker:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0, seconds))
 
-    def end(self) -> None:
+    def kill(self) -> None:
         """Kill the process. It writes nothing but checkpoints, and those atomically."""
         assert self._process.stdin is not None
         self._process.kill()
@@ -169,15 +169,15 @@ class _Worker:
         with suppress(BrokenPipeError):
             self._process.stdin.close()
 
-    def _listen(self, heard: SimpleQueue[tuple[_Worker, News | Over]]) -> None:
+    def _listen(self, messages: SimpleQueue[tuple[_Worker, News | Over]]) -> None:
         assert self._process.stdout is not None
         with self._process.stdout as pipe, suppress(Exception):  # its death may cut a message short
             while True:
-                heard.put((self, pickle.load(pipe)))
-        heard.put((self, Over(died=_cause(self._process.wait()))))
+                messages.put((self, pickle.load(pipe)))
+        messages.put((self, Over(died=_exit_reason(self._process.wait()))))
 
 
-def _cause(code: int) -> str:
+def _exit_reason(code: int) -> str:
     if code >= 0:
         return f"the worker process exited with code {code}"
     name = signal.Signals(-code).name

@@ -28,7 +28,7 @@ from parabolic.engine import Callback, DeviceFailed, Diverged, Fleet, State, com
 from parabolic.engine.checkpoints import draws_apart
 from parabolic.engine.measures import find_measures
 from parabolic.engine.threads import threads_for
-from parabolic.experiments.code import commit_here, made_of, own_code_of, package_code
+from parabolic.experiments.code import commit_here, content_hashes, own_code_of, package_code
 from parabolic.experiments.resume import Keeping
 from parabolic.experiments.spec import RunSpec, check_spec
 from parabolic.experiments.store import Record, Store, check_store
@@ -70,8 +70,8 @@ def run(
             return _train_and_save(spec, store, again, device, checkpoint, callbacks), False
         except _Ended as error:
             ended = error.record
-    found = f"; found in {store.path(spec.key)}, and trained again only with again=True (--again)"
-    return _sound(ended, found), True
+    hint = f"; found in {store.path(spec.key)}, and trained again only with again=True (--again)"
+    return _raise_if_diverged(ended, hint), True
 
 
 def _train_and_save(
@@ -79,25 +79,25 @@ def _train_and_save(
 ) -> Record:
     """Train a run, save it and return its record; raises `_Ended` if another process finishes it first."""
     keeping = Keeping.of(store, checkpoint, anew=again)
-    start = _Start()
+    recorder = _StartRecorder()
     with _Claim(store, spec, keeping, again) as claim:
         try:
-            record = _execute(spec, device, [claim, *callbacks, start], keeping)
+            record = _execute(spec, device, [claim, *callbacks, recorder], keeping)
         except _Ended:
             raise
         except Exception as error:
-            if start.made or not isinstance(error, InputError):
+            if recorder.started or not isinstance(error, InputError):
                 with suppress(InputError):  # the disk's error must not hide the run's
                     store.save_failure(spec, *reason_of(error))
             raise
         try:
             store.save(record)
         except InputError as error:
-            _sound(record)  # the disk's error must not hide the run's
+            _raise_if_diverged(record)  # the disk's error must not hide the run's
             unsaved = Unsaved(*error.args)
             vars(unsaved).update(vars(error), record=record)
             raise unsaved from error
-    return _sound(record)
+    return _raise_if_diverged(record)
 
 
 class _Ended(Exception):
@@ -140,13 +140,13 @@ class _Claim(Callback):
             self.lock.release()
 
 
-class _Start(Callback):
+class _StartRecorder(Callback):
     """The last of a run's callbacks: notes that none of the others refused the run."""
 
-    made = False
+    started = False
 
     def on_start(self, state: State) -> None:  # noqa: ARG002
-        self.made = True
+        self.started = True
 
 
 def reason_of(error: Exception) -> tuple[str, str]:
@@ -158,7 +158,7 @@ def reason_of(error: Exception) -> tuple[str, str]:
 
 def execute(spec: RunSpec, *, device: str = "auto", callbacks: Iterable[Callback] = ()) -> Record:
     """Train a run and return its record; nothing is written. A run that diverges raises `Diverged`."""
-    return _sound(_execute(spec, device, callbacks, None))
+    return _raise_if_diverged(_execute(spec, device, callbacks, None))
 
 
 def _execute(spec: RunSpec, device: str, callbacks: Iterable[Callback], keeping: Keeping | None) -> Record:
@@ -168,10 +168,10 @@ def _execute(spec: RunSpec, device: str, callbacks: Iterable[Callback], keeping:
     return result
 
 
-def _sound(record: Record, more: str = "") -> Record:
-    """The record; raises Diverged, with `more` to say, if the run diverged."""
+def _raise_if_diverged(record: Record, hint: str = "") -> Record:
+    """The record; raises Diverged, with the hint added to its message, if the run diverged."""
     if record.diverged:
-        raise Diverged(record.diverged + more)
+        raise Diverged(record.diverged + hint)
     return record
 
 
@@ -186,9 +186,9 @@ class Yard:
         """A fleet of these learners: the last one set to their states if possible, else a new one."""
         code = own_code_of(specs[0])  # the same for all, as they have one shape
         # A learner knows the stream only by its batches and its number of classes.
-        elsewhere = dict.fromkeys(("seed", "scenario", "epochs"))
-        parts = ({**spec.resolved(), **elsewhere} for spec in specs)
-        made = json.dumps([code, learners[0].classes, *parts], sort_keys=True)
+        ignored = dict.fromkeys(("seed", "scenario", "epochs"))
+        settings = ({**spec.resolved(), **ignored} for spec in specs)
+        made = json.dumps([code, learners[0].classes, *settings], sort_keys=True)
         if self.fleet is None or self.made != made or not self.fleet.adopt(learners):
             self.made, self.fleet = made, Fleet(learners)
         return self.fleet
@@ -217,49 +217,49 @@ def execute_fleet(
     for spec in specs:
         check_spec(spec)
     size = len(specs) if find_device(device).type == "cuda" else 1
-    for group in _abreast(specs, size, keeping):
+    for group in _groups_by_position(specs, size, keeping):
         try:
             yield from zip(group, _train_side_by_side(group, device, callbacks, yard, keeping), strict=True)
             continue
         except Exception as error:
             yard.clear()
-            _let_go(error)
+            _free_frames(error)
             if len(group) == 1:
-                yield group[0], _named(group[0], error)
+                yield group[0], _with_run_name(group[0], error)
                 continue
             # If memory is short, half of the group may fit; otherwise run each alone, to find the one that fails.
-            crowded = short_of_memory(error)
+            out_of_memory = short_of_memory(error)
         # The learners that filled the memory can be freed only now, without references from the error.
         gc.collect()
         torch.cuda.empty_cache()
-        part = (len(group) + 1) // 2 if crowded else 1
-        for start in range(0, len(group), part):
-            some = group[start : start + part]
-            yield from execute_fleet(some, device=device, callbacks=callbacks, yard=yard, keeping=keeping)
+        part_size = (len(group) + 1) // 2 if out_of_memory else 1
+        for start in range(0, len(group), part_size):
+            subgroup = group[start : start + part_size]
+            yield from execute_fleet(subgroup, device=device, callbacks=callbacks, yard=yard, keeping=keeping)
 
 
-def _abreast(specs: list[RunSpec], size: int, keeping: Keeping | None) -> Iterator[list[RunSpec]]:
+def _groups_by_position(specs: list[RunSpec], size: int, keeping: Keeping | None) -> Iterator[list[RunSpec]]:
     """The runs in groups of at most `size`, each of runs that start at the same position in the stream."""
-    places = defaultdict(list)
+    groups = defaultdict(list)
     for spec in specs:
-        places[(0, 0) if keeping is None or size == 1 else keeping.place(spec)].append(spec)
-    for group in places.values():
+        groups[(0, 0) if keeping is None or size == 1 else keeping.place(spec)].append(spec)
+    for group in groups.values():
         yield from (group[start : start + size] for start in range(0, len(group), size))
 
 
-def _let_go(error: BaseException | None) -> None:
+def _free_frames(error: BaseException | None) -> None:
     """Free the local variables of an error's frames, learners above all; the traceback stays."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
 
 
-def _named(spec: RunSpec, error: Exception) -> Exception:
+def _with_run_name(spec: RunSpec, error: Exception) -> Exception:
     """The error; if memory ran out before training, which would have named the run, with the run's name."""
     if isinstance(error, DeviceFailed) or not short_of_memory(error):
         return error
-    who = f"{spec.learner} on {spec.stream}, seed {spec.seed}"
-    return DeviceFailed(f"{who}: the device ran out of memory before the first step")
+    label = f"{spec.learner} on {spec.stream}, seed {spec.seed}"
+    return DeviceFailed(f"{label}: the device ran out of memory before the first step")
 
 
 def _train_side_by_side(
@@ -267,54 +267,56 @@ def _train_side_by_side(
 ) -> list[Record]:
     makers, streams = zip(*[_prepare(spec, device) for spec in specs], strict=True)
     learners = [make() for make in makers]
-    place, resolved = learners[0].device, specs[0].resolved()
-    # Now: a file may be edited meanwhile; the same for all, by shape.
-    made = {**made_of(specs[0]), "package": package_code(), "commit": commit_here()}
+    resolved = specs[0].resolved()
+    # Before training, as files may be edited meanwhile; the same for all, as they have one shape.
+    versions = {**content_hashes(specs[0]), "package": package_code(), "commit": commit_here()}
     with (
         numerics(resolved["precision"]),
-        draws_apart(place),
+        draws_apart(learners[0].device),
         threads_for(learners[0]),
     ):
         # Seeds torch's global generator, which dropout draws from; a resumed run restores its state.
         torch.manual_seed(specs[0].seed + 2**31)
-        resumed = [keeping.resume(*each) for each in zip(specs, learners, strict=True)] if keeping is not None else []
+        pairs = zip(specs, learners, strict=True)
+        resumed = [] if keeping is None else [keeping.resume(spec, learner) for spec, learner in pairs]
         fleet = yard.launch(specs, learners)
         states = train_fleet(
             fleet, streams, batch=resolved["batch"], epochs=resolved["epochs"], callbacks=callbacks,
             measures=find_measures(specs[0].measure), future=specs[0].future,
             checkpoints=None if keeping is None else keeping.checkpoints(specs, makers),
-            progress=[each for each in resumed if each is not None],
+            progress=[progress for progress in resumed if progress is not None],
         )  # fmt: skip
-        around = environment(fleet.device)  # here, as the number of threads is that of training
-    around |= {
+        fleet_environment = environment(fleet.device)  # here, as the number of threads is that of training
+    fleet_environment |= {
         "fleet": len(specs),
         "steps": "; ".join(sorted({berth.manner for berth in fleet.berths})),
-        **{name: told for name, told in made.items() if told},
+        **{name: version for name, version in versions.items() if version},
     }
-    return [_record(spec, state, around) for spec, state in zip(specs, states, strict=True)]
+    return [_record(spec, state, fleet_environment) for spec, state in zip(specs, states, strict=True)]
 
 
-def _record(spec: RunSpec, state: State, around: dict[str, Any]) -> Record:
+def _record(spec: RunSpec, state: State, fleet_environment: dict[str, Any]) -> Record:
     diverged = str(state.error or "")
     tested = len(state.test_seconds) if diverged else len(state.stream)  # a fleet may go on and test it all the same
-    ahead = [] if state.future is None or diverged else [row[i:].tolist() for i, row in enumerate(state.future)]
+    future_rows = [] if state.future is None or diverged else [row[i:].tolist() for i, row in enumerate(state.future)]
     return Record(
         key=spec.key,
         spec=spec.resolved(),
         metrics={} if diverged else state.metrics,
-        accuracy=_rows(state.matrix[:tested]),
+        accuracy=_rows_to_diagonal(state.matrix[:tested]),
         train_seconds=state.train_seconds,
         test_seconds=state.test_seconds,
         steps=state.step,
-        environment=around | {"resumed": state.resumed},
-        task_accuracy=_rows(state.task_matrix[:tested]),
+        environment=fleet_environment | {"resumed": state.resumed},
+        task_accuracy=_rows_to_diagonal(state.task_matrix[:tested]),
         measured=state.measured,
-        future_accuracy=ahead,
+        future_accuracy=future_rows,
         diverged=diverged,
     )
 
 
-def _rows(matrix: NDArray[np.float64]) -> list[list[float]]:
+def _rows_to_diagonal(matrix: NDArray[np.float64]) -> list[list[float]]:
+    """Row i of a matrix up to its column i, for each i."""
     return [row[: i + 1].tolist() for i, row in enumerate(matrix)]
 
 
@@ -332,16 +334,16 @@ def build(spec: RunSpec, device: str = "auto") -> tuple[Learner, Stream]:
 
 def _prepare(spec: RunSpec, device: str) -> tuple[Callable[[], Learner], Stream]:
     """A function that builds the learner of a run, with its class as it is now, and the stream."""
-    place, resolved, kind = find_device(device), spec.resolved(), find_learner(spec.learner)
+    torch_device, resolved, learner_class = find_device(device), spec.resolved(), find_learner(spec.learner)
     stream = make_stream(spec.stream, spec.seed, **spec.scenario)
     options: dict[str, Any] = {**spec.options} | ({"memory": spec.memory} if "memory" in resolved else {})
     if spec.heads:
         options["criterion"] = Heads(tasks=[task.classes for task in stream])
 
     def make() -> Learner:
-        model = make_backbone(resolved["backbone"], stream.shape, stream.classes, spec.seed).to(place)
+        model = make_backbone(resolved["backbone"], stream.shape, stream.classes, spec.seed).to(torch_device)
         computing_in(model, resolved["precision"], channels_last=resolved["channels_last"])
-        return kind(
+        return learner_class(
             model, prepare=stream.prepare, augment=stream.augment, classes=stream.classes, seed=spec.seed,
             **options,
         )  # fmt: skip
@@ -370,9 +372,9 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 def typed_command() -> str:
     """The command line; the same for `parabolic` and `python -m parabolic`."""
-    program, ours = Path(sys.argv[0]), Path(__file__).parents[1] / "__main__.py"
-    called = "parabolic" if program.stem == "parabolic" or program == ours else sys.argv[0]
-    return str(encodable(shlex.join([called, *sys.argv[1:]])))
+    program, main_module = Path(sys.argv[0]), Path(__file__).parents[1] / "__main__.py"
+    name = "parabolic" if program.stem == "parabolic" or program == main_module else sys.argv[0]
+    return str(encodable(shlex.join([name, *sys.argv[1:]])))
 
 
 def find_device(name: str) -> torch.device:
@@ -385,10 +387,10 @@ def find_device(name: str) -> torch.device:
         raise invalid("device", name, "auto, cpu, cuda or cuda:N") from error
     if device.type not in ("cpu", "cuda"):
         raise invalid("device", name, "auto, cpu, cuda or cuda:N")
-    here = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device.type == "cuda" and (device.index or 0) >= here:
-        found = f"of {here}, the last is cuda:{here - 1}" if here else "no CUDA device was found"
-        raise invalid("device", name, "a device of this machine", f"{found}: use cpu")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
+        available = f"of {count}, the last is cuda:{count - 1}" if count else "no CUDA device was found"
+        raise invalid("device", name, "a device of this machine", f"{available}: use cpu")
     return device
 
 

@@ -14,7 +14,7 @@ from filelock import BaseFileLock
 
 from parabolic.checks import check_name, check_number, invalid
 from parabolic.engine.stops import PutOff
-from parabolic.experiments.crews import Crew, Here, Processes
+from parabolic.experiments.crews import Crew, InProcess, Processes
 from parabolic.experiments.execution import find_device
 from parabolic.experiments.resume import Keeping
 from parabolic.experiments.spec import RunSpec, check_spec
@@ -108,27 +108,29 @@ def run_grid(
     check_number("gpus", gpus, above=0)
     if minutes is not None:
         check_number("minutes", minutes, above=0)
-    until = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
 
-    wanted = {spec.key: spec for spec in specs}
+    unique = {spec.key: spec for spec in specs}
     keeping = Keeping.of(store, checkpoint)
-    grid = _Grid(store, list(wanted.values()), again=again, retries=retries, keeping=keeping, until=until, watch=watch)
+    grid = _Grid(
+        store, list(unique.values()), again=again, retries=retries, keeping=keeping, deadline=deadline, watch=watch
+    )
     if grid.missing:
         if workers != 0:
             _check_importable(grid.missing)
-        crew = _crew(engine, workers, address, device, gpus)
+        crew = _make_crew(engine, workers, address, device, gpus)
         try:
-            grid.go(crew, fleet if crew.gpu else 1)
+            grid.train(crew, fleet if crew.gpu else 1)
         except KeyboardInterrupt:
             grid.outcome.interrupted = True
         finally:
             try:
                 crew.close()
             finally:  # also after another Ctrl-C
-                grid.let_go()
+                grid.release_claims()
     outcome = grid.outcome
     outcome.records, outcome.diverged = (
-        {key: kept[key] for key in wanted if key in kept} for kept in (outcome.records, outcome.diverged)
+        {key: runs[key] for key in unique if key in runs} for runs in (outcome.records, outcome.diverged)
     )
     return outcome
 
@@ -145,19 +147,19 @@ def check_crew(engine: str, workers: int | None, address: str | None) -> None:
 def _check_importable(specs: Iterable[RunSpec]) -> None:
     """Raise an error for names in `__main__`, which worker processes cannot import."""
     for spec in specs:
-        named = {name: getattr(spec, name) for name in ("learner", "stream", "backbone", "measure")}
-        for name, given in (named | {"optimizer": spec.options.get("optimizer")}).items():
-            if given is not None and "__main__:" in given:
-                remedy = f"put it into a file, as mine.py:{given.rpartition(':')[2]}, or use workers=0"
-                raise invalid(name, given, "a name that worker processes can import", remedy)
+        references = {name: getattr(spec, name) for name in ("learner", "stream", "backbone", "measure")}
+        for name, reference in (references | {"optimizer": spec.options.get("optimizer")}).items():
+            if reference is not None and "__main__:" in reference:
+                remedy = f"put it into a file, as mine.py:{reference.rpartition(':')[2]}, or use workers=0"
+                raise invalid(name, reference, "a name that worker processes can import", remedy)
 
 
-def _crew(engine: str, workers: int | None, address: str | None, device: str, gpus: float) -> Crew:
+def _make_crew(engine: str, workers: int | None, address: str | None, device: str, gpus: float) -> Crew:
     if engine == "ray":
         from parabolic.experiments.cluster import Cluster
 
         return Cluster(address, workers, device, gpus)
-    return Here(str(find_device(device))) if workers == 0 else Processes(worker_devices(device, workers))
+    return InProcess(str(find_device(device))) if workers == 0 else Processes(worker_devices(device, workers))
 
 
 def worker_devices(device: str, workers: int | None = None) -> list[str]:
@@ -166,11 +168,11 @@ def worker_devices(device: str, workers: int | None = None) -> list[str]:
     >>> worker_devices("cpu", 2)
     ['cpu', 'cpu']
     """
-    place = find_device(device)
-    if place.type == "cpu":
+    torch_device = find_device(device)
+    if torch_device.type == "cpu":
         return ["cpu"] * (workers or joblib.cpu_count())
-    every = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if place.index is None else [str(place)]
-    return [every[number % len(every)] for number in range(workers or len(every))]
+    indices = range(torch.cuda.device_count()) if torch_device.index is None else [torch_device.index]
+    return [f"cuda:{indices[number % len(indices)]}" for number in range(workers or len(indices))]
 
 
 class _Grid:
@@ -184,11 +186,11 @@ class _Grid:
         again: bool,
         retries: int,
         keeping: Keeping | None,
-        until: float,
+        deadline: float,
         watch: Callable[[Event], object] | None,
     ) -> None:
         self.store, self.again, self.retries, self.keeping, self.watch = store, again, retries, keeping, watch
-        self.until = until  # by the monotonic clock: no run is started later
+        self.deadline = deadline  # by the monotonic clock: no run is started later
         self.outcome = Outcome()
         self.left = len(specs)
         self.missing = [spec for spec in specs if not self._reuse(spec)]
@@ -197,26 +199,26 @@ class _Grid:
         self.claims: dict[str, BaseFileLock] = {}
         self.tries: Counter[str] = Counter()
 
-    def go(self, crew: Crew, fleet: int) -> None:
+    def train(self, crew: Crew, fleet: int) -> None:
         """Have the crew train the missing runs."""
         self.waiting.extend(_groups(self.missing, fleet))
         while True:
-            if time.monotonic() >= self.until:
+            if time.monotonic() >= self.deadline:
                 self.outcome.put_off += sum(map(len, self.waiting))
                 self.waiting.clear()
             self._start(crew)
             if not (self.waiting or self.running):
                 return
-            elsewhere = bool(self.waiting) and crew.free()  # other grids are training all waiting runs
-            for job, told in crew.wait(POLL if elsewhere else None):
+            blocked = bool(self.waiting) and crew.free()  # other grids are training all waiting runs
+            for job, message in crew.wait(POLL if blocked else None):
                 with PutOff():  # so that a saved run is also counted
-                    if isinstance(told, News):
-                        self._settle(self.running[job].pop(told.key), told)
+                    if isinstance(message, News):
+                        self._settle(self.running[job].pop(message.key), message)
                     else:
                         for spec in self.running.pop(job).values():
-                            self._settle(spec, News(spec.key, reason=told.died, retry=True))
+                            self._settle(spec, News(spec.key, reason=message.died, retry=True))
 
-    def let_go(self) -> None:
+    def release_claims(self) -> None:
         """Release the claims on unfinished runs."""
         for claim in self.claims.values():
             claim.release()
@@ -225,19 +227,19 @@ class _Grid:
         for _ in range(len(self.waiting)):
             if not crew.free():
                 return
-            mine, others = self._claim(self.waiting.popleft())
+            claimed, others = self._claim(self.waiting.popleft())
             if others:
                 self.waiting.append(others)
-            if mine:
-                job = Job(tuple(mine), keeping=self.keeping)
-                self.running[job] = {spec.key: spec for spec in mine}
+            if claimed:
+                job = Job(tuple(claimed), keeping=self.keeping)
+                self.running[job] = {spec.key: spec for spec in claimed}
                 crew.start(job)
-                for spec in mine:
-                    self._tell("started", spec)
+                for spec in claimed:
+                    self._notify("started", spec)
 
     def _claim(self, group: list[RunSpec]) -> tuple[list[RunSpec], list[RunSpec]]:
         """The runs of a group that this grid has claimed, and those that another grid is training."""
-        mine, others = [], []
+        claimed, others = [], []
         for spec in group:
             claim = self.store.claim(spec.key)
             if claim is None:
@@ -249,15 +251,15 @@ class _Grid:
                 continue
             if self.keeping is not None and self.again and not self.tries[spec.key]:
                 self.keeping.forget(spec)
-            mine.append(spec)
-        return mine, others
+            claimed.append(spec)
+        return claimed, others
 
     def _reuse(self, spec: RunSpec) -> bool:
         record = None if self.again else self.store.ended(spec)
         if record is None:
             return False
         self.outcome.reused += 1
-        self._keep("reused", spec, record)
+        self._add_record("reused", spec, record)
         return True
 
     def _settle(self, spec: RunSpec, news: News) -> None:
@@ -265,27 +267,27 @@ class _Grid:
         if news.record is not None:
             self.store.save(news.record)
             self.outcome.trained += 1
-            self._keep("diverged" if news.record.diverged else "trained", spec, news.record)
+            self._add_record("diverged" if news.record.diverged else "trained", spec, news.record)
         elif news.retry and self.tries[spec.key] < self.retries:
             self.tries[spec.key] += 1
             self.waiting.appendleft([spec])
-            self._tell("retried", spec, news.reason)
+            self._notify("retried", spec, news.reason)
         else:
             self.store.save_failure(spec, news.reason, news.trace)
             self.outcome.failures.append(Failure(spec, news.reason, news.trace))
             self.left -= 1
-            self._tell("failed", spec, news.reason)
+            self._notify("failed", spec, news.reason)
         self._release(spec)
 
-    def _keep(self, what: str, spec: RunSpec, record: Record) -> None:
+    def _add_record(self, what: str, spec: RunSpec, record: Record) -> None:
         (self.outcome.diverged if record.diverged else self.outcome.records)[record.key] = record
         self.left -= 1
-        self._tell(what, spec, record.diverged, record)
+        self._notify(what, spec, record.diverged, record)
 
     def _release(self, spec: RunSpec) -> None:
         self.claims.pop(spec.key).release()
 
-    def _tell(self, what: str, spec: RunSpec, reason: str = "", record: Record | None = None) -> None:
+    def _notify(self, what: str, spec: RunSpec, reason: str = "", record: Record | None = None) -> None:
         if self.watch is not None:
             self.watch(Event(what, spec, self.left, reason, record))
 

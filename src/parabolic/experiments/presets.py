@@ -73,18 +73,18 @@ class Preset:
 
     def spec(self, settings: Mapping[str, str] | None = None, **given: Any) -> RunSpec:
         """The spec of a run; `settings` (strings, as for --set) and given fields take precedence over the preset's."""
-        own = {name: write_option(value) for name, value in self.settings.items()}
-        meant = {name: value for name in ("stream", "memory") if (value := getattr(self, name)) is not None}
-        if own:
+        preset_settings = {name: write_option(value) for name, value in self.settings.items()}
+        preset_fields = {name: value for name in ("stream", "memory") if (value := getattr(self, name)) is not None}
+        if preset_settings:
             try:  # the preset alone first, so that an error can name it
-                RunSpec.from_settings(self.learner, _fitting(own, meant), **meant)
+                RunSpec.from_settings(self.learner, _fit_replay(preset_settings, preset_fields), **preset_fields)
             except InputError as error:
                 error.name = f"preset {self.name!r}: {error.name}"
                 raise
-        chosen = {*given, *given.get("options", {}), *given.get("scenario", {})}
-        kept = {name: text for name, text in own.items() if name not in chosen}
-        asked, fields = dict(settings or {}), meant | given
-        return RunSpec.from_settings(self.learner, _fitting(kept | asked, fields) | asked, **fields)
+        given_names = {*given, *given.get("options", {}), *given.get("scenario", {})}
+        remaining = {name: text for name, text in preset_settings.items() if name not in given_names}
+        overrides, fields = dict(settings or {}), preset_fields | given
+        return RunSpec.from_settings(self.learner, _fit_replay(remaining | overrides, fields) | overrides, **fields)
 
     def make(self, model: nn.Module, **given: Any) -> Learner:
         """Create a learner for your own model; the options given take precedence over the preset's.
@@ -93,13 +93,17 @@ class Preset:
         >>> learner.repeats, learner.past.capacity
         (2, 100)
         """
-        method = find_learner(self.learner)
+        learner_class = find_learner(self.learner)
         for name in self.settings:
             check_name(f"preset {self.name!r}", name, RunSpec.known_settings(self.learner))
-        known, own = options_of(method), {"memory": self.memory, **self.settings}
-        kept = {name: value for name, value in own.items() if name in known and name not in given and value is not None}
-        texts = _fitting({name: write_option(value) for name, value in kept.items()}, given)
-        return method(model, **{name: parse_option(known, name, text) for name, text in texts.items()} | given)
+        options, preset_values = options_of(learner_class), {"memory": self.memory, **self.settings}
+        remaining = {
+            name: value
+            for name, value in preset_values.items()
+            if name in options and name not in given and value is not None
+        }
+        texts = _fit_replay({name: write_option(value) for name, value in remaining.items()}, given)
+        return learner_class(model, **{name: parse_option(options, name, text) for name, text in texts.items()} | given)
 
 
 def known_presets() -> dict[str, Path]:
@@ -142,40 +146,44 @@ def save_preset(preset: Preset, folder: Path | None = None) -> Path:
     """Write a preset atomically; returns its file."""
     check_file_name(preset.name, "choose another")
     folder = folder or preset_folder()
-    told = {name: value for name in KINDS if (value := getattr(preset, name)) not in (None, "", {})}
+    content = {name: value for name in KINDS if (value := getattr(preset, name)) not in (None, "", {})}
     with disk_errors("presets", folder, "free some space, or name another folder"):
-        return write_text(folder / f"{preset.name}.toml", _toml(told))
+        return write_text(folder / f"{preset.name}.toml", _to_toml(content))
 
 
 def _read(path: Path) -> Preset:
     try:
-        told = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise _damaged(path, str(error), "a TOML file") from error
-    for key, value in told.items():
+        raise _invalid_file(path, str(error), "a TOML file") from error
+    for key, value in content.items():
         check_name(f"preset {path}", key, KINDS)
         if not isinstance(value, KINDS[key][0]) or isinstance(value, bool):
-            raise _damaged(path, f"{key} = {value!r}", f"{KINDS[key][1]} there")
-    for key, value in told.get("settings", {}).items():
+            raise _invalid_file(path, f"{key} = {value!r}", f"{KINDS[key][1]} there")
+    for key, value in content.get("settings", {}).items():
         if not isinstance(value, str | int | float):
-            raise _damaged(path, f"{key} = {value!r}", "a number, a text, true or false there")
-    if "learner" not in told:
-        raise _damaged(path, "no learner", 'one, as in learner = "er"')
-    own = told.get("settings", {})
-    for named, name in ((told, "learner"), (told, "stream"), (own, "backbone"), (own, "optimizer")):
-        if isinstance(named.get(name), str):
-            named[name] = _beside(path, named[name])
-    return Preset(path.stem, **told)
+            raise _invalid_file(path, f"{key} = {value!r}", "a number, a text, true or false there")
+    if "learner" not in content:
+        raise _invalid_file(path, "no learner", 'one, as in learner = "er"')
+    settings = content.get("settings", {})
+    for table, name in ((content, "learner"), (content, "stream"), (settings, "backbone"), (settings, "optimizer")):
+        if isinstance(table.get(name), str):
+            table[name] = _resolve_beside(path, table[name])
+    return Preset(path.stem, **content)
 
 
-def _beside(path: Path, named: str) -> str:
-    """A name file.py:NAME with the path of the file beside the preset, if it exists there and not here."""
-    file, colon, name = named.rpartition(":")
-    found = path.parent / file
-    return f"{found}{colon}{name}" if file.endswith(".py") and not Path(file).is_file() and found.is_file() else named
+def _resolve_beside(path: Path, reference: str) -> str:
+    """A reference file.py:NAME with the path of the file beside the preset, if it exists there and not in the current
+    folder.
+    """
+    file, colon, name = reference.rpartition(":")
+    candidate = path.parent / file
+    if file.endswith(".py") and not Path(file).is_file() and candidate.is_file():
+        return f"{candidate}{colon}{name}"
+    return reference
 
 
-def _fitting(settings: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, str]:
+def _fit_replay(settings: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, str]:
     """A preset's settings with `replay` reduced to the size of the memory, if that is smaller."""
     memory = settings.get("memory", given.get("memory", RunSpec.memory))
     try:
@@ -185,29 +193,31 @@ def _fitting(settings: Mapping[str, str], given: Mapping[str, Any]) -> dict[str,
     return {**settings, "replay": str(size)} if 0 < size < replay else dict(settings)
 
 
-def _damaged(path: Path, got: str, expected: str) -> InputError:
+def _invalid_file(path: Path, got: str, expected: str) -> InputError:
     return invalid(f"preset {path}", Description(got), expected, "repair the file, or remove it")
 
 
-def _toml(told: Mapping[str, Any], section: str = "") -> str:
+def _to_toml(table: Mapping[str, Any], section: str = "") -> str:
     """A TOML file: plain values first, then a section for each table."""
-    lines = [f"{_key(name)} = {_value(value)}\n" for name, value in told.items() if not isinstance(value, Mapping)]
-    for name, table in told.items():
-        if isinstance(table, Mapping) and table:
-            lines += [f"\n[{section}{_key(name)}]\n", _toml(table, f"{section}{_key(name)}.")]
+    lines = [
+        f"{_toml_key(name)} = {_toml_value(value)}\n" for name, value in table.items() if not isinstance(value, Mapping)
+    ]
+    for name, value in table.items():
+        if isinstance(value, Mapping) and value:
+            lines += [f"\n[{section}{_toml_key(name)}]\n", _to_toml(value, f"{section}{_toml_key(name)}.")]
     return "".join(lines)
 
 
-def _value(value: Any) -> str:
+def _toml_value(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(key)} = {_value(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{_toml_key(key)} = {_toml_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
-        return "".join(["[\n", *[f"    {_value(each)},\n" for each in value], "]"])
+        return "".join(["[\n", *[f"    {_toml_value(item)},\n" for item in value], "]"])
     if isinstance(value, str | None):  # TOML has no None: it is written as a string, as for --set
         value = write_option(value)
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return write_option(value)
 
 
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _value(name)
+def _toml_key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml_value(name)

@@ -28,9 +28,11 @@ from parabolic.files import disk_errors, write_text
 __all__ = ["BackedStore", "Records", "is_record", "records_place", "write_records"]
 
 PARTS = ("key", "spec", "accuracy", "train_seconds", "test_seconds", "steps", "environment")
-LATER = ("task_accuracy", "future_accuracy", "measured", "diverged")  # of runs that have them
+OPTIONAL = ("task_accuracy", "future_accuracy", "measured", "diverged")  # of runs that have them
 # Parts of the environment. Not the data's hash: decoders differ between machines.
-TOLD = ("parabolic", "torch", "python", "device", "processor", "fleet", "code", "commit", "command", "finished")
+ENVIRONMENT = (
+    "parabolic", "torch", "python", "device", "processor", "fleet", "code", "commit", "command", "finished",
+)  # fmt: skip
 ACCURACY, SECONDS = 4, 3  # decimal places
 FROM = "record"  # key in the environment of a run read from records: the name of its file
 
@@ -45,7 +47,7 @@ class Records(EndedRuns):
     """
 
     def __init__(self, *places: str | Path) -> None:
-        self.places = [Path(each) for each in places]
+        self.places = [Path(place) for place in places]
 
     @classmethod
     def ours(cls) -> Records:
@@ -66,14 +68,14 @@ class Records(EndedRuns):
 
     def unreadable(self) -> dict[Path, str]:
         """Unreadable lines, as FILE:LINE, each with the reason."""
-        return dict(self._read[1])
+        return dict(self._contents[1])
 
     @property
     def _runs(self) -> dict[str, Record]:
-        return self._read[0]
+        return self._contents[0]
 
     @cached_property
-    def _read(self) -> tuple[dict[str, Record], dict[Path, str]]:
+    def _contents(self) -> tuple[dict[str, Record], dict[Path, str]]:
         runs, damaged = dict[str, Record](), dict[Path, str]()
         for path in self._files():
             try:
@@ -87,7 +89,7 @@ class Records(EndedRuns):
                 except UNREADABLE as error:
                     damaged[Path(f"{path}:{number}")] = str(error)
                     continue
-                if record is not None and _newer(record, runs.get(record.key)):
+                if record is not None and _is_newer(record, runs.get(record.key)):
                     runs[record.key] = record
         return runs, damaged
 
@@ -112,19 +114,19 @@ class BackedStore(Store):
     def read(self) -> tuple[list[Record], list[FailedRun], dict[Path, str]]:
         """Ended runs, those of the store first; failed runs that have no record; unreadable files and lines."""
         ended, failed, damaged = super().read()
-        own = {record.key for record in ended}
-        ended += [record for record in self.records.every() if record.key not in own]
-        failed = [each for each in failed if each.key not in self.records]
+        stored_keys = {record.key for record in ended}
+        ended += [record for record in self.records.every() if record.key not in stored_keys]
+        failed = [run for run in failed if run.key not in self.records]
         return ended, failed, damaged | self.records.unreadable()
 
 
 def records_place() -> Path:
     """Where records are: `PARABOLIC_RECORDS`, else in the package, else in its checkout."""
-    if named := os.environ.get("PARABOLIC_RECORDS"):
-        return Path(named).expanduser()
+    if place := os.environ.get("PARABOLIC_RECORDS"):
+        return Path(place).expanduser()
     package = Path(__file__).parent.parent
-    inside = package / "records"
-    return inside if inside.is_dir() else package.parent.parent / "results" / "records"
+    bundled = package / "records"
+    return bundled if bundled.is_dir() else package.parent.parent / "results" / "records"
 
 
 def is_record(run: Record) -> bool:
@@ -141,53 +143,54 @@ def write_records(runs: Iterable[Record], path: Path) -> int:
     with disk_errors("records", path.parent, "free some space or name another file"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f".{path.name}.lock")):
-            merged = {record.key: record for record in _undamaged(path).every()}
+            merged = {record.key: record for record in _load_undamaged(path).every()}
             for record in runs:
-                if _newer(record, merged.get(record.key)):
+                if _is_newer(record, merged.get(record.key)):
                     merged[record.key] = record
             lines = [
-                json.dumps(_short(merged[key]), ensure_ascii=False, separators=(",", ":")) for key in sorted(merged)
+                json.dumps(_record_fields(merged[key]), ensure_ascii=False, separators=(",", ":"))
+                for key in sorted(merged)
             ]
             write_text(path, "".join(f"{line}\n" for line in lines))
     return len(lines)
 
 
-def _undamaged(path: Path) -> Records:
+def _load_undamaged(path: Path) -> Records:
     """The contents of a file, if it exists; an unreadable line is an error."""
-    there = Records(path) if path.exists() else Records()
-    if damaged := there.unreadable():
+    records = Records(path) if path.exists() else Records()
+    if damaged := records.unreadable():
         place, reason = next(iter(damaged.items()))
         got = Description(f"{place} ({reason})")
         raise invalid("records", got, "a records file", "repair or remove the line, or name another file")
-    return there
+    return records
 
 
-def _newer(one: Record, other: Record | None) -> bool:
+def _is_newer(one: Record, other: Record | None) -> bool:
     """Whether a run replaces another with its key, if there is one; if both ended at the same time, it does."""
     if other is None:
         return True
-    mine, theirs = (str(each.environment.get("finished", "")) for each in (one, other))
-    return mine >= theirs
+    finished, other_finished = (str(record.environment.get("finished", "")) for record in (one, other))
+    return finished >= other_finished
 
 
-def _short(record: Record) -> dict[str, Any]:
-    told = {name: value for name in (*PARTS, *LATER) if (value := getattr(record, name)) or name in PARTS}
-    for name in told.keys() & {"accuracy", "task_accuracy", "future_accuracy"}:
-        told[name] = [[round(value, ACCURACY) for value in row] for row in told[name]]
+def _record_fields(record: Record) -> dict[str, Any]:
+    """The parts of a run that are written, with rounded numbers."""
+    fields = {name: value for name in (*PARTS, *OPTIONAL) if (value := getattr(record, name)) or name in PARTS}
+    for name in fields.keys() & {"accuracy", "task_accuracy", "future_accuracy"}:
+        fields[name] = [[round(value, ACCURACY) for value in row] for row in fields[name]]
     for name in ("train_seconds", "test_seconds"):
-        told[name] = [round(value, SECONDS) for value in told[name]]
-    around = {name: record.environment[name] for name in TOLD if name in record.environment}
-    if around.get("device") != "cpu":
-        around.pop("processor", None)  # irrelevant to training on a GPU
-    if "command" in around:  # paths are meaningless on other machines
-        around["command"] = re.sub(r"(?<![\w.~:/])/(?:[^\s/=]+/)*", "", str(around["command"]))
-    return {**told, "environment": around}
+        fields[name] = [round(value, SECONDS) for value in fields[name]]
+    environment = {name: record.environment[name] for name in ENVIRONMENT if name in record.environment}
+    if environment.get("device") != "cpu":
+        environment.pop("processor", None)  # irrelevant to training on a GPU
+    if "command" in environment:  # paths are meaningless on other machines
+        environment["command"] = re.sub(r"(?<![\w.~:/])/(?:[^\s/=]+/)*", "", str(environment["command"]))
+    return {**fields, "environment": environment}
 
 
 def _parse(line: str, file: str) -> Record:
-    told = json.loads(line)
-    if not (isinstance(told, Mapping) and told.keys() - {*LATER} == {*PARTS} and isinstance(told["key"], str)):
+    fields = json.loads(line)
+    if not (isinstance(fields, Mapping) and fields.keys() - {*OPTIONAL} == {*PARTS} and isinstance(fields["key"], str)):
         raise ValueError("it is not the record of a run")
-    record = Record(**told, metrics={})
-    known = replace(record, metrics=record.summary)
-    return checked(replace(known, environment=encodable({**record.environment, FROM: file})))
+    record = Record(**fields, metrics={})
+    return checked(replace(record, metrics=record.summary, environment=encodable({**record.environment, FROM: file})))

@@ -12,7 +12,7 @@ import torch
 
 from parabolic.checks import InputError, check_number
 from parabolic.engine import Checkpoints, Progress
-from parabolic.experiments.code import made_of, package_code
+from parabolic.experiments.code import content_hashes, package_code
 from parabolic.experiments.spec import RunSpec
 from parabolic.experiments.store import Store, agree
 from parabolic.learners import Learner
@@ -37,15 +37,15 @@ def stopped_runs(store: Store, failed: Container[str] | None = None) -> list[Sto
     Checkpoints that cannot be read are left out: such runs start over. Of each only the header is read, as it may be
     large; whether the rest is undamaged is found when the run resumes.
     """
-    failed, found = {each.key for each in store.failures()} if failed is None else failed, []
+    failed, stopped = {run.key for run in store.failures()} if failed is None else failed, []
     for key in store.begun():
         if key in failed or not store.unfinished(key) or store.in_progress(key):
             continue
         with suppress(InputError, LookupError, TypeError):
             saved = read_learner(store.checkpoint(key), "run", "progress", "draws", outline=True)
             done, tasks = len(saved["progress"]["train_seconds"]), len(saved["progress"]["matrix"])
-            found.append(StoppedRun(key, saved["run"]["spec"], min(done + 1, tasks), tasks))
-    return found
+            stopped.append(StoppedRun(key, saved["run"]["spec"], min(done + 1, tasks), tasks))
+    return stopped
 
 
 @dataclass(frozen=True)
@@ -65,23 +65,23 @@ class Keeping:
     def checkpoints(self, specs: list[RunSpec], fresh: Sequence[Callable[[], Learner]]) -> Checkpoints:
         """The checkpoints of runs trained side by side; `fresh` are functions that build their learners again."""
         paths = [self.store.checkpoint(spec.key) for spec in specs]
-        return Checkpoints(paths, self.seconds, [_about(spec) for spec in specs], fresh)
+        return Checkpoints(paths, self.seconds, [_identity(spec) for spec in specs], fresh)
 
     def place(self, spec: RunSpec) -> tuple[int, int]:
         """The position in the stream at which a run would resume."""
-        saved = self._find(spec)
+        saved = self._read_checkpoint(spec)
         return (0, 0) if saved is None else Progress(**saved["progress"]).place
 
     def resume(self, spec: RunSpec, learner: Learner) -> Progress | None:
         """Restore a run's learner from its checkpoint; returns its progress, or None if it has to start over."""
-        saved = self._find(spec)
+        saved = self._read_checkpoint(spec)
         return None if saved is None else Checkpoints.resume(learner, saved)
 
     def forget(self, spec: RunSpec) -> None:
         """Delete a run's checkpoint, so that it starts over."""
         self.store.checkpoint(spec.key).unlink(missing_ok=True)
 
-    def _find(self, spec: RunSpec) -> dict[str, Any] | None:
+    def _read_checkpoint(self, spec: RunSpec) -> dict[str, Any] | None:
         path = self.store.checkpoint(spec.key)
         if self.anew or not path.exists():
             return None
@@ -90,15 +90,15 @@ class Keeping:
         except InputError as error:
             warnings.warn(f"the run starts over: {error}", RuntimeWarning, stacklevel=2)
             return None
-        return saved if agree(saved["run"], _about(spec)) else None
+        return saved if agree(saved["run"], _identity(spec)) else None
 
 
-def _about(spec: RunSpec) -> dict[str, Any]:
+def _identity(spec: RunSpec) -> dict[str, Any]:
     """Everything that must be unchanged for a run to resume, so that results of different code or data never mix."""
     from parabolic import __version__
 
     return {
-        **made_of(spec),
+        **content_hashes(spec),
         "spec": spec.resolved(),
         "package": package_code(),
         "parabolic": __version__,

@@ -11,7 +11,7 @@ from typing import Any
 
 from parabolic.checks import Description, InputError, check_name, invalid
 from parabolic.engine.measures import Measure, find_measures, owner
-from parabolic.experiments.code import made_of, own_code_of
+from parabolic.experiments.code import content_hashes, own_code_of
 from parabolic.experiments.spec import NAMED, RunSpec, check_spec
 from parabolic.options import Option, check_options, option, options_of, write_option
 
@@ -114,7 +114,7 @@ class Search:
         if not self.ranges:
             raise invalid("space", Description("nothing to tune"), "an option", "for example lr=0.01:0.3:log")
         for end in (0, 1):  # find invalid values before the first run
-            self.specs({name: each.ends[end] for name, each in self.ranges.items()})
+            self.specs({name: domain.ends[end] for name, domain in self.ranges.items()})
 
     @cached_property
     def ranges(self) -> dict[str, Range | Choices]:
@@ -122,9 +122,9 @@ class Search:
         known = self._tunable()
         for name in self.space:
             check_name("space", name, known)
-        own = {name: each.tune for name, each in known.items() if each.tune and name not in self.fixed}
-        texts = {**own, **self.space}
-        return {name: _read(known[name], text) for name, text in texts.items()}
+        declared = {name: opt.tune for name, opt in known.items() if opt.tune and name not in self.fixed}
+        texts = {**declared, **self.space}
+        return {name: _parse_range(known[name], text) for name, text in texts.items()}
 
     @property
     def measure(self) -> Measure | None:
@@ -138,7 +138,7 @@ class Search:
 
     def best(self, trials: Iterable[Trial]) -> Trial | None:
         """The trial with the best score, of several the first; None if none has a score, or all their runs diverged."""
-        scored = (each for each in self.ranked(trials) if each.score is not None and each.diverged < self.seeds)
+        scored = (trial for trial in self.ranked(trials) if trial.score is not None and trial.diverged < self.seeds)
         return next(scored, None)
 
     def ranked(self, trials: Iterable[Trial]) -> list[Trial]:
@@ -149,8 +149,8 @@ class Search:
     @cached_property
     def fixed(self) -> dict[str, Any]:
         """The settings that the spec gives for the learner and the run and that are not tuned."""
-        run = {name: getattr(self.spec, name) for name in self._tunable().keys() - self._own().keys()}
-        given = {name: value for name, value in run.items() if value != options_of(RunSpec)[name].default}
+        fields = {name: getattr(self.spec, name) for name in self._tunable().keys() - self._learner_options().keys()}
+        given = {name: value for name, value in fields.items() if value != options_of(RunSpec)[name].default}
         return {name: value for name, value in {**given, **self.spec.options}.items() if name not in self.space}
 
     @cached_property
@@ -161,7 +161,7 @@ class Search:
 
     @cached_property
     def outside(self) -> dict[str, Any]:
-        """The other such values, which no trial can have.
+        """The values that the spec gives, or are the default, outside the ranges: no trial can have them.
 
         >>> Search(RunSpec("vrmcl"), {"lr": "0.01:0.3:log"}).outside
         {'lr': 0.35}
@@ -170,56 +170,57 @@ class Search:
 
     def rounded(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Sampled values, rounded as they are tried."""
-        return {name: each.nearest(values[name]) for name, each in self.ranges.items()}
+        return {name: domain.nearest(values[name]) for name, domain in self.ranges.items()}
 
     def specs(self, values: Mapping[str, Any]) -> list[RunSpec]:
         """The runs of a trial with these values, one per seed, all tested on held-out training examples only."""
-        own = self._own()
-        given: dict[str, Any] = {name: value for name, value in values.items() if name not in own}
-        given["options"] = {**self.spec.options, **{name: values[name] for name in values if name in own}}
-        given["scenario"] = {**self.spec.scenario, "validation": self.validation}
-        return [dataclasses.replace(self.spec, seed=seed, **given) for seed in range(self.seeds)]
+        learner_options = self._learner_options()
+        fields: dict[str, Any] = {name: value for name, value in values.items() if name not in learner_options}
+        fields["options"] = {**self.spec.options, **{name: values[name] for name in values if name in learner_options}}
+        fields["scenario"] = {**self.spec.scenario, "validation": self.validation}
+        return [dataclasses.replace(self.spec, seed=seed, **fields) for seed in range(self.seeds)]
 
     def definition(self) -> dict[str, Any]:
         """Everything that determines the search, as plain JSON values."""
         first = self.specs({})[0]
-        spec = first.resolved() | {name: told[:12] for name, told in made_of(first).items()}
+        spec = first.resolved() | {name: digest[:12] for name, digest in content_hashes(first).items()}
         del spec["seed"]
-        told = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.name != "spec"}
-        space = {name: str(each) for name, each in sorted(self.ranges.items())}
-        return {**spec, **told, "space": space, **self._own_choices()}
+        settings = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "spec"}
+        space = {name: str(domain) for name, domain in sorted(self.ranges.items())}
+        return {**spec, **settings, "space": space, **self._own_code_of_choices()}
 
-    def _own_choices(self) -> dict[str, str]:
+    def _own_code_of_choices(self) -> dict[str, str]:
         """The code of each choice that is the user's own, by its path."""
-        choices = [(name, each) for name, those in self.ranges.items() if isinstance(those, Choices) for each in those]
-        own = [(name, each) for name, each in choices if name in ("backbone", "optimizer", "measure") and each]
-        codes = {each: own_code_of(self.specs({name: each})[0]) for name, each in own}
-        return {f"code of {each}": code[:12] for each, code in codes.items() if code and ":" in each}
+        codes = dict[str, str]()
+        for name, domain in self.ranges.items():
+            if name in ("backbone", "optimizer", "measure") and isinstance(domain, Choices):
+                codes |= {choice: own_code_of(self.specs({name: choice})[0]) for choice in domain if choice}
+        return {f"code of {choice}": code[:12] for choice, code in codes.items() if code and ":" in choice}
 
-    def _own(self) -> dict[str, Option]:
+    def _learner_options(self) -> dict[str, Option]:
         return RunSpec.learner_options(self.spec.learner)
 
     def _tunable(self) -> dict[str, Option]:
-        return {name: each for name, each in options_of(RunSpec).items() if name not in NAMED} | self._own()
+        return {name: opt for name, opt in options_of(RunSpec).items() if name not in NAMED} | self._learner_options()
 
     def _value(self, name: str) -> Any:
         resolved = self.spec.resolved()
         return resolved["options"].get(name, resolved.get(name))
 
 
-def _read(stated: Option, text: str) -> Range | Choices:
+def _parse_range(opt: Option, text: str) -> Range | Choices:
     """Parse a range or a list of choices; all values must be valid for the option."""
     choices = _split(text)
     low, *rest = text.split(":")
     if not rest or len(choices) > 1:  # file.py:name may be a choice too
-        return Choices(stated.parse(value) for value in choices)
+        return Choices(opt.parse(value) for value in choices)
     if rest[1:] not in ([], ["log"]):
-        raise _refused(stated.name, text)
-    ends = [stated.parse(end) for end in (low, rest[0])]
+        raise _range_error(opt.name, text)
+    ends = [opt.parse(end) for end in (low, rest[0])]
     if not all(isinstance(end, int | float) for end in ends) or not ends[0] < ends[1]:
-        raise _refused(stated.name, text)
+        raise _range_error(opt.name, text)
     if rest[1:] and ends[0] <= 0:
-        raise invalid(f"space {stated.name}", text, "a range above 0 if it is log")
+        raise invalid(f"space {opt.name}", text, "a range above 0 if it is log")
     return Range(ends[0], ends[1], log=bool(rest[1:]))
 
 
@@ -230,14 +231,14 @@ def _split(text: str) -> list[str]:
     ['SGD', 'mine.py:Lion(betas=(0.9, 0.99), decay=0.1)']
     """
     parts, depth = [""], 0
-    for sign in text:
-        depth += (sign == "(") - (sign == ")")
-        if sign == "," and not depth:
+    for char in text:
+        depth += (char == "(") - (char == ")")
+        if char == "," and not depth:
             parts.append("")
         else:
-            parts[-1] += sign
+            parts[-1] += char
     return [part.strip() for part in parts]
 
 
-def _refused(name: str, text: str) -> InputError:
+def _range_error(name: str, text: str) -> InputError:
     return invalid(f"space {name}", text, "LOW:HIGH, LOW:HIGH:log or A,B,C", "as in 0.1:1")

@@ -71,16 +71,16 @@ class RunSpec:
 
     def __post_init__(self) -> None:
         for name in ("learner", "stream", "backbone"):
-            given = getattr(self, name)
-            if not isinstance(given, str) and (given is not None or name != "backbone"):
-                own = "put one of your own into a file, and give mine.py:NAME"
-                raise invalid(name, given, "a name, as specs are saved as text", f"`parabolic list` shows them; {own}")
+            value = getattr(self, name)
+            if not isinstance(value, str) and (value is not None or name != "backbone"):
+                hint = "put one of your own into a file, and give mine.py:NAME"
+                raise invalid(name, value, "a name, as specs are saved as text", f"`parabolic list` shows them; {hint}")
         check_options(self)
         for group in ("options", "scenario"):
-            given = getattr(self, group)
-            if not isinstance(given, Mapping):
-                raise invalid(group, given, "a dict of values by name", "as in {'lr': 0.05}")
-            object.__setattr__(self, group, {name: plain(value) for name, value in given.items()})
+            values = getattr(self, group)
+            if not isinstance(values, Mapping):
+                raise invalid(group, values, "a dict of values by name", "as in {'lr': 0.05}")
+            object.__setattr__(self, group, {name: plain(value) for name, value in values.items()})
         for name, value in dotted(vars(self)).items():
             if isinstance(value, str) and CONTROL.search(value):  # a store would not read it back
                 raise invalid(name, value, "a text in UTF-8 without control characters", "rename the file")
@@ -90,8 +90,8 @@ class RunSpec:
             replay = self.options.get("replay", known["replay"].default)
             remedy = f"the learner recalls replay={replay} per step: keep at least as many, or recall fewer"
             check_number("memory", self.memory, whole=True, at_least=replay, remedy=remedy)
-        varied = Scenario.of(self.scenario)
-        object.__setattr__(self, "scenario", {name: getattr(varied, name) for name in self.scenario})
+        scenario = Scenario.of(self.scenario)
+        object.__setattr__(self, "scenario", {name: getattr(scenario, name) for name in self.scenario})
         find_stream(self.stream)
         if self.backbone:
             find_backbone(self.backbone)
@@ -99,8 +99,8 @@ class RunSpec:
 
     def _checked_options(self, known: Mapping[str, Option]) -> dict[str, Any]:
         """The options as they are stored; one that cannot be saved as text is refused."""
-        objects = {
-            name: saved for name, each in known.items() if (saved := _default(self.learner, each)) != each.default
+        saved_defaults = {
+            name: path for name, opt in known.items() if (path := _saved_default(self.learner, opt)) != opt.default
         }
         for name, value in self.options.items():
             check_name(f"option of {self.learner}", name, known, no_option(find_learner(self.learner), name))
@@ -109,8 +109,12 @@ class RunSpec:
                 raise invalid(
                     name, value, "a value that can be saved as text", "give an optimizer, say, as file.py:name"
                 )
-        # The path of an object that is the default means that object, in a spec read from a record.
-        given = {name: value for name, value in self.options.items() if name not in objects or value != objects[name]}
+        # In a spec read from a record, a default that is an object is given by its path.
+        given = {
+            name: value
+            for name, value in self.options.items()
+            if name not in saved_defaults or value != saved_defaults[name]
+        }
         return {name: known[name].taken(value) for name, value in given.items()}
 
     def __hash__(self) -> int:
@@ -122,10 +126,10 @@ class RunSpec:
         options = options_of(find_learner(learner))
         taken = {field.name for field in dataclasses.fields(RunSpec)} | options_of(Scenario).keys()
         for name in sorted(options.keys() & taken - set(SHARED)):
-            of = "streams" if name in options_of(Scenario) else "runs"
-            remedy = f"{of} have a setting of that name: choose another in the class, such as my_{name}"
+            owner = "streams" if name in options_of(Scenario) else "runs"
+            remedy = f"{owner} have a setting of that name: choose another in the class, such as my_{name}"
             raise invalid(f"option of {learner}", name, "a name that is not taken", remedy)
-        return {name: each for name, each in options.items() if name not in SHARED}
+        return {name: opt for name, opt in options.items() if name not in SHARED}
 
     @staticmethod
     def known_settings(learner: str) -> dict[str, Option]:
@@ -147,33 +151,33 @@ class RunSpec:
         values = {name: parse_option(known, name, text) for name, text in settings.items()}
         given |= {name: value for name, value in values.items() if name in fields}
         for group, names in (("options", cls.learner_options(learner)), ("scenario", options_of(Scenario))):
-            own = {name: value for name, value in values.items() if name in names}
-            given[group] = {**given.get(group, {}), **own}
+            group_values = {name: value for name, value in values.items() if name in names}
+            given[group] = {**given.get(group, {}), **group_values}
         return cls(learner=learner, **given)
 
     def resolved(self) -> dict[str, Any]:
         """The spec with every default filled in, as plain JSON values."""
-        spec = self._ordinary()
+        spec = self._defaults()
         for name, default in spec.items():
             value = getattr(self, name)
             if isinstance(value, Mapping):
                 spec[name] = {**default, **value}
-            elif value not in (None, ""):  # an empty name is none
+            elif value not in (None, ""):  # an empty name counts as not given
                 spec[name] = value
         return spec
 
-    def _ordinary(self) -> dict[str, Any]:
-        """The same, if nothing but the learner and the stream were given."""
-        learner, stream = options_of(find_learner(self.learner)), find_stream(self.stream)
-        spec = {name: each.default for name, each in options_of(RunSpec).items()}
-        if "memory" not in learner:
+    def _defaults(self) -> dict[str, Any]:
+        """The spec that `resolved` returns if nothing but the learner and the stream are given."""
+        options, stream = options_of(find_learner(self.learner)), find_stream(self.stream)
+        spec = {name: opt.default for name, opt in options_of(RunSpec).items()}
+        if "memory" not in options:
             del spec["memory"]  # so that a learner without a memory has one run for all sizes
         spec |= {name: getattr(stream, name) for name in OF_STREAMS}
         spec |= {"learner": self.learner, "stream": self.stream}
         spec["options"] = {
-            name: _default(self.learner, each) for name, each in self.learner_options(self.learner).items()
+            name: _saved_default(self.learner, opt) for name, opt in self.learner_options(self.learner).items()
         }
-        spec["scenario"] = {name: each.default for name, each in options_of(Scenario).items()}
+        spec["scenario"] = {name: opt.default for name, opt in options_of(Scenario).items()}
         return spec
 
     @cached_property
@@ -182,14 +186,14 @@ class RunSpec:
 
         Adding a field or option with a neutral default does not change it.
         """
-        ordinary, mine = self._ordinary(), self.resolved()
-        differs = {name: value for name, value in mine.items() if value != ordinary[name]}
-        differs |= {"learner": self.learner, "stream": self.stream, "seed": self.seed}
+        defaults, resolved = self._defaults(), self.resolved()
+        changes = {name: value for name, value in resolved.items() if value != defaults[name]}
+        changes |= {"learner": self.learner, "stream": self.stream, "seed": self.seed}
         for group in ("options", "scenario"):
-            changed = {name: value for name, value in mine[group].items() if value != ordinary[group][name]}
-            if changed or group == "options":  # keys predate scenarios: without one, the key must not change
-                differs[group] = changed
-        return hashlib.sha256(json.dumps(differs, sort_keys=True).encode()).hexdigest()[:16]
+            group_changes = {name: value for name, value in resolved[group].items() if value != defaults[group][name]}
+            if group_changes or group == "options":  # keys predate scenarios: without one, the key must not change
+                changes[group] = group_changes
+        return hashlib.sha256(json.dumps(changes, sort_keys=True).encode()).hexdigest()[:16]
 
     @cached_property
     def shape(self) -> str:
@@ -204,18 +208,18 @@ class RunSpec:
         return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _default(learner: str, stated: Option) -> Any:
+def _saved_default(learner: str, opt: Option) -> Any:
     """The default of a learner's option as it is saved: an object, such as an optimizer's class, by its path."""
-    default = stated.default
+    default = opt.default
     if isinstance(default, str | int | float | list | tuple | Mapping | None):
         return default
-    kind, place = find_learner(learner), learner.rpartition(":")[0]
-    module = load_with_module("learner", learner)[0] if place else sys.modules[kind.__module__]
+    learner_class, path = find_learner(learner), learner.rpartition(":")[0]
+    module = load_with_module("learner", learner)[0] if path else sys.modules[learner_class.__module__]
     for name, value in vars(module).items():
         if value is default:
-            return f"{place or kind.__module__}:{name}"
-    remedy = f"assign it to a name at the top level of {place or kind.__module__}, and give that as the default"
-    raise invalid(f"{kind.__name__}.{stated.name}", default, "a default that can be saved as text", remedy)
+            return f"{path or learner_class.__module__}:{name}"
+    remedy = f"assign it to a name at the top level of {path or learner_class.__module__}, and give that as the default"
+    raise invalid(f"{learner_class.__name__}.{opt.name}", default, "a default that can be saved as text", remedy)
 
 
 def check_spec(spec: object) -> None:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from parabolic import metrics
 from parabolic.checks import CONTROL, UNREADABLE, encodable, invalid
-from parabolic.experiments.code import made_of, own_code_of, package_code
+from parabolic.experiments.code import content_hashes, own_code_of, package_code
 from parabolic.experiments.spec import RunSpec
 from parabolic.files import disk_errors, sweep, write_text
 from parabolic.options import dotted
@@ -42,7 +42,7 @@ KEY = re.compile("[0-9a-f]{16}")
 SORTED = {"memory": int, "scenario.validation": int | float}  # settings by which runs are sorted, if they have them
 ROOM = 1 << 14  # bytes that must be free on disk to start a run
 
-Kept = TypeVar("Kept", bound="Record | FailedRun")
+AnyRun = TypeVar("AnyRun", bound="Record | FailedRun")
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class Record:
     @property
     def by_other_package(self) -> bool:
         """Whether it was trained by other code of this package, as far as that was noted."""
-        ours = package_code()
-        return bool(self.environment.get("package", ours) != ours)
+        current = package_code()
+        return bool(self.environment.get("package", current) != current)
 
     @property
     def summary(self) -> dict[str, float]:
@@ -104,7 +104,7 @@ class FailedRun:
 
 
 class EndedRuns:
-    """Runs that have ended: whoever looks for results gets those of finished runs, unless asking for diverged ones."""
+    """Runs that have ended: `find` and iteration give finished ones, `ended` and `every` also those that diverged."""
 
     def ended(self, spec: RunSpec) -> Record | None:
         """The run of this spec, finished or diverged, or None."""
@@ -193,9 +193,9 @@ class Store(EndedRuns):
 
     def outdated(self, spec: RunSpec) -> bool:
         """Whether there is a finished run of this spec that was made with another version of the user's own code."""
-        own = own_code_of(spec)
-        record = _read(Record, self.path(spec.key) / FILE) if own else None
-        return record is not None and record.environment.get("code", own) != own
+        own_code = own_code_of(spec)
+        record = _read(Record, self.path(spec.key) / FILE) if own_code else None
+        return record is not None and record.environment.get("code", own_code) != own_code
 
     def every(self) -> list[Record]:
         """All runs, finished or diverged, each once even if there are copies; without `unreadable` files."""
@@ -212,14 +212,14 @@ class Store(EndedRuns):
     def read(self) -> tuple[list[Record], list[FailedRun], dict[Path, str]]:
         """Read each file once; returns ended runs, failed runs, and unreadable files with the reasons."""
         damaged: dict[Path, str] = {}
-        ended = self._each(Record, FILE, damaged)
-        failed = self._each(FailedRun, FAILED, damaged)
+        ended = self._read_all(Record, FILE, damaged)
+        failed = self._read_all(FailedRun, FAILED, damaged)
         return list(ended.values()), [failed[key] for key in failed if key not in ended], dict(sorted(damaged.items()))
 
     def save(self, record: Record) -> Path:
         """Save a run atomically; returns its folder."""
         folder = self._write(record.key, FILE, record)
-        with self._telling():
+        with self._disk_errors():
             for name in (FAILED, CHECKPOINT):
                 (folder / name).unlink(missing_ok=True)
         sweep(folder)
@@ -238,7 +238,7 @@ class Store(EndedRuns):
         now, rather than after training.
         """
         lock = FileLock(self.root / CLAIMS / key)
-        with self._telling():
+        with self._disk_errors():
             (self.root / CLAIMS).mkdir(parents=True, exist_ok=True)
             try:
                 lock.acquire(blocking=False)
@@ -253,23 +253,23 @@ class Store(EndedRuns):
         sweep(self.path(key), older=0, name=CHECKPOINT)  # at any age: only the holder of the claim writes them
         return lock
 
-    def _each(self, kind: type[Kept], name: str, damaged: dict[Path, str]) -> dict[str, Kept]:
+    def _read_all(self, kind: type[AnyRun], name: str, damaged: dict[Path, str]) -> dict[str, AnyRun]:
         """The contents of all files of this name, by key; of copies, the one in the folder named after the key."""
-        found: dict[str, Kept] = {}
+        runs: dict[str, AnyRun] = {}
         for folder in self._folders():
-            kept = _read(kind, folder / name, damaged)
-            if kept is not None and (kept.key not in found or folder.name == kept.key):
-                found[kept.key] = kept
-        return found
+            run = _read(kind, folder / name, damaged)
+            if run is not None and (run.key not in runs or folder.name == run.key):
+                runs[run.key] = run
+        return runs
 
     def _folders(self) -> list[Path]:
         return sorted(path for path in self.root.glob("[!.]*") if path.is_dir())
 
     def _write(self, key: str, name: str, content: Record | FailedRun) -> Path:
-        with self._telling():
+        with self._disk_errors():
             return write_text(self.path(key) / name, json.dumps(asdict(content), indent=1)).parent
 
-    def _telling(self) -> AbstractContextManager[None]:
+    def _disk_errors(self) -> AbstractContextManager[None]:
         return disk_errors("runs", self.root, "free some space or name another folder; finished runs are safe")
 
 
@@ -295,31 +295,31 @@ def _try_to_write(folder: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _load(kind: type[Kept], path: Path) -> Kept:
-    told = json.loads(path.read_text())
-    kept = checked(kind(**{name: value if name == "spec" else encodable(value) for name, value in told.items()}))
+def _load(kind: type[AnyRun], path: Path) -> AnyRun:
+    fields = json.loads(path.read_text())
+    run = checked(kind(**{name: value if name == "spec" else encodable(value) for name, value in fields.items()}))
     folder = path.parent.name
-    if KEY.fullmatch(folder) and kept.key != folder:  # a copy may have any other name
-        raise ValueError(f"its key, {kept.key}, does not match its folder")
-    return kept
+    if KEY.fullmatch(folder) and run.key != folder:  # a copy may have any other name
+        raise ValueError(f"its key, {run.key}, does not match its folder")
+    return run
 
 
-def checked(kept: Kept) -> Kept:
+def checked(run: AnyRun) -> AnyRun:
     """Return a run that was read from a file; raises a ValueError (or another error) if it is not valid."""
-    named = {"learner": str, "stream": str, "seed": int}
-    if not all(isinstance(kept.spec.get(name), each) for name, each in named.items()):
+    required = {"learner": str, "stream": str, "seed": int}
+    if not all(isinstance(run.spec.get(name), kind) for name, kind in required.items()):
         raise ValueError("its spec is not that of a run")
-    settings = dotted(kept.spec)
-    if any(CONTROL.search(str(each)) for pair in settings.items() for each in pair):
+    settings = dotted(run.spec)
+    if any(CONTROL.search(str(text)) for pair in settings.items() for text in pair):
         raise ValueError("its spec has control characters or is no UTF-8")
-    if not all(isinstance(settings.get(name, 0), each) for name, each in SORTED.items()):
+    if not all(isinstance(settings.get(name, 0), kind) for name, kind in SORTED.items()):
         raise ValueError("its memory or validation is not a number")
-    if isinstance(kept, Record):
-        _check(kept)
-    return kept
+    if isinstance(run, Record):
+        _check_record(run)
+    return run
 
 
-def _check(record: Record) -> None:
+def _check_record(record: Record) -> None:
     """Raise a ValueError for an invalid record: files are edited by hand, and disks fail."""
     spec = {"options": {}, "scenario": {}, **record.spec}  # missing in old records
     if not (isinstance(spec.get("backbone"), str) and isinstance(spec.get("epochs"), int) and spec["epochs"] > 0):
@@ -328,10 +328,14 @@ def _check(record: Record) -> None:
         raise ValueError("it does not say how it diverged")
     groups = (record.metrics, record.measured, record.environment, spec["options"], spec["scenario"])
     tables = (record.accuracy, record.task_accuracy, record.future_accuracy)
-    typed = all(isinstance(each, Mapping) for each in groups) and all(isinstance(each, list) for each in tables)
-    if not typed or not all(record.accuracy) or not (record.accuracy or record.diverged):
+    types_match = all(isinstance(group, Mapping) for group in groups) and all(
+        isinstance(table, list) for table in tables
+    )
+    if not types_match or not all(record.accuracy) or not (record.accuracy or record.diverged):
         raise ValueError("its parts are missing or of the wrong type")
-    if not all(isinstance(each, list) and len(each) == len(record.test_seconds) for each in record.measured.values()):
+    if not all(
+        isinstance(values, list) and len(values) == len(record.test_seconds) for values in record.measured.values()
+    ):
         raise ValueError("its measures are not a number for each task")
     accuracies = [row for table in tables for row in table]
     rows = [record.train_seconds, record.test_seconds, *accuracies, *record.measured.values()]
@@ -343,8 +347,8 @@ def _check(record: Record) -> None:
     if not record.task_accuracy and any(name.startswith("task_") for name in record.metrics):
         raise ValueError("it lacks the accuracies that its metrics are computed from")
     numbers = [*record.metrics.values(), *(value for row in rows for value in row)]
-    told = not record.metrics if record.diverged else {"acc", "aaa", "forgetting"} <= set(record.metrics)
-    if not (told and all(isinstance(each, int | float) and math.isfinite(each) for each in numbers)):
+    has_right_metrics = not record.metrics if record.diverged else {"acc", "aaa", "forgetting"} <= set(record.metrics)
+    if not (has_right_metrics and all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)):
         raise ValueError("its figures are missing or not finite numbers")
     if not all(0 <= value <= 100 for row in accuracies for value in row):
         raise ValueError("its accuracies are not percentages")
@@ -357,7 +361,7 @@ def _lengths(rows: list[list[float]]) -> list[int]:
     return [len(row) for row in rows]
 
 
-def _read(kind: type[Kept], path: Path, damaged: dict[Path, str] | None = None) -> Kept | None:
+def _read(kind: type[AnyRun], path: Path, damaged: dict[Path, str] | None = None) -> AnyRun | None:
     try:
         return _load(kind, path)
     except FileNotFoundError:
@@ -373,17 +377,17 @@ def is_of(record: Record, spec: RunSpec) -> bool:
 
     Defaults, the user's own code and prepared data must be the same, as far as they are recorded and available here.
     """
-    return agree(record.spec, spec.resolved()) and agree(record.environment, made_of(spec))
+    return agree(record.spec, spec.resolved()) and agree(record.environment, content_hashes(spec))
 
 
-def agree(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+def agree(stored: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
     """Whether two nested mappings, such as resolved specs, agree on all keys that both have.
 
     >>> agree({"seed": 0, "options": {"lr": 0.1}}, {"seed": 0, "options": {"lr": 0.1, "added": None}})
     True
     """
-    for name in stored.keys() & wanted.keys():
-        one, other = stored[name], wanted[name]
+    for name in stored.keys() & expected.keys():
+        one, other = stored[name], expected[name]
         if isinstance(one, Mapping) and isinstance(other, Mapping):
             if not agree(one, other):
                 return False

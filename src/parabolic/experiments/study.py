@@ -48,7 +48,7 @@ def open_study(search: Search, name: str, storage: str | optuna.storages.BaseSto
         with closing(Study(search, name, storage, folder)) as study:
             yield study
     except (SQLAlchemyError, optuna.exceptions.OptunaError) as error:
-        raise _unusable(storage, error.__cause__ or error) from error
+        raise _storage_error(storage, error.__cause__ or error) from error
 
 
 class Study:
@@ -57,31 +57,33 @@ class Study:
     def __init__(self, search: Search, name: str, storage: str | optuna.storages.BaseStorage, folder: Path) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # `tune` reports progress itself
         self.search = search
-        self.distributions = {name: _distribution(each) for name, each in search.ranges.items()}
+        self.distributions = {name: _distribution(domain) for name, domain in search.ranges.items()}
         with disk_errors("runs", folder, "free some space, or name another folder of runs"):
             folder.mkdir(parents=True, exist_ok=True)
-            guard = FileLock(folder / "tune.lock")  # one process creates the tables of a new database
-            guard.acquire()
+            lock = FileLock(folder / "tune.lock")  # one process creates the tables of a new database
+            lock.acquire()
         try:
-            self.storage = _open(storage)
+            self.storage = _open_storage(storage)
             try:
                 self._join(name)
             except BaseException:
                 self.close()
                 raise
         finally:
-            guard.release()
+            lock.release()
 
     def _join(self, name: str) -> None:
         """Take part in the study, which must be one of the same search."""
-        self.study = self._found_or_made(name)
-        if self._differs() and not self._begun():  # its settings were refused, say, and have been corrected
+        self.study = self._create_or_load(name)
+        if (
+            self._changed_settings() and not self._has_begun()
+        ):  # its settings were refused, say, and have been corrected
             optuna.delete_study(study_name=name, storage=self.storage)
-            self.study = self._found_or_made(name)
+            self.study = self._create_or_load(name)
         self._check_definition(name)
-        self.study.set_user_attr(f"{WORKER} {_here()}", time.time())
+        self.study.set_user_attr(f"{WORKER} {_this_worker()}", time.time())
 
-    def _found_or_made(self, name: str) -> optuna.Study:
+    def _create_or_load(self, name: str) -> optuna.Study:
         return optuna.create_study(
             study_name=name, storage=self.storage, load_if_exists=True,
             direction="minimize" if self.search.better == "lower" else "maximize",
@@ -97,14 +99,14 @@ class Study:
     @property
     def trials(self) -> list[Trial]:
         """The finished trials, in the order in which they started."""
-        done = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+        finished = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
         return [
             Trial(
-                self.search.rounded(each.params),
-                each.value if each.state == TrialState.COMPLETE else None,
-                each.user_attrs.get(DIVERGED, 0),
+                self.search.rounded(trial.params),
+                trial.value if trial.state == TrialState.COMPLETE else None,
+                trial.user_attrs.get(DIVERGED, 0),
             )
-            for each in done
+            for trial in finished
         ]
 
     @property
@@ -114,16 +116,16 @@ class Study:
 
     def ask(self, count: int, total: int) -> list[optuna.Trial]:
         """Take up to `count` trials to work on, as long as the study has fewer than `total`."""
-        for each in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            if self._abandoned(each):
-                self._retry(each.number, each.params)
+        for running_trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            if self._is_abandoned(running_trial):
+                self._retry(running_trial.number, running_trial.params)
         taken: list[optuna.Trial] = []
-        while len(taken) < count and _places(self.study) < total:
+        while len(taken) < count and _count_trials(self.study) < total:
             trial = self.study.ask(self.distributions)
-            if _places(self.study, before=trial.number) >= total:  # another process took the last place
+            if _count_trials(self.study, before=trial.number) >= total:  # another process took the last place
                 self.study.tell(trial, state=TrialState.FAIL)
                 break
-            trial.set_user_attr(WORKER, _here())
+            trial.set_user_attr(WORKER, _this_worker())
             taken.append(trial)
         return taken
 
@@ -132,7 +134,8 @@ class Study:
         if diverged := int(np.isnan(scores or []).sum()):
             with suppress(optuna.exceptions.UpdateFinishedTrialError):
                 trial.set_user_attr(DIVERGED, diverged)
-        if scores is None or (diverged and self.search.measure is not None):  # of which no value is known to be bad
+        # A diverged run has no score by a user's measure, as it is not known which value would be bad.
+        if scores is None or (diverged and self.search.measure is not None):
             self.study.tell(trial, state=TrialState.PRUNED, skip_if_finished=True)
             return
         score = float(np.nan_to_num(scores).mean())  # a diverged run counts as 0
@@ -140,19 +143,19 @@ class Study:
 
     def give_back(self, trials: Sequence[optuna.Trial]) -> None:
         """Return unfinished trials, to be retried later by any process."""
-        for each in trials:
-            self._retry(each.number, each.params)
+        for trial in trials:
+            self._retry(trial.number, trial.params)
 
     @contextmanager
     def pulse(self, trials: Sequence[optuna.Trial]) -> Iterator[None]:
         """Send heartbeats for these trials while the context is open."""
-        done = threading.Event()
+        ended = threading.Event()
 
         def beat() -> None:
-            while not done.wait(PULSE):
-                for each in trials:
+            while not ended.wait(PULSE):
+                for trial in trials:
                     with suppress(Exception):  # the next heartbeat will do
-                        each.set_user_attr("pulse", time.time())
+                        trial.set_user_attr("pulse", time.time())
             self.storage.remove_session()
 
         thread = threading.Thread(target=beat, daemon=True)
@@ -160,27 +163,27 @@ class Study:
         try:
             yield
         finally:
-            done.set()
+            ended.set()
             thread.join()
 
-    def _abandoned(self, trial: FrozenTrial) -> bool:
+    def _is_abandoned(self, trial: FrozenTrial) -> bool:
         """Whether the process of a trial is gone: dead, if it was on this machine, or silent for too long."""
         # If it was killed before it could name itself, it was one of the processes that have worked on the study.
-        suspects = [trial.user_attrs[WORKER]] if WORKER in trial.user_attrs else self._others()
-        if suspects and all(_dead(each) for each in suspects):
+        suspects = [trial.user_attrs[WORKER]] if WORKER in trial.user_attrs else self._other_workers()
+        if suspects and all(_is_dead(worker) for worker in suspects):
             return True
         assert trial.datetime_start is not None
-        heard: float = trial.user_attrs.get("pulse", trial.datetime_start.timestamp())
-        return time.time() - heard > SILENCE
+        last_heartbeat: float = trial.user_attrs.get("pulse", trial.datetime_start.timestamp())
+        return time.time() - last_heartbeat > SILENCE
 
-    def _others(self) -> list[str]:
+    def _other_workers(self) -> list[str]:
         """The other processes that have worked on the study."""
-        known = (name.partition(" ") for name in self.study.user_attrs)
-        return [worker for kind, _, worker in known if kind == WORKER and worker != _here()]
+        attributes = (name.partition(" ") for name in self.study.user_attrs)
+        return [worker for kind, _, worker in attributes if kind == WORKER and worker != _this_worker()]
 
-    def _begun(self) -> bool:
+    def _has_begun(self) -> bool:
         """Whether the study has trials, or another live process may be about to add one."""
-        return _places(self.study) > 0 or not all(_dead(each) for each in self._others())
+        return _count_trials(self.study) > 0 or not all(_is_dead(worker) for worker in self._other_workers())
 
     def _retry(self, number: int, values: Mapping[str, Any]) -> None:
         """Mark a trial as failed and queue its values again, unless it has finished or another process already did."""
@@ -192,17 +195,19 @@ class Study:
         """Raise an error unless the search is the one that the study began with."""
         if "definition" not in self.study.user_attrs:
             self.study.set_user_attr("definition", self.search.definition())
-        if differs := self._differs():
-            got = Description(f"{name!r} with " + ", ".join(f"{each}={now}" for each, (now, _) in differs.items()))
-            began = "its original settings, " + ", ".join(f"{each}={was}" for each, (_, was) in differs.items())
-            raise invalid("study", got, began, "give another name, or the original settings")
+        if changes := self._changed_settings():
+            new = ", ".join(f"{setting}={now}" for setting, (now, _) in changes.items())
+            old = ", ".join(f"{setting}={then}" for setting, (_, then) in changes.items())
+            got = Description(f"{name!r} with {new}")
+            raise invalid("study", got, f"its original settings, {old}", "give another name, or the original settings")
 
-    def _differs(self) -> dict[str, tuple[Any, Any]]:
+    def _changed_settings(self) -> dict[str, tuple[Any, Any]]:
         """The settings that have changed since the study began, by name: the new and the old value."""
-        now, then = _flat(self.search.definition()), _flat(self.study.user_attrs.get("definition", {}))
+        now = _flat_settings(self.search.definition())
+        then = _flat_settings(self.study.user_attrs.get("definition", {}))
         # A setting that only one of them has was added to the package later, with a neutral default.
-        paths = [each for each in now if each in then and now[each] != then[each]]
-        return {re.sub(r"^(options|scenario)\.", "", each): (now[each], then[each]) for each in paths}
+        paths = [path for path in now if path in then and now[path] != then[path]]
+        return {re.sub(r"^(options|scenario)\.", "", path): (now[path], then[path]) for path in paths}
 
 
 class Pruner(Callback):
@@ -246,16 +251,16 @@ class Sampler(optuna.samplers.BaseSampler):
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         """Draw one of the other parameters."""
-        if _places(study, before=trial.number) == 0 and param_name in self.search.defaults:
+        if _count_trials(study, before=trial.number) == 0 and param_name in self.search.defaults:
             return self.search.defaults[param_name]
         return self._tpe(study, trial, param_name).sample_independent(study, trial, param_name, param_distribution)
 
     def _tpe(self, study: optuna.Study, trial: FrozenTrial, name: str = "") -> optuna.samplers.TPESampler:
-        place = f"{self.search.seed} {_places(study, before=trial.number)} {name}"
-        return optuna.samplers.TPESampler(seed=zlib.crc32(place.encode()))
+        key = f"{self.search.seed} {_count_trials(study, before=trial.number)} {name}"
+        return optuna.samplers.TPESampler(seed=zlib.crc32(key.encode()))
 
 
-def _places(study: optuna.Study, before: int | None = None) -> int:
+def _count_trials(study: optuna.Study, before: int | None = None) -> int:
     """The number of trials that count: all but those that failed or are still waiting in the queue.
 
     With `before`, only trials with a lower number are counted, those waiting included: a trial's place, which
@@ -263,16 +268,16 @@ def _places(study: optuna.Study, before: int | None = None) -> int:
     """
     uncounted = (TrialState.FAIL,) if before is not None else (TrialState.FAIL, TrialState.WAITING)
     return sum(
-        each.state not in uncounted and (before is None or each.number < before)
-        for each in study.get_trials(deepcopy=False)
+        trial.state not in uncounted and (before is None or trial.number < before)
+        for trial in study.get_trials(deepcopy=False)
     )
 
 
-def _here() -> str:
+def _this_worker() -> str:
     return f"{platform.node()}:{os.getpid()}"
 
 
-def _dead(worker: str) -> bool:
+def _is_dead(worker: str) -> bool:
     """Whether a process of this machine has ended."""
     host, _, pid = worker.rpartition(":")
     if host != platform.node() or os.name != "posix":
@@ -286,34 +291,34 @@ def _dead(worker: str) -> bool:
     return False
 
 
-def _distribution(values: Range | Choices) -> BaseDistribution:
-    if isinstance(values, Choices):
-        return CategoricalDistribution(values)
-    if isinstance(values.low, int) and isinstance(values.high, int):
-        return IntDistribution(values.low, values.high, log=values.log)
-    return FloatDistribution(values.low, values.high, log=values.log)
+def _distribution(domain: Range | Choices) -> BaseDistribution:
+    if isinstance(domain, Choices):
+        return CategoricalDistribution(domain)
+    if isinstance(domain.low, int) and isinstance(domain.high, int):
+        return IntDistribution(domain.low, domain.high, log=domain.log)
+    return FloatDistribution(domain.low, domain.high, log=domain.log)
 
 
-def _open(storage: str | optuna.storages.BaseStorage) -> optuna.storages.BaseStorage:
+def _open_storage(storage: str | optuna.storages.BaseStorage) -> optuna.storages.BaseStorage:
     if not isinstance(storage, str):
         return storage
     kind, _, rest = storage.partition(":")
     if kind == "journal":
         with disk_errors("storage", Path(rest).parent, "name another file"):
             return optuna.storages.JournalStorage(JournalFileBackend(rest))
-    patient = {"connect_args": {"timeout": 60}} if kind == "sqlite" else {}  # wait while others are writing
+    engine_kwargs = {"connect_args": {"timeout": 60}} if kind == "sqlite" else {}  # wait while others are writing
     try:
-        return optuna.storages.RDBStorage(storage, engine_kwargs=patient)
+        return optuna.storages.RDBStorage(storage, engine_kwargs=engine_kwargs)
     except ImportError as error:  # the driver of that database is missing
-        raise _unusable(storage, error) from error
+        raise _storage_error(storage, error) from error
 
 
-def _flat(told: Mapping[str, Any]) -> dict[str, Any]:
+def _flat_settings(definition: Mapping[str, Any]) -> dict[str, Any]:
     """Nested settings, flattened; the space becomes one string, as adding or removing options is a change too."""
-    space = " ".join(f"{option}={text}" for option, text in told.get("space", {}).items())
-    return dotted({**told, "space": space})
+    space = " ".join(f"{option}={text}" for option, text in definition.get("space", {}).items())
+    return dotted({**definition, "space": space})
 
 
-def _unusable(storage: object, error: BaseException) -> InputError:
-    shown = re.sub(r"//[^/]*@", "//…@", str(storage))  # hide the password
-    return invalid("storage", shown, "an Optuna storage that works", str(error).partition("\n")[0])
+def _storage_error(storage: object, error: BaseException) -> InputError:
+    url = re.sub(r"//[^/]*@", "//…@", str(storage))  # hide the password
+    return invalid("storage", url, "an Optuna storage that works", str(error).partition("\n")[0])

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Tuned", "study_name", "tune"]
 
-TOLD = ("parabolic", "torch", "optuna", "python", "processor", "device", "command", "finished")  # of the environment
+# Parts of the environment that a preset records.
+ENVIRONMENT = ("parabolic", "torch", "optuna", "python", "processor", "device", "command", "finished")
 
 
 @dataclass(frozen=True)
@@ -52,16 +53,16 @@ class Tuned:
 
     def preset(self) -> Preset:
         """A preset with the best values and a record of how they were found."""
-        spec, best, told = self.search.spec, self.best, self.search.definition()
-        about = f"best of {len(self.trials)} trials by {told['metric']} on held-out training examples"
+        spec, best, definition = self.search.spec, self.best, self.search.definition()
+        about = f"best of {len(self.trials)} trials by {definition['metric']} on held-out training examples"
         study: dict[str, Any] = {"score": self._rounded(best)}
-        study |= {name: told[name] for name in ("metric", "seeds", "validation", "space", "seed", "prune")}
+        study |= {name: definition[name] for name in ("metric", "seeds", "validation", "space", "seed", "prune")}
         study["trials"] = [{"score": self._rounded(trial), **trial.values} for trial in self.trials]
         study["scenario"] = dict(spec.scenario)
-        study["environment"] = {name: self.environment[name] for name in TOLD if name in self.environment}
+        study["environment"] = {name: self.environment[name] for name in ENVIRONMENT if name in self.environment}
         settings = {**self.search.fixed, **best.values}
-        settings.pop("measure", None)  # it only looks on
-        return Preset(self.name, spec.learner, about, spec.stream, told.get("memory"), settings, study)
+        settings.pop("measure", None)  # it does not affect training
+        return Preset(self.name, spec.learner, about, spec.stream, definition.get("memory"), settings, study)
 
     def _rounded(self, trial: Trial) -> float | None:
         """A score as it is written down: in percent with two decimals, by a measure with six digits."""
@@ -101,33 +102,33 @@ def tune(
     """
     require("optuna", "tune", "tune", "Optuna")
     check_store(store)
-    for what, value in (("trials", trials), ("parallel", parallel), ("workers", workers)):
-        check_number(what, value, whole=True, at_least=1)
+    for argument, value in (("trials", trials), ("parallel", parallel), ("workers", workers)):
+        check_number(argument, value, whole=True, at_least=1)
     if search.prune and parallel > 1:
         raise invalid("parallel", parallel, "1 if trials are pruned", "set `workers` to run several at once")
     name = name or study_name(search.spec)
     check_file_name(name, "choose another")
     if workers > 1 and not isinstance(storage, str | None):
         raise invalid("storage", storage, "a URL if there are several workers", "objects cannot be shared")
-    job = Job(search, store, trials, name, storage or _data_base(store), parallel, device)
+    job = Job(search, store, trials, name, storage or _sqlite_url(store), parallel, device)
     spawn = multiprocessing.get_context("spawn")
-    others = [spawn.Process(target=_help, args=(job,), daemon=True) for _ in range(workers - 1)]
+    helpers = [spawn.Process(target=_work_as_helper, args=(job,), daemon=True) for _ in range(workers - 1)]
     try:
-        for each in others:
-            each.start()
-        found, running = _work(job, callbacks, watch)
-        if others:
-            for each in others:
-                each.join()
-            found, running = _work(job, callbacks, watch)  # finish what they left undone
+        for process in helpers:
+            process.start()
+        ended, running = _work(job, callbacks, watch)
+        if helpers:
+            for process in helpers:
+                process.join()
+            ended, running = _work(job, callbacks, watch)  # finish what they left undone
     finally:
-        for each in others:
-            if each.pid is not None:  # started
-                each.terminate()
-                each.join()
-    record = store.ended(search.specs(_best(search, found).values)[0])
-    told = environment(torch.device("cpu")) if record is None else record.environment
-    return Tuned(name, search, found, running, {**told, "optuna": version("optuna")})
+        for process in helpers:
+            if process.pid is not None:  # started
+                process.terminate()
+                process.join()
+    record = store.ended(search.specs(_best(search, ended).values)[0])
+    best_environment = environment(torch.device("cpu")) if record is None else record.environment
+    return Tuned(name, search, ended, running, {**best_environment, "optuna": version("optuna")})
 
 
 @dataclass(frozen=True)
@@ -143,14 +144,14 @@ class Job:
     device: str
 
 
-def _help(job: Job) -> None:
+def _work_as_helper(job: Job) -> None:
     """Work on a study in another process; its errors need no report, as the parent process meets them too."""
-    Thread(target=_follow, daemon=True).start()
+    Thread(target=_exit_with_parent, daemon=True).start()
     with suppress(Exception, KeyboardInterrupt):
         _work(job)
 
 
-def _follow() -> None:
+def _exit_with_parent() -> None:
     """End when the parent process ends, however it ends, even in the middle of a run."""
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -168,36 +169,38 @@ def _work(
         while taken := study.ask(job.parallel, job.trials):
             try:
                 with study.pulse(taken):
-                    scores = _try(taken, job, list(callbacks))
+                    scores = _score_trials(taken, job, list(callbacks))
             except BaseException:
                 study.give_back(taken)
                 raise
-            for trial, own in zip(taken, scores, strict=True):
-                study.tell(trial, own)
+            for trial, trial_scores in zip(taken, scores, strict=True):
+                study.tell(trial, trial_scores)
             if watch is not None:
                 watch(study.trials)
         return study.trials, study.running
 
 
-def _try(taken: Sequence[optuna.Trial], job: Job, callbacks: list[Callback]) -> list[list[float] | None]:
+def _score_trials(taken: Sequence[optuna.Trial], job: Job, callbacks: list[Callback]) -> list[list[float] | None]:
     """The scores of each trial's runs, NaN for those that diverged; None if the trial was pruned."""
     specs = [job.search.specs(job.search.rounded(trial.params)) for trial in taken]
     if job.search.prune:
-        return [_try_watched(taken[0], specs[0], job, callbacks)]
-    scores = _train([spec for each in specs for spec in each], job, callbacks)
-    return [[scores[spec.key] for spec in each] for each in specs]
+        return [_score_with_pruning(taken[0], specs[0], job, callbacks)]
+    scores = _train([spec for trial_specs in specs for spec in trial_specs], job, callbacks)
+    return [[scores[spec.key] for spec in trial_specs] for trial_specs in specs]
 
 
-def _try_watched(trial: optuna.Trial, specs: list[RunSpec], job: Job, callbacks: list[Callback]) -> list[float] | None:
+def _score_with_pruning(
+    trial: optuna.Trial, specs: list[RunSpec], job: Job, callbacks: list[Callback]
+) -> list[float] | None:
     """The scores of a trial's runs, or None if it was pruned because its first run did badly after a task."""
     from optuna import TrialPruned
 
     from parabolic.experiments.study import Pruner
 
     first, rest, metric = specs[0], specs[1:], job.search.metric
-    if (record := _found(first, job)) is not None and record.accuracy:
+    if (record := _stored_run(first, job)) is not None and record.accuracy:
         matrix = record.task_matrix if metric.startswith("task_") else record.matrix
-        assert matrix is not None  # as `_found` has made sure
+        assert matrix is not None  # as `_stored_run` has made sure
         for task, figure in enumerate(record.measured.get(metric) or metrics.anytime(matrix)):
             trial.report(float(figure), task)
     try:
@@ -211,7 +214,7 @@ def _train(specs: list[RunSpec], job: Job, callbacks: list[Callback]) -> dict[st
     """The score of each run by key, NaN if it diverged; runs of one shape are trained together, and all are saved."""
     metric, scores, missing = job.search.metric, dict[str, float](), dict[str, dict[str, RunSpec]]()
     for spec in specs:
-        if (record := _found(spec, job)) is not None:
+        if (record := _stored_run(spec, job)) is not None:
             scores[spec.key] = _score(record, metric)
         else:
             missing.setdefault(spec.shape, {})[spec.key] = spec
@@ -224,8 +227,8 @@ def _train(specs: list[RunSpec], job: Job, callbacks: list[Callback]) -> dict[st
     return scores
 
 
-def _found(spec: RunSpec, job: Job) -> Record | None:
-    """The run of a spec, if it has the metric or diverged: older ones lack the accuracies with the task told."""
+def _stored_run(spec: RunSpec, job: Job) -> Record | None:
+    """The run of a spec, if it has the metric or diverged: old runs lack the metrics that start with `task_`."""
     record = job.store.ended(spec)
     return record if record is not None and (record.diverged or job.search.metric in record.metrics) else None
 
@@ -239,7 +242,7 @@ def _score(record: Record, metric: str) -> float:
     return record.metrics[metric]
 
 
-def _data_base(store: Store) -> str:
+def _sqlite_url(store: Store) -> str:
     """The URL of a store's own SQLite file, with its path properly escaped."""
     from sqlalchemy import URL  # here: it comes with Optuna
 
@@ -248,10 +251,11 @@ def _data_base(store: Store) -> str:
 
 def study_name(spec: RunSpec, preset: str = "") -> str:
     """The default name of a study: LEARNER-STREAM or PRESET-STREAM, without the paths of the user's own."""
-    kind = find_learner(spec.learner)
-    taken = built_in().get(kind.name, kind) is not kind  # by one of ours, which it was copied or derived from
-    learner = spec.learner if taken or not kind.name else kind.name
-    names = (each.rpartition(":")[2] for each in (preset or learner, spec.stream))
+    learner_class = find_learner(spec.learner)
+    # One of ours has the name already if the class was copied or derived from it.
+    is_taken = built_in().get(learner_class.name, learner_class) is not learner_class
+    learner = spec.learner if is_taken or not learner_class.name else learner_class.name
+    names = (reference.rpartition(":")[2] for reference in (preset or learner, spec.stream))
     return file_name("-".join(names))
 
 

@@ -73,15 +73,15 @@ def serve() -> None:
     The process exits when its input is closed, even in the middle of a run: the grid is then finished or was killed.
     So no worker outlives its grid, and no record is written after it.
     """
-    news = os.fdopen(os.dup(1), "wb")
+    output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a learner's output must not mix with the news
     jobs: SimpleQueue[tuple[Job, str]] = SimpleQueue()
     yard = Yard()
     Thread(target=_listen, args=(sys.stdin.buffer, jobs), daemon=True).start()
     while True:
-        for each in work(*jobs.get(), yard):
-            _send(news, each)
-        _send(news, Over())
+        for news in work(*jobs.get(), yard):
+            _send(output, news)
+        _send(output, Over())
 
 
 def _listen(pipe: BinaryIO, jobs: SimpleQueue[tuple[Job, str]]) -> None:
@@ -92,9 +92,9 @@ def _listen(pipe: BinaryIO, jobs: SimpleQueue[tuple[Job, str]]) -> None:
         os._exit(0)
 
 
-def _send(pipe: BinaryIO, told: News | Over) -> None:
+def _send(pipe: BinaryIO, message: News | Over) -> None:
     try:
-        pickle.dump(told, pipe)
+        pickle.dump(message, pipe)
         pipe.flush()
     except BrokenPipeError:  # the grid is gone
         os._exit(0)
@@ -105,5 +105,5 @@ def _news(job: Job, spec: RunSpec, result: Record | Exception) -> News:
         return News(spec.key, replace(result, environment={**result.environment, "command": job.command}))
     reason, trace = reason_of(result)
     # After an invalid operation by one run of a fleet, the GPU fails for all others of the process too.
-    machine = isinstance(result, (MemoryError, DeviceFailed, *DEVICE_ERRORS))
-    return News(spec.key, reason=reason, trace=trace, retry=machine)
+    retry = isinstance(result, (MemoryError, DeviceFailed, *DEVICE_ERRORS))
+    return News(spec.key, reason=reason, trace=trace, retry=retry)

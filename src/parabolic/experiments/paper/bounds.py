@@ -52,8 +52,8 @@ def table_of(name: str) -> PaperTable:
 
 def bounds_in(record: Record) -> Rows | None:
     """The bounds that a run measured, or None if it measured none."""
-    found = {name.partition(".")[2]: each for name, each in record.measured.items() if is_bound(record, name)}
-    return [dict(zip(found, numbers, strict=True)) for numbers in zip(*found.values(), strict=True)] or None
+    columns = {name.partition(".")[2]: values for name, values in record.measured.items() if is_bound(record, name)}
+    return [dict(zip(columns, numbers, strict=True)) for numbers in zip(*columns.values(), strict=True)] or None
 
 
 def is_bound(record: Record, name: str) -> bool:

@@ -31,8 +31,8 @@ class Gap:
 
     def __str__(self) -> str:
         unusual = [f"{name}={write_option(value)}" for name, value in self.scenario.items()]
-        place = ", ".join([self.stream, f"memory {self.memory}", *unusual])
-        return f"{place}: {', '.join(f'{row} {count}' for row, count in self.rows.items())}"
+        setting = ", ".join([self.stream, f"memory {self.memory}", *unusual])
+        return f"{setting}: {', '.join(f'{row} {count}' for row, count in self.rows.items())}"
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,17 @@ class Missing:
     runs: Sequence[RunSpec]
 
     @classmethod
-    def of(cls, selection: Selection, there: Container[str]) -> Missing:
+    def of(cls, selection: Selection, ended: Container[str]) -> Missing:
         """What is missing, given the keys of the runs that have ended."""
-        return cls([spec for spec in selection.runs if spec.key not in there])
+        return cls([spec for spec in selection.runs if spec.key not in ended])
 
-    def parted(self, *, cluster: bool = False) -> tuple[Missing, Missing]:
+    def split_by_data(self, *, cluster: bool = False) -> tuple[Missing, Missing]:
         """What can be trained, and what cannot because its data are not here; a cluster is assumed to have its data."""
-        lacking = {each for each in {spec.stream for spec in self.runs} if not cluster and lacking_data(each)}
-        here, elsewhere = (
+        lacking = {stream for stream in {spec.stream for spec in self.runs} if not cluster and lacking_data(stream)}
+        trainable, untrainable = (
             Missing([spec for spec in self.runs if (spec.stream in lacking) == absent]) for absent in (False, True)
         )
-        return here, elsewhere
+        return trainable, untrainable
 
     def gaps(self, selection: Selection) -> list[Gap]:
         """What is missing, grouped; runs that several tables share are counted once."""
@@ -65,10 +65,10 @@ class Missing:
         for row, spec in selection.by_row():
             if spec.key in left:
                 left.remove(spec.key)
-                place = json.dumps([spec.stream, spec.memory, dict(spec.scenario)])
-                gap = gaps.setdefault(place, Gap(spec.stream, spec.memory, spec.scenario))
-                named = f"bounds of {row}" if spec.measure else row
-                gap.rows[named] = gap.rows.get(named, 0) + 1
+                key = json.dumps([spec.stream, spec.memory, dict(spec.scenario)])
+                gap = gaps.setdefault(key, Gap(spec.stream, spec.memory, spec.scenario))
+                label = f"bounds of {row}" if spec.measure else row
+                gap.rows[label] = gap.rows.get(label, 0) + 1
         return list(gaps.values())
 
 

@@ -37,29 +37,31 @@ class Estimates:
     """
 
     def __init__(self, records: Iterable[Record]) -> None:
-        self.alike: defaultdict[str, list[float]] = defaultdict(list)
-        self.a_pass: defaultdict[tuple[str, str, str], list[float]] = defaultdict(list)
+        self.run_seconds: defaultdict[str, list[float]] = defaultdict(list)
+        self.epoch_seconds: defaultdict[tuple[str, str, str], list[float]] = defaultdict(list)
         for record in records:
             seconds = sum(record.train_seconds) + sum(record.test_seconds)
-            self.alike[_but_for_seed(record.spec)].append(seconds)
-            self.a_pass[_kind(record.spec)].append(seconds / record.spec["epochs"])
+            self.run_seconds[_key_without_seed(record.spec)].append(seconds)
+            self.epoch_seconds[_kind(record.spec)].append(seconds / record.spec["epochs"])
 
     def seconds(self, spec: RunSpec) -> float | None:
         """The estimated seconds of a run, or None if nothing similar has been done."""
         resolved = spec.resolved()
-        if alike := self.alike.get(_but_for_seed(resolved)):
-            return fmean(alike)
-        if kin := self.a_pass.get(_kind(resolved)):
-            return fmean(kin) * spec.epochs
-        elsewhere = self._from_other_streams(*_kind(resolved))
-        return None if elsewhere is None else elsewhere * spec.epochs
+        if run_seconds := self.run_seconds.get(_key_without_seed(resolved)):
+            return fmean(run_seconds)
+        if epoch_seconds := self.epoch_seconds.get(_kind(resolved)):
+            return fmean(epoch_seconds) * spec.epochs
+        estimate = self._from_other_streams(*_kind(resolved))
+        return None if estimate is None else estimate * spec.epochs
 
     def _from_other_streams(self, learner: str, stream: str, backbone: str) -> float | None:
-        mean = {kind: fmean(seconds) for kind, seconds in self.a_pass.items() if kind[2] == backbone}
+        mean = {kind: fmean(seconds) for kind, seconds in self.epoch_seconds.items() if kind[2] == backbone}
         scaled = []
-        for other in {place for name, place, _ in mean if name == learner}:
+        for other in {kind[1] for kind in mean if kind[0] == learner}:
             pairs = [((name, stream, backbone), (name, other, backbone)) for name, *_ in mean]
-            ratios = {mean[here] / mean[there] for here, there in pairs if here in mean and there in mean}
+            ratios = {
+                mean[kind] / mean[other_kind] for kind, other_kind in pairs if kind in mean and other_kind in mean
+            }
             scaled += [mean[learner, other, backbone] * ratio for ratio in ratios]
         return fmean(scaled) if scaled else None
 
@@ -70,28 +72,28 @@ def plan(specs: Iterable[RunSpec], find: Callable[[RunSpec], object | None], est
     >>> plan([RunSpec(), RunSpec(), RunSpec(seed=1)], lambda spec: spec.seed or None, Estimates([]))
     Plan(runs=2, done=1, seconds=0.0, unknown=1)
     """
-    wanted = {spec.key: spec for spec in specs}.values()
-    told = [estimates.seconds(spec) for spec in wanted if find(spec) is None]
-    known = [seconds for seconds in told if seconds is not None]
-    return Plan(len(wanted), len(wanted) - len(told), math.fsum(known), len(told) - len(known))
+    unique = {spec.key: spec for spec in specs}.values()
+    estimated = [estimates.seconds(spec) for spec in unique if find(spec) is None]
+    known = [seconds for seconds in estimated if seconds is not None]
+    return Plan(len(unique), len(unique) - len(estimated), math.fsum(known), len(estimated) - len(known))
 
 
-def _but_for_seed(resolved: Mapping[str, Any]) -> str:
+def _key_without_seed(resolved: Mapping[str, Any]) -> str:
     """Everything but the seed, as text; settings that were added after a run have their defaults."""
-    usual = _defaults(resolved["learner"], resolved["stream"])
-    told = {**usual, **resolved} | {
-        part: {**usual.get(part, {}), **resolved.get(part, {})} for part in ("options", "scenario")
+    defaults = _defaults(resolved["learner"], resolved["stream"])
+    settings = {**defaults, **resolved} | {
+        part: {**defaults.get(part, {}), **resolved.get(part, {})} for part in ("options", "scenario")
     }
-    return json.dumps({name: value for name, value in told.items() if name != "seed"}, sort_keys=True)
+    return json.dumps({name: value for name, value in settings.items() if name != "seed"}, sort_keys=True)
 
 
 @cache
 def _defaults(learner: str, stream: str) -> Mapping[str, Any]:
-    if not (is_loaded(learner) and is_loaded(stream)):  # a record's, whose code is not run to estimate a time
+    if not (is_loaded(learner) and is_loaded(stream)):  # code that a record names is not run to estimate a time
         return {}
     try:
         return RunSpec(learner, stream=stream).resolved()
-    except Exception:  # a user's own, of which the code is gone
+    except Exception:  # the user's own code may be gone
         return {}
 
 

@@ -28,11 +28,11 @@ def stand_in(spec: RunSpec) -> RunSpec:
     RunSpec(learner='er', stream='seq-digits', memory=120, ..., scenario={'tasks': 2})
     """
     options, scenario, memory = dict(spec.options), {**spec.scenario, **STREAMS[spec.stream]}, spec.memory // SHRINK
-    recalled = RunSpec.learner_options(spec.learner).get("replay")
-    if recalled is not None and recalled.default:  # GEM's is 0: the whole memory
+    replay = RunSpec.learner_options(spec.learner).get("replay")
+    if replay is not None and replay.default:  # GEM's is 0: the whole memory
         # A preset, or a user's own class, may recall another number on purpose.
-        usual = BATCH if recalled.default == PAPER_BATCH else recalled.default
-        options["replay"] = min(options.get("replay", usual), memory)
+        default = BATCH if replay.default == PAPER_BATCH else replay.default
+        options["replay"] = min(options.get("replay", default), memory)
     if sizes := scenario.pop("class_sizes", None):  # paper-normal, paper-reversed or paper-random
         scenario |= {"imbalance": 2.0, "imbalance_order": sizes.removeprefix("paper-")}
     return dataclasses.replace(

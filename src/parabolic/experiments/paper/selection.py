@@ -46,17 +46,17 @@ class Selection:
         for name in self.names:
             check_name("table", name, NAMES)
         check_number("seeds", self.seeds, whole=True, at_least=1)
-        there = {learner for name in self.names for learner in self._learners(name)}
+        known = {learner for name in self.names for learner in self._learners(name)}
         for learner in self.learners or ():
             if learner == METHODS[PLUS].preset and not self.tuned:
                 remedy = f"add --tuned, or make it a row of your own: --also {learner}"
                 raise invalid("learners", learner, "a method with its published settings", remedy)
-            check_name("learners", learner, there)
-        own = ",".join(self.own)
+            check_name("learners", learner, known)
+        rows = ",".join(self.own)
         if len({*self.own, *METHODS}) < len(self.own) + len(METHODS):
-            raise invalid("--also", own, "each row once, and none of the table's", "a preset may be FILE.toml")
+            raise invalid("--also", rows, "each row once, and none of the table's", "a preset may be FILE.toml")
         if self.own and not any(table_of(name).plus for name in self.names):
-            raise invalid("--also", own, f"none for {', '.join(self.names)}", "choose a table of several methods")
+            raise invalid("--also", rows, f"none for {', '.join(self.names)}", "choose a table of several methods")
         for row in self.own:
             Setting("").specs(row, seeds=1)  # refuses an unknown name, say
 
@@ -73,7 +73,9 @@ class Selection:
     @property
     def streams(self) -> set[str]:
         """The streams of these runs."""
-        return {STREAM} if self.quick else {each.stream for name in self.tables for each in table_of(name).settings}
+        if self.quick:
+            return {STREAM}
+        return {setting.stream for name in self.tables for setting in table_of(name).settings}
 
     def specs(self, name: str) -> list[RunSpec]:
         """The runs of a table; cells may share runs."""
@@ -97,8 +99,8 @@ class Selection:
 
     def plans(self, store: Store, estimates: Estimates) -> dict[str, Plan]:
         """What is left to do for each table and, last, for `all`, which counts shared runs once."""
-        wanted = {name: self.specs(name) for name in self.tables} | {"all": self.runs}
-        return {name: plan(specs, store.ended, estimates) for name, specs in wanted.items()}
+        by_table = {name: self.specs(name) for name in self.tables} | {"all": self.runs}
+        return {name: plan(specs, store.ended, estimates) for name, specs in by_table.items()}
 
     def _by_row(self, name: str) -> Iterator[tuple[str, RunSpec]]:
         for row in self.rows(name):
@@ -113,4 +115,4 @@ class Selection:
     def _learners(self, name: str) -> set[str]:
         """The names by which the rows of a table can be selected."""
         rows = table_of(name).of(None, tuned=self.tuned)
-        return {called for row in rows for called in (METHODS[row].learner, METHODS[row].preset) if called}
+        return {selector for row in rows for selector in (METHODS[row].learner, METHODS[row].preset) if selector}

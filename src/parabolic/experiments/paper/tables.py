@@ -49,10 +49,10 @@ class Method:
         name = next((name for name in (self.preset_name(stream), self.preset) if name in known), None)
         if name is None:
             return None
-        found = load_preset(name)
-        if found.learner != self.learner and not self.preset:
-            raise invalid(f"preset {name!r}", found.learner, f"the learner {self.learner}", "rename the preset")
-        return found
+        preset = load_preset(name)
+        if preset.learner != self.learner and not self.preset:
+            raise invalid(f"preset {name!r}", preset.learner, f"the learner {self.learner}", "rename the preset")
+        return preset
 
     def preset_name(self, stream: str) -> str:
         """The name of its preset for a stream."""
@@ -91,8 +91,8 @@ def method_of(row: str) -> Method:
     """
     if row in METHODS:
         return METHODS[row]
-    named = row.endswith(".toml") or row in known_presets()
-    own = load_preset(row) if named else Preset(row, row)
+    is_preset = row.endswith(".toml") or row in known_presets()
+    own = load_preset(row) if is_preset else Preset(row, row)
     return Method(own.learner, own=own)
 
 
@@ -115,18 +115,21 @@ class Setting:
         [0, 1, 2]
         """
         method = method_of(row)
-        given = tuned or method.own is not None
-        spec = self._tuned(row, method, STREAM if quick else self.stream) if given else self._published(method)
+        uses_preset = tuned or method.own is not None
+        if uses_preset:
+            spec = self._tuned_spec(row, method, STREAM if quick else self.stream)
+        else:
+            spec = self._published_spec(method)
         if spec is None:
             return []
         first = stand_in(spec) if quick else spec
         return [replace(first, seed=seed, measure=self.measure) for seed in range(seeds)]
 
-    def _published(self, method: Method) -> RunSpec:
+    def _published_spec(self, method: Method) -> RunSpec:
         options = {**method.options, **method.on.get(self.stream, {})}
         return RunSpec(method.learner, self.stream, self.memory, options=options, scenario=self.scenario)
 
-    def _tuned(self, row: str, method: Method, stream: str) -> RunSpec | None:
+    def _tuned_spec(self, row: str, method: Method, stream: str) -> RunSpec | None:
         preset = method.tuned(stream)
         if preset is None:
             return None
@@ -166,8 +169,8 @@ class PaperTable:
 
     def of(self, learners: Sequence[str] | None, *, tuned: bool = False) -> list[str]:
         """The rows of some learners or of all, including ours."""
-        ours = self.also if not tuned else [PLUS] if self.plus else []
-        rows = [*self.rows, *ours]
+        extra = self.also if not tuned else [PLUS] if self.plus else []
+        rows = [*self.rows, *extra]
         return [row for row in rows if learners is None or {METHODS[row].learner, METHODS[row].preset} & {*learners}]
 
 
@@ -192,13 +195,13 @@ def _table(
 ) -> PaperTable:
     return PaperTable(
         rows={row: [_figure(text) for text in cells] for row, cells in rows.items()},
-        settings=[Setting(**{"scenario": scenario or {}, **each}) for each in settings],
+        settings=[Setting(**{"scenario": scenario or {}, **setting}) for setting in settings],
         **others,
     )
 
 
 def _figure(text: str) -> Figure:
-    found = re.fullmatch(r"(\*\*|_|)([\d.]+)\1 ± ([\d.]+)", text)
-    assert found is not None, text
-    mark, mean, sd = found.groups()
+    match = re.fullmatch(r"(\*\*|_|)([\d.]+)\1 ± ([\d.]+)", text)
+    assert match is not None, text
+    mark, mean, sd = match.groups()
     return Figure(Summary(float(mean), float(sd), SEEDS), {"**": "best", "_": "second", "": ""}[mark])

@@ -67,13 +67,13 @@ class Tuning:
         own = dict[str, Preset]()
         for row, stream in _rows(selection, selection.tables if tables is None else tables):
             method = method_of(row)
-            found = method.tuned(stream)
+            preset = method.tuned(stream)
             if method.own is not None:
                 own[row] = method.own
             elif row == PLUS:
-                plus[stream] = found
-            elif found is not None:
-                presets[found.name] = found
+                plus[stream] = preset
+            elif preset is not None:
+                presets[preset.name] = preset
             elif method.learner not in missing[stream]:
                 missing[stream].append(method.learner)
         return cls(presets, plus, {stream: names for stream, names in missing.items() if names}, own, selection.quick)
@@ -81,14 +81,14 @@ class Tuning:
     @property
     def effort(self) -> Effort | None:
         """The effort that most presets took, or None."""
-        spent = Counter(Effort.of(preset) for preset in self.presets.values())
-        return spent.most_common(1)[0][0] if spent else None
+        efforts = Counter(Effort.of(preset) for preset in self.presets.values())
+        return efforts.most_common(1)[0][0] if efforts else None
 
     @property
     def unlike(self) -> dict[str, Effort]:
         """The presets that took another effort than most, by name, and the user's own rows that did."""
-        spent = {name: Effort.of(preset) for name, preset in (*self.presets.items(), *self.own.items())}
-        return {name: each for name, each in spent.items() if self.effort not in (None, each)}
+        efforts = {name: Effort.of(preset) for name, preset in (*self.presets.items(), *self.own.items())}
+        return {name: effort for name, effort in efforts.items() if self.effort not in (None, effort)}
 
     @property
     def commands(self) -> list[str]:
@@ -97,39 +97,40 @@ class Tuning:
         If a range does not include a learner's default value, the learner's own range is used instead.
         """
         memory = Setting("").memory // (SHRINK if self.quick else 1)
-        spent = self.effort or Effort(0, 0)
-        like = [each for each in self.presets.values() if spent.trials and Effort.of(each) == spent]
-        share = _usual([each.study for each in like]).get("validation")
-        told = {"trials": spent.trials, "seeds": spent.seeds, "validation": share}
-        alike = "".join(f" --{name} {value}" for name, value in told.items() if value)
-        space, fixed = (_usual([part(each) for each in like]) for part in (_space, _fixed))
+        effort = self.effort or Effort(0, 0)
+        similar = [preset for preset in self.presets.values() if effort.trials and Effort.of(preset) == effort]
+        validation = _common_entries([preset.study for preset in similar]).get("validation")
+        study = {"trials": effort.trials, "seeds": effort.seeds, "validation": validation}
+        study_options = "".join(f" --{name} {value}" for name, value in study.items() if value)
+        space = _common_entries([_space(preset) for preset in similar])
+        fixed = _common_entries([_fixed(preset) for preset in similar])
         commands = []
         for stream, learners in self.missing.items():
-            for ranges, some in _by_space(learners, space).items():
-                given = [("space", each) for each in ranges] + [("set", each) for each in fixed.items()]
-                written = ((option, f"{name}={write_option(value)}") for option, (name, value) in given)
-                more = "".join(f" --{option} {shlex.quote(each)}" for option, each in written)
-                named = f"--learners {','.join(some)} --stream {stream} --memory {memory}"
-                commands.append(f"parabolic tune {named}{alike}{more}")
+            for ranges, group in _by_space(learners, space).items():
+                settings = [("space", entry) for entry in ranges] + [("set", entry) for entry in fixed.items()]
+                pairs = ((option, f"{name}={write_option(value)}") for option, (name, value) in settings)
+                setting_options = "".join(f" --{option} {shlex.quote(pair)}" for option, pair in pairs)
+                target = f"--learners {','.join(group)} --stream {stream} --memory {memory}"
+                commands.append(f"parabolic tune {target}{study_options}{setting_options}")
         return commands
 
 
 def _rows(selection: Selection, tables: Sequence[str]) -> dict[tuple[str, str], None]:
     """The rows of the tables, each with the streams whose presets it uses."""
-    found = dict[tuple[str, str], None]()
+    rows = dict[tuple[str, str], None]()
     for name in tables:
         streams = [STREAM if selection.quick else setting.stream for setting in table_of(name).settings]
-        found |= {(row, stream): None for row in selection.rows(name) for stream in streams}
-    return found
+        rows |= {(row, stream): None for row in selection.rows(name) for stream in streams}
+    return rows
 
 
 def _by_space(learners: Sequence[str], space: Mapping[str, str]) -> dict[_Ranges, list[str]]:
     """The learners, grouped by the ranges of a space that include their default values."""
-    found = defaultdict[_Ranges, list[str]](list)
+    groups = defaultdict[_Ranges, list[str]](list)
     for learner in learners:
         outside = Search(RunSpec(learner), space).outside
-        found[tuple((name, text) for name, text in space.items() if name not in outside)].append(learner)
-    return found
+        groups[tuple((name, text) for name, text in space.items() if name not in outside)].append(learner)
+    return groups
 
 
 def _space(preset: Preset) -> Mapping[str, Any]:
@@ -143,7 +144,7 @@ def _fixed(preset: Preset) -> Mapping[str, Any]:
     return {name: value for name, value in preset.settings.items() if name not in _space(preset)}
 
 
-def _usual(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _common_entries(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The entries that more than half of the tables have."""
     entries = [entry for table in tables for entry in table.items()]
     return {name: value for name, value in entries if 2 * entries.count((name, value)) > len(tables)}
