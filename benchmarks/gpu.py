@@ -130,7 +130,7 @@ def measure(row: Row, replicas: int, random: bool, precision: str = "bf16") -> d
         "operations_a_step": operations,
         "reserved_gib": torch.cuda.max_memory_reserved() / 2**30,  # graphs hold more than is allocated at a time
         "warm_up_seconds": warm_up,
-        "manner": fleet.berths[0].manner,
+        "manner": fleet.berths[0].mode,
         "acc": [float(each.matrix[-1].mean()) for each in states],
     }
 

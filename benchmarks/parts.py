@@ -148,7 +148,7 @@ def steps(count: int = 250) -> float:
     def go(times):
         for _ in range(times):
             for berth in berths:
-                with berth.aside():
+                with berth.on_stream():
                     berth.step(x, y)
         torch.cuda.synchronize()
 

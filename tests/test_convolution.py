@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from parabolic import backbones
-from parabolic.backbones import Block, ResNet18, plainly
+from parabolic.backbones import Block, ResNet18, plain_operations
 from parabolic.convolution import convolve, convolve_both
 from parabolic.engine import numerics
 
@@ -190,11 +190,11 @@ def test_a_block_on_a_gpu_is_what_torchs_own_operations_make_it():
     block, x = of_images(16, 32, device="cuda", dtype=torch.float32)
     with numerics("fp32"):
         ours = derivatives(block, x)
-        with plainly():
+        with plain_operations():
             theirs = derivatives(block, x)
         with torch.no_grad():
             predicted = block.eval()(x)
-            with plainly():
+            with plain_operations():
                 expected = block(x)
     for one, other in zip([*ours, predicted], [*theirs, expected], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3 * other.abs().max().item())

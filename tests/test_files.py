@@ -7,7 +7,7 @@ import time
 import pytest
 
 from parabolic.checks import InputError
-from parabolic.files import disk_errors, sweep, write_text, written_whole
+from parabolic.files import atomic_write, disk_errors, sweep, write_text
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs the permissions of POSIX")
 
@@ -32,7 +32,7 @@ def test_a_file_that_is_replaced_hands_on_its_permissions(tmp_path, kept):
     write_text(path, "one")
     assert mode(path) == oct(0o644)
     path.chmod(kept)
-    with written_whole(path) as aside:
+    with atomic_write(path) as aside:
         aside.write_text("two")
         meanwhile = stat.S_IMODE(aside.stat().st_mode)
         assert meanwhile & ~0o600 & ~kept == 0  # nobody else can read it
@@ -45,14 +45,14 @@ def test_a_file_that_is_replaced_hands_on_its_permissions(tmp_path, kept):
 def test_what_fails_leaves_the_file_and_nothing_beside_it(tmp_path):
     path = write_text(tmp_path / "secret", "one")
     path.chmod(0o600)
-    with pytest.raises(ZeroDivisionError), written_whole(path):
+    with pytest.raises(ZeroDivisionError), atomic_write(path):
         raise ZeroDivisionError
     assert (mode(path), path.read_text(), len(list(tmp_path.iterdir()))) == (oct(0o600), "one", 1)
 
 
 def test_a_new_file_gets_its_folders_and_one_that_fails_before_it_is_begun_says_why(tmp_path):
     path = tmp_path / "not" / "yet" / "there"
-    with pytest.raises(ZeroDivisionError), written_whole(path):
+    with pytest.raises(ZeroDivisionError), atomic_write(path):
         raise ZeroDivisionError
     assert list(path.parent.iterdir()) == []
     assert write_text(path, "one").read_text() == "one"

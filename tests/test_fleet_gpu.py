@@ -100,7 +100,7 @@ def test_captured_steps_are_the_eager_ones(name, model, average):
         eager, (plain,) = go([make(name, 0, model, average=average)], captured=False)
         fleet, (captured,) = go([make(name, 0, model, average=average)], captured=True)
     (berth,) = fleet.berths
-    assert berth.manner == "captured"
+    assert berth.mode == "captured"
     assert len(steps(berth)) >= 2  # whole batches and short ones
     same(eager.learners[0], fleet.learners[0])
     assert (plain.matrix[1] == captured.matrix[1]).all()
@@ -132,7 +132,7 @@ def test_captured_steps_with_balance_are_the_eager_ones(name, more):
     with numerics("bf16"):
         eager, _ = go([make(name, 0, "residual", "bf16", balance=1.0, **more)], captured=False)
         fleet, _ = go([make(name, 0, "residual", "bf16", balance=1.0, **more)], captured=True)
-    assert fleet.berths[0].manner == "captured"
+    assert fleet.berths[0].mode == "captured"
     same(eager.learners[0], fleet.learners[0])
 
 
@@ -142,7 +142,7 @@ def test_captured_steps_with_a_head_for_each_task_are_the_eager_ones(name):
     with numerics("bf16"):
         eager, _ = go([make(name, 0, "residual", "bf16", criterion=heads)], captured=False)
         fleet, _ = go([make(name, 0, "residual", "bf16", criterion=heads)], captured=True)
-    assert fleet.berths[0].manner == "captured"
+    assert fleet.berths[0].mode == "captured"
     same(eager.learners[0], fleet.learners[0])
 
 
@@ -210,9 +210,9 @@ def test_other_optimisers(optimizer):
             fleet, _ = go([make("er", 0, optimizer=optimizer, lr=0.01)], captured=True)
     (berth,) = fleet.berths
     if optimizer == "Adagrad":
-        assert "Adagrad keeps state on the host" in berth.manner
+        assert "Adagrad keeps state on the host" in berth.mode
     else:
-        assert berth.manner == "captured"
+        assert berth.mode == "captured"
     same(eager.learners[0], berth.learner)
 
 
@@ -236,7 +236,7 @@ def test_a_step_that_waits_for_the_host_goes_on_eagerly_and_says_why():
         eager, _ = go([peeking()], captured=False)
         with pytest.warns(RuntimeWarning, match="cannot be captured"):
             fleet, _ = go([peeking()], captured=True)
-    assert "cannot be captured" in fleet.berths[0].manner
+    assert "cannot be captured" in fleet.berths[0].mode
     same(eager.learners[0], fleet.learners[0])
 
 
@@ -290,7 +290,7 @@ def test_streams_of_another_length_are_tested_by_graphs_of_their_own():
     three = Stream.from_arrays(x, y, test=(x, y), tasks=3)
     for each in (two, three, two):
         for _ in range(4):  # captured by now
-            with fleet.together(), berth.aside():
+            with fleet.together(), berth.on_stream():
                 right = berth.test(each.to("cuda"), len(each) - 1, size=100)
             scores = torch.cat([berth.learner.scores(part.cuda()) for part in x.split(100)])
             hits = scores.argmax(1).cpu() == y

@@ -13,7 +13,7 @@ from torch import nn
 from parabolic import ER, MLP, SGD, InputError, Memory, RunSpec, Store, make_stream, run, train
 from parabolic.experiments import execute
 from parabolic.learners import known_learners
-from parabolic.learners.whole import is_ours, left_behind
+from parabolic.learners.whole import is_built_in, left_behind
 
 # Stays near the scores of the model as it was after the task before. `Kept` has all of that in its state.
 ANCHOR = '''
@@ -261,7 +261,7 @@ def test_a_memory_that_needs_what_only_the_own_class_keeps_is_looked_at():
 @pytest.mark.parametrize("name", sorted(known_learners()))
 def test_states_of_our_learners_are_all_that_there_is(name):
     kind, stream = known_learners()[name], make_stream("seq-blobs")
-    assert is_ours(kind(nn.Linear(4, 3)))
+    assert is_built_in(kind(nn.Linear(4, 3)))
     own = type("Derived", (kind,), {"__module__": "elsewhere"})
 
     def make():
@@ -270,5 +270,5 @@ def test_states_of_our_learners_are_all_that_there_is(name):
 
     learner = make()
     train(learner, stream, batch=50)
-    assert not is_ours(learner)
+    assert not is_built_in(learner)
     assert left_behind(learner, make()) == []

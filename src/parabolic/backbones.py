@@ -20,20 +20,9 @@ from parabolic.gpus import has_cudnn, has_triton
 from parabolic.plugins import load_object
 
 __all__ = [
-    "BACKBONES",
-    "MLP",
-    "Block",
-    "ConvNet",
-    "Convolution",
-    "Norm",
-    "ResNet18",
-    "Stem",
-    "drawing_apart",
-    "find_backbone",
-    "in_plain",
-    "make_backbone",
-    "plainly",
-]
+    "BACKBONES", "MLP", "Block", "ConvNet", "Convolution", "Norm", "ResNet18", "Stem", "drawing_apart", "find_backbone",
+    "make_backbone", "plain_operations", "uses_plain_operations",
+]  # fmt: skip
 
 
 class _Layers(nn.Sequential):
@@ -153,7 +142,7 @@ class Block(nn.Module):
 
     def _can_merge(self, x: Tensor) -> bool:
         """Whether `_merged_maps` can be used: no gradient is needed, no part was replaced, and the tensors fit."""
-        if torch.is_grad_enabled() or self.training or in_plain() or not has_cudnn(x):
+        if torch.is_grad_enabled() or self.training or uses_plain_operations() or not has_cudnn(x):
             return False
         convs, norms = self._parts()
         return (
@@ -227,7 +216,7 @@ class Norm(nn.BatchNorm2d):
         """Whether the fused operation applies, which has no gradient with running statistics."""
         fits = x.is_cuda and x.is_contiguous(memory_format=torch.channels_last) and x.dtype != torch.float64
         fits = fits and x.shape[1] < x.numel() < 2**31  # one value has no deviation; offsets have 32 bits
-        return fits and not in_plain() and (self.training or not torch.is_grad_enabled()) and has_triton()
+        return fits and not uses_plain_operations() and (self.training or not torch.is_grad_enabled()) and has_triton()
 
 
 def _second_use(x: Tensor) -> Tensor:
@@ -272,7 +261,7 @@ class Stem(Convolution):
 def _use_own_convolution(x: Tensor, weight: Tensor) -> bool:
     """Whether to use our own convolution: on a GPU, unless autocast has yet to cast the weight."""
     mixed = torch.is_autocast_enabled("cuda") and weight.dtype == torch.float32
-    return x.is_cuda and not mixed and not in_plain()
+    return x.is_cuda and not mixed and not uses_plain_operations()
 
 
 class _Settings(threading.local):
@@ -283,7 +272,7 @@ _settings = _Settings()
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
+def plain_operations() -> Iterator[None]:
     """Within this context, in this thread, make our networks use only torch's own operations on their own weights.
 
     This is for code that inspects single operations, such as per-example gradients.
@@ -295,8 +284,8 @@ def plainly() -> Iterator[None]:
         _settings.plain = before
 
 
-def in_plain() -> bool:
-    """Whether to avoid our own operations: within `plainly`, or where they cannot be handled.
+def uses_plain_operations() -> bool:
+    """Whether to avoid our own operations: within `plain_operations`, or where they cannot be handled.
 
     That is in a torch.func transform, and where the network is exported or traced.
     """

@@ -17,8 +17,8 @@ from secrets import token_hex
 from parabolic.checks import Description, invalid
 
 __all__ = [
-    "NoFile", "check_file_name", "disk_errors", "file_name", "sha256_of", "sweep", "sweep_beside", "sync_folder",
-    "write_bytes", "write_text", "written_whole",
+    "NoFile", "atomic_write", "check_file_name", "disk_errors", "file_name", "sha256_of", "sweep", "sweep_beside",
+    "sync_folder", "write_bytes", "write_text",
 ]  # fmt: skip
 
 KINDS = {
@@ -62,7 +62,7 @@ class NoFile(OSError):
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """A temporary path to write to, beside `path`; it replaces `path` once it is on disk, or is removed on an error.
 
     A link stays a link: its target is replaced. A replaced file passes on its permissions. A path that exists but is
@@ -70,7 +70,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
-    >>> with written_whole(folder / "a.txt") as temporary:
+    >>> with atomic_write(folder / "a.txt") as temporary:
     ...     _ = temporary.write_text("done")
     >>> [path.name for path in folder.iterdir()]
     ['a.txt']
@@ -116,14 +116,14 @@ def sync_folder(folder: Path) -> None:
 
 def write_text(path: Path, text: str) -> Path:
     """Write a text file atomically: a crash at any moment leaves the old file or the complete new one."""
-    with written_whole(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return path
 
 
 def write_bytes(path: Path, data: bytes | bytearray) -> Path:
     """Write a file of bytes in the same way."""
-    with written_whole(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_bytes(data)
     return path
 

@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from parabolic.checks import Description, check_number, invalid
 from parabolic.learners import Learner, ReplayLearner
 from parabolic.learners.accepting import as_tensor
-from parabolic.learners.functional import only
+from parabolic.learners.functional import restrict_to
 from parabolic.pde import (
     Drift,
     DriftBound,
@@ -237,6 +237,6 @@ def examples_loss(learner: Learner, x: Tensor, y: Tensor, classes: list[int] | N
             mask = torch.zeros(scores.shape[-1], dtype=torch.bool, device=scores.device)
             mask[classes] = True
             competing = mask[labels]  # examples of other classes, tested but never seen, are left out
-            scores, labels = only(mask, scores[competing]), labels[competing]
+            scores, labels = restrict_to(mask, scores[competing]), labels[competing]
         losses.append(learner.error(scores, labels, "none"))
     return torch.cat(losses)

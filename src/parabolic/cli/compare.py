@@ -33,7 +33,7 @@ from parabolic.experiments import Outcome, Preset, Record, RunSpec, Store, build
 from parabolic.experiments.paper import Effort
 from parabolic.options import options_of, parse_option
 from parabolic.report import FORMATS, comparison, in_words
-from parabolic.report.comparisons import FIGURES, USUAL, column_of, finished, many
+from parabolic.report.comparisons import FIGURES, USUAL, column_of, finished, plural
 from parabolic.report.tables import Column
 
 __all__ = ["compare"]
@@ -244,7 +244,7 @@ def _print_summary(tables: Mapping[str, Mapping[str, Sequence[Record]]], outcome
         console.print(description)
     count = len(outcome.records) + len(outcome.diverged)
     diverged = f", {len(outcome.diverged)} diverged" * bool(outcome.diverged)
-    print(f"{many(count, 'run')}, {outcome.reused} of them already there ({folder}){diverged}")
+    print(f"{plural(count, 'run')}, {outcome.reused} of them already there ({folder}){diverged}")
     for title, rows in tables.items():
         console.print((f"{title}: " if len(tables) > 1 else "") + in_words(rows))
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from parabolic.cli.tracking import tracking
 from parabolic.experiments import Event, Failure, GridBar, Outcome, Record, RunSpec, Store, run_grid, track_record
 from parabolic.experiments.store import FAILED
-from parabolic.report.comparisons import many
+from parabolic.report.comparisons import plural
 from parabolic.report.runs import fault_of
 
 __all__ = [
@@ -58,7 +58,7 @@ def note_outdated(specs: Iterable[RunSpec], store: Store) -> None:
     """Say on standard error how many finished runs are to be trained again because the user's own code has changed."""
     if count := sum(store.outdated(spec) for spec in specs):
         are = "is" if count == 1 else "are"
-        print(f"{many(count, 'finished run')} {are} trained again, as your own code has changed", file=sys.stderr)
+        print(f"{plural(count, 'finished run')} {are} trained again, as your own code has changed", file=sys.stderr)
 
 
 def note_package(runs: Iterable[Record], *, again: bool = True) -> None:
@@ -69,7 +69,7 @@ def note_package(runs: Iterable[Record], *, again: bool = True) -> None:
     if count := sum(run.by_other_package for run in runs):
         were, them = ("was", "it") if count == 1 else ("were", "them")
         remedy = f"--again trains {them} anew" if again else f"another folder (--runs) trains {them} anew"
-        print(f"{many(count, 'run')} {were} trained by other code of this package: {remedy}", file=sys.stderr)
+        print(f"{plural(count, 'run')} {were} trained by other code of this package: {remedy}", file=sys.stderr)
 
 
 def close_grid(outcome: Outcome, store: Store) -> None:

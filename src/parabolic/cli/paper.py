@@ -33,7 +33,7 @@ from parabolic.experiments.paper import (
     lacking_data,
 )
 from parabolic.report import FORMATS
-from parabolic.report.comparisons import many
+from parabolic.report.comparisons import plural
 from parabolic.report.paper import paper_results
 
 __all__ = ["paper"]
@@ -135,7 +135,7 @@ def paper(
         from_records = sum(is_record(record) for record in ended.values())
         reused = len(stored) - from_records + outcome.reused
         diverged = sum(bool(record.diverged) for record in ended.values())
-        summary = f"{many(len(ended), 'run')}, {reused} of them already there ({runs})"
+        summary = f"{plural(len(ended), 'run')}, {reused} of them already there ({runs})"
         print(summary + f", {from_records} records" * bool(from_records) + f", {diverged} diverged" * bool(diverged))
     command = "the same command" + (" without --show" if show_only else "")
     unreadable = [f"Cannot be read: {place} ({reason})" for place, reason in store.records.unreadable().items()]
@@ -167,7 +167,7 @@ def _missing_lines(missing: Missing, selection: Selection, command: str) -> list
     count = sum(sum(gap.rows.values()) for gap in gaps)
     are = "is" if count == 1 else "are"
     return [
-        f"{many(count, 'run')} {are} missing. To train them: {', then '.join(steps)}.",
+        f"{plural(count, 'run')} {are} missing. To train them: {', then '.join(steps)}.",
         *(f"    {gap}" for gap in gaps),
     ]
 

@@ -16,7 +16,7 @@ from rich.text import Text
 from parabolic.checks import Description, check_name, invalid
 from parabolic.cli.common import OnlyLearner, OnlyStream, Runs, Where, read_where
 from parabolic.experiments import BackedStore, Records, Store
-from parabolic.report.comparisons import many
+from parabolic.report.comparisons import plural
 from parabolic.report.curves import STYLES, draw_curves, plot_text
 from parabolic.report.page import TITLE, TRAIN, write_page
 from parabolic.report.scenes import Scene, find_scenes
@@ -80,7 +80,7 @@ def plot(
     scenes = [scene for scene in finds.scenes if scene.done]
     if not scenes:
         got = Description(f"no finished runs{' that fit' if learner or stream or where else ''} in {store.root}")
-        diverged = f"{many(len(finds.diverged), 'run')} diverged: parabolic runs --diverged" if finds.diverged else ""
+        diverged = f"{plural(len(finds.diverged), 'run')} diverged: parabolic runs --diverged" if finds.diverged else ""
         raise invalid("runs", got, "at least one", diverged or finds.left_out or TRAIN)
     console = Console(highlight=False, soft_wrap=True)
     if output is None:

@@ -34,7 +34,7 @@ from parabolic.engine import Callback, Monitor, ProgressBar
 from parabolic.experiments import Record, Store, run
 from parabolic.experiments.execution import Unsaved, find_device
 from parabolic.experiments.resume import Keeping
-from parabolic.report.comparisons import briefly
+from parabolic.report.comparisons import format_seconds
 from parabolic.report.formats import accuracies
 
 __all__ = ["run_one"]
@@ -116,4 +116,4 @@ def _print_run(record: Record, title: str, folder: Path | None, reused: bool) ->
     if record.measured:
         console.print(", ".join(f"{name} {values[-1]:.4g}" for name, values in record.measured.items()))
     location = f"{'found' if reused else 'stored'} in {folder}" if folder else "not stored"
-    console.print(f"{briefly(sum(record.train_seconds))} s of training; {location}")
+    console.print(f"{format_seconds(sum(record.train_seconds))} s of training; {location}")

@@ -21,7 +21,7 @@ from parabolic.experiments.paper import is_stand_in
 from parabolic.experiments.resume import StoppedRun, stopped_runs
 from parabolic.experiments.store import FAILED
 from parabolic.files import disk_errors
-from parabolic.report.comparisons import briefly, many
+from parabolic.report.comparisons import format_seconds, plural
 from parabolic.report.runs import (
     Row,
     fault_of,
@@ -92,7 +92,7 @@ def list_runs(
     if not (piped or exported or records):
         _print_runs(rows, store, console, kind)
     no_folder = "" if runs.is_dir() else ", which is not a folder"
-    console.print(Text(f"{many(len(rows), f'{kind} run'.strip())} in {runs}{no_folder}"))
+    console.print(Text(f"{plural(len(rows), f'{kind} run'.strip())} in {runs}{no_folder}"))
     for path in exported:
         console.print(Text(f"Written: {path}"))
     if records is not None:
@@ -110,7 +110,7 @@ def list_runs(
 def describe_stopped(runs: Sequence[StoppedRun]) -> str:
     """One line about stopped runs: which one, or how to list them."""
     hint = stop_of(row_of(runs[0])) if len(runs) == 1 else "parabolic runs --stopped"
-    return f"{many(len(runs), 'stopped run')}, which the same command resumes: {hint}"
+    return f"{plural(len(runs), 'stopped run')}, which the same command resumes: {hint}"
 
 
 def _export(rows: list[Row], csv: Path | None, parquet: Path | None) -> list[Path]:
@@ -149,7 +149,7 @@ def _merge_into_records(ended: Sequence[Record], rows: list[Row], path: Path, ki
 def _describe_record_counts(counts: Mapping[str, int]) -> str:
     words = {"stand-ins": "stand-ins", "held-out": "with held-out examples"}
     left_out = [f"{counts[kind]} {words[kind]} left out" for kind in words if counts[kind]]
-    return ", ".join([f"{many(counts['written'], 'run')} written", f"{counts['there']} in the file", *left_out])
+    return ", ".join([f"{plural(counts['written'], 'run')} written", f"{counts['there']} in the file", *left_out])
 
 
 def _print_runs(rows: list[Row], store: Store, console: Console, kind: str) -> None:
@@ -171,7 +171,8 @@ def _print_table(rows: list[Row], console: Console) -> None:
     for row in rows:
         cells = [row["key"][:8], row["learner"], row["stream"], row.get("memory", ""), row["seed"], settings_of(row)]
         figures = ["diverged", "–"] if row["diverged"] else [f"{row.get(name, math.nan):.1f}" for name in metrics]
-        table.add_row(*(Text(str(value)) for value in cells), *figures, briefly(row.get("train_seconds", math.nan)))
+        seconds = format_seconds(row.get("train_seconds", math.nan))
+        table.add_row(*(Text(str(value)) for value in cells), *figures, seconds)
     console.print(table)
 
 

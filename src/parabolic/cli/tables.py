@@ -12,10 +12,10 @@ import typer
 from rich.console import Console
 
 from parabolic.experiments import Record
-from parabolic.files import disk_errors, write_text, written_whole
+from parabolic.files import atomic_write, disk_errors, write_text
 from parabolic.learners import find_learner, known_learners
 from parabolic.report import FORMATS, Results, render, terminal
-from parabolic.report.comparisons import many
+from parabolic.report.comparisons import plural
 
 __all__ = ["Format", "Intervals", "Output", "check_output", "describe_training", "show", "titles_of"]
 
@@ -32,7 +32,7 @@ def check_output(path: Path, remedy: str = "name another file", name: str = "--o
     """Refuse a file that cannot be written, before anything is trained for it. Nothing on disk changes."""
     new_folders = [folder for folder in path.parents if not folder.exists()]  # the innermost first
     try:
-        with suppress(_Discard), disk_errors(name, path.parent, remedy), written_whole(path) as temporary:
+        with suppress(_Discard), disk_errors(name, path.parent, remedy), atomic_write(path) as temporary:
             temporary.write_bytes(b"-")
             raise _Discard
     finally:
@@ -52,7 +52,7 @@ def titles_of(rows: Iterable[str]) -> dict[str, str]:
 def describe_training(records: Sequence[Record]) -> str:
     """Describe the network, batches and steps of runs that differ only in their seeds."""
     spec, steps = records[0].spec, sorted({record.steps for record in records})
-    epochs = f", {many(spec['epochs'], 'epoch')}" if spec["epochs"] != 1 else ""
+    epochs = f", {plural(spec['epochs'], 'epoch')}" if spec["epochs"] != 1 else ""
     step_counts = " to ".join(f"{count:,}" for count in dict.fromkeys((steps[0], steps[-1])))
     return f"{spec['backbone']}, batches of {spec['batch']}{epochs}: {step_counts} step{'s' * (step_counts != '1')}"
 

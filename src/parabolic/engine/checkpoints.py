@@ -19,7 +19,7 @@ from parabolic.engine.fleet import Fleet
 from parabolic.files import write_bytes
 from parabolic.learners import Learner
 from parabolic.learners.saving import describe, restore
-from parabolic.learners.whole import is_ours, left_behind
+from parabolic.learners.whole import is_built_in, left_behind
 from parabolic.states import pack_state
 
 __all__ = ["Checkpoints", "Progress", "draws", "draws_apart", "set_draws"]
@@ -84,7 +84,7 @@ class Checkpoints:
         for berth, state, (path, about, fresh) in zip(fleet.berths, states, self.places, strict=True):
             if state.error is not None or path in self._incomplete:
                 continue
-            with berth.aside():
+            with berth.on_stream():
                 if fresh is not None and (reason := _why_incomplete(state.learner, fresh)):
                     self._incomplete.add(path)
                     warnings.warn(f"no checkpoint is saved of {reason}", RuntimeWarning, stacklevel=2)
@@ -108,7 +108,7 @@ class Checkpoints:
 
 def _why_incomplete(learner: Learner, fresh: Callable[[], Learner]) -> str:
     """What a learner resumed from its state would lack, and the remedy; empty if the state is complete."""
-    if is_ours(learner):
+    if is_built_in(learner):
         return ""
     try:
         with draws_apart(learner.device):

@@ -14,7 +14,7 @@ from torch import Tensor
 from parabolic.checks import first_line, invalid, short_of_memory
 from parabolic.engine.graphs import Graphs
 from parabolic.learners import Learner
-from parabolic.learners.whole import is_ours
+from parabolic.learners.whole import is_built_in
 from parabolic.streams import Stream, Task
 
 __all__ = ["Berth", "Fleet"]
@@ -39,11 +39,11 @@ class Berth:
         self._increments: dict[Hashable, list[tuple[Any, str, int]]] = {}
 
     @property
-    def manner(self) -> str:
+    def mode(self) -> str:
         """How steps are executed: "captured", or "eager" with the reason."""
         return f"eager: {self.graphs.why_not}" if self.graphs.why_not else "captured"
 
-    def aside(self) -> AbstractContextManager[None]:
+    def on_stream(self) -> AbstractContextManager[None]:
         """A context in which work goes to this berth's CUDA stream; `Fleet.together` synchronises the streams."""
         return torch.cuda.stream(self.stream)  # does nothing if the stream is None
 
@@ -123,7 +123,7 @@ class Berth:
         """
         current = self.learner
         alike = _are_alike(current.prepare, learner.prepare) and _are_alike(current.augment, learner.augment)
-        return alike and not current.optim.state and is_ours(current)
+        return alike and not current.optim.state and is_built_in(current)
 
     def adopt(self, learner: Learner) -> None:
         """Start over from the state of another learner with the same settings, reusing the captured graphs."""

@@ -288,7 +288,7 @@ class Journal:
             self.write()
 
     def _write(self) -> None:
-        with self.learner._turn():
+        with self.learner._lock_to_read():
             if self._changing or self.learner.stepping:
                 self._due = True
                 return

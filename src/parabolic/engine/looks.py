@@ -120,14 +120,14 @@ class Look:
         }
 
     @classmethod
-    def from_dict(cls, told: Mapping[str, Any]) -> Look:
+    def from_dict(cls, values: Mapping[str, Any]) -> Look:
         """The inverse of `as_dict`; unknown fields, as from a later version, are ignored.
 
         >>> look = Look.from_dict({"step": 3, "time": 1.0, "loss": "nan", "classes": {"0": 2}, "news": 5})
         >>> look.loss, look.classes
         (nan, {0: 2})
         """
-        fields = {name: value for name, value in told.items() if name in cls.__dataclass_fields__}
+        fields = {name: value for name, value in values.items() if name in cls.__dataclass_fields__}
         fields |= {name: kind(fields[name]) for name, kind in KINDS.items() if name in fields}
         if "classes" in fields:
             fields["classes"] = {int(label): int(count) for label, count in fields["classes"].items()}

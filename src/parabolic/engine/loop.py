@@ -26,7 +26,7 @@ from parabolic.engine.stops import PutOff
 from parabolic.engine.threads import threads_for
 from parabolic.learners import Diverged, Learner
 from parabolic.learners.functional import has_batch_norm
-from parabolic.learners.moving import copied
+from parabolic.learners.moving import copy_model
 from parabolic.streams import Batches, Stream
 
 __all__ = ["DeviceFailed", "Diverged", "train", "train_fleet"]
@@ -199,7 +199,7 @@ def _run_plans(
             state.test_seconds.append((started - begun + tested - trained) / len(states))
         for berth, state in zip(fleet.berths, states, strict=True):
             if state.error is None:
-                with berth.aside():
+                with berth.on_stream():
                     append_measures(measures, state)
         for state, watcher in product(_active_states(states), watchers):
             watcher.on_task(state)
@@ -222,14 +222,14 @@ def _learn(
     runs = list(zip(fleet.berths, states, todo, strict=True))
     for berth, state, batches in runs:
         if state.stream.boundaries and not done:
-            with berth.aside():
+            with berth.on_stream():
                 state.learner.start_task(batches.once())
     with ExitStack() as stack:
         sources = [stack.enter_context(closing(feed(batches.after(done), fleet.device))) for batches in todo]
         stop = stack.enter_context(PutOff())  # stop only between steps
         for _ in range(len(todo[0]) - done):
             for (berth, state, _), source in zip(runs, sources, strict=True):
-                with berth.aside():
+                with berth.on_stream():
                     state.loss = berth.step(*next(source), state.task)
                     if state.error is None:
                         state.step += 1
@@ -243,7 +243,7 @@ def _learn(
     if _check_losses(fleet, states):
         for berth, state, batches in runs:
             if state.stream.boundaries:
-                with berth.aside():
+                with berth.on_stream():
                     state.learner.end_task(batches.once())
 
 
@@ -266,10 +266,10 @@ def _accuracies(
     """The accuracies of each learner on some tasks, in percent; one whose scores are NaN has diverged, and has none."""
     results = []
     for berth, state in zip(fleet.berths, states, strict=True):
-        with berth.aside():
+        with berth.on_stream():
             results.append(test(berth, state.stream))
     for berth, state, right in zip(fleet.berths, states, results, strict=True):
-        with berth.aside():
+        with berth.on_stream():
             counts = np.array(right.tolist())
         if counts.min() < 0:
             state.error = state.error or _divergence(state, "the scores became NaN")
@@ -280,7 +280,7 @@ def _accuracies(
 def _check_losses(fleet: Fleet, states: list[State]) -> bool:
     """Set the error of runs whose loss is not finite; returns whether any run continues. Waits for the device."""
     for berth, state in zip(fleet.berths, states, strict=True):
-        with berth.aside():
+        with berth.on_stream():
             loss = 0.0 if state.loss is None else state.loss.item()
         if state.error is None and not math.isfinite(loss):
             state.error = _divergence(state, f"the loss became {loss}")
@@ -313,7 +313,7 @@ def _fails_on_single(learner: Learner, stream: Stream) -> bool:
     """Whether batch norm fails on a single example, as with feature maps of 1 × 1."""
     if not has_batch_norm(learner.model):
         return False
-    model = copied(learner.model).train()  # so that its statistics do not change
+    model = copy_model(learner.model).train()  # so that its statistics do not change
     try:
         model(learner.inputs(stream[0].train.x[:1].to(learner.device)))
     except ValueError:

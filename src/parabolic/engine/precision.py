@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parabolic.backbones import in_plain
+from parabolic.backbones import uses_plain_operations
 from parabolic.checks import check_name
 from parabolic.gpus import tf32
 
@@ -62,7 +62,7 @@ class _Half:
             for name, weight in module._parameters.items()
             if weight is not None and weight.dtype == torch.float32
         ]
-        if in_plain():
+        if uses_plain_operations():
             places = []  # autocast converts them
         autocast = torch.autocast("cuda", torch.bfloat16)
         autocast.__enter__()

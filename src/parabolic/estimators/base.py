@@ -42,7 +42,7 @@ from parabolic.experiments.execution import find_device
 from parabolic.experiments.presets import known_presets, load_preset
 from parabolic.learners import Criterion, Learner, ReplayLearner, Scale, find_learner
 from parabolic.learners.functional import has_batch_norm, has_embedding
-from parabolic.learners.moving import copied, move, place, uncopied
+from parabolic.learners.moving import copy_memo, copy_model, move, move_tensors
 from parabolic.memory import Memory
 
 __all__ = ["Estimator", "Factory", "as_numbers", "updated_scale"]
@@ -128,20 +128,20 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         """Return a copy with a learner of its own, on the same device."""
         memo[id(self)] = clone = object.__new__(type(self))
         with self._locked():
-            memo |= uncopied(self.model)
+            memo |= copy_memo(self.model)
             clone.__dict__ = copy.deepcopy(self.__dict__, memo)
         return clone
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle: a copy, as other threads may use the learner meanwhile, with all on the CPU."""
         with self._locked():
-            state: dict[str, Any] = copy.deepcopy(super().__getstate__(), uncopied(self.model))
+            state: dict[str, Any] = copy.deepcopy(super().__getstate__(), copy_memo(self.model))
         if "learner_" in state:
             learner = state["learner_"]
             state["_drawn"] = learner.generator.get_state()  # only this kind of device can go on from it
             move(learner, CPU)
             del learner.generator  # `__setstate__` makes one; torch 2.13 leaks 5 KB for each that is pickled
-        place(state, CPU)
+        move_tensors(state, CPU)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -157,7 +157,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         """Hold the learner's lock, so that learner, classes and units are all of the same moment."""
         while True:
             learner = getattr(self, "learner_", None)
-            with FIRST if learner is None else learner._turn():
+            with FIRST if learner is None else learner._lock_to_read():
                 if getattr(self, "learner_", None) is learner:  # otherwise it was refitted meanwhile
                     yield
                     return
@@ -291,7 +291,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _network(self, shape: Sequence[int], outputs: int, seed: int) -> nn.Module:
         if isinstance(self.model, nn.Module):
-            return copied(self.model)
+            return copy_model(self.model)
         factory = _mlp if self.model is None else self.model
         expected = "a torch.nn.Module, or a function (shape, outputs) that returns one"
         remedy = f"or pass one made of this class: {factory.__name__}(…)" if isinstance(factory, type) else ""

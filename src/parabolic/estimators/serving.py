@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from parabolic.checks import invalid
 from parabolic.learners import Criterion
-from parabolic.learners.predictor import fixed
+from parabolic.learners.predictor import frozen_copy
 
 __all__ = ["Columns", "Rows", "Targets"]
 
@@ -49,7 +49,7 @@ class Targets(nn.Module):
 
     def __init__(self, error: Criterion, device: torch.device, single: bool) -> None:
         super().__init__()
-        self.units = fixed(getattr(error, "units", None), device)
+        self.units = frozen_copy(getattr(error, "units", None), device)
         self.error, self.single = copy.copy(error), single
         vars(self.error).update(units=self.units, loss=None)  # only its `answer` is needed
 

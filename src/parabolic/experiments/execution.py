@@ -289,7 +289,7 @@ def _train_side_by_side(
         fleet_environment = environment(fleet.device)  # here, as the number of threads is that of training
     fleet_environment |= {
         "fleet": len(specs),
-        "steps": "; ".join(sorted({berth.manner for berth in fleet.berths})),
+        "steps": "; ".join(sorted({berth.mode for berth in fleet.berths})),
         **{name: version for name, version in versions.items() if version},
     }
     return [_record(spec, state, fleet_environment) for spec, state in zip(specs, states, strict=True)]

@@ -34,7 +34,7 @@ ENVIRONMENT = (
     "parabolic", "torch", "python", "device", "processor", "fleet", "code", "commit", "command", "finished",
 )  # fmt: skip
 ACCURACY, SECONDS = 4, 3  # decimal places
-FROM = "record"  # key in the environment of a run read from records: the name of its file
+SOURCE = "record"  # key in the environment of a run read from records: the name of its file
 
 
 class Records(EndedRuns):
@@ -131,7 +131,7 @@ def records_place() -> Path:
 
 def is_record(run: Record) -> bool:
     """Whether a run was read from records, not from a store."""
-    return FROM in run.environment
+    return SOURCE in run.environment
 
 
 def write_records(runs: Iterable[Record], path: Path) -> int:
@@ -193,4 +193,4 @@ def _parse(line: str, file: str) -> Record:
     if not (isinstance(fields, Mapping) and fields.keys() - {*OPTIONAL} == {*PARTS} and isinstance(fields["key"], str)):
         raise ValueError("it is not the record of a run")
     record = Record(**fields, metrics={})
-    return checked(replace(record, metrics=record.summary, environment=encodable({**record.environment, FROM: file})))
+    return checked(replace(record, metrics=record.summary, environment=encodable({**record.environment, SOURCE: file})))

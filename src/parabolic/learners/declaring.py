@@ -84,7 +84,7 @@ def locked(method: Method) -> Method:
 
     @functools.wraps(method)
     def locked(self: Learner, *args: Any, **kwargs: Any) -> Any:
-        with self._changing():
+        with self._lock_to_change():
             return method(self, *args, **kwargs)
 
     return cast(Method, locked)
@@ -95,7 +95,7 @@ def as_one_step(method: Method) -> Method:
 
     @functools.wraps(method)
     def as_one_step(self: Learner, *args: Any, **kwargs: Any) -> Any:
-        with self._changing(), self._mark_stepping():
+        with self._lock_to_change(), self._mark_stepping():
             return method(self, *args, **kwargs)
 
     return cast(Method, as_one_step)
@@ -142,7 +142,7 @@ def _as_prediction(method: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Te
 
     @functools.wraps(method)
     def scores_at(self: Learner, inputs: Tensor) -> Tensor:
-        with self._turn(), self._mark_stepping():
+        with self._lock_to_read(), self._mark_stepping():
             return work_by(self.predicting_weights(), self.model, functools.partial(method, self), inputs)
 
     return scores_at

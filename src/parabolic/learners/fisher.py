@@ -14,7 +14,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import grad, vmap
 from torch.overrides import TorchFunctionMode
 
-from parabolic.backbones import plainly
+from parabolic.backbones import plain_operations
 from parabolic.checks import DEVICE_ERRORS
 from parabolic.learners.functional import call_by
 from parabolic.learners.gradients import named_trainable, trainable
@@ -69,7 +69,7 @@ def squared_gradients(
 
 def _record_uses(model: nn.Module, x: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, list[Use] | None]:
     """The model's scores, and how it uses each weight; None if it uses one in a way that no rule covers."""
-    with torch.enable_grad(), plainly(), _UseRecorder(weights, len(x)) as recorder:
+    with torch.enable_grad(), plain_operations(), _UseRecorder(weights, len(x)) as recorder:
         scores: Tensor = model(x)
     if recorder.failed or len(recorder.uses) < len(weights):
         return scores, None

@@ -17,7 +17,7 @@ from parabolic.checks import invalid
 
 __all__ = [
     "RECOMPUTED", "answers_by", "as_written", "call_by", "call_with", "check_between", "copies_of", "has_batch_norm",
-    "has_embedding", "only", "predicting", "scores_by", "types_of", "work_by",
+    "has_embedding", "predicting", "restrict_to", "scores_by", "types_of", "work_by",
 ]  # fmt: skip
 
 RECOMPUTED = "what is computed again later would be with other weights"  # in torch's error for a checkpoint
@@ -193,12 +193,12 @@ def copies_of(tensors: Iterable[Tensor]) -> list[Tensor]:
     return [copy for copy, _ in pairs]
 
 
-def only(classes: Tensor, scores: Tensor) -> Tensor:
+def restrict_to(classes: Tensor, scores: Tensor) -> Tensor:
     """The scores, with those of all other classes so low that their probability is 0.
 
     `classes`, a mask, may be shorter than the scores.
 
-    >>> only(torch.tensor([True, False, True]), torch.zeros(1, 3)).softmax(-1)
+    >>> restrict_to(torch.tensor([True, False, True]), torch.zeros(1, 3)).softmax(-1)
     tensor([[0.5000, 0.0000, 0.5000]])
     """
     if len(classes) < scores.shape[-1]:

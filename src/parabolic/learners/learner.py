@@ -221,7 +221,7 @@ class Learner:
         if task is not None:
             check_number("task", task, whole=True, at_least=0, below=2**31)
         number = int(task) if task is not None and self.needs_tasks and self._boundary else None
-        with self._changing():
+        with self._lock_to_change():
             undo, self._descended = self._make_undo(), False
             try:
                 optimizers.check_frozen(self.model, self.optim, self._frozen)
@@ -360,7 +360,7 @@ class Learner:
         x = as_tensor("x", x, self.device)
         check_finite("x", x)
         check_kind(self, x)
-        with self._turn():  # what `prepare` does, and the weights, are of one moment
+        with self._lock_to_read():  # what `prepare` does, and the weights, are of one moment
             return try_scores(self, x)
 
     def inputs(self, x: Tensor) -> Tensor:
@@ -376,7 +376,7 @@ class Learner:
 
         Both, and that there are no gradients, also hold for everything that an override calls.
         """
-        with self._turn(), self._mark_stepping():
+        with self._lock_to_read(), self._mark_stepping():
             return answers_by(self.predicting_weights(), self.model, inputs)
 
     def features(self, inputs: Tensor) -> Tensor:
@@ -397,7 +397,7 @@ class Learner:
 
     def predict(self, x: Tensor) -> Tensor:
         """The predicted class of each raw example or, if targets are numbers, the predicted numbers `[n, outputs]`."""
-        with self._turn():
+        with self._lock_to_read():
             scores = self.scores(x)[:, : self.classes]
             if bool(scores.isnan().any()):
                 raise Diverged(f"predict: the scores are NaN after {self.steps} steps; {GO_BACK}")
@@ -522,10 +522,10 @@ class Learner:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copy with its own lock; no other thread learns or predicts meanwhile."""
-        from parabolic.learners.moving import uncopied
+        from parabolic.learners.moving import copy_memo
 
-        with self._turn():
-            memo |= uncopied(self.model)
+        with self._lock_to_read():
+            memo |= copy_memo(self.model)
             memo[id(self)] = duplicate = self.__new__(type(self))
             memo[id(self.generator)] = self.generator.clone_state()  # copied by deepcopy, it leaks 5 KB (torch 2.13)
             duplicate.__setstate__(copy.deepcopy(self.__getstate__(), memo))
@@ -553,7 +553,7 @@ class Learner:
     # -- internals -----------------------------------------------------------------------------------------
 
     @contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _lock_to_change(self) -> Iterator[None]:
         """Hold the lock to change the learner, with gradients enabled even if the caller has switched them off."""
         if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():  # the usual case, kept fast
             with self.lock:
@@ -563,7 +563,7 @@ class Learner:
                 yield
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
+    def _lock_to_read(self) -> Iterator[None]:
         """Hold the lock to predict, copy or save: a thread that learns gives way between two batches."""
         thread = threading.get_ident()
         self._waiting.add(thread)

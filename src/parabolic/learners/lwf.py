@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
 from parabolic.learners.boundary import check_started, checked_batches, labels_of
-from parabolic.learners.functional import only
+from parabolic.learners.functional import restrict_to
 from parabolic.learners.gradients import trainable
 from parabolic.learners.head import check_head, check_scoring, frozen_features, last_linear, widen
 from parabolic.learners.learner import Learner, TaskBatches
-from parabolic.learners.moving import copied
+from parabolic.learners.moving import copy_model
 from parabolic.learners.optimizers import own_optimizer, parse_optimizer
 from parabolic.memory import Batch
 from parabolic.options import option
@@ -56,7 +56,7 @@ class LwF(Learner):
     def __post_init__(self) -> None:
         super().__post_init__()
         _, self.head = last_linear(self.model)
-        self.teacher = copied(self.model).requires_grad_(False).eval()  # the model at the task's start
+        self.teacher = copy_model(self.model).requires_grad_(False).eval()  # the model at the task's start
         self.seen, self.old = torch.zeros(2, self.head.out_features, dtype=torch.bool, device=self.device)
         self.tasks = 0  # how many have started
 
@@ -81,11 +81,11 @@ class LwF(Learner):
         check_started(self.tasks)
         self.seen.index_fill_(0, batch["y"], True)  # in case start_task has not seen one
         scores = self.model(batch["x"])
-        loss = self.error(only(self.seen, scores), batch["y"])
+        loss = self.error(restrict_to(self.seen, scores), batch["y"])
         if self.tasks == 1:  # no class is old
             return loss
-        old_probabilities = only(self.old, self.teacher(batch["x"]) / self.temperature).softmax(-1)
-        return loss + self.alpha * cross_entropy(only(self.old, scores / self.temperature), old_probabilities)
+        old_probabilities = restrict_to(self.old, self.teacher(batch["x"]) / self.temperature).softmax(-1)
+        return loss + self.alpha * cross_entropy(restrict_to(self.old, scores / self.temperature), old_probabilities)
 
     def _warm_up(self, batches: TaskBatches, new: Tensor) -> None:
         """Plain gradient steps of the last layer on the new classes alone; only their rows have a gradient.
@@ -103,7 +103,7 @@ class LwF(Learner):
             inputs = torch.cat([self.augmented(part) for part in x[is_new].split(counts)])
             features = frozen_features(self.model, self.head, inputs)
             for part, labels in zip(features.split(counts), y[is_new].split(counts), strict=True):
-                loss = self.error(only(new, self.head(part)), labels)
+                loss = self.error(restrict_to(new, self.head(part)), labels)
                 with torch.no_grad():
                     for weight, slope in zip(weights, torch.autograd.grad(loss, weights), strict=True):
                         weight.sub_(slope, alpha=rates.get(weight, self.lr))

@@ -17,7 +17,7 @@ from parabolic.learners.gradients import trainable
 from parabolic.learners.learner import Learner
 from parabolic.learners.optimizers import count_steps_on
 
-__all__ = ["copied", "move", "place", "tensors_in", "uncopied"]
+__all__ = ["copy_memo", "copy_model", "move", "move_tensors", "tensors_in"]
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -29,7 +29,7 @@ def move(learner: Learner, device: torch.device, generator_state: Tensor | None 
     Between a GPU and a CPU everything carries over except future random draws: their generators' states differ.
     """
     generator_state = learner.generator.get_state() if generator_state is None else generator_state
-    place(learner, device)
+    move_tensors(learner, device)
     learner.device = trainable(learner.model)[0].device  # with its number
     learner.generator = Generator(learner.device)
     learner._load_generator(generator_state)
@@ -38,7 +38,7 @@ def move(learner: Learner, device: torch.device, generator_state: Tensor | None 
 
 
 @torch.no_grad()
-def place(value: Any, device: torch.device) -> None:
+def move_tensors(value: Any, device: torch.device) -> None:
     """Move all tensors in a value to a device: each that moves stays the same object, and loses its gradient."""
     for tensor in tensors_in(value):
         moved = tensor.data.to(device)
@@ -47,18 +47,18 @@ def place(value: Any, device: torch.device) -> None:
             tensor.data = moved
 
 
-def copied(model: Network) -> Network:
+def copy_model(model: Network) -> Network:
     """A deep copy, also of a model that keeps tensors from its last call.
 
     >>> model = nn.Linear(2, 2)
     >>> model.seen = model(torch.ones(1, 2))
-    >>> copied(model).seen.requires_grad
+    >>> copy_model(model).seen.requires_grad
     False
     """
-    return copy.deepcopy(model, uncopied(model))
+    return copy.deepcopy(model, copy_memo(model))
 
 
-def uncopied(model: Any) -> dict[int, Any]:
+def copy_memo(model: Any) -> dict[int, Any]:
     """A memo for `copy.deepcopy`, with copies of what torch refuses to copy: tensors computed from the weights."""
     return {id(tensor): tensor.detach().clone() for tensor in tensors_in(model) if tensor.grad_fn is not None}
 

@@ -11,7 +11,7 @@ from parabolic.learners.functional import call_with
 from parabolic.learners.gradients import trainable
 from parabolic.learners.head import check_scoring, follow, frozen_features, last_linear, widen
 from parabolic.learners.learner import ReplayLearner, join
-from parabolic.learners.moving import copied
+from parabolic.learners.moving import copy_model
 from parabolic.memory import Batch
 from parabolic.options import option
 
@@ -41,7 +41,7 @@ class OBC(ReplayLearner):
     def __post_init__(self) -> None:
         super().__post_init__()
         _, self.head = last_linear(self.model)
-        self.surrogate = copied(self.head)
+        self.surrogate = copy_model(self.head)
         self.optim = self._make_optimizer([*trainable(self.model), *trainable(self.surrogate)])
 
     def phase(self) -> Hashable:

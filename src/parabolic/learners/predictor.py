@@ -15,7 +15,7 @@ from parabolic.learners.gradients import trainable
 if TYPE_CHECKING:
     from parabolic.learners.learner import Learner
 
-__all__ = ["Predictor", "as_inputs", "fixed", "predictor_of"]
+__all__ = ["Predictor", "as_inputs", "frozen_copy", "predictor_of"]
 
 BYPASSED = ("scores", "scores_at", "inputs")  # methods that a predictor does not call
 
@@ -49,22 +49,22 @@ class Predictor(nn.Module):
 def predictor_of(learner: Learner) -> Predictor:
     """A predictor with copies of everything that a learner predicts with."""
     from parabolic.learners.learner import GO_BACK, Diverged, Learner
-    from parabolic.learners.moving import copied
+    from parabolic.learners.moving import copy_model
 
     cls = type(learner)
     if overridden := [name for name in BYPASSED if getattr(cls, name) is not getattr(Learner, name)]:
         got = Description(f"{cls.own_name()}, which has its own {' and '.join(overridden)}")
         remedy = "define predictor() too: a module that computes the same scores"
         raise invalid("predictor", got, "a learner that predicts by its model alone", remedy)
-    with learner._turn(), torch.inference_mode(False), torch.no_grad():
+    with learner._lock_to_read(), torch.inference_mode(False), torch.no_grad():
         learner.check_whole("predictor")
-        model, weights = copied(learner.model), learner.predicting_weights()
+        model, weights = copy_model(learner.model), learner.predicting_weights()
         for name, value in (*model.named_parameters(), *model.named_buffers()):
             if name in weights:
                 value.copy_(weights[name])
         if not all(all_finite(weight) for weight in trainable(model)):
             raise Diverged(f"predictor: weights are NaN or infinite after {learner.steps} steps; {GO_BACK}")
-        prepare = fixed(learner.prepare, learner.device)
+        prepare = frozen_copy(learner.prepare, learner.device)
     return Predictor(getattr(model, "_orig_mod", model), prepare, learner.dtype, learner.embed is not None)
 
 
@@ -85,7 +85,7 @@ def as_inputs(x: Tensor, prepare: Callable[[Tensor], Tensor] | None, dtype: torc
     return (x.float() / 255).to(dtype) if x.dtype == torch.uint8 else x
 
 
-def fixed(part: Any, device: torch.device) -> Any:
+def frozen_copy(part: Any, device: torch.device) -> Any:
     """A copy of what a learner was given; a `Scale` or `Normalise` becomes a module, with its numbers as buffers."""
     built_in = type(part).__module__.startswith("parabolic.")  # a subclass may compute something else
     return part.as_module().to(device) if built_in and hasattr(part, "as_module") else copy.deepcopy(part)

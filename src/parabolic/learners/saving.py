@@ -48,7 +48,7 @@ PACKAGES = ("parabolic.memory", "parabolic.learners", "parabolic.streams.augment
 def save(learner: Learner, path: str | Path) -> Path:
     """Write a learner to a file."""
     path = Path(path)
-    with learner._turn():
+    with learner._lock_to_read():
         learner.check_whole("save")
         if not all(all_finite(weight) for weight in trainable(learner.model)):
             raise Diverged(f"save: weights are NaN or infinite, so {path} is left unchanged; {GO_BACK}")

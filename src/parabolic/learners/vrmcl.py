@@ -14,7 +14,7 @@ from parabolic.learners.ahead import in_types, step_ahead
 from parabolic.learners.boundary import check_started, labels_of
 from parabolic.learners.branches import side_by_side
 from parabolic.learners.criterion import counted_mean
-from parabolic.learners.functional import only, scores_by, types_of
+from parabolic.learners.functional import restrict_to, scores_by, types_of
 from parabolic.learners.gradients import Weights, named_trainable
 from parabolic.learners.layout import Layout
 from parabolic.learners.learner import ReplayLearner, TaskBatches, join
@@ -110,7 +110,7 @@ class VRMCL(ReplayLearner):
         # Parts of even size: a last one of a single example would have no batch-norm statistics.
         parts = -(-len(batch["y"]) // self.chunk)
         for x, y in zip(batch["x"].tensor_split(parts), batch["y"].tensor_split(parts), strict=True):
-            error = self.error(only(self.current, self._scores(start, x)), y)
+            error = self.error(restrict_to(self.current, self._scores(start, x)), y)
             # In this thread: the order in which gradients are summed later depends on when, and in which thread, each
             # operation was recorded, and must be the same every time.
             with torch.autograd.set_multithreading_enabled(False):
@@ -125,8 +125,8 @@ class VRMCL(ReplayLearner):
         scores, size = self._scores(weights, x), len(batch["y"])
         if self.variant == "paper":
             return self.error(scores, y)
-        fresh = self.error(only(self.current | ~self.seen, scores[:size]), y[:size], reduction="sum")
-        past = self.error(only(self.seen, scores[size:]), y[size:], reduction="sum")
+        fresh = self.error(restrict_to(self.current | ~self.seen, scores[:size]), y[:size], reduction="sum")
+        past = self.error(restrict_to(self.seen, scores[size:]), y[size:], reduction="sum")
         return counted_mean(fresh + past / 2, self.error.counts(y, scores.dtype))
 
     def descend(self, loss: Tensor) -> None:

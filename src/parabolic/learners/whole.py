@@ -15,17 +15,17 @@ from torch import Generator, Tensor, nn
 
 from parabolic.checks import plain
 from parabolic.learners.learner import Learner
-from parabolic.learners.moving import copied
+from parabolic.learners.moving import copy_model
 from parabolic.learners.saving import describe, restore
 from parabolic.memory import Memory
 from parabolic.states import same_state
 
-__all__ = ["is_ours", "left_behind"]
+__all__ = ["is_built_in", "left_behind"]
 
 PLAIN_TYPES = (int, float, str, list, tuple, dict, set)
 
 
-def is_ours(learner: Learner) -> bool:
+def is_built_in(learner: Learner) -> bool:
     """Whether the classes of a learner and its memory are of this package: their states are known to be complete."""
     return all(_package_class(part) is type(part) for part in (learner, getattr(learner, "memory", learner)))
 
@@ -71,7 +71,7 @@ def _attributes_of_base(learner: Learner) -> set[str]:
     options = {field.name: getattr(learner, field.name) for field in dataclasses.fields(base) if field.init}
     if isinstance(memory := options.get("memory"), Memory):  # its policy may need what the base does not keep
         options["memory"] = memory.capacity
-    return {*vars(base(**options | {"model": copied(learner.body)}))}
+    return {*vars(base(**options | {"model": copy_model(learner.body)}))}
 
 
 def _differing(one: Any, other: Any, excluded: set[str]) -> list[str]:

@@ -12,11 +12,19 @@ from numpy.typing import NDArray
 from parabolic.report.scenes import Method, Scene
 from parabolic.report.statements import STATEMENTS
 
-__all__ = ["SHOWN", "anytime_chart", "bounds_charts", "bridge_chart", "forgetting_chart", "heat_map", "tradeoff_chart"]
+__all__ = [
+    "MAX_METHODS",
+    "anytime_chart",
+    "bounds_charts",
+    "bridge_chart",
+    "forgetting_chart",
+    "heat_map",
+    "tradeoff_chart",
+]
 
 Figure = dict[str, Any]
 
-SHOWN = 12  # methods in a chart: the best ones
+MAX_METHODS = 12  # methods in a chart: the best ones
 TASKS = 100  # rows and columns of a heat map: a page of a thousand tasks would have hundreds of megabytes
 # Okabe and Ito's colours without yellow and black, which disappear on white and dark pages; instead, a grey.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#8A8A8A")
@@ -28,7 +36,7 @@ def anytime_chart(scene: Scene) -> Figure:
     """The mean accuracy over the tasks seen so far, after each task, with a band of one standard deviation."""
     traces: list[Figure] = []
     longest = 0
-    for index, method in enumerate(scene.done[:SHOWN]):
+    for index, method in enumerate(scene.done[:MAX_METHODS]):
         mean, sd, n = _over_seeds(method.curves)
         tasks, style = list(range(1, len(mean) + 1)), _style(index)
         longest = max(longest, len(tasks))
@@ -62,7 +70,7 @@ def anytime_chart(scene: Scene) -> Figure:
 
 def tradeoff_chart(scene: Scene) -> Figure:
     """Accuracy at the end against training time; a line joins the methods that no other beats in both."""
-    methods = scene.done[:SHOWN]
+    methods = scene.done[:MAX_METHODS]
     points = [(method.summary("seconds"), method.summary("acc")) for method in methods]
     seconds = [time.mean for time, _ in points]
     front = sorted(
@@ -114,7 +122,8 @@ def _log_ticks(values: Sequence[float]) -> dict[str, Any]:
 
 def forgetting_chart(scene: Scene) -> Figure:
     """How many points the earlier tasks have lost from their best: one bar per method."""
-    summaries = [(index, method, method.cell("forgetting").ours) for index, method in enumerate(scene.done[:SHOWN])]
+    drawn = enumerate(scene.done[:MAX_METHODS])
+    summaries = [(index, method, method.cell("forgetting").ours) for index, method in drawn]
     measured = [(index, method, summary) for index, method, summary in summaries if summary is not None]
     methods, lost = [method for _, method, _ in measured], [summary for *_, summary in measured]
     names = _make_distinct([_shorten(method.name, 22) for method in methods])

@@ -14,8 +14,8 @@ from parabolic.report.tables import Cell, Column, Results
 from parabolic.statistics import Summary
 
 __all__ = [
-    "FIGURES", "USUAL", "briefly", "cell_of", "column_of", "comparison", "finished", "forgetting_sentences", "in_words",
-    "is_level", "joint_notes", "many", "standing",
+    "FIGURES", "USUAL", "cell_of", "column_of", "comparison", "finished", "forgetting_sentences", "format_seconds",
+    "gap_phrase", "in_words", "is_level", "joint_notes", "plural",
 ]  # fmt: skip
 
 FIGURES = {
@@ -74,7 +74,7 @@ def _unmeasured_notes(runs: Mapping[str, Sequence[Record]], figures: Iterable[st
     needed = {*figures} & FIGURES.keys() - {"seconds", "task_forward_transfer"}
     lacking = sum(not needed <= record.metrics.keys() for records in runs.values() for record in finished(records))
     reason = "trained before one of these figures was measured, and left out of its column: --again retrains all runs"
-    return [f"{many(lacking, 'run')} {'was' if lacking == 1 else 'were'} {reason}."] if lacking else []
+    return [f"{plural(lacking, 'run')} {'was' if lacking == 1 else 'were'} {reason}."] if lacking else []
 
 
 def joint_notes(runs: Mapping[str, Sequence[Record]]) -> list[str]:
@@ -100,13 +100,15 @@ def in_words(runs: Mapping[str, Sequence[Record]]) -> str:
         f"{learner} {means[learner]:.0f} %" + f" ({diverged[learner]} diverged)" * bool(diverged[learner])
         for learner in ranked
     )
-    sentences = [f"After {many(tasks, 'task')}, the mean accuracy over them, all classes competing, is: {accuracies}."]
+    sentences = [
+        f"After {plural(tasks, 'task')}, the mean accuracy over them, all classes competing, is: {accuracies}."
+    ]
     if len(ranked) > 1:
         first, second, *_, last = *ranked, ranked[-1]
         gap = Cell(acc[first]).against(Cell(acc[second]))
         if gap is not None and not math.isnan(gap.p):
             sentences.append(
-                f"On the same seeds {standing(first, gap.mean, second)} "
+                f"On the same seeds {gap_phrase(first, gap.mean, second)} "
                 f"(95 % interval {gap.low:z.1f} to {gap.high:z.1f})."
             )
         if tasks > 1:
@@ -146,10 +148,10 @@ def finished(records: Iterable[Record]) -> list[Record]:
     return [record for record in records if not record.diverged]
 
 
-def standing(one: str, points: float, other: str) -> str:
+def gap_phrase(one: str, points: float, other: str) -> str:
     """How far one is ahead of another, to the digit that is printed.
 
-    >>> standing("er", 4.51, "pcl"), standing("er", -1.0, "pcl"), standing("er", 0.04, "pcl")
+    >>> gap_phrase("er", 4.51, "pcl"), gap_phrase("er", -1.0, "pcl"), gap_phrase("er", 0.04, "pcl")
     ('er is 4.5 points ahead of pcl', 'er is 1.0 points behind pcl', 'there is no difference between er and pcl')
     """
     if is_level(points):
@@ -172,19 +174,19 @@ def _forgetting_phrase(points: float, digits: int = 0) -> str:
     return f"{'gained' if points < 0 and float(number) else 'lost'} {number} point{'s' * (number != '1')}"
 
 
-def briefly(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Seconds to a tenth, or to two significant digits if that would be zero.
 
-    >>> briefly(12.34), briefly(0.0264)
+    >>> format_seconds(12.34), format_seconds(0.0264)
     ('12.3', '0.026')
     """
     return f"{seconds:.2g}" if 0 < seconds < 0.05 else f"{seconds:.1f}"
 
 
-def many(number: int, what: str) -> str:
+def plural(number: int, what: str) -> str:
     """A number of things, in the singular or plural.
 
-    >>> many(1, "task"), many(2, "task")
+    >>> plural(1, "task"), plural(2, "task")
     ('1 task', '2 tasks')
     """
     return f"{number} {what}" + ("s" if number != 1 else "")

@@ -13,7 +13,7 @@ import torch
 
 from parabolic.checks import invalid
 from parabolic.engine import BoundsRow
-from parabolic.files import written_whole
+from parabolic.files import atomic_write
 from parabolic.options import dotted
 from parabolic.plugins import require
 from parabolic.profile import Profile
@@ -45,8 +45,8 @@ def figure(path: Path, rows: int, columns: int, width: float, height: float) -> 
     canvas = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(canvas)
     yield canvas, canvas.subplots(rows, columns, squeeze=False)
-    with written_whole(path) as aside:
-        canvas.savefig(aside, dpi=150, format=path.suffix.lstrip(".") or "png")
+    with atomic_write(path) as temporary:
+        canvas.savefig(temporary, dpi=150, format=path.suffix.lstrip(".") or "png")
 
 
 def legend_below(canvas: Any, axis: Any, columns: int) -> None:

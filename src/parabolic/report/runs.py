@@ -13,7 +13,7 @@ from parabolic.checks import check_name
 from parabolic.experiments import FailedRun, Record, RunSpec
 from parabolic.experiments.resume import StoppedRun
 from parabolic.experiments.spec import NAMED, OF_STREAMS
-from parabolic.files import written_whole
+from parabolic.files import atomic_write
 from parabolic.learners import known_learners
 from parabolic.options import dotted, options_of
 from parabolic.plugins import is_loaded, is_own, require
@@ -172,7 +172,7 @@ def format_settings(settings: Row) -> str:
 
 def write_csv(rows: Sequence[Row], path: Path) -> Path:
     """Write rows as CSV, atomically; what a run does not have is left empty."""
-    with written_whole(path) as aside, aside.open("w", newline="", encoding="utf-8") as file:
+    with atomic_write(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         print_csv(rows, file)
     return path
 
@@ -189,8 +189,8 @@ def write_parquet(rows: Sequence[Row], path: Path) -> Path:
     arrow = require("pyarrow", "parquet", "--parquet", "pyarrow")
     parquet = require("pyarrow.parquet", "parquet", "--parquet", "pyarrow")
     table = arrow.table({name: _one_type([row.get(name) for row in rows]) for name in _columns(rows)})
-    with written_whole(path) as aside:
-        parquet.write_table(table, aside)
+    with atomic_write(path) as temporary:
+        parquet.write_table(table, temporary)
     return path
 
 

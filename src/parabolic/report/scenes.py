@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from parabolic.experiments import FailedRun, Record, Store, known_presets, load_preset
 from parabolic.experiments.paper import is_bound
 from parabolic.plugins import is_loaded
-from parabolic.report.comparisons import cell_of, column_of, joint_notes, many
+from parabolic.report.comparisons import cell_of, column_of, joint_notes, plural
 from parabolic.report.runs import (
     Row,
     conditions_of,
@@ -33,7 +33,7 @@ from parabolic.report.runs import (
 from parabolic.report.tables import Cell, Column, Results
 from parabolic.statistics import Summary
 
-__all__ = ["Finds", "Method", "Scene", "find_scenes", "results_of"]
+__all__ = ["FoundScenes", "Method", "Scene", "find_scenes", "results_of"]
 
 VALIDATION = {"validation", "scenario.validation"}
 COLUMNS = {
@@ -117,7 +117,7 @@ class Scene:
 
 
 @dataclass(frozen=True)
-class Finds:
+class FoundScenes:
     """The contents of a store: scenes in order, runs, and what could not be read."""
 
     scenes: Sequence[Scene]
@@ -133,7 +133,7 @@ class Finds:
         return max((str(record.environment.get("finished", "")) for record in self.runs.values()), default="")
 
 
-def find_scenes(store: Store, where: Mapping[str, str] | None = None) -> Finds:
+def find_scenes(store: Store, where: Mapping[str, str] | None = None) -> FoundScenes:
     """Group the runs of a store (those that `where` selects, as `parabolic runs --where` does) into scenes.
 
     Runs with held-out examples are included only if `where` selects by `validation`. Trials of a search are such runs:
@@ -152,14 +152,14 @@ def find_scenes(store: Store, where: Mapping[str, str] | None = None) -> Finds:
         {run.key: run for run in failed if run.key in keys},
     )
     unreadable = {str(path): reason for path, reason in damaged.items()}
-    return Finds(_scenes(rows, outcomes), *outcomes, unreadable, _left_out_note(held_out))
+    return FoundScenes(_scenes(rows, outcomes), *outcomes, unreadable, _left_out_note(held_out))
 
 
 def _left_out_note(rows: Sequence[Row]) -> str:
     """A note on runs with held-out examples that are not shown."""
     shares = sorted({row["scenario.validation"] for row in rows})
     filters = " or ".join(f"--where validation={share}" for share in shares)
-    note = f"{many(len(rows), 'run')} with held-out examples, such as trials of a search, left out"
+    note = f"{plural(len(rows), 'run')} with held-out examples, such as trials of a search, left out"
     return f"{note}; to see them: {filters}" if rows else ""
 
 

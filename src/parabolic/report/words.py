@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from parabolic.report.comparisons import forgetting_sentences, is_level, many, standing
+from parabolic.report.comparisons import forgetting_sentences, gap_phrase, is_level, plural
 from parabolic.report.scenes import Method, Scene
 from parabolic.statistics import Difference
 
@@ -24,7 +24,7 @@ def headline(scene: Scene) -> list[str]:
     else:
         subject, possessive = f"{best.name} does best" if others else best.name, "its"
     sentences = [
-        f"{subject}: after {many(tasks, 'task')} {possessive} accuracy is {acc.mean:.1f} %, "
+        f"{subject}: after {plural(tasks, 'task')} {possessive} accuracy is {acc.mean:.1f} %, "
         f"averaged over the tasks, all classes competing ({_seed_phrase(best)})."
     ]
     if others:
@@ -68,7 +68,7 @@ def _lead_sentence(best: Method, second: Method) -> str:
         mean = second.summary("acc").mean
         return f"Next comes {second.name} with {mean:.1f} %, but the two have no seed in common to compare."
     common = len(best.runs.keys() & second.runs.keys())
-    sentence = f"On the same {many(common, 'seed')} {standing(best.name, gap.mean, second.name)}"
+    sentence = f"On the same {plural(common, 'seed')} {gap_phrase(best.name, gap.mean, second.name)}"
     if math.isnan(gap.p):
         return f"{sentence}; a single seed cannot tell whether that is chance."
     sentence += f" (95 % interval {gap.low:z.1f} to {gap.high:z.1f}, p {_p_value(gap.p)})"

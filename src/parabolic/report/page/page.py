@@ -16,7 +16,7 @@ from parabolic import __version__
 from parabolic.checks import UNREADABLE, Description, invalid
 from parabolic.experiments import FailedRun, Record, Store, is_record
 from parabolic.experiments.paper import Rows, bounds_in
-from parabolic.experiments.records import FROM
+from parabolic.experiments.records import SOURCE
 from parabolic.files import disk_errors, write_text
 from parabolic.learners import known_learners
 from parabolic.options import dotted
@@ -26,7 +26,7 @@ from parabolic.report.page.bridges import Bridges, draw_bridges
 from parabolic.report.page.tables import TableView, paper_table_views, scene_table_view
 from parabolic.report.paper import hardware
 from parabolic.report.runs import departures, fault_of, flatten, row_of, settings_of
-from parabolic.report.scenes import Finds, Scene, find_scenes
+from parabolic.report.scenes import FoundScenes, Scene, find_scenes
 from parabolic.report.words import headline, judgement, lead
 from parabolic.streams import known_streams
 
@@ -96,7 +96,7 @@ def page_of(
         "runs": list(_all_runs(finds)),
         "damaged": {**finds.damaged, **damaged},
         "data": {**_facts(finds, store), "figures": book.figures, "refresh": refresh},
-        "shown": charts.SHOWN,
+        "shown": charts.MAX_METHODS,
         "tasks": charts.TASKS,
         "nonce": secrets.token_urlsafe(16),
         "css": jinja.utils.markupsafe.Markup(_asset("page.css")),
@@ -170,7 +170,7 @@ def _scene_view(book: _Book, number: int, scene: Scene) -> _SceneView:
         anytime=book.add(charts.anytime_chart(scene)),
         tradeoff=book.add(charts.tradeoff_chart(scene)),
         forgetting=book.add(charts.forgetting_chart(scene)),
-        heat_maps=[(method.name, book.add(charts.heat_map(method))) for method in scene.done[: charts.SHOWN]],
+        heat_maps=[(method.name, book.add(charts.heat_map(method))) for method in scene.done[: charts.MAX_METHODS]],
         bridges=bridges,
         bridges_chart=book.add(bridges.chart) if bridges and bridges.chart else "",
         devices=sorted({hardware(run) for method in scene.done for run in method.runs.values()}),
@@ -198,7 +198,7 @@ def _glance(scene: Scene) -> dict[str, str]:
 
 
 def _bounds_views(
-    book: _Book, finds: Finds, folder: Path | None
+    book: _Book, finds: FoundScenes, folder: Path | None
 ) -> tuple[list[tuple[str, int, dict[str, str]]], dict[str, str]]:
     """The charts of all measured bounds, with titles and numbers of runs; and the damaged files."""
     groups: defaultdict[str, list[Rows]] = defaultdict(list)
@@ -227,7 +227,7 @@ def _bounds_title(spec: Mapping[str, Any]) -> str:
     return f"{row['learner']} on {row['stream']}{memory} {settings_of(row)}".strip()
 
 
-def _facts(finds: Finds, store: Store) -> dict[str, Any]:
+def _facts(finds: FoundScenes, store: Store) -> dict[str, Any]:
     """The origin of each number: every run's figures, and its settings and environment, which many runs share."""
     specs, surroundings = _DistinctList(), _DistinctList()
     runs = {}
@@ -261,7 +261,7 @@ def _facts(finds: Finds, store: Store) -> dict[str, Any]:
 
 def _origin(run: Record | FailedRun, store: Store) -> str:
     if isinstance(run, Record) and is_record(run):
-        return f"records: {run.environment[FROM]}"
+        return f"records: {run.environment[SOURCE]}"
     return str(store.path(run.key))
 
 
@@ -281,7 +281,7 @@ class _DistinctList:
         return [dict(item) for item in self._indices]
 
 
-def _all_runs(finds: Finds) -> Iterator[dict[str, Any]]:
+def _all_runs(finds: FoundScenes) -> Iterator[dict[str, Any]]:
     """A line for every run, those that failed or diverged first."""
     states = {run.key: f"failed: {fault_of(run.reason, run.trace)}" for run in finds.failed.values()}
     states |= {run.key: f"diverged: {run.diverged}" for run in finds.diverged.values()}

@@ -13,7 +13,7 @@ from parabolic.experiments import RunSpec, Store, known_presets
 from parabolic.experiments.paper import Selection, paper_tables
 from parabolic.report.formats import Line, Printed, legend, lines
 from parabolic.report.paper import paper_results
-from parabolic.report.scenes import Finds, Scene, results_of
+from parabolic.report.scenes import FoundScenes, Scene, results_of
 from parabolic.report.tables import Results
 
 __all__ = ["TableCell", "TableView", "paper_table_views", "scene_table_view"]
@@ -54,7 +54,7 @@ def scene_table_view(scene: Scene) -> TableView:
     return _table_view(results, keys, notes)
 
 
-def paper_table_views(finds: Finds, store: Store) -> list[TableView]:
+def paper_table_views(finds: FoundScenes, store: Store) -> list[TableView]:
     """The paper's tables for which there are runs of ours: untuned and tuned, and both with `--quick`."""
     views, presets = [], tuple((path, path.stat().st_mtime_ns) for path in known_presets().values() if path.exists())
     streams = {run.spec["stream"] for runs in (finds.runs, finds.diverged) for run in runs.values()}
