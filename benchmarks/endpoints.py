@@ -82,9 +82,9 @@ def main() -> None:
         found = [accuracy(asked.stream, name, seed, asked.memory) for seed in range(asked.seeds)]
         usual = usual or found  # that of random endpoints, which come first
         for metric, values, others in zip(METRICS, zip(*found, strict=True), zip(*usual, strict=True), strict=False):
-            told, gap = Summary.of(values), paired(values, others)
+            summary, gap = Summary.of(values), paired(values, others)
             against = f" ({gap.mean:+.1f}, p = {gap.p:.2f})" if found is not usual else ""
-            print(f"; {metric} {told.mean:.1f} ± {told.sd:.1f}{against}", end="")
+            print(f"; {metric} {summary.mean:.1f} ± {summary.sd:.1f}{against}", end="")
         print(flush=True)
 
 

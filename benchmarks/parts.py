@@ -167,14 +167,14 @@ def main() -> None:
         print(f"a step of ER, {REPLICAS} at once: {steps():.0f} µs per replica\n")
         total = 0.0
         for count, before, after, side, stride in CONVOLUTIONS:
-            told, each = [], 2 * BATCH * (side // stride) ** 2 * after * before * 9
+            cells, operations = [], 2 * BATCH * (side // stride) ** 2 * after * before * 9
             for which in ("forward", "images", "weights"):
                 if before == 8 and which == "images":  # the gradient of the input is not needed
                     continue
                 took = at_once(convolution(before, after, side, stride, which))
                 total += count * took
-                told.append(f"{which} {took:5.1f} µs {each / took / 1e6:4.0f} TFLOP/s")
-            print(f"{count} × {before:3} to {after:3}, {side:2} × {side:2}, stride {stride}: {', '.join(told)}")
+                cells.append(f"{which} {took:5.1f} µs {operations / took / 1e6:4.0f} TFLOP/s")
+            print(f"{count} × {before:3} to {after:3}, {side:2} × {side:2}, stride {stride}: {', '.join(cells)}")
         print(f"convolutions: {total:.0f} µs")
         print(f"norms: {at_once(all_norms):.0f} µs; at the memory's rate {bytes_of_norms() / MEMORY_RATE:.0f} µs")
         parts = ("to bfloat16", "back", "step")

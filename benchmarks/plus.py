@@ -91,8 +91,8 @@ def shown(found: dict[str, list[Record]], title: str) -> Table:
         cells = []
         for metric in ("aaa", "acc"):
             ours, best = ({record.spec["seed"]: record.metrics[metric] for record in each} for each in (records, whole))
-            told, both = Summary.of(list(ours.values())), [seed for seed in ours if seed in best]
-            cells += [f"{told.mean:.1f} ± {told.sd:.1f}", ""]
+            summary, both = Summary.of(list(ours.values())), [seed for seed in ours if seed in best]
+            cells += [f"{summary.mean:.1f} ± {summary.sd:.1f}", ""]
             if records is not whole and len(both) > 1:
                 gap = paired([ours[seed] for seed in both], [best[seed] for seed in both])
                 cells[-1] = f"{gap.mean:+.1f} [{gap.low:+.1f}, {gap.high:+.1f}]"

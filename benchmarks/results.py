@@ -86,11 +86,11 @@ def of_paper(table: PaperTable, records: Records, *, stream: str, tuned: bool) -
             best = max(summary.mean for summary in ours.values())
             for row in rows:
                 diverged = len(ended[row, place]) - len(runs[row, place])
-                figure = told(ours[row], best=ours[row].mean == best, diverged=diverged) if row in ours else ""
+                figure = as_cell(ours[row], best=ours[row].mean == best, diverged=diverged) if row in ours else ""
                 cells[row].append(figure)
                 if not tuned:
                     figures = table.rows.get(row)
-                    cells[row].append(told(figures[len(table.metrics) * place + number].value) if figures else "")
+                    cells[row].append(as_cell(figures[len(table.metrics) * place + number].value) if figures else "")
     for row in rows:
         last = next(runs[row, place] for place in reversed(places) if runs[row, place])
         cells[row].append(f"{fmean(sum(run.train_seconds) for run in last):.1f}")
@@ -105,10 +105,10 @@ def even(records: Records) -> Iterator[list[str]]:
             cells = [f"{row}, {setting.title.split()[-1]}"]
             for number, metric in enumerate(NAMES):
                 paper = imbalance.rows[row][len(NAMES) * place + number].value
-                cells.append(told(paper))
+                cells.append(as_cell(paper))
                 for specs in (setting.specs(row), main.settings[0].specs(row)):
                     ours = Summary.of([run.metrics[metric] for spec in specs if (run := records.find(spec))])
-                    cells += [told(ours), f"{welch(ours, paper).p:.3f}"]
+                    cells += [as_cell(ours), f"{welch(ours, paper).p:.3f}"]
             yield cells
 
 
@@ -117,7 +117,7 @@ def leads(table: PaperTable, records: Records) -> Iterator[list[str]]:
     (setting,) = (each for each in table.settings if each.stream == "seq-tinyimagenet")
     for row in [*table.rows, PLUS]:
         if runs := [run for spec in setting.specs(row, tuned=True) if (run := records.find(spec))]:
-            figures = [told(Summary.of([run.metrics[metric] for run in runs])) for metric in NAMES]
+            figures = [as_cell(Summary.of([run.metrics[metric] for run in runs])) for metric in NAMES]
             common = both(PLUS, row, setting, records, tuned=True) if row != PLUS else []
             gaps = [ahead(metric, common) for metric in NAMES if len(common) > 1]
             cells = [f"{gap.mean:.1f} ({chance(gap.p)})" for gap in gaps] or [""] * len(NAMES)
@@ -172,7 +172,7 @@ def along(records: Records) -> Scene:
     return Scene("Seq-CIFAR-100, one pass, memory 1000, all classes so far competing", setting.stream, methods)
 
 
-def told(summary: Summary, *, best: bool = False, diverged: int = 0) -> str:
+def as_cell(summary: Summary, *, best: bool = False, diverged: int = 0) -> str:
     mean, spread = f"{summary.mean:.1f}", f" ± {summary.sd:.1f}" * (summary.n > 1)
     counts = f"n = {summary.n}" + f", {diverged} diverged" * bool(diverged)
     return (f"**{mean}**" if best else mean) + spread + f" ({counts})" * (summary.n < SEEDS)

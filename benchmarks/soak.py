@@ -81,15 +81,15 @@ def main() -> None:
                 float(total / len(spent)),
             )
             rows.append([journal.batches, resident(), step, slow, loss, files, watched])
-            told = f"{journal.batches:10,}{rows[-1][1]:8.1f}{step:11.0f}{slow:13.0f}{loss:8.3f}{files:7}"
-            print(f"{told}  {'on' if watched else ''}", flush=True)
+            line = f"{journal.batches:10,}{rows[-1][1]:8.1f}{step:11.0f}{slow:13.0f}{loss:8.3f}{files:7}"
+            print(f"{line}  {'on' if watched else ''}", flush=True)
         sound = all(bool(weight.isfinite().all()) for weight in learner.model.parameters())
     settled = rows[len(rows) // 10 :]  # after the first tenth, one-time allocations are done
     part = max(1, len(settled) // 5)
     quiet = [row for row in settled if not row[-1]]
     first, last = (statistics.median(row[2] for row in some) for some in (quiet[:part], quiet[-part:]))
     memory = [row[1] for row in settled]
-    told = {
+    report = {
         "learner": args.learner,
         "batches": journal.batches,
         "finite": sound and all(math.isfinite(row[4]) for row in rows),
@@ -101,8 +101,8 @@ def main() -> None:
         "torch": str(torch.__version__),
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(told, indent=1) + "\n")
-    print(json.dumps({name: told[name] for name in ("finite", "resident_mb", "step_us", "open_files")}, indent=1))
+    args.out.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps({name: report[name] for name in ("finite", "resident_mb", "step_us", "open_files")}, indent=1))
 
 
 if __name__ == "__main__":

@@ -116,9 +116,9 @@ def main() -> None:
         print(f"{name:18}", end="")
         for metric in ("aaa", "acc"):
             values = [run.metrics[metric] for run in runs]
-            told, gap = Summary.of(values), paired(values, usual.setdefault(metric, values))
+            summary, gap = Summary.of(values), paired(values, usual.setdefault(metric, values))
             against = f" ({gap.mean:+.1f}, p = {gap.p:.2g})" if details else ""
-            print(f"  {metric} {told.mean:.1f} ± {told.sd:.1f}{against}", end="")
+            print(f"  {metric} {summary.mean:.1f} ± {summary.sd:.1f}{against}", end="")
         print(flush=True)
 
 

@@ -53,8 +53,9 @@ def main() -> None:
         ("AAA", [run.metrics["aaa"] for run in runs], [fmean(run.measured["working"]) for run in runs]),
         ("Acc", [run.metrics["acc"] for run in runs], [run.measured["working"][-1] for run in runs]),
     ):
-        told = [f"{each.mean:.1f} ± {each.sd:.1f}" for each in (Summary.of(average), Summary.of(own))]
-        print(f"{name}: {told[0]} by the average, {told[1]} by the working weights (p = {paired(average, own).p:.3g})")
+        by_average, by_own = (f"{each.mean:.1f} ± {each.sd:.1f}" for each in map(Summary.of, (average, own)))
+        p = paired(average, own).p
+        print(f"{name}: {by_average} by the average, {by_own} by the working weights (p = {p:.3g})")
 
 
 if __name__ == "__main__":
