@@ -534,7 +534,7 @@ def value_of(text):
 def test_every_benchmark_tells_what_it_does_and_measures_nothing(path, monkeypatch, capsys):
     if path.name == "parts.py":
         pytest.importorskip("triton", reason="needs Triton, which torch has where there is CUDA")
-        monkeypatch.syspath_prepend(path.parent)  # it takes some of its parts from gpu.py
+    monkeypatch.syspath_prepend(path.parent)  # as of a script: some take parts from others
     monkeypatch.setattr(sys, "argv", [path.name, "--help"])
     with pytest.raises(SystemExit) as left:
         runpy.run_path(str(path), run_name="__main__")
