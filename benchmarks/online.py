@@ -66,6 +66,7 @@ def classifiers() -> dict[str, Callable[[int], Classifier]]:
         "adaptive random forest": lambda seed: River(forest.ARFClassifier(seed=seed)),
         "ER, its defaults": lambda seed: ours("er", seed, {}),
         "ER": lambda seed: ours("er", seed, WHOLE["er"]),
+        "ER, average_part=0.03": lambda seed: ours("er", seed, WHOLE["er"] | {"average_part": 0.03}),
         "ER, no average": lambda seed: ours("er", seed, WHOLE["er"] | NO_AVERAGE),
         "PCL": lambda seed: ours("pcl", seed, WHOLE["pcl"]),
         "PCL, no average": lambda seed: ours("pcl", seed, WHOLE["pcl"] | NO_AVERAGE),
