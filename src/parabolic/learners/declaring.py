@@ -83,29 +83,29 @@ def locked(method: Method) -> Method:
     """Wrap a method that changes a learner, so that no other thread uses or changes it meanwhile."""
 
     @functools.wraps(method)
-    def locked(self: Learner, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(self: Learner, *args: Any, **kwargs: Any) -> Any:
         with self._lock_to_change():
             return method(self, *args, **kwargs)
 
-    return cast(Method, locked)
+    return cast(Method, wrapper)
 
 
 def as_one_step(method: Method) -> Method:
     """Wrap a method as `locked` does, and so that `stepping` tells a signal handler that it is half done."""
 
     @functools.wraps(method)
-    def as_one_step(self: Learner, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(self: Learner, *args: Any, **kwargs: Any) -> Any:
         with self._lock_to_change(), self._mark_stepping():
             return method(self, *args, **kwargs)
 
-    return cast(Method, as_one_step)
+    return cast(Method, wrapper)
 
 
 def _note_boundary(method: Method) -> Method:
     """Wrap a `start_task` or `end_task`, so that the learner knows that the method was told of the boundary."""
 
     @functools.wraps(method)
-    def note_boundary(self: Learner, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(self: Learner, *args: Any, **kwargs: Any) -> Any:
         try:
             result = method(self, *args, **kwargs)
         except (ValueError, IndexError, RuntimeError) as error:
@@ -116,14 +116,14 @@ def _note_boundary(method: Method) -> Method:
             self._observed_task = None
         return result
 
-    return locked(cast(Method, note_boundary))
+    return locked(cast(Method, wrapper))
 
 
 def _explain_arguments(init: Callable[..., None]) -> Callable[..., None]:
     """Wrap an `__init__`, so that an argument which it does not take is refused with those that it does."""
 
     @functools.wraps(init)
-    def explain_arguments(self: Learner, *args: Any, **options: Any) -> None:
+    def wrapper(self: Learner, *args: Any, **options: Any) -> None:
         class_name = type(self).__name__
         fields = {field.name: field for field in dataclasses.fields(self) if field.init}
         for name in options:
@@ -134,7 +134,7 @@ def _explain_arguments(init: Callable[..., None]) -> Callable[..., None]:
             raise invalid(class_name, got, f"{len(positional)}: {', '.join(positional)}", remedy, kind=CallError)
         init(self, *args, **options)
 
-    return explain_arguments
+    return wrapper
 
 
 def _as_prediction(method: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
