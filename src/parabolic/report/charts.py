@@ -13,14 +13,8 @@ from parabolic.report.scenes import Method, Scene
 from parabolic.report.statements import STATEMENTS
 
 __all__ = [
-    "MAX_METHODS",
-    "anytime_chart",
-    "bounds_charts",
-    "bridge_chart",
-    "forgetting_chart",
-    "heat_map",
-    "tradeoff_chart",
-]
+    "MAX_METHODS", "anytime_chart", "bounds_charts", "bridge_chart", "forgetting_chart", "heat_map", "tradeoff_chart",
+]  # fmt: skip
 
 Figure = dict[str, Any]
 
