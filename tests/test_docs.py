@@ -681,7 +681,15 @@ def test_leads_that_the_results_tell_of_are_those_of_the_records():
             "behind PCL's by {low} to {high} points in AAA (p ≤ 0.03)",
         ),
         ("PCL", "ER", False, "main 2", "aaa", "ahead of ER by {0} points of AAA** (paired over seeds, p = 0.03)"),
-        ("PCL", "CLSER", False, "main 2", "aaa acc", "by {0} points of AAA and {1} of Acc (p = 0.02 and 0.03)"),
+        ("PCL", "CLSER", False, "main 2", "aaa acc", "by {0} points of AAA and {1} of Acc (p ≤ 0.001)"),
+        ("PCL", "ER-OBC", False, "main 2", "aaa acc", "level with ER-OBC and VR-MCL in both figures (p ≥ 0.19)"),
+        ("PCL", "VRMCL", False, "main 2", "aaa acc", "level with ER-OBC and VR-MCL in both figures (p ≥ 0.19)"),
+        (
+            "CLSER", "ER", False, "corrupt 2", "aaa acc",
+            "{0} points of AAA and {1} of Acc ahead of ER (paired over seeds, p ≤ 0.001)",
+        ),
+        ("On-EWC", "SGD", False, "corrupt 2", "aaa acc", "no better than SGD: {0} and {1} points behind it (p ≤ 0.02)"),
+        ("SI", "SGD", False, "corrupt 2", "aaa acc", "SI is level with SGD too (p ≥ 0.44)"),
         ("PCL", "ER", False, "corrupt_buffers 0 1", "aaa acc", "by {low} to {high} points; three of the four"),
         ("PCL", "ER", False, "corrupt_buffers 1", "aaa acc", "are significant (paired over seeds, p ≤ 0.02"),
         ("PCL", "VRMCL", False, "corrupt_buffers 0", "aaa", "where it is {0} ahead (p = 0.04)"),
@@ -750,6 +758,7 @@ SLOTS = "figures with 200 and 600 slots, not counting methods without a memory"
         ("main", (0, 1), "comparable figures in this table", ""),
         ("main", (2,), "comparable figures", ""),
         ("corrupt", (0, 1), "figures", ""),
+        ("corrupt", (2,), "figures", ""),
         ("corrupt_buffers", (0, 1), SLOTS, "SGD SI On-EWC LWF"),
         ("buffers", (0, 1), SLOTS, "SGD SI On-EWC LWF"),
         ("ablation_buffers", (0, 1), "figures of variants with 200 and 600 slots", "PCL"),
@@ -771,12 +780,28 @@ def test_how_many_figures_differ_from_the_paper_is_told_as_the_records_have_it(n
     assert re.search(f"Of the(se)? {told}", page)
 
 
+def test_vrmcl_learns_the_newest_tasks_as_little_as_the_results_tell():
+    page, records = " ".join((ROOT / "docs/results.md").read_text().split()), Records(ROOT / "results" / "records")
+
+    def newest(row, place, tasks, *, tuned=False):
+        """The accuracy on a task right after it, averaged over the last tasks and all seeds."""
+        specs = paper_tables()["main"].settings[place].specs(row, tuned=tuned)
+        runs = [run for spec in specs if (run := records.find(spec))]
+        return fmean(row[-1] for run in runs for row in run.accuracy[-tasks:])
+
+    on_tiny = [newest(row, 2, tasks=5) for row in ("VRMCL", "SGD", "PCL")]
+    told = "the last five tasks, its accuracy on the newest is {:.1f} % on average, where SGD has {:.1f} and PCL {:.1f}"
+    assert told.format(*on_tiny) in page
+    assert f"on Seq-CIFAR-100 it is {newest('VRMCL', 1, tasks=3):.1f} % after the last three" in page
+    assert f"in which all classes compete, and has {newest('VRMCL', 2, tasks=5, tuned=True):.1f} %" in page
+
+
 def test_tinyimagenet_is_told_as_the_records_have_it():
     """What PCL+ leads by, over the seeds that both have."""
     page, elsewhere = (" ".join((ROOT / "docs" / name).read_text().split()) for name in ("results.md", "pcl-plus.md"))
     table, records = paper_tables()["main"], Records(ROOT / "results" / "records")
 
-    def stored(row, *, tuned=False):
+    def stored(row, *, tuned=False, table=table):
         specs = table.settings[2].specs(row, tuned=tuned or row == PLUS)
         runs = [run for spec in specs if (run := records.find(spec))]
         return {metric: [run.metrics[metric] for run in runs] for metric in table.metrics}
@@ -790,11 +815,22 @@ def test_tinyimagenet_is_told_as_the_records_have_it():
     }
     assert "On the first three alone ER took {:.1f} s, PCL {:.1f} and PCL+ {:.1f}".format(*alone.values()) in page
 
-    def leads(rival):
-        pairs = [[*zip(plus[metric], rival[metric], strict=False)] for metric in table.metrics]
-        return [f"{fmean(ours - theirs for ours, theirs in each):.1f}" for each in pairs]
+    def pairs(rival, plus=plus):
+        return [[*zip(plus[metric], rival[metric], strict=False)] for metric in table.metrics]
 
-    assert "by {} points of AAA and {} of Acc over CLS-ER".format(*leads(stored("CLSER"))) in page
+    def leads(rival, plus=plus):
+        return [f"{fmean(ours - theirs for ours, theirs in each):.1f}" for each in pairs(rival, plus)]
+
+    def chances(rival, plus=plus):
+        return [stats.ttest_rel(*zip(*each, strict=True)).pvalue for each in pairs(rival, plus)]
+
+    published = stored("CLSER")
+    told = "by {} points of AAA and {} of Acc over CLS-ER (p < 0.0001 and p = {:.3f})"
+    assert told.format(*leads(published), chances(published)[1]) in page
+    assert chances(published)[0] < 0.0001
+    wrong = {row: stored(row, table=paper_tables()["corrupt"]) for row in ("CLSER", PLUS)}
+    told = "behind PCL+ by {} and {} (over three seeds, p = {:.3f} and {:.2f})"
+    assert told.format(*leads(wrong["CLSER"], wrong[PLUS]), *chances(wrong["CLSER"], wrong[PLUS])) in page
     tuned = {row: figures for row in table.rows if (figures := stored(row, tuned=True))["aaa"]}
     assert {*table.rows} == {*tuned}
     assert [row for row, figures in {**tuned, PLUS: plus}.items() if len(figures["aaa"]) != 3] == ["CLSER", PLUS]
