@@ -211,11 +211,17 @@ def _checked_pair(name: str, data: Any, learner: Learner) -> tuple[Tensor, Tenso
     if not isinstance(data, tuple | list) or len(data) != 2:
         got = data if isinstance(data, Tensor) else type(data)
         raise invalid(name, got, "a pair, examples and their labels", f"as in {name}=(x, y)")
-    x, y = (part if isinstance(part, Tensor) else as_tensor(name, part, learner.device) for part in data)
+    x, y = (as_tensor(name, part, learner.device) for part in data)
+    for part in (x, y):
+        if not part.ndim:
+            raise invalid(name, part, "a batch of examples and one of labels")
     if not len(x):
         raise invalid(name, x, "at least one example", "leave it out if there are none")
     if len(x) != len(y):
         raise invalid(name, Description(f"{len(x)} examples and {len(y)} labels"), "a label for each example")
+    if not learner.error.of_classes:  # numbers [n] become a column, as in `observe`: else they would be broadcast
+        outputs = learner.classes or y[0].numel()
+        y = learner.error.check(y, len(x), outputs, learner.dtype)
     return x, y
 
 
