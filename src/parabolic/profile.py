@@ -24,6 +24,7 @@ from parabolic.pde import (
     forgetting_bound,
     solve,
 )
+from parabolic.pde.bounds import range_of
 
 __all__ = ["LearnerLoss", "Profile", "bounds_of", "drift_of", "examples_loss", "loss_profile", "with_memory"]
 
@@ -77,11 +78,8 @@ class LearnerLoss:
         nearest = torch.cdist(place, self._places).topk(neighbours, largest=False).indices
         gap = (place[:, None] - self._places[nearest]).norm(dim=2).to(x.dtype)
         # The nearer of two gets the larger share: 1 at distance 0, ½ half-way. A single one gets all of it.
-        share = gap.flip(1) / gap.sum(1, keepdim=True).clamp_min(torch.finfo(gap.dtype).tiny)
-        if neighbours > 1:
-            share = torch.where(gap.sum(1, keepdim=True) > 0, share, 1 / neighbours)
-        else:
-            share = torch.ones_like(gap)
+        total = gap.sum(1, keepdim=True)
+        share = torch.where(total > 0, gap.flip(1) / total.masked_fill(total == 0, 1), 1 / neighbours)
         return (share[..., None] * self._mean_labels(outputs, x.dtype)[nearest]).sum(1)
 
     def _mean_labels(self, outputs: int, dtype: torch.dtype) -> Tensor:
@@ -170,15 +168,12 @@ def bounds_of(
     past, future = _checked_pair("past", past, learner), _checked_pair("future", future, learner)
     forgetting = forgetting_bound(loss, domain, samples=samples, generator=generator)
     generalisation = forgetting.ahead(tau)
-    if past is not None:
-        forgetting = replace(
-            forgetting, past=_realised_range(learner, past), covered=_covered_share(domain, learner, past)
-        )
-    if future is not None:
-        generalisation = replace(
-            generalisation, future=_realised_range(learner, future), covered=_covered_share(domain, learner, future)
-        )
-    return forgetting, generalisation
+    past_range, past_covered = _data_range(learner, domain, past)
+    future_range, future_covered = _data_range(learner, domain, future)
+    return (
+        replace(forgetting, past=past_range, covered=past_covered),
+        replace(generalisation, future=future_range, covered=future_covered),
+    )
 
 
 def drift_of(
@@ -225,13 +220,14 @@ def _checked_pair(name: str, data: Any, learner: Learner) -> tuple[Tensor, Tenso
     return x, y
 
 
-def _realised_range(learner: Learner, data: tuple[Tensor, Tensor]) -> Range:
-    loss = examples_loss(learner, *data).double()
-    return Range(float(loss.min()), float(loss.mean()), float(loss.max()))
-
-
-def _covered_share(domain: MemoryDomain, learner: Learner, data: tuple[Tensor, Tensor]) -> float:
-    return float(domain.inside(learner.inputs(data[0])).double().mean())
+def _data_range(
+    learner: Learner, domain: MemoryDomain, data: tuple[Tensor, Tensor] | None
+) -> tuple[Range | None, float | None]:
+    """The range of the loss over data, by their own labels, and the share of the data in the domain."""
+    if data is None:
+        return None, None
+    covered = domain.inside(learner.inputs(data[0])).double().mean()
+    return range_of(examples_loss(learner, *data)), float(covered)
 
 
 def examples_loss(learner: Learner, x: Tensor, y: Tensor, classes: list[int] | None = None) -> Tensor:
