@@ -44,6 +44,7 @@ from parabolic.learners import Criterion, Learner, ReplayLearner, Scale, find_le
 from parabolic.learners.functional import has_batch_norm, has_embedding
 from parabolic.learners.moving import copy_memo, copy_model, move, move_tensors
 from parabolic.memory import Memory
+from parabolic.options import options_of
 
 __all__ = ["Estimator", "Factory", "as_numbers", "updated_scale"]
 
@@ -250,12 +251,15 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _update_lr(self) -> None:
         """Apply the current lr to the learner."""
-        if self.lr != self._made["lr"]:
-            settings, learner = self._settings(), self.learner_
-            default = (settings["options"] or {}).get("lr", type(learner).lr)
-            learner.lr, self._made = plain(default if settings["lr"] is None else settings["lr"]), settings
-            for group in learner.optim.param_groups:
-                group["lr"] = learner.lr
+        if self.lr == self._made["lr"]:
+            return
+        settings, learner = self._settings(), self.learner_
+        lr = settings["lr"]
+        if lr is None:
+            lr = (settings["options"] or {}).get("lr", type(learner).lr)
+        learner.lr, self._made = options_of(type(learner))["lr"].taken(lr), settings
+        for group in learner.optim.param_groups:
+            group["lr"] = learner.lr
 
     @torch.inference_mode(False)  # the learner must be able to train later
     @_estimator_errors()
