@@ -35,6 +35,7 @@ from parabolic.checks import (
     invalid,
     plain,
     signed,
+    type_name,
 )
 from parabolic.engine import Diverged
 from parabolic.estimators.serving import Rows
@@ -345,7 +346,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         """Refuse what the learner would refuse, before anything changes."""
         shape, dtype = self._example
         if (x.shape[1:], x.dtype) != self._example:
-            raise invalid("X", x, f"examples of shape {list(shape)} and type {str(dtype)[6:]}, as before")
+            raise invalid("X", x, f"examples of shape {list(shape)} and type {type_name(dtype)}, as before")
         learner = self.learner_
         ids = not x.is_floating_point() or has_embedding(learner.model)
         for part in x.split(SHEET) if ids or not isinstance(learner.prepare, Scale | None) else ():

@@ -16,7 +16,17 @@ from typing import Any, ClassVar, Self, dataclass_transform
 import torch
 from torch import Generator, Tensor, nn
 
-from parabolic.checks import Description, check_call, check_finite, check_module, check_number, invalid, plain, signed
+from parabolic.checks import (
+    Description,
+    check_call,
+    check_finite,
+    check_module,
+    check_number,
+    invalid,
+    plain,
+    signed,
+    type_name,
+)
 from parabolic.learners import optimizers
 from parabolic.learners.accepting import (
     as_tensor,
@@ -655,10 +665,9 @@ class Learner:
     def _check_inputs(self, x: Tensor, inputs: Tensor) -> None:
         """Refuse numbers that are no longer finite as inputs of the model."""
         if x.is_floating_point() and (self.prepare is not None or inputs.dtype != x.dtype):
-            dtype = str(self.dtype).removeprefix("torch.")
-            check_finite(
-                "x", inputs, f"they are not finite as inputs of the model ({dtype}): clip or drop those examples"
-            )
+            name = type_name(self.dtype)
+            remedy = f"they are not finite as inputs of the model ({name}): clip or drop those examples"
+            check_finite("x", inputs, remedy)
 
     def _check_room(self, batch: Batch) -> None:
         """Refuse a first batch if there is no room for as many such examples as would be stored."""

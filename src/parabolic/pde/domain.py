@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Generator, Tensor
 
-from parabolic.checks import check_finite, check_generator, check_number, invalid
+from parabolic.checks import check_finite, check_generator, check_number, invalid, type_name
 
 __all__ = ["Balls", "Domain", "Hull", "Intersection", "MemoryDomain"]
 
@@ -489,12 +489,12 @@ def check_domain(name: str, domain: object) -> None:
 
 def check_methods(domain: Domain, x: Tensor) -> None:
     """Refuse a domain whose methods do not return what `Domain` says for points x."""
-    expected = {"inside": (x.shape[:1], torch.bool), "hit": (x.shape[:1], x.dtype), "nearest": (x.shape, x.dtype)}
-    for name, (shape, dtype) in expected.items():
+    kinds = {"inside": (x.shape[:1], torch.bool), "hit": (x.shape[:1], x.dtype), "nearest": (x.shape, x.dtype)}
+    for name, (shape, dtype) in kinds.items():
         got = getattr(domain, name)(x)
         if not isinstance(got, Tensor) or got.shape != shape or got.dtype != dtype:
-            kind = str(dtype).removeprefix("torch.")
-            raise invalid(f"domain.{name}", got, f"to return a tensor of shape {list(shape)} and type {kind}")
+            expected = f"to return a tensor of shape {list(shape)} and type {type_name(dtype)}"
+            raise invalid(f"domain.{name}", got, expected)
 
 
 def _check_points(points: Tensor, least: int) -> None:
