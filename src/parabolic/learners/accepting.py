@@ -168,14 +168,8 @@ def try_scores(learner: Learner, x: Tensor) -> Tensor:
     except (InputError, *DEVICE_ERRORS):
         raise
     except Exception as error:
-        remedy = ""
-        if x.is_complex():
-            remedy = "; split complex numbers with torch.view_as_real"
-        elif isinstance(learner.prepare, Scale) and has_embedding(learner.model):
-            remedy = "; if they are ids, they must not be scaled (in an estimator: scale=False)"
-        elif not x.is_floating_point() and x.dtype != torch.uint8 and learner.embed is None:
-            remedy = "; if they are measurements, convert them with .float()"
-        raise invalid("x", x, "examples that the model accepts", f"the model says: {error}{remedy}") from error
+        remedy = f"the model says: {error}{_hint(learner, x)}"
+        raise invalid("x", x, "examples that the model accepts", remedy) from error
     if not isinstance(scores, Tensor):
         raise invalid("model", type(scores), "one tensor of scores [n, classes]", "wrap the model to return that")
     if scores.ndim != 2 or len(scores) != len(x):
@@ -265,6 +259,17 @@ def _try_inputs(learner: Learner, x: Tensor) -> Tensor:
         got = Description(f"inputs of shape {list(inputs.shape)} for {len(x)} examples")
         raise invalid("prepare", got, "one input for each example")
     return inputs
+
+
+def _hint(learner: Learner, x: Tensor) -> str:
+    """What may help if the model does not accept examples of this type; empty if nothing is known to."""
+    if x.is_complex():
+        return "; split complex numbers with torch.view_as_real"
+    if isinstance(learner.prepare, Scale) and has_embedding(learner.model):
+        return "; if they are ids, they must not be scaled (in an estimator: scale=False)"
+    if not x.is_floating_point() and x.dtype != torch.uint8 and learner.embed is None:
+        return "; if they are measurements, convert them with .float()"
+    return ""
 
 
 def _no_tensor_error(name: str, value: Any, error: Exception) -> InputError:

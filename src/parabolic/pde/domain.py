@@ -128,10 +128,9 @@ class Hull:
         flat = points.flatten(1)
         self.radius = float((flat - flat.mean(0)).norm(dim=1).max())
         eps = torch.finfo(points.dtype).eps
-        rounding = 10 * eps * self.radius
-        accuracy = min(tolerance * self.radius, 0.01 * margin if margin else torch.inf)
-        facets = _Facets.of(flat)
-        accuracy = rounding if facets else max(accuracy, rounding)
+        accuracy, facets = 10 * eps * self.radius, _Facets.of(flat)  # facets are exact up to rounding
+        if facets is None:
+            accuracy = max(accuracy, min(tolerance * self.radius, 0.01 * margin if margin else torch.inf))
         self._body = facets or _Cloud(flat, accuracy)
         # Points that `nearest` finds are also off by the rounding of the margin, and of coordinates of this size.
         self._reach = self.margin + accuracy + eps * (10 * self.margin + 4 * float(flat.norm(dim=1).max()))
