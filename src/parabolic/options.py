@@ -89,13 +89,12 @@ class Option:
         if any(_is_instance(value, kind) for kind in kinds if kind not in (bool, int, float, str)):
             return  # an object that is used as it is, such as a memory or an optimizer's class
         among, reads = self.limits.get("among"), self.limits.get("reads")
-        if isinstance(value, str) and str in kinds:
+        if str in kinds and isinstance(value, str):
             if among:
                 check_name(self.name, value, among)
             if reads:
                 reads(value)
-            return
-        if bool in kinds:
+        elif bool in kinds:
             if not isinstance(value, bool):
                 raise invalid(self.name, value, "true or false")
         elif int in kinds or float in kinds:

@@ -193,6 +193,20 @@ def drift_of(
     return drift_bound(loss, x, t, domain, sigma, drift, paths=paths, steps=steps, generator=generator)
 
 
+def examples_loss(learner: Learner, x: Tensor, y: Tensor, classes: list[int] | None = None) -> Tensor:
+    """The loss of raw examples with their own labels; over `classes` only, if given."""
+    losses = []
+    for examples, labels in zip(x.split(512), y.split(512), strict=True):
+        scores = learner.scores_at(learner.inputs(examples))
+        if classes is not None:
+            mask = torch.zeros(scores.shape[-1], dtype=torch.bool, device=scores.device)
+            mask[classes] = True
+            competing = mask[labels]  # examples of other classes, tested but never seen, are left out
+            scores, labels = restrict_to(mask, scores[competing]), labels[competing]
+        losses.append(learner.error(scores, labels, "none"))
+    return torch.cat(losses)
+
+
 def _loss_and_domain(learner: Learner, eps: float) -> tuple[LearnerLoss, MemoryDomain]:
     check_number("eps", eps, above=0)
     loss = LearnerLoss(learner)
@@ -228,17 +242,3 @@ def _data_range(
         return None, None
     covered = domain.inside(learner.inputs(data[0])).double().mean()
     return range_of(examples_loss(learner, *data)), float(covered)
-
-
-def examples_loss(learner: Learner, x: Tensor, y: Tensor, classes: list[int] | None = None) -> Tensor:
-    """The loss of raw examples with their own labels; over `classes` only, if given."""
-    losses = []
-    for examples, labels in zip(x.split(512), y.split(512), strict=True):
-        scores = learner.scores_at(learner.inputs(examples))
-        if classes is not None:
-            mask = torch.zeros(scores.shape[-1], dtype=torch.bool, device=scores.device)
-            mask[classes] = True
-            competing = mask[labels]  # examples of other classes, tested but never seen, are left out
-            scores, labels = restrict_to(mask, scores[competing]), labels[competing]
-        losses.append(learner.error(scores, labels, "none"))
-    return torch.cat(losses)
