@@ -270,29 +270,32 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         if not isinstance(self.scale, bool | np.bool_):
             raise invalid("scale", self.scale, "True or False")
         seed = int(check_random_state(self.random_state).randint(2**31))
-        kind = _learner_class(self.learner) if isinstance(self.learner, str) else self.learner
-        if not (isinstance(kind, type) and issubclass(kind, Learner)):
-            raise invalid("learner", kind, "a method's name, or its class", "`parabolic list` shows the names")
-        options = copy.deepcopy(self._own_options())  # the values belong to the user
-        fields = {field.name for field in dataclasses.fields(kind)} - {"model"}
-        for name in options:
-            check_name("options", name, fields)
-        if "seed" in options:  # it would not determine the initial weights
-            raise invalid("options", "seed", "options other than the seed", "set random_state instead")
+        kind = _learner_class(self.learner)
+        arguments = {"criterion": criterion, "seed": seed} | self._learner_arguments(kind, defaults)
         device = find_device(str(self.device))
-        options = {name: value.to(device) if isinstance(value, nn.Module) else value for name, value in options.items()}
-        arguments: dict[str, Any] = {name: value for name, value in defaults.items() if name in fields}
-        arguments |= {"criterion": criterion, "seed": seed} | options
-        overrides = {name: copy.deepcopy(getattr(self, name)) for name in OWN if name in fields}  # also of a memory
-        arguments |= {name: value for name, value in overrides.items() if value is not None}
+        for name, value in arguments.items():
+            arguments[name] = value.to(device) if isinstance(value, nn.Module) else value
         learner = kind(self._network(X.shape[1:], outputs, seed).to(device), **arguments)
-        if self.scale and "prepare" not in options:
+        if self.scale and "prepare" not in arguments:
             if isinstance(learner.embed, nn.Embedding):
                 raise invalid("scale", self.scale, "False, as embed looks up ids", "ids cannot be scaled")
             learner.prepare = Scale()
         self._made = self._settings()
         self._alone = math.inf
         return learner
+
+    def _learner_arguments(self, kind: type[Learner], defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """Return copies of the learner's arguments: those in OWN go before `options`, and these before `defaults`."""
+        options = self._own_options()
+        fields = {field.name for field in dataclasses.fields(kind)} - {"model"}
+        for name in options:
+            check_name("options", name, fields)
+        if "seed" in options:  # it would not determine the initial weights
+            raise invalid("options", "seed", "options other than the seed", "set random_state instead")
+        arguments = {name: value for name, value in defaults.items() if name in fields} | options
+        own = {name: getattr(self, name) for name in OWN if name in fields}
+        arguments |= {name: value for name, value in own.items() if value is not None}
+        return copy.deepcopy(arguments)  # the values belong to the user
 
     def _network(self, shape: Sequence[int], outputs: int, seed: int) -> nn.Module:
         if isinstance(self.model, nn.Module):
@@ -399,14 +402,18 @@ def updated_scale(scale: Any, name: str, x: Tensor) -> Any:
     return scale
 
 
-def _learner_class(name: str) -> type[Learner]:
-    """The method of that name; if it is a preset's, the error says how to use that."""
+def _learner_class(learner: Any) -> type[Learner]:
+    """The class of a method, given that or its name; if it is a preset's name, the error says how to use that."""
+    if isinstance(learner, type) and issubclass(learner, Learner):
+        return learner
+    if not isinstance(learner, str):
+        raise invalid("learner", learner, "a method's name, or its class", "`parabolic list` shows the names")
     try:
-        return find_learner(name)
+        return find_learner(learner)
     except InputError as error:
-        if name in known_presets():
-            preset = load_preset(name)
-            error.remedy = f"it is a preset: learner={preset.learner!r}, options=load_preset({name!r}).settings"
+        if learner in known_presets():
+            preset = load_preset(learner)
+            error.remedy = f"it is a preset: learner={preset.learner!r}, options=load_preset({learner!r}).settings"
         raise
 
 
