@@ -188,14 +188,8 @@ class Learner:
             self.model = nn.Sequential(OrderedDict(embed=self.embed, body=self.body))
         weights = check_model(self.model)
         check_options(self)
-        check_number("seed", self.seed, whole=True, at_least=0, below=2**63)
-        if self.classes is not None:
-            check_number("classes", self.classes, whole=True, at_least=1)
+        _check_arguments(self)
         self.seed, self.classes = plain(self.seed), plain(self.classes)
-        if self.prepare is not None:
-            check_call("prepare", self.prepare, "x")
-        if self.augment is not None:
-            check_call("augment", self.augment, "x", "generator")
         for module in self.model.modules():  # an overridden `train` may keep a norm frozen
             if module.training and getattr(module.train, "__func__", None) is not nn.Module.train:
                 module.train()
@@ -207,12 +201,10 @@ class Learner:
             raise invalid("criterion", self.criterion, "a loss of classes", remedy)
         self.generator = Generator(self.device).manual_seed(self.seed)
         self.optim = self._make_optimizer(weights)
-        if self.average_part != 1 and self.average is None:
-            raise invalid("average_part", self.average_part, "1 without an average", "set average=0.99, for example")
         self.averaged = None if self.average is None else WeightAverage(self.model, self.average, self.average_part)
         self.steps = 0
         self._frozen = tuple(name for name, weight in self.model.named_parameters() if not weight.requires_grad)
-        self._example: tuple[torch.Size, torch.dtype] | None = None
+        self._example: tuple[torch.Size, torch.dtype] | None = None  # its shape and type, from the first batch on
         self._observed_task: int | None = None  # that of the batches observed since the method was told of a boundary
         self._outgrown: tuple[int, ...] = ()  # the numbers of outputs that the model had before it grew
 
@@ -753,6 +745,19 @@ def join(batch: Batch, recalled: Batch | None) -> tuple[Tensor, Tensor]:
     if recalled is None:
         return batch["x"], batch["y"]
     return torch.cat([batch["x"], recalled["x"]]), torch.cat([batch["y"], recalled["y"]])
+
+
+def _check_arguments(learner: Learner) -> None:
+    """Check the arguments that are no options, and options that depend on one another."""
+    check_number("seed", learner.seed, whole=True, at_least=0, below=2**63)
+    if learner.classes is not None:
+        check_number("classes", learner.classes, whole=True, at_least=1)
+    if learner.prepare is not None:
+        check_call("prepare", learner.prepare, "x")
+    if learner.augment is not None:
+        check_call("augment", learner.augment, "x", "generator")
+    if learner.average_part != 1 and learner.average is None:
+        raise invalid("average_part", learner.average_part, "1 without an average", "set average=0.99, for example")
 
 
 def _version(x: Any) -> int:
