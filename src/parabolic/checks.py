@@ -283,8 +283,9 @@ def check_finite(name: str, value: Tensor, remedy: str = "clean or drop those ex
 
 
 def encodable(value: Any) -> Any:
-    r"""The value with strings that can be encoded and printed: bytes of a command that are not UTF-8, and control
-    characters, which a terminal would obey, become escape sequences.
+    r"""The value with strings that can be encoded and printed, also those in mappings.
+
+    Bytes of a command that are not UTF-8, and control characters, which a terminal would obey, become escape sequences.
 
     >>> encodable({"command": "run \udcff", "reason": "\x1b[2J"})
     {'command': 'run \\udcff', 'reason': '\\x1b[2J'}

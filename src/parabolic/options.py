@@ -26,11 +26,10 @@ SIGNS = {"above": ">", "at_least": "≥", "below": "<", "at_most": "≤"}
 
 
 def option(default: Any, about: str, *, tune: str | None = None, **limits: Any) -> Any:
-    """A dataclass field with a line of help and limits: above, at_least, below, at_most, among; or `reads`, a function
-    that raises an error for a text that it cannot read.
+    """A dataclass field with a line of help and limits: above, at_least, below, at_most, among or reads.
 
-    `tune` is the range in which to search for values, as for `parabolic tune --space`: "0.01:1", "0.01:1:log" or
-    "a,b,c".
+    `among` are the allowed values; `reads` is a function that raises an error for a text that it cannot read. `tune` is
+    the range in which to search for values, as for `parabolic tune --space`: "0.01:1", "0.01:1:log" or "a,b,c".
 
     >>> @dataclass
     ... class Settings:

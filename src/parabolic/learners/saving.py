@@ -97,8 +97,9 @@ def _check_device(device: torch.device | str) -> None:
 
 
 def read_learner(path: Path, *more: str, outline: bool = False) -> dict[str, Any]:
-    """The contents of a learner's file, which must have the sections `more` too; with `outline`, without the tensors
-    (`read_outline`).
+    """The contents of a learner's file, which must also have the sections `more`.
+
+    With `outline`, its tensors have a shape and a type, but no numbers (`read_outline`).
     """
     saved = read_outline(path) if outline else read_state(path)
     kinds: dict[str, Any] = dict.fromkeys(more, dict)
