@@ -545,26 +545,6 @@ class EqualShares(Memory):
         super()._allocate(batch)
 
 
-def _by_task(task: Tensor, chance: Tensor, empty: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows sorted by task and within a task by the number drawn, those that are empty last; and the task of each."""
-    order = chance.masked_fill(empty, 2).argsort(stable=True)
-    grouped, within = task.index_select(0, order).sort(stable=True)
-    return order.index_select(0, within), grouped
-
-
-def _replacements_in_group(
-    groups: Tensor, gone: Tensor, left: Tensor, sources: Tensor, generator: Generator | None
-) -> Tensor:
-    """For each slot in `gone`, a random one in `left` of the same group; if there is none, that in `sources`."""
-    for group in groups[gone].unique():
-        in_group, candidates = groups[gone] == group, left[groups[left] == group]
-        if len(candidates):
-            count = int(in_group.sum())
-            picks = torch.randint(len(candidates), (count,), generator=generator, device=gone.device)
-            sources[in_group] = candidates[picks]
-    return sources
-
-
 def equal_shares(capacity: int, offered: Sequence[int]) -> list[int]:
     """How many of each task's offered examples `EqualShares` stores; the tasks are in the order of their numbers.
 
@@ -629,3 +609,23 @@ def distinct(
     for _ in range((size - 1).bit_length()):
         decides = decides.index_select(0, decides)
     return torch.where(decides[1:-1] == size + 1, ceiling - 1, drawn)
+
+
+def _by_task(task: Tensor, chance: Tensor, empty: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows sorted by task and within a task by the number drawn, those that are empty last; and the task of each."""
+    order = chance.masked_fill(empty, 2).argsort(stable=True)
+    grouped, within = task.index_select(0, order).sort(stable=True)
+    return order.index_select(0, within), grouped
+
+
+def _replacements_in_group(
+    groups: Tensor, gone: Tensor, left: Tensor, sources: Tensor, generator: Generator | None
+) -> Tensor:
+    """For each slot in `gone`, a random one in `left` of the same group; if there is none, that in `sources`."""
+    for group in groups[gone].unique():
+        in_group, candidates = groups[gone] == group, left[groups[left] == group]
+        if len(candidates):
+            count = int(in_group.sum())
+            picks = torch.randint(len(candidates), (count,), generator=generator, device=gone.device)
+            sources[in_group] = candidates[picks]
+    return sources
