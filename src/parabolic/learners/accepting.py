@@ -107,12 +107,8 @@ def check_batch(learner: Learner, x: Any, y: Any) -> tuple[Tensor, Tensor]:
     if learner.classes is None:
         assert scores is not None
         learner.classes = scores.shape[1]
-    elif scores is not None and not learner.error.of_classes and scores.shape[1] != learner.classes:
-        remedy = "every output is a number to learn"
-        raise invalid("classes", learner.classes, f"{scores.shape[1]}, as many as the model has outputs", remedy)
-    elif scores is not None and scores.shape[1] < learner.classes:
-        remedy = "give the model more outputs, or call `grow` if its last torch.nn.Linear computes the scores"
-        raise invalid("classes", learner.classes, f"at most {scores.shape[1]}, as many as the model scores", remedy)
+    elif scores is not None:
+        _check_outputs(scores.shape[1], learner.classes, learner.error.of_classes)
     y = learner.error.check(y, len(x), learner.classes, learner.dtype)
     if learner._example is None:
         if scores is not None:
@@ -259,6 +255,16 @@ def _try_inputs(learner: Learner, x: Tensor) -> Tensor:
         got = Description(f"inputs of shape {list(inputs.shape)} for {len(x)} examples")
         raise invalid("prepare", got, "one input for each example")
     return inputs
+
+
+def _check_outputs(outputs: int, classes: int, of_classes: bool) -> None:
+    """Refuse a number of classes, or of numbers to learn, that does not fit the outputs of the model."""
+    if not of_classes and outputs != classes:
+        remedy = "every output is a number to learn"
+        raise invalid("classes", classes, f"{outputs}, as many as the model has outputs", remedy)
+    if outputs < classes:
+        remedy = "give the model more outputs, or call `grow` if its last torch.nn.Linear computes the scores"
+        raise invalid("classes", classes, f"at most {outputs}, as many as the model scores", remedy)
 
 
 def _hint(learner: Learner, x: Tensor) -> str:
