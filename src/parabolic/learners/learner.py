@@ -311,8 +311,7 @@ class Learner:
     def clip_gradients(self) -> None:
         """Scale down the current gradients, all by the same factor, if their norm exceeds `clip_norm`."""
         if self.clip_norm is not None:
-            weights = [weight for group in self.optim.param_groups for weight in group["params"]]
-            nn.utils.clip_grad_norm_(weights, self.clip_norm)
+            nn.utils.clip_grad_norm_(optimizers.weights_of(self.optim), self.clip_norm)
 
     def remember(self, raw: Batch, batch: Batch) -> None:
         """Store what the method keeps of the batch as it came (`raw`) and of what `loss` added to `batch`."""
