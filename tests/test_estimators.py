@@ -825,6 +825,14 @@ def test_a_learning_rate_among_the_options_is_the_one_to_come_back_to():
         assert model.learner_.lr == model.learner_.optim.param_groups[0]["lr"] == now
 
 
+def test_a_learner_whose_learning_rate_became_a_whole_number_is_saved_and_loaded(tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
+    model = ParabolicClassifier("er", lr=0.1, scale=False, random_state=0).partial_fit(x, y)
+    learner = model.set_params(lr=1).partial_fit(x, y).learner_
+    again = Learner.load(learner.save(tmp_path / "learner"), model=copy.deepcopy(learner.model))
+    assert again.lr == learner.lr == 1
+
+
 @pytest.mark.parametrize("kind", [ParabolicClassifier, ParabolicRegressor])
 @pytest.mark.parametrize("call", ["fit", "partial_fit"])
 def test_what_is_an_argument_and_an_option_is_the_arguments_unless_that_is_none(kind, call):

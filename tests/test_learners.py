@@ -708,6 +708,18 @@ def test_a_device_that_ran_out_of_memory_is_no_matter_of_the_input():
         SGD(Full(3, 4)).predict(torch.zeros(2, 3))
 
 
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory left"), torch.AcceleratorError("lost", 0)])
+def test_a_device_that_fails_while_examples_are_moved_to_it_is_no_matter_of_the_input(error, monkeypatch):
+    def fail(*args, **kwargs):
+        raise error
+
+    learner, (x, y) = SGD(nn.Linear(3, 4)), batches(1)[0]
+    monkeypatch.setattr(torch, "as_tensor", fail)
+    for call in (lambda: learner.observe(x, y), lambda: learner.predict(x)):
+        with pytest.raises(type(error), match=str(error)):
+            call()
+
+
 def test_two_classes_need_two_outputs():
     x, y = batches(1)[0]
     with pytest.raises(InputError, match=r"^y: got the labels 0 and 1 for one output, expected two outputs, .*'mse'"):

@@ -541,3 +541,9 @@ def test_a_preset_says_where_its_code_was_looked_for(parabolic, tmp_path):
 def test_sizes_of_a_perceptron_are_lists(shape, hidden, message):
     with pytest.raises(InputError, match=message):
         MLP(shape, 10, hidden=hidden)
+
+
+def test_sizes_of_a_perceptron_may_come_from_an_iterator():
+    one, other = (MLP(shape, 10, hidden=hidden) for shape, hidden in (((8, 8), (5, 6)), (iter([8, 8]), iter([5, 6]))))
+    assert repr(one) == repr(other)
+    assert one.arguments == other.arguments

@@ -172,6 +172,18 @@ def test_the_past_is_a_pair_of_examples_and_labels_also_as_arrays():
             bounds_of(learner, wrong)
     with pytest.raises(InputError, match="^future: got 40 examples and 3 labels"):
         bounds_of(learner, future=(x, y[:3]))
+    with pytest.raises(InputError, match="^past: got a tensor of shape .. .*, expected a batch of examples and one"):
+        bounds_of(learner, (x, torch.tensor(3)))
+
+
+def test_past_numbers_may_be_a_row_as_in_observe():
+    learner, x = ER(MLP((2,), 1), memory=50, criterion="mse"), torch.randn(40, 2)
+    learner.observe(x, x.sum(1))
+    found, column = (bounds_of(learner, (x, y))[0] for y in (x.sum(1), x.sum(1, keepdim=True)))
+    assert found.past == column.past
+    assert found.realised == pytest.approx(float((learner.scores(x)[:, 0] - x.sum(1)).square().mean()))
+    with pytest.raises(InputError, match="^y: got .*, expected one number for each of the 40 examples"):
+        bounds_of(learner, (x, x))
 
 
 def is_png(path):

@@ -75,6 +75,19 @@ def test_class_weights_are_torchs_own_and_grow_with_the_head():
         ER(net(), criterion=CrossEntropy(weights=[1, 2, 3])).observe(x, y)
 
 
+@pytest.mark.parametrize("weights", [{0: 1.0, 1: 5.0}, {1, 5}, 3, iter([1.0, 5.0])])
+def test_class_weights_are_given_in_the_order_of_the_classes(weights):
+    with pytest.raises(InputError, match=r"^weights: got .*, expected one number for each class; in the order of .*"):
+        CrossEntropy(weights=weights)
+
+
+def test_the_class_of_a_criterion_is_not_one_itself():
+    with pytest.raises(InputError, match=r"^criterion: got <class .*MSE'>, .*; pass one made of it: MSE"):
+        ER(nn.Linear(3, 1), criterion=MSE)
+    with pytest.raises(InputError, match=r"^criterion: got MSELoss\(\), .*; say what its targets are"):
+        ER(nn.Linear(3, 1), criterion=nn.MSELoss())
+
+
 def test_outputs_beyond_the_classes_have_a_weight_of_one():
     x, y, all_five = torch.randn(8, 3, dtype=torch.float64), torch.arange(8) % 2, torch.tensor([1.0, 5, 1, 1, 1])
     few = {"classes": 2, "criterion": CrossEntropy(weights=[1.0, 5.0])}

@@ -44,17 +44,13 @@ class MLP(_Layers):
     arguments: dict[str, Any]  # of the constructor, to rebuild a saved network
 
     def __init__(self, shape: Sequence[int], classes: int, hidden: Sequence[int] = (256, 256)) -> None:
-        for name, sizes, example in (("shape", shape, "(1, 28, 28)"), ("hidden", hidden, "(256, 256)")):
-            if not hasattr(sizes, "__iter__"):
-                raise invalid(name, sizes, "a list of whole numbers", f"as in {name}={example}")
-            for size in sizes:
-                check_number(name, size, whole=True, at_least=1)
+        shape, hidden = _sizes("shape", shape, "(1, 28, 28)"), _sizes("hidden", hidden, "(256, 256)")
         widths = [math.prod(shape), *hidden]
         layers: list[nn.Module] = [nn.Flatten()]
         for before, after in itertools.pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU()]
         super().__init__(*layers, nn.Linear(widths[-1], classes))
-        self.arguments = {"shape": tuple(shape), "classes": classes, "hidden": tuple(hidden)}
+        self.arguments = {"shape": shape, "classes": classes, "hidden": hidden}
 
 
 class ConvNet(_Layers):
@@ -347,6 +343,16 @@ def _check_shape(shape: Any) -> None:
     sides = shape if isinstance(shape, Sequence) else [None]
     if not all(isinstance(side, Integral) and int(side) > 0 for side in sides):
         raise invalid("shape", shape, "the shape of an example, such as (4,) or (3, 32, 32)")
+
+
+def _sizes(name: str, sizes: Any, example: str) -> tuple[int, ...]:
+    """Several sizes, which may come from an iterator; anything else is refused."""
+    if not hasattr(sizes, "__iter__"):
+        raise invalid(name, sizes, "a list of whole numbers", f"as in {name}={example}")
+    listed: tuple[int, ...] = tuple(sizes)
+    for size in listed:
+        check_number(name, size, whole=True, at_least=1)
+    return listed
 
 
 def _channels(name: str, shape: Sequence[int]) -> int:

@@ -19,7 +19,7 @@ from torch import Tensor
 __all__ = [
     "CONTROL", "DEVICE_ERRORS", "FILL_IN", "UNREADABLE", "CallError", "InputError", "all_finite", "check_call",
     "check_finite", "check_gaps", "check_generator", "check_module", "check_name", "check_number", "digits",
-    "encodable", "first_line", "invalid", "plain", "short_of_memory", "signed",
+    "encodable", "first_line", "invalid", "plain", "short_of_memory", "signed", "type_name",
 ]  # fmt: skip
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # and what is no UTF-8
@@ -87,7 +87,7 @@ def invalid(
 def _short_repr(got: object) -> str:
     """One short line for any value: tensors by their shape and type, never by their contents."""
     if isinstance(got, Tensor):
-        return f"a tensor of shape {list(got.shape)} and type {str(got.dtype).removeprefix('torch.')}"
+        return f"a tensor of shape {list(got.shape)} and type {type_name(got.dtype)}"
     text = got if isinstance(got, Description) else " ".join(line.strip() for line in repr(got).splitlines())
     return text if len(text) <= 120 else text[:117] + "..."
 
@@ -162,6 +162,15 @@ def digits(limit: float) -> str:
     ('2147483648', '1', '0.333333')
     """
     return str(limit) if isinstance(limit, int) else f"{limit:g}"
+
+
+def type_name(dtype: torch.dtype) -> str:
+    """A type as messages show it.
+
+    >>> type_name(torch.float32)
+    'float32'
+    """
+    return str(dtype).removeprefix("torch.")
 
 
 def plain(value: Any) -> Any:
@@ -274,8 +283,9 @@ def check_finite(name: str, value: Tensor, remedy: str = "clean or drop those ex
 
 
 def encodable(value: Any) -> Any:
-    r"""The value with strings that can be encoded and printed: bytes of a command that are not UTF-8, and control
-    characters, which a terminal would obey, become escape sequences.
+    r"""The value with strings that can be encoded and printed, also those in mappings.
+
+    Bytes of a command that are not UTF-8, and control characters, which a terminal would obey, become escape sequences.
 
     >>> encodable({"command": "run \udcff", "reason": "\x1b[2J"})
     {'command': 'run \\udcff', 'reason': '\\x1b[2J'}

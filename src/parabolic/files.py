@@ -94,15 +94,6 @@ def atomic_write(path: Path) -> Iterator[Path]:
         raise
 
 
-def _link_target(path: Path) -> Path:
-    """The target of links, if it is a regular file or does not exist."""
-    with suppress(FileNotFoundError):
-        kind = stat.S_IFMT(path.stat().st_mode)
-        if kind != stat.S_IFREG:
-            raise NoFile(errno.EEXIST, f"{KINDS.get(kind, 'something else')} ({path})")
-    return Path(os.path.realpath(path))
-
-
 def sync_folder(folder: Path) -> None:
     """Sync a folder's entries to disk: otherwise a new file may be gone after a power failure."""
     if os.name != "posix":  # elsewhere a folder cannot be opened
@@ -166,3 +157,12 @@ def disk_errors(name: str, folder: Path, remedy: str) -> Iterator[None]:
             reason = "a link to a place that does not exist"
         got = Description(f"{reason} ({folder})")
         raise invalid(name, got, "a folder with room that can be written to", remedy) from error
+
+
+def _link_target(path: Path) -> Path:
+    """The target of links, if it is a regular file or does not exist."""
+    with suppress(FileNotFoundError):
+        kind = stat.S_IFMT(path.stat().st_mode)
+        if kind != stat.S_IFREG:
+            raise NoFile(errno.EEXIST, f"{KINDS.get(kind, 'something else')} ({path})")
+    return Path(os.path.realpath(path))

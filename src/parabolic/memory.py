@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import pad
 
-from parabolic.checks import DEVICE_ERRORS, Description, check_name, check_number, invalid
+from parabolic.checks import DEVICE_ERRORS, Description, check_name, check_number, invalid, type_name
 from parabolic.gpus import has_triton
 from parabolic.states import refill
 
@@ -21,6 +21,7 @@ Batch = dict[str, Tensor]
 FEW = 128  # up to this many draws, a GPU makes them one after the other
 # Keys in a state that no field has. In version 1 there was no ARRIVAL, and OFFERED was "offered".
 ARRIVAL, OFFERED = "arrival number", "number offered"
+SEEN, FULL, DRAWN = "seen of class", "full class", "number drawn"  # those of single policies
 
 
 class Memory:
@@ -146,9 +147,8 @@ class Memory:
         check_number("size", size, whole=True, at_least=0)
         if not self._slots:
             raise invalid("draw", Description("an empty memory"), "one to which a batch was offered")
-        filled = self.clock.clamp(
-            max=self.capacity
-        )  # on the device, so that a draw stays the same code as memory fills
+        # On the device, so that a draw stays the same code as memory fills.
+        filled = self.clock.clamp(max=self.capacity)
         rows = distinct(min(size, len(self)), filled, device=filled.device, generator=generator)
         return {name: slots.index_select(0, rows) for name, slots in self._slots.items()}
 
@@ -292,9 +292,7 @@ class Memory:
         for name, value in batch.items():
             slots = self._slots[name]
             if value.shape[1:] != slots.shape[1:] or value.dtype != slots.dtype:
-                expected = (
-                    f"examples of shape {list(slots.shape[1:])} and type {str(slots.dtype).removeprefix('torch.')}"
-                )
+                expected = f"examples of shape {list(slots.shape[1:])} and type {type_name(slots.dtype)}"
                 raise invalid(name, value, expected, "one memory holds one kind of example")
 
     def check_room(self, batch: Mapping[str, Tensor]) -> None:
@@ -457,17 +455,17 @@ class ClassBalanced(Memory):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next offer and draw depend on, by name."""
-        return super().state_dict() | {"seen of class": self._seen, "full class": self._full}
+        return super().state_dict() | {SEEN: self._seen, FULL: self._full}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the state of another memory, in place if the slots are already allocated."""
         self.check_state(state)
-        own_keys = ("seen of class", "full class")
-        super().load_state_dict({name: value for name, value in state.items() if name not in own_keys})
-        if len(state[own_keys[0]]):
-            self._reserve(len(state[own_keys[0]]), state[own_keys[0]].device)
-        for name, counts in zip(own_keys, (self._seen, self._full), strict=True):
-            refill(counts, state[name])
+        super().load_state_dict({name: value for name, value in state.items() if name not in (SEEN, FULL)})
+        seen, full = state[SEEN], state[FULL]
+        if len(seen):
+            self._reserve(len(seen), seen.device)
+        refill(self._seen, seen)
+        refill(self._full, full)
 
 
 class EqualShares(Memory):
@@ -534,37 +532,17 @@ class EqualShares(Memory):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next offer and draw depend on, by name."""
-        return super().state_dict() | {"number drawn": self._chance[: len(self)]}
+        return super().state_dict() | {DRAWN: self._chance[: len(self)]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the state of another memory, in place if the slots are already allocated."""
         self.check_state(state)
-        super().load_state_dict({name: value for name, value in state.items() if name != "number drawn"})
-        self._chance[: len(self)].copy_(state["number drawn"])
+        super().load_state_dict({name: value for name, value in state.items() if name != DRAWN})
+        self._chance[: len(self)].copy_(state[DRAWN])
 
     def _allocate(self, batch: Mapping[str, Tensor]) -> None:
         self._chance = torch.zeros(self.capacity + 1, dtype=torch.float64, device=batch["task"].device)
         super()._allocate(batch)
-
-
-def _by_task(task: Tensor, chance: Tensor, empty: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows sorted by task and within a task by the number drawn, those that are empty last; and the task of each."""
-    order = chance.masked_fill(empty, 2).argsort(stable=True)
-    grouped, within = task.index_select(0, order).sort(stable=True)
-    return order.index_select(0, within), grouped
-
-
-def _replacements_in_group(
-    groups: Tensor, gone: Tensor, left: Tensor, sources: Tensor, generator: Generator | None
-) -> Tensor:
-    """For each slot in `gone`, a random one in `left` of the same group; if there is none, that in `sources`."""
-    for group in groups[gone].unique():
-        in_group, candidates = groups[gone] == group, left[groups[left] == group]
-        if len(candidates):
-            count = int(in_group.sum())
-            picks = torch.randint(len(candidates), (count,), generator=generator, device=gone.device)
-            sources[in_group] = candidates[picks]
-    return sources
 
 
 def equal_shares(capacity: int, offered: Sequence[int]) -> list[int]:
@@ -631,3 +609,23 @@ def distinct(
     for _ in range((size - 1).bit_length()):
         decides = decides.index_select(0, decides)
     return torch.where(decides[1:-1] == size + 1, ceiling - 1, drawn)
+
+
+def _by_task(task: Tensor, chance: Tensor, empty: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows sorted by task and within a task by the number drawn, those that are empty last; and the task of each."""
+    order = chance.masked_fill(empty, 2).argsort(stable=True)
+    grouped, within = task.index_select(0, order).sort(stable=True)
+    return order.index_select(0, within), grouped
+
+
+def _replacements_in_group(
+    groups: Tensor, gone: Tensor, left: Tensor, sources: Tensor, generator: Generator | None
+) -> Tensor:
+    """For each slot in `gone`, a random one in `left` of the same group; if there is none, that in `sources`."""
+    for group in groups[gone].unique():
+        in_group, candidates = groups[gone] == group, left[groups[left] == group]
+        if len(candidates):
+            count = int(in_group.sum())
+            picks = torch.randint(len(candidates), (count,), generator=generator, device=gone.device)
+            sources[in_group] = candidates[picks]
+    return sources

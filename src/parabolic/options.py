@@ -26,11 +26,10 @@ SIGNS = {"above": ">", "at_least": "≥", "below": "<", "at_most": "≤"}
 
 
 def option(default: Any, about: str, *, tune: str | None = None, **limits: Any) -> Any:
-    """A dataclass field with a line of help and limits: above, at_least, below, at_most, among; or `reads`, a function
-    that raises an error for a text that it cannot read.
+    """A dataclass field with a line of help and limits: above, at_least, below, at_most, among or reads.
 
-    `tune` is the range in which to search for values, as for `parabolic tune --space`: "0.01:1", "0.01:1:log" or
-    "a,b,c".
+    `among` are the allowed values; `reads` is a function that raises an error for a text that it cannot read. `tune` is
+    the range in which to search for values, as for `parabolic tune --space`: "0.01:1", "0.01:1:log" or "a,b,c".
 
     >>> @dataclass
     ... class Settings:
@@ -89,13 +88,12 @@ class Option:
         if any(_is_instance(value, kind) for kind in kinds if kind not in (bool, int, float, str)):
             return  # an object that is used as it is, such as a memory or an optimizer's class
         among, reads = self.limits.get("among"), self.limits.get("reads")
-        if isinstance(value, str) and str in kinds:
+        if str in kinds and isinstance(value, str):
             if among:
                 check_name(self.name, value, among)
             if reads:
                 reads(value)
-            return
-        if bool in kinds:
+        elif bool in kinds:
             if not isinstance(value, bool):
                 raise invalid(self.name, value, "true or false")
         elif int in kinds or float in kinds:

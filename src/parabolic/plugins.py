@@ -66,16 +66,14 @@ def load_with_module(argument: str, path: str) -> tuple[ModuleType, Any]:
         remedy = f"there is no {Path(place).absolute()}: change to the folder that it is in, or give its full path"
         raise invalid(argument, path, "file.py:name of an existing file", remedy)
     try:
-        if not place.endswith(".py") and not all(part.isidentifier() for part in place.split(".")):
-            raise ImportError(f"{place!r} is not a module name")  # importlib would raise various errors
-        module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        module = _load_file(Path(place)) if place.endswith(".py") else _import_module(place)
     except (ImportError, FileNotFoundError, ValueError, SyntaxError) as error:
         file = Path(f"{place if '/' in place else place.replace('.', '/')}.py")
         hint = f": there is such a file; did you mean {file}:{name}?" if file.is_file() else ""
         raise invalid(argument, path, "module:name or file.py:name that can be imported", f"{error}{hint}") from error
     if not hasattr(module, name):
         public = sorted(key for key in vars(module) if not key.startswith("_"))
-        raise invalid(argument, path, f"a name that {place} defines", Description(f"it defines {', '.join(public)}"))
+        raise invalid(argument, path, f"a name that {place} defines", f"it defines {', '.join(public)}")
     return module, getattr(module, name)
 
 
@@ -87,9 +85,10 @@ def is_loaded(path: str) -> bool:
     """
     place = path.rpartition(":")[0]
     try:
-        return not place or (_plugin_name(Path(place).resolve()) if place.endswith(".py") else place) in sys.modules
+        name = _plugin_name(Path(place).resolve()) if place.endswith(".py") else place
     except (OSError, RuntimeError, ValueError):  # not the path of a file
         return False
+    return not place or name in sys.modules
 
 
 def source_of(module: ModuleType) -> bytes:
@@ -200,9 +199,16 @@ def _is_package(file: str) -> bool:
     return Path(file).stem == "__init__"
 
 
+def _import_module(name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ImportError(f"{name!r} is not a module name")  # importlib would raise various errors
+    return importlib.import_module(name)
+
+
 def _load_file(path: Path) -> ModuleType:
-    """Import a file under a name made from its path: once, so that its classes are the same at every call, and again
-    after an edit, so that its current code runs.
+    """Import a file under a name made from its path, or again if it was edited.
+
+    So its classes are the same at every call, and its current code runs.
     """
     path = path.resolve(strict=True)
     name = _plugin_name(path)

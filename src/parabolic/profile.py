@@ -24,6 +24,7 @@ from parabolic.pde import (
     forgetting_bound,
     solve,
 )
+from parabolic.pde.bounds import range_of
 
 __all__ = ["LearnerLoss", "Profile", "bounds_of", "drift_of", "examples_loss", "loss_profile", "with_memory"]
 
@@ -77,11 +78,8 @@ class LearnerLoss:
         nearest = torch.cdist(place, self._places).topk(neighbours, largest=False).indices
         gap = (place[:, None] - self._places[nearest]).norm(dim=2).to(x.dtype)
         # The nearer of two gets the larger share: 1 at distance 0, ½ half-way. A single one gets all of it.
-        share = gap.flip(1) / gap.sum(1, keepdim=True).clamp_min(torch.finfo(gap.dtype).tiny)
-        if neighbours > 1:
-            share = torch.where(gap.sum(1, keepdim=True) > 0, share, 1 / neighbours)
-        else:
-            share = torch.ones_like(gap)
+        total = gap.sum(1, keepdim=True)
+        share = torch.where(total > 0, gap.flip(1) / total.masked_fill(total == 0, 1), 1 / neighbours)
         return (share[..., None] * self._mean_labels(outputs, x.dtype)[nearest]).sum(1)
 
     def _mean_labels(self, outputs: int, dtype: torch.dtype) -> Tensor:
@@ -170,15 +168,12 @@ def bounds_of(
     past, future = _checked_pair("past", past, learner), _checked_pair("future", future, learner)
     forgetting = forgetting_bound(loss, domain, samples=samples, generator=generator)
     generalisation = forgetting.ahead(tau)
-    if past is not None:
-        forgetting = replace(
-            forgetting, past=_realised_range(learner, past), covered=_covered_share(domain, learner, past)
-        )
-    if future is not None:
-        generalisation = replace(
-            generalisation, future=_realised_range(learner, future), covered=_covered_share(domain, learner, future)
-        )
-    return forgetting, generalisation
+    past_range, past_covered = _data_range(learner, domain, past)
+    future_range, future_covered = _data_range(learner, domain, future)
+    return (
+        replace(forgetting, past=past_range, covered=past_covered),
+        replace(generalisation, future=future_range, covered=future_covered),
+    )
 
 
 def drift_of(
@@ -198,6 +193,20 @@ def drift_of(
     return drift_bound(loss, x, t, domain, sigma, drift, paths=paths, steps=steps, generator=generator)
 
 
+def examples_loss(learner: Learner, x: Tensor, y: Tensor, classes: list[int] | None = None) -> Tensor:
+    """The loss of raw examples with their own labels; over `classes` only, if given."""
+    losses = []
+    for examples, labels in zip(x.split(512), y.split(512), strict=True):
+        scores = learner.scores_at(learner.inputs(examples))
+        if classes is not None:
+            mask = torch.zeros(scores.shape[-1], dtype=torch.bool, device=scores.device)
+            mask[classes] = True
+            competing = mask[labels]  # examples of other classes, tested but never seen, are left out
+            scores, labels = restrict_to(mask, scores[competing]), labels[competing]
+        losses.append(learner.error(scores, labels, "none"))
+    return torch.cat(losses)
+
+
 def _loss_and_domain(learner: Learner, eps: float) -> tuple[LearnerLoss, MemoryDomain]:
     check_number("eps", eps, above=0)
     loss = LearnerLoss(learner)
@@ -211,32 +220,25 @@ def _checked_pair(name: str, data: Any, learner: Learner) -> tuple[Tensor, Tenso
     if not isinstance(data, tuple | list) or len(data) != 2:
         got = data if isinstance(data, Tensor) else type(data)
         raise invalid(name, got, "a pair, examples and their labels", f"as in {name}=(x, y)")
-    x, y = (part if isinstance(part, Tensor) else as_tensor(name, part, learner.device) for part in data)
+    x, y = (as_tensor(name, part, learner.device) for part in data)
+    for part in (x, y):
+        if not part.ndim:
+            raise invalid(name, part, "a batch of examples and one of labels")
     if not len(x):
         raise invalid(name, x, "at least one example", "leave it out if there are none")
     if len(x) != len(y):
         raise invalid(name, Description(f"{len(x)} examples and {len(y)} labels"), "a label for each example")
+    if not learner.error.of_classes:  # numbers [n] become a column, as in `observe`: else they would be broadcast
+        outputs = learner.classes or y[0].numel()
+        y = learner.error.check(y, len(x), outputs, learner.dtype)
     return x, y
 
 
-def _realised_range(learner: Learner, data: tuple[Tensor, Tensor]) -> Range:
-    loss = examples_loss(learner, *data).double()
-    return Range(float(loss.min()), float(loss.mean()), float(loss.max()))
-
-
-def _covered_share(domain: MemoryDomain, learner: Learner, data: tuple[Tensor, Tensor]) -> float:
-    return float(domain.inside(learner.inputs(data[0])).double().mean())
-
-
-def examples_loss(learner: Learner, x: Tensor, y: Tensor, classes: list[int] | None = None) -> Tensor:
-    """The loss of raw examples with their own labels; over `classes` only, if given."""
-    losses = []
-    for examples, labels in zip(x.split(512), y.split(512), strict=True):
-        scores = learner.scores_at(learner.inputs(examples))
-        if classes is not None:
-            mask = torch.zeros(scores.shape[-1], dtype=torch.bool, device=scores.device)
-            mask[classes] = True
-            competing = mask[labels]  # examples of other classes, tested but never seen, are left out
-            scores, labels = restrict_to(mask, scores[competing]), labels[competing]
-        losses.append(learner.error(scores, labels, "none"))
-    return torch.cat(losses)
+def _data_range(
+    learner: Learner, domain: MemoryDomain, data: tuple[Tensor, Tensor] | None
+) -> tuple[Range | None, float | None]:
+    """The range of the loss over data, by their own labels, and the share of the data in the domain."""
+    if data is None:
+        return None, None
+    covered = domain.inside(learner.inputs(data[0])).double().mean()
+    return range_of(examples_loss(learner, *data)), float(covered)

@@ -113,32 +113,6 @@ def read_outline(path: Path) -> dict[str, Any]:
         return _content(path, metadata, {name: _meta_tensor(**entry) for name, entry in header.items()})
 
 
-@contextmanager
-def _read_errors(path: Path) -> Iterator[None]:
-    """Turn the errors of reading a file into one that says what to do."""
-    try:
-        yield
-    except InputError:
-        raise
-    except OSError as error:
-        raise invalid("path", str(path), "a file that can be read", error.strerror or str(error)) from error
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, safetensors.SafetensorError) as error:
-        expected = "a whole file that parabolic wrote"
-        remedy = f"it is another program's, truncated or damaged ({error}): use a copy, or an earlier file"
-        raise invalid("path", str(path), expected, remedy, kind=Damaged) from error
-
-
-def _content(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The content of a file, by its header's JSON and its tensors."""
-    if metadata["version"] > VERSION:
-        got = Description(f"{path}, of version {metadata['version']}")
-        raise invalid("path", got, f"a file of version {VERSION} or earlier", "install a newer parabolic-cl")
-    content = _build(metadata["content"], tensors)
-    if not isinstance(content, dict):
-        raise ValueError("it is empty")
-    return content
-
-
 def same_state(one: Any, other: Any) -> bool:
     """Whether two states are bit-identical; numbers that are NaN count as the same.
 
@@ -185,6 +159,32 @@ def refill(target: Tensor, values: Tensor) -> None:
     """
     target[: len(values)].copy_(values)
     target[len(values) :].zero_()
+
+
+@contextmanager
+def _read_errors(path: Path) -> Iterator[None]:
+    """Turn the errors of reading a file into one that says what to do."""
+    try:
+        yield
+    except InputError:
+        raise
+    except OSError as error:
+        raise invalid("path", str(path), "a file that can be read", error.strerror or str(error)) from error
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, safetensors.SafetensorError) as error:
+        expected = "a whole file that parabolic wrote"
+        remedy = f"it is another program's, truncated or damaged ({error}): use a copy, or an earlier file"
+        raise invalid("path", str(path), expected, remedy, kind=Damaged) from error
+
+
+def _content(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The content of a file, by its header's JSON and its tensors."""
+    if metadata["version"] > VERSION:
+        got = Description(f"{path}, of version {metadata['version']}")
+        raise invalid("path", got, f"a file of version {VERSION} or earlier", "install a newer parabolic-cl")
+    content = _build(metadata["content"], tensors)
+    if not isinstance(content, dict):
+        raise ValueError("it is empty")
+    return content
 
 
 def _meta_tensor(dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:

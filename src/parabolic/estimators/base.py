@@ -35,6 +35,7 @@ from parabolic.checks import (
     invalid,
     plain,
     signed,
+    type_name,
 )
 from parabolic.engine import Diverged
 from parabolic.estimators.serving import Rows
@@ -44,6 +45,7 @@ from parabolic.learners import Criterion, Learner, ReplayLearner, Scale, find_le
 from parabolic.learners.functional import has_batch_norm, has_embedding
 from parabolic.learners.moving import copy_memo, copy_model, move, move_tensors
 from parabolic.memory import Memory
+from parabolic.options import options_of
 
 __all__ = ["Estimator", "Factory", "as_numbers", "updated_scale"]
 
@@ -250,12 +252,15 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _update_lr(self) -> None:
         """Apply the current lr to the learner."""
-        if self.lr != self._made["lr"]:
-            settings, learner = self._settings(), self.learner_
-            default = (settings["options"] or {}).get("lr", type(learner).lr)
-            learner.lr, self._made = plain(default if settings["lr"] is None else settings["lr"]), settings
-            for group in learner.optim.param_groups:
-                group["lr"] = learner.lr
+        if self.lr == self._made["lr"]:
+            return
+        settings, learner = self._settings(), self.learner_
+        lr = settings["lr"]
+        if lr is None:
+            lr = (settings["options"] or {}).get("lr", type(learner).lr)
+        learner.lr, self._made = options_of(type(learner))["lr"].taken(lr), settings
+        for group in learner.optim.param_groups:
+            group["lr"] = learner.lr
 
     @torch.inference_mode(False)  # the learner must be able to train later
     @_estimator_errors()
@@ -265,29 +270,32 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         if not isinstance(self.scale, bool | np.bool_):
             raise invalid("scale", self.scale, "True or False")
         seed = int(check_random_state(self.random_state).randint(2**31))
-        kind = _learner_class(self.learner) if isinstance(self.learner, str) else self.learner
-        if not (isinstance(kind, type) and issubclass(kind, Learner)):
-            raise invalid("learner", kind, "a method's name, or its class", "`parabolic list` shows the names")
-        options = copy.deepcopy(self._own_options())  # the values belong to the user
-        fields = {field.name for field in dataclasses.fields(kind)} - {"model"}
-        for name in options:
-            check_name("options", name, fields)
-        if "seed" in options:  # it would not determine the initial weights
-            raise invalid("options", "seed", "options other than the seed", "set random_state instead")
+        kind = _learner_class(self.learner)
+        arguments = {"criterion": criterion, "seed": seed} | self._learner_arguments(kind, defaults)
         device = find_device(str(self.device))
-        options = {name: value.to(device) if isinstance(value, nn.Module) else value for name, value in options.items()}
-        arguments: dict[str, Any] = {name: value for name, value in defaults.items() if name in fields}
-        arguments |= {"criterion": criterion, "seed": seed} | options
-        overrides = {name: copy.deepcopy(getattr(self, name)) for name in OWN if name in fields}  # also of a memory
-        arguments |= {name: value for name, value in overrides.items() if value is not None}
+        for name, value in arguments.items():
+            arguments[name] = value.to(device) if isinstance(value, nn.Module) else value
         learner = kind(self._network(X.shape[1:], outputs, seed).to(device), **arguments)
-        if self.scale and "prepare" not in options:
+        if self.scale and "prepare" not in arguments:
             if isinstance(learner.embed, nn.Embedding):
                 raise invalid("scale", self.scale, "False, as embed looks up ids", "ids cannot be scaled")
             learner.prepare = Scale()
         self._made = self._settings()
         self._alone = math.inf
         return learner
+
+    def _learner_arguments(self, kind: type[Learner], defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """Return copies of the learner's arguments: those in OWN go before `options`, and these before `defaults`."""
+        options = self._own_options()
+        fields = {field.name for field in dataclasses.fields(kind)} - {"model"}
+        for name in options:
+            check_name("options", name, fields)
+        if "seed" in options:  # it would not determine the initial weights
+            raise invalid("options", "seed", "options other than the seed", "set random_state instead")
+        arguments = {name: value for name, value in defaults.items() if name in fields} | options
+        own = {name: getattr(self, name) for name in OWN if name in fields}
+        arguments |= {name: value for name, value in own.items() if value is not None}
+        return copy.deepcopy(arguments)  # the values belong to the user
 
     def _network(self, shape: Sequence[int], outputs: int, seed: int) -> nn.Module:
         if isinstance(self.model, nn.Module):
@@ -341,7 +349,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         """Refuse what the learner would refuse, before anything changes."""
         shape, dtype = self._example
         if (x.shape[1:], x.dtype) != self._example:
-            raise invalid("X", x, f"examples of shape {list(shape)} and type {str(dtype)[6:]}, as before")
+            raise invalid("X", x, f"examples of shape {list(shape)} and type {type_name(dtype)}, as before")
         learner = self.learner_
         ids = not x.is_floating_point() or has_embedding(learner.model)
         for part in x.split(SHEET) if ids or not isinstance(learner.prepare, Scale | None) else ():
@@ -394,14 +402,18 @@ def updated_scale(scale: Any, name: str, x: Tensor) -> Any:
     return scale
 
 
-def _learner_class(name: str) -> type[Learner]:
-    """The method of that name; if it is a preset's, the error says how to use that."""
+def _learner_class(learner: Any) -> type[Learner]:
+    """The class of a method, given that or its name; if it is a preset's name, the error says how to use that."""
+    if isinstance(learner, type) and issubclass(learner, Learner):
+        return learner
+    if not isinstance(learner, str):
+        raise invalid("learner", learner, "a method's name, or its class", "`parabolic list` shows the names")
     try:
-        return find_learner(name)
+        return find_learner(learner)
     except InputError as error:
-        if name in known_presets():
-            preset = load_preset(name)
-            error.remedy = f"it is a preset: learner={preset.learner!r}, options=load_preset({name!r}).settings"
+        if learner in known_presets():
+            preset = load_preset(learner)
+            error.remedy = f"it is a preset: learner={preset.learner!r}, options=load_preset({learner!r}).settings"
         raise
 
 

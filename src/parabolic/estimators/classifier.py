@@ -136,6 +136,27 @@ class ParabolicClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         """The logarithms of these probabilities, even of those too small for a float."""
         return self._class_scores(X)[0].log_softmax(1).numpy()
 
+    def predictor(self) -> nn.Module:
+        """A module that maps rows of X, as a tensor, to scores in the order of `classes_`: to serve from.
+
+        `scores.softmax(1)` is what `predict_proba` returns, and `classes_[scores.argmax(1)]` what `predict` does. Keep
+        `classes_` with it. It is a copy in evaluation mode, on the learner's device, with the scaling as buffers, and
+        contains neither memory nor optimiser. It only checks the type of X. See `Learner.predictor`.
+        """
+        check_is_fitted(self)
+        with self._locked():
+            answer = Columns(torch.from_numpy(self._outputs).to(self.learner_.device))
+            return self._serving_module(answer)
+
+    def memory_counts(self) -> dict[Any, int]:
+        """How many examples of each of `classes_` are in memory: all 0 for a method without one."""
+        check_is_fitted(self)
+        with self._locked():
+            learner, counts = self.learner_, np.zeros(len(self.classes_), dtype=np.int64)
+            if isinstance(learner, ReplayLearner):
+                counts = learner.past["y"].bincount(minlength=len(counts)).cpu().numpy()
+            return dict(zip(self.classes_.tolist(), counts[self._outputs].tolist(), strict=True))
+
     def _begin(self, X: Any, y: Any, classes: Any, epochs: int | None) -> bool:
         """Learn from nothing, in one pass if `epochs` is None; returns False if another thread was the first to fit."""
         new = copy.copy(self)  # self takes its state in one step, or not at all
@@ -181,27 +202,6 @@ class ParabolicClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         else:
             weights[outputs] = given_weights(class_weight, labels)
         return CrossEntropy(weights)
-
-    def predictor(self) -> nn.Module:
-        """A module that maps rows of X, as a tensor, to scores in the order of `classes_`: to serve from.
-
-        `scores.softmax(1)` is what `predict_proba` returns, and `classes_[scores.argmax(1)]` what `predict` does. Keep
-        `classes_` with it. It is a copy in evaluation mode, on the learner's device, with the scaling as buffers, and
-        contains neither memory nor optimiser. It only checks the type of X. See `Learner.predictor`.
-        """
-        check_is_fitted(self)
-        with self._locked():
-            answer = Columns(torch.from_numpy(self._outputs).to(self.learner_.device))
-            return self._serving_module(answer)
-
-    def memory_counts(self) -> dict[Any, int]:
-        """How many examples of each of `classes_` are in memory: all 0 for a method without one."""
-        check_is_fitted(self)
-        with self._locked():
-            learner, counts = self.learner_, np.zeros(len(self.classes_), dtype=np.int64)
-            if isinstance(learner, ReplayLearner):
-                counts = learner.past["y"].bincount(minlength=len(counts)).cpu().numpy()
-            return dict(zip(self.classes_.tolist(), counts[self._outputs].tolist(), strict=True))
 
     def _class_scores(self, X: Any) -> tuple[Tensor, NDArray[Any]]:
         """Return the scores of the classes, and `classes_` of the same moment."""

@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from parabolic.checks import invalid
+from parabolic.checks import invalid, type_name
 from parabolic.learners import Criterion
 from parabolic.learners.predictor import frozen_copy
 
@@ -26,7 +26,7 @@ class Rows(nn.Module):
         ids = x.is_floating_point() and not self.dtype.is_floating_point
         bytes_ = torch.uint8 in (x.dtype, self.dtype) and not self.scaled  # they stand for 0 to 1
         if x.dtype != self.dtype and (ids or bytes_):
-            raise invalid("X", x, f"examples of type {str(self.dtype)[6:]}, as before")
+            raise invalid("X", x, f"examples of type {type_name(self.dtype)}, as before")
         return x.to(self.dtype)
 
 

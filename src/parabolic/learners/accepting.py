@@ -67,6 +67,27 @@ def check_model(model: nn.Module) -> list[nn.Parameter]:
     return weights
 
 
+def as_tensor(name: str, value: Any, device: torch.device) -> Tensor:
+    """Anything that torch can convert, as a tensor on the device that can be trained on."""
+    check_gaps(name, value)
+    try:
+        if hasattr(value, "__array__") and not isinstance(value, Tensor):  # a pandas frame, for example
+            value = np.asarray(value)
+            if not value.flags.writeable or not value.dtype.isnative or any(step < 0 for step in value.strides):
+                value = value.astype(value.dtype.newbyteorder("="))  # torch refuses these, or warns without need
+        tensor = torch.as_tensor(value, device=device).detach()
+    except DEVICE_ERRORS:
+        raise
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _no_tensor_error(name, value, error) from error
+    if tensor.is_nested:
+        raise invalid(name, Description("a nested tensor"), "a plain tensor", "convert it with .to_padded_tensor(0.0)")
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise invalid(name, tensor, "a plain tensor", "convert it with .to_dense() or .dequantize()")
+    tensor = signed(name, tensor)
+    return tensor.clone() if tensor.is_inference() else tensor  # an inference tensor has no gradient
+
+
 def check_batch(learner: Learner, x: Any, y: Any) -> tuple[Tensor, Tensor]:
     """Examples and labels as tensors on the learner's device, if it can learn from them.
 
@@ -86,12 +107,8 @@ def check_batch(learner: Learner, x: Any, y: Any) -> tuple[Tensor, Tensor]:
     if learner.classes is None:
         assert scores is not None
         learner.classes = scores.shape[1]
-    elif scores is not None and not learner.error.of_classes and scores.shape[1] != learner.classes:
-        remedy = "every output is a number to learn"
-        raise invalid("classes", learner.classes, f"{scores.shape[1]}, as many as the model has outputs", remedy)
-    elif scores is not None and scores.shape[1] < learner.classes:
-        remedy = "give the model more outputs, or call `grow` if its last torch.nn.Linear computes the scores"
-        raise invalid("classes", learner.classes, f"at most {scores.shape[1]}, as many as the model scores", remedy)
+    elif scores is not None:
+        _check_outputs(scores.shape[1], learner.classes, learner.error.of_classes)
     y = learner.error.check(y, len(x), learner.classes, learner.dtype)
     if learner._example is None:
         if scores is not None:
@@ -147,14 +164,8 @@ def try_scores(learner: Learner, x: Tensor) -> Tensor:
     except (InputError, *DEVICE_ERRORS):
         raise
     except Exception as error:
-        remedy = ""
-        if x.is_complex():
-            remedy = "; split complex numbers with torch.view_as_real"
-        elif isinstance(learner.prepare, Scale) and has_embedding(learner.model):
-            remedy = "; if they are ids, they must not be scaled (in an estimator: scale=False)"
-        elif not x.is_floating_point() and x.dtype != torch.uint8 and learner.embed is None:
-            remedy = "; if they are measurements, convert them with .float()"
-        raise invalid("x", x, "examples that the model accepts", f"the model says: {error}{remedy}") from error
+        remedy = f"the model says: {error}{_hint(learner, x)}"
+        raise invalid("x", x, "examples that the model accepts", remedy) from error
     if not isinstance(scores, Tensor):
         raise invalid("model", type(scores), "one tensor of scores [n, classes]", "wrap the model to return that")
     if scores.ndim != 2 or len(scores) != len(x):
@@ -229,35 +240,6 @@ def _caller_of_torch(error: Exception) -> str:
     return next((name for name in reversed(names) if name.partition(".")[0] != "torch"), "")
 
 
-def as_tensor(name: str, value: Any, device: torch.device) -> Tensor:
-    """Anything that torch can convert, as a tensor on the device that can be trained on."""
-    check_gaps(name, value)
-    try:
-        if hasattr(value, "__array__") and not isinstance(value, Tensor):  # a pandas frame, for example
-            value = np.asarray(value)
-            if not value.flags.writeable or not value.dtype.isnative or any(step < 0 for step in value.strides):
-                value = value.astype(value.dtype.newbyteorder("="))  # torch refuses these, or warns without need
-        tensor = torch.as_tensor(value, device=device).detach()
-    except (TypeError, ValueError, RuntimeError) as error:
-        if isinstance(value, Mapping) or (isinstance(value, list | tuple) and any(_is_array(part) for part in value)):
-            remedy = (
-                "use torch.stack(x); for several inputs, as in torch.stack([ids, mask], 1), split them in the model"
-            )
-            raise invalid(name, type(value), "one tensor, whose first dimension is the batch", remedy) from error
-        is_list = isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)
-        has_words = is_list and any(isinstance(label, str) for label in value[:1])
-        remedy = "number them from 0, or use an estimator, which accepts words" if has_words else str(error)
-        if not has_words and isinstance(value, np.ndarray) and value.dtype.hasobject:
-            remedy = f"it holds Python objects: make every column numeric, and {FILL_IN}"
-        raise invalid(name, type(value), "a tensor, or anything that torch.as_tensor accepts", remedy) from error
-    if tensor.is_nested:
-        raise invalid(name, Description("a nested tensor"), "a plain tensor", "convert it with .to_padded_tensor(0.0)")
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        raise invalid(name, tensor, "a plain tensor", "convert it with .to_dense() or .dequantize()")
-    tensor = signed(name, tensor)
-    return tensor.clone() if tensor.is_inference() else tensor  # an inference tensor has no gradient
-
-
 def _try_inputs(learner: Learner, x: Tensor) -> Tensor:
     """Raw examples as inputs of the model, or an error that says why `prepare` fails on them."""
     try:
@@ -273,6 +255,42 @@ def _try_inputs(learner: Learner, x: Tensor) -> Tensor:
         got = Description(f"inputs of shape {list(inputs.shape)} for {len(x)} examples")
         raise invalid("prepare", got, "one input for each example")
     return inputs
+
+
+def _check_outputs(outputs: int, classes: int, of_classes: bool) -> None:
+    """Refuse a number of classes, or of numbers to learn, that does not fit the outputs of the model."""
+    if not of_classes and outputs != classes:
+        remedy = "every output is a number to learn"
+        raise invalid("classes", classes, f"{outputs}, as many as the model has outputs", remedy)
+    if outputs < classes:
+        remedy = "give the model more outputs, or call `grow` if its last torch.nn.Linear computes the scores"
+        raise invalid("classes", classes, f"at most {outputs}, as many as the model scores", remedy)
+
+
+def _hint(learner: Learner, x: Tensor) -> str:
+    """What may help if the model does not accept examples of this type; empty if nothing is known to."""
+    if x.is_complex():
+        return "; split complex numbers with torch.view_as_real"
+    if isinstance(learner.prepare, Scale) and has_embedding(learner.model):
+        return "; if they are ids, they must not be scaled (in an estimator: scale=False)"
+    if not x.is_floating_point() and x.dtype != torch.uint8 and learner.embed is None:
+        return "; if they are measurements, convert them with .float()"
+    return ""
+
+
+def _no_tensor_error(name: str, value: Any, error: Exception) -> InputError:
+    """The error to raise for a value that torch cannot convert."""
+    if isinstance(value, Mapping) or (isinstance(value, list | tuple) and any(map(_is_array, value))):
+        remedy = "use torch.stack(x); for several inputs, as in torch.stack([ids, mask], 1), split them in the model"
+        return invalid(name, type(value), "one tensor, whose first dimension is the batch", remedy)
+    is_list = isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)
+    if is_list and any(isinstance(label, str) for label in value[:1]):
+        remedy = "number them from 0, or use an estimator, which accepts words"
+    elif isinstance(value, np.ndarray) and value.dtype.hasobject:
+        remedy = f"it holds Python objects: make every column numeric, and {FILL_IN}"
+    else:
+        remedy = str(error)
+    return invalid(name, type(value), "a tensor, or anything that torch.as_tensor accepts", remedy)
 
 
 def _is_array(value: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -176,6 +176,9 @@ class CrossEntropy(Classes):
             if self.weights.ndim != 1:
                 raise invalid("weights", Description(f"shape {[*self.weights.shape]}"), "one number for each class")
             self.weights = self.weights.tolist()
+        if isinstance(self.weights, Mapping | Set) or not isinstance(self.weights, Collection | None):
+            remedy = "in the order of the classes, as in [1, 5]"
+            raise invalid("weights", self.weights, "one number for each class", remedy)
         for weight in () if self.weights is None else self.weights:
             check_number("weights", weight, at_least=0)
         self._weights = None if self.weights is None else torch.tensor([*self.weights], dtype=torch.float64)
@@ -378,7 +381,11 @@ def find_criterion(criterion: str | Criterion) -> Criterion:
     if isinstance(criterion, Criterion):
         return criterion
     if callable(criterion):
+        function: Any = criterion
+        is_class = isinstance(function, type) and issubclass(function, Criterion)
         remedy = "say what its targets are: Classes(loss) or Numbers(loss)"
+        if is_class:
+            remedy = f"pass one made of it: {function.__name__}(…)"
         raise invalid("criterion", criterion, f"one of {', '.join(CRITERIA)}, or a Criterion", remedy)
     check_name("criterion", criterion, CRITERIA)
     return CRITERIA[criterion]()

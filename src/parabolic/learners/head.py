@@ -165,9 +165,8 @@ def follow(optimizer: torch.optim.Optimizer, moved: Mapping[nn.Parameter, nn.Par
     True
     """
     for group in optimizer.param_groups:
-        initial = {
-            "step_size": float(group.get("lr", 0.0))
-        }  # Rprop's, which changes by factors: from 0 it hardly would
+        # Rprop's step size changes by factors: from 0 it would hardly grow.
+        initial = {"step_size": float(group.get("lr", 0.0))}
         for old in moved.keys() & set(group["params"]):
             new, state = moved[old], optimizer.state.pop(old, {})
             per_entry = {name: value for name, value in state.items() if _is_per_entry(value, old)}

@@ -16,7 +16,17 @@ from typing import Any, ClassVar, Self, dataclass_transform
 import torch
 from torch import Generator, Tensor, nn
 
-from parabolic.checks import Description, check_call, check_finite, check_module, check_number, invalid, plain, signed
+from parabolic.checks import (
+    Description,
+    check_call,
+    check_finite,
+    check_module,
+    check_number,
+    invalid,
+    plain,
+    signed,
+    type_name,
+)
 from parabolic.learners import optimizers
 from parabolic.learners.accepting import (
     as_tensor,
@@ -178,14 +188,8 @@ class Learner:
             self.model = nn.Sequential(OrderedDict(embed=self.embed, body=self.body))
         weights = check_model(self.model)
         check_options(self)
-        check_number("seed", self.seed, whole=True, at_least=0, below=2**63)
-        if self.classes is not None:
-            check_number("classes", self.classes, whole=True, at_least=1)
+        _check_arguments(self)
         self.seed, self.classes = plain(self.seed), plain(self.classes)
-        if self.prepare is not None:
-            check_call("prepare", self.prepare, "x")
-        if self.augment is not None:
-            check_call("augment", self.augment, "x", "generator")
         for module in self.model.modules():  # an overridden `train` may keep a norm frozen
             if module.training and getattr(module.train, "__func__", None) is not nn.Module.train:
                 module.train()
@@ -197,12 +201,10 @@ class Learner:
             raise invalid("criterion", self.criterion, "a loss of classes", remedy)
         self.generator = Generator(self.device).manual_seed(self.seed)
         self.optim = self._make_optimizer(weights)
-        if self.average_part != 1 and self.average is None:
-            raise invalid("average_part", self.average_part, "1 without an average", "set average=0.99, for example")
         self.averaged = None if self.average is None else WeightAverage(self.model, self.average, self.average_part)
         self.steps = 0
         self._frozen = tuple(name for name, weight in self.model.named_parameters() if not weight.requires_grad)
-        self._example: tuple[torch.Size, torch.dtype] | None = None
+        self._example: tuple[torch.Size, torch.dtype] | None = None  # its shape and type, from the first batch on
         self._observed_task: int | None = None  # that of the batches observed since the method was told of a boundary
         self._outgrown: tuple[int, ...] = ()  # the numbers of outputs that the model had before it grew
 
@@ -309,8 +311,7 @@ class Learner:
     def clip_gradients(self) -> None:
         """Scale down the current gradients, all by the same factor, if their norm exceeds `clip_norm`."""
         if self.clip_norm is not None:
-            weights = [weight for group in self.optim.param_groups for weight in group["params"]]
-            nn.utils.clip_grad_norm_(weights, self.clip_norm)
+            nn.utils.clip_grad_norm_(optimizers.weights_of(self.optim), self.clip_norm)
 
     def remember(self, raw: Batch, batch: Batch) -> None:
         """Store what the method keeps of the batch as it came (`raw`) and of what `loss` added to `batch`."""
@@ -655,10 +656,9 @@ class Learner:
     def _check_inputs(self, x: Tensor, inputs: Tensor) -> None:
         """Refuse numbers that are no longer finite as inputs of the model."""
         if x.is_floating_point() and (self.prepare is not None or inputs.dtype != x.dtype):
-            dtype = str(self.dtype).removeprefix("torch.")
-            check_finite(
-                "x", inputs, f"they are not finite as inputs of the model ({dtype}): clip or drop those examples"
-            )
+            name = type_name(self.dtype)
+            remedy = f"they are not finite as inputs of the model ({name}): clip or drop those examples"
+            check_finite("x", inputs, remedy)
 
     def _check_room(self, batch: Batch) -> None:
         """Refuse a first batch if there is no room for as many such examples as would be stored."""
@@ -744,6 +744,19 @@ def join(batch: Batch, recalled: Batch | None) -> tuple[Tensor, Tensor]:
     if recalled is None:
         return batch["x"], batch["y"]
     return torch.cat([batch["x"], recalled["x"]]), torch.cat([batch["y"], recalled["y"]])
+
+
+def _check_arguments(learner: Learner) -> None:
+    """Check the arguments that are no options, and options that depend on one another."""
+    check_number("seed", learner.seed, whole=True, at_least=0, below=2**63)
+    if learner.classes is not None:
+        check_number("classes", learner.classes, whole=True, at_least=1)
+    if learner.prepare is not None:
+        check_call("prepare", learner.prepare, "x")
+    if learner.augment is not None:
+        check_call("augment", learner.augment, "x", "generator")
+    if learner.average_part != 1 and learner.average is None:
+        raise invalid("average_part", learner.average_part, "1 without an average", "set average=0.99, for example")
 
 
 def _version(x: Any) -> int:

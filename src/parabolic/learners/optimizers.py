@@ -16,7 +16,7 @@ from parabolic.plugins import load_object
 
 __all__ = [
     "check_frozen", "check_state", "check_trained", "count_steps_on", "load_state", "make_optimizer", "own_optimizer",
-    "parse_optimizer",
+    "parse_optimizer", "weights_of",
 ]  # fmt: skip
 
 OWN_FACTORY = re.compile(r"(.+:\w+)\s*(?:\(.*\))?", re.DOTALL)  # file.py:name or module:name, and arguments
@@ -88,6 +88,11 @@ def parse_optimizer(text: str) -> tuple[Callable[..., torch.optim.Optimizer], di
     return getattr(torch.optim, factory_node.id), arguments
 
 
+def weights_of(optim: torch.optim.Optimizer) -> list[Tensor]:
+    """The weights that an optimiser trains, in the order in which its state numbers them."""
+    return [weight for group in optim.param_groups for weight in group["params"]]
+
+
 def count_steps_on(optim: torch.optim.Optimizer, device: torch.device) -> None:
     """Have an optimiser that counts its steps (Adam) do so on a GPU itself, as in a CUDA graph; on a CPU torch cannot.
 
@@ -119,7 +124,7 @@ def check_trained(optim: torch.optim.Optimizer, state: Any) -> None:
         saved = sum(len(group["params"]) for group in state["param_groups"])
     except (LookupError, TypeError):  # not the state of an optimiser, which is refused when it is taken over
         return
-    own = sum(len(group["params"]) for group in optim.param_groups)
+    own = len(weights_of(optim))
     if own != saved:
         got = Description(f"one of which {own} tensors are trained")
         remedy = "freeze the same layers, before the learner is created"
@@ -135,7 +140,7 @@ def load_state(optim: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     ]
     optim.load_state_dict({**state, "param_groups": groups})
     # Torch takes over tensors that fit without a copy, and casts others: copy each, in its own type.
-    weights = [weight for group in optim.param_groups for weight in group["params"]]
+    weights = weights_of(optim)
     for number, saved in state["state"].items():
         own = optim.state[weights[number]]
         for name in [name for name, value in saved.items() if isinstance(value, Tensor)]:
@@ -145,7 +150,7 @@ def load_state(optim: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
 def check_frozen(model: nn.Module, optim: torch.optim.Optimizer, frozen: Iterable[str]) -> None:
     """Refuse weights that were `frozen` at first, by name, and are no longer, but that the optimiser does not know."""
     if unfrozen := {name: weight for name in frozen if (weight := model.get_parameter(name)).requires_grad}:
-        known = {id(weight) for group in optim.param_groups for weight in group["params"]}
+        known = set(map(id, weights_of(optim)))
         for name, weight in unfrozen.items():
             if id(weight) not in known:
                 got = Description(f"weights that were frozen when the learner was created ({name})")

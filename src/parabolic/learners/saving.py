@@ -87,18 +87,10 @@ def load(
     return learner
 
 
-def _check_device(device: torch.device | str) -> None:
-    try:
-        torch.empty(0, device=device)
-    except DEVICE_ERRORS:
-        raise
-    except (RuntimeError, AssertionError) as error:  # which one depends on how torch was built
-        raise invalid("device", str(device), "a device of this machine, such as cpu", first_line(error)) from error
-
-
 def read_learner(path: Path, *more: str, outline: bool = False) -> dict[str, Any]:
-    """The contents of a learner's file, which must have the sections `more` too; with `outline`, without the tensors
-    (`read_outline`).
+    """The contents of a learner's file, which must also have the sections `more`.
+
+    With `outline`, its tensors have a shape and a type, but no numbers (`read_outline`).
     """
     saved = read_outline(path) if outline else read_state(path)
     kinds: dict[str, Any] = dict.fromkeys(more, dict)
@@ -156,6 +148,15 @@ def restore(learner: Learner, saved: Mapping[str, Any]) -> None:
         raise invalid("state", got, f"the state of a {type(learner).__name__} like this") from error
     _take_over(learner, state, outputs)
     learner.classes, learner.criterion = classes, criterion
+
+
+def _check_device(device: torch.device | str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except DEVICE_ERRORS:
+        raise
+    except (RuntimeError, AssertionError) as error:  # which one depends on how torch was built
+        raise invalid("device", str(device), "a device of this machine, such as cpu", first_line(error)) from error
 
 
 def _take_over(learner: Learner, state: Mapping[str, Any], outputs: int) -> None:

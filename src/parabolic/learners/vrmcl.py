@@ -155,8 +155,12 @@ class VRMCL(ReplayLearner):
         old_layout = self.weights.layout
         super().on_growth(moved)
         self._lay_out()
-        for name, fill in zip(self._vectors, (None, self.rate, 0.0), strict=True):  # `previous`: as now
-            tensors = (weight.detach() if fill is None else torch.full_like(weight, fill) for weight in self.weights)
+        new_rows = {
+            "previous": [weight.detach() for weight in self.weights],
+            "rates": [torch.full_like(weight, self.rate) for weight in self.weights],
+            "velocity": [torch.zeros_like(weight) for weight in self.weights],
+        }
+        for name, tensors in new_rows.items():
             grown = self.weights.layout.grown(getattr(self, name).detach(), old_layout, tensors)
             setattr(self, name, grown.requires_grad_(name != "velocity"))
 

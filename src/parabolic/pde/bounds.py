@@ -317,5 +317,9 @@ def _at_most(one: float, other: float) -> bool:
 
 @torch.no_grad()
 def _loss_range(loss: Loss, points: Tensor) -> Range:
-    losses = torch.cat([losses_at(loss, part) for part in torch.split(points, 1024)])
+    return range_of(torch.cat([losses_at(loss, part) for part in torch.split(points, 1024)]))
+
+
+def range_of(losses: Tensor) -> Range:
+    """The range of some losses."""
     return Range(float(losses.min()), float(losses.double().mean()), float(losses.max()))

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Generator, Tensor
 
-from parabolic.checks import check_finite, check_generator, check_number, invalid
+from parabolic.checks import check_finite, check_generator, check_number, invalid, type_name
 
 __all__ = ["Balls", "Domain", "Hull", "Intersection", "MemoryDomain"]
 
@@ -128,10 +128,9 @@ class Hull:
         flat = points.flatten(1)
         self.radius = float((flat - flat.mean(0)).norm(dim=1).max())
         eps = torch.finfo(points.dtype).eps
-        rounding = 10 * eps * self.radius
-        accuracy = min(tolerance * self.radius, 0.01 * margin if margin else torch.inf)
-        facets = _Facets.of(flat)
-        accuracy = rounding if facets else max(accuracy, rounding)
+        accuracy, facets = 10 * eps * self.radius, _Facets.of(flat)  # facets are exact up to rounding
+        if facets is None:
+            accuracy = max(accuracy, min(tolerance * self.radius, 0.01 * margin if margin else torch.inf))
         self._body = facets or _Cloud(flat, accuracy)
         # Points that `nearest` finds are also off by the rounding of the margin, and of coordinates of this size.
         self._reach = self.margin + accuracy + eps * (10 * self.margin + 4 * float(flat.norm(dim=1).max()))
@@ -489,12 +488,12 @@ def check_domain(name: str, domain: object) -> None:
 
 def check_methods(domain: Domain, x: Tensor) -> None:
     """Refuse a domain whose methods do not return what `Domain` says for points x."""
-    expected = {"inside": (x.shape[:1], torch.bool), "hit": (x.shape[:1], x.dtype), "nearest": (x.shape, x.dtype)}
-    for name, (shape, dtype) in expected.items():
+    kinds = {"inside": (x.shape[:1], torch.bool), "hit": (x.shape[:1], x.dtype), "nearest": (x.shape, x.dtype)}
+    for name, (shape, dtype) in kinds.items():
         got = getattr(domain, name)(x)
         if not isinstance(got, Tensor) or got.shape != shape or got.dtype != dtype:
-            kind = str(dtype).removeprefix("torch.")
-            raise invalid(f"domain.{name}", got, f"to return a tensor of shape {list(shape)} and type {kind}")
+            expected = f"to return a tensor of shape {list(shape)} and type {type_name(dtype)}"
+            raise invalid(f"domain.{name}", got, expected)
 
 
 def _check_points(points: Tensor, least: int) -> None:

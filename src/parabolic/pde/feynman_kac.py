@@ -230,21 +230,7 @@ def walk(
     """Simulate the stopped paths of `solve` batch by batch: yields the rows of x they start from, and their results."""
     check_number("steps", steps, whole=True, at_least=1)
     check_name("by", by, DRIFTS)
-    check_domain("domain", domain)
-    if drift is not None:
-        check_call("drift", drift, "x")
-    losses_at(loss, x)
-    check_methods(domain, x[:2])
-    outside = ~domain.inside(x)
-    if outside.any():
-        total, first = int(outside.sum()), int(outside.nonzero()[0])
-        got = Description(f"{total} points outside the domain, the first in row {first}")
-        raise invalid("x", got, "points where domain.inside(x) holds", "drop the others: u is not defined there")
-    if drift is not None:
-        speed = drift(x)
-        if not isinstance(speed, Tensor) or speed.shape != x.shape or speed.dtype != x.dtype:
-            raise invalid("drift", speed, f"to return a tensor of the shape {list(x.shape)} and type of its argument")
-        check_finite("drift", speed, "the points are finite, so it is the drift itself")
+    _check_problem(loss, x, domain, drift)
     gap, process = domain.hit(x), _Walk(loss, domain, sigma, drift, by, t / steps, generator)
     for rows, count in _chunks(x, paths, chunk):
         start, start_gap = (a[rows].repeat_interleave(count, 0) for a in (x, gap))
@@ -466,6 +452,25 @@ def _check_start(x: Tensor, t: float, sigma: float, paths: int) -> None:
     check_number("t", t, at_least=0)
     check_number("sigma", sigma, above=0, remedy="without diffusion the equation is not parabolic")
     check_number("paths", paths, whole=True, at_least=2)
+
+
+def _check_problem(loss: Loss, x: Tensor, domain: Domain, drift: Drift | None) -> None:
+    """Refuse points outside the domain, and functions that do not return at these points what they should."""
+    check_domain("domain", domain)
+    if drift is not None:
+        check_call("drift", drift, "x")
+    losses_at(loss, x)
+    check_methods(domain, x[:2])
+    outside = ~domain.inside(x)
+    if outside.any():
+        total, first = int(outside.sum()), int(outside.nonzero()[0])
+        got = Description(f"{total} points outside the domain, the first in row {first}")
+        raise invalid("x", got, "points where domain.inside(x) holds", "drop the others: u is not defined there")
+    if drift is not None:
+        speed = drift(x)
+        if not isinstance(speed, Tensor) or speed.shape != x.shape or speed.dtype != x.dtype:
+            raise invalid("drift", speed, f"to return a tensor of the shape {list(x.shape)} and type of its argument")
+        check_finite("drift", speed, "the points are finite, so it is the drift itself")
 
 
 def losses_at(loss: Loss, x: Tensor) -> Tensor:
