@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -18,7 +20,7 @@ from parabolic.options import no_option, options_of, parse_option
 __all__ = [
     "MEMORY", "Again", "Checkpoint", "Device", "FromPreset", "Json", "OnlyLearner", "OnlyStream", "PresetLearner",
     "PresetMemory", "PresetSeed", "PresetStream", "Runs", "Seed", "Set", "Where", "check_once", "chosen_preset",
-    "naming_preset", "read_run", "read_settings", "read_where", "settings_of_each",
+    "naming_preset", "read_run", "read_settings", "read_where", "settings_of_each", "with_groups",
 ]  # fmt: skip
 
 LEARNER = "The learner: a name from `parabolic list`, or module:Class."
@@ -59,6 +61,36 @@ Checkpoint = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="The device: auto, cpu, cuda or cuda:N.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of each of its parameters that is a dataclass, in the place of that parameter.
+
+    So commands can share a group of options: its fields are declared as a command's parameters are.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    parameters = signature.parameters.values()
+    groups: dict[str, Any] = {each.name: each.annotation for each in parameters if is_dataclass(each.annotation)}
+    options = []
+    for parameter in parameters:
+        if parameter.name not in groups:
+            options.append(parameter)
+            continue
+        group = groups[parameter.name]
+        types = get_type_hints(group, include_extras=True)
+        options += [
+            parameter.replace(name=field.name, default=field.default, annotation=types[field.name])
+            for field in fields(group)
+        ]
+
+    @functools.wraps(command)
+    def call(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        command(**given)
+
+    call.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]
+    return call
 
 
 def read_run(

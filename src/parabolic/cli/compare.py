@@ -15,8 +15,6 @@ from rich.console import Console
 from parabolic.checks import Description, InputError, check_name, invalid
 from parabolic.cli.common import (
     Again,
-    Checkpoint,
-    Device,
     PresetStream,
     Runs,
     Set,
@@ -24,15 +22,16 @@ from parabolic.cli.common import (
     naming_preset,
     read_settings,
     settings_of_each,
+    with_groups,
 )
-from parabolic.cli.grids import Address, Engine, Fleet, Gpus, Minutes, Workers, close_grid, note_package, train_all
-from parabolic.cli.tables import Format, Intervals, Output, check_output, describe_training, show, titles_of
+from parabolic.cli.grids import GridOptions, close_grid, note_package, train_all
+from parabolic.cli.tables import TableOptions, describe_training, titles_of
 from parabolic.cli.tracking import Track
 from parabolic.engine.measures import Measure, find_measures, owner
 from parabolic.experiments import Outcome, Preset, Record, RunSpec, Store, build, load_preset
 from parabolic.experiments.paper import Effort
 from parabolic.options import options_of, parse_option
-from parabolic.report import FORMATS, comparison, in_words
+from parabolic.report import comparison, in_words
 from parabolic.report.comparisons import FIGURES, USUAL, column_of, finished, plural
 from parabolic.report.tables import Column
 
@@ -41,7 +40,9 @@ __all__ = ["compare"]
 SEVERAL = "compare settings of one method as presets: --preset a.toml --preset b.toml, each with learner and [settings]"
 
 
+@with_groups
 def compare(
+    *,
     learners: Annotated[
         str | None,
         typer.Option(help="Learners, separated by commas.", show_default="pcl,er,sgd if there is no preset"),
@@ -61,14 +62,7 @@ def compare(
     settings: Set = None,
     runs: Runs = Path("runs"),
     again: Again = False,
-    device: Device = "auto",
-    engine: Engine = "local",
-    workers: Workers = None,
-    address: Address = None,
-    fleet: Fleet = 5,
-    gpus: Gpus = 1.0,
-    minutes: Minutes = None,
-    checkpoint: Checkpoint = 60.0,
+    grid: GridOptions,
     track: Track = None,
     metrics: Annotated[
         str | None,
@@ -77,53 +71,46 @@ def compare(
             show_default=f"{','.join(USUAL)} and all measures",
         ),
     ] = None,
-    format: Format = "terminal",
-    intervals: Intervals = False,
-    output: Output = None,
+    tables: TableOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print the records of all runs instead of a table.")] = False,
 ) -> None:
     """Train several learners with several seeds and print their results side by side."""
-    check_name("--format", format, FORMATS)
-    if as_json and (output is not None or format != "terminal"):
+    if as_json and not tables.in_terminal:
         raise invalid(
             "--json", Description("it with --output or --format"), "one kind of output", "leave the others out"
         )
     chosen = [load_preset(name) for name in preset or []]
     rows = _rows(learners, chosen)
-    tables = [_specs(rows, chosen, settings, stream, size, seeds) for size in _sizes(memory, chosen, settings)]
-    all_specs = (spec for table in tables for row in table.values() for spec in row)
+    by_size = [_specs(rows, chosen, settings, stream, size, seeds) for size in _sizes(memory, chosen, settings)]
+    all_specs = (spec for table in by_size for row in table.values() for spec in row)
     specs = list({spec.key: spec for spec in all_specs}.values())  # without a memory, runs are the same at all sizes
     columns = _columns(metrics, specs)
     store = Store(runs)
-    if engine == "local":  # the data on the nodes of a cluster may be missing here
-        first_specs = (row[0] for table in tables for row in table.values())
+    if grid.engine == "local":  # the data on the nodes of a cluster may be missing here
+        first_specs = (row[0] for table in by_size for row in table.values())
         with naming_preset(chosen, stream):
             _check_built([spec for spec in first_specs if spec.options and store.ended(spec) is None])
-    if output is not None:
-        check_output(output)
-    outcome = train_all(
-        specs, store, track, engine=engine, workers=workers, address=address, device=device, fleet=fleet, gpus=gpus,
-        minutes=minutes, checkpoint=checkpoint, again=again,
-    )  # fmt: skip
+    tables.check_file()
+    outcome = train_all(specs, store, grid, track, again=again)
     ended = outcome.records | outcome.diverged
     if as_json:
         _print_records(outcome)
     else:
-        titles = {row: row for row in rows} if format == "json" else titles_of(rows)
+        titles = {row: row for row in rows} if tables.format == "json" else titles_of(rows)
         records = {
             _title(table, settings or []): {
                 titles[row]: [ended[spec.key] for spec in row_specs if spec.key in ended]
                 for row, row_specs in table.items()
             }
-            for table in tables
+            for table in by_size
         }
         columns = _split_columns(columns, outcome.records.values())
         results = [
             comparison(row_records, title=title, seeds=seeds, notes=_effort_notes(chosen), columns=columns)
             for title, row_records in records.items()
         ]
-        show(results, format, intervals=intervals, output=output)
-        if format == "terminal" and output is None:
+        tables.show(results)
+        if tables.in_terminal:
             _print_summary(records, outcome, runs)
     note_package(ended.values())
     close_grid(outcome, store)
