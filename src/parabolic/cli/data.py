@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from parabolic import streams
-from parabolic.cli.common import Json, Seed, Set, check_once, read_settings
+from parabolic.cli.common import Json, Seed, Set, check_once, read_settings, settings_of_each
 from parabolic.experiments import RunSpec
 from parabolic.files import disk_errors, file_name
 from parabolic.options import options_of
@@ -126,7 +126,7 @@ def show(
     settings: Set = None,
 ) -> None:
     """Draw what a learner sees: examples of each task with their labels, and PCL's bridges."""
-    parsed_settings = read_settings(settings)
+    parsed_settings = settings_of_each({"pcl": "pcl"}, read_settings(settings))["pcl"]
     check_once(parsed_settings, {"--seed": seed})
     spec = RunSpec.from_settings("pcl", parsed_settings, stream=stream, seed=seed or 0)
     resolved = spec.resolved()
