@@ -95,6 +95,8 @@ def paper(
     store = BackedStore(runs, Records.ours() if records else Records())
     if like is not None and not dry_run:
         raise invalid("--like", like, "none without --dry-run", "add --dry-run")
+    if dry_run and tables.output is not None:
+        raise invalid("--output", str(tables.output), "none with --dry-run, which prints a plan", "leave one out")
     check_crew(grid.engine, grid.workers, grid.address)
     if dry_run:
         similar, at_once = _similar_runs(store, like, grid)
@@ -151,9 +153,9 @@ def _missing_lines(missing: Missing, selection: Selection, command: str) -> list
     data = dict.fromkeys(name for gap in gaps if (name := lacking_data(gap.stream)) is not None)
     steps = [*(f"parabolic data prepare {name}" for name in data), command]
     count = sum(sum(gap.rows.values()) for gap in gaps)
-    are = "is" if count == 1 else "are"
+    are, them = ("is", "it") if count == 1 else ("are", "them")
     return [
-        f"{plural(count, 'run')} {are} missing. To train them: {', then '.join(steps)}.",
+        f"{plural(count, 'run')} {are} missing. To train {them}: {', then '.join(steps)}.",
         *(f"    {gap}" for gap in gaps),
     ]
 
@@ -211,6 +213,10 @@ def _format_time(plan: Plan, at_once: int) -> str:
     left, seconds = plan.runs - plan.done, plan.seconds / at_once
     if plan.unknown == left > 0:
         return "unknown"
-    text = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
-    text = text if seconds < 6000 else f"{seconds / 3600:.1f} h"
-    return f"{text}, and {plan.unknown} runs unknown" if plan.unknown else text
+    if seconds < 100:
+        text = f"{seconds:.0f} s"
+    elif seconds < 6000:
+        text = f"{seconds / 60:.0f} min"
+    else:
+        text = f"{seconds / 3600:.1f} h"
+    return f"{text}, and {plural(plan.unknown, 'run')} unknown" if plan.unknown else text
