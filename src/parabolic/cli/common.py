@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from rich.console import Console
 
 from parabolic.checks import Description, InputError, check_name, invalid
 from parabolic.experiments import Preset, RunSpec, load_preset
@@ -20,7 +21,7 @@ from parabolic.options import no_option, options_of, parse_option
 __all__ = [
     "MEMORY", "Again", "Checkpoint", "Device", "FromPreset", "Json", "OnlyLearner", "OnlyStream", "PresetLearner",
     "PresetMemory", "PresetSeed", "PresetStream", "Runs", "Seed", "Set", "Where", "check_once", "chosen_preset",
-    "naming_preset", "read_run", "read_settings", "read_where", "settings_of_each", "with_groups",
+    "naming_preset", "plain_console", "read_run", "read_settings", "read_where", "settings_of_each", "with_groups",
 ]  # fmt: skip
 
 LEARNER = "The learner: a name from `parabolic list`, or module:Class."
@@ -61,6 +62,11 @@ Checkpoint = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="The device: auto, cpu, cuda or cuda:N.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def plain_console(*, stderr: bool = False) -> Console:
+    """A console that prints text as it is: nothing in it is markup, and long lines, as of paths, are not broken."""
+    return Console(stderr=stderr, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:

@@ -226,7 +226,7 @@ def _print_records(outcome: Outcome) -> None:
 
 def _print_summary(tables: Mapping[str, Mapping[str, Sequence[Record]]], outcome: Outcome, folder: Path) -> None:
     """Print the lines below the tables: how the runs were trained, how many there are, and what their results mean."""
-    console = Console(markup=False)
+    console = Console(markup=False, emoji=False)
     if description := _describe_rows(next(iter(tables.values()))):
         console.print(description)
     count = len(outcome.records) + len(outcome.diverged)

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from parabolic.cli.common import Checkpoint, Device
+from parabolic.cli.common import Checkpoint, Device, plain_console
 from parabolic.cli.tracking import tracking
 from parabolic.experiments import Event, Failure, GridBar, Outcome, Record, RunSpec, Store, run_grid, track_record
 from parabolic.experiments.store import FAILED
@@ -83,7 +82,7 @@ def note_package(runs: Iterable[Record], *, again: bool = True) -> None:
 
 def close_grid(outcome: Outcome, store: Store) -> None:
     """Print what diverged, failed or was not started; exit with an error code after a failure or an interruption."""
-    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    console = plain_console(stderr=True)
     for record in [*outcome.diverged.values()][:SHOWN]:
         console.print(f"{store.path(record.key)}: {record.diverged}")
     if len(outcome.diverged) > SHOWN:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from parabolic.checks import check_name, invalid
-from parabolic.cli.common import Runs, with_groups
+from parabolic.cli.common import Runs, plain_console, with_groups
 from parabolic.cli.grids import GridOptions, close_grid, note_package, train_all
 from parabolic.cli.tables import TableOptions, titles_of
 from parabolic.cli.tracking import Track
@@ -140,7 +140,7 @@ def _names(text: str | None) -> tuple[str, ...] | None:
 
 def _print_lines(lines: list[str], *, to_stdout: bool) -> None:
     """Print lines below a table, or on standard error, apart from what another program reads."""
-    console = Console(stderr=not to_stdout, soft_wrap=True, highlight=False, markup=False)
+    console = plain_console(stderr=not to_stdout)
     for line in lines:
         console.print(line)
 
@@ -205,7 +205,7 @@ def _print_plans(plans: dict[str, Plan], at_once: int, format: str) -> None:
         if name == "all":
             table.add_section()
         table.add_row(name, str(plan.runs), str(plan.done), str(plan.runs - plan.done), _format_time(plan, at_once))
-    Console(markup=False).print(table)
+    Console(markup=False, emoji=False).print(table)
 
 
 def _format_time(plan: Plan, at_once: int) -> str:

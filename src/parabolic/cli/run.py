@@ -97,12 +97,12 @@ def run_one(
 
 def _print_run(record: Record, title: str, folder: Path | None, reused: bool) -> None:
     """Print the results of a run, how it was trained, and where it is stored, if it is."""
-    console = Console(markup=False)
+    console = Console(markup=False, emoji=False)
     table, shown = accuracies(record.accuracy, console.width, title)
     console.print(table)
     if shown < len(record.accuracy):
         hint = f"; all are in {folder}/run.json" if folder else ""
-        console.print(f"{shown} of {len(record.accuracy)} tasks{hint}")
+        console.print(f"{shown} of {len(record.accuracy)} tasks{hint}", soft_wrap=True)
     console.print(describe_training([record]))
     for label, is_task_metric in (("", False), ("with the task told: ", True)):
         figures = {
@@ -116,4 +116,4 @@ def _print_run(record: Record, title: str, folder: Path | None, reused: bool) ->
     if record.measured:
         console.print(", ".join(f"{name} {values[-1]:.4g}" for name, values in record.measured.items()))
     location = f"{'found' if reused else 'stored'} in {folder}" if folder else "not stored"
-    console.print(f"{format_seconds(sum(record.train_seconds))} s of training; {location}")
+    console.print(f"{format_seconds(sum(record.train_seconds))} s of training; {location}", soft_wrap=True)

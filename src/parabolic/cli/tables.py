@@ -47,7 +47,7 @@ class TableOptions:
 
     def show(self, tables: Sequence[Results]) -> None:
         """Print tables, or write them to the file."""
-        console = Console()
+        console = Console(emoji=False)
         if self.output is not None:
             with disk_errors("--output", self.output.parent, "name another file"):
                 write_text(self.output, render(tables, self.format, intervals=self.intervals))

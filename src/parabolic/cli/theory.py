@@ -63,7 +63,7 @@ def bounds(
     """Compare the loss on memory with the loss on the first and last task, after every task (the paper's appendix)."""
     chosen, spec = read_run(learner, preset, settings, stream=stream, memory=memory, seed=seed)
     _check_folder(output)
-    console = Console(stderr=as_json, markup=False)
+    console = Console(stderr=as_json, markup=False, emoji=False)
     monitor = BoundsMonitor(
         eps=eps, samples=samples, seed=spec.seed, warn=lambda text: console.print(text, style="bold")
     )
@@ -76,7 +76,7 @@ def bounds(
         print(json.dumps(payload, indent=1))
         return
     console.print(_forgetting_table(monitor.rows), _generalisation_table(monitor.rows, len(state.stream)), sep="\n")
-    console.print(message)
+    console.print(message, soft_wrap=True)
 
 
 def profile(
@@ -123,9 +123,9 @@ def profile(
     if as_json:
         print(json.dumps(payload, indent=1))
         return
-    console = Console(markup=False)
+    console = Console(markup=False, emoji=False)
     console.print(_profile_table(rows, f"{chosen.name} on {spec.stream}: u(x, {time:g}) over the hull of the memory"))
-    console.print(message)
+    console.print(message, soft_wrap=True)
 
 
 def _check_folder(output: Path) -> None:

@@ -196,7 +196,7 @@ def _tune(search: Search, store: Store, *, trials: int, **options: Any) -> Tuned
 
 
 def _print_result(tuned: Tuned, path: Path, preset_name: Path | str, origin: str) -> None:
-    console, search = Console(markup=False), tuned.search
+    console, search = Console(markup=False, emoji=False), tuned.search
     count = plural(len(tuned.trials), "trial")
     console.print(f"{search.spec.learner} on {search.spec.stream}: the best of {count}")
     console.print(_trial_table(tuned))
@@ -210,7 +210,7 @@ def _print_result(tuned: Tuned, path: Path, preset_name: Path | str, origin: str
             console.print(f"With {origin} values: {_format_score(search, trial)}{_unit(search)}.")
     if tuned.running:
         console.print(f"Trials still running in other processes: {tuned.running}.")
-    console.print(f"Saved to {path}; to use it: parabolic run --preset {preset_name}")
+    console.print(f"Saved to {path}; to use it: parabolic run --preset {preset_name}", soft_wrap=True)
 
 
 def list_presets(as_json: Json = False) -> None:
@@ -237,7 +237,7 @@ def list_presets(as_json: Json = False) -> None:
             made_for += f", memory {preset.memory}" if preset.memory is not None else ""
             about = ": ".join(filter(None, ["yours, in place of the package's" * is_replaced(path), preset.about]))
             table.add_row(preset.name, preset.learner, made_for, _format_settings(preset.settings), about)
-        Console(markup=False).print(table)
+        Console(markup=False, emoji=False).print(table)
     for problem in damaged:
         print(f"error: {problem}", file=sys.stderr)
     if damaged:

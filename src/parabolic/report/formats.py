@@ -179,7 +179,7 @@ def latex(results: Results, *, intervals: bool = False) -> str:
 
 def _plain_text(results: Results, *, intervals: bool = False) -> str:
     """The table for a terminal that is as wide as needed."""
-    console = Console(file=io.StringIO(), width=10_000)
+    console = Console(file=io.StringIO(), width=10_000, emoji=False)
     with console.capture() as captured:
         console.print(terminal(results, intervals=intervals))
     return captured.get()
