@@ -81,7 +81,11 @@ def compare(
         )
     chosen = [load_preset(name) for name in preset or []]
     rows = _rows(learners, chosen)
-    by_size = [_specs(rows, chosen, settings, stream, size, seeds) for size in _sizes(memory, chosen, settings)]
+    given = read_settings(settings)
+    sizes = _sizes(memory, rows, given)
+    row_settings = _row_settings(rows, given)
+    stream_name = _preset_value("stream", rows, "seq-digits") if stream is None else stream
+    by_size = [_specs(rows, row_settings, stream_name, size, seeds) for size in sizes]
     all_specs = (spec for table in by_size for row in table.values() for spec in row)
     specs = list({spec.key: spec for spec in all_specs}.values())  # without a memory, runs are the same at all sizes
     columns = _columns(metrics, specs)
@@ -98,7 +102,7 @@ def compare(
     else:
         titles = {row: row for row in rows} if tables.format == "json" else titles_of(rows)
         records = {
-            _title(table, settings or []): {
+            _title(table, given): {
                 titles[row]: [ended[spec.key] for spec in row_specs if spec.key in ended]
                 for row, row_specs in table.items()
             }
@@ -151,17 +155,16 @@ def _split_columns(columns: Mapping[str, Column], records: Iterable[Record]) -> 
     }
 
 
-def _sizes(memory: str | None, presets: list[Preset], settings: list[str] | None) -> list[int]:
+def _sizes(memory: str | None, rows: Mapping[str, Preset], settings: Mapping[str, str]) -> list[int]:
     """Parse the sizes of `--memory`."""
     if memory is None:
-        return [_preset_value("memory", presets, 200)]
+        return [_preset_value("memory", rows, 200)]
     sizes = [parse_option(options_of(RunSpec), "memory", text.strip()) for text in memory.split(",")]
     if len(set(sizes)) < len(sizes):
         raise invalid("--memory", memory, "each size once")
-    parsed_settings = read_settings(settings)
-    if len(sizes) > 1 and any(key.rpartition(".")[2] == "memory" for key in parsed_settings):
+    if len(sizes) > 1 and any(key.rpartition(".")[2] == "memory" for key in settings):
         raise invalid("--memory", memory, "one size with --set memory", "leave one of them out")
-    check_once(parsed_settings, {"--memory": sizes[0]})  # er.memory=50, for one row, may differ
+    check_once(settings, {"--memory": sizes[0]})  # er.memory=50, for one row, may differ
     return sizes
 
 
@@ -182,25 +185,23 @@ def _rows(learners: str | None, presets: Sequence[Preset]) -> dict[str, Preset]:
     return rows
 
 
+def _row_settings(rows: Mapping[str, Preset], settings: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return the settings of each row; the stream and the seeds, which all rows share, cannot be among them."""
+    row_settings = settings_of_each({name: row.learner for name, row in rows.items()}, settings)
+    for name, option in (("stream", "--stream"), ("seed", "--seeds")):
+        expected, remedy = "a setting that may differ between rows", f"use {option}, which applies to all rows"
+        if any(name in values for values in row_settings.values()):
+            raise invalid("--set", name, expected, remedy)
+        for row in rows.values():
+            if name in row.settings:
+                raise invalid(f"preset {row.name!r}", name, expected, f"take it out of [settings] and {remedy}")
+    return row_settings
+
+
 def _specs(
-    rows: Mapping[str, Preset],
-    presets: list[Preset],
-    settings: list[str] | None,
-    stream: str | None,
-    memory: int,
-    seeds: int,
+    rows: Mapping[str, Preset], row_settings: Mapping[str, Mapping[str, str]], stream: str, memory: int, seeds: int
 ) -> dict[str, list[RunSpec]]:
     """Return the runs of each row, one for each seed, all on the same stream."""
-    row_settings = settings_of_each({name: row.learner for name, row in rows.items()}, read_settings(settings))
-    for name, option in (("stream", "--stream"), ("seed", "--seeds")):
-        remedy = f"use {option}, which applies to all rows"
-        if any(name in values for values in row_settings.values()):
-            raise invalid("--set", name, "a setting that may differ between rows", remedy)
-        for preset in presets:
-            if name in preset.settings:
-                remedy = f"take it out of [settings] and {remedy}"
-                raise invalid(f"preset {preset.name!r}", name, "a setting that may differ between rows", remedy)
-    stream = _preset_value("stream", presets, "seq-digits") if stream is None else stream
     try:
         return {
             name: [row.spec(row_settings[name], stream=stream, memory=memory, seed=seed) for seed in range(seeds)]
@@ -247,12 +248,12 @@ def _check_built(specs: Iterable[RunSpec]) -> None:
             continue
 
 
-def _title(rows: Mapping[str, Sequence[RunSpec]], settings: Iterable[str]) -> str:
+def _title(rows: Mapping[str, Sequence[RunSpec]], settings: Mapping[str, str]) -> str:
     """Return the title of a comparison: the stream, the memory and the other settings."""
     runs = [spec.resolved() for row in rows.values() for spec in row]
     sizes = " and ".join(str(size) for size in sorted({run["memory"] for run in runs if "memory" in run}))
     shown = ("memory", "measure", "future")  # in the title already, or as columns
-    others = " ".join(setting for setting in settings if setting.partition("=")[0].rpartition(".")[2] not in shown)
+    others = " ".join(f"{key}={text}" for key, text in settings.items() if key.rpartition(".")[2] not in shown)
     parts = [runs[0]["stream"], f"memory {sizes}" if sizes else "", others]
     return ", ".join(part for part in parts if part)
 
@@ -279,9 +280,9 @@ def _effort_notes(presets: Sequence[Preset]) -> list[str]:
     return [f"Tuning effort differs: {', '.join(parts)}."]
 
 
-def _preset_value(field: str, presets: list[Preset], default: Any) -> Any:
+def _preset_value(field: str, rows: Mapping[str, Preset], default: Any) -> Any:
     """Return the stream or memory that all presets were made for, if they name one."""
-    values = {value for preset in presets if (value := getattr(preset, field)) is not None}
+    values = {value for preset in rows.values() if (value := getattr(preset, field)) is not None}
     if len(values) > 1:
         got = Description(f"presets for {' and '.join(map(str, sorted(values)))}")
         raise invalid(f"--{field}", got, "the same for all rows", f"give --{field}")
