@@ -27,6 +27,7 @@ from parabolic.cli.common import (
 )
 from parabolic.cli.tables import check_output
 from parabolic.engine import BoundsMonitor, BoundsRow, Callback, ProfileRecorder, ProgressBar, State, train
+from parabolic.engine.theory import EPS, SAMPLES
 from parabolic.experiments import RunSpec, build
 from parabolic.files import disk_errors, file_name, write_text
 from parabolic.pde import Range
@@ -54,8 +55,10 @@ def bounds(
     memory: PresetMemory = None,
     seed: PresetSeed = None,
     settings: Set = None,
-    eps: Eps = 0.01,
-    samples: Annotated[int, typer.Option(help="How many points to sample on the boundary, and as many inside.")] = 256,
+    eps: Eps = EPS,
+    samples: Annotated[
+        int, typer.Option(help="How many points to sample on the boundary, and as many inside.")
+    ] = SAMPLES,
     output: Output = Path("bounds"),
     device: Device = "auto",
     as_json: Json = False,
@@ -86,7 +89,7 @@ def profile(
     memory: SmallMemory = None,
     seed: PresetSeed = None,
     settings: Set = None,
-    eps: Eps = 0.01,
+    eps: Eps = EPS,
     time: Annotated[float, typer.Option(help="The time t of u(x, t).")] = 1.0,
     sigma: Annotated[float, typer.Option(help="The diffusion coefficient of the equation.")] = 0.05,
     grid: Annotated[int, typer.Option(min=2, help="Grid points along each side.")] = 48,
