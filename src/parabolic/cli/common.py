@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,8 +18,8 @@ from parabolic.options import no_option, options_of, parse_option
 
 __all__ = [
     "MEMORY", "Again", "Checkpoint", "Device", "FromPreset", "Json", "OnlyLearner", "OnlyStream", "PresetLearner",
-    "PresetMemory", "PresetSeed", "PresetStream", "Runs", "Seed", "Set", "Where", "check_once", "chosen_preset",
-    "naming_preset", "plain_console", "read_run", "read_settings", "read_where", "settings_of_each", "with_groups",
+    "PresetMemory", "PresetStream", "RunOptions", "Runs", "Seed", "Set", "Where", "check_once", "chosen_preset",
+    "naming_preset", "plain_console", "read_settings", "read_where", "settings_of_each",
 ]  # fmt: skip
 
 LEARNER = "The learner: a name from `parabolic list`, or module:Class."
@@ -48,7 +46,6 @@ FromPreset = Annotated[
 PresetLearner = Annotated[str | None, typer.Option("--learner", help=LEARNER, show_default="the preset's, or pcl")]
 PresetStream = Annotated[str | None, typer.Option("--stream", help=STREAM, show_default="the preset's, or seq-digits")]
 PresetMemory = Annotated[int | None, typer.Option("--memory", help=MEMORY, show_default="the preset's, or 200")]
-PresetSeed = Annotated[int | None, typer.Option("--seed", help=SEED, show_default="the preset's, or 0")]
 OnlyLearner = Annotated[str | None, typer.Option("--learner", help="Only runs of this learner.")]
 OnlyStream = Annotated[str | None, typer.Option("--stream", help="Only runs on this stream.")]
 Where = Annotated[
@@ -69,54 +66,28 @@ def plain_console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
-def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of each of its parameters that is a dataclass, in the place of that parameter.
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of commands that train one run: what it is."""
 
-    So commands can share a group of options: its fields are declared as a command's parameters are.
-    """
-    signature = inspect.signature(command, eval_str=True)
-    parameters = signature.parameters.values()
-    groups: dict[str, Any] = {each.name: each.annotation for each in parameters if is_dataclass(each.annotation)}
-    options = []
-    for parameter in parameters:
-        if parameter.name not in groups:
-            options.append(parameter)
-            continue
-        group = groups[parameter.name]
-        types = get_type_hints(group, include_extras=True)
-        options += [
-            parameter.replace(name=field.name, default=field.default, annotation=types[field.name])
-            for field in fields(group)
-        ]
+    learner: PresetLearner = None
+    preset: FromPreset = None
+    stream: PresetStream = None
+    memory: PresetMemory = None
+    seed: Annotated[int | None, typer.Option(help=SEED, show_default="the preset's, or 0")] = None
+    settings: Set = None
 
-    @functools.wraps(command)
-    def call(**given: Any) -> None:
-        for name, group in groups.items():
-            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
-        command(**given)
+    def read(self, **defaults: Any) -> tuple[Preset, RunSpec]:
+        """Return the preset (for a plain learner: an empty one) and the spec of its run.
 
-    call.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]
-    return call
-
-
-def read_run(
-    learner: str | None,
-    preset: str | None,
-    settings: list[str] | None,
-    defaults: Mapping[str, Any] | None = None,
-    **given: Any,
-) -> tuple[Preset, RunSpec]:
-    """Return the preset (for a plain learner: an empty one) and the spec of its run.
-
-    Values in `given` that are None fall back to the preset's, then to `defaults`: those of a command for the stream and
-    the memory.
-    """
-    chosen = chosen_preset(learner, preset)
-    missing = {name: value for name, value in (defaults or {}).items() if getattr(chosen, name) is None}
-    chosen = replace(chosen, **missing)
-    own_settings = settings_of_each({chosen.name: chosen.learner}, read_settings(settings))[chosen.name]
-    check_once(own_settings, {f"--{name}": value for name, value in given.items()})
-    return chosen, chosen.spec(own_settings, **{name: value for name, value in given.items() if value is not None})
+        A stream, memory or seed that is not given is the preset's or else, if it has none, that of `defaults`.
+        """
+        chosen = chosen_preset(self.learner, self.preset)
+        chosen = replace(chosen, **{name: value for name, value in defaults.items() if getattr(chosen, name) is None})
+        settings = settings_of_each({chosen.name: chosen.learner}, read_settings(self.settings))[chosen.name]
+        given = {name: value for name in ("stream", "memory", "seed") if (value := getattr(self, name)) is not None}
+        check_once(settings, {f"--{name}": value for name, value in given.items()})
+        return chosen, chosen.spec(settings, **given)
 
 
 def chosen_preset(learner: str | None, preset: str | None) -> Preset:

@@ -22,9 +22,9 @@ from parabolic.cli.common import (
     naming_preset,
     read_settings,
     settings_of_each,
-    with_groups,
 )
 from parabolic.cli.grids import GridOptions, close_grid, note_package, train_all
+from parabolic.cli.groups import with_groups
 from parabolic.cli.tables import TableOptions, describe_training, titles_of
 from parabolic.cli.tracking import Track
 from parabolic.engine.measures import Measure, find_measures, owner

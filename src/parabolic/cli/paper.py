@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from parabolic.checks import check_name, invalid
-from parabolic.cli.common import Runs, plain_console, with_groups
+from parabolic.cli.common import Runs, plain_console
 from parabolic.cli.grids import GridOptions, close_grid, note_package, train_all
+from parabolic.cli.groups import with_groups
 from parabolic.cli.tables import TableOptions, titles_of
 from parabolic.cli.tracking import Track
 from parabolic.experiments import BackedStore, Outcome, Record, Records, Store, is_record

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,18 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from parabolic.checks import check_number
-from parabolic.cli.common import (
-    MEMORY,
-    Device,
-    FromPreset,
-    Json,
-    PresetLearner,
-    PresetMemory,
-    PresetSeed,
-    PresetStream,
-    Set,
-    read_run,
-)
+from parabolic.cli.common import MEMORY, Device, Json, RunOptions
+from parabolic.cli.groups import with_groups
 from parabolic.cli.tables import check_output
 from parabolic.engine import BoundsMonitor, BoundsRow, Callback, ProfileRecorder, ProgressBar, State, train
 from parabolic.engine.theory import EPS, SAMPLES
@@ -35,26 +26,28 @@ from parabolic.report.figures import check_picture, draw_bounds, draw_profiles
 
 __all__ = ["bounds", "profile"]
 
-PlaneStream = Annotated[
-    str | None,
-    typer.Option(
-        "--stream",
-        help="The stream, of points in the plane: a name from `parabolic list`, or module:function.",
-        show_default="the preset's, or seq-blobs",
-    ),
-]
-SmallMemory = Annotated[int | None, typer.Option("--memory", help=MEMORY, show_default="the preset's, or 60")]
 Output = Annotated[Path, typer.Option("--output", "--out", "-o", help="The folder for the JSON file and the picture.")]
 Eps = Annotated[float, typer.Option(help="Squared radius of the balls around the examples in memory.")]
 
 
+@dataclass(frozen=True)
+class PlaneOptions(RunOptions):
+    """The same, with the defaults of `profile`: points in the plane, and few in memory."""
+
+    stream: Annotated[
+        str | None,
+        typer.Option(
+            help="The stream, of points in the plane: a name from `parabolic list`, or module:function.",
+            show_default="the preset's, or seq-blobs",
+        ),
+    ] = None
+    memory: Annotated[int | None, typer.Option(help=MEMORY, show_default="the preset's, or 60")] = None
+
+
+@with_groups
 def bounds(
-    learner: PresetLearner = None,
-    preset: FromPreset = None,
-    stream: PresetStream = None,
-    memory: PresetMemory = None,
-    seed: PresetSeed = None,
-    settings: Set = None,
+    *,
+    options: RunOptions,
     eps: Eps = EPS,
     samples: Annotated[
         int, typer.Option(help="How many points to sample on the boundary, and as many inside.")
@@ -64,7 +57,7 @@ def bounds(
     as_json: Json = False,
 ) -> None:
     """Compare the loss on memory with the loss on the first and last task, after every task (the paper's appendix)."""
-    chosen, spec = read_run(learner, preset, settings, stream=stream, memory=memory, seed=seed)
+    chosen, spec = options.read()
     _check_folder(output)
     console = Console(stderr=as_json, markup=False, emoji=False)
     monitor = BoundsMonitor(
@@ -82,13 +75,10 @@ def bounds(
     console.print(message, soft_wrap=True)
 
 
+@with_groups
 def profile(
-    learner: PresetLearner = None,
-    preset: FromPreset = None,
-    stream: PlaneStream = None,
-    memory: SmallMemory = None,
-    seed: PresetSeed = None,
-    settings: Set = None,
+    *,
+    options: PlaneOptions,
     eps: Eps = EPS,
     time: Annotated[float, typer.Option(help="The time t of u(x, t).")] = 1.0,
     sigma: Annotated[float, typer.Option(help="The diffusion coefficient of the equation.")] = 0.05,
@@ -99,8 +89,7 @@ def profile(
     as_json: Json = False,
 ) -> None:
     """Draw the continual loss profile u(x, t) of a learner after each task of a stream of points in the plane."""
-    defaults = {"stream": "seq-blobs", "memory": 60}
-    chosen, spec = read_run(learner, preset, settings, defaults, stream=stream, memory=memory, seed=seed)
+    chosen, spec = options.read(stream="seq-blobs", memory=60)
     check_number("--memory", spec.memory, whole=True, at_least=3, remedy="three points are needed to span an area")
     _check_folder(output)
     recorder = ProfileRecorder(grid=grid, eps=eps, t=time, sigma=sigma, paths=paths, seed=spec.seed)
