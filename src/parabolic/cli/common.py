@@ -68,7 +68,7 @@ def plain_console(*, stderr: bool = False) -> Console:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of commands that train one run: what it is."""
+    """The options of commands that train one run, which determine its spec."""
 
     learner: PresetLearner = None
     preset: FromPreset = None
@@ -80,7 +80,7 @@ class RunOptions:
     def read(self, **defaults: Any) -> tuple[Preset, RunSpec]:
         """Return the preset (for a plain learner: an empty one) and the spec of its run.
 
-        A stream, memory or seed that is not given is the preset's or else, if it has none, that of `defaults`.
+        A stream or memory that is not given is the preset's or, if that has none, the one in `defaults`.
         """
         chosen = chosen_preset(self.learner, self.preset)
         chosen = replace(chosen, **{name: value for name, value in defaults.items() if getattr(chosen, name) is None})

@@ -32,7 +32,7 @@ Eps = Annotated[float, typer.Option(help="Squared radius of the balls around the
 
 @dataclass(frozen=True)
 class PlaneOptions(RunOptions):
-    """The same, with the defaults of `profile`: points in the plane, and few in memory."""
+    """The options of a run for `profile`: on points in the plane, with few of them in memory."""
 
     stream: Annotated[
         str | None,
