@@ -228,7 +228,7 @@ def test_the_installed_command_works():
 
 
 def test_names_are_printed_as_they_are(parabolic, tmp_path, monkeypatch):
-    folder, odd = tmp_path / "presets", "uses [/x] and [bold]"
+    folder, odd = tmp_path / "presets", "uses [/x], [bold] and :cat:"
     folder.mkdir()
     (folder / "mine.toml").write_text(f'learner = "sgd"\nabout = "{odd}"\n[study]\nday = 2026-01-01\n')
     monkeypatch.setenv("PARABOLIC_PRESETS", str(folder))
@@ -533,3 +533,29 @@ def test_options_are_looked_at_where_the_run_is_there_too(parabolic, option, val
     code, out, err = parabolic(*command, f"--{option}", value)
     assert (code, out) == (2, "")
     assert err.startswith(f"error: {option}: got ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "--learner", "sgd", "--set", "backbone=mlp", "--runs"),
+        ("tune", "--learner", "sgd", "--trials", "1", "--output"),
+        ("bounds", "--samples", "2", "--output"),
+        ("profile", "--grid", "4", "--paths", "2", "--output"),
+        ("data", "show", "seq-blobs", "--output"),
+        ("data", "list"),
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)
+def test_long_paths_are_printed_unbroken(parabolic, tmp_path, monkeypatch, arguments):
+    monkeypatch.setenv("COLUMNS", "80")
+    path = str(tmp_path / ("long" * 30))
+    if arguments == ("data", "list"):
+        monkeypatch.setenv("PARABOLIC_DATA", path)
+    else:
+        on_blobs = () if "show" in arguments else ("--stream", "seq-blobs")
+        path += ".png" * ("show" in arguments)
+        arguments = (*arguments, path, *on_blobs)
+    code, out, err = parabolic(*arguments)
+    assert (code, err) == (0, "")
+    assert path in out

@@ -216,6 +216,15 @@ def test_show_names_the_picture_by_what_is_on_it(parabolic, tmp_path):
     assert not (tmp_path / "seq-digits.png").exists()
 
 
+def test_show_takes_a_setting_of_pcl_by_its_full_name_too(parabolic, tmp_path):
+    drawn = []
+    for setting in ("sigma_x=0.3", "pcl.sigma_x=0.3", "sigma_x=0.1"):
+        code, _, err = parabolic("data", "show", "seq-blobs", "--set", setting)
+        assert (code, err) == (0, "")
+        drawn.append((tmp_path / "seq-blobs.png").read_bytes())
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
 def test_show_takes_colours_and_a_place(parabolic, archive, tmp_path):
     parabolic("data", "prepare", "cifar10", "--from", str(archive))
     code, out, _ = parabolic("data", "show", "seq-cifar10", "--output", "sub/a.png")
@@ -234,7 +243,7 @@ def test_show_takes_colours_and_a_place(parabolic, archive, tmp_path):
         (["prepare", "mine", "--from", ".", "--label", "y"], "--label", "a source with columns, hf:NAME"),
         (["show", "seq-digit"], "stream", "did you mean 'seq-digits'?"),
         (["show", "seq-cifar10"], "data", "parabolic data prepare cifar10"),
-        (["show", "seq-digits", "--set", "corupt=1"], "settings", "did you mean 'corruption'?"),
+        (["show", "seq-digits", "--set", "corupt=1"], "--set", "did you mean 'corruption'?"),
         (["show", "seq-digits", "--set", "corruption_rate=2"], "corruption_rate", "at most 1"),
     ],
 )

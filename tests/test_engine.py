@@ -275,10 +275,11 @@ def test_learner_and_stream_are_not_mixed_up():
         train(SGD(MLP((2,), 6)), [])
 
 
-def bar_output(terminal):
+def bar_output(terminal, title=""):
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=120)
     with ProgressBar(console, every=1) as bar:
+        bar.title = title
         train(SGD(nn.Sequential(nn.Flatten(), nn.Linear(64, 10))), make_stream("seq-digits"), callbacks=[bar])
     return out.getvalue()
 
@@ -289,6 +290,10 @@ def test_the_bar_shows_tasks_steps_loss_accuracy_and_time_on_a_terminal_alone():
     assert "loss" in shown
     assert "accuracy" in shown
     assert bar_output(terminal=False) == ""
+
+
+def test_the_title_of_the_bar_is_shown_as_it_is():
+    assert "in [/x] and [bold]" in bar_output(terminal=True, title="in [/x] and [bold]")
 
 
 @pytest.mark.parametrize(

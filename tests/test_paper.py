@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from parabolic import Learner, RunSpec, Store, metrics
+from parabolic.cli.paper import _format_time
 from parabolic.engine import BoundsMonitor
 from parabolic.experiments import Record, execute, write_records
-from parabolic.experiments.paper import METHODS, NAMES, Estimates, Selection, bounds_in, paper_tables
+from parabolic.experiments.paper import METHODS, NAMES, Estimates, Plan, Selection, bounds_in, paper_tables
 from parabolic.learners import SI
 from parabolic.streams.scenarios import PAPER_SIZES
 
@@ -219,6 +220,21 @@ def test_a_dry_run_refuses_what_the_run_would_refuse(parabolic, option, value):
     code, _, err = parabolic("paper", "runtime", "--dry-run", option, value)
     assert code == 2
     assert err.startswith(f"error: {option.strip('-')}: got ")
+
+
+def test_a_dry_run_refuses_a_file_that_it_would_not_write(parabolic, tmp_path):
+    code, out, err = parabolic("paper", "runtime", "--dry-run", "--output", "tables.md", "--format", "markdown")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: --output: got 'tables.md', expected none with --dry-run")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "unknown", "text"),
+    [(99, 0, "99 s"), (100, 0, "2 min"), (6000, 0, "1.7 h"), (99, 1, "99 s, and 1 run unknown"), (0, 2, "unknown")],
+)
+def test_the_time_of_a_plan_is_told_in_the_unit_that_suits_it(seconds, unknown, text):
+    assert _format_time(Plan(3, 1, 4.0 * seconds, unknown), at_once=4) == text
 
 
 def test_quick_tables_are_trained_once_and_then_found(parabolic, tmp_path, monkeypatch):

@@ -417,6 +417,25 @@ def test_trials_in_other_processes_are_told(parabolic, monkeypatch, running):
     assert ("Trials still running in other processes: 2." in out) == bool(running)
 
 
+def test_the_score_of_the_default_values_is_told_also_if_they_were_tried_later(parabolic, monkeypatch):
+    def found(search, *_, **__):  # as after a worker was killed in the first trial while another went on
+        return Tuned("one", search, [Trial({"lr": 0.2}, 50.0), Trial({"lr": 0.1}, 40.0)], 0, {})
+
+    monkeypatch.setattr("parabolic.cli.tune.tune", found)
+    _, out, _ = parabolic("tune", "--learner", "er", "--stream", "seq-blobs")
+    assert "With the learner's default values: 40.0 %." in out
+
+
+def test_nothing_is_told_of_default_values_that_are_still_being_tried(parabolic, monkeypatch):
+    def found(search, *_, **__):
+        return Tuned("one", search, [Trial({"lr": 0.2}, 50.0)], 1, {})
+
+    monkeypatch.setattr("parabolic.cli.tune.tune", found)
+    code, out, _ = parabolic("tune", "--learner", "er", "--stream", "seq-blobs")
+    assert (code, "default values" in out) == (0, False)
+    assert "the best of 1 trial\n" in out
+
+
 # -- the study -----------------------------------------------------------------------------------------------------
 
 

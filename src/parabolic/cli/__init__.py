@@ -54,6 +54,8 @@ COMMANDS = {
 }
 """Where each command is, and the first line of its help, so that `parabolic --help` imports none of them."""
 
+GROUPS = Path(__file__).with_name("groups.py")  # whose function calls a command, as typer's do
+
 
 class _Commands(TyperGroup):
     """The commands by name; the module of one is imported when it is called."""
@@ -105,7 +107,7 @@ def _show_own_code_first(kind: type[BaseException], error: BaseException, trace:
     while calls and calls[-1].tb_next:
         calls.append(calls[-1].tb_next)
     files = [Path(call.tb_frame.f_code.co_filename) for call in calls]
-    command = max((i + 1 for i, file in enumerate(files) if "typer" in file.parts), default=0)
+    command = max((i + 1 for i, file in enumerate(files) if "typer" in file.parts or file == GROUPS), default=0)
     start = next((i for i, file in enumerate(files) if i >= command and is_own(file)), command)
     traceback.print_exception(kind, error, calls[start] if start < len(calls) else trace)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from parabolic.checks import Description, InputError, check_name, invalid
 from parabolic.experiments import Preset, RunSpec, load_preset
@@ -17,8 +18,8 @@ from parabolic.options import no_option, options_of, parse_option
 
 __all__ = [
     "MEMORY", "Again", "Checkpoint", "Device", "FromPreset", "Json", "OnlyLearner", "OnlyStream", "PresetLearner",
-    "PresetMemory", "PresetSeed", "PresetStream", "Runs", "Seed", "Set", "Where", "check_once", "chosen_preset",
-    "naming_preset", "read_run", "read_settings", "read_where", "settings_of_each",
+    "PresetMemory", "PresetStream", "RunOptions", "Runs", "Seed", "Set", "Where", "check_once", "chosen_preset",
+    "naming_preset", "plain_console", "read_settings", "read_where", "settings_of_each",
 ]  # fmt: skip
 
 LEARNER = "The learner: a name from `parabolic list`, or module:Class."
@@ -45,7 +46,6 @@ FromPreset = Annotated[
 PresetLearner = Annotated[str | None, typer.Option("--learner", help=LEARNER, show_default="the preset's, or pcl")]
 PresetStream = Annotated[str | None, typer.Option("--stream", help=STREAM, show_default="the preset's, or seq-digits")]
 PresetMemory = Annotated[int | None, typer.Option("--memory", help=MEMORY, show_default="the preset's, or 200")]
-PresetSeed = Annotated[int | None, typer.Option("--seed", help=SEED, show_default="the preset's, or 0")]
 OnlyLearner = Annotated[str | None, typer.Option("--learner", help="Only runs of this learner.")]
 OnlyStream = Annotated[str | None, typer.Option("--stream", help="Only runs on this stream.")]
 Where = Annotated[
@@ -61,24 +61,33 @@ Device = Annotated[str, typer.Option(help="The device: auto, cpu, cuda or cuda:N
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
-def read_run(
-    learner: str | None,
-    preset: str | None,
-    settings: list[str] | None,
-    defaults: Mapping[str, Any] | None = None,
-    **given: Any,
-) -> tuple[Preset, RunSpec]:
-    """Return the preset (for a plain learner: an empty one) and the spec of its run.
+def plain_console(*, stderr: bool = False) -> Console:
+    """A console that prints text as it is: nothing in it is markup, and long lines, as of paths, are not broken."""
+    return Console(stderr=stderr, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
-    Values in `given` that are None fall back to the preset's, then to `defaults`: those of a command for the stream and
-    the memory.
-    """
-    chosen = chosen_preset(learner, preset)
-    missing = {name: value for name, value in (defaults or {}).items() if getattr(chosen, name) is None}
-    chosen = replace(chosen, **missing)
-    own_settings = settings_of_each({chosen.name: chosen.learner}, read_settings(settings))[chosen.name]
-    check_once(own_settings, {f"--{name}": value for name, value in given.items()})
-    return chosen, chosen.spec(own_settings, **{name: value for name, value in given.items() if value is not None})
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of commands that train one run, which determine its spec."""
+
+    learner: PresetLearner = None
+    preset: FromPreset = None
+    stream: PresetStream = None
+    memory: PresetMemory = None
+    seed: Annotated[int | None, typer.Option(help=SEED, show_default="the preset's, or 0")] = None
+    settings: Set = None
+
+    def read(self, **defaults: Any) -> tuple[Preset, RunSpec]:
+        """Return the preset (for a plain learner: an empty one) and the spec of its run.
+
+        A stream or memory that is not given is the preset's or, if that has none, the one in `defaults`.
+        """
+        chosen = chosen_preset(self.learner, self.preset)
+        chosen = replace(chosen, **{name: value for name, value in defaults.items() if getattr(chosen, name) is None})
+        settings = settings_of_each({chosen.name: chosen.learner}, read_settings(self.settings))[chosen.name]
+        given = {name: value for name in ("stream", "memory", "seed") if (value := getattr(self, name)) is not None}
+        check_once(settings, {f"--{name}": value for name, value in given.items()})
+        return chosen, chosen.spec(settings, **given)
 
 
 def chosen_preset(learner: str | None, preset: str | None) -> Preset:

@@ -15,8 +15,6 @@ from rich.console import Console
 from parabolic.checks import Description, InputError, check_name, invalid
 from parabolic.cli.common import (
     Again,
-    Checkpoint,
-    Device,
     PresetStream,
     Runs,
     Set,
@@ -25,14 +23,15 @@ from parabolic.cli.common import (
     read_settings,
     settings_of_each,
 )
-from parabolic.cli.grids import Address, Engine, Fleet, Gpus, Minutes, Workers, close_grid, note_package, train_all
-from parabolic.cli.tables import Format, Intervals, Output, check_output, describe_training, show, titles_of
+from parabolic.cli.grids import GridOptions, close_grid, note_package, train_all
+from parabolic.cli.groups import with_groups
+from parabolic.cli.tables import TableOptions, describe_training, titles_of
 from parabolic.cli.tracking import Track
 from parabolic.engine.measures import Measure, find_measures, owner
 from parabolic.experiments import Outcome, Preset, Record, RunSpec, Store, build, load_preset
 from parabolic.experiments.paper import Effort
 from parabolic.options import options_of, parse_option
-from parabolic.report import FORMATS, comparison, in_words
+from parabolic.report import comparison, in_words
 from parabolic.report.comparisons import FIGURES, USUAL, column_of, finished, plural
 from parabolic.report.tables import Column
 
@@ -41,7 +40,9 @@ __all__ = ["compare"]
 SEVERAL = "compare settings of one method as presets: --preset a.toml --preset b.toml, each with learner and [settings]"
 
 
+@with_groups
 def compare(
+    *,
     learners: Annotated[
         str | None,
         typer.Option(help="Learners, separated by commas.", show_default="pcl,er,sgd if there is no preset"),
@@ -61,14 +62,7 @@ def compare(
     settings: Set = None,
     runs: Runs = Path("runs"),
     again: Again = False,
-    device: Device = "auto",
-    engine: Engine = "local",
-    workers: Workers = None,
-    address: Address = None,
-    fleet: Fleet = 5,
-    gpus: Gpus = 1.0,
-    minutes: Minutes = None,
-    checkpoint: Checkpoint = 60.0,
+    grid: GridOptions,
     track: Track = None,
     metrics: Annotated[
         str | None,
@@ -77,53 +71,50 @@ def compare(
             show_default=f"{','.join(USUAL)} and all measures",
         ),
     ] = None,
-    format: Format = "terminal",
-    intervals: Intervals = False,
-    output: Output = None,
+    tables: TableOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print the records of all runs instead of a table.")] = False,
 ) -> None:
     """Train several learners with several seeds and print their results side by side."""
-    check_name("--format", format, FORMATS)
-    if as_json and (output is not None or format != "terminal"):
+    if as_json and not tables.in_terminal:
         raise invalid(
             "--json", Description("it with --output or --format"), "one kind of output", "leave the others out"
         )
     chosen = [load_preset(name) for name in preset or []]
     rows = _rows(learners, chosen)
-    tables = [_specs(rows, chosen, settings, stream, size, seeds) for size in _sizes(memory, chosen, settings)]
-    all_specs = (spec for table in tables for row in table.values() for spec in row)
+    given = read_settings(settings)
+    sizes = _sizes(memory, rows, given)
+    row_settings = _row_settings(rows, given)
+    stream_name = _preset_value("stream", rows, "seq-digits") if stream is None else stream
+    by_size = [_specs(rows, row_settings, stream_name, size, seeds) for size in sizes]
+    all_specs = (spec for table in by_size for row in table.values() for spec in row)
     specs = list({spec.key: spec for spec in all_specs}.values())  # without a memory, runs are the same at all sizes
     columns = _columns(metrics, specs)
     store = Store(runs)
-    if engine == "local":  # the data on the nodes of a cluster may be missing here
-        first_specs = (row[0] for table in tables for row in table.values())
+    if grid.engine == "local":  # the data on the nodes of a cluster may be missing here
+        first_specs = (row[0] for table in by_size for row in table.values())
         with naming_preset(chosen, stream):
             _check_built([spec for spec in first_specs if spec.options and store.ended(spec) is None])
-    if output is not None:
-        check_output(output)
-    outcome = train_all(
-        specs, store, track, engine=engine, workers=workers, address=address, device=device, fleet=fleet, gpus=gpus,
-        minutes=minutes, checkpoint=checkpoint, again=again,
-    )  # fmt: skip
+    tables.check_file()
+    outcome = train_all(specs, store, grid, track, again=again)
     ended = outcome.records | outcome.diverged
     if as_json:
         _print_records(outcome)
     else:
-        titles = {row: row for row in rows} if format == "json" else titles_of(rows)
+        titles = {row: row for row in rows} if tables.format == "json" else titles_of(rows)
         records = {
-            _title(table, settings or []): {
+            _title(table, given): {
                 titles[row]: [ended[spec.key] for spec in row_specs if spec.key in ended]
                 for row, row_specs in table.items()
             }
-            for table in tables
+            for table in by_size
         }
         columns = _split_columns(columns, outcome.records.values())
         results = [
             comparison(row_records, title=title, seeds=seeds, notes=_effort_notes(chosen), columns=columns)
             for title, row_records in records.items()
         ]
-        show(results, format, intervals=intervals, output=output)
-        if format == "terminal" and output is None:
+        tables.show(results)
+        if tables.in_terminal:
             _print_summary(records, outcome, runs)
     note_package(ended.values())
     close_grid(outcome, store)
@@ -164,17 +155,16 @@ def _split_columns(columns: Mapping[str, Column], records: Iterable[Record]) -> 
     }
 
 
-def _sizes(memory: str | None, presets: list[Preset], settings: list[str] | None) -> list[int]:
+def _sizes(memory: str | None, rows: Mapping[str, Preset], settings: Mapping[str, str]) -> list[int]:
     """Parse the sizes of `--memory`."""
     if memory is None:
-        return [_preset_value("memory", presets, 200)]
+        return [_preset_value("memory", rows, 200)]
     sizes = [parse_option(options_of(RunSpec), "memory", text.strip()) for text in memory.split(",")]
     if len(set(sizes)) < len(sizes):
         raise invalid("--memory", memory, "each size once")
-    parsed_settings = read_settings(settings)
-    if len(sizes) > 1 and any(key.rpartition(".")[2] == "memory" for key in parsed_settings):
+    if len(sizes) > 1 and any(key.rpartition(".")[2] == "memory" for key in settings):
         raise invalid("--memory", memory, "one size with --set memory", "leave one of them out")
-    check_once(parsed_settings, {"--memory": sizes[0]})  # er.memory=50, for one row, may differ
+    check_once(settings, {"--memory": sizes[0]})  # er.memory=50, for one row, may differ
     return sizes
 
 
@@ -195,25 +185,23 @@ def _rows(learners: str | None, presets: Sequence[Preset]) -> dict[str, Preset]:
     return rows
 
 
+def _row_settings(rows: Mapping[str, Preset], settings: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return the settings of each row; the stream and the seeds, which all rows share, cannot be among them."""
+    row_settings = settings_of_each({name: row.learner for name, row in rows.items()}, settings)
+    for name, option in (("stream", "--stream"), ("seed", "--seeds")):
+        expected, remedy = "a setting that may differ between rows", f"use {option}, which applies to all rows"
+        if any(name in values for values in row_settings.values()):
+            raise invalid("--set", name, expected, remedy)
+        for row in rows.values():
+            if name in row.settings:
+                raise invalid(f"preset {row.name!r}", name, expected, f"take it out of [settings] and {remedy}")
+    return row_settings
+
+
 def _specs(
-    rows: Mapping[str, Preset],
-    presets: list[Preset],
-    settings: list[str] | None,
-    stream: str | None,
-    memory: int,
-    seeds: int,
+    rows: Mapping[str, Preset], row_settings: Mapping[str, Mapping[str, str]], stream: str, memory: int, seeds: int
 ) -> dict[str, list[RunSpec]]:
     """Return the runs of each row, one for each seed, all on the same stream."""
-    row_settings = settings_of_each({name: row.learner for name, row in rows.items()}, read_settings(settings))
-    for name, option in (("stream", "--stream"), ("seed", "--seeds")):
-        remedy = f"use {option}, which applies to all rows"
-        if any(name in values for values in row_settings.values()):
-            raise invalid("--set", name, "a setting that may differ between rows", remedy)
-        for preset in presets:
-            if name in preset.settings:
-                remedy = f"take it out of [settings] and {remedy}"
-                raise invalid(f"preset {preset.name!r}", name, "a setting that may differ between rows", remedy)
-    stream = _preset_value("stream", presets, "seq-digits") if stream is None else stream
     try:
         return {
             name: [row.spec(row_settings[name], stream=stream, memory=memory, seed=seed) for seed in range(seeds)]
@@ -239,7 +227,7 @@ def _print_records(outcome: Outcome) -> None:
 
 def _print_summary(tables: Mapping[str, Mapping[str, Sequence[Record]]], outcome: Outcome, folder: Path) -> None:
     """Print the lines below the tables: how the runs were trained, how many there are, and what their results mean."""
-    console = Console(markup=False)
+    console = Console(markup=False, emoji=False)
     if description := _describe_rows(next(iter(tables.values()))):
         console.print(description)
     count = len(outcome.records) + len(outcome.diverged)
@@ -260,12 +248,12 @@ def _check_built(specs: Iterable[RunSpec]) -> None:
             continue
 
 
-def _title(rows: Mapping[str, Sequence[RunSpec]], settings: Iterable[str]) -> str:
+def _title(rows: Mapping[str, Sequence[RunSpec]], settings: Mapping[str, str]) -> str:
     """Return the title of a comparison: the stream, the memory and the other settings."""
     runs = [spec.resolved() for row in rows.values() for spec in row]
     sizes = " and ".join(str(size) for size in sorted({run["memory"] for run in runs if "memory" in run}))
     shown = ("memory", "measure", "future")  # in the title already, or as columns
-    others = " ".join(setting for setting in settings if setting.partition("=")[0].rpartition(".")[2] not in shown)
+    others = " ".join(f"{key}={text}" for key, text in settings.items() if key.rpartition(".")[2] not in shown)
     parts = [runs[0]["stream"], f"memory {sizes}" if sizes else "", others]
     return ", ".join(part for part in parts if part)
 
@@ -292,9 +280,9 @@ def _effort_notes(presets: Sequence[Preset]) -> list[str]:
     return [f"Tuning effort differs: {', '.join(parts)}."]
 
 
-def _preset_value(field: str, presets: list[Preset], default: Any) -> Any:
+def _preset_value(field: str, rows: Mapping[str, Preset], default: Any) -> Any:
     """Return the stream or memory that all presets were made for, if they name one."""
-    values = {value for preset in presets if (value := getattr(preset, field)) is not None}
+    values = {value for preset in rows.values() if (value := getattr(preset, field)) is not None}
     if len(values) > 1:
         got = Description(f"presets for {' and '.join(map(str, sorted(values)))}")
         raise invalid(f"--{field}", got, "the same for all rows", f"give --{field}")

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from parabolic import streams
-from parabolic.cli.common import Json, Seed, Set, check_once, read_settings
+from parabolic.cli.common import Json, Seed, Set, check_once, plain_console, read_settings, settings_of_each
 from parabolic.experiments import RunSpec
 from parabolic.files import disk_errors, file_name
 from parabolic.options import options_of
@@ -51,7 +51,7 @@ def prepare(
     if as_json:
         print(json.dumps(_facts(data), indent=1))
         return
-    console = Console(markup=False)
+    console = plain_console()
     parts = f"{data.train:,} training and {data.test:,} test images"
     if not data.test:
         parts = f"{data.train:,} images (every fifth of each class is held out for testing)"
@@ -93,7 +93,7 @@ def list_data(as_json: Json = False) -> None:
         }
         print(json.dumps(payload, indent=1))
         return
-    console = Console(markup=False)
+    console = Console(markup=False, emoji=False)
     table = Table("data", "what it is", "images", "MB", "as published", title="Data", title_justify="left")
     for name in sorted({*prepared, *PUBLISHED}):
         about = PUBLISHED[name].about if name in PUBLISHED else ""
@@ -113,7 +113,9 @@ def list_data(as_json: Json = False) -> None:
     for name, facts in scenario.items():
         table.add_row(name, str(facts["default"]).lower(), str(facts["about"]))
     console.print(table)
-    console.print(f"Prepared data are stored in {cache.root} (set PARABOLIC_DATA to use another folder).")
+    console.print(
+        f"Prepared data are stored in {cache.root} (set PARABOLIC_DATA to use another folder).", soft_wrap=True
+    )
 
 
 @app.command("show")
@@ -126,7 +128,7 @@ def show(
     settings: Set = None,
 ) -> None:
     """Draw what a learner sees: examples of each task with their labels, and PCL's bridges."""
-    parsed_settings = read_settings(settings)
+    parsed_settings = settings_of_each({"pcl": "pcl"}, read_settings(settings))["pcl"]
     check_once(parsed_settings, {"--seed": seed})
     spec = RunSpec.from_settings("pcl", parsed_settings, stream=stream, seed=seed or 0)
     resolved = spec.resolved()
@@ -135,7 +137,7 @@ def show(
     check_picture("--output", path)
     with disk_errors("--output", path.parent, "name another file"):
         draw_sheet(built_stream, path, resolved["options"], batch=resolved["batch"], seed=spec.seed)
-    Console(markup=False).print(f"{len(built_stream)} tasks, {built_stream.classes} classes: {path}")
+    plain_console().print(f"{len(built_stream)} tasks, {built_stream.classes} classes: {path}")
 
 
 def _facts(data: DataSet) -> dict[str, object]:
@@ -153,7 +155,7 @@ def _progress_bars() -> Iterator[streams.ShowProgress]:
     """A progress bar for each activity; silent if standard error is not a terminal."""
     console = Console(stderr=True)
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.percentage:3.0f}%"),
         TimeRemainingColumn(),

@@ -5,44 +5,52 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from parabolic.cli.common import Checkpoint, Device, plain_console
 from parabolic.cli.tracking import tracking
 from parabolic.experiments import Event, Failure, GridBar, Outcome, Record, RunSpec, Store, run_grid, track_record
 from parabolic.experiments.store import FAILED
 from parabolic.report.comparisons import plural
 from parabolic.report.runs import fault_of
 
-__all__ = [
-    "Address", "Engine", "Fleet", "Gpus", "Minutes", "Workers", "close_grid", "note_outdated", "note_package",
-    "train_all",
-]  # fmt: skip
+__all__ = ["GridOptions", "close_grid", "note_outdated", "note_package", "train_all"]
 
 SHOWN = 5  # of the runs that diverged, or failed for the same reason, how many are printed
 
-Engine = Annotated[str, typer.Option(help="Where to train: local, or ray for a Ray cluster.")]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        help="How many processes (or Ray tasks) train at once; 0: this process.", show_default="one per core or GPU"
-    ),
-]
-Address = Annotated[str | None, typer.Option(help="The Ray cluster: auto (on one of its nodes) or HOST:PORT.")]
-Fleet = Annotated[int, typer.Option(help="How many runs of the same shape a GPU trains side by side.")]
-Gpus = Annotated[float, typer.Option(help="The share of a GPU that each Ray task takes.")]
 
-Minutes = Annotated[
-    float | None,
-    typer.Option(help="Start no run after this many minutes; the same command resumes.", show_default="no limit"),
-]
+@dataclass(frozen=True)
+class GridOptions:
+    """The options of commands that train many runs, by the names of `run_grid`'s arguments."""
+
+    device: Device = "auto"
+    engine: Annotated[str, typer.Option(help="Where to train: local, or ray for a Ray cluster.")] = "local"
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="How many processes (or Ray tasks) train at once; 0: this process.", show_default="one per core or GPU"
+        ),
+    ] = None
+    address: Annotated[str | None, typer.Option(help="The Ray cluster: auto (on one of its nodes) or HOST:PORT.")] = (
+        None
+    )
+    fleet: Annotated[int, typer.Option(help="How many runs of the same shape a GPU trains side by side.")] = 5
+    gpus: Annotated[float, typer.Option(help="The share of a GPU that each Ray task takes.")] = 1.0
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Start no run after this many minutes; the same command resumes.", show_default="no limit"),
+    ] = None
+    checkpoint: Checkpoint = 60.0
 
 
-def train_all(specs: Sequence[RunSpec], store: Store, track: str | None = None, **options: Any) -> Outcome:
-    """Run a grid with a progress bar and log the trained runs to the trackers; `options` are those of `run_grid`."""
-    if not options.get("again"):
+def train_all(
+    specs: Sequence[RunSpec], store: Store, options: GridOptions, track: str | None, *, again: bool = False
+) -> Outcome:
+    """Run a grid with a progress bar and log the trained runs to the trackers."""
+    if not again:
         note_outdated(specs, store)
     with GridBar() as bar, tracking(track) as tracker:
 
@@ -51,7 +59,7 @@ def train_all(specs: Sequence[RunSpec], store: Store, track: str | None = None, 
             if tracker is not None and event.record is not None and event.what != "reused":
                 track_record(tracker, event.record)
 
-        return run_grid(specs, store, watch=watch, **options)
+        return run_grid(specs, store, again=again, watch=watch, **vars(options))
 
 
 def note_outdated(specs: Iterable[RunSpec], store: Store) -> None:
@@ -74,7 +82,7 @@ def note_package(runs: Iterable[Record], *, again: bool = True) -> None:
 
 def close_grid(outcome: Outcome, store: Store) -> None:
     """Print what diverged, failed or was not started; exit with an error code after a failure or an interruption."""
-    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    console = plain_console(stderr=True)
     for record in [*outcome.diverged.values()][:SHOWN]:
         console.print(f"{store.path(record.key)}: {record.diverged}")
     if len(outcome.diverged) > SHOWN:

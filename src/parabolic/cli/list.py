@@ -37,7 +37,7 @@ def list_all(
         streams = {name: entry.about for name, entry in known_streams().items()}
         print(json.dumps({"learners": learners, "streams": streams, "backbones": sorted(BACKBONES)}, indent=1))
         return
-    console = Console(markup=False)
+    console = Console(markup=False, emoji=False)
     table = Table("learner", "reference", "needs", "options", title="Learners", title_justify="left", show_lines=True)
     for name, facts in learners.items():
         options = ", ".join(f"{key}={option['default']}" for key, option in facts["options"].items())
@@ -56,7 +56,7 @@ def _list_one(name: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps(_facts(learner_class), indent=1))
         return
-    console = Console(markup=False)
+    console = Console(markup=False, emoji=False)
     about = inspect.cleandoc(learner_class.__doc__ or "").partition("\n\n")[0]
     for line in filter(None, (f"{name}: {about}" if about else name, learner_class.reference)):
         console.print(Text(line))

@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from parabolic.checks import check_name, invalid
-from parabolic.cli.common import Checkpoint, Device, Runs
-from parabolic.cli.grids import Address, Engine, Fleet, Gpus, Minutes, Workers, close_grid, note_package, train_all
-from parabolic.cli.tables import Format, Intervals, Output, check_output, show, titles_of
+from parabolic.cli.common import Runs, plain_console
+from parabolic.cli.grids import GridOptions, close_grid, note_package, train_all
+from parabolic.cli.groups import with_groups
+from parabolic.cli.tables import TableOptions, titles_of
 from parabolic.cli.tracking import Track
 from parabolic.experiments import BackedStore, Outcome, Record, Records, Store, is_record
 from parabolic.experiments.execution import environment, find_device
@@ -32,14 +33,15 @@ from parabolic.experiments.paper import (
     Tuning,
     lacking_data,
 )
-from parabolic.report import FORMATS
 from parabolic.report.comparisons import plural
 from parabolic.report.paper import paper_results
 
 __all__ = ["paper"]
 
 
+@with_groups
 def paper(
+    *,
     table: Annotated[str, typer.Argument(help=f"{', '.join(NAMES)}, or all.")],
     learners: Annotated[
         str | None, typer.Option(help="Only the rows of these learners: names separated by commas.", show_default="all")
@@ -77,18 +79,9 @@ def paper(
             show_default="the one in use",
         ),
     ] = None,
-    format: Format = "terminal",
-    intervals: Intervals = False,
-    output: Output = None,
+    tables: TableOptions,
     runs: Runs = Path("runs"),
-    device: Device = "auto",
-    engine: Engine = "local",
-    workers: Workers = None,
-    address: Address = None,
-    fleet: Fleet = 5,
-    gpus: Gpus = 1.0,
-    minutes: Minutes = None,
-    checkpoint: Checkpoint = 60.0,
+    grid: GridOptions,
     track: Track = None,
 ) -> None:
     """Train the runs that are missing from the paper's tables, and print our figures beside the published ones.
@@ -97,41 +90,36 @@ def paper(
     trained if its data set is prepared.
     """
     check_name("table", table, (*NAMES, "all"))
-    check_name("--format", format, FORMATS)
     selection = Selection(
         NAMES if table == "all" else (table,), _names(learners), seeds, quick, tuned, _names(also) or ()
     )
     store = BackedStore(runs, Records.ours() if records else Records())
     if like is not None and not dry_run:
         raise invalid("--like", like, "none without --dry-run", "add --dry-run")
-    check_crew(engine, workers, address)
+    if dry_run and tables.output is not None:
+        raise invalid("--output", str(tables.output), "none with --dry-run, which prints a plan", "leave one out")
+    check_crew(grid.engine, grid.workers, grid.address)
     if dry_run:
-        similar, at_once = _similar_runs(store, like, engine, workers, device)
-        _print_plans(selection.plans(store, Estimates(similar)), at_once, format)
-        _print_lines(_preset_lines(selection), to_stdout=format != "json")
+        similar, at_once = _similar_runs(store, like, grid)
+        _print_plans(selection.plans(store, Estimates(similar)), at_once, tables.format)
+        _print_lines(_preset_lines(selection), to_stdout=tables.format != "json")
         return
-    if output is not None:
-        check_output(output)
+    tables.check_file()
     stored = {spec.key: run for spec in selection.runs if (run := store.ended(spec)) is not None}
     missing, outcome = Missing.of(selection, stored), Outcome()
     if not show_only:
-        trainable, missing = missing.split_by_data(cluster=engine == "ray")
-        outcome = train_all(
-            trainable.runs, Store(runs), track,
-            engine=engine, workers=workers, address=address, fleet=fleet, gpus=gpus, device=device,
-            minutes=minutes, checkpoint=checkpoint,
-        )  # fmt: skip
+        trainable, missing = missing.split_by_data(cluster=grid.engine == "ray")
+        outcome = train_all(trainable.runs, Store(runs), grid, track)
     ended = stored | outcome.records | outcome.diverged
     results = paper_results(selection, ended)
-    if format != "json":
+    if tables.format != "json":
         titles = titles_of([*METHODS, *selection.own])
         results = [
             replace(result, rows={titles.get(row, row): cells for row, cells in result.rows.items()})
             for result in results
         ]
-    show(results, format, intervals=intervals, output=output)
-    to_stdout = format == "terminal" and output is None
-    if to_stdout:
+    tables.show(results)
+    if tables.in_terminal:
         from_records = sum(is_record(record) for record in ended.values())
         reused = len(stored) - from_records + outcome.reused
         diverged = sum(bool(record.diverged) for record in ended.values())
@@ -140,7 +128,8 @@ def paper(
     command = "the same command" + (" without --show" if show_only else "")
     unreadable = [f"Cannot be read: {place} ({reason})" for place, reason in store.records.unreadable().items()]
     _print_lines(
-        [*_missing_lines(missing, selection, command), *_preset_lines(selection), *unreadable], to_stdout=to_stdout
+        [*_missing_lines(missing, selection, command), *_preset_lines(selection), *unreadable],
+        to_stdout=tables.in_terminal,
     )
     note_package(ended.values(), again=False)
     close_grid(outcome, store)
@@ -152,7 +141,7 @@ def _names(text: str | None) -> tuple[str, ...] | None:
 
 def _print_lines(lines: list[str], *, to_stdout: bool) -> None:
     """Print lines below a table, or on standard error, apart from what another program reads."""
-    console = Console(stderr=not to_stdout, soft_wrap=True, highlight=False, markup=False)
+    console = plain_console(stderr=not to_stdout)
     for line in lines:
         console.print(line)
 
@@ -165,9 +154,9 @@ def _missing_lines(missing: Missing, selection: Selection, command: str) -> list
     data = dict.fromkeys(name for gap in gaps if (name := lacking_data(gap.stream)) is not None)
     steps = [*(f"parabolic data prepare {name}" for name in data), command]
     count = sum(sum(gap.rows.values()) for gap in gaps)
-    are = "is" if count == 1 else "are"
+    are, them = ("is", "it") if count == 1 else ("are", "them")
     return [
-        f"{plural(count, 'run')} {are} missing. To train them: {', then '.join(steps)}.",
+        f"{plural(count, 'run')} {are} missing. To train {them}: {', then '.join(steps)}.",
         *(f"    {gap}" for gap in gaps),
     ]
 
@@ -185,17 +174,15 @@ def _preset_lines(selection: Selection) -> list[str]:
     return lines
 
 
-def _similar_runs(
-    store: Store, like: str | None, engine: str, workers: int | None, device: str
-) -> tuple[Iterator[Record], int]:
+def _similar_runs(store: Store, like: str | None, grid: GridOptions) -> tuple[Iterator[Record], int]:
     """Return the runs by which to estimate times, on the same kind of device, and how many would be trained at once."""
     if like is not None:
         return _trained_on(like, store), 1
-    if engine != "local":  # the devices of a cluster are not known
-        return iter(store), workers or 1
-    device_name = environment(find_device(device))["device"]
+    if grid.engine != "local":  # the devices of a cluster are not known
+        return iter(store), grid.workers or 1
+    device_name = environment(find_device(grid.device))["device"]
     similar = (record for record in store if record.environment.get("device") == device_name)
-    return similar, 1 if workers == 0 else len(worker_devices(device, workers))
+    return similar, 1 if grid.workers == 0 else len(worker_devices(grid.device, grid.workers))
 
 
 def _trained_on(device: str, store: Store) -> Iterator[Record]:
@@ -219,7 +206,7 @@ def _print_plans(plans: dict[str, Plan], at_once: int, format: str) -> None:
         if name == "all":
             table.add_section()
         table.add_row(name, str(plan.runs), str(plan.done), str(plan.runs - plan.done), _format_time(plan, at_once))
-    Console(markup=False).print(table)
+    Console(markup=False, emoji=False).print(table)
 
 
 def _format_time(plan: Plan, at_once: int) -> str:
@@ -227,6 +214,10 @@ def _format_time(plan: Plan, at_once: int) -> str:
     left, seconds = plan.runs - plan.done, plan.seconds / at_once
     if plan.unknown == left > 0:
         return "unknown"
-    text = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
-    text = text if seconds < 6000 else f"{seconds / 3600:.1f} h"
-    return f"{text}, and {plan.unknown} runs unknown" if plan.unknown else text
+    if seconds < 100:
+        text = f"{seconds:.0f} s"
+    elif seconds < 6000:
+        text = f"{seconds / 60:.0f} min"
+    else:
+        text = f"{seconds / 3600:.1f} h"
+    return f"{text}, and {plural(plan.unknown, 'run')} unknown" if plan.unknown else text

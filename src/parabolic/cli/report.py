@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from parabolic.checks import Description, check_name, invalid
-from parabolic.cli.common import OnlyLearner, OnlyStream, Runs, Where, read_where
+from parabolic.cli.common import OnlyLearner, OnlyStream, Runs, Where, plain_console, read_where
 from parabolic.experiments import BackedStore, Records, Store
 from parabolic.report.comparisons import plural
 from parabolic.report.curves import STYLES, draw_curves, plot_text
@@ -50,7 +48,7 @@ def report(
     def write(refresh: float | None = None) -> Path:
         return write_page(store, output, title=title, where=filters, bounds=bounds, refresh=refresh, may_be_empty=watch)
 
-    console = Console(soft_wrap=True, highlight=False, markup=False)
+    console = plain_console()
     if watch:
         with suppress(KeyboardInterrupt):
             seen = store.written()  # before the page is written, so that runs which finish meanwhile count as new
@@ -82,7 +80,7 @@ def plot(
         got = Description(f"no finished runs{' that fit' if learner or stream or where else ''} in {store.root}")
         diverged = f"{plural(len(finds.diverged), 'run')} diverged: parabolic runs --diverged" if finds.diverged else ""
         raise invalid("runs", got, "at least one", diverged or finds.left_out or TRAIN)
-    console = Console(highlight=False, soft_wrap=True)
+    console = plain_console()
     if output is None:
         width = console.width if console.is_terminal else WIDE
         for scene in scenes:
@@ -91,11 +89,11 @@ def plot(
         if len(scenes) > 1:
             got = Description(f"runs of {len(scenes)} kinds: {'; '.join(scene.title for scene in scenes)}")
             raise invalid("runs", got, "runs of one kind for a file", _describe_choice(scenes))
-        console.print(Text(f"Written: {draw_curves(scenes[0], output, style)}"))
+        console.print(f"Written: {draw_curves(scenes[0], output, style)}")
     if finds.left_out:
-        console.print(Text(finds.left_out))
+        console.print(finds.left_out)
     for path in finds.damaged:
-        console.print(Text(f"Cannot be read: {path}"))
+        console.print(f"Cannot be read: {path}")
 
 
 def _describe_choice(scenes: Sequence[Scene]) -> str:

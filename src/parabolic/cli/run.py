@@ -12,22 +12,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from parabolic.cli.common import (
-    Again,
-    Checkpoint,
-    Device,
-    FromPreset,
-    Json,
-    PresetLearner,
-    PresetMemory,
-    PresetSeed,
-    PresetStream,
-    Runs,
-    Set,
-    naming_preset,
-    read_run,
-)
+from parabolic.cli.common import Again, Checkpoint, Device, Json, RunOptions, Runs, naming_preset
 from parabolic.cli.grids import note_outdated, note_package
+from parabolic.cli.groups import with_groups
 from parabolic.cli.tables import describe_training
 from parabolic.cli.tracking import Track, tracking
 from parabolic.engine import Callback, Monitor, ProgressBar
@@ -40,13 +27,10 @@ from parabolic.report.formats import accuracies
 __all__ = ["run_one"]
 
 
+@with_groups
 def run_one(
-    learner: PresetLearner = None,
-    preset: FromPreset = None,
-    stream: PresetStream = None,
-    memory: PresetMemory = None,
-    seed: PresetSeed = None,
-    settings: Set = None,
+    *,
+    options: RunOptions,
     runs: Runs = Path("runs"),
     again: Again = False,
     device: Device = "auto",
@@ -56,7 +40,7 @@ def run_one(
     as_json: Json = False,
 ) -> None:
     """Train one learner on one stream and store the result; a run that was stopped resumes."""
-    chosen, spec = read_run(learner, preset, settings, stream=stream, memory=memory, seed=seed)
+    chosen, spec = options.read()
     store = Store(runs)
     find_device(device)  # this and the next are checked even if the run is already stored
     Keeping.of(store, checkpoint)
@@ -64,7 +48,7 @@ def run_one(
         note_outdated([spec], store)
     unsaved: Unsaved | None = None
     with ExitStack() as stack:
-        stack.enter_context(naming_preset([chosen], stream))
+        stack.enter_context(naming_preset([chosen], options.stream))
         bar = stack.enter_context(ProgressBar())
         bar.title = chosen.name
         tracker = stack.enter_context(tracking(track, {"key": spec.key, **spec.resolved()}))
@@ -97,12 +81,12 @@ def run_one(
 
 def _print_run(record: Record, title: str, folder: Path | None, reused: bool) -> None:
     """Print the results of a run, how it was trained, and where it is stored, if it is."""
-    console = Console(markup=False)
+    console = Console(markup=False, emoji=False)
     table, shown = accuracies(record.accuracy, console.width, title)
     console.print(table)
     if shown < len(record.accuracy):
         hint = f"; all are in {folder}/run.json" if folder else ""
-        console.print(f"{shown} of {len(record.accuracy)} tasks{hint}")
+        console.print(f"{shown} of {len(record.accuracy)} tasks{hint}", soft_wrap=True)
     console.print(describe_training([record]))
     for label, is_task_metric in (("", False), ("with the task told: ", True)):
         figures = {
@@ -116,4 +100,4 @@ def _print_run(record: Record, title: str, folder: Path | None, reused: bool) ->
     if record.measured:
         console.print(", ".join(f"{name} {values[-1]:.4g}" for name, values in record.measured.items()))
     location = f"{'found' if reused else 'stored'} in {folder}" if folder else "not stored"
-    console.print(f"{format_seconds(sum(record.train_seconds))} s of training; {location}")
+    console.print(f"{format_seconds(sum(record.train_seconds))} s of training; {location}", soft_wrap=True)

@@ -12,10 +12,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from parabolic.checks import Description, invalid
-from parabolic.cli.common import Json, OnlyLearner, OnlyStream, Runs, Where, read_where
+from parabolic.cli.common import Json, OnlyLearner, OnlyStream, Runs, Where, plain_console, read_where
 from parabolic.experiments import FailedRun, Record, Store, write_records
 from parabolic.experiments.paper import is_stand_in
 from parabolic.experiments.resume import StoppedRun, stopped_runs
@@ -86,25 +85,25 @@ def list_runs(
         counts = {name: len(kind_runs) for name, kind_runs in kinds.items() if name}
         print(json.dumps({"runs": rows, **counts, "unreadable": unreadable, **extra}, indent=1))
         return
-    console = Console(highlight=False, soft_wrap=True, stderr=piped)
+    console = plain_console(stderr=piped)
     if not console.is_terminal:
         console.width = WIDE
     if not (piped or exported or records):
         _print_runs(rows, store, console, kind)
     no_folder = "" if runs.is_dir() else ", which is not a folder"
-    console.print(Text(f"{plural(len(rows), f'{kind} run'.strip())} in {runs}{no_folder}"))
+    console.print(f"{plural(len(rows), f'{kind} run'.strip())} in {runs}{no_folder}")
     for path in exported:
-        console.print(Text(f"Written: {path}"))
+        console.print(f"Written: {path}")
     if records is not None:
-        console.print(Text(f"Records: {records} ({_describe_record_counts(record_counts)})"))
+        console.print(f"Records: {records} ({_describe_record_counts(record_counts)})")
     if not kind and (count := sum(bool(row["diverged"]) for row in rows)):
         console.print(f"{count} of them diverged: parabolic runs --diverged")
     if failures and not failed:
         console.print(f"{len(failures)} more failed at their last attempt: parabolic runs --failed")
     if resumable and not stopped:
-        console.print(Text(describe_stopped(resumable)))
+        console.print(describe_stopped(resumable))
     for name, reason in unreadable.items():
-        console.print(Text(f"Cannot be read: {name} ({reason})"))
+        console.print(f"Cannot be read: {name} ({reason})")
 
 
 def describe_stopped(runs: Sequence[StoppedRun]) -> str:
@@ -156,7 +155,7 @@ def _print_runs(rows: list[Row], store: Store, console: Console, kind: str) -> N
     """Print runs: those of one kind, stopped, say, with where and why; all of them as a table."""
     if kind == "stopped":
         for row in rows:
-            console.print(Text(f"{row['key']}  {stop_of(row)}"))
+            console.print(f"{row['key']}  {stop_of(row)}")
     elif kind:
         _print_reasons(rows, store, console)
     else:
@@ -172,7 +171,7 @@ def _print_table(rows: list[Row], console: Console) -> None:
         cells = [row["key"][:8], row["learner"], row["stream"], row.get("memory", ""), row["seed"], settings_of(row)]
         figures = ["diverged", "–"] if row["diverged"] else [f"{row.get(name, math.nan):.1f}" for name in metrics]
         seconds = format_seconds(row.get("train_seconds", math.nan))
-        table.add_row(*(Text(str(value)) for value in cells), *figures, seconds)
+        table.add_row(*map(str, cells), *figures, seconds)
     console.print(table)
 
 
@@ -182,6 +181,6 @@ def _print_reasons(rows: list[Row], store: Store, console: Console) -> None:
         description = f"{row['learner']} on {row['stream']}, seed {row['seed']} {settings_of(row)}".strip()
         time = row["failed"] if "failed" in row else row.get("environment.finished", "undated")
         reason = fault_of(row["reason"], row["trace"]) if "failed" in row else row["diverged"]
-        console.print(Text(f"{row['key']}  {description}, {time}\n    {reason}"))
+        console.print(f"{row['key']}  {description}, {time}\n    {reason}")
         if row.get("trace"):
-            console.print(Text(f"    the traceback is in {store.path(row['key']) / FAILED}"))
+            console.print(f"    the traceback is in {store.path(row['key']) / FAILED}")

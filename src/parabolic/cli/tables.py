@@ -5,23 +5,57 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from parabolic.checks import check_name
 from parabolic.experiments import Record
 from parabolic.files import atomic_write, disk_errors, write_text
 from parabolic.learners import find_learner, known_learners
 from parabolic.report import FORMATS, Results, render, terminal
 from parabolic.report.comparisons import plural
 
-__all__ = ["Format", "Intervals", "Output", "check_output", "describe_training", "show", "titles_of"]
+__all__ = ["TableOptions", "check_output", "describe_training", "titles_of"]
 
-Format = Annotated[str, typer.Option(help=f"Format of the tables: {', '.join(FORMATS)}.")]
-Intervals = Annotated[bool, typer.Option("--intervals", help="Show 95 % intervals instead of standard deviations.")]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the tables to this file instead.")]
+
+@dataclass(frozen=True)
+class TableOptions:
+    """The options of commands that print tables of results."""
+
+    format: Annotated[str, typer.Option(help=f"Format of the tables: {', '.join(FORMATS)}.")] = "terminal"
+    intervals: Annotated[
+        bool, typer.Option("--intervals", help="Show 95 % intervals instead of standard deviations.")
+    ] = False
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the tables to this file instead.")] = None
+
+    def __post_init__(self) -> None:
+        check_name("--format", self.format, FORMATS)
+
+    @property
+    def in_terminal(self) -> bool:
+        """Whether the tables are printed for a reader, so that more may be printed below them."""
+        return self.format == "terminal" and self.output is None
+
+    def check_file(self) -> None:
+        """Refuse a file that cannot be written, before anything is trained for it."""
+        if self.output is not None:
+            check_output(self.output)
+
+    def show(self, tables: Sequence[Results]) -> None:
+        """Print tables, or write them to the file."""
+        console = Console(emoji=False)
+        if self.output is not None:
+            with disk_errors("--output", self.output.parent, "name another file"):
+                write_text(self.output, render(tables, self.format, intervals=self.intervals))
+            print(f"Written: {self.output}")
+        elif self.format == "terminal" and console.is_terminal:
+            console.print(*(terminal(table, intervals=self.intervals) for table in tables), sep="\n")
+        else:
+            print(render(tables, self.format, intervals=self.intervals), end="")
 
 
 class _Discard(Exception):
@@ -55,16 +89,3 @@ def describe_training(records: Sequence[Record]) -> str:
     epochs = f", {plural(spec['epochs'], 'epoch')}" if spec["epochs"] != 1 else ""
     step_counts = " to ".join(f"{count:,}" for count in dict.fromkeys((steps[0], steps[-1])))
     return f"{spec['backbone']}, batches of {spec['batch']}{epochs}: {step_counts} step{'s' * (step_counts != '1')}"
-
-
-def show(tables: Sequence[Results], format: str, *, intervals: bool, output: Path | None) -> None:
-    """Print tables, or write them to a file."""
-    console = Console()
-    if output is not None:
-        with disk_errors("--output", output.parent, "name another file"):
-            write_text(output, render(tables, format, intervals=intervals))
-        print(f"Written: {output}")
-    elif format == "terminal" and console.is_terminal:
-        console.print(*(terminal(table, intervals=intervals) for table in tables), sep="\n")
-    else:
-        print(render(tables, format, intervals=intervals), end="")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,20 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from parabolic.checks import check_number
-from parabolic.cli.common import (
-    MEMORY,
-    Device,
-    FromPreset,
-    Json,
-    PresetLearner,
-    PresetMemory,
-    PresetSeed,
-    PresetStream,
-    Set,
-    read_run,
-)
+from parabolic.cli.common import MEMORY, Device, Json, RunOptions
+from parabolic.cli.groups import with_groups
 from parabolic.cli.tables import check_output
 from parabolic.engine import BoundsMonitor, BoundsRow, Callback, ProfileRecorder, ProgressBar, State, train
+from parabolic.engine.theory import EPS, SAMPLES
 from parabolic.experiments import RunSpec, build
 from parabolic.files import disk_errors, file_name, write_text
 from parabolic.pde import Range
@@ -34,36 +26,40 @@ from parabolic.report.figures import check_picture, draw_bounds, draw_profiles
 
 __all__ = ["bounds", "profile"]
 
-PlaneStream = Annotated[
-    str | None,
-    typer.Option(
-        "--stream",
-        help="The stream, of points in the plane: a name from `parabolic list`, or module:function.",
-        show_default="the preset's, or seq-blobs",
-    ),
-]
-SmallMemory = Annotated[int | None, typer.Option("--memory", help=MEMORY, show_default="the preset's, or 60")]
 Output = Annotated[Path, typer.Option("--output", "--out", "-o", help="The folder for the JSON file and the picture.")]
 Eps = Annotated[float, typer.Option(help="Squared radius of the balls around the examples in memory.")]
 
 
+@dataclass(frozen=True)
+class PlaneOptions(RunOptions):
+    """The options of a run for `profile`: on points in the plane, with few of them in memory."""
+
+    stream: Annotated[
+        str | None,
+        typer.Option(
+            help="The stream, of points in the plane: a name from `parabolic list`, or module:function.",
+            show_default="the preset's, or seq-blobs",
+        ),
+    ] = None
+    memory: Annotated[int | None, typer.Option(help=MEMORY, show_default="the preset's, or 60")] = None
+
+
+@with_groups
 def bounds(
-    learner: PresetLearner = None,
-    preset: FromPreset = None,
-    stream: PresetStream = None,
-    memory: PresetMemory = None,
-    seed: PresetSeed = None,
-    settings: Set = None,
-    eps: Eps = 0.01,
-    samples: Annotated[int, typer.Option(help="How many points to sample on the boundary, and as many inside.")] = 256,
+    *,
+    options: RunOptions,
+    eps: Eps = EPS,
+    samples: Annotated[
+        int, typer.Option(help="How many points to sample on the boundary, and as many inside.")
+    ] = SAMPLES,
     output: Output = Path("bounds"),
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Compare the loss on memory with the loss on the first and last task, after every task (the paper's appendix)."""
-    chosen, spec = read_run(learner, preset, settings, stream=stream, memory=memory, seed=seed)
+    chosen, spec = options.read()
     _check_folder(output)
-    console = Console(stderr=as_json, markup=False)
+    console = Console(stderr=as_json, markup=False, emoji=False)
     monitor = BoundsMonitor(
         eps=eps, samples=samples, seed=spec.seed, warn=lambda text: console.print(text, style="bold")
     )
@@ -76,17 +72,14 @@ def bounds(
         print(json.dumps(payload, indent=1))
         return
     console.print(_forgetting_table(monitor.rows), _generalisation_table(monitor.rows, len(state.stream)), sep="\n")
-    console.print(message)
+    console.print(message, soft_wrap=True)
 
 
+@with_groups
 def profile(
-    learner: PresetLearner = None,
-    preset: FromPreset = None,
-    stream: PlaneStream = None,
-    memory: SmallMemory = None,
-    seed: PresetSeed = None,
-    settings: Set = None,
-    eps: Eps = 0.01,
+    *,
+    options: PlaneOptions,
+    eps: Eps = EPS,
     time: Annotated[float, typer.Option(help="The time t of u(x, t).")] = 1.0,
     sigma: Annotated[float, typer.Option(help="The diffusion coefficient of the equation.")] = 0.05,
     grid: Annotated[int, typer.Option(min=2, help="Grid points along each side.")] = 48,
@@ -96,8 +89,7 @@ def profile(
     as_json: Json = False,
 ) -> None:
     """Draw the continual loss profile u(x, t) of a learner after each task of a stream of points in the plane."""
-    defaults = {"stream": "seq-blobs", "memory": 60}
-    chosen, spec = read_run(learner, preset, settings, defaults, stream=stream, memory=memory, seed=seed)
+    chosen, spec = options.read(stream="seq-blobs", memory=60)
     check_number("--memory", spec.memory, whole=True, at_least=3, remedy="three points are needed to span an area")
     _check_folder(output)
     recorder = ProfileRecorder(grid=grid, eps=eps, t=time, sigma=sigma, paths=paths, seed=spec.seed)
@@ -123,9 +115,9 @@ def profile(
     if as_json:
         print(json.dumps(payload, indent=1))
         return
-    console = Console(markup=False)
+    console = Console(markup=False, emoji=False)
     console.print(_profile_table(rows, f"{chosen.name} on {spec.stream}: u(x, {time:g}) over the hull of the memory"))
-    console.print(message)
+    console.print(message, soft_wrap=True)
 
 
 def _check_folder(output: Path) -> None:

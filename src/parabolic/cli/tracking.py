@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from parabolic.cli.common import plain_console
 from parabolic.engine import TRACKERS, Tracker
 
 __all__ = ["Track", "tracking"]
@@ -30,7 +30,6 @@ def tracking(names: str | None, settings: Mapping[str, Any] | None = None) -> It
     if names is None:
         yield None
         return
-    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     folder = os.environ.get("PARABOLIC_TRACKED") or "tracked"
-    with Tracker(names, folder, settings=settings, warn=console.print) as tracker:
+    with Tracker(names, folder, settings=settings, warn=plain_console(stderr=True).print) as tracker:
         yield tracker

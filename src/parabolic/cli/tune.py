@@ -38,6 +38,7 @@ from parabolic.experiments.search import METRICS
 from parabolic.experiments.tuning import study_name
 from parabolic.learners import known_learners
 from parabolic.options import options_of, write_option
+from parabolic.report.comparisons import plural
 
 __all__ = ["list_presets", "tune_one"]
 
@@ -195,17 +196,21 @@ def _tune(search: Search, store: Store, *, trials: int, **options: Any) -> Tuned
 
 
 def _print_result(tuned: Tuned, path: Path, preset_name: Path | str, origin: str) -> None:
-    console, search = Console(markup=False), tuned.search
-    console.print(f"{search.spec.learner} on {search.spec.stream}: the best of {len(tuned.trials)} trials")
+    console, search = Console(markup=False, emoji=False), tuned.search
+    count = plural(len(tuned.trials), "trial")
+    console.print(f"{search.spec.learner} on {search.spec.stream}: the best of {count}")
     console.print(_trial_table(tuned))
     console.print(
         f"Judged on {search.validation:.0%} of the training examples, held out; seeds per trial: {search.seeds}."
     )
-    if search.defaults.keys() == search.ranges.keys():
-        console.print(f"With {origin} values: {_format_score(search, tuned.trials[0])}{_unit(search)}.")
+    if not search.outside:
+        values = search.rounded(search.defaults)
+        # Usually the first trial; if its process was killed, they are tried again later.
+        if trial := next((trial for trial in tuned.trials if trial.values == values), None):
+            console.print(f"With {origin} values: {_format_score(search, trial)}{_unit(search)}.")
     if tuned.running:
         console.print(f"Trials still running in other processes: {tuned.running}.")
-    console.print(f"Saved to {path}; to use it: parabolic run --preset {preset_name}")
+    console.print(f"Saved to {path}; to use it: parabolic run --preset {preset_name}", soft_wrap=True)
 
 
 def list_presets(as_json: Json = False) -> None:
@@ -232,7 +237,7 @@ def list_presets(as_json: Json = False) -> None:
             made_for += f", memory {preset.memory}" if preset.memory is not None else ""
             about = ": ".join(filter(None, ["yours, in place of the package's" * is_replaced(path), preset.about]))
             table.add_row(preset.name, preset.learner, made_for, _format_settings(preset.settings), about)
-        Console(markup=False).print(table)
+        Console(markup=False, emoji=False).print(table)
     for problem in damaged:
         print(f"error: {problem}", file=sys.stderr)
     if damaged:

@@ -87,10 +87,10 @@ class Bar:
     def __init__(self, console: Console | None, time_left: ProgressColumn) -> None:
         self.console = console or Console(stderr=True)
         self.progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             time_left,
             console=self.console,
             disable=not self.console.is_terminal,

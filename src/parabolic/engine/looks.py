@@ -62,6 +62,8 @@ class Look:
 
         >>> print(Look(1200, 0.0, loss=0.31, kept=2, capacity=9, offered=2, classes={0: 1, 4: 1}, age=0.5))
         step 1,200: loss 0.31; memory 2 of 9, 2 classes of 1 each, mean age 0
+        >>> print(Look(3, 0.0, kept=5, capacity=9, offered=5, classes={0: 5}))
+        step 3: memory 5 of 9, 1 class of 5
         """
         parts = [] if self.loss is None else [f"loss {self.loss:.3g}"]
         if self.ahead is not None:
@@ -95,7 +97,8 @@ class Look:
     def _composition(self) -> Iterator[str]:
         if self.classes:
             least, most = min(self.classes.values()), max(self.classes.values())
-            yield f"{len(self.classes)} classes of {least if least == most else f'{least} to {most}'} each"
+            sizes = f"{least}" if least == most else f"{least} to {most}"
+            yield f"{len(self.classes)} classes of {sizes} each" if len(self.classes) > 1 else f"1 class of {sizes}"
         if self.age is not None:
             yield f"mean age {self.age:,.0f}"
 

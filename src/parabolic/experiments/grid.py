@@ -192,7 +192,7 @@ class _Grid:
         self.store, self.again, self.retries, self.keeping, self.watch = store, again, retries, keeping, watch
         self.deadline = deadline  # by the monotonic clock: no run is started later
         self.outcome = Outcome()
-        self.left = len(specs)
+        self.total = len(specs)
         self.missing = [spec for spec in specs if not self._reuse(spec)]
         self.waiting: deque[list[RunSpec]] = deque()  # groups to train side by side
         self.running: dict[Job, dict[str, RunSpec]] = {}  # the unfinished runs of each job
@@ -275,13 +275,11 @@ class _Grid:
         else:
             self.store.save_failure(spec, news.reason, news.trace)
             self.outcome.failures.append(Failure(spec, news.reason, news.trace))
-            self.left -= 1
             self._notify("failed", spec, news.reason)
         self._release(spec)
 
     def _add_record(self, what: str, spec: RunSpec, record: Record) -> None:
         (self.outcome.diverged if record.diverged else self.outcome.records)[record.key] = record
-        self.left -= 1
         self._notify(what, spec, record.diverged, record)
 
     def _release(self, spec: RunSpec) -> None:
@@ -289,7 +287,8 @@ class _Grid:
 
     def _notify(self, what: str, spec: RunSpec, reason: str = "", record: Record | None = None) -> None:
         if self.watch is not None:
-            self.watch(Event(what, spec, self.left, reason, record))
+            ended = len(self.outcome.records) + len(self.outcome.diverged) + len(self.outcome.failures)
+            self.watch(Event(what, spec, self.total - ended, reason, record))
 
 
 def _groups(specs: Iterable[RunSpec], size: int) -> list[list[RunSpec]]:

@@ -160,12 +160,12 @@ def _read(path: Path) -> Preset:
         check_name(f"preset {path}", key, KINDS)
         if not isinstance(value, KINDS[key][0]) or isinstance(value, bool):
             raise _invalid_file(path, f"{key} = {value!r}", f"{KINDS[key][1]} there")
-    for key, value in content.get("settings", {}).items():
+    settings = content.get("settings", {})
+    for key, value in settings.items():
         if not isinstance(value, str | int | float):
             raise _invalid_file(path, f"{key} = {value!r}", "a number, a text, true or false there")
     if "learner" not in content:
         raise _invalid_file(path, "no learner", 'one, as in learner = "er"')
-    settings = content.get("settings", {})
     for table, name in ((content, "learner"), (content, "stream"), (settings, "backbone"), (settings, "optimizer")):
         if isinstance(table.get(name), str):
             table[name] = _resolve_beside(path, table[name])

@@ -75,9 +75,8 @@ class Study:
     def _join(self, name: str) -> None:
         """Take part in the study, which must be one of the same search."""
         self.study = self._create_or_load(name)
-        if (
-            self._changed_settings() and not self._has_begun()
-        ):  # its settings were refused, say, and have been corrected
+        # Without a trial its settings may change: they were refused, say, and have been corrected.
+        if self._changed_settings() and not self._has_begun():
             optuna.delete_study(study_name=name, storage=self.storage)
             self.study = self._create_or_load(name)
         self._check_definition(name)
@@ -211,9 +210,8 @@ class Study:
 
 
 class Pruner(Callback):
-    """Reports a trial's accuracy, or the user's measure, after each task, and ends a trial that is worse than most.
-
-    That is, worse than the median of the earlier ones.
+    """Reports a trial's accuracy, or the user's measure, after each task, and ends a trial that is worse than the
+    median of the earlier ones.
     """
 
     def __init__(self, trial: optuna.Trial, metric: str) -> None:

@@ -19,7 +19,8 @@ from parabolic.report.tables import Cell, Column, Results, decimals
 from parabolic.statistics import Summary
 
 __all__ = [
-    "FORMATS", "Line", "Printed", "accuracies", "latex", "legend", "lines", "markdown", "render", "terminal",
+    "FORMATS", "Line", "Printed", "accuracies", "latex", "legend", "line_pairs", "lines", "markdown", "render",
+    "terminal",
 ]  # fmt: skip
 
 FORMATS = ("terminal", "markdown", "latex", "json")
@@ -71,6 +72,14 @@ def render(tables: Sequence[Results], format: str = "terminal", *, intervals: bo
 
 def lines(results: Results, *, intervals: bool = False) -> Iterator[Line]:
     """The printed lines of a table."""
+    for ours, published in line_pairs(results, intervals=intervals):
+        yield ours
+        if published is not None:
+            yield published
+
+
+def line_pairs(results: Results, *, intervals: bool = False) -> Iterator[tuple[Line, Line | None]]:
+    """For each row, the line of our figures and, if there are any, that of the published ones."""
     our_ranks, published_ranks = (
         [[_format_number(rank, 1)] if results.ranked else [] for rank in results.ranks(whose)]
         for whose in ("ours", "published")
@@ -81,9 +90,9 @@ def lines(results: Results, *, intervals: bool = False) -> Iterator[Line]:
             signs = LEVEL * judged.level + SIGNS[judged.verdict] + _seed_count(cell)
             ours.append(Printed(*_mean_and_spread(column, cell.ours, intervals), judged.mark, signs.strip()))
             published.append(Printed(*_mean_and_spread(column, cell.published, intervals), judged.published_mark))
-        yield Line(name, ours, our_ranks[i])
-        if any(cell.published for cell in cells):
-            yield Line("paper", published, published_ranks[i], published=True)
+        has_published = any(cell.published for cell in cells)
+        published_line = Line("paper", published, published_ranks[i], published=True) if has_published else None
+        yield Line(name, ours, our_ranks[i]), published_line
 
 
 def legend(results: Results, *, intervals: bool = False) -> list[str]:
@@ -179,7 +188,7 @@ def latex(results: Results, *, intervals: bool = False) -> str:
 
 def _plain_text(results: Results, *, intervals: bool = False) -> str:
     """The table for a terminal that is as wide as needed."""
-    console = Console(file=io.StringIO(), width=10_000)
+    console = Console(file=io.StringIO(), width=10_000, emoji=False)
     with console.capture() as captured:
         console.print(terminal(results, intervals=intervals))
     return captured.get()

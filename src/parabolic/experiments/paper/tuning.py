@@ -26,15 +26,16 @@ _Ranges = tuple[tuple[str, str], ...]
 class Effort:
     """The effort spent on a preset: the number of trials, and of seeds per trial.
 
-    >>> str(Effort(20, 3)), str(Effort(30, 1)), str(Effort(0, 0))
-    ('20 trials of 3 seeds', '30 trials', 'no trials')
+    >>> str(Effort(20, 3)), str(Effort(1, 1)), str(Effort(0, 0))
+    ('20 trials of 3 seeds', '1 trial', 'no trials')
     """
 
     trials: int
     seeds: int
 
     def __str__(self) -> str:
-        return f"{self.trials or 'no'} trials" + (f" of {self.seeds} seeds" if self.seeds > 1 else "")
+        trials = "1 trial" if self.trials == 1 else f"{self.trials or 'no'} trials"
+        return f"{trials} of {self.seeds} seeds" if self.seeds > 1 else trials
 
     @classmethod
     def of(cls, preset: Preset) -> Effort:

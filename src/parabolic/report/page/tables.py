@@ -11,7 +11,7 @@ from pathlib import Path
 from parabolic.checks import InputError
 from parabolic.experiments import RunSpec, Store, known_presets
 from parabolic.experiments.paper import Selection, paper_tables
-from parabolic.report.formats import Line, Printed, legend, lines
+from parabolic.report.formats import Printed, legend, line_pairs
 from parabolic.report.paper import paper_results
 from parabolic.report.scenes import FoundScenes, Scene, results_of
 from parabolic.report.tables import Results
@@ -83,23 +83,16 @@ def _selected(quick: bool, presets: tuple[tuple[Path, int], ...] | None) -> tupl
 
 
 def _table_view(results: Results, keys: Sequence[Sequence[Sequence[str]]], notes: Sequence[str]) -> TableView:
-    ours, published_lines = list[Line](), dict[int, Line]()
-    for line in lines(results):
-        if line.published:
-            published_lines[len(ours) - 1] = line
-        else:
-            ours.append(line)
     rows = []
-    for i, (line, cells) in enumerate(zip(ours, results.rows.values(), strict=True)):
-        published = published_lines.get(i)
+    for (line, published), cells, row_keys in zip(line_pairs(results), results.rows.values(), keys, strict=True):
         view_cells = [
             TableCell(
                 entry,
                 published.entries[j] if published and cell.published else None,
                 cell.ours.mean if cell.ours else None,
-                keys[i][j] if cell.ours or cell.diverged else (),
+                cell_keys if cell.ours or cell.diverged else (),
             )
-            for j, (entry, cell) in enumerate(zip(line.entries, cells, strict=True))
+            for j, (entry, cell, cell_keys) in enumerate(zip(line.entries, cells, row_keys, strict=True))
         ]
         rows.append((line.name, view_cells, [*line.ranks, *(published.ranks if published else [])]))
     groups = [(group, len(list(same))) for group, same in groupby(column.group for column in results.columns)]
