@@ -53,7 +53,7 @@ TASKS, BATCH, LR, MEMORY = 5, 10, 0.05, 200
 REPLAY = 24  # Avalanche's A-GEM divides it evenly among up to four past tasks
 SHARE = MEMORY // TASKS
 RECALL = {"memory": MEMORY, "replay": REPLAY}
-MARGIN, ALPHA, BETA, STRENGTH, TEMPERATURE = 0.5, 0.3, 0.5, 30.0, 2.0
+MARGIN, ALPHA, BETA, STRENGTH, TEMPERATURE = 0.5, 0.3, 0.5, 10.0, 2.0
 SIDES = {"perceptron": 8, "resnet": 32}  # pixels of an image
 COMPARED, COMPARED_SEEDS = {"sgd": "SGD", "er": "ER", "agem": "A-GEM", "derpp": "DER++"}, 3
 
@@ -179,6 +179,7 @@ def avalanche_strategies() -> dict[str, Callable[[dict[str, Any]], Any]]:
 
 
 def avalanche_pairs() -> dict[str, Pair]:
+    """Return the methods; those "by task" store examples when Avalanche does, the others of ours after each batch."""
     strategies = avalanche_strategies()
 
     def run(name: str, **settings: bool) -> Callable[[nn.Module, int, list[Task]], Run]:
@@ -187,14 +188,14 @@ def avalanche_pairs() -> dict[str, Pair]:
     der, derpp = {**RECALL, "alpha": ALPHA}, {**RECALL, "alpha": ALPHA, "beta": BETA}
     return {
         "SGD": Pair(SGD, {}, run("SGD")),
-        "ER": Pair(ERByTask, RECALL, run("ER", shuffle=True)),
-        "ER online": Pair(ER, RECALL, run("ER", shuffle=True, online=True)),
+        "ER": Pair(ER, RECALL, run("ER", shuffle=True, online=True)),
+        "ER by task": Pair(ERByTask, RECALL, run("ER", shuffle=True)),
         "A-GEM": Pair(AGEM, RECALL, run("A-GEM")),
         "GEM": Pair(GEM, {"memory": MEMORY, "replay": SHARE, "margin": MARGIN}, run("GEM")),
-        "DER": Pair(DERByTask, der, run("DER")),
-        "DER published": Pair(DER, der, run("DER")),
-        "DER++": Pair(DERppByTask, derpp, run("DER++")),
-        "DER++ published": Pair(DERpp, derpp, run("DER++")),
+        "DER": Pair(DER, der, run("DER")),
+        "DER by task": Pair(DERByTask, der, run("DER")),
+        "DER++": Pair(DERpp, derpp, run("DER++")),
+        "DER++ by task": Pair(DERppByTask, derpp, run("DER++")),
         "online EWC": Pair(EWC, {"strength": STRENGTH}, run("online EWC")),
         "SI": Pair(SI, {"strength": STRENGTH, "damping": 1.0, "clip": None}, run("SI")),
         "LwF": Pair(
@@ -375,7 +376,7 @@ def measure(library: str, pairs: dict[str, Pair], part: str, only: Sequence[str]
     print(f"{head} {'Acc %':>40} {'Acc % given the task':>40}" if part == "perceptron" else head)
     plain = []  # the weights that the other's SGD ends with
     for name, pair in pairs.items():
-        if only and name not in (*only, "SGD"):
+        if only and name not in (*only, "SGD"):  # whose weights others are compared with
             continue
         side_by_side(pair, seeds, side, 2)  # the first steps are slower
         both = [side_by_side(pair, seed, side, count) for seed in range(seeds)]
