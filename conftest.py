@@ -47,7 +47,7 @@ def _one_thread():
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch, tmp_path_factory):
     """Hide the project's own records and the user's data, presets and settings, on which tests must not depend."""
-    for name in [each for each in os.environ if each.startswith("PARABOLIC_")]:
+    for name in [variable for variable in os.environ if variable.startswith("PARABOLIC_")]:
         monkeypatch.delenv(name)
     for kind in ("records", "data"):
         monkeypatch.setenv(f"PARABOLIC_{kind.upper()}", str(tmp_path_factory.getbasetemp() / f"no {kind}"))
@@ -68,7 +68,7 @@ def parabolic(monkeypatch, capsys, tmp_path):
             code = 0
         except SystemExit as stop:
             code = stop.code or 0
-        told = capsys.readouterr()
-        return code, told.out, told.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return call

@@ -33,7 +33,7 @@ class Browser:
         reads, theirs_w = os.pipe()
         theirs_r, self.writes = os.pipe()
         self.reads = reads
-        high = [fcntl.fcntl(each, fcntl.F_DUPFD, 20) for each in (theirs_r, theirs_w)]
+        high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 20) for descriptor in (theirs_r, theirs_w)]
         self.process = subprocess.Popen(
             [
                 chromium(), "--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu",
@@ -43,8 +43,8 @@ class Browser:
             preexec_fn=lambda: (os.dup2(high[0], 3), os.dup2(high[1], 4)),
             pass_fds=(3, 4), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        for each in (theirs_r, theirs_w, *high):
-            os.close(each)
+        for descriptor in (theirs_r, theirs_w, *high):
+            os.close(descriptor)
         self.buffer, self.number, self.events = b"", 0, []
         self.session = None
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
@@ -73,13 +73,13 @@ class Browser:
             message["sessionId"] = self.session
         os.write(self.writes, json.dumps(message).encode() + b"\0")
         while True:
-            told = self._next(60)
-            if told.get("id") == self.number:
-                if "context" in told.get("error", {}).get("message", "") or "navigated" in str(told.get("error")):
-                    raise Reloaded(told["error"])
-                assert "error" not in told, told["error"]
-                return told["result"]
-            self.events.append(told)
+            reply = self._next(60)
+            if reply.get("id") == self.number:
+                if "context" in reply.get("error", {}).get("message", "") or "navigated" in str(reply.get("error")):
+                    raise Reloaded(reply["error"])
+                assert "error" not in reply, reply["error"]
+                return reply["result"]
+            self.events.append(reply)
 
     def open(self, path, width=1440, height=1000, scheme="light"):
         """Load a file and wait until it is complete."""
@@ -96,21 +96,21 @@ class Browser:
 
     def do(self, script):
         """Return the value of a JavaScript expression in the page."""
-        told = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        if "exceptionDetails" in told:
-            raise Raised(script, told["exceptionDetails"])
-        return told["result"].get("value")
+        reply = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in reply:
+            raise Raised(script, reply["exceptionDetails"])
+        return reply["result"].get("value")
 
     def until(self, script, seconds=120):
         """Wait until an expression holds; in a page that is still loading it may raise an exception at first."""
         end = time.monotonic() + seconds
         while True:
             try:
-                if told := self.do(script):
+                if outcome := self.do(script):
                     return
             except (Reloaded, Raised) as error:
-                told = error
-            assert time.monotonic() < end, (script, told)
+                outcome = error
+            assert time.monotonic() < end, (script, outcome)
             time.sleep(0.05)
 
     def draw_all(self):
@@ -123,32 +123,34 @@ class Browser:
         """Write the whole page as a PNG."""
         height = self.do("document.documentElement.scrollHeight")
         clip = {"x": 0, "y": 0, "width": self.do("innerWidth"), "height": height, "scale": 1}
-        told = self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
-        Path(path).write_bytes(base64.b64decode(told["data"]))
+        reply = self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
+        Path(path).write_bytes(base64.b64decode(reply["data"]))
 
     @property
     def complaints(self):
         """Messages of the console and the log, and exceptions."""
-        found = []
+        messages = []
         for event in self.events:
-            told = event.get("params", {})
+            params = event.get("params", {})
             if event.get("method") == "Runtime.exceptionThrown":
-                found.append(told["exceptionDetails"]["text"] + str(told["exceptionDetails"].get("exception", {})))
+                messages.append(
+                    params["exceptionDetails"]["text"] + str(params["exceptionDetails"].get("exception", {}))
+                )
             elif event.get("method") == "Log.entryAdded":
-                found.append(told["entry"]["text"])
+                messages.append(params["entry"]["text"])
             elif event.get("method") == "Runtime.consoleAPICalled":
-                found.append(str([each.get("value") for each in told["args"]]))
-        return found
+                messages.append(str([argument.get("value") for argument in params["args"]]))
+        return messages
 
     @property
     def requests(self):
         """The URLs that the page requested, except those embedded in it (data: and blob:)."""
-        asked = [
-            each["params"]["request"]["url"]
-            for each in self.events
-            if each.get("method") == "Network.requestWillBeSent"
+        urls = [
+            event["params"]["request"]["url"]
+            for event in self.events
+            if event.get("method") == "Network.requestWillBeSent"
         ]
-        return [url for url in asked if not url.startswith(("data:", "blob:"))]
+        return [url for url in urls if not url.startswith(("data:", "blob:"))]
 
     def _next(self, seconds):
         end = time.monotonic() + seconds

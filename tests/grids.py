@@ -80,26 +80,26 @@ def fragile(folder, trouble, seed=0):
 
 def results(root):
     """Return the results of a store's runs as bytes, without times and environment."""
-    found = {}
+    by_key = {}
     for path in sorted(Path(root).glob("*/run.json")):
-        told = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
         for name in ("train_seconds", "test_seconds", "environment"):
-            del told[name]
-        found[path.parent.name] = json.dumps(told).encode()
-    return found
+            del content[name]
+        by_key[path.parent.name] = json.dumps(content).encode()
+    return by_key
 
 
 def children(pid):
     """Return the ids of the child processes of a process."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
         except OSError:  # it has just ended
             continue
         if int(fields[1]) == pid:
-            found.append(int(path.parent.name))
-    return found
+            pids.append(int(path.parent.name))
+    return pids
 
 
 def alive(pid):

@@ -22,9 +22,9 @@ LENGTH = 30
 
 def batch(number):
     """The batch of that number: a stream that can begin anywhere."""
-    g = torch.Generator().manual_seed(number)
-    y = torch.randint(4, (8,), generator=g)
-    return torch.randn(8, 3, generator=g) + y[:, None], y
+    generator = torch.Generator().manual_seed(number)
+    y = torch.randint(4, (8,), generator=generator)
+    return torch.randn(8, 3, generator=generator) + y[:, None], y
 
 
 def make(cls=PCL, seed=0, **options):
@@ -70,42 +70,42 @@ KILLS = 100
 def main(folder):
     """A process that forks writers and kills them: importing torch a hundred times would take minutes."""
     oracle, moments = trajectory(), random.Random(7)
-    told = {"kills": 0, "in a write": 0, "starts": [], "ends": 0}
+    counts = {"kills": 0, "in a write": 0, "starts": [], "ends": 0}
     warnings.simplefilter("error")  # no kill leaves a file that would have to be passed over
     started = time.perf_counter()
     go_on(Path(folder) / "undisturbed", length=20, every=1, keep=2)
     window = (time.perf_counter() - started) / 2  # some ten batches, however busy the machine is
-    while told["kills"] < KILLS:
-        place = Path(folder) / str(told["ends"])
-        ready, writer = fork(place)
+    while counts["kills"] < KILLS:
+        journal_folder = Path(folder) / str(counts["ends"])
+        ready, writer = fork(journal_folder)
         os.read(ready, 1)
         time.sleep(moments.uniform(0, window))
         os.kill(writer, signal.SIGKILL)
         killed = os.WIFSIGNALED(os.waitpid(writer, 0)[1])
         os.close(ready)
-        told["kills"] += killed
-        told["in a write"] += killed and any(place.glob(".0*"))
+        counts["kills"] += killed
+        counts["in a write"] += killed and any(journal_folder.glob(".0*"))
         learner = make(seed=99)  # which knows nothing of the weights
-        journal = Journal(place, learner)
+        journal = Journal(journal_folder, learner)
         assert same_state(learner.state_dict(), oracle[journal.batches])
-        told["starts"].append(journal.batches)
+        counts["starts"].append(journal.batches)
         journal.close()
         if not killed:  # it came to its end before the signal
             assert journal.batches == LENGTH
-            told["ends"] += 1
-    assert same_state(go_on(place).learner.state_dict(), oracle[LENGTH])
-    print(json.dumps(told))
+            counts["ends"] += 1
+    assert same_state(go_on(journal_folder).learner.state_dict(), oracle[LENGTH])
+    print(json.dumps(counts))
 
 
-def fork(place):
+def fork(folder):
     """A process that goes on with the stream, and a pipe that tells when it has begun."""
-    ready, tell = os.pipe()
+    ready, started = os.pipe()
     writer = os.fork()
     if writer:
-        os.close(tell)
+        os.close(started)
         return ready, writer
-    with Journal(place, make(), every=1, keep=2) as journal:
-        os.write(tell, b".")
+    with Journal(folder, make(), every=1, keep=2) as journal:
+        os.write(started, b".")
         for number in range(journal.batches, LENGTH):
             journal.observe(*batch(number))
     os._exit(0)

@@ -18,39 +18,44 @@ AROUND = {
 
 
 def record(spec, skill=80.0, tasks=5, seconds=1.0):
-    """A run of so much skill: it knows each task best when it comes, and loses some of it later."""
-    chance = random.Random(f"{spec.key}")
+    """A made-up run: its accuracy on a task is about `skill` + 15 when the task comes, and falls with later ones."""
+    rng = random.Random(f"{spec.key}")
     accuracy = [
-        [min(100.0, max(0.0, skill + 15 - (100 - skill) * 0.25 * (i - j) + chance.gauss(0, 1))) for j in range(i + 1)]
-        for i in range(tasks)
+        [
+            min(100.0, max(0.0, skill + 15 - (100 - skill) * 0.25 * (row - column) + rng.gauss(0, 1)))
+            for column in range(row + 1)
+        ]
+        for row in range(tasks)
     ]
     matrix = [row + [float("nan")] * (tasks - len(row)) for row in accuracy]
-    took = [seconds / tasks * chance.uniform(0.9, 1.1)] * tasks
-    return Record(spec.key, spec.resolved(), metrics.summary(matrix), accuracy, took, [0.1] * tasks, 100, AROUND)
+    train_seconds = [seconds / tasks * rng.uniform(0.9, 1.1)] * tasks
+    return Record(
+        spec.key, spec.resolved(), metrics.summary(matrix), accuracy, train_seconds, [0.1] * tasks, 100, AROUND
+    )
 
 
-def named(store, key, learner=None, stream=None):
+def rename_in_file(store, key, learner=None, stream=None):
     """Give a run of the store a name that only a file can have: of a learner or a stream that is not here."""
     path = store.path(key) / "run.json"
-    told = json.loads(path.read_text())
-    told["spec"] |= {name: value for name, value in (("learner", learner), ("stream", stream)) if value}
-    path.write_text(json.dumps(told))
+    content = json.loads(path.read_text())
+    content["spec"] |= {name: value for name, value in (("learner", learner), ("stream", stream)) if value}
+    path.write_text(json.dumps(content))
 
 
-def few(store, seeds=3):
+def save_few_runs(store, seeds=3):
     """Three methods on the digits, a few seeds each."""
     for seed in range(seeds):
         for learner, skill, seconds in (("er", 84, 1.0), ("pcl", 81, 3.0), ("sgd", 20, 0.6)):
             store.save(record(RunSpec(learner, seed=seed), skill, seconds=seconds))
 
 
-def many(store, runs=500):
+def save_many_runs(store, runs=500):
     """So many runs of the paper's quick tables: of them 13 failed, five are missing, and two are damaged."""
     specs = list({spec.key: spec for spec in Selection(quick=True).runs}.values())[: runs + 5]
-    for place, spec in enumerate(specs):
-        if place % 100 == 50:
+    for position, spec in enumerate(specs):
+        if position % 100 == 50:
             continue
-        if place % 41 == 7:
+        if position % 41 == 7:
             store.save_failure(spec, "the loss became nan in task 2, by step 60: lower lr (now 0.1)")
         else:
             skill = 20 + len(spec.learner) * 13 % 65
@@ -60,7 +65,7 @@ def many(store, runs=500):
         (store.root / name / "run.json").write_text(text)
 
 
-def measured(task):
+def bounds_row(task):
     """A row of bounds, as `BoundsRow.as_dict` has it, after a task."""
     memory = {"min": 0.0, "mean": 0.1 + 0.02 * task, "max": 1.5 + 0.1 * task}
     loss = {"min": 0.0, "mean": 0.4 + 0.1 * task, "max": 3.0}
@@ -77,11 +82,14 @@ def measured(task):
     }
 
 
-def with_bounds(store, spec):
+def save_run_with_bounds(store, spec):
     """Keep a run that measured bounds."""
-    rows = [dotted({k: v for k, v in measured(task).items() if k not in ("task", "violations")}) for task in range(5)]
+    rows = [
+        dotted({name: value for name, value in bounds_row(task).items() if name not in ("task", "violations")})
+        for task in range(5)
+    ]
     rows = [row | {"forgetting.broken": 0, "generalisation.broken": 0} for row in rows]
-    told = {f"bounds.{name}": [row[name] for row in rows] for name in rows[0]}
+    measured_by_name = {f"bounds.{name}": [row[name] for row in rows] for name in rows[0]}
     run = record(replace(spec, measure="parabolic.engine.theory:bounds"), 50)
-    run = replace(run, measured=told)
+    run = replace(run, measured=measured_by_name)
     store.save(replace(run, metrics=run.summary))

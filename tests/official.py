@@ -49,11 +49,11 @@ def python2(value):
 def batch(images, labels, key="labels"):
     """A batch in CIFAR's format: images [n, 32, 32, 3] become rows of red, green and blue planes."""
     names = [f"image_{i}.png" for i in range(len(images))]
-    told = {
+    content = {
         "batch_label": "a batch", key: [int(label) for label in labels],
         "data": np.ascontiguousarray(images.transpose(0, 3, 1, 2).reshape(len(images), 3072)), "filenames": names,
     }  # fmt: skip
-    return python2(told | ({"coarse_labels": [0] * len(labels)} if key == "fine_labels" else {}))
+    return python2(content | ({"coarse_labels": [0] * len(labels)} if key == "fine_labels" else {}))
 
 
 def cifar10_files(train, test):

@@ -18,15 +18,15 @@ def net(norm=False, seed=0, classes=CLASSES):
 
 def tasks(batches=4, size=5, seed=1):
     """Two tasks of two classes each; the last batch of a task is short."""
-    g = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     for task in range(2):
         sizes = [size] * (batches - 1) + [2]
         yield [
             (
-                torch.randn(n, 3, generator=g, dtype=torch.float64) + task,
-                torch.randint(2, (n,), generator=g) + 2 * task,
+                torch.randn(count, 3, generator=generator, dtype=torch.float64) + task,
+                torch.randint(2, (count,), generator=generator) + 2 * task,
             )
-            for n in sizes
+            for count in sizes
         ]
 
 
@@ -40,15 +40,17 @@ def surprise(scores, label):
     return -scores[label] + scores.exp().sum().log()
 
 
-def same_weights(one, other, tolerance=1e-10):
-    pairs = zip(one.parameters(), other.parameters(), strict=True)
-    return all(torch.allclose(a, b, atol=tolerance, rtol=0) for a, b in pairs)
+def same_weights(first, second, tolerance=1e-10):
+    pairs = zip(first.parameters(), second.parameters(), strict=True)
+    return all(
+        torch.allclose(first_weight, second_weight, atol=tolerance, rtol=0) for first_weight, second_weight in pairs
+    )
 
 
 def assert_same(ours, theirs, tolerance=1e-10):
     """Assert that weights and statistics are the same."""
-    for (name, a), b in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
-        assert torch.allclose(a, b.to(a.device), atol=tolerance, rtol=0), name
+    for (name, our_value), their_value in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
+        assert torch.allclose(our_value, their_value.to(our_value.device), atol=tolerance, rtol=0), name
 
 
 def step_on_both(learners, stream):
@@ -56,27 +58,27 @@ def step_on_both(learners, stream):
     for index, batches in enumerate(stream):
         for learner in learners:
             learner.start_task(batches)
-        moved = [(x.cuda(), y.cuda()) for x, y in batches]
-        for (x, y), (gx, gy) in zip(batches, moved, strict=True):
+        gpu_batches = [(x.cuda(), y.cuda()) for x, y in batches]
+        for (x, y), (gpu_x, gpu_y) in zip(batches, gpu_batches, strict=True):
             learners[0].step(x, y, index)
             torch.cuda.set_sync_debug_mode("error")
             try:
-                learners[1].step(gx, gy, index)
+                learners[1].step(gpu_x, gpu_y, index)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
         for learner in learners:
             learner.end_task(batches)
 
 
-def reservoir(kept, seen, capacity, examples, generator):
-    """Offer examples to the list `kept` one by one, as in Vitter's algorithm R; returns the new `seen`."""
+def reservoir(remembered, seen, capacity, examples, generator):
+    """Offer examples to the list `remembered` one by one, as in Vitter's algorithm R; returns the new `seen`."""
     chances = torch.rand(len(examples), generator=generator, dtype=torch.float64).tolist()
     for example, chance in zip(examples, chances, strict=True):
         slot = math.floor(chance * (seen + 1))
         if seen < capacity:
-            kept.append(example)
+            remembered.append(example)
         elif slot < capacity:
-            kept[slot] = example
+            remembered[slot] = example
         seen += 1
     return seen
 
@@ -86,17 +88,17 @@ class SlowReplay:
 
     def __init__(self, model, *, lr, memory, replay, seed):
         self.model, self.lr, self.capacity, self.replay = model, lr, memory, replay
-        self.g = torch.Generator().manual_seed(seed)
-        self.kept, self.seen = [], 0
+        self.generator = torch.Generator().manual_seed(seed)
+        self.remembered, self.seen = [], 0
 
     def scores(self, x):
         return self.model(x[None])[0]
 
     def recall(self):
-        if not self.kept:
+        if not self.remembered:
             return []
-        size = min(self.replay, len(self.kept))
-        return [self.kept[row] for row in distinct(size, len(self.kept), generator=self.g).tolist()]
+        size = min(self.replay, len(self.remembered))
+        return [self.remembered[row] for row in distinct(size, len(self.remembered), generator=self.generator).tolist()]
 
     def descend(self, loss):
         gradients = torch.autograd.grad(loss, list(self.model.parameters()))
@@ -106,4 +108,4 @@ class SlowReplay:
         return loss.item()
 
     def remember(self, examples):
-        self.seen = reservoir(self.kept, self.seen, self.capacity, examples, self.g)
+        self.seen = reservoir(self.remembered, self.seen, self.capacity, examples, self.generator)

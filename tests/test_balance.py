@@ -8,13 +8,13 @@ from torch import nn
 
 from parabolic import ER, MLP, PCL, Classes, InputError, Learner
 
-KINDS = [ER, PCL]
+LEARNERS = [ER, PCL]
 
 
-def rare(steps, g, n=20):
+def unbalanced_batches(steps, generator, size=20):
     """Batches whose labels can only be guessed: nine in ten are of class 0."""
     for _ in range(steps):
-        yield torch.ones(n, 1, dtype=torch.float64), (torch.rand(n, generator=g) > 0.9).long()
+        yield torch.ones(size, 1, dtype=torch.float64), (torch.rand(size, generator=generator) > 0.9).long()
 
 
 def bias_only(outputs=2):
@@ -24,64 +24,69 @@ def bias_only(outputs=2):
     return model
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("cls", LEARNERS)
 @pytest.mark.parametrize(("balance", "odds"), [(0.0, math.log(9)), (0.5, math.log(9) / 2), (1.0, 0.0)])
-def test_how_often_a_class_comes_up_is_learned_as_far_as_it_is_not_made_up_for(kind, balance, odds):
+def test_how_often_a_class_comes_up_is_learned_as_far_as_it_is_not_made_up_for(cls, balance, odds):
     # The minimiser is known: the scores in the loss have the true odds, and the network what is left of them.
-    options = {"sigma_y": 0.0, "integral": "euler", "times": 2} if kind is PCL else {}
-    learner = kind(bias_only(), memory=400, lr=0.05, average=0.999, balance=balance, classes=2, **options)
-    for x, y in rare(2500, torch.Generator().manual_seed(0)):
+    options = {"sigma_y": 0.0, "integral": "euler", "times": 2} if cls is PCL else {}
+    learner = cls(bias_only(), memory=400, lr=0.05, average=0.999, balance=balance, classes=2, **options)
+    for x, y in unbalanced_batches(2500, torch.Generator().manual_seed(0)):
         learner.step(x, y)
     first, second = learner.scores(torch.ones(1, 1, dtype=torch.float64))[0].tolist()
     assert first - second == pytest.approx(odds, abs=0.2)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_shares_are_those_of_what_was_learned_lately(kind):
-    learner = kind(MLP((4,), 3, hidden=(8,)), memory=40, balance=1.0, replay=6)
-    seen, g = [], torch.Generator().manual_seed(0)
+@pytest.mark.parametrize("cls", LEARNERS)
+def test_shares_are_those_of_what_was_learned_lately(cls):
+    learner = cls(MLP((4,), 3, hidden=(8,)), memory=40, balance=1.0, replay=6)
+    labels_counted, generator = [], torch.Generator().manual_seed(0)
     count = learner.count
-    learner.count = lambda y, outputs: (seen.append(y.clone()), count(y, outputs))
+    learner.count = lambda y, outputs: (labels_counted.append(y.clone()), count(y, outputs))
     for _ in range(30):
-        learner.observe(torch.randn(5, 4, generator=g), torch.randint(3, (5,), generator=g))
-    assert [len(y) for y in seen[:3]] == [5, 10, 11]  # the new ones, and as many recalled as there were
-    weights = [0.95 ** (len(seen) - 1 - step) for step in range(len(seen))]
-    parts = [weight * torch.bincount(y, minlength=3) / len(y) for weight, y in zip(weights, seen, strict=True)]
+        learner.observe(torch.randn(5, 4, generator=generator), torch.randint(3, (5,), generator=generator))
+    assert [len(y) for y in labels_counted[:3]] == [5, 10, 11]  # the new ones, and as many recalled as there were
+    weights = [0.95 ** (len(labels_counted) - 1 - step) for step in range(len(labels_counted))]
+    parts = [
+        weight * torch.bincount(y, minlength=3) / len(y) for weight, y in zip(weights, labels_counted, strict=True)
+    ]
     expected = sum(parts) / sum(weights)
     assert torch.allclose(learner.shares / learner.shares.sum(), expected, atol=1e-6)
-    scores = torch.randn(2, 3, generator=g)
+    scores = torch.randn(2, 3, generator=generator)
     assert torch.allclose(learner.tilted(scores), scores + (expected + 0.01 / 3).log(), atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_without_balance_nothing_is_kept_of_it(kind):
-    learner = kind(MLP((4,), 3), memory=40)
+@pytest.mark.parametrize("cls", LEARNERS)
+def test_without_balance_nothing_is_kept_of_it(cls):
+    learner = cls(MLP((4,), 3), memory=40)
     learner.observe(torch.randn(5, 4), torch.arange(5) % 3)
     scores = torch.randn(2, 3)
     assert learner.tilted(scores) is scores
     assert "shares" not in learner.state_dict()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_balance_goes_on_where_it_was(kind, tmp_path):
+@pytest.mark.parametrize("cls", LEARNERS)
+def test_balance_goes_on_where_it_was(cls, tmp_path):
     def batches(first, last):
         for step in range(first, last):
-            g = torch.Generator().manual_seed(step)
-            yield torch.randn(5, 4, generator=g), torch.randint(min(2 + step // 5, 4), (5,), generator=g)
+            generator = torch.Generator().manual_seed(step)
+            yield (
+                torch.randn(5, 4, generator=generator),
+                torch.randint(min(2 + step // 5, 4), (5,), generator=generator),
+            )
 
-    learner = kind(MLP((4,), 2), memory=40, balance=1.0, average=0.9)
+    learner = cls(MLP((4,), 2), memory=40, balance=1.0, average=0.9)
     learner.grow(3)
     for x, y in batches(0, 8):
         learner.observe(x, y)
-    other = Learner.load(learner.save(tmp_path / "a"))
-    for each in (learner, other):
-        each.grow(4)
+    loaded = Learner.load(learner.save(tmp_path / "a"))
+    for either in (learner, loaded):
+        either.grow(4)
         for x, y in batches(8, 20):
-            each.observe(x, y)
-        assert len(each.shares) == 4
-    assert torch.equal(learner.shares, other.shares)
-    for one, two in zip(learner.model.parameters(), other.model.parameters(), strict=True):
-        assert torch.equal(one, two)
+            either.observe(x, y)
+        assert len(either.shares) == 4
+    assert torch.equal(learner.shares, loaded.shares)
+    for weight, loaded_weight in zip(learner.model.parameters(), loaded.model.parameters(), strict=True):
+        assert torch.equal(weight, loaded_weight)
 
 
 def test_a_used_learner_takes_over_the_state_of_a_fresh_one():
@@ -98,8 +103,8 @@ def test_balance_is_for_classes():
         ER(nn.Linear(4, 1), memory=40, balance=1.0, criterion="mse")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_labels_of_a_batch_that_is_refused_are_not_counted(kind):
+@pytest.mark.parametrize("cls", LEARNERS)
+def test_labels_of_a_batch_that_is_refused_are_not_counted(cls):
     """The loss fails after they were counted."""
 
     def loss(scores, target):
@@ -108,7 +113,11 @@ def test_labels_of_a_batch_that_is_refused_are_not_counted(kind):
         return nn.functional.cross_entropy(scores, target, reduction="none")
 
     failing = False
-    learner, x, y = kind(nn.Linear(3, 2), balance=0.5, criterion=Classes(loss), memory=50), torch.randn(8, 3), [0] * 8
+    learner, x, y = (
+        cls(nn.Linear(3, 2), balance=0.5, criterion=Classes(loss), memory=50),
+        torch.randn(8, 3),
+        [0] * 8,
+    )
     learner.observe(x, y)
     before, failing = learner.shares.clone(), True
     with pytest.raises(ValueError, match="no"):

@@ -30,23 +30,23 @@ def generator(seed=0, device="cpu"):
     seed=st.integers(0, 2**31),
 )
 def test_both_ends_are_hit_to_the_bit(shape, n, times, bridges, variant, dtype, scale, seed):
-    g = generator(seed)
-    a, b = (scale * torch.randn(2, n, *shape, generator=g)).to(dtype)
-    path = bridge(a, b, 0.5 * scale, times, bridges, variant=variant, generator=g)
+    seeded = generator(seed)
+    start, end = (scale * torch.randn(2, n, *shape, generator=seeded)).to(dtype)
+    path = bridge(start, end, 0.5 * scale, times, bridges, variant=variant, generator=seeded)
     assert path.shape == (n, bridges, times, *shape)
     assert path.dtype == dtype
-    assert torch.equal(path[:, :, 0], a[:, None].expand(n, bridges, *shape))
-    assert torch.equal(path[:, :, -1], b[:, None].expand(n, bridges, *shape))
+    assert torch.equal(path[:, :, 0], start[:, None].expand(n, bridges, *shape))
+    assert torch.equal(path[:, :, -1], end[:, None].expand(n, bridges, *shape))
 
 
 @pytest.mark.parametrize("variant", ["paper", "reference"])
 def test_common_noise_moves_all_coordinates_alike_and_has_the_law_of_one(variant):
-    a, b = torch.randn(2, 4, 3, 2, generator=generator(), dtype=torch.float64)
-    path = bridge(a, b, 0.5, 6, 2, variant=variant, common=True, generator=generator(1))
-    noise = path - bridge(a, b, 0.0, 6, 2)
-    one = bridge(torch.zeros(4, 1, dtype=a.dtype), torch.zeros(4, 1, dtype=a.dtype), 0.5, 6, 2, variant=variant,
-                 generator=generator(1))  # fmt: skip
-    assert torch.allclose(noise, one[..., None].expand_as(noise), atol=1e-14)
+    start, end = torch.randn(2, 4, 3, 2, generator=generator(), dtype=torch.float64)
+    path = bridge(start, end, 0.5, 6, 2, variant=variant, common=True, generator=generator(1))
+    noise = path - bridge(start, end, 0.0, 6, 2)
+    noise_of_one = bridge(torch.zeros(4, 1, dtype=start.dtype), torch.zeros(4, 1, dtype=start.dtype), 0.5, 6, 2,
+                          variant=variant, generator=generator(1))  # fmt: skip
+    assert torch.allclose(noise, noise_of_one[..., None].expand_as(noise), atol=1e-14)
     assert noise[:, :, 1:-1].abs().min() > 0
 
 
@@ -56,12 +56,15 @@ def test_common_noise_moves_all_coordinates_alike_and_has_the_law_of_one(variant
 def test_mean_and_covariance_are_those_of_a_bridge(sigma, horizon, times, dtype, device):
     """Mean on the line between the ends; covariance σ²T s(1 − s') for s ≤ s'."""
     n = 200_000
-    a, b = (
+    start, end = (
         torch.full((n, 1), -1.0, dtype=dtype, device=device),
         torch.full((n, 1), 2.0, dtype=dtype, device=device),
     )
     path = (
-        bridge(a, b, sigma, times, horizon=horizon, generator=generator(1, device))[:, 0, :, 0].cpu().double().numpy()
+        bridge(start, end, sigma, times, horizon=horizon, generator=generator(1, device))[:, 0, :, 0]
+        .cpu()
+        .double()
+        .numpy()
     )
     s = np.linspace(0, 1, times)
     expected = sigma**2 * horizon * np.minimum.outer(s, s) * (1 - np.maximum.outer(s, s))
@@ -75,9 +78,10 @@ def test_mean_and_covariance_are_those_of_a_bridge(sigma, horizon, times, dtype,
 def test_marginal_is_gaussian_in_the_paper_and_heavier_in_the_reference():
     n, ends = 100_000, torch.zeros(100_000, 1)
     middle = {
-        v: bridge(ends, ends, 1.0, 5, variant=v, generator=generator(2))[:, 0, 2, 0] for v in ("paper", "reference")
+        variant: bridge(ends, ends, 1.0, 5, variant=variant, generator=generator(2))[:, 0, 2, 0]
+        for variant in ("paper", "reference")
     }
-    kurtosis = {v: float((m**4).mean() / (m**2).mean() ** 2) for v, m in middle.items()}
+    kurtosis = {variant: float((points**4).mean() / (points**2).mean() ** 2) for variant, points in middle.items()}
     assert abs(kurtosis["paper"] - 3) < 5 * math.sqrt(24 / n)
     # An increment N·E with E ~ Exp(1) has kurtosis 3·E[E⁴]/E[E²]² = 18; a weighted sum of k of them 3 + 15·Σw⁴/(Σw²)².
     increments = np.array([0.5, 0.5, 0.5, -0.5, -0.5])  # how W(½) − ½W(1) weighs the five: two in the first interval
@@ -90,10 +94,10 @@ def test_reference_variance_counts_two_increments_in_the_first_interval():
     ends = torch.zeros(n, 1)
     path = bridge(ends, ends, 1.0, times, variant="reference", generator=generator(3))[:, 0, :, 0]
     s, step = torch.linspace(0, 1, times), 1 / (times - 1)
-    for i in range(1, times - 1):
-        weights = torch.tensor([1 - s[i]] * (i + 1) + [-s[i]] * (times - 1 - i))
+    for time in range(1, times - 1):
+        weights = torch.tensor([1 - s[time]] * (time + 1) + [-s[time]] * (times - 1 - time))
         expected = 2 * step * float((weights**2).sum())  # E[E²] = 2
-        assert path[:, i].var().item() == pytest.approx(expected, rel=0.05)
+        assert path[:, time].var().item() == pytest.approx(expected, rel=0.05)
 
 
 def test_sigma_may_change_along_the_path_and_from_pair_to_pair():
@@ -101,20 +105,22 @@ def test_sigma_may_change_along_the_path_and_from_pair_to_pair():
     n, times = 100_000, 4
     sigma = torch.tensor([0.5, 1.0, 2.0, 99.0])  # the last is never used: no interval follows it
     ends = torch.zeros(n, 1)
-    each = bridge(ends, ends, sigma, times, generator=generator(4))[:, 0, :, 0]
+    path = bridge(ends, ends, sigma, times, generator=generator(4))[:, 0, :, 0]
     weights = torch.tensor([[2 / 3, -1 / 3, -1 / 3], [1 / 3, 1 / 3, -2 / 3]])
     expected = (weights**2 * sigma[:3] ** 2 / 3).sum(1)
-    assert torch.allclose(each[:, 1:3].var(0), expected, rtol=0.03)
+    assert torch.allclose(path[:, 1:3].var(0), expected, rtol=0.03)
     before = sigma[:3].square().cumsum(0)[:2] / 3
     after, s = sigma[:3].square().sum() / 3 - before, torch.tensor([1 / 3, 2 / 3])
     assert torch.allclose(expected, (1 - s) ** 2 * before + s**2 * after)  # as the docstring says
     assert not torch.allclose(expected, before * after / (before + after), rtol=0.3)  # that of a Brownian bridge
     by_pair = bridge(ends, ends, sigma.expand(n, times), times, generator=generator(4))[:, 0, :, 0]
-    assert torch.equal(by_pair, each)
-    alone = bridge(ends[:9], ends[:9], sigma[0], times, generator=generator(4))
-    assert torch.equal(alone, bridge(ends[:9], ends[:9], 0.5, times, generator=generator(4)))
-    two = torch.stack([sigma, 0 * sigma])
-    assert torch.equal(bridge(ends[:2], ends[:2], two, times, generator=generator(5))[1], torch.zeros(1, times, 1))
+    assert torch.equal(by_pair, path)
+    constant_sigma = bridge(ends[:9], ends[:9], sigma[0], times, generator=generator(4))
+    assert torch.equal(constant_sigma, bridge(ends[:9], ends[:9], 0.5, times, generator=generator(4)))
+    two_sigmas = torch.stack([sigma, 0 * sigma])
+    assert torch.equal(
+        bridge(ends[:2], ends[:2], two_sigmas, times, generator=generator(5))[1], torch.zeros(1, times, 1)
+    )
 
 
 @pytest.mark.parametrize("variant", ["paper", "reference"])
@@ -128,10 +134,10 @@ def test_between_no_points_there_are_no_paths(shape, variant):
 
 
 def test_without_noise_it_is_the_straight_line():
-    a, b = torch.randn(2, 3, 2, dtype=torch.float64, generator=generator())
-    path = bridge(a, b, 0.0, 5)
-    for i, s in enumerate((0.0, 0.25, 0.5, 0.75, 1.0)):
-        assert torch.allclose(path[:, 0, i], (1 - s) * a + s * b, atol=1e-15)
+    start, end = torch.randn(2, 3, 2, dtype=torch.float64, generator=generator())
+    path = bridge(start, end, 0.0, 5)
+    for index, share in enumerate((0.0, 0.25, 0.5, 0.75, 1.0)):
+        assert torch.allclose(path[:, 0, index], (1 - share) * start + share * end, atol=1e-15)
 
 
 def test_bridges_of_a_pair_are_independent_and_the_generator_decides_all():
@@ -139,17 +145,17 @@ def test_bridges_of_a_pair_are_independent_and_the_generator_decides_all():
     path = bridge(ends, ends, 1.0, 3, 2, generator=generator(6))[:, :, 1, 0]
     assert abs(float(torch.corrcoef(path.T)[0, 1])) < 0.02
     before = torch.random.get_rng_state()
-    again = bridge(ends, ends, 1.0, 3, 2, generator=generator(6))[:, :, 1, 0]
-    assert torch.equal(path, again)
+    repeated = bridge(ends, ends, 1.0, 3, 2, generator=generator(6))[:, :, 1, 0]
+    assert torch.equal(path, repeated)
     assert torch.equal(before, torch.random.get_rng_state())
 
 
 def test_gradients_flow_to_the_ends():
-    a = torch.randn(3, 2, dtype=torch.float64, requires_grad=True, generator=generator())
-    b = torch.randn(3, 2, dtype=torch.float64, requires_grad=True, generator=generator(1))
-    bridge(a, b, 0.1, 5).sum().backward()
-    assert torch.allclose(a.grad, torch.full_like(a, 2.5))
-    assert torch.allclose(b.grad, torch.full_like(b, 2.5))
+    start = torch.randn(3, 2, dtype=torch.float64, requires_grad=True, generator=generator())
+    end = torch.randn(3, 2, dtype=torch.float64, requires_grad=True, generator=generator(1))
+    bridge(start, end, 0.1, 5).sum().backward()
+    assert torch.allclose(start.grad, torch.full_like(start, 2.5))
+    assert torch.allclose(end.grad, torch.full_like(end, 2.5))
 
 
 @settings(max_examples=50, deadline=None)
@@ -162,7 +168,7 @@ def test_on_simplex_is_a_probability_and_leaves_one_alone(n, classes, seed):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "name"),
     [
         ({"start": torch.zeros(2, 2, dtype=torch.long)}, "start"),
         ({"end": torch.zeros(2, 3)}, "end"),
@@ -178,9 +184,9 @@ def test_on_simplex_is_a_probability_and_leaves_one_alone(n, classes, seed):
         ({"generator": 3}, "generator"),
     ],
 )
-def test_bad_input_names_the_argument(arguments, named):
+def test_bad_input_names_the_argument(arguments, name):
     good = {"start": torch.zeros(2, 2), "end": torch.zeros(2, 2)}
-    with pytest.raises(InputError, match=f"^{named}: got .*, expected "):
+    with pytest.raises(InputError, match=f"^{name}: got .*, expected "):
         bridge(**(good | arguments))
 
 

@@ -39,16 +39,18 @@ def arrays(folder, train=TRAIN, test=TEST, **more):
     return folder
 
 
-def first(images):
+def channels_first(images):
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
 
 
-def plain(**settings):
+def expected_stream(**settings):
     """The stream that every source must give, made of arrays at hand."""
-    return Stream.from_arrays(first(TRAIN[0]), TRAIN[1], test=(first(TEST[0]), TEST[1]), tasks=5, **settings)
+    return Stream.from_arrays(
+        channels_first(TRAIN[0]), TRAIN[1], test=(channels_first(TEST[0]), TEST[1]), tasks=5, **settings
+    )
 
 
-def contents(folder):
+def file_contents(folder):
     """All files but the locks, which are empty and stay."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
     return {path.relative_to(folder): path.read_bytes() for path in files}
@@ -57,56 +59,58 @@ def contents(folder):
 # -- every source --------------------------------------------------------------------------------------------------
 
 
-def tar(folder):
+def write_official_tar(folder):
     return official.write_tar(
         folder / "cifar-10-python.tar.gz", official.cifar10_files(TRAIN, TEST), "cifar-10-batches-py"
     )
 
 
-def extracted(folder):
+def write_extracted(folder):
     return official.write_folder(folder / "cifar-10-batches-py", official.cifar10_files(TRAIN, TEST)).parent
 
 
-def npy_within(folder):
+def write_arrays_within(folder):
     return arrays(folder / "cifar10").parent
 
 
-def npy_channels_first(folder):
-    return arrays(folder, (first(TRAIN[0]), TRAIN[1]), (first(TEST[0]), TEST[1]))
+def write_channels_first(folder):
+    return arrays(folder, (channels_first(TRAIN[0]), TRAIN[1]), (channels_first(TEST[0]), TEST[1]))
 
 
-@pytest.mark.parametrize("write", [tar, extracted, arrays, npy_within, npy_channels_first])
+@pytest.mark.parametrize(
+    "write", [write_official_tar, write_extracted, arrays, write_arrays_within, write_channels_first]
+)
 def test_every_place_of_cifar10_gives_the_same_stream(tmp_path, write):
-    made = prepare("cifar10", write(tmp_path / "source"))
+    prepared = prepare("cifar10", write(tmp_path / "source"))
     stream = make_stream("seq-cifar10", seed=3)
-    assert stream.digest() == plain(seed=3).digest()
-    assert (made.train, made.test, made.classes, made.shape) == (100, 20, 10, (3, 32, 32))
+    assert stream.digest() == expected_stream(seed=3).digest()
+    assert (prepared.train, prepared.test, prepared.classes, prepared.shape) == (100, 20, 10, (3, 32, 32))
     assert list(stream.class_names) == official.NAMES10
 
 
-def images(folder, mode="RGB"):
+def write_images(folder, mode="RGB"):
     for part, (pixels, labels) in (("train", TRAIN), ("test", TEST)):
-        for i, (each, label) in enumerate(zip(pixels, labels, strict=True)):
-            path = folder / part / official.NAMES10[label] / f"{i:03d}.png"
+        for number, (image, label) in enumerate(zip(pixels, labels, strict=True)):
+            path = folder / part / official.NAMES10[label] / f"{number:03d}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(each).convert(mode).save(path)
+            Image.fromarray(image).convert(mode).save(path)
     (folder / "train" / "bird" / "Thumbs.db").write_bytes(b"junk")
     return folder
 
 
 def test_a_folder_of_images_gives_the_same_stream_under_a_name_of_ones_own(tmp_path):
-    prepare("mine", images(tmp_path / "images"))
+    prepare("mine", write_images(tmp_path / "images"))
     stream = make_stream("seq-mine")
-    assert stream.digest() == plain().digest()
+    assert stream.digest() == expected_stream().digest()
     assert list(stream.class_names) == official.NAMES10
     # Normalised by what the training images are, channel by channel.
-    inputs = stream.prepare(torch.from_numpy(first(TRAIN[0])))
+    inputs = stream.prepare(torch.from_numpy(channels_first(TRAIN[0])))
     assert torch.allclose(inputs.mean((0, 2, 3)), torch.zeros(3), atol=1e-5)
     assert torch.allclose(inputs.std((0, 2, 3), correction=0), torch.ones(3), atol=1e-5)
 
 
 def test_grey_images_stay_grey_and_one_in_colour_makes_all_so(tmp_path):
-    folder = images(tmp_path / "images", mode="L")
+    folder = write_images(tmp_path / "images", mode="L")
     assert prepare("grey", folder).shape == (1, 32, 32)
     Image.fromarray(TRAIN[0][0]).save(folder / "test" / "truck" / "999.png")
     assert prepare("colour", folder).shape == (3, 32, 32)
@@ -114,26 +118,26 @@ def test_grey_images_stay_grey_and_one_in_colour_makes_all_so(tmp_path):
 
 def test_a_torch_dataset_gives_the_same_stream():
     class Pairs(torch.utils.data.Dataset):
-        def __init__(self, images, labels, kind):
-            self.images, self.labels, self.kind = images, labels, kind
+        def __init__(self, images, labels, convert):
+            self.images, self.labels, self.kind = images, labels, convert
 
         def __len__(self):
             return len(self.labels)
 
-        def __getitem__(self, i):
-            return self.kind(self.images[i]), self.labels[i]
+        def __getitem__(self, index):
+            return self.kind(self.images[index]), self.labels[index]
 
-    kinds = [Image.fromarray, lambda x: x.transpose(2, 0, 1), lambda x: torch.from_numpy(x).permute(2, 0, 1)]
-    for kind in kinds:
-        stream = Stream.from_dataset(Pairs(*TRAIN, kind), test=Pairs(*TEST, kind), tasks=5)
-        assert stream.digest() == plain().digest()
+    conversions = [Image.fromarray, lambda x: x.transpose(2, 0, 1), lambda x: torch.from_numpy(x).permute(2, 0, 1)]
+    for convert in conversions:
+        stream = Stream.from_dataset(Pairs(*TRAIN, convert), test=Pairs(*TEST, convert), tasks=5)
+        assert stream.digest() == expected_stream().digest()
     for names in (("image", "label"), ("img", "fine_label"), ("pixels", "labels")):
         parts = [
             [dict(zip(names, pair, strict=True)) for pair in Pairs(*part, Image.fromarray)] for part in (TRAIN, TEST)
         ]
-        assert Stream.from_dataset(parts[0], test=parts[1], tasks=5).digest() == plain().digest()
+        assert Stream.from_dataset(parts[0], test=parts[1], tasks=5).digest() == expected_stream().digest()
     mixed = [(torch.zeros(3, 4), 0), (torch.zeros(4, 4), 1)]
-    for bad, message in (
+    for bad_dataset, message in (
         (mixed, "item 1 of dataset: got .*expected an example like the first"),
         ([1, 2], "a pair"),
         (5, "length"),
@@ -146,7 +150,7 @@ def test_a_torch_dataset_gives_the_same_stream():
         ([{"image": torch.zeros(3), "label": "cat"}], "item 0 of dataset: got TypeError: .*a whole number"),
     ):
         with pytest.raises(InputError, match=message):
-            Stream.from_dataset(bad)
+            Stream.from_dataset(bad_dataset)
 
 
 def test_the_hub_s_format_gives_the_same_stream(tmp_path, monkeypatch):
@@ -155,13 +159,13 @@ def test_the_hub_s_format_gives_the_same_stream(tmp_path, monkeypatch):
     features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=official.NAMES10)})
 
     def part(pixels, labels):
-        rows = {"img": [Image.fromarray(each) for each in pixels], "label": [int(label) for label in labels]}
+        rows = {"img": [Image.fromarray(image) for image in pixels], "label": [int(label) for label in labels]}
         return datasets.Dataset.from_dict(rows, features=features)
 
     datasets.DatasetDict({"train": part(*TRAIN), "test": part(*TEST)}).save_to_disk(str(tmp_path / "saved"))
     name = f"hf:{tmp_path}/saved"
     stream = make_stream(name)
-    assert stream.digest() == plain().digest()
+    assert stream.digest() == expected_stream().digest()
     assert list(stream.class_names) == official.NAMES10
     assert make_stream(name).digest() == stream.digest()
     assert prepare("named", name).content == prepare(name).content
@@ -177,17 +181,17 @@ def test_the_hub_s_format_gives_the_same_stream(tmp_path, monkeypatch):
 
 def test_data_of_any_name_are_a_stream_save_those_that_the_hub_s_name_stands_for(tmp_path, cache):
     prepare("hf-mine", arrays(tmp_path / "a"))
-    assert make_stream("seq-hf-mine").digest() == plain().digest()
+    assert make_stream("seq-hf-mine").digest() == expected_stream().digest()
     # As `hf:user/set` would be kept, and as it is kept where it is given another name.
-    kept = sources._key("hf:user/set")
-    with cache.lock(kept):
-        for name in (kept, "hf-too"):
-            cache.write(name, Raw(Part([first(TRAIN[0])], TRAIN[1])), "hf:user/set")
+    cache_name = sources._key("hf:user/set")
+    with cache.lock(cache_name):
+        for name in (cache_name, "hf-too"):
+            cache.write(name, Raw(Part([channels_first(TRAIN[0])], TRAIN[1])), "hf:user/set")
     assert sorted(prepared_streams()) == ["seq-hf-mine", "seq-hf-too"]
 
 
 def test_hidden_folders_and_files_are_no_data(tmp_path):
-    source = images(tmp_path / "images")
+    source = write_images(tmp_path / "images")
     before = prepare("mine", source)
     for name in ("train/.ipynb_checkpoints", "train/__MACOSX", "test/.ipynb_checkpoints", ".git", "train/cat"):
         (source / name).mkdir(exist_ok=True)
@@ -218,7 +222,7 @@ class Split(list):
     def __getitem__(self, key):
         return [row[key] for row in self] if isinstance(key, str) else super().__getitem__(key)
 
-    def cast_column(self, column, kind):
+    def cast_column(self, column, feature_type):
         return self
 
 
@@ -239,9 +243,9 @@ def test_a_split_without_examples_or_labels_is_no_test_set(tmp_path, monkeypatch
 
 
 def test_a_source_without_a_test_set_has_every_fifth_example_held_out(tmp_path):
-    made = prepare("mine", arrays(tmp_path / "a", test=None))
-    assert made.test == 0
-    assert make_stream("seq-mine").digest() == Stream.from_arrays(first(TRAIN[0]), TRAIN[1], tasks=5).digest()
+    prepared = prepare("mine", arrays(tmp_path / "a", test=None))
+    assert prepared.test == 0
+    assert make_stream("seq-mine").digest() == Stream.from_arrays(channels_first(TRAIN[0]), TRAIN[1], tasks=5).digest()
 
 
 def test_classes_that_do_not_divide_by_five_make_tasks_of_nearly_equal_size(tmp_path):
@@ -259,11 +263,13 @@ def test_the_benchmarks_are_those_of_the_paper(tmp_path):
         prepare(data, arrays(tmp_path / name, train, test))
         stream = make_stream(name)
         assert (len(stream), stream.classes, stream.name) == (tasks, classes, name)
-        assert [task.classes for task in stream] == [tuple(each) for each in np.arange(classes).reshape(tasks, -1)]
+        assert [task.classes for task in stream] == [
+            tuple(classes_of_task) for classes_of_task in np.arange(classes).reshape(tasks, -1)
+        ]
         assert (stream.augment.padding, stream.augment.flip) == (4, True)
         # Normalised as (x / 255 − mean) / std.
-        mean, std = (torch.tensor(each).view(3, 1, 1) for each in (BENCHMARKS[name].mean, BENCHMARKS[name].std))
-        x = torch.from_numpy(first(train[0]))
+        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (BENCHMARKS[name].mean, BENCHMARKS[name].std))
+        x = torch.from_numpy(channels_first(train[0]))
         assert torch.allclose(stream.prepare(x), (x / 255 - mean) / std, atol=1e-5)
 
 
@@ -279,13 +285,13 @@ def test_the_folder_is_the_user_s_or_the_one_that_is_named(monkeypatch, tmp_path
 
 
 def test_prepared_arrays_are_mapped_and_cannot_be_changed_through_the_map(tmp_path, cache):
-    made = prepare("mine", arrays(tmp_path / "a"))
+    prepared = prepare("mine", arrays(tmp_path / "a"))
     _, train, _ = load("mine")
     assert isinstance(train.x, np.memmap)
     assert make_stream("seq-mine")[0].train.x.data_ptr() != 0
     train.x[:] = 0
-    cache.read(made)
-    np.testing.assert_array_equal(load("mine")[1].x, first(TRAIN[0]))
+    cache.read(prepared)
+    np.testing.assert_array_equal(load("mine")[1].x, channels_first(TRAIN[0]))
 
 
 @pytest.mark.parametrize(
@@ -300,33 +306,33 @@ def test_prepared_arrays_are_mapped_and_cannot_be_changed_through_the_map(tmp_pa
 def test_a_stream_keeps_little_more_than_the_bytes_of_its_images(tmp_path, scenario):
     prepare("cifar10", arrays(tmp_path / "a"))
     stream = make_stream("seq-cifar10", **scenario)
-    held = {}
+    storages = {}
     for task in stream:
-        for each in (*task.train, *task.test, task.train_rows, task.test_rows):
-            if each is not None:
-                held[each.untyped_storage().data_ptr()] = each.untyped_storage().nbytes()
+        for tensor in (*task.train, *task.test, task.train_rows, task.test_rows):
+            if tensor is not None:
+                storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
     views = stream[0].train.views
-    fixed = 0 if views is None else views.nbytes  # one for each task, however many images there are
-    assert sum(held.values()) - fixed < 1.2 * (TRAIN[0].nbytes + TEST[0].nbytes)
+    view_bytes = 0 if views is None else views.nbytes  # one for each task, however many images there are
+    assert sum(storages.values()) - view_bytes < 1.2 * (TRAIN[0].nbytes + TEST[0].nbytes)
 
 
 def test_what_is_there_is_not_prepared_again(tmp_path, monkeypatch):
     source = arrays(tmp_path / "a")
-    made = prepare("mine", source)
+    prepared = prepare("mine", source)
     with monkeypatch.context() as patch:
         patch.setattr(sources, "open_source", None)
-        assert prepare("mine") == prepare("mine", source) == made
-    other = prepare("mine", arrays(tmp_path / "b", test=None))
-    assert other.test == 0
+        assert prepare("mine") == prepare("mine", source) == prepared
+    replaced = prepare("mine", arrays(tmp_path / "b", test=None))
+    assert replaced.test == 0
     assert len(list((data_folder() / "mine").glob("files-*"))) == 1
-    assert prepare("mine", source, again=True).content == made.content
+    assert prepare("mine", source, again=True).content == prepared.content
 
 
-def cut(path):
+def truncate(path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def flip(path):
+def flip_bit(path):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     stat = path.stat()
@@ -335,13 +341,13 @@ def flip(path):
 
 
 @pytest.mark.parametrize("file", ["train_images.npy", "test_labels.npy"])
-@pytest.mark.parametrize("damage", [cut, flip, os.remove])
+@pytest.mark.parametrize("damage", [truncate, flip_bit, os.remove])
 def test_damage_is_noticed_and_mended_from_the_source_or_refused(tmp_path, cache, damage, file):
     source = arrays(tmp_path / "a")
     prepare("mine", source)
     (path,) = cache.root.glob(f"mine/*/{file}")
     damage(path)
-    assert make_stream("seq-mine").digest() == plain().digest()
+    assert make_stream("seq-mine").digest() == expected_stream().digest()
     (path,) = cache.root.glob(f"mine/*/{file}")
     damage(path)
     source.rename(tmp_path / "moved")
@@ -350,40 +356,42 @@ def test_damage_is_noticed_and_mended_from_the_source_or_refused(tmp_path, cache
     with pytest.raises(InputError, match="--from: got .*which no longer exists"):
         prepare("mine")
     prepare("mine", tmp_path / "moved")
-    assert make_stream("seq-mine").digest() == plain().digest()
+    assert make_stream("seq-mine").digest() == expected_stream().digest()
 
 
-def misspell(told):
-    told["files"]["train_images.npy"]["sha266"] = told["files"]["train_images.npy"].pop("sha256")
+def misspell_field(description):
+    description["files"]["train_images.npy"]["sha266"] = description["files"]["train_images.npy"].pop("sha256")
 
 
-def lose(told):
-    del told["files"]["train_labels.npy"]
+def drop_file(description):
+    del description["files"]["train_labels.npy"]
 
 
 @pytest.mark.parametrize("signed", [True, False])
-@pytest.mark.parametrize("damage", [lambda told: told["mean"].__setitem__(0, 0.25), misspell, lose])
+@pytest.mark.parametrize(
+    "damage", [lambda description: description["mean"].__setitem__(0, 0.25), misspell_field, drop_file]
+)
 def test_a_changed_description_is_noticed_and_mended_from_the_source_or_refused(tmp_path, cache, damage, signed):
     source = arrays(tmp_path / "a")
     path = cache.root / "mine" / "data.json"
 
     def spoil():
-        told = json.loads(path.read_text())
-        damage(told)
+        description = json.loads(path.read_text())
+        damage(description)
         if not signed:
-            del told["digest"]
-        path.write_text(json.dumps(told))
+            del description["digest"]
+        path.write_text(json.dumps(description))
 
-    made = prepare("mine", source)
+    prepared = prepare("mine", source)
     spoil()
-    if not signed and damage not in (misspell, lose):
+    if not signed and damage not in (misspell_field, drop_file):
         assert cache.find("mine").mean[0] == 0.25  # as of an earlier version, which had no digest
         return
     assert cache.find("mine") is None
-    assert load("mine")[0].content == made.content
-    assert (cache.find("mine").mean, make_stream("seq-mine").digest()) == (made.mean, plain().digest())
+    assert load("mine")[0].content == prepared.content
+    assert (cache.find("mine").mean, make_stream("seq-mine").digest()) == (prepared.mean, expected_stream().digest())
     spoil()
-    assert prepare("mine").mean == made.mean
+    assert prepare("mine").mean == prepared.mean
     spoil()
     source.rename(tmp_path / "moved")
     with pytest.raises(
@@ -392,16 +400,16 @@ def test_a_changed_description_is_noticed_and_mended_from_the_source_or_refused(
         make_stream("seq-mine")
     with pytest.raises(InputError, match="--from: got .*which no longer exists"):
         prepare("mine")
-    assert prepare("mine", tmp_path / "moved").mean == made.mean
+    assert prepare("mine", tmp_path / "moved").mean == prepared.mean
 
 
 def test_a_description_of_an_earlier_version_without_a_digest_is_accepted(tmp_path, cache):
-    made = prepare("mine", arrays(tmp_path / "a"))
+    prepared = prepare("mine", arrays(tmp_path / "a"))
     path = cache.root / "mine" / "data.json"
-    told = json.loads(path.read_text())
-    del told["digest"], told["label"]
-    path.write_text(json.dumps(told, indent=1))
-    assert cache.find("mine") == load("mine")[0] == made
+    description = json.loads(path.read_text())
+    del description["digest"], description["label"]
+    path.write_text(json.dumps(description, indent=1))
+    assert cache.find("mine") == load("mine")[0] == prepared
     assert cache.damaged("mine") is None
 
 
@@ -411,7 +419,7 @@ def test_a_damaged_description_counts_as_nothing(tmp_path, cache, text):
     (cache.root / "mine" / "data.json").write_text(text)
     assert cache.find("mine") is None
     prepare("mine", tmp_path / "a")
-    assert make_stream("seq-mine").digest() == plain().digest()
+    assert make_stream("seq-mine").digest() == expected_stream().digest()
 
 
 @pytest.mark.parametrize(
@@ -423,25 +431,25 @@ def test_a_damaged_description_counts_as_nothing(tmp_path, cache, text):
 def test_a_description_with_a_damaged_part_counts_as_nothing(tmp_path, cache, part, earlier):
     prepare("mine", arrays(tmp_path / "a"))
     path = cache.root / "mine" / "data.json"
-    told = json.loads(path.read_text()) | part
+    description = json.loads(path.read_text()) | part
     if earlier:  # without a digest, which would give away any change
-        del told["digest"]
-    path.write_text(json.dumps(told))
+        del description["digest"]
+    path.write_text(json.dumps(description))
     assert cache.find("mine") is None
     prepare("mine", tmp_path / "a")
-    assert make_stream("seq-mine").digest() == plain().digest()
+    assert make_stream("seq-mine").digest() == expected_stream().digest()
 
 
 def test_what_a_killed_process_left_beside_a_data_set_is_removed_and_nothing_else(tmp_path, cache):
-    made = prepare("mine", arrays(tmp_path / "a"))
-    place = cache.root / "mine"
-    (place / f".data.json.{'0' * 16}").touch()
-    (place / "files-left").mkdir()
-    (place / "files-left" / "train_images.npy").touch()
-    (place / "notes.txt").touch()  # the user's own
-    again = prepare("mine", tmp_path / "a", again=True)
-    assert {path.name for path in place.iterdir()} == {"data.json", again.folder, "notes.txt"}
-    assert again.content == made.content
+    prepared = prepare("mine", arrays(tmp_path / "a"))
+    folder = cache.root / "mine"
+    (folder / f".data.json.{'0' * 16}").touch()
+    (folder / "files-left").mkdir()
+    (folder / "files-left" / "train_images.npy").touch()
+    (folder / "notes.txt").touch()  # the user's own
+    prepared_again = prepare("mine", tmp_path / "a", again=True)
+    assert {path.name for path in folder.iterdir()} == {"data.json", prepared_again.folder, "notes.txt"}
+    assert prepared_again.content == prepared.content
 
 
 def test_what_is_not_prepared_says_how():
@@ -462,31 +470,31 @@ def test_what_is_not_prepared_says_how():
 # -- what goes wrong -----------------------------------------------------------------------------------------------
 
 
-def mixed(folder):
-    folder = images(folder)
+def mixed_sizes(folder):
+    folder = write_images(folder)
     Image.fromarray(TRAIN[0][0][:30]).save(folder / "train" / "dog" / "zzz.png")
     return folder
 
 
-def unreadable(folder):
-    folder = images(folder)
+def write_unreadable_image(folder):
+    folder = write_images(folder)
     path = folder / "train" / "dog" / "050.png"
     path.write_bytes(path.read_bytes()[:60])
     return folder
 
 
-def empty_class(folder):
-    (images(folder) / "train" / "aardvark").mkdir()
+def write_empty_class(folder):
+    (write_images(folder) / "train" / "aardvark").mkdir()
     return folder
 
 
-def only_tested(folder):
-    (images(folder) / "test" / "zebra").mkdir()
+def write_class_only_tested(folder):
+    (write_images(folder) / "test" / "zebra").mkdir()
     Image.fromarray(TEST[0][0]).save(folder / "test" / "zebra" / "0.png")
     return folder
 
 
-def packed(folder):
+def write_npz(folder):
     arrays(folder)
     with open(folder / "train_images.npy", "wb") as file:
         np.savez(file, TRAIN[0])
@@ -499,8 +507,8 @@ UNKNOWN = "expected classes with training examples; remove"
 @pytest.mark.parametrize(
     ("write", "name", "message"),
     [
-        (mixed, "mine", "zzz.png: got 32 × 30 pixels, expected 32 × 32 pixels like the first image; resize"),
-        (unreadable, "mine", "050.png: got .*expected an image that can be read"),
+        (mixed_sizes, "mine", "zzz.png: got 32 × 30 pixels, expected 32 × 32 pixels like the first image; resize"),
+        (write_unreadable_image, "mine", "050.png: got .*expected an image that can be read"),
         (lambda f: arrays(f, (TRAIN[0], TRAIN[1] + 1)), "cifar10", "train labels: got 10 at 90, expected .* 0 to 9"),
         (lambda f: arrays(f, (TRAIN[0], TRAIN[1] - 1)), "mine", "train labels: got -1 at 0"),
         (lambda f: arrays(f, test=(TEST[0], TEST[1] + 5)), "cifar10", "test labels: got 10 at 10"),
@@ -510,12 +518,12 @@ UNKNOWN = "expected classes with training examples; remove"
         (lambda f: arrays(f, (TRAIN[0], TRAIN[1].astype(str))), "mine", "train labels: got an array .* <U"),
         (lambda f: arrays(f, (TRAIN[0] / 255, TRAIN[1])), "mine", "train_images.npy: got .*float64, expected bytes"),
         (lambda f: arrays(f, test=(TEST[0][:, :30], TEST[1])), "mine", "test images: got .*expected all of one size"),
-        (lambda f: (arrays(f), cut(f / "train_images.npy"))[0], "mine", "train_images.npy: got .*numpy.save"),
+        (lambda f: (arrays(f), truncate(f / "train_images.npy"))[0], "mine", "train_images.npy: got .*numpy.save"),
         (lambda f: arrays(f, (TRAIN[0], TRAIN[1] + 2**40)), "mine", "train labels: got 10995.*below 16777216"),
         (lambda f: arrays(f, test=(TEST[0], TEST[1] + 2)), "mine", f"test labels: got 10, 11, {UNKNOWN}"),
-        (only_tested, "mine", f"test labels: got zebra, {UNKNOWN}"),
-        (empty_class, "mine", "--from: got no images in aardvark of .*train"),
-        (packed, "mine", "train_images.npy: got an .npz archive, expected an array written by numpy.save"),
+        (write_class_only_tested, "mine", f"test labels: got zebra, {UNKNOWN}"),
+        (write_empty_class, "mine", "--from: got no images in aardvark of .*train"),
+        (write_npz, "mine", "train_images.npy: got an .npz archive, expected an array written by numpy.save"),
         (lambda f: arrays(f, (TRAIN[0][:, :0], TRAIN[1])), "mine", r"train_images.npy: got .*\[100, 0, 32, 3\]"),
         (lambda f: f.mkdir() or f, "mine", "--from: got 0 folders"),
         (lambda f: f.mkdir() or f, "cifar10", "--from: got .*expected a folder with cifar-10-python.tar.gz, "),
@@ -525,63 +533,63 @@ UNKNOWN = "expected classes with training examples; remove"
         ),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("before", [True, False])
-def test_bad_data_are_refused_and_what_was_there_stays(tmp_path, cache, write, name, message, before):
-    if before:
+@pytest.mark.parametrize("earlier", [True, False])
+def test_bad_data_are_refused_and_what_was_there_stays(tmp_path, cache, write, name, message, earlier):
+    if earlier:
         prepare(name, arrays(tmp_path / "good", *([official.pictures(200, 200)] * 2 if "tiny" in name else [])))
-    kept = contents(cache.root)
+    files_before = file_contents(cache.root)
     source = write(tmp_path / "bad")
     with pytest.raises(InputError, match=message):
         prepare(name, source)
-    assert contents(cache.root) == kept
+    assert file_contents(cache.root) == files_before
 
 
-def full(*arguments):
+def fail_with_full_disk(*arguments):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("call", ["os.fsync", "os.replace", "tempfile.mkdtemp"])
-@pytest.mark.parametrize("before", [True, False])
-def test_a_full_disk_is_told_and_leaves_what_was_there(tmp_path, cache, monkeypatch, call, before):
+@pytest.mark.parametrize("function", ["os.fsync", "os.replace", "tempfile.mkdtemp"])
+@pytest.mark.parametrize("earlier", [True, False])
+def test_a_full_disk_is_reported_and_leaves_what_was_there(tmp_path, cache, monkeypatch, function, earlier):
     source = arrays(tmp_path / "a")
-    if before:
+    if earlier:
         prepare("mine", source)
-    kept = contents(cache.root)
+    files_before = file_contents(cache.root)
     with monkeypatch.context() as patch:
-        patch.setattr(call, lambda *args, **named: full())
+        patch.setattr(function, lambda *args, **named: fail_with_full_disk())
         with pytest.raises(InputError, match="data folder: got No space left on device .*PARABOLIC_DATA"):
             prepare("mine", source, again=True)
-    assert contents(cache.root) == kept
+    assert file_contents(cache.root) == files_before
     prepare("mine", source, again=True)
-    assert make_stream("seq-mine").digest() == plain().digest()
+    assert make_stream("seq-mine").digest() == expected_stream().digest()
 
 
 def test_files_are_on_disk_before_they_are_named(tmp_path, cache, monkeypatch):
     """Their contents and their names: a power failure at any moment leaves the old data set or the new."""
-    synced, named = set(), []
+    synced, not_synced = set(), []
 
-    def sync(opened, sync=os.fsync):
-        synced.add(os.fstat(opened).st_ino)
-        sync(opened)
+    def sync(descriptor, sync=os.fsync):
+        synced.add(os.fstat(descriptor).st_ino)
+        sync(descriptor)
 
     def replace(aside, path, replace=os.replace):
-        files = [each for folder in path.parent.glob("files-*") for each in (folder, *folder.iterdir())]
-        named.append([each.name for each in files if each.stat().st_ino not in synced])
+        files = [file for folder in path.parent.glob("files-*") for file in (folder, *folder.iterdir())]
+        not_synced.append([path.name for path in files if path.stat().st_ino not in synced])
         assert len(files) == 5
         replace(aside, path)
 
     monkeypatch.setattr(os, "fsync", sync)
     monkeypatch.setattr(os, "replace", replace)
     prepare("mine", arrays(tmp_path / "a"))
-    assert named == [[]]
+    assert not_synced == [[]]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits of files are POSIX's")
-def test_a_disk_that_is_full_half_way_through_a_file(tmp_path, cache):
+def test_a_disk_that_is_full_half_way_through_a_file_leaves_what_was_there(tmp_path, cache):
     """Here the operating system itself refuses: no file may grow beyond 100 kB."""
     source = arrays(tmp_path / "a")
     prepare("mine", source)
-    kept = contents(cache.root)
+    files_before = file_contents(cache.root)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
@@ -591,16 +599,16 @@ def test_a_disk_that_is_full_half_way_through_a_file(tmp_path, cache):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
-    assert contents(cache.root) == kept
+    assert file_contents(cache.root) == files_before
 
 
 # -- several processes ---------------------------------------------------------------------------------------------
 
 
-def python(code, *arguments):
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
+def start_python(code, *arguments):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, text=True, env=env
+        [sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, text=True, env=environment
     )
 
 
@@ -621,23 +629,23 @@ prepare("mine", sys.argv[1], again=True)
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is POSIX's")
 def test_a_process_that_is_killed_leaves_what_the_next_one_repairs(tmp_path, cache):
     source = arrays(tmp_path / "a")
-    with python(STOPS_HALF_WAY, source) as victim:
-        assert victim.stdout.readline() == "half\n"
-        victim.kill()
-    assert victim.returncode == -signal.SIGKILL
-    (left,) = cache.root.glob("mine/files-*")  # something was left
+    with start_python(STOPS_HALF_WAY, source) as process:
+        assert process.stdout.readline() == "half\n"
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    (left_over,) = cache.root.glob("mine/files-*")  # something was left
     assert cache.find("mine") is None
     prepare("mine", source)
-    assert not left.exists()
+    assert not left_over.exists()
     assert len(list(cache.root.glob("mine/*"))) == 2
-    assert make_stream("seq-mine").digest() == plain().digest()
+    assert make_stream("seq-mine").digest() == expected_stream().digest()
     # The same where there is something already: it stays good throughout.
-    kept = contents(cache.root)
-    with python(STOPS_HALF_WAY, source) as victim:
-        assert victim.stdout.readline() == "half\n"
-        victim.kill()
-    assert contents(cache.root).items() >= kept.items()
-    assert make_stream("seq-mine").digest() == plain().digest()
+    files_before = file_contents(cache.root)
+    with start_python(STOPS_HALF_WAY, source) as process:
+        assert process.stdout.readline() == "half\n"
+        process.kill()
+    assert file_contents(cache.root).items() >= files_before.items()
+    assert make_stream("seq-mine").digest() == expected_stream().digest()
     prepare("mine", source, again=True)
     assert len(list(cache.root.glob("mine/*"))) == 2
 
@@ -654,14 +662,14 @@ print(make_stream("seq-mine").digest(), flush=True)
 def test_two_processes_that_prepare_at_once_both_succeed(tmp_path, cache):
     source = arrays(tmp_path / "a")
     with cache.lock("mine"):  # held until both have come so far
-        both = [python(PREPARES, source) for _ in range(2)]
-        assert [each.stdout.readline() for each in both] == ["ready\n"] * 2
+        processes = [start_python(PREPARES, source) for _ in range(2)]
+        assert [process.stdout.readline() for process in processes] == ["ready\n"] * 2
         time.sleep(0.3)
-        assert [each.poll() for each in both] == [None, None]
+        assert [process.poll() for process in processes] == [None, None]
         assert cache.find("mine") is None
-    told = [each.communicate()[0].strip() for each in both]
-    assert [each.returncode for each in both] == [0, 0]
-    assert told == [plain().digest()] * 2
+    digests = [process.communicate()[0].strip() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert digests == [expected_stream().digest()] * 2
     assert len(list(cache.root.glob("mine/*"))) == 2
 
 
@@ -679,31 +687,34 @@ def test_a_reader_finds_the_new_files_where_another_process_replaced_them(tmp_pa
 
 
 def test_a_download_is_prepared_kept_and_used_again(tmp_path, cache, monkeypatch):
-    archive, asked = tar(tmp_path / "official"), []
+    archive, urls = write_official_tar(tmp_path / "official"), []
 
-    def fetched(url, path, sha256, progress=None):
-        asked.append(url)
+    def fake_download(url, path, sha256, progress=None):
+        urls.append(url)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(archive.read_bytes())
         return path
 
-    monkeypatch.setattr(sources, "download", fetched)
-    made = prepare("cifar10")
-    assert asked == ["https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"]
-    (damaged,) = cache.root.glob("cifar10/*/train_images.npy")
-    flip(damaged)
-    assert make_stream("seq-cifar10").digest() == plain().digest()  # from the archive that was kept
-    assert len(asked) == 1
-    assert json.loads((cache.root / "cifar10" / "data.json").read_text())["content"] == made.content
+    monkeypatch.setattr(sources, "download", fake_download)
+    prepared = prepare("cifar10")
+    assert urls == ["https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"]
+    (images_file,) = cache.root.glob("cifar10/*/train_images.npy")
+    flip_bit(images_file)
+    assert make_stream("seq-cifar10").digest() == expected_stream().digest()  # from the archive that was kept
+    assert len(urls) == 1
+    assert json.loads((cache.root / "cifar10" / "data.json").read_text())["content"] == prepared.content
 
 
 def test_the_content_s_hash_is_of_pixels_and_labels_alone(tmp_path, cache):
-    made = prepare("cifar10", tar(tmp_path / "a"))
-    again = prepare("other", arrays(tmp_path / "b"))
-    assert made.content == again.content
+    prepared = prepare("cifar10", write_official_tar(tmp_path / "a"))
+    prepared_from_arrays = prepare("other", arrays(tmp_path / "b"))
+    assert prepared.content == prepared_from_arrays.content
     changed = TRAIN[0].copy()
     changed[0, 0, 0, 0] ^= 1
-    assert prepare("changed", arrays(tmp_path / "c", (changed, TRAIN[1]))).content != made.content
+    assert prepare("changed", arrays(tmp_path / "c", (changed, TRAIN[1]))).content != prepared.content
     with cache.lock("direct"):
-        raw = Raw(Part([first(TRAIN[0][:30]), first(TRAIN[0][30:])], TRAIN[1]), Part([first(TEST[0])], TEST[1]))
-        assert cache.write("direct", raw, "chunks of another size").content == made.content
+        raw = Raw(
+            Part([channels_first(TRAIN[0][:30]), channels_first(TRAIN[0][30:])], TRAIN[1]),
+            Part([channels_first(TEST[0])], TEST[1]),
+        )
+        assert cache.write("direct", raw, "chunks of another size").content == prepared.content

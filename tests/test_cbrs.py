@@ -21,7 +21,7 @@ from parabolic.states import same_state
 
 
 class OneByOne:
-    """Class-balancing reservoir sampling as it is told: one example at a time, one random number each."""
+    """Class-balancing reservoir sampling as published: one example at a time, one random number each."""
 
     def __init__(self, capacity):
         self.slots, self.capacity = [], capacity
@@ -33,16 +33,16 @@ class OneByOne:
         if len(self.slots) < self.capacity:
             self.slots.append(example)
             return
-        stored = Counter(kept for _, kept in self.slots)
-        largest = {kept for kept, count in stored.items() if count == max(stored.values())}
+        stored = Counter(stored_label for _, stored_label in self.slots)
+        largest = {stored_label for stored_label, count in stored.items() if count == max(stored.values())}
         self.full |= largest
         if label in self.full:
-            own = [slot for slot, (_, kept) in enumerate(self.slots) if kept == label]
+            own = [slot for slot, (_, stored_label) in enumerate(self.slots) if stored_label == label]
             number = math.floor(chance * self.seen[label])
             if number < len(own):
                 self.slots[own[number]] = example
         else:
-            theirs = [slot for slot, (_, kept) in enumerate(self.slots) if kept in largest]
+            theirs = [slot for slot, (_, stored_label) in enumerate(self.slots) if stored_label in largest]
             self.slots[theirs[math.floor(chance * len(theirs))]] = example
 
 
@@ -50,19 +50,19 @@ class OneByOne:
 @given(
     capacity=st.integers(1, 20),
     batches=st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=16), min_size=1, max_size=8),
-    told=st.booleans(),
+    announced=st.booleans(),
     seed=st.integers(0, 2**32),
 )
-def test_a_batch_is_offered_as_if_one_by_one(capacity, batches, told, seed):
+def test_a_batch_is_offered_as_if_one_by_one(capacity, batches, announced, seed):
     ours, theirs = ClassBalanced(capacity), OneByOne(capacity)
-    if told:
+    if announced:
         ours.seen_by_class(7, torch.device("cpu"))
-    mine, same = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed)
+    generator, same_generator = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed)
     number = itertools.count()
     for labels in batches:
         x = torch.tensor([next(number) for _ in labels])
-        ours.offer({"x": x, "y": torch.tensor(labels)}, generator=mine)
-        chances = torch.rand(len(labels), generator=same, dtype=torch.float64).tolist()
+        ours.offer({"x": x, "y": torch.tensor(labels)}, generator=generator)
+        chances = torch.rand(len(labels), generator=same_generator, dtype=torch.float64).tolist()
         for example, chance in zip(zip(x.tolist(), labels, strict=True), chances, strict=True):
             theirs.offer(example, chance)
         assert list(zip(ours["x"].tolist(), ours["y"].tolist(), strict=True)) == theirs.slots
@@ -76,10 +76,14 @@ class Largest(TorchDispatchMode):
     most = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        tensors = [each for each in (made if isinstance(made, tuple) else (made,)) if isinstance(each, torch.Tensor)]
-        self.most = max(self.most, *(each.numel() for each in tensors), 0)
-        return made
+        result = func(*args, **(kwargs or {}))
+        tensors = [
+            tensor
+            for tensor in (result if isinstance(result, tuple) else (result,))
+            if isinstance(tensor, torch.Tensor)
+        ]
+        self.most = max(self.most, *(tensor.numel() for tensor in tensors), 0)
+        return result
 
 
 def test_no_tensor_has_a_row_for_each_example_and_a_column_for_each_class():
@@ -95,14 +99,14 @@ def test_it_is_as_balanced_as_the_stream_allows():
     sizes = (400, 200, 40, 8, 3)
     labels = torch.repeat_interleave(torch.arange(5), torch.tensor(sizes))
     for seed in range(10):
-        g = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
         memory = ClassBalanced(60)
-        for part in labels[torch.randperm(len(labels), generator=g)].split(17):
-            memory.offer({"y": part}, generator=g)
-        kept = memory["y"].bincount(minlength=5).tolist()
-        assert kept[3:] == [8, 3]
-        assert sum(kept) == 60
-        assert max(kept[:3]) - min(kept[:3]) <= 2
+        for batch in labels[torch.randperm(len(labels), generator=generator)].split(17):
+            memory.offer({"y": batch}, generator=generator)
+        counts = memory["y"].bincount(minlength=5).tolist()
+        assert counts[3:] == [8, 3]
+        assert sum(counts) == 60
+        assert max(counts[:3]) - min(counts[:3]) <= 2
 
 
 def test_of_a_class_every_example_is_equally_likely_to_be_kept():
@@ -124,22 +128,22 @@ def test_of_a_class_every_example_is_equally_likely_to_be_kept():
 
 @pytest.mark.parametrize("first", [0, 1, 5])
 def test_its_state_goes_on_where_it_was(first):
-    g = torch.Generator().manual_seed(0)
-    batches = [{"y": torch.randint(5, (8,), generator=g) // 2} for _ in range(10)]
-    one, other = ClassBalanced(11), ClassBalanced(11)
+    generator = torch.Generator().manual_seed(0)
+    batches = [{"y": torch.randint(5, (8,), generator=generator) // 2} for _ in range(10)]
+    memory, restored = ClassBalanced(11), ClassBalanced(11)
     for batch in batches[:first]:
-        one.offer(batch, generator=g)
-    other.offer({"y": torch.full((30,), 9)})  # what is there already is forgotten
-    other.load_state_dict({name: value if isinstance(value, int) else value.clone() for name, value in
-                           one.state_dict().items()})  # fmt: skip
-    same = torch.Generator()
-    same.set_state(g.get_state())
+        memory.offer(batch, generator=generator)
+    restored.offer({"y": torch.full((30,), 9)})  # what is there already is forgotten
+    restored.load_state_dict({name: value if isinstance(value, int) else value.clone() for name, value in
+                           memory.state_dict().items()})  # fmt: skip
+    same_generator = torch.Generator()
+    same_generator.set_state(generator.get_state())
     for batch in batches[first:]:
-        one.offer(batch, generator=g)
-        other.offer(batch, generator=same)
-    assert torch.equal(one["y"], other["y"])
-    one_seen, other_seen = (memory.seen_by_class(10, torch.device("cpu")) for memory in (one, other))
-    assert torch.equal(one_seen, other_seen)
+        memory.offer(batch, generator=generator)
+        restored.offer(batch, generator=same_generator)
+    assert torch.equal(memory["y"], restored["y"])
+    seen, restored_seen = (either.seen_by_class(10, torch.device("cpu")) for either in (memory, restored))
+    assert torch.equal(seen, restored_seen)
 
 
 def test_a_batch_without_labels_is_refused_and_leaves_the_memory_alone():
@@ -173,14 +177,14 @@ class SlowCBRS(SlowReplay):
         self.past = OneByOne(self.capacity)
 
     def step(self, x, y):
-        self.kept = self.past.slots
+        self.remembered = self.past.slots
         recalled = self.recall()
-        n = len({*self.past.seen, *y.tolist()})
-        loss = mean(surprise(self.scores(each), label) for each, label in zip(x, y, strict=True)) / n
+        classes = len({*self.past.seen, *y.tolist()})
+        loss = mean(surprise(self.scores(example), label) for example, label in zip(x, y, strict=True)) / classes
         if recalled:
-            loss = loss + (1 - 1 / n) * mean(surprise(self.scores(each), label) for each, label in recalled)
+            loss = loss + (1 - 1 / classes) * mean(surprise(self.scores(example), label) for example, label in recalled)
         value = self.descend(loss)
-        chances = torch.rand(len(x), generator=self.g, dtype=torch.float64).tolist()
+        chances = torch.rand(len(x), generator=self.generator, dtype=torch.float64).tolist()
         for example, chance in zip(zip(x, y.tolist(), strict=True), chances, strict=True):
             self.past.offer(example, chance)
         return value

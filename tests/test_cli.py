@@ -17,7 +17,7 @@ from parabolic.report.formats import accuracies
 
 
 @pytest.mark.parametrize(
-    ("arguments", "names", "remedy"),
+    ("arguments", "named", "remedy"),
     [
         (["run", "--learner", "nope"], "learner", "parabolic list"),
         (["run", "--learner", "pcll"], "learner", "did you mean 'pcl'?"),
@@ -50,13 +50,13 @@ from parabolic.report.formats import accuracies
         (["runs", "--learner", "er", "--where", "learner=pcl"], "learner=pcl and learner=er", "leave one of them out"),
     ],
 )
-def test_what_cannot_be_used_is_told_in_a_line_or_two(parabolic, tmp_path, arguments, names, remedy):
+def test_bad_arguments_are_refused_in_a_line_or_two(parabolic, tmp_path, arguments, named, remedy):
     code, out, err = parabolic(*arguments)
     assert code == 2
     assert out == ""
     assert err.startswith("error: ")
     assert err.count("\n") <= 2
-    assert names in err
+    assert named in err
     assert remedy in err
     assert list(tmp_path.iterdir()) == []
 
@@ -99,15 +99,15 @@ def test_compare_prints_every_learner_and_counts_what_was_there(parabolic):
     code, out, _ = parabolic("compare", "--learners", "er,sgd", "--seeds", "3", *arguments[5:])
     assert "6 runs, 4 of them already there" in out
     code, out, _ = parabolic(*arguments, "--json")
-    told = json.loads(out)
-    assert told["reused"] == 4
-    assert [(each["spec"]["learner"], each["spec"]["seed"]) for each in told["runs"]] == [
+    result = json.loads(out)
+    assert result["reused"] == 4
+    assert [(run["spec"]["learner"], run["spec"]["seed"]) for run in result["runs"]] == [
         ("er", 0),
         ("er", 1),
         ("sgd", 0),
         ("sgd", 1),
     ]
-    assert told["runs"][0]["spec"]["options"]["replay"] == 16  # which SGD does not have
+    assert result["runs"][0]["spec"]["options"]["replay"] == 16  # which SGD does not have
 
 
 def test_a_comparison_has_each_figure_once(parabolic):
@@ -116,45 +116,45 @@ def test_a_comparison_has_each_figure_once(parabolic):
 
 
 def test_a_comparison_says_of_what_it_is(parabolic):
-    asked = ("compare", "--learners", "er,sgd", "--stream", "seq-blobs", "--seeds", "1", "--workers", "0")
+    arguments = ("compare", "--learners", "er,sgd", "--stream", "seq-blobs", "--seeds", "1", "--workers", "0")
     for settings, title in (
         ((), "seq-blobs, memory 200"),
         (("memory=100", "corruption=uniform", "lr=0.01"), "seq-blobs, memory 100, corruption=uniform lr=0.01"),
         (("er.lr=0.2", "er.memory=50"), "seq-blobs, memory 50, er.lr=0.2"),
     ):
-        given = [each for setting in settings for each in ("--set", setting)]
-        code, out, err = parabolic(*asked, *given, "--format", "markdown")
+        options = [argument for setting in settings for argument in ("--set", setting)]
+        code, out, err = parabolic(*arguments, *options, "--format", "markdown")
         assert (code, err) == (0, "")
         assert out.splitlines()[0] == f"**{title}**"
         assert "already there" not in out  # it is for a paper
-    for name, instead in (("seed=7", "--seeds"), ("stream=seq-digits", "--stream")):
-        code, out, err = parabolic(*asked, "--set", name)
+    for name, remedy in (("seed=7", "--seeds"), ("stream=seq-digits", "--stream")):
+        code, out, err = parabolic(*arguments, "--set", name)
         assert (code, out) == (2, "")
-        assert f"use {instead}" in err
+        assert f"use {remedy}" in err
 
 
 def test_compare_takes_several_sizes_of_memory(parabolic):
-    asked = ("compare", "--learners", "er,sgd", "--stream", "seq-blobs", "--seeds", "2", "--workers", "0")
-    code, out, err = parabolic(*asked, "--memory", "50, 100")
+    arguments = ("compare", "--learners", "er,sgd", "--stream", "seq-blobs", "--seeds", "2", "--workers", "0")
+    code, out, err = parabolic(*arguments, "--memory", "50, 100")
     assert (code, err) == (0, "")
     assert "6 runs, 0 of them already there" in out  # SGD has no memory, and so the same runs at both
-    told = " ".join(out.split())
+    text = " ".join(out.split())
     for size in (50, 100):
-        assert f"seq-blobs, memory {size} ┏" in told
-        assert f"seq-blobs, memory {size}: After 3 tasks" in told
-    runs = json.loads(parabolic(*asked, "--memory", "50,100", "--json")[1])["runs"]
-    sizes = [(each["spec"]["learner"], each["spec"].get("memory"), each["spec"]["seed"]) for each in runs]
+        assert f"seq-blobs, memory {size} ┏" in text
+        assert f"seq-blobs, memory {size}: After 3 tasks" in text
+    runs = json.loads(parabolic(*arguments, "--memory", "50,100", "--json")[1])["runs"]
+    sizes = [(run["spec"]["learner"], run["spec"].get("memory"), run["spec"]["seed"]) for run in runs]
     assert sizes == [
         ("er", 50, 0), ("er", 50, 1), ("sgd", None, 0), ("sgd", None, 1), ("er", 100, 0), ("er", 100, 1)
     ]  # fmt: skip
-    for memory, more, expected in (
+    for memory, options, expected in (
         ("50,50", (), "each size once"),
         ("50,many", (), "memory: got 'many', expected a whole number"),
         ("50,", (), "memory: got ''"),
         ("50,100", ("--set", "er.memory=70"), "one size with --set memory"),
         ("0", (), "memory"),
     ):
-        code, out, err = parabolic(*asked, "--memory", memory, *more)
+        code, out, err = parabolic(*arguments, "--memory", memory, *options)
         assert (code, out) == (2, "")
         assert expected in err
 
@@ -162,18 +162,18 @@ def test_compare_takes_several_sizes_of_memory(parabolic):
 def test_compare_takes_settings_for_one_learner_alone(parabolic):
     settings = ("--set", "lr=0.05", "--set", "er.lr=0.2", "--set", "backbone=mlp", "--workers", "0")
     _, out, _ = parabolic("compare", "--learners", "er,sgd", "--seeds", "1", *settings, "--json")
-    assert [each["spec"]["options"]["lr"] for each in json.loads(out)["runs"]] == [0.2, 0.05]
+    assert [run["spec"]["options"]["lr"] for run in json.loads(out)["runs"]] == [0.2, 0.05]
     code, _, err = parabolic("compare", "--learners", "er,sgd", "--set", "er.lrr=0.2")
     assert code == 2
     assert "did you mean 'lr'?" in err
 
 
 def test_a_setting_may_be_given_twice_if_it_is_the_same(parabolic):
-    asked = ("run", "--learner", "sgd", "--stream", "seq-blobs", "--json", "--seed", "3", "--set", "seed=3")
-    code, out, _ = parabolic(*asked, "--set", "lr=0.05", "--set", "lr=0.05")
+    args = ("run", "--learner", "sgd", "--stream", "seq-blobs", "--json", "--seed", "3", "--set", "seed=3")
+    code, out, _ = parabolic(*args, "--set", "lr=0.05", "--set", "lr=0.05")
     assert (code, json.loads(out)["spec"]["seed"], json.loads(out)["spec"]["options"]["lr"]) == (0, 3, 0.05)
-    asked = ("compare", "--learners", "er", "--stream", "seq-blobs", "--seeds", "1", "--workers", "0", "--json")
-    code, out, _ = parabolic(*asked, "--memory", "80", "--set", "er.memory=70")  # what is said of one row, goes first
+    args = ("compare", "--learners", "er", "--stream", "seq-blobs", "--seeds", "1", "--workers", "0", "--json")
+    code, out, _ = parabolic(*args, "--memory", "80", "--set", "er.memory=70")  # what is said of one row, goes first
     assert (code, json.loads(out)["runs"][0]["spec"]["memory"]) == (0, 70)
 
 
@@ -182,14 +182,16 @@ def test_list_names_what_there_is(parabolic):
     assert code == 0
     for word in ("pcl", "er", "sgd", "seq-digits", "resnet18", "sigma_x=0.03"):
         assert word in out
-    told = json.loads(parabolic("list", "--json")[1])
-    needs = {name: facts["needs"] for name, facts in told["learners"].items()}
+    listing = json.loads(parabolic("list", "--json")[1])
+    needs = {name: facts["needs"] for name, facts in listing["learners"].items()}
     assert (needs["pcl"], needs["sgd"], needs["gem"]) == (["memory"], [], ["memory", "tasks"])
     assert needs["joint"] == ["all tasks at once"]
     assert all(
-        re.search(r"\b(19|20)\d\d\b", facts["reference"]) for name, facts in told["learners"].items() if name != "joint"
+        re.search(r"\b(19|20)\d\d\b", facts["reference"])
+        for name, facts in listing["learners"].items()
+        if name != "joint"
     )
-    assert told["learners"]["pcl"]["options"]["sigma_x"] == {
+    assert listing["learners"]["pcl"]["options"]["sigma_x"] == {
         "default": 0.03,
         "about": "noise of the bridges between examples",
     }
@@ -218,8 +220,10 @@ def test_a_diverging_run_is_an_error_and_is_kept(parabolic, tmp_path):
 
 
 def test_the_installed_command_works():
-    told = subprocess.run([sys.executable, "-m", "parabolic", "--version"], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == __version__
+    process = subprocess.run(
+        [sys.executable, "-m", "parabolic", "--version"], capture_output=True, text=True, check=True
+    )
+    assert process.stdout.strip() == __version__
     refused = subprocess.run(
         [sys.executable, "-m", "parabolic", "run", "--learner", "nope"], capture_output=True, text=True
     )
@@ -228,13 +232,13 @@ def test_the_installed_command_works():
 
 
 def test_names_are_printed_as_they_are(parabolic, tmp_path, monkeypatch):
-    folder, odd = tmp_path / "presets", "uses [/x], [bold] and :cat:"
+    folder, about = tmp_path / "presets", "uses [/x], [bold] and :cat:"
     folder.mkdir()
-    (folder / "mine.toml").write_text(f'learner = "sgd"\nabout = "{odd}"\n[study]\nday = 2026-01-01\n')
+    (folder / "mine.toml").write_text(f'learner = "sgd"\nabout = "{about}"\n[study]\nday = 2026-01-01\n')
     monkeypatch.setenv("PARABOLIC_PRESETS", str(folder))
     code, out, err = parabolic("presets")
     assert (code, err) == (0, "")
-    assert odd in " ".join(out.replace("│", " ").split())
+    assert about in " ".join(out.replace("│", " ").split())
     assert parabolic("presets", "--json")[0] == 0
     runs = tmp_path / "w [/x] y"
     code, out, err = parabolic("run", "--learner", "sgd", "--stream", "seq-blobs", "--runs", str(runs), "--no-monitor")
@@ -250,7 +254,7 @@ def test_two_rows_of_a_comparison_cannot_have_one_name(parabolic, tmp_path, monk
     assert "--preset: got 'sgd', expected a name that no other row has" in err
 
 
-def test_a_device_that_fails_is_told_in_a_line(parabolic, monkeypatch):
+def test_a_device_that_fails_is_reported_in_a_line(parabolic, monkeypatch):
     def fail(*_):
         raise torch.OutOfMemoryError("no room")
 
@@ -306,28 +310,28 @@ def many(seed):
 
 
 @pytest.fixture
-def own(tmp_path, parabolic):
+def with_file(tmp_path, parabolic):
     (tmp_path / "mine.py").write_text(MINE)
     return parabolic
 
 
-def test_a_run_tells_its_network_batches_and_steps(own):
-    assert "\nmlp, batches of 32: 10 steps\n" in own("run", "--learner", "er", "--stream", "mine.py:mine")[1]
-    out = own("run", "--learner", "er", "--stream", "seq-digits", "--set", "backbone=mlp", "--set", "epochs=2")[1]
+def test_a_run_prints_its_network_batches_and_steps(with_file):
+    assert "\nmlp, batches of 32: 10 steps\n" in with_file("run", "--learner", "er", "--stream", "mine.py:mine")[1]
+    out = with_file("run", "--learner", "er", "--stream", "seq-digits", "--set", "backbone=mlp", "--set", "epochs=2")[1]
     assert "\nmlp, batches of 10, 2 epochs: 292 steps\n" in out
     arguments = ("compare", "--learners", "er,sgd", "--stream", "mine.py:mine", "--seeds", "1", "--workers", "0")
-    assert "\nmlp, batches of 32: 10 steps\n" in own(*arguments)[1]
-    unlike = " ".join(own(*arguments, "--set", "er.batch=16")[1].split())
-    assert "er: mlp, batches of 16: 20 steps; sgd: mlp, batches of 32: 10 steps" in unlike
-    for machine in (("--json",), ("--format", "json"), ("--format", "latex"), ("--format", "markdown")):
-        assert "batches of" not in own(*arguments, *machine)[1]
+    assert "\nmlp, batches of 32: 10 steps\n" in with_file(*arguments)[1]
+    text = " ".join(with_file(*arguments, "--set", "er.batch=16")[1].split())
+    assert "er: mlp, batches of 16: 20 steps; sgd: mlp, batches of 32: 10 steps" in text
+    for output_format in (("--json",), ("--format", "json"), ("--format", "latex"), ("--format", "markdown")):
+        assert "batches of" not in with_file(*arguments, *output_format)[1]
 
 
-def test_the_accuracies_of_twenty_tasks_can_be_read_in_eighty_columns(own, monkeypatch):
+def test_the_accuracies_of_twenty_tasks_can_be_read_in_eighty_columns(with_file, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     arguments = ("run", "--learner", "er", "--stream", "mine.py:many")
-    record = json.loads(own(*arguments, "--json")[1])
-    lines = own(*arguments)[1].splitlines()
+    record = json.loads(with_file(*arguments, "--json")[1])
+    lines = with_file(*arguments)[1].splitlines()
     assert max(map(len, lines)) <= 80
     assert not any("…" in line for line in lines[1:])
     assert lines[1].split() == [str(task) for task in range(1, 21)]
@@ -342,45 +346,45 @@ def test_however_narrow_it_is_the_first_and_the_last_task_are_whole(tasks, width
     matrix = [[100.0] * (task + 1) for task in range(tasks)]
     table, count = accuracies(matrix, width, "er")
     console = Console(width=width)
-    with console.capture() as captured:
+    with console.capture() as capture:
         console.print(table)
-    lines = [re.sub("[│┃]", " ", line).split() for line in captured.get().splitlines()]
+    lines = [re.sub("[│┃]", " ", line).split() for line in capture.get().splitlines()]
     rows = [line for line in lines if line and line[0].isdigit() and line[-1].startswith("100")]
     assert count == len(rows) == shown
     assert [rows[0][0], rows[-1][0]] == ["1", str(tasks)]
     assert [len(row) for row in rows] == [*range(2, shown + 2)]
 
 
-def test_what_is_left_out_of_a_narrow_table_has_a_place(own, monkeypatch):
+def test_what_is_left_out_of_a_narrow_table_has_a_place(with_file, monkeypatch):
     monkeypatch.setenv("COLUMNS", "50")
-    told = own("run", "--learner", "er", "--stream", "mine.py:many")[1]
-    assert re.search(r"1\d of 20 tasks; all are in\s+runs/\w+/run.json", told)
+    output = with_file("run", "--learner", "er", "--stream", "mine.py:many")[1]
+    assert re.search(r"1\d of 20 tasks; all are in\s+runs/\w+/run.json", output)
 
 
-def test_a_row_is_called_as_its_class_calls_itself(own):
-    fixed = ("--stream", "seq-blobs", "--seeds", "1", "--workers", "0")
-    told = own("compare", "--learners", "mine.py:Named,mine.py:Bare,mine.py:Ours,er", *fixed)[1]
+def test_a_row_is_called_as_its_class_calls_itself(with_file):
+    options = ("--stream", "seq-blobs", "--seeds", "1", "--workers", "0")
+    output = with_file("compare", "--learners", "mine.py:Named,mine.py:Bare,mine.py:Ours,er", *options)[1]
     for name in ("lode", "mine.py:Bare", "mine.py:Ours", "er"):  # pcl is another's name
-        assert f"│ {name} " in told
-    assert "mine.py:Named" not in told
-    told = own("compare", "--learners", "mine.py:Named,mine.py:Again", "--format", "latex", *fixed)[1]
-    assert "\nmine.py:Named &" in told
-    assert "\nmine.py:Again &" in told
-    assert "\nlode &" in own("compare", "--learners", "mine.py:Named", "--format", "latex", *fixed)[1]
-    runs = json.loads(own("compare", "--learners", "mine.py:Named", "--json", *fixed)[1])["runs"]
+        assert f"│ {name} " in output
+    assert "mine.py:Named" not in output
+    latex = with_file("compare", "--learners", "mine.py:Named,mine.py:Again", "--format", "latex", *options)[1]
+    assert "\nmine.py:Named &" in latex
+    assert "\nmine.py:Again &" in latex
+    assert "\nlode &" in with_file("compare", "--learners", "mine.py:Named", "--format", "latex", *options)[1]
+    runs = json.loads(with_file("compare", "--learners", "mine.py:Named", "--json", *options)[1])["runs"]
     assert runs[0]["spec"]["learner"] == "mine.py:Named"
 
 
-def test_a_class_without_a_description_has_none(own):
-    assert own("list", "mine.py:Bare")[1].splitlines()[0] == "mine.py:Bare"
-    assert own("list", "er")[1].startswith("er: Experience replay")
+def test_a_class_without_a_description_has_none(with_file):
+    assert with_file("list", "mine.py:Bare")[1].splitlines()[0] == "mine.py:Bare"
+    assert with_file("list", "er")[1].startswith("er: Experience replay")
 
 
-def test_a_field_that_is_no_option_is_told_as_such(own):
-    code, _, err = own("run", "--learner", "mine.py:Named", "--set", "width=4")
+def test_setting_a_field_that_is_no_option_is_refused_as_such(with_file):
+    code, _, err = with_file("run", "--learner", "mine.py:Named", "--set", "width=4")
     assert code == 2
     assert "it is a field of the class, but not an option(...); `parabolic list mine.py:Named` shows them" in err
-    assert "no option(...)" not in own("run", "--learner", "mine.py:Named", "--set", "wdth=4")[2]
+    assert "no option(...)" not in with_file("run", "--learner", "mine.py:Named", "--set", "wdth=4")[2]
     with pytest.raises(
         InputError, match=r"^option of mine.py:Named: got 'width'.* field of the class, but not an option"
     ):
@@ -422,29 +426,29 @@ def test_what_is_there_stays_where_tables_are_to_be_written_and_training_is_refu
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no such device")
-@pytest.mark.parametrize("more", [[], ["--json"]])
+@pytest.mark.parametrize("options", [[], ["--json"]])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_full_disk_under_the_output_is_told_in_a_line_and_the_run_is_kept(tmp_path, more, unbuffered):
+def test_a_full_disk_under_the_output_is_reported_in_a_line_and_the_run_is_kept(tmp_path, options, unbuffered):
     command = ["run", "--learner", "sgd", "--stream", "seq-blobs", "--device", "cpu", "--runs", str(tmp_path)]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "parabolic", *command, *more], stdout=full, stderr=subprocess.PIPE, text=True,
+        process = subprocess.run(
+            [sys.executable, "-m", "parabolic", *command, *options], stdout=full, stderr=subprocess.PIPE, text=True,
             env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
         )  # fmt: skip
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: standard output: got No space left on device, expected ")
-    assert done.stderr.count("\n") == 1
+    assert process.returncode == 1
+    assert process.stderr.startswith("error: standard output: got No space left on device, expected ")
+    assert process.stderr.count("\n") == 1
     assert Store(tmp_path).find(RunSpec("sgd", "seq-blobs")) is not None
 
 
 @pytest.mark.parametrize("closed", ["1", "2", "1 2"])
-def test_who_closes_the_output_is_told_nothing(tmp_path, closed):
-    told = " ".join(f"{each}>&-" for each in closed.split())
-    done = subprocess.run(
-        f"{sys.executable} -m parabolic list {told}", shell=True, capture_output=True, text=True, cwd=tmp_path
+def test_a_closed_output_raises_no_error(tmp_path, closed):
+    redirections = " ".join(f"{descriptor}>&-" for descriptor in closed.split())
+    process = subprocess.run(
+        f"{sys.executable} -m parabolic list {redirections}", shell=True, capture_output=True, text=True, cwd=tmp_path
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert ("Streams" in done.stdout) == ("1" not in closed)
+    assert (process.returncode, process.stderr) == (0, "")
+    assert ("Streams" in process.stdout) == ("1" not in closed)
 
 
 WAITING = """
@@ -468,9 +472,9 @@ class Waiting(ER):
 @pytest.mark.parametrize("command", ["run --learner", "compare --seeds 1 --workers 1 --learners", "tune --learner"])
 def test_one_that_is_asked_to_end_ends_as_by_ctrl_c(tmp_path, command):
     (tmp_path / "own.py").write_text(WAITING)
-    given = [*command.split(), "own.py:Waiting", "--stream", "seq-blobs", "--device", "cpu"]
+    arguments = [*command.split(), "own.py:Waiting", "--stream", "seq-blobs", "--device", "cpu"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "parabolic", *given], cwd=tmp_path, text=True, stdout=subprocess.PIPE,
+        [sys.executable, "-m", "parabolic", *arguments], cwd=tmp_path, text=True, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )  # fmt: skip
     with process:
@@ -487,11 +491,11 @@ def test_one_that_is_asked_to_end_ends_as_by_ctrl_c(tmp_path, command):
     assert tail.ended.get("how", "stopped") == "stopped"
 
 
-def test_a_full_disk_is_told_before_the_first_step(parabolic, tmp_path, monkeypatch):
-    def full(*_, **__):
+def test_a_full_disk_is_reported_before_the_first_step(parabolic, tmp_path, monkeypatch):
+    def fail(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", fail)
     monkeypatch.setattr("parabolic.learners.sgd.SGD.step", lambda *_: pytest.fail("a step was made"))
     code, out, err = parabolic("run", "--learner", "sgd", "--stream", "seq-blobs", "--device", "cpu")
     assert (code, out) == (2, "")
@@ -499,15 +503,15 @@ def test_a_full_disk_is_told_before_the_first_step(parabolic, tmp_path, monkeypa
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and ".claims" not in path.parts]
 
 
-@pytest.mark.parametrize("more", [[], ["--json"]])
-def test_a_run_that_cannot_be_kept_tells_its_figures(parabolic, monkeypatch, more):
-    def full(*_, **__):
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_run_that_cannot_be_stored_still_prints_its_figures(parabolic, monkeypatch, options):
+    def fail(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("parabolic.experiments.store.write_text", full)
-    code, out, err = parabolic("run", "--learner", "sgd", "--stream", "seq-blobs", "--device", "cpu", *more)
+    monkeypatch.setattr("parabolic.experiments.store.write_text", fail)
+    code, out, err = parabolic("run", "--learner", "sgd", "--stream", "seq-blobs", "--device", "cpu", *options)
     assert code == 1
-    if more:
+    if options:
         assert json.loads(out)["metrics"]["acc"] > 0
     else:
         assert re.search(r"acc \d", out)

@@ -19,105 +19,108 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 def tensors(size, device="cpu", dtype=torch.float64):
     torch.manual_seed(0)
     x, weight = torch.randn(3, 4, 6, 5, dtype=dtype), torch.randn(2, 4, size, size, dtype=dtype)
-    return [each.to(device).requires_grad_() for each in (x, weight)]
+    return [tensor.to(device).requires_grad_() for tensor in (x, weight)]
 
 
 @pytest.mark.parametrize(("stride", "padding", "size"), LAYOUTS)
 def test_both_derivatives_are_those_of_finite_differences(stride, padding, size):
-    given = tensors(size)
+    inputs = tensors(size)
 
-    def of(*both):
-        return convolve(*both, stride, padding)
+    def convolution(*tensors_given):
+        return convolve(*tensors_given, stride, padding)
 
-    assert torch.autograd.gradcheck(of, given)
-    assert torch.autograd.gradgradcheck(of, given)
+    assert torch.autograd.gradcheck(convolution, inputs)
+    assert torch.autograd.gradgradcheck(convolution, inputs)
 
 
 @pytest.mark.parametrize("fixed", [0, 1])
 def test_what_needs_no_gradient_gets_none(fixed):
-    given = tensors(3)
-    given[fixed].requires_grad_(False)
-    assert torch.autograd.gradgradcheck(convolve, given)
+    inputs = tensors(3)
+    inputs[fixed].requires_grad_(False)
+    assert torch.autograd.gradgradcheck(convolve, inputs)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("stride", "padding", "size"), LAYOUTS)
 def test_value_and_gradient_are_torchs_own_to_the_bit(stride, padding, size, device):
-    given = tensors(size, device, torch.float32)
-    ours, theirs = convolve(*given, stride, padding), F.conv2d(*given, None, stride, padding)
+    inputs = tensors(size, device, torch.float32)
+    ours, theirs = convolve(*inputs, stride, padding), F.conv2d(*inputs, None, stride, padding)
     slope = torch.randn_like(ours)
     torch.use_deterministic_algorithms(True)
     try:
-        for one, other in zip(
-            (ours, *torch.autograd.grad(ours, given, slope)), (theirs, *torch.autograd.grad(theirs, given, slope)),
+        for our_value, their_value in zip(
+            (ours, *torch.autograd.grad(ours, inputs, slope)), (theirs, *torch.autograd.grad(theirs, inputs, slope)),
             strict=True,
         ):  # fmt: skip
-            assert torch.equal(one, other)
+            assert torch.equal(our_value, their_value)
     finally:
         torch.use_deterministic_algorithms(False)
 
 
-def three(size, dtype=torch.float64, shape=(3, 4, 6, 5), after=2, device="cpu"):
+def images_and_two_weights(size, dtype=torch.float64, shape=(3, 4, 6, 5), after=2, device="cpu"):
     """Images channels-last, a weight, and one of 1 × 1."""
     torch.manual_seed(0)
     x, weight = torch.randn(shape, dtype=dtype), torch.randn(after, shape[1], size, size, dtype=dtype)
-    given = (x.contiguous(memory_format=torch.channels_last), weight, torch.randn(after, shape[1], 1, 1, dtype=dtype))
-    return [each.to(device).requires_grad_() for each in given]
+    inputs = (x.contiguous(memory_format=torch.channels_last), weight, torch.randn(after, shape[1], 1, 1, dtype=dtype))
+    return [tensor.to(device).requires_grad_() for tensor in inputs]
 
 
-def two(x, weight, short, stride, padding):
+def two_convolutions(x, weight, short, stride, padding):
     return F.conv2d(x, weight, None, stride, padding), F.conv2d(x, short, None, stride)
 
 
 @pytest.mark.parametrize("fixed", [None, 0, 1, 2])
 @pytest.mark.parametrize(("stride", "padding", "size"), LAYOUTS[1:2] + LAYOUTS[3:] + [((1, 1), (1, 1), 3)])
 def test_two_convolutions_at_once_have_both_derivatives(stride, padding, size, fixed):
-    given = three(size)
+    inputs = images_and_two_weights(size)
     if fixed is not None:
-        given[fixed].requires_grad_(False)
+        inputs[fixed].requires_grad_(False)
 
-    def of(*all_three):
-        return convolve_both(*all_three, stride, padding)
+    def both_convolutions(*tensors_given):
+        return convolve_both(*tensors_given, stride, padding)
 
-    for one, other in zip(of(*given), two(*given, stride, padding), strict=True):
-        torch.testing.assert_close(one, other)
-    assert torch.autograd.gradcheck(of, given)
-    assert torch.autograd.gradgradcheck(of, given)
+    for ours, theirs in zip(both_convolutions(*inputs), two_convolutions(*inputs, stride, padding), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert torch.autograd.gradcheck(both_convolutions, inputs)
+    assert torch.autograd.gradgradcheck(both_convolutions, inputs)
 
 
 def test_either_of_two_convolutions_may_go_unused():
-    given = three(3)
-    for which in (0, 1):
-        ours, theirs = (of(*given, (2, 2), (1, 1))[which].square().sum() for of in (convolve_both, two))
-        for one, other in zip(
-            torch.autograd.grad(ours, given, materialize_grads=True),
-            torch.autograd.grad(theirs, given, materialize_grads=True),
+    inputs = images_and_two_weights(3)
+    for index in (0, 1):
+        ours, theirs = (
+            convolutions(*inputs, (2, 2), (1, 1))[index].square().sum()
+            for convolutions in (convolve_both, two_convolutions)
+        )
+        for our_gradient, their_gradient in zip(
+            torch.autograd.grad(ours, inputs, materialize_grads=True),
+            torch.autograd.grad(theirs, inputs, materialize_grads=True),
             strict=True,
         ):
-            torch.testing.assert_close(one, other)
+            torch.testing.assert_close(our_gradient, their_gradient)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(64, 64, 32, 32), (8, 256, 8, 8), (3, 16, 7, 5)])
 def test_two_convolutions_at_once_agree_with_float64_every_time(shape, dtype):
-    given = three(3, dtype, shape, 2 * shape[1], "cuda")
-    exact = [each.detach().double().requires_grad_() for each in given]
+    inputs = images_and_two_weights(3, dtype, shape, 2 * shape[1], "cuda")
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
     layout, rounding = ((2, 2), (1, 1)), {torch.float32: 3e-5, torch.bfloat16: 1e-2}[dtype]
     outcomes = []
     with numerics("fp32"):
         for _ in range(2):
-            both = convolve_both(*given, *layout)
+            outputs = convolve_both(*inputs, *layout)
             torch.manual_seed(1)
-            slopes = [torch.randn_like(each) for each in both]
-            outcomes.append([*both, *torch.autograd.grad(both, given, slopes)])
-        expected = two(*exact, *layout)
+            slopes = [torch.randn_like(output) for output in outputs]
+            outcomes.append([*outputs, *torch.autograd.grad(outputs, inputs, slopes)])
+        expected = two_convolutions(*exact, *layout)
         expected += torch.autograd.grad(expected, exact, [slope.double() for slope in slopes])
-    for one, again, other in zip(*outcomes, expected, strict=True):
-        assert one.dtype == dtype
-        assert torch.equal(one, again)
-        assert (one - other).norm() < rounding * other.norm()
-    assert all(each.is_contiguous(memory_format=torch.channels_last) for each in outcomes[0][:3])
+    for value, value_again, exact_value in zip(*outcomes, expected, strict=True):
+        assert value.dtype == dtype
+        assert torch.equal(value, value_again)
+        assert (value - exact_value).norm() < rounding * exact_value.norm()
+    assert all(value.is_contiguous(memory_format=torch.channels_last) for value in outcomes[0][:3])
 
 
 def derivatives(block, x):
@@ -128,7 +131,7 @@ def derivatives(block, x):
     return [y, *slopes, *torch.autograd.grad(sum(slope.square().sum() for slope in slopes), weights)]
 
 
-def of_images(before=4, after=8, stride=2, device="cpu", dtype=torch.float64):
+def block_and_images(before=4, after=8, stride=2, device="cpu", dtype=torch.float64):
     torch.manual_seed(0)
     block = Block(before, after, stride).to(device, dtype, memory_format=torch.channels_last)
     x = torch.randn(3, before, 6, 5, dtype=dtype, device=device).contiguous(memory_format=torch.channels_last)
@@ -137,18 +140,18 @@ def of_images(before=4, after=8, stride=2, device="cpu", dtype=torch.float64):
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_a_block_is_the_same_by_two_convolutions_at_once(monkeypatch, stride):
-    block, x = of_images(stride=stride)
+    block, x = block_and_images(stride=stride)
     plain, called = derivatives(block, x), []
     block.shortcut[0].register_forward_hook(lambda *_: called.append(1))
     monkeypatch.setattr(backbones, "_use_own_convolution", lambda x, weight: True)
-    for one, other in zip(derivatives(block, x), plain, strict=True):
-        torch.testing.assert_close(one, other)
+    for value, expected in zip(derivatives(block, x), plain, strict=True):
+        torch.testing.assert_close(value, expected)
     assert not called  # it was at once
 
 
 def test_what_is_put_in_place_of_a_convolution_is_used(monkeypatch):
     monkeypatch.setattr(backbones, "_use_own_convolution", lambda x, weight: True)
-    block, x = of_images()
+    block, x = block_and_images()
     before = block(x)
     block.conv1 = nn.Sequential(block.conv1, nn.Hardtanh(-0.1, 0.1))
     assert not torch.allclose(block(x), before)
@@ -166,28 +169,28 @@ class Handed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        given = [each for each in grads if each is not None]
-        Handed.came.append(len(given))
-        return sum(given)
+        gradients = [gradient for gradient in grads if gradient is not None]
+        Handed.came.append(len(gradients))
+        return sum(gradients)
 
 
-@pytest.mark.parametrize(("changed", "came"), [(False, 2), (True, 1)])
-def test_a_block_gives_two_gradients_to_who_hands_out_images_for_two_uses(changed, came):
-    block, x = of_images(8, 8, 1)
+@pytest.mark.parametrize(("changed", "count"), [(False, 2), (True, 1)])
+def test_a_block_gives_two_gradients_to_who_hands_out_images_for_two_uses(changed, count):
+    block, x = block_and_images(8, 8, 1)
     y, y.again = Handed.apply(x)
     images = x.clone()
-    for each in (y, images) if changed else ():
-        each.mul_(2)  # what was handed out beside it is not these images any more
+    for changed_images in (y, images) if changed else ():
+        changed_images.mul_(2)  # what was handed out beside it is not these images any more
     (expected,) = torch.autograd.grad(block(images).square().sum(), x)
     Handed.came.clear()
-    (found,) = torch.autograd.grad(block(y).square().sum(), x)
-    assert Handed.came == [came]
-    torch.testing.assert_close(found, expected)
+    (gradient,) = torch.autograd.grad(block(y).square().sum(), x)
+    assert Handed.came == [count]
+    torch.testing.assert_close(gradient, expected)
 
 
 @pytest.mark.gpu
 def test_a_block_on_a_gpu_is_what_torchs_own_operations_make_it():
-    block, x = of_images(16, 32, device="cuda", dtype=torch.float32)
+    block, x = block_and_images(16, 32, device="cuda", dtype=torch.float32)
     with numerics("fp32"):
         ours = derivatives(block, x)
         with plain_operations():
@@ -196,8 +199,8 @@ def test_a_block_on_a_gpu_is_what_torchs_own_operations_make_it():
             predicted = block.eval()(x)
             with plain_operations():
                 expected = block(x)
-    for one, other in zip([*ours, predicted], [*theirs, expected], strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3 * other.abs().max().item())
+    for our_value, their_value in zip([*ours, predicted], [*theirs, expected], strict=True):
+        torch.testing.assert_close(our_value, their_value, rtol=1e-3, atol=1e-3 * their_value.abs().max().item())
 
 
 @pytest.mark.gpu
@@ -206,14 +209,14 @@ def test_a_network_serves_the_transforms_of_torch_func(training):
     model = ResNet18((3, 16, 16), 3, width=8).cuda().to(memory_format=torch.channels_last).train(training)
     x = torch.randn(8, 3, 16, 16, device="cuda").contiguous(memory_format=torch.channels_last)
     weights = {name: value.detach() for name, value in model.named_parameters()}
-    kept = {name: value.clone() for name, value in model.named_buffers()}
+    buffers_before = {name: value.clone() for name, value in model.named_buffers()}
 
-    def loss(some):
-        buffers = {name: value.clone() for name, value in kept.items()}
-        return torch.func.functional_call(model, (some, buffers), (x,)).square().sum()
+    def loss(some_weights):
+        buffers = {name: value.clone() for name, value in buffers_before.items()}
+        return torch.func.functional_call(model, (some_weights, buffers), (x,)).square().sum()
 
     with numerics("fp32"):
-        found = torch.func.grad(loss)(weights)
+        gradients = torch.func.grad(loss)(weights)
         model(x).square().sum().backward()
     for name, weight in model.named_parameters():
-        torch.testing.assert_close(found[name], weight.grad, rtol=1e-3, atol=1e-3 * weight.grad.abs().max().item())
+        torch.testing.assert_close(gradients[name], weight.grad, rtol=1e-3, atol=1e-3 * weight.grad.abs().max().item())

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from test_learners import batches, make, net, observe
+from test_learners import batches, make_learner, net, observe_batch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector
@@ -28,19 +28,19 @@ def test_weights_that_are_all_alike_change_nothing(name, options):
     data, learners = batches(8, dtype=torch.float64), []
     for weights in (None, [10.0] * 4):
         torch.manual_seed(0)  # for dropout and the like of a learner's own
-        learners.append(make(name, net().double(), criterion=CrossEntropy(weights=weights), **options))
-        for i in range(len(data)):
-            observe(learners[-1], data, i)
-    for one, other in zip(*[learner.model.parameters() for learner in learners], strict=True):
-        assert torch.allclose(one, other, rtol=1e-9, atol=1e-11)
+        learners.append(make_learner(name, net().double(), criterion=CrossEntropy(weights=weights), **options))
+        for index in range(len(data)):
+            observe_batch(learners[-1], data, index)
+    for plain_weight, weighted in zip(*[learner.model.parameters() for learner in learners], strict=True):
+        assert torch.allclose(plain_weight, weighted, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", sorted(set(known_learners()) - {"joint"}))
 def test_a_batch_of_labels_that_do_not_count_leaves_the_model_one_of_numbers(name):
-    learner = make(name, criterion=CrossEntropy(weights=[0.0, 1.0, 1.0, 1.0]))
+    learner = make_learner(name, criterion=CrossEntropy(weights=[0.0, 1.0, 1.0, 1.0]))
     data = [(x, torch.zeros_like(y)) for x, y in batches(4)]
-    for i in range(len(data)):
-        assert observe(learner, data, i).isfinite()
+    for index in range(len(data)):
+        assert observe_batch(learner, data, index).isfinite()
     assert all(weight.isfinite().all() for weight in learner.model.parameters())
 
 
@@ -53,10 +53,10 @@ def test_smoothed_labels_that_count_differently_are_torchs_own(smoothing):
     assert learner.observe(x, y).item() == pytest.approx(expected, rel=1e-12)
 
 
-def drifting(n=1200):
+def drifting(count=1200):
     """Numbers that rise along the stream, so that their mean and deviation do."""
-    g, time = np.random.default_rng(0), np.linspace(0, 1, n)
-    x = np.stack([g.uniform(-1, 1, n), time], 1)
+    rng, time = np.random.default_rng(0), np.linspace(0, 1, count)
+    x = np.stack([rng.uniform(-1, 1, count), time], 1)
     return x, x[:, 0] + 5 * time
 
 
@@ -68,20 +68,20 @@ def test_answers_that_were_stored_stay_what_they_were_as_units_move(name):
     def answers():  # as they are kept, and what they are in the network's units of now
         past, error = regressor.learner_.past, regressor.learner_.error
         rows = zip(past["x"].tolist(), past["logits"], error.recalled(past["logits"]), strict=True)
-        return {tuple(each): (kept.item(), now) for each, kept, now in rows}
+        return {tuple(point): (stored.item(), now) for point, stored, now in rows}
 
     regressor.partial_fit(x[:200], y[:200])
     before = answers()
     for start in range(200, len(x), 200):
         regressor.partial_fit(x[start : start + 200], y[start : start + 200])
     after, error = answers(), regressor.learner_.error
-    both = before.keys() & after.keys()
-    assert len(both) > 5
-    for each in both:
-        kept, now = after[each]
-        assert kept == before[each][0]
-        assert error.answer(now).item() == pytest.approx(kept)
-        assert now.item() != pytest.approx(before[each][1].item(), abs=0.1)
+    stored_twice = before.keys() & after.keys()
+    assert len(stored_twice) > 5
+    for point in stored_twice:
+        stored, now = after[point]
+        assert stored == before[point][0]
+        assert error.answer(now).item() == pytest.approx(stored)
+        assert now.item() != pytest.approx(before[point][1].item(), abs=0.1)
 
 
 def test_a_state_from_when_answers_were_kept_in_the_networks_units_is_understood():
@@ -108,9 +108,9 @@ def test_dark_replay_remembers_the_beginning_of_a_stream_whose_numbers_rise():
     assert errors["der"] < errors["sgd"] / 4
 
 
-@pytest.mark.parametrize("kind", [LwF, VRMCL])
-def test_a_class_that_nobody_told_of_is_learned_like_any_other(kind):
-    learner = make(kind.name)
+@pytest.mark.parametrize("learner_class", [LwF, VRMCL])
+def test_a_class_that_was_not_announced_is_learned_like_any_other(learner_class):
+    learner = make_learner(learner_class.name)
     ((x, y),) = data = batches(1)
     learner.start_task([(x[:1], y[:1])])
     before = learner.model[-1].weight[y[y != y[0]]].clone()
@@ -123,5 +123,5 @@ def test_what_a_weight_has_added_is_of_the_gradient_that_was_descended(limit):
     learner = SI(net().double(), variant="reference", clip=None, clip_norm=limit)
     before = parameters_to_vector(learner.model.parameters()).detach()
     learner.observe(*batches(1, dtype=torch.float64)[0], task=0)
-    moved = parameters_to_vector(learner.model.parameters()).detach() - before
-    assert learner.path.sum().item() == pytest.approx(moved.square().sum().item() / learner.lr)
+    change = parameters_to_vector(learner.model.parameters()).detach() - before
+    assert learner.path.sum().item() == pytest.approx(change.square().sum().item() / learner.lr)

@@ -25,14 +25,18 @@ class SlowDER(SlowReplay):
 
     def step(self, x, y):
         recalled = self.recall()
-        logits = [self.scores(each) for each in x]
-        loss = mean(surprise(z, label) for z, label in zip(logits, y, strict=True))
+        logits = [self.scores(example) for example in x]
+        loss = mean(surprise(scores, label) for scores, label in zip(logits, y, strict=True))
         if recalled:
-            loss = loss + self.alpha * mean(((self.scores(each) - z) ** 2).mean() for each, _, z in recalled)
+            loss = loss + self.alpha * mean(
+                ((self.scores(example) - scores) ** 2).mean() for example, _, scores in recalled
+            )
             if self.beta is not None:
-                loss = loss + self.beta * mean(surprise(self.scores(each), label) for each, label, _ in self.recall())
+                loss = loss + self.beta * mean(
+                    surprise(self.scores(example), label) for example, label, _ in self.recall()
+                )
         value = self.descend(loss)
-        self.remember([(each, label, z.detach()) for each, label, z in zip(x, y, logits, strict=True)])
+        self.remember([(example, label, scores.detach()) for example, label, scores in zip(x, y, logits, strict=True)])
         return value
 
 
@@ -47,19 +51,19 @@ def test_the_step_of_der(learner, numbers):
         for x, y in task:
             assert fast.observe(x, y).item() == pytest.approx(slow.step(x, y), abs=1e-10)
     assert same_weights(ours, theirs)
-    assert fast.past["y"].tolist() == [label.item() for _, label, _ in slow.kept]
+    assert fast.past["y"].tolist() == [label.item() for _, label, _ in slow.remembered]
 
 
 @pytest.mark.parametrize("learner", [DER, DERpp])
 def test_stored_logits_are_those_at_storing_time(learner):
     """Every kept example has the logits that the model gave it just before it learned it, however long ago."""
-    fast, given = learner(net(), **COMMON), {}
+    fast, logits_before = learner(net(), **COMMON), {}
     for task in tasks(batches=8):
         for x, y in task:
             before = copy.deepcopy(fast.model)
             fast.observe(x, y)
-            given |= {tuple(each.tolist()): before(each[None])[0] for each in x}
-    stored = torch.stack([given[tuple(each.tolist())] for each in fast.past["x"]])
+            logits_before |= {tuple(example.tolist()): before(example[None])[0] for example in x}
+    stored = torch.stack([logits_before[tuple(example.tolist())] for example in fast.past["x"]])
     assert torch.allclose(fast.past["logits"], stored, atol=1e-12)
     assert not torch.allclose(fast.past["logits"], fast.model(fast.past["x"]), atol=0.1)
 
@@ -86,23 +90,23 @@ class SlowCLSER(SlowReplay):
     def step(self, x, y):
         recalled = self.recall()
         joint = [*zip(x, y, strict=True), *recalled]
-        loss = mean(surprise(self.scores(each), label) for each, label in joint)
+        loss = mean(surprise(self.scores(example), label) for example, label in joint)
         if recalled:
             distances = []
-            for each, label in recalled:
-                stable, plastic = (model(each[None])[0].detach() for model in self.averages)
+            for example, label in recalled:
+                stable, plastic = (model(example[None])[0].detach() for model in self.averages)
                 surer = stable.softmax(-1)[label] > plastic.softmax(-1)[label]
-                distances.append(((self.scores(each) - (stable if surer else plastic)) ** 2).mean())
+                distances.append(((self.scores(example) - (stable if surer else plastic)) ** 2).mean())
             loss = loss + self.weight * mean(distances)
         value = self.descend(loss)
-        chances = torch.rand(2, generator=self.g).tolist()
+        chances = torch.rand(2, generator=self.generator).tolist()
         self.steps += 1
         for average, chance, rate, decay in zip(self.averages, chances, self.rates, self.decays, strict=True):
             if chance < rate:
                 share = 1 - min(1 - 1 / (self.steps + 1), decay)
                 with torch.no_grad():
-                    for mine, theirs in zip(average.parameters(), self.model.parameters(), strict=True):
-                        mine += share * (theirs - mine)
+                    for averaged_weight, weight in zip(average.parameters(), self.model.parameters(), strict=True):
+                        averaged_weight += share * (weight - averaged_weight)
         self.remember(list(zip(x, y, strict=True)))
         return value
 
@@ -141,7 +145,7 @@ def test_averages_move_with_the_stated_probability_and_independently():
         after = [average.weights["0.weight"] for average in (fast.stable, fast.plastic)]
         moved.append([not torch.equal(*pair) for pair in zip(before, after, strict=True)])
     stable, plastic = (sum(column) for column in zip(*moved, strict=True))
-    both = sum(one and other for one, other in moved)
+    both = sum(stable_moved and plastic_moved for stable_moved, plastic_moved in moved)
     for count, rate in ((stable, 0.3), (plastic, 0.6), (both, 0.18)):
         assert stats.binomtest(count, 600, rate).pvalue > 1e-3
 
@@ -150,10 +154,10 @@ def test_an_average_that_does_not_move_still_ages():
     """t of the decay 1 − 1 / (t + 1) counts steps, not moves."""
     model = nn.Linear(1, 1, bias=False).double()
     average = WeightAverage(model, decay=0.9)
-    for t, (value, moves) in enumerate([(4.0, True), (8.0, False), (10.0, True)]):
+    for step, (value, moves) in enumerate([(4.0, True), (8.0, False), (10.0, True)]):
         nn.init.constant_(model.weight, value)
         average.update(model, torch.tensor(moves))
-        assert average.updates == t + 1
+        assert average.updates == step + 1
     assert average.weights["weight"].item() == pytest.approx(4 + (10 - 4) / 3, abs=1e-12)
 
 
@@ -173,8 +177,8 @@ def test_the_average_that_is_asked_for_predicts_in_place_of_the_stable_one():
      (CLSER, "stable_decay", 1), (CLSER, "plastic_decay", 2), (CLSER, "memory", 10)],
 )  # fmt: skip
 def test_bad_options_are_named(learner, name, value):
-    named = "replay" if name == "memory" else name
-    with pytest.raises(InputError, match=f"^{named}: got .*, expected "):
+    name_in_error = "replay" if name == "memory" else name
+    with pytest.raises(InputError, match=f"^{name_in_error}: got .*, expected "):
         learner(net(), **{name: value})
 
 

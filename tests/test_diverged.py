@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_up import AROUND, few
+from made_up import AROUND, save_few_runs
 from recorded import made_up
 
 from parabolic import RunSpec, Store, run
@@ -37,39 +37,39 @@ COMPARED = (
 @pytest.fixture
 def trained(monkeypatch):
     """The learners and seeds that are trained from here on."""
-    real, seen = execution.train_fleet, []
+    train_fleet_before, trained_runs = execution.train_fleet, []
 
     def train_fleet(fleet, *others, **options):
-        seen.extend((learner.name, learner.seed) for learner in fleet.learners)
-        return real(fleet, *others, **options)
+        trained_runs.extend((learner.name, learner.seed) for learner in fleet.learners)
+        return train_fleet_before(fleet, *others, **options)
 
     monkeypatch.setattr(execution, "train_fleet", train_fleet)
-    return seen
+    return trained_runs
 
 
 @pytest.fixture
-def compared(parabolic, tmp_path, trained):
+def compare_again(parabolic, tmp_path, trained):
     """A comparison in which one of three runs of a row diverged, and all of another; it returns what is printed."""
     (tmp_path / "shaky.py").write_text(SHAKY)
     code, _, err = parabolic(*COMPARED)
     assert code == 0, err
     assert len(trained) == 6
     trained.clear()
-    return lambda *more: parabolic(*COMPARED, *more)
+    return lambda *options: parabolic(*COMPARED, *options)
 
 
-def lost(spec, why="the loss became nan in task 1, by step 3", **around):
+def diverged_record(spec, reason="the loss became nan in task 1, by step 3", **environment):
     """A run that diverged as it would be in a store, without its training."""
-    run = made_up(spec, **around)
-    return replace(run, metrics={}, accuracy=[], train_seconds=[0.5], test_seconds=[], diverged=why)
+    run = made_up(spec, **environment)
+    return replace(run, metrics={}, accuracy=[], train_seconds=[0.5], test_seconds=[], diverged=reason)
 
 
 # -- one run -------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_that_diverged_is_kept_and_trained_again_only_when_asked(parabolic, tmp_path, trained):
-    asked = ("run", "--learner", "sgd", "--set", "lr=1e6", "--set", "backbone=mlp", "--device", "cpu")
-    assert parabolic(*asked) == (1, "", f"error: {WHY}\n")
+    arguments = ("run", "--learner", "sgd", "--set", "lr=1e6", "--set", "backbone=mlp", "--device", "cpu")
+    assert parabolic(*arguments) == (1, "", f"error: {WHY}\n")
     [record] = Store(tmp_path / "runs").every()
     assert (record.diverged, record.steps, record.metrics, record.accuracy) == (WHY, 29, {}, [])
     assert record.spec == HOT.resolved()
@@ -77,10 +77,10 @@ def test_a_run_that_diverged_is_kept_and_trained_again_only_when_asked(parabolic
     assert record.environment["command"] == "parabolic run --learner sgd --set lr=1e6 --set backbone=mlp --device cpu"
     assert parabolic("runs", "--failed")[1].startswith("0 failed runs")
 
-    found = f"found in runs/{record.key}, and trained again only with again=True (--again)"
-    assert parabolic(*asked) == (1, "", f"error: {WHY}; {found}\n")
+    note = f"found in runs/{record.key}, and trained again only with again=True (--again)"
+    assert parabolic(*arguments) == (1, "", f"error: {WHY}; {note}\n")
     assert trained == [("sgd", 0)]
-    assert parabolic(*asked, "--again") == (1, "", f"error: {WHY}\n")
+    assert parabolic(*arguments, "--again") == (1, "", f"error: {WHY}\n")
     assert trained == [("sgd", 0)] * 2
 
 
@@ -130,7 +130,7 @@ def test_a_run_that_failed_before_it_diverged_is_no_failure_any_more(tmp_path):
 )
 def test_a_run_that_half_diverged_is_damaged(tmp_path, change, reason):
     store, spec = Store(tmp_path), RunSpec("sgd", stream="seq-cifar10")
-    path = store.save(replace(lost(spec), **change)) / "run.json"
+    path = store.save(replace(diverged_record(spec), **change)) / "run.json"
     assert store.ended(spec) is None
     assert store.unreadable()[path].startswith(reason)
 
@@ -138,51 +138,51 @@ def test_a_run_that_half_diverged_is_damaged(tmp_path, change, reason):
 # -- comparisons ---------------------------------------------------------------------------------------------------
 
 
-def test_a_grid_trains_none_again_but_when_asked(compared, trained):
-    code, out, err = compared()
+def test_a_grid_trains_none_again_but_when_asked(compare_again, trained):
+    code, out, err = compare_again()
     assert (code, trained) == (0, [])
     assert "6 runs, 6 of them already there (runs), 4 diverged\n" in out
     assert re.search(r"all classes competing, is: shaky \d+\s+% \(1 diverged\)", out)
     assert "shaky.py:Shaky on" not in err
     assert "shaky on seq-digits, seed 1: the loss became nan in task 2, by step 5" in err
     assert err.endswith("Diverged runs: 4. They are kept, and not tried again.\n")
-    compared("--again")
+    compare_again("--again")
     assert len(trained) == 6
 
 
-def test_tables_say_how_many_diverged_in_every_format(compared):
+def test_tables_say_how_many_diverged_in_every_format(compare_again):
     assert re.search(
-        r"│ shaky +│ +\d+\.\d ± \d+\.\d \(n=2, 1 diverged\) │\n│ sgd +│ +– \(n=0, 3 diverged\) │", compared()[1]
+        r"│ shaky +│ +\d+\.\d ± \d+\.\d \(n=2, 1 diverged\) │\n│ sgd +│ +– \(n=0, 3 diverged\) │", compare_again()[1]
     )
     for format, shaky, sgd in (
         ("markdown", r"\| shaky \| \d+\.\d ± \d+\.\d \(n=2, 1 diverged\) \|", r"\| sgd \| – \(n=0, 3 diverged\) \|"),
         ("latex", r"shaky & \d+\.\d \$_{\\pm \d+\.\d}\$ \(n\$=\$2, 1 diverged\)", r"sgd & -- \(n\$=\$0, 3 diverged\)"),
     ):
-        out = compared("--format", format)[1]
+        out = compare_again("--format", format)[1]
         assert re.search(shaky, out)
         assert re.search(sgd, out)
         assert "(n): the number of seeds, if some are missing or diverged." in out
-    [table] = json.loads(compared("--format", "json")[1])
+    [table] = json.loads(compare_again("--format", "json")[1])
     [[shaky], [sgd]] = [row["cells"] for row in table["rows"]]
     assert (shaky["diverged"], shaky["ours"]["n"], list(shaky["by_seed"])) == (1, 2, ["0", "2"])
     assert (sgd["diverged"], sgd["ours"]) == (3, None)
     assert [list(row["keys"]) for row in table["rows"]] == [["0", "1", "2"]] * 2
-    told = json.loads(compared("--json")[1])
-    assert [len(told[name]) for name in ("runs", "diverged", "failed")] == [2, 4, 0]
+    result = json.loads(compare_again("--json")[1])
+    assert [len(result[name]) for name in ("runs", "diverged", "failed")] == [2, 4, 0]
 
 
-def test_the_list_of_runs_tells_which_diverged_and_why(compared, parabolic):
+def test_the_list_of_runs_shows_which_diverged_and_why(compare_again, parabolic):
     out = parabolic("runs")[1]
     assert len(re.findall(r" diverged  – ", out)) == 4
     assert out.endswith("6 runs in runs\n4 of them diverged: parabolic runs --diverged\n")
     out = parabolic("runs", "--diverged", "--learner", "sgd")[1]
     assert WHY in out
     assert out.endswith("3 diverged runs in runs\n")
-    told = json.loads(parabolic("runs", "--diverged", "--json")[1])
-    assert (len(told["runs"]), told["diverged"], told["failed"]) == (4, 4, 0)
-    assert {row["diverged"] for row in told["runs"] if row["learner"] == "sgd" and row["seed"] == 0} == {WHY}
-    refused = parabolic("plot", "--learner", "sgd")[2]
-    assert "got no finished runs that fit in runs, expected at least one; 3 runs diverged: parabolic runs" in refused
+    result = json.loads(parabolic("runs", "--diverged", "--json")[1])
+    assert (len(result["runs"]), result["diverged"], result["failed"]) == (4, 4, 0)
+    assert {row["diverged"] for row in result["runs"] if row["learner"] == "sgd" and row["seed"] == 0} == {WHY}
+    error = parabolic("plot", "--learner", "sgd")[2]
+    assert "got no finished runs that fit in runs, expected at least one; 3 runs diverged: parabolic runs" in error
     assert "--failed: got it with --diverged" in parabolic("runs", "--diverged", "--failed")[2]
 
 
@@ -197,40 +197,40 @@ def test_a_failed_run_is_tried_again_beside_one_that_diverged(parabolic, tmp_pat
         assert trained.count(("sgd", 1)) == 1
 
 
-def test_the_page_tells_which_diverged(tmp_path):
+def test_the_page_shows_which_runs_diverged(tmp_path):
     store = Store(tmp_path)
-    few(store)
+    save_few_runs(store)
     for seed in range(3):
         spec = RunSpec("ewc", seed=seed)
-        store.save(replace(lost(spec), environment=AROUND))
-    store.save(replace(lost(RunSpec("er", seed=2)), environment=AROUND))
+        store.save(replace(diverged_record(spec), environment=AROUND))
+    store.save(replace(diverged_record(RunSpec("er", seed=2)), environment=AROUND))
     page = page_of(store)
-    said = " ".join(re.sub(r"<[^>]*>", "", re.sub(r"<(style|script)\b.*?</\1>", "", page, flags=re.DOTALL)).split())
-    assert "8 finished runs, 4 diverged;" in said
-    assert "er: diverged with seed 2 (the loss became nan in task 1, by step 3)." in said
-    assert "Not run" not in said
-    assert "all classes competing (the mean of 2 seeds; 1 more diverged)." in said
-    assert "(n=2, 1 diverged)" in said
-    assert "– (n=0, 3 diverged)" in said
-    assert said.count("diverged: the loss became nan in task 1, by step 3") == 4
+    text = " ".join(re.sub(r"<[^>]*>", "", re.sub(r"<(style|script)\b.*?</\1>", "", page, flags=re.DOTALL)).split())
+    assert "8 finished runs, 4 diverged;" in text
+    assert "er: diverged with seed 2 (the loss became nan in task 1, by step 3)." in text
+    assert "Not run" not in text
+    assert "all classes competing (the mean of 2 seeds; 1 more diverged)." in text
+    assert "(n=2, 1 diverged)" in text
+    assert "– (n=0, 3 diverged)" in text
+    assert text.count("diverged: the loss became nan in task 1, by step 3") == 4
     key = RunSpec("er", seed=2).key
     assert re.search(rf'data-runs="\w+ \w+ {key}"', page)  # a click on the figure shows it, too
-    told = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
-    assert told["runs"][key]["how"] == "diverged"
-    assert told["surroundings"][told["runs"][key]["around"]]["torch"] == AROUND["torch"]
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
+    assert data["runs"][key]["how"] == "diverged"
+    assert data["surroundings"][data["runs"][key]["around"]]["torch"] == AROUND["torch"]
 
 
 # -- records and the paper -----------------------------------------------------------------------------------------
 
 
-def test_records_bring_back_what_diverged(compared, parabolic, tmp_path):
+def test_records_bring_back_what_diverged(compare_again, parabolic, tmp_path):
     assert "(6 runs written, 6 in the file)" in parabolic("runs", "--records", "a.jsonl")[1]
     [line] = [line for line in Path("a.jsonl").read_text().splitlines() if WHY in line]
     assert len(line) < 1500
-    [record] = [each for each in Records(tmp_path / "a.jsonl").every() if each.diverged == WHY]
-    mine = Store(tmp_path / "runs").ended(HOT)
-    assert (record.key, record.spec, record.steps) == (mine.key, mine.spec, mine.steps)
-    assert record.train_seconds == pytest.approx(mine.train_seconds, abs=1e-3)
+    [record] = [run for run in Records(tmp_path / "a.jsonl").every() if run.diverged == WHY]
+    stored = Store(tmp_path / "runs").ended(HOT)
+    assert (record.key, record.spec, record.steps) == (stored.key, stored.spec, stored.steps)
+    assert record.train_seconds == pytest.approx(stored.train_seconds, abs=1e-3)
     assert parabolic("runs", "--diverged", "--records", "b.jsonl")[0] == 0
     assert len(Records(tmp_path / "b.jsonl").every()) == 4
     backed = BackedStore(tmp_path / "none", Records(tmp_path / "a.jsonl"))
@@ -242,19 +242,19 @@ def test_records_bring_back_what_diverged(compared, parabolic, tmp_path):
 def test_of_a_run_that_diverged_once_and_finished_once_the_newer_counts(tmp_path):
     spec, path = RunSpec("er", stream="seq-cifar10"), tmp_path / "a.jsonl"
     early, late = "2026-11-15T10:00:00+00:00", "2026-11-16T10:00:00+00:00"
-    write_records([lost(spec, finished=early)], path)
+    write_records([diverged_record(spec, finished=early)], path)
     assert write_records([made_up(spec, finished=late)], path) == 1
     assert Records(path).find(spec) is not None
-    write_records([lost(spec, finished=early)], path)
+    write_records([diverged_record(spec, finished=early)], path)
     assert Records(path).find(spec) is not None
-    write_records([lost(spec, finished="2026-11-17T10:00:00+00:00")], path)
+    write_records([diverged_record(spec, finished="2026-11-17T10:00:00+00:00")], path)
     assert (Records(path).find(spec), Records(path).ended(spec).diverged != "") == (None, True)
 
 
 def test_the_papers_tables_count_what_diverged_as_done(parabolic, tmp_path, monkeypatch):
     monkeypatch.setenv("PARABOLIC_RECORDS", str(tmp_path / "records"))
     selection = Selection(("main", "bounds"), learners=("pcl",))
-    runs = [(lost if spec.seed > 2 else made_up)(spec) for spec in selection.runs]
+    runs = [(diverged_record if spec.seed > 2 else made_up)(spec) for spec in selection.runs]
     write_records(runs, tmp_path / "records" / "main.jsonl")
     code, out, err = parabolic("paper", "main", "--learners", "pcl", "--show")
     assert (code, err) == (0, "")
@@ -265,7 +265,7 @@ def test_the_papers_tables_count_what_diverged_as_done(parabolic, tmp_path, monk
     [table] = json.loads(parabolic("paper", "main", "--learners", "pcl", "--show", "--format", "json")[1])
     assert {(cell["ours"]["n"], cell["diverged"]) for row in table["rows"] for cell in row["cells"]} == {(3, 2)}
     bounds = json.loads(parabolic("paper", "bounds", "--show", "--format", "json")[1])
-    assert {cell["diverged"] for each in bounds for row in each["rows"] for cell in row["cells"]} == {2}
+    assert {cell["diverged"] for bounds_table in bounds for row in bounds_table["rows"] for cell in row["cells"]} == {2}
     plan = json.loads(parabolic("paper", "main", "--learners", "pcl", "--dry-run", "--format", "json")[1])
     assert (plan["all"]["runs"], plan["all"]["done"]) == (30, 30)
 
@@ -283,7 +283,7 @@ def test_a_lost_study_is_rebuilt_without_training_what_diverged(tmp_path, monkey
     assert {trial.values["lr"] > 0.1: trial.diverged for trial in first.trials} == {False: 0, True: 1}
     Path("runs/tune.db").unlink()
     trained.clear()
-    again = tune(search, store, trials=4, device="cpu")
-    assert again.trials == first.trials
+    rebuilt = tune(search, store, trials=4, device="cpu")
+    assert rebuilt.trials == first.trials
     if not prune:  # a pruned trial is trained until it is pruned again
         assert trained == []

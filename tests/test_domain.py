@@ -52,8 +52,8 @@ def test_single_precision_far_from_the_origin_loses_no_more_than_the_points_them
     points = (normal(200, 64) + offset).float()
     x = (points[:50].double() + 0.01 * normal(50, 64, seed=1)).float()
     exact = torch.cdist(x.double(), points.double(), compute_mode="donot_use_mm_for_euclid_dist").amin(1)
-    found = Balls(points, eps=1e-4).hit(x) + 0.01
-    assert (found - exact).abs().max() < 1e-6 + 1e-7 * offset
+    distances = Balls(points, eps=1e-4).hit(x) + 0.01
+    assert (distances - exact).abs().max() < 1e-6 + 1e-7 * offset
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e2, 1e4])
@@ -93,27 +93,27 @@ def test_in_more_dimensions_the_distance_outside_a_cube_is_within_the_tolerance(
     hull, x = Hull(cube(6), margin), 0.7 * normal(200, 6, seed=4)
     outside = cube_distance(x) < -1e-3
     assert 50 < outside.sum() < 150
-    found = hull.hit(x)
-    assert (found - cube_distance(x) - margin)[outside].abs().max() <= 1e-4 * hull.radius
-    deep = cube_distance(x) > 1e-3
-    assert found[deep].isinf().all()  # how deep inside, nobody knows
-    assert torch.equal(hull.nearest(x)[deep], x[deep])
+    distances = hull.hit(x)
+    assert (distances - cube_distance(x) - margin)[outside].abs().max() <= 1e-4 * hull.radius
+    well_inside = cube_distance(x) > 1e-3
+    assert distances[well_inside].isinf().all()  # how deep inside, nobody knows
+    assert torch.equal(hull.nearest(x)[well_inside], x[well_inside])
     assert torch.equal(hull.inside(x), cube_distance(x) + margin >= 0)
 
 
-@pytest.mark.parametrize("many", [8, 30, 200])
-def test_the_projection_onto_a_hull_is_the_point_from_which_all_others_are_away(many):
+@pytest.mark.parametrize("count", [8, 30, 200])
+def test_the_projection_onto_a_hull_is_the_point_from_which_all_others_are_away(count):
     """p is nearest to x in the hull if and only if (x − p)·(q − p) ≤ 0 for every point q of it."""
-    points = normal(many, 20) * torch.logspace(0, -2, 20, dtype=torch.float64)  # flat in some directions
-    weights = torch.distributions.Dirichlet(torch.full((many,), 0.2, dtype=torch.float64))
+    points = normal(count, 20) * torch.logspace(0, -2, 20, dtype=torch.float64)  # flat in some directions
+    weights = torch.distributions.Dirichlet(torch.full((count,), 0.2, dtype=torch.float64))
     torch.manual_seed(0)
     x = weights.sample((40,)) @ points + 0.3 * normal(40, 20, seed=2)
     hull = Hull(points, tolerance=1e-7)
-    p = hull.nearest(x)
-    away = ((x - p) @ points.T).amax(1) - ((x - p) * p).sum(1)
+    projection = hull.nearest(x)
+    away = ((x - projection) @ points.T).amax(1) - ((x - projection) * projection).sum(1)
     assert away.max() < 1e-5 * hull.radius**2
-    assert hull.inside(p).all()
-    assert torch.allclose(-hull.hit(x), (x - p).norm(dim=1), atol=1e-5)
+    assert hull.inside(projection).all()
+    assert torch.allclose(-hull.hit(x), (x - projection).norm(dim=1), atol=1e-5)
 
 
 def in_hull_by_linear_programming(points, x):
@@ -124,20 +124,20 @@ def in_hull_by_linear_programming(points, x):
 
 def inside_and_outside(points, seed=0):
     """Mixtures of the points; the same with one weight below zero; and the first, moved off the points' plane."""
-    noise = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     n, d = points.shape
-    dense, sparse = noise.dirichlet(np.ones(n), 2), noise.dirichlet(np.full(n, 0.02), 2)
-    beyond = np.concatenate([dense, sparse])
-    beyond[:, 0] = -0.01
-    beyond /= beyond.sum(1, keepdims=True)
+    dense, sparse = rng.dirichlet(np.ones(n), 2), rng.dirichlet(np.full(n, 0.02), 2)
+    weights_outside = np.concatenate([dense, sparse])
+    weights_outside[:, 0] = -0.01
+    weights_outside /= weights_outside.sum(1, keepdims=True)
     inside = np.concatenate([dense, sparse]) @ points
-    return inside, np.concatenate([beyond @ points, inside[:2] + 0.01 * noise.standard_normal((2, d))])
+    return inside, np.concatenate([weights_outside @ points, inside[:2] + 0.01 * rng.standard_normal((2, d))])
 
 
 def test_membership_in_3072_dimensions_agrees_with_linear_programming():
     points = np.random.default_rng(1).standard_normal((60, 3072))
     x = np.concatenate(inside_and_outside(points))
-    expected = [in_hull_by_linear_programming(points, one) for one in x]
+    expected = [in_hull_by_linear_programming(points, point) for point in x]
     assert expected == [True] * 4 + [False] * 6
     assert Hull(torch.tensor(points)).inside(torch.tensor(x)).tolist() == expected
 
@@ -155,12 +155,12 @@ def test_a_flat_hull_in_few_dimensions_is_known_by_projection():
     line = torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]])
     assert Hull(line).flat
     assert Hull(line).inside(torch.tensor([[0.5, 0.5], [0.5, 0.6]])).tolist() == [True, False]
-    grown = Hull(line, margin=0.5)
+    with_margin = Hull(line, margin=0.5)
     assert torch.allclose(
-        grown.hit(torch.tensor([[1.0, 1.0], [0.0, 2.0]])), torch.tensor([0.5, 0.5 - 2**0.5]), atol=1e-3
+        with_margin.hit(torch.tensor([[1.0, 1.0], [0.0, 2.0]])), torch.tensor([0.5, 0.5 - 2**0.5]), atol=1e-3
     )
-    twice = Hull(torch.ones(3, 2), margin=0.5)
-    assert torch.allclose(twice.hit(torch.tensor([[1.0, 3.0]])), torch.tensor([-1.5]))
+    single_point = Hull(torch.ones(3, 2), margin=0.5)
+    assert torch.allclose(single_point.hit(torch.tensor([[1.0, 3.0]])), torch.tensor([-1.5]))
 
 
 # Both together
@@ -207,8 +207,8 @@ def test_scattered_points_fill_the_margin_at_all_depths():
     depth = solid.hull.hit(solid.interior(2000, generator()))
     assert (depth > 0).all()
     assert (depth < 0.25).sum() > 20  # beyond the hull of the points
-    bare = MemoryDomain(cube(3), eps=0.25, margin=0.0)
-    assert (bare.hull.hit(bare.interior(2000, generator())) > -1e-12).all()
+    without_margin = MemoryDomain(cube(3), eps=0.25, margin=0.0)
+    assert (without_margin.hull.hit(without_margin.interior(2000, generator())) > -1e-12).all()
 
 
 @pytest.mark.parametrize("spread", [0.0, 1.0])  # of points that are one, and of others
@@ -221,16 +221,16 @@ def test_the_edge_of_a_memory_is_inside_wherever_it_lies(dtype, d, offset, sprea
     assert domain.inside(domain.edge(200, generator())).all()
     assert domain.inside(domain.interior(200, generator())).all()
     rounding = torch.finfo(dtype).eps * points.norm(dim=1).max().double()
-    way = torch.nn.functional.normalize(normal(50, d, seed=2))
-    out = points.double().mean(0) + (domain.hull.radius + 0.101 + 10 * rounding) * way
-    assert not domain.inside(out.to(dtype)).any()  # nor is much else
+    directions = torch.nn.functional.normalize(normal(50, d, seed=2))
+    far_points = points.double().mean(0) + (domain.hull.radius + 0.101 + 10 * rounding) * directions
+    assert not domain.inside(far_points.to(dtype)).any()  # nor is much else
 
 
 def test_the_hull_of_points_that_are_one_needs_no_search(monkeypatch):
     monkeypatch.setattr("parabolic.pde.domain.ITERATIONS", 0)
     points = torch.full((12, 64), 0.1).double() + normal(64)  # their mean is another number, by rounding
-    hull, away = Hull(points, margin=0.5), normal(30, 64, seed=1)
-    assert torch.allclose(hull.hit(points[0] + away), 0.5 - away.norm(dim=1))
+    hull, offsets = Hull(points, margin=0.5), normal(30, 64, seed=1)
+    assert torch.allclose(hull.hit(points[0] + offsets), 0.5 - offsets.norm(dim=1))
 
 
 # Bad input

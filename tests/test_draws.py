@@ -17,19 +17,19 @@ def generator(seed):
     ("size", "total"), [(1, 1), (32, 32), (32, 33), (5, 1000), (32, 10**12), (128, 130), (129, 140)]
 )
 def test_draws_are_those_of_floyds_loop(size, total):
-    again = 0
+    repeats = 0
     for seed in range(20):
-        given = torch.tensor(total, device="cuda")
-        drawn = distinct(size, given, device="cuda", generator=generator(seed))
+        total_on_gpu = torch.tensor(total, device="cuda")
+        drawn = distinct(size, total_on_gpu, device="cuda", generator=generator(seed))
         chance = torch.rand(size, generator=generator(seed), dtype=torch.float64, device="cuda").tolist()
         taken = []
-        for j, each in zip(range(total - size, total), chance, strict=True):
-            one = int(each * (j + 1))
-            again += one in taken
-            taken.append(j if one in taken else one)
+        for last, chance_of_draw in zip(range(total - size, total), chance, strict=True):
+            candidate = int(chance_of_draw * (last + 1))
+            repeats += candidate in taken
+            taken.append(last if candidate in taken else candidate)
         assert drawn.tolist() == taken
         assert drawn.dtype == torch.long
-    assert again or size < 32 or total > 1000
+    assert repeats or size < 32 or total > 1000
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16, torch.int64])
@@ -38,15 +38,15 @@ def test_draws_are_those_of_floyds_loop(size, total):
 def test_crops_are_those_of_one_image_at_a_time(shape, padding, flip, dtype):
     x = torch.randint(1, 256, shape, device="cuda").to(dtype)
     for images in (x, x.contiguous(memory_format=torch.channels_last), x.flip(-1)[::2].transpose(2, 3)):
-        n, _, height, width = images.shape
+        count, _, height, width = images.shape
         ours = CropFlip(padding, flip)(images, generator(1))
-        g = generator(1)
-        shift = torch.randint(2 * padding + 1, (2, n, 1), generator=g, device="cuda").tolist()
-        mirrored = (torch.rand(n, 1, generator=g, device="cuda") < 0.5).tolist() if flip else [[False]] * n
+        seeded = generator(1)
+        shift = torch.randint(2 * padding + 1, (2, count, 1), generator=seeded, device="cuda").tolist()
+        mirrored = (torch.rand(count, 1, generator=seeded, device="cuda") < 0.5).tolist() if flip else [[False]] * count
         padded = torch.nn.functional.pad(images, [padding] * 4)
-        for i, each in enumerate(ours):
-            (top,), (left,) = shift[0][i], shift[1][i]
-            window = padded[i, :, top : top + height, left : left + width]
-            assert torch.equal(each, window.flip(-1) if mirrored[i][0] else window)
+        for row, crop in enumerate(ours):
+            (top,), (left,) = shift[0][row], shift[1][row]
+            window = padded[row, :, top : top + height, left : left + width]
+            assert torch.equal(crop, window.flip(-1) if mirrored[row][0] else window)
         assert ours.dtype == dtype
         assert ours.is_contiguous(memory_format=torch.channels_last)

@@ -18,10 +18,10 @@ def parts(seed=0):
 
 def sentences(count=4, size=16, seed=1):
     """Of class 0 the ids are even, of class 1 odd."""
-    g = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
         y = torch.arange(size) % 2
-        yield 2 * torch.randint(5, (size, 4), generator=g) + y[:, None], y
+        yield 2 * torch.randint(5, (size, 4), generator=generator) + y[:, None], y
 
 
 def test_pcl_is_pcl_on_what_the_embedding_gives():
@@ -29,12 +29,12 @@ def test_pcl_is_pcl_on_what_the_embedding_gives():
     the gradient on by hand."""
     body, embed = parts()
     other_body, other_embed = parts()
-    one = PCL(body, embed=embed, memory=40, replay=8, seed=3)
+    learner = PCL(body, embed=embed, memory=40, replay=8, seed=3)
     (x, y), *_ = sentences(1)
-    loss = one.observe(x, y)
+    loss = learner.observe(x, y)
     points = other_embed(x)
-    other = PCL(other_body, memory=40, replay=8, seed=3)
-    expected = other.loss({"x": points, "y": y}, None)
+    on_embeddings = PCL(other_body, memory=40, replay=8, seed=3)
+    expected = on_embeddings.loss({"x": points, "y": y}, None)
     expected.backward()
     assert loss == expected.detach()
     for ours, theirs in ((body, other_body), (embed, other_embed)):
@@ -46,9 +46,9 @@ def test_pcl_is_pcl_on_what_the_embedding_gives():
 def test_every_learner_trains_the_embedding(name):
     body, embed = parts()
     before = embed.weight.detach().clone()
-    kind = find_learner(name)
-    options = {"memory": 40, "replay": 8} if issubclass(kind, ReplayLearner) else {}
-    learner, data = kind(body, embed=embed, lr=0.2, average=0.5, **options), list(sentences(50))
+    learner_class = find_learner(name)
+    options = {"memory": 40, "replay": 8} if issubclass(learner_class, ReplayLearner) else {}
+    learner, data = learner_class(body, embed=embed, lr=0.2, average=0.5, **options), list(sentences(50))
     task = 0 if learner.needs_tasks else None
     learner.start_task(data)
     for x, y in data:
@@ -74,9 +74,9 @@ def test_ids_that_the_embedding_does_not_know_are_refused_and_change_nothing():
     for x, y in sentences():
         learner.observe(x, y)
     before = frozen(learner.state_dict())
-    for bad in (x + 1, x - 1, x.double(), x[:, :3]):
+    for bad_ids in (x + 1, x - 1, x.double(), x[:, :3]):
         with pytest.raises(InputError, match="^x: got"):
-            learner.observe(bad, y)
+            learner.observe(bad_ids, y)
     assert same(before, learner.state_dict())
 
 
@@ -85,13 +85,13 @@ def test_an_embedding_may_be_any_module_with_bridges_in_what_it_gives():
     torch.manual_seed(0)
     stem, body = nn.Linear(3, 5), nn.Linear(5, 2)
     learner = PCL(body, embed=stem, sigma_x=0, sigma_y=0, times=2, memory=40)
-    whole = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
-    whole[0].load_state_dict(stem.state_dict())
-    whole[1].load_state_dict(body.state_dict())
-    plain = PCL(whole, sigma_x=0, sigma_y=0, times=2, memory=40)  # without noise only the start of a path counts
+    joined = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+    joined[0].load_state_dict(stem.state_dict())
+    joined[1].load_state_dict(body.state_dict())
+    plain = PCL(joined, sigma_x=0, sigma_y=0, times=2, memory=40)  # without noise only the start of a path counts
     x, y = torch.randn(8, 3), torch.arange(8) % 2
     assert torch.equal(learner.observe(x, y), plain.observe(x, y))
-    assert same_weights(learner.model, whole, 1e-6)
+    assert same_weights(learner.model, joined, 1e-6)
 
 
 def test_what_cannot_be_is_refused():
@@ -115,10 +115,10 @@ def test_ids_without_an_embedding_of_their_own_are_refused_and_change_nothing():
         learner.observe(x, y)
     assert same(before, learner.state_dict())
     assert learner.classes is None
-    numbers = PCL(nn.Linear(4, 2), memory=40)
+    linear_learner = PCL(nn.Linear(4, 2), memory=40)
     with pytest.raises(InputError, match=r"^x: got .* int64, .*if they are measurements, convert them with .float\(\)"):
-        numbers.observe(x, y)
-    numbers.observe(x.float(), y)
+        linear_learner.observe(x, y)
+    linear_learner.observe(x.float(), y)
 
 
 def test_a_first_batch_that_is_refused_does_not_say_what_examples_are_like():

@@ -18,12 +18,12 @@ from parabolic.experiments import build, execute
 from parabolic.learners import find_learner
 
 
-def blobs(tasks=3, n=60, seed=0):
+def blobs(tasks=3, per_task=60, seed=0):
     """Classes that are blobs on a circle, two a task."""
-    g = np.random.default_rng(seed)
-    y = np.arange(n * tasks) % (2 * tasks)
+    rng = np.random.default_rng(seed)
+    y = np.arange(per_task * tasks) % (2 * tasks)
     angle = 2 * np.pi * y / (2 * tasks)
-    x = np.stack([np.cos(angle), np.sin(angle)], 1) * 3 + g.normal(size=(len(y), 2)) * 0.4
+    x = np.stack([np.cos(angle), np.sin(angle)], 1) * 3 + rng.normal(size=(len(y), 2)) * 0.4
     return Stream.from_arrays(x.astype(np.float32), y, tasks=tasks)
 
 
@@ -31,23 +31,23 @@ class Meet(Callback):
     """Holds a run at its first task until others have come as far, and at its end until it is let go."""
 
     def __init__(self, others, go):
-        self.others, self.go, self.seen = others, go, []
+        self.others, self.go, self.threads_seen = others, go, []
 
     def on_task(self, state):
         if state.task == 0:
             self.others.wait(60)
-        self.seen.append(torch.get_num_threads())
+        self.threads_seen.append(torch.get_num_threads())
 
     def on_end(self, state):
         assert self.go.wait(60)
 
 
-def in_a_new_thread(what):
-    found = []
-    thread = threading.Thread(target=lambda: found.append(what()))
+def in_a_new_thread(function):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(function()))
     thread.start()
     thread.join()
-    return found[0]
+    return results[0]
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -62,18 +62,18 @@ def test_two_that_train_at_once_leave_as_many_threads_as_there_were(first):
         def on_start(self, state):
             begun.set()
 
-    def go(number):
+    def train_run(number):
         train(SGD(MLP((2,), 6)), blobs(), callbacks=[Begun(), runs[number]])
         after[number] = torch.get_num_threads()
 
-    threads = [threading.Thread(target=go, args=(number,)) for number in range(2)]
+    threads = [threading.Thread(target=train_run, args=(number,)) for number in range(2)]
     threads[0].start()
     assert begun.wait(60)  # so that the second begins while the first has one thread
     threads[1].start()
     for number in (first, 1 - first):
         runs[number].go.set()
         threads[number].join()
-    assert [run.seen for run in runs] == [[1, 1, 1]] * 2
+    assert [run.threads_seen for run in runs] == [[1, 1, 1]] * 2
     assert after == [3, 3]
     assert in_a_new_thread(torch.get_num_threads) == torch.get_num_threads() == 3
 
@@ -97,7 +97,7 @@ class Watch(Callback):
 
 
 def test_the_matrices_are_what_a_slow_look_after_each_task_says():
-    stream, slow = blobs(), []
+    stream, expected = blobs(), []
 
     def accuracy(learner, task, competing):
         right = 0
@@ -110,17 +110,17 @@ def test_the_matrices_are_what_a_slow_look_after_each_task_says():
     class Look(Callback):
         def on_task(self, state):
             seen, tasks = stream.seen(state.task), stream.tasks[: state.task + 1]
-            slow.append([
+            expected.append([
                 [accuracy(state.learner, task, seen) for task in tasks],
                 [accuracy(state.learner, task, task.classes) for task in tasks],
             ])  # fmt: skip
 
     torch.manual_seed(0)
     state = train(SGD(MLP((2,), 6)), stream, batch=7, callbacks=[Look()])
-    for i, rows in enumerate(slow):
+    for task_number, rows in enumerate(expected):
         for matrix, row in zip((state.matrix, state.task_matrix), rows, strict=True):
-            assert matrix[i, : i + 1].tolist() == row
-            assert np.isnan(matrix[i, i + 1 :]).all()
+            assert matrix[task_number, : task_number + 1].tolist() == row
+            assert np.isnan(matrix[task_number, task_number + 1 :]).all()
     assert metrics.acc(state.task_matrix) > metrics.acc(state.matrix) + 20  # what was forgotten is mostly which task
 
 
@@ -146,29 +146,29 @@ def test_to_be_told_the_task_never_harms_though_it_is_tested_on_more_classes_tha
 def test_callbacks_are_told_in_order_and_short_batches_are_trained_on():
     watch, stream = Watch(), blobs(tasks=2)
     learner = SGD(MLP((2,), 4))
-    seen = []
+    sizes = []
     step = learner.step
-    learner.step = lambda x, y, task=None: (seen.append(len(x)), step(x, y, task))[1]
+    learner.step = lambda x, y, task=None: (sizes.append(len(x)), step(x, y, task))[1]
     state = train(learner, stream, batch=10, callbacks=[watch])
     train_sizes = [len(task.train_rows) for task in stream]
-    assert sum(seen) == sum(train_sizes)
+    assert sum(sizes) == sum(train_sizes)
     assert train_sizes[0] % 10
-    assert seen[-1] == train_sizes[1] % 10
-    steps = [-(-n // 10) for n in train_sizes]
+    assert sizes[-1] == train_sizes[1] % 10
+    steps = [-(-size // 10) for size in train_sizes]
     assert watch.events == ["start", *["step"] * steps[0], "task 0", *["step"] * steps[1], "task 1", "end"]
     assert state.step == state.total_steps == sum(steps)
     assert len(state.train_seconds) == len(state.test_seconds) == 2
 
 
 def test_two_runs_with_one_seed_are_the_same_to_the_bit():
-    finals = []
+    outcomes = []
     for seed in (3, 3, 4):
         learner, stream = build(RunSpec("pcl", seed=seed, scenario={"class_sizes": [30] * 10}), "cpu")
         state = train(learner, stream, batch=10)
-        finals.append((learner.model.state_dict(), state.matrix))
-    assert all(torch.equal(finals[0][0][k], finals[1][0][k]) for k in finals[0][0])
-    assert np.array_equal(finals[0][1], finals[1][1], equal_nan=True)
-    assert not all(torch.equal(finals[0][0][k], finals[2][0][k]) for k in finals[0][0])
+        outcomes.append((learner.model.state_dict(), state.matrix))
+    assert all(torch.equal(outcomes[0][0][key], outcomes[1][0][key]) for key in outcomes[0][0])
+    assert np.array_equal(outcomes[0][1], outcomes[1][1], equal_nan=True)
+    assert not all(torch.equal(outcomes[0][0][key], outcomes[2][0][key]) for key in outcomes[0][0])
 
 
 def test_replay_keeps_what_sgd_forgets():
@@ -178,36 +178,36 @@ def test_replay_keeps_what_sgd_forgets():
 
 
 def test_learners_are_told_where_tasks_start_and_end():
-    heard = []
+    events = []
 
     class Nosy(Learner):
         def loss(self, batch, recalled):
-            heard.append(batch["task"].unique().tolist())
+            events.append(batch["task"].unique().tolist())
             return self.model(batch["x"]).square().mean()
 
         def start_task(self, batches):
-            heard.append(("start", sum(len(x) for x, _ in batches)))
+            events.append(("start", sum(len(x) for x, _ in batches)))
 
         def end_task(self, batches):
-            heard.append(("end", sum(len(x) for x, _ in batches)))
+            events.append(("end", sum(len(x) for x, _ in batches)))
 
     Nosy.needs_tasks = True
-    stream = blobs(tasks=2, n=20)
+    stream = blobs(tasks=2, per_task=20)
     train(Nosy(MLP((2,), 4)), stream, batch=100)
     sizes = [len(task.train_rows) for task in stream]
-    assert heard == [("start", sizes[0]), [0], ("end", sizes[0]), ("start", sizes[1]), [1], ("end", sizes[1])]
+    assert events == [("start", sizes[0]), [0], ("end", sizes[0]), ("start", sizes[1]), [1], ("end", sizes[1])]
 
 
 def test_joint_sees_all_tasks_at_once_and_each_example_once():
-    stream, seen = blobs(), []
+    stream, labels = blobs(), []
     torch.manual_seed(0)
     learner = find_learner("joint")(MLP((2,), 6))
     step = learner.step
-    learner.step = lambda x, y, task=None: (seen.append(y), step(x, y, task))[1]
+    learner.step = lambda x, y, task=None: (labels.append(y), step(x, y, task))[1]
     watch = Watch()
     state = train(learner, stream, batch=7, callbacks=[watch])
-    assert len(torch.cat(seen)) == sum(len(task.train_rows) for task in stream)
-    assert len(seen[0].unique()) > 2  # not the two classes of a task
+    assert len(torch.cat(labels)) == sum(len(task.train_rows) for task in stream)
+    assert len(labels[0].unique()) > 2  # not the two classes of a task
     assert np.isfinite(state.matrix[np.tril_indices(3)]).all()
     assert watch.events == ["start", *["step"] * state.total_steps, "task 2", "end"]
 
@@ -218,7 +218,7 @@ def test_a_loss_that_explodes_is_an_error_that_says_where():
 
 
 def test_a_long_task_is_not_learned_to_its_end_once_its_loss_is_no_number():
-    stream = blobs(n=400)
+    stream = blobs(per_task=400)
     learner = SGD(MLP((2,), 6), lr=1e30)
     with pytest.raises(Diverged, match=f"by step {LOOK}:"):
         train(learner, stream, batch=1)
@@ -235,9 +235,9 @@ def test_scores_that_are_no_numbers_end_that_run_alone():
                     weight.data.fill_(torch.nan)
 
     learners = [SGD(MLP((2,), 6), seed=seed) for seed in (0, 1)]
-    whole, spoiled = train_fleet(Fleet(learners), [blobs(), blobs()], batch=6, callbacks=[Spoil()])
-    assert whole.error is None
-    assert np.isfinite(whole.matrix[np.tril_indices(3)]).all()
+    sound, spoiled = train_fleet(Fleet(learners), [blobs(), blobs()], batch=6, callbacks=[Spoil()])
+    assert sound.error is None
+    assert np.isfinite(sound.matrix[np.tril_indices(3)]).all()
     assert isinstance(spoiled.error, Diverged)
     assert "seed 1: the scores became NaN in task 1, by step" in str(spoiled.error)
     assert np.isnan(spoiled.matrix).all()
@@ -250,9 +250,9 @@ def test_an_error_that_is_not_of_the_device_is_raised_as_it_is():
         def on_step(self, state):
             raise self.error
 
-    with pytest.raises(RuntimeError) as raised:
+    with pytest.raises(RuntimeError) as error:
         train(SGD(MLP((2,), 6)), blobs(), callbacks=[Fails()])
-    assert raised.value is Fails.error
+    assert error.value is Fails.error
 
 
 def test_a_model_that_does_not_fit_is_refused_before_the_first_step():
@@ -263,7 +263,7 @@ def test_a_model_that_does_not_fit_is_refused_before_the_first_step():
 
 
 @pytest.mark.parametrize("callbacks", [Watch(), [Watch], [print], None])
-def test_what_cannot_be_told_anything_is_no_callback(callbacks):
+def test_what_is_no_callback_is_refused(callbacks):
     with pytest.raises(InputError, match="^callbacks: got .*, expected a list of Callbacks"):
         train(SGD(MLP((2,), 6)), blobs(), callbacks=callbacks)
 
@@ -285,10 +285,10 @@ def bar_output(terminal, title=""):
 
 
 def test_the_bar_shows_tasks_steps_loss_accuracy_and_time_on_a_terminal_alone():
-    shown = bar_output(terminal=True)
-    assert "task 5/5" in shown
-    assert "loss" in shown
-    assert "accuracy" in shown
+    output = bar_output(terminal=True)
+    assert "task 5/5" in output
+    assert "loss" in output
+    assert "accuracy" in output
     assert bar_output(terminal=False) == ""
 
 
@@ -297,7 +297,7 @@ def test_the_title_of_the_bar_is_shown_as_it_is():
 
 
 @pytest.mark.parametrize(
-    ("made", "message"),
+    ("make_watcher", "message"),
     [
         (lambda: ProgressBar(every=0), "every: got 0"),
         (lambda: Tracker("tensorboard", every=0), "every: got 0"),
@@ -307,9 +307,9 @@ def test_the_title_of_the_bar_is_shown_as_it_is():
         (lambda: ProfileRecorder(sigma=0), "sigma: got 0"),
     ],
 )
-def test_a_watcher_that_could_not_watch_is_refused_before_the_first_step(made, message):
+def test_a_watcher_that_could_not_watch_is_refused_before_the_first_step(make_watcher, message):
     with pytest.raises(InputError, match=message):
-        made()
+        make_watcher()
 
 
 def left_with_one(size):
@@ -321,17 +321,17 @@ def left_with_one(size):
 @pytest.mark.parametrize(("size", "sizes"), [(4, [4, 5, 4, 5]), (8, [4, 4, 1, 4, 4, 1])])
 def test_an_example_that_batch_norm_cannot_learn_alone_goes_with_the_batch_before(size, sizes):
     """Where images have become single points; where they have not, an example is a batch as any other."""
-    seen, points = [], (size - 3) ** 2
+    batch_sizes, points = [], (size - 3) ** 2
 
     class Counts(SGD):
         def step(self, x, y, task=None):
-            seen.append(len(y))
+            batch_sizes.append(len(y))
             return super().step(x, y, task)
 
     model = nn.Sequential(nn.Conv2d(1, 4, 4), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * points, 4))
     learner = Counts(model, classes=4)
     train(learner, left_with_one(size), batch=4)
-    assert seen == sizes
+    assert batch_sizes == sizes
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
@@ -345,78 +345,78 @@ def test_at_a_task_s_end_each_of_its_examples_is_offered_once(epochs):
 # -- what a stream brings ------------------------------------------------------------------------------------
 
 
-def halved(x):
+def halve(x):
     return x / 2
 
 
-def shifted(x, generator):
+def shift(x, generator):
     return x + torch.rand((), generator=generator)
 
 
-def prepared(**given):
-    return replace(blobs(), **{"prepare": halved, "augment": shifted, **given})
+def prepared_blobs(**changes):
+    return replace(blobs(), **{"prepare": halve, "augment": shift, **changes})
 
 
 def test_a_learner_takes_over_what_it_lacks_of_a_stream(tmp_path):
     torch.manual_seed(0)
-    given = ER(MLP((2,), 6), memory=50, prepare=halved, augment=shifted)
+    explicit = ER(MLP((2,), 6), memory=50, prepare=halve, augment=shift)
     torch.manual_seed(0)
-    plain = ER(MLP((2,), 6), memory=50)
-    stream = prepared()
-    theirs, ours = train(given, stream, batch=7), train(plain, stream, batch=7)
-    assert (plain.prepare, plain.augment) == (halved, shifted)
+    implicit = ER(MLP((2,), 6), memory=50)
+    stream = prepared_blobs()
+    theirs, ours = train(explicit, stream, batch=7), train(implicit, stream, batch=7)
+    assert (implicit.prepare, implicit.augment) == (halve, shift)
     np.testing.assert_array_equal(theirs.matrix, ours.matrix)
     x = torch.randn(5, 2)
-    assert given.scores(x).equal(plain.scores(x))
+    assert explicit.scores(x).equal(implicit.scores(x))
     # And for good: a second stream is learned as the first was, and a file asks for them.
-    train(plain, replace(stream, prepare=None, augment=None), batch=7)
-    assert (plain.prepare, plain.augment) == (halved, shifted)
+    train(implicit, replace(stream, prepare=None, augment=None), batch=7)
+    assert (implicit.prepare, implicit.augment) == (halve, shift)
     with pytest.raises(InputError, match=r"^load: got no augment, prepare"):
-        Learner.load(plain.save(tmp_path / "er"))
-    assert Learner.load(tmp_path / "er", prepare=halved, augment=shifted).scores(x).equal(plain.scores(x))
+        Learner.load(implicit.save(tmp_path / "er"))
+    assert Learner.load(tmp_path / "er", prepare=halve, augment=shift).scores(x).equal(implicit.scores(x))
 
 
 def test_what_is_taken_over_of_ours_is_saved_and_resumed(tmp_path):
     stream = make_stream("seq-digits")
     learner = ER(MLP(stream.shape, stream.classes), memory=50)
     assert train(learner, stream, batch=10).accuracy > 50  # at chance, were the bytes taken for those of a photograph
-    again = Learner.load(learner.save(tmp_path / "er"))
-    assert (again.prepare, again.augment) == (stream.prepare, stream.augment)
+    loaded = Learner.load(learner.save(tmp_path / "er"))
+    assert (loaded.prepare, loaded.augment) == (stream.prepare, stream.augment)
     x, y = next(iter(stream[0].batches(10)))
-    assert again.observe(x, y) == learner.observe(x, y)
+    assert loaded.observe(x, y) == learner.observe(x, y)
 
 
 def test_a_learner_s_own_comes_first():
-    def own(x):
+    def own_prepare(x):
         return x * 3
 
-    learner = SGD(MLP((2,), 6), prepare=own)
-    train(learner, prepared())
-    assert (learner.prepare, learner.augment) == (own, shifted)
+    learner = SGD(MLP((2,), 6), prepare=own_prepare)
+    train(learner, prepared_blobs())
+    assert (learner.prepare, learner.augment) == (own_prepare, shift)
 
 
 @pytest.mark.parametrize("name", ["prepare", "augment"])
 def test_a_learner_that_has_learned_without_is_not_given_another_meaning(name):
-    learner, both = SGD(MLP((2,), 6)), {"prepare": None, "augment": None}
-    train(learner, prepared(**both))
-    stream = prepared(**{**both, name: halved if name == "prepare" else shifted})
+    learner, neither = SGD(MLP((2,), 6)), {"prepare": None, "augment": None}
+    train(learner, prepared_blobs(**neither))
+    stream = prepared_blobs(**{**neither, name: halve if name == "prepare" else shift})
     before = learner.steps
     expected = f"^{name}: got none, in a learner that has made {before} steps without it, expected that of arrays.*"
     ways = rf"create the learner with {name}=stream.{name}; or, .*dataclasses.replace\(stream, {name}=None\)"
     with pytest.raises(InputError, match=expected + ways):
         train(learner, stream)
     assert (getattr(learner, name), learner.steps) == (None, before)
-    train(learner, replace(stream, **both))
+    train(learner, replace(stream, **neither))
     assert learner.steps == 2 * before
 
 
 def test_a_learner_that_is_refused_is_left_as_it_was():
     learner = SGD(MLP((2,), 4))
     with pytest.raises(InputError, match="a score for each of the 6 classes"):
-        train(learner, prepared())
+        train(learner, prepared_blobs())
     assert (learner.prepare, learner.augment) == (None, None)
     with pytest.raises(InputError, match=r"^augment: got .*called as augment\(x, generator\)"):
-        train(SGD(MLP((2,), 6)), prepared(augment=halved))
+        train(SGD(MLP((2,), 6)), prepared_blobs(augment=halve))
 
 
 # -- who is meant --------------------------------------------------------------------------------------------
@@ -430,9 +430,9 @@ def test_an_error_names_the_class_where_the_name_is_another_s():
     class Called(Vector):
         name = "called"
 
-    for kind, name in ((Vector, "Vector"), (Called, "called")):
+    for learner_class, name in ((Vector, "Vector"), (Called, "called")):
         with pytest.raises(InputError, match=f"^loss of {name}: "):
-            kind(MLP((2,), 6), memory=50).observe(torch.randn(4, 2), [0, 1, 2, 3])
+            learner_class(MLP((2,), 6), memory=50).observe(torch.randn(4, 2), [0, 1, 2, 3])
 
 
 def test_a_stream_without_boundaries_names_what_makes_it_one():
@@ -442,7 +442,7 @@ def test_a_stream_without_boundaries_names_what_makes_it_one():
 
 
 def test_too_little_memory_is_found_out_behind_another_error():
-    def failed(last, first):
+    def error_behind(last, first):
         try:
             try:
                 raise first
@@ -451,6 +451,6 @@ def test_too_little_memory_is_found_out_behind_another_error():
         except type(last) as error:
             return error
 
-    assert short_of_memory(failed(UserWarning("the graph is empty"), torch.OutOfMemoryError("no room")))
-    assert short_of_memory(failed(KeyError(3), RuntimeError("CUDA error: out of memory")))
-    assert not short_of_memory(failed(KeyError(3), RuntimeError("CUDA error: an illegal memory access")))
+    assert short_of_memory(error_behind(UserWarning("the graph is empty"), torch.OutOfMemoryError("no room")))
+    assert short_of_memory(error_behind(KeyError(3), RuntimeError("CUDA error: out of memory")))
+    assert not short_of_memory(error_behind(KeyError(3), RuntimeError("CUDA error: an illegal memory access")))

@@ -53,9 +53,9 @@ def test_the_checks_of_scikit_learn(estimator, check):
 def digits():
     """The digits in five tasks of two, and all that is held out."""
     x, y = load_digits(return_X_y=True)
-    held = np.arange(len(y)) % 5 == 4
-    tasks = [~held & np.isin(y, [first, first + 1]) for first in (8, 0, 2, 6, 4)]  # not in the order of their names
-    return [(x[rows], y[rows]) for rows in tasks], (x[held], y[held])
+    held_out = np.arange(len(y)) % 5 == 4
+    tasks = [~held_out & np.isin(y, [first, first + 1]) for first in (8, 0, 2, 6, 4)]  # not in the order of their names
+    return [(x[in_task], y[in_task]) for in_task in tasks], (x[held_out], y[held_out])
 
 
 @pytest.mark.parametrize("name", sorted(known_learners()))
@@ -86,28 +86,28 @@ def test_a_head_that_grows_leaves_old_outputs_alone(name, optimizer):
     for _ in range(3):
         learner.observe(*batch, task)
     learner.end_task([batch])
-    before, kept = learner.scores(batch[0]), copy.deepcopy(learner.state_dict())
+    before, state_before = learner.scores(batch[0]), copy.deepcopy(learner.state_dict())
     learner.grow(5)
     np.testing.assert_array_equal(learner.scores(batch[0])[:, :2], before)
-    after = learner.state_dict()
-    assert after["optimizer"]["state"].keys() == kept["optimizer"]["state"].keys()
-    for weight, old in kept["optimizer"]["state"].items():
-        for key, value in old.items():
-            new = after["optimizer"]["state"][weight][key]
-            rows = new[: len(value)] if new.ndim else new
-            assert torch.equal(rows, value)
-            assert not new.ndim or not new[len(value) :].any()
-    more = (torch.randn(40, 3), torch.arange(40) % 5)
-    learner.start_task([more])
+    state_after = learner.state_dict()
+    assert state_after["optimizer"]["state"].keys() == state_before["optimizer"]["state"].keys()
+    for weight, old_buffers in state_before["optimizer"]["state"].items():
+        for key, old_buffer in old_buffers.items():
+            new_buffer = state_after["optimizer"]["state"][weight][key]
+            old_rows = new_buffer[: len(old_buffer)] if new_buffer.ndim else new_buffer
+            assert torch.equal(old_rows, old_buffer)
+            assert not new_buffer.ndim or not new_buffer[len(old_buffer) :].any()
+    more_data = (torch.randn(40, 3), torch.arange(40) % 5)
+    learner.start_task([more_data])
     for _ in range(3):
-        learner.observe(*more, task)
-    learner.end_task([more])
+        learner.observe(*more_data, task)
+    learner.end_task([more_data])
     assert learner.scores(batch[0]).shape == (40, 5)
     assert learner.predict(batch[0]).max() < 5
     # What it became can be carried on by another that had five classes from the start.
-    other = find_learner(name)(MLP((3,), 5, hidden=(8,)), average=0.9, optimizer=optimizer, lr=0.01)
-    other.load_state_dict(copy.deepcopy(learner.state_dict()))
-    assert torch.equal(other.observe(*more, task), learner.observe(*more, task))
+    restored = find_learner(name)(MLP((3,), 5, hidden=(8,)), average=0.9, optimizer=optimizer, lr=0.01)
+    restored.load_state_dict(copy.deepcopy(learner.state_dict()))
+    assert torch.equal(restored.observe(*more_data, task), learner.observe(*more_data, task))
 
 
 def test_a_network_that_grew_step_by_step_learns_as_one_that_had_all_outputs():
@@ -119,14 +119,14 @@ def test_a_network_that_grew_step_by_step_learns_as_one_that_had_all_outputs():
     learner.observe(x, y)
     learner.grow(3)
     weight, bias = ours.weight.detach().clone(), ours.bias.detach().clone()
-    momentum = [learner.optim.state[each]["momentum_buffer"].clone() for each in (ours.weight, ours.bias)]
+    momentum = [learner.optim.state[parameter]["momentum_buffer"].clone() for parameter in (ours.weight, ours.bias)]
     learner.observe(x, torch.arange(10) % 3)
     chances = (x @ weight.T + bias).softmax(1)
     slope = (chances - torch.eye(3, dtype=torch.float64)[torch.arange(10) % 3]) / 10
-    for value, old, gradient, new in (
+    for before, momentum_before, gradient, after in (
         (weight, momentum[0], slope.T @ x, ours.weight), (bias, momentum[1], slope.sum(0), ours.bias)
     ):  # fmt: skip
-        assert torch.allclose(new, value - 0.1 * (0.5 * old + gradient), atol=1e-12)
+        assert torch.allclose(after, before - 0.1 * (0.5 * momentum_before + gradient), atol=1e-12)
 
 
 def test_classes_may_be_announced():
@@ -155,14 +155,14 @@ def test_many_classes_in_a_few_examples_are_no_surprise_in_a_part():
         model.partial_fit(x, y + 0.5)
 
 
-def test_logarithms_of_probabilities_that_are_too_small_for_a_float():
+def test_logarithms_of_probabilities_are_right_where_those_are_too_small_for_a_float():
     network = nn.Linear(1, 2).double()
     network.weight.data, network.bias.data = torch.tensor([[-1000.0], [1000.0]]).double(), torch.zeros(2).double()
     x, y = np.array([[-1.0], [1.0], [0.001]]), ["b", "c", "c"]
     model = ParabolicClassifier("er", model=network, lr=1e-12, scale=False, epochs=1, random_state=0).fit(x, y)
-    told = model.predict_log_proba(x)
-    np.testing.assert_allclose(told[:2], [[0, -2000], [-2000, 0]], atol=1e-6)
-    np.testing.assert_allclose(told[2], np.log(model.predict_proba(x)[2]))
+    log_probabilities = model.predict_log_proba(x)
+    np.testing.assert_allclose(log_probabilities[:2], [[0, -2000], [-2000, 0]], atol=1e-6)
+    np.testing.assert_allclose(log_probabilities[2], np.log(model.predict_proba(x)[2]))
 
 
 def test_labels_of_another_kind_are_refused_and_nothing_changes():
@@ -178,37 +178,37 @@ def test_labels_of_another_kind_are_refused_and_nothing_changes():
 
 def test_a_pickle_goes_on_in_another_process_as_if_nothing_had_happened(tmp_path):
     x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
-    models = [make(random_state=0, average=0.9).partial_fit(x, y) for make in (ParabolicClassifier, ParabolicRegressor)]
+    models = [cls(random_state=0, average=0.9).partial_fit(x, y) for cls in (ParabolicClassifier, ParabolicRegressor)]
     (tmp_path / "models.pickle").write_bytes(pickle.dumps((models, x, y)))
     code = (
         "import pickle; models, x, y = pickle.load(open('models.pickle', 'rb'))\n"
         "pickle.dump([model.partial_fit(x + 1, y + 1).predict(x) for model in models], open('found.pickle', 'wb'))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
-    for model, found in zip(models, pickle.loads((tmp_path / "found.pickle").read_bytes()), strict=True):
-        np.testing.assert_array_equal(model.partial_fit(x + 1, y + 1).predict(x), found)
+    for model, predictions in zip(models, pickle.loads((tmp_path / "found.pickle").read_bytes()), strict=True):
+        np.testing.assert_array_equal(model.partial_fit(x + 1, y + 1).predict(x), predictions)
 
 
-@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
-def test_a_model_that_was_fitted_in_inference_mode_goes_on_learning(make):
+@pytest.mark.parametrize("cls", [ParabolicClassifier, ParabolicRegressor])
+def test_a_model_that_was_fitted_in_inference_mode_goes_on_learning(cls):
     x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
-    told = make("er", random_state=0).fit(x, y).partial_fit(x, y + 1).predict(x)
+    expected = cls("er", random_state=0).fit(x, y).partial_fit(x, y + 1).predict(x)
     with torch.inference_mode():
-        model = make("er", random_state=0).fit(x, y)
-    np.testing.assert_array_equal(model.partial_fit(x, y + 1).predict(x), told)
+        model = cls("er", random_state=0).fit(x, y)
+    np.testing.assert_array_equal(model.partial_fit(x, y + 1).predict(x), expected)
 
 
 def test_one_seed_one_outcome_and_a_clone_starts_afresh():
     x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
-    one = ParabolicClassifier(random_state=3).fit(x, y)
-    np.testing.assert_array_equal(one.predict_proba(x), clone(one).fit(x, y).predict_proba(x))
-    np.testing.assert_array_equal(one.predict_proba(x), one.fit(x, y).predict_proba(x))
-    other = clone(one).set_params(random_state=4).fit(x, y)
-    assert not np.array_equal(one.predict_proba(x), other.predict_proba(x))
-    assert one.get_params()["learner"] == "pcl"
+    model = ParabolicClassifier(random_state=3).fit(x, y)
+    np.testing.assert_array_equal(model.predict_proba(x), clone(model).fit(x, y).predict_proba(x))
+    np.testing.assert_array_equal(model.predict_proba(x), model.fit(x, y).predict_proba(x))
+    other_seed = clone(model).set_params(random_state=4).fit(x, y)
+    assert not np.array_equal(model.predict_proba(x), other_seed.predict_proba(x))
+    assert model.get_params()["learner"] == "pcl"
 
 
-def test_pipelines_grids_and_frames():
+def test_estimators_work_in_pipelines_with_grid_search_and_data_frames():
     x, y = load_digits(return_X_y=True)
     frame = pd.DataFrame(x[:300], columns=[f"pixel {i}" for i in range(64)])
     search = GridSearchCV(
@@ -227,74 +227,80 @@ def test_columns_of_arrow_batches_are_known_by_name():
     arrow = pytest.importorskip("pyarrow")
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"a": rng.normal(size=60), "b": rng.integers(0, 5, 60), "c": rng.random(60) > 0.5})
-    words = np.where(frame["a"] > 0, "up", "down")
-    expected = ParabolicClassifier("er", random_state=0).partial_fit(frame, words).predict_proba(frame)
+    labels = np.where(frame["a"] > 0, "up", "down")
+    expected = ParabolicClassifier("er", random_state=0).partial_fit(frame, labels).predict_proba(frame)
     table = arrow.Table.from_pandas(frame)
-    for data in (table, table.to_batches()[0]):
-        model = ParabolicClassifier("er", random_state=0).partial_fit(data, arrow.array(words))
-        np.testing.assert_array_equal(model.predict_proba(data), expected)
-        for call in (model.predict, functools.partial(model.partial_fit, y=words)):
+    for table_or_batch in (table, table.to_batches()[0]):
+        model = ParabolicClassifier("er", random_state=0).partial_fit(table_or_batch, arrow.array(labels))
+        np.testing.assert_array_equal(model.predict_proba(table_or_batch), expected)
+        for method in (model.predict, functools.partial(model.partial_fit, y=labels)):
             with pytest.raises(ValueError, match="Feature names must be in the same order"):
-                call(data.select(["c", "a", "b"]))
+                method(table_or_batch.select(["c", "a", "b"]))
 
 
-@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
+@pytest.mark.parametrize("cls", [ParabolicClassifier, ParabolicRegressor])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_the_row_and_column_of_a_gap_are_named(make, bad):
+def test_the_row_and_column_of_a_gap_are_named(cls, bad):
     x, y = np.random.default_rng(0).normal(size=(6, 3)), np.arange(6) % 2
     gaps = x.copy()
     gaps[2, 1] = gaps[4, 0] = bad
     frame = pd.DataFrame(gaps, columns=["age", "size", "price"])
-    whole = pd.DataFrame(x, columns=frame.columns)
-    for data, good, column in ((gaps, x, "1"), (frame, whole, "'size'"), (frame.convert_dtypes(), whole, "'size'")):
-        model = make("er", random_state=0).partial_fit(good, y)
+    full = pd.DataFrame(x, columns=frame.columns)
+    for data, good, column in (
+        (gaps, x, "1"),
+        (frame, full, "'size'"),
+        (frame.convert_dtypes(), full, "'size'"),
+    ):
+        model = cls("er", random_state=0).partial_fit(good, y)
         before = frozen(model.learner_.state_dict())
-        for call in (model.predict, *(functools.partial(ask, y=y) for ask in (model.partial_fit, model.fit))):
+        for method in (model.predict, *(functools.partial(method, y=y) for method in (model.partial_fit, model.fit))):
             with pytest.raises(InputError, match=f"in 2 of 6 rows, first in row 2 .*column {column}, expected finite"):
-                call(data)
+                method(data)
         assert same(before, model.learner_.state_dict())
     with pytest.raises(InputError, match=r"in 1 of 6 rows, first in row 4 .*column \[0, 1\], expected finite"):
-        make("er").fit(np.where(np.arange(24).reshape(6, 2, 2) == 17, bad, 0.0), y)
+        cls("er").fit(np.where(np.arange(24).reshape(6, 2, 2) == 17, bad, 0.0), y)
 
 
 @pytest.mark.parametrize(
-    "words", [["a", "b"] * 3, pd.Categorical(["a", "b"] * 3), pd.date_range("2026-01-01", periods=6)]
+    "column", [["a", "b"] * 3, pd.Categorical(["a", "b"] * 3), pd.date_range("2026-01-01", periods=6)]
 )
-def test_columns_that_are_no_numbers_are_named(words):
+def test_columns_that_are_no_numbers_are_named(column):
     y = np.arange(6) % 2
-    frame = pd.DataFrame({"size": np.arange(6.0), "kind": words, "as text": [str(i) for i in range(6)]})
+    frame = pd.DataFrame({"size": np.arange(6.0), "kind": column, "as text": [str(i) for i in range(6)]})
     numbers = frame.assign(kind=y)
     model = ParabolicClassifier("er", random_state=0).partial_fit(numbers, y)  # texts of numbers are numbers
-    for call in (model.predict, functools.partial(model.partial_fit, y=y), functools.partial(model.fit, y=y)):
+    for method in (model.predict, functools.partial(model.partial_fit, y=y), functools.partial(model.fit, y=y)):
         with pytest.raises(InputError, match=r"X: got columns that are no numbers: 'kind' \([^,]*\), expected numbers"):
-            call(frame)
+            method(frame)
     with pytest.raises(ValueError, match="feature names should match"):
         model.predict(frame.rename(columns={"size": "length"}))
 
 
 def test_a_preset_among_learners_says_how_to_use_it():
     x, y = load_digits(return_X_y=True)
-    with pytest.raises(InputError, match="learner: got 'pcl-plus', .* it is a preset: ") as refused:
+    with pytest.raises(InputError, match="learner: got 'pcl-plus', .* it is a preset: ") as error:
         ParabolicClassifier("pcl-plus").fit(x, y)
-    told = refused.value.remedy.removeprefix("it is a preset: ")
-    model = eval(f"ParabolicClassifier({told})", {**globals(), "load_preset": load_preset}).partial_fit(x, y)
+    suggested_arguments = error.value.remedy.removeprefix("it is a preset: ")
+    model = eval(f"ParabolicClassifier({suggested_arguments})", {**globals(), "load_preset": load_preset}).partial_fit(
+        x, y
+    )
     assert (model.learner_.repeats, model.learner_.replay, model.learner_.average) == (2, 64, 0.995)
 
 
 def test_one_of_the_options_can_be_set_and_searched_by_its_own_name():
     x, y = load_digits(return_X_y=True)
-    given = {"sigma_x": 0.1}
-    model = ParabolicClassifier(options=given, epochs=1, random_state=0)
+    options = {"sigma_x": 0.1}
+    model = ParabolicClassifier(options=options, epochs=1, random_state=0)
     assert model.get_params()["options__sigma_x"] == 0.1
     assert "options__sigma_x" not in model.get_params(deep=False)
-    for named, prefix in ((model, ""), (make_pipeline(StandardScaler(), clone(model)), "parabolicclassifier__")):
-        asked = {f"{prefix}options__replay": [8, 16]}
-        found = GridSearchCV(named, asked, cv=2, error_score="raise").fit(x[:200], y[:200])
-        best = found.best_estimator_ if not prefix else found.best_estimator_[-1]
-        assert [found.cv_results_["params"][i][f"{prefix}options__replay"] for i in range(2)] == [8, 16]
-        assert best.learner_.replay == best.options["replay"] == found.best_params_[f"{prefix}options__replay"]
+    for estimator, prefix in ((model, ""), (make_pipeline(StandardScaler(), clone(model)), "parabolicclassifier__")):
+        grid = {f"{prefix}options__replay": [8, 16]}
+        search = GridSearchCV(estimator, grid, cv=2, error_score="raise").fit(x[:200], y[:200])
+        best = search.best_estimator_ if not prefix else search.best_estimator_[-1]
+        assert [search.cv_results_["params"][i][f"{prefix}options__replay"] for i in range(2)] == [8, 16]
+        assert best.learner_.replay == best.options["replay"] == search.best_params_[f"{prefix}options__replay"]
         assert best.learner_.sigma_x == 0.1  # the other stays
-    assert given == {"sigma_x": 0.1} == model.options
+    assert options == {"sigma_x": 0.1} == model.options
     assert clone(model).set_params(options={"replay": 4}, options__times=2).options == {"replay": 4, "times": 2}
     assert ParabolicRegressor().set_params(options__replay=8).options == {"replay": 8}
     with pytest.raises(InputError, match="options: got 'replya', .*did you mean 'replay'"):
@@ -308,14 +314,14 @@ def test_regression_of_one_number_and_of_several_in_the_units_of_the_targets():
     y = 1e4 + 50 * y
     for loss in ("mse", "huber", Numbers(lambda scores, target: (scores - target).abs())):
         assert cross_val_score(ParabolicRegressor(loss=loss, random_state=0), x, y, cv=2).min() > 0.9
-    one = ParabolicRegressor("er", random_state=0).fit(x, y[:, 0])
-    assert one.predict(x).shape == (300,)
-    assert one.score(x, y[:, 0]) > 0.9
+    regressor = ParabolicRegressor("er", random_state=0).fit(x, y[:, 0])
+    assert regressor.predict(x).shape == (300,)
+    assert regressor.score(x, y[:, 0]) > 0.9
     with pytest.raises(InputError, match=r"^y: got .*, expected one of shape \[300, 1\], as before"):
-        one.partial_fit(x, y)
+        regressor.partial_fit(x, y)
 
 
-def test_networks_of_ones_own():
+def test_estimators_take_modules_and_functions_that_make_networks():
     x, y = load_digits(return_X_y=True)
     images = x.reshape(-1, 1, 8, 8)[:400]
     network = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 2))  # it will grow
@@ -323,15 +329,15 @@ def test_networks_of_ones_own():
     model = ParabolicClassifier("er", model=network, epochs=5, random_state=0).fit(images, y[:400])
     assert model.score(images, y[:400]) > 0.9
     assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
-    made = ParabolicClassifier(model=functools.partial(MLP, hidden=(30,)), epochs=5, random_state=0)
-    made.fit(images, y[:400])
-    assert made.learner_.model[1].out_features == 30
-    assert made.score(images, y[:400]) > 0.7
+    other_model = ParabolicClassifier(model=functools.partial(MLP, hidden=(30,)), epochs=5, random_state=0)
+    other_model.fit(images, y[:400])
+    assert other_model.learner_.model[1].out_features == 30
+    assert other_model.score(images, y[:400]) > 0.7
     with pytest.raises(InputError, match="^X: got .*, expected examples of shape"):
         model.partial_fit(images.reshape(-1, 1, 4, 16), y[:400])
 
 
-def test_words_as_whole_numbers():
+def test_words_may_come_as_ids_for_an_embedding():
     rng = np.random.default_rng(0)
     ids = np.concatenate([rng.integers(0, 10, (100, 5)), rng.integers(10, 20, (100, 5))])
     y = np.repeat([0, 1], 100)
@@ -340,13 +346,13 @@ def test_words_as_whole_numbers():
                                 options=options, random_state=0)  # fmt: skip
     assert model.fit(ids, y).score(ids, y) > 0.85
     before = frozen(model.learner_.state_dict())
-    for ask in (functools.partial(model.partial_fit, y=y), model.predict):
+    for method in (functools.partial(model.partial_fit, y=y), model.predict):
         with pytest.raises(InputError, match="^X: got .*, expected examples that the model accepts"):
-            ask(ids + 5)
+            method(ids + 5)
     assert same(before, model.learner_.state_dict())
 
 
-def test_ids_that_were_scaled_are_told_of():
+def test_ids_that_would_be_scaled_are_refused_with_a_remedy():
     ids = np.random.default_rng(0).integers(0, 20, (40, 5))
     network = nn.Sequential(nn.Embedding(20, 4), nn.Flatten(), nn.Linear(20, 2))
     with pytest.raises(InputError, match="if they are ids, they must not be scaled .*scale=False"):
@@ -356,35 +362,37 @@ def test_ids_that_were_scaled_are_told_of():
 
 def test_scale_is_that_of_everything_seen():
     rng = np.random.default_rng(0)
-    parts = [rng.normal(size, size, (10 * size, 3)) for size in (1, 5, 2)]
+    batches = [rng.normal(size, size, (10 * size, 3)) for size in (1, 5, 2)]
     scale, theirs = Scale(), StandardScaler()
-    for part in parts:
-        part[:, 2] = 7.0
-        scale.update(torch.from_numpy(part))
-        theirs.partial_fit(part)
-    whole = np.concatenate(parts)
-    np.testing.assert_allclose(scale(torch.from_numpy(whole)), StandardScaler().fit_transform(whole), atol=1e-12)
-    np.testing.assert_allclose(scale(torch.from_numpy(whole)), theirs.transform(whole), atol=1e-12)
-    np.testing.assert_allclose(scale.undo(scale(torch.from_numpy(whole))), whole, atol=1e-12)
+    for batch in batches:
+        batch[:, 2] = 7.0
+        scale.update(torch.from_numpy(batch))
+        theirs.partial_fit(batch)
+    everything = np.concatenate(batches)
+    np.testing.assert_allclose(
+        scale(torch.from_numpy(everything)), StandardScaler().fit_transform(everything), atol=1e-12
+    )
+    np.testing.assert_allclose(scale(torch.from_numpy(everything)), theirs.transform(everything), atol=1e-12)
+    np.testing.assert_allclose(scale.undo(scale(torch.from_numpy(everything))), everything, atol=1e-12)
 
 
 def test_scale_refuses_what_it_could_not_forget_and_stays_as_it_was():
     x = torch.randn(20, 3, dtype=torch.float64)
-    bad = {
+    bad_batches = {
         "values that are NaN or infinite": torch.tensor([[1.0, torch.nan, 0.0]]),
         "1 values that are NaN or infinite": torch.tensor([[-torch.inf, 1.0, 0.0]]),
         r"numbers whose sum of squares fits into float64": torch.full((2, 3), 1e200, dtype=torch.float64) * x[:2],
         "a batch of at least one example": x[:0],
         r"examples of shape \[3\], as before": x[:, :1],
     }
-    for seen in (x, x[:0]):
+    for before_it in (x, x[:0]):
         scale = Scale()
-        if len(seen):
-            scale.update(seen)
+        if len(before_it):
+            scale.update(before_it)
         before = frozen(scale.state_dict())
-        for why, batch in bad.items():
-            if len(seen) or "as before" not in why:
-                with pytest.raises(InputError, match=f"^x: got .*{why}"):
+        for message, batch in bad_batches.items():
+            if len(before_it) or "as before" not in message:
+                with pytest.raises(InputError, match=f"^x: got .*{message}"):
                     scale.update(batch)
             assert same(before, scale.state_dict())
     with pytest.raises(InputError, match="^rows: got "):
@@ -396,36 +404,36 @@ def test_scale_tells_a_small_spread_from_none():
     rng = np.random.default_rng(0)
     x = 1.7e9 + 1e-3 * rng.normal(size=(4000, 1))
     constant = np.tile(rng.uniform(0.1, 1e9, (1, 50)), (100_000, 1))
-    scale, still = Scale(), Scale()
+    scale, constant_scale = Scale(), Scale()
     for part in np.array_split(x, 7):
         scale.update(torch.from_numpy(part))
     for part in np.array_split(constant, 3):
-        still.update(torch.from_numpy(part))
+        constant_scale.update(torch.from_numpy(part))
     np.testing.assert_allclose(scale.deviation, (x - 1.7e9).std(), rtol=1e-3)
-    assert (still.deviation == 1).all()
+    assert (constant_scale.deviation == 1).all()
 
 
-def test_a_batch_that_hides_all_before_is_told_of():
+def test_a_batch_that_dwarfs_all_before_is_warned_of():
     """One wrong value of 10,000 among thousands; as an error, the warning leaves all as it was."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2000, 3))
-    y, more, wrong = (x[:, 0] > 0).astype(int), rng.normal(size=(32, 3)), rng.normal(size=(32, 3))
-    wrong[5, 2] = 1e4
+    y, good_batch, bad_batch = (x[:, 0] > 0).astype(int), rng.normal(size=(32, 3)), rng.normal(size=(32, 3))
+    bad_batch[5, 2] = 1e4
     model = ParabolicClassifier("er", random_state=0).partial_fit(x, y)
-    before, told = frozen(model.learner_.state_dict()), model.predict_proba(x)
+    before, probabilities = frozen(model.learner_.state_dict()), model.predict_proba(x)
     with pytest.raises(
         RuntimeWarning, match=r"^X: a batch of 32 multiplies the deviation at \[2\] by 22\d, after 2000 "
     ):
-        model.partial_fit(wrong, y[:32] + 2)  # in tests warnings are errors
+        model.partial_fit(bad_batch, y[:32] + 2)  # in tests warnings are errors
     assert same(before, model.learner_.state_dict())
-    np.testing.assert_array_equal(model.predict_proba(x), told)
-    model.partial_fit(more, y[:32])
+    np.testing.assert_array_equal(model.predict_proba(x), probabilities)
+    model.partial_fit(good_batch, y[:32])
     with pytest.warns(RuntimeWarning, match="^X: a batch of 32 multiplies"):
-        model.partial_fit(wrong, y[:32])
+        model.partial_fit(bad_batch, y[:32])
     assert model.learner_.prepare.count == 2064
-    target = ParabolicRegressor("er", random_state=0).partial_fit(x, x[:, 0])
+    regressor = ParabolicRegressor("er", random_state=0).partial_fit(x, x[:, 0])
     with pytest.raises(RuntimeWarning, match=r"^y: a batch of 32 multiplies the deviation at \[0\]"):
-        target.partial_fit(more, wrong[:, 2])
+        regressor.partial_fit(good_batch, bad_batch[:, 2])
 
 
 def test_columns_that_are_rarely_other_than_zero_are_no_surprise():
@@ -434,90 +442,93 @@ def test_columns_that_are_rarely_other_than_zero_are_no_surprise():
     rare[[10, 900], 0] = 0.01  # a pixel at the edge, and one that has always been black
     rare[[3000, 4000]] = 1.0
     scale = Scale()
-    for part in np.array_split(np.hstack([rare, usual]), 100):
-        scale.update(torch.from_numpy(part))  # in tests warnings are errors
-    digits = Scale()
-    for part in torch.from_numpy(load_digits().data).split(10):
-        digits.update(part)
-    assert (scale.count, digits.count) == (5000, 1797)  # and nothing was left out
-    alone = copy.deepcopy(scale)
-    alone.update(torch.tensor([[500.0, 500.0, 0.0]]))  # nor is it the batch that decides
+    for batch in np.array_split(np.hstack([rare, usual]), 100):
+        scale.update(torch.from_numpy(batch))  # in tests warnings are errors
+    digits_scale = Scale()
+    for batch in torch.from_numpy(load_digits().data).split(10):
+        digits_scale.update(batch)
+    assert (scale.count, digits_scale.count) == (5000, 1797)  # and nothing was left out
+    copied = copy.deepcopy(scale)
+    copied.update(torch.tensor([[500.0, 500.0, 0.0]]))  # nor is it the batch that decides
     with pytest.raises(RuntimeWarning, match=r"^x: a batch of 1 multiplies the deviation at \[0\]"):
         scale.update(torch.tensor([[1e7, 0.0, 0.0]]))
 
 
 @pytest.mark.parametrize("filled", [5, 7])
-def test_a_wrong_value_among_those_that_were_filled_in_is_told_of(filled):
+def test_a_wrong_value_among_those_that_were_filled_in_is_warned_of(filled):
     x = np.random.default_rng(0).normal(size=(5000, 3))
-    wrong = x[:8].copy()
-    wrong[:filled, 1] = x[:, 1].mean()
-    wrong[7, 1] = 1e7
+    bad_batch = x[:8].copy()
+    bad_batch[:filled, 1] = x[:, 1].mean()
+    bad_batch[7, 1] = 1e7
     model = ParabolicRegressor("er", random_state=0).partial_fit(x, x[:, 1])
     with pytest.raises(RuntimeWarning, match=r"^X: a batch of 8 multiplies the deviation at \[1\]"):
-        model.partial_fit(wrong, x[:8, 1])
+        model.partial_fit(bad_batch, x[:8, 1])
     with pytest.raises(RuntimeWarning, match=r"^y: a batch of 8 multiplies the deviation at \[0\]"):
-        model.partial_fit(x[:8], wrong[:, 1])
+        model.partial_fit(x[:8], bad_batch[:, 1])
 
 
-def test_units_of_before_it_was_known_what_is_usual_go_on():
+def test_states_of_a_scale_from_before_usual_values_were_kept_are_loaded():
     """Of those files and pickles nothing is known to be rare: they rather warn."""
-    scale, old, pickled = Scale(), Scale(), Scale.__new__(Scale)
+    scale, loaded, unpickled = Scale(), Scale(), Scale.__new__(Scale)
     x = torch.zeros(2000, 1)
     x[7] = 0.01
     scale.update(x)
-    first = {name: scale.state_dict()[name] for name in ("count", "mean", "squares")}
-    old.load_state_dict(first)
-    pickled.__setstate__(first)
-    for each in (old, pickled):
-        assert torch.equal(each(x), scale(x))
+    old_state = {name: scale.state_dict()[name] for name in ("count", "mean", "squares")}
+    loaded.load_state_dict(old_state)
+    unpickled.__setstate__(old_state)
+    for old_scale in (loaded, unpickled):
+        assert torch.equal(old_scale(x), scale(x))
         with pytest.raises(RuntimeWarning, match="^x: a batch of 1 multiplies"):
-            each.update(torch.ones(1, 1))
+            old_scale.update(torch.ones(1, 1))
     scale.update(torch.ones(1, 1))
 
 
-@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
-def test_masked_values_are_refused_and_a_mask_of_nothing_is_not(make):
+@pytest.mark.parametrize("cls", [ParabolicClassifier, ParabolicRegressor])
+def test_masked_values_are_refused_and_a_mask_of_nothing_is_not(cls):
     x, y = np.arange(12.0).reshape(6, 2), np.arange(6) % 2
-    model = make("er", epochs=1, random_state=0).fit(np.ma.masked_array(x), np.ma.masked_array(y))
-    holes, why = np.ma.masked_greater(x, 8), "got an array with 3 masked values, expected one without gaps; fill in "
-    for call in (clone(model).fit, clone(model).partial_fit, model.partial_fit):
-        with pytest.raises(InputError, match=f"^X: {why}what is missing"):
-            call(holes, y)
-        with pytest.raises(InputError, match=f"^y: {why}what is missing"):
-            call(x, np.ma.masked_equal(y, 1))
-    with pytest.raises(InputError, match=f"^X: {why}"):
-        model.predict(holes)
+    model = cls("er", epochs=1, random_state=0).fit(np.ma.masked_array(x), np.ma.masked_array(y))
+    masked, message = (
+        np.ma.masked_greater(x, 8),
+        "got an array with 3 masked values, expected one without gaps; fill in ",
+    )
+    for method in (clone(model).fit, clone(model).partial_fit, model.partial_fit):
+        with pytest.raises(InputError, match=f"^X: {message}what is missing"):
+            method(masked, y)
+        with pytest.raises(InputError, match=f"^y: {message}what is missing"):
+            method(x, np.ma.masked_equal(y, 1))
+    with pytest.raises(InputError, match=f"^X: {message}"):
+        model.predict(masked)
 
 
 @pytest.mark.parametrize("gap", [float("nan"), None, pd.NA, pd.NaT])
 def test_a_missing_label_is_no_class(gap):
     x, y = [[0.0], [1.0], [2.0]], ["a", "b", gap]
-    whole = ParabolicClassifier("er", epochs=1, random_state=0).fit(x, ["a", "b", "nan"])  # which is a word
-    kinds = (
+    model = ParabolicClassifier("er", epochs=1, random_state=0).fit(x, ["a", "b", "nan"])  # which is a word
+    containers = (
         list,
         tuple,
         pd.Series,
         functools.partial(np.array, dtype=object),
         functools.partial(pd.Series, dtype="string"),
     )
-    for labels in (kind(y) for kind in kinds):
-        for call in (clone(whole).fit, clone(whole).partial_fit, whole.partial_fit):
+    for labels in (container(y) for container in containers):
+        for method in (clone(model).fit, clone(model).partial_fit, model.partial_fit):
             with pytest.raises(
                 InputError, match="^y: got 1 missing labels, expected words or numbers; fill in what is "
             ):
-                call(x, labels)
+                method(x, labels)
     with pytest.raises(InputError, match="^classes: got 1 missing labels"):
-        whole.partial_fit(x, ["a"] * 3, classes=y)
-    assert whole.classes_.tolist() == ["a", "b", "nan"]
+        model.partial_fit(x, ["a"] * 3, classes=y)
+    assert model.classes_.tolist() == ["a", "b", "nan"]
 
 
 def test_words_are_no_targets_of_a_regressor():
     x, words = np.arange(6.0)[:, None], ["a", "b"] * 3
     model = ParabolicRegressor("er", epochs=1, random_state=0).fit(x, np.arange(6))
-    for call in (clone(model).fit, model.partial_fit):
+    for method in (clone(model).fit, model.partial_fit):
         for y in (words, np.array(words, dtype=object), pd.Series(words)):
             with pytest.raises(InputError, match=r"^y: got values that are no numbers, .*use a ParabolicClassifier"):
-                call(x, y)
+                method(x, y)
 
 
 @pytest.mark.parametrize("kind", ["datetime64[s]", "datetime64[ns]", "timedelta64[m]"])
@@ -525,11 +536,11 @@ def test_dates_and_times_are_no_numbers(kind):
     x, y = np.arange(6.0)[:, None], np.arange(6)
     model = ParabolicRegressor("er", epochs=1, random_state=0).fit(x, y)
     for dates in (y.astype(kind), pd.Series(y.astype(kind)), y.astype(kind)[:, None]):
-        for call in (clone(model).fit, model.partial_fit):
+        for method in (clone(model).fit, model.partial_fit):
             with pytest.raises(
                 InputError, match=r"^y: got an array of type (date|time).*, expected numbers; turn dates "
             ):
-                call(x, dates)
+                method(x, dates)
 
 
 @pytest.mark.parametrize("first", [1, 2])
@@ -538,9 +549,9 @@ def test_one_number_is_the_same_flat_and_in_a_column(first):
     x = np.linspace(-1, 1, 40)[:, None]
     shapes = {1: x[:, 0], 2: x}
     models = [ParabolicRegressor("er", random_state=0).partial_fit(x, shapes[first]) for _ in shapes]
-    found = [model.partial_fit(x, y).predict(x) for model, y in zip(models, shapes.values(), strict=True)]
-    np.testing.assert_array_equal(*found)
-    assert found[0].ndim == first
+    predictions = [model.partial_fit(x, y).predict(x) for model, y in zip(models, shapes.values(), strict=True)]
+    np.testing.assert_array_equal(*predictions)
+    assert predictions[0].ndim == first
     with pytest.raises(
         InputError, match=r"^y: got a tensor of shape \[40, 2\] .*, expected one of shape \[40, 1\], as"
     ):
@@ -551,24 +562,24 @@ def test_one_number_is_the_same_flat_and_in_a_column(first):
 @pytest.mark.parametrize("scale", [True, False])
 def test_numbers_of_types_that_torch_does_not_know_are_those_that_it_knows(kind, scale):
     x, y = np.arange(12).reshape(6, 2), [0, 1] * 3
-    for make in (ParabolicClassifier, ParabolicRegressor):
-        model = make("er", epochs=1, scale=scale, random_state=0)
-        other, plain = clone(model).fit(x.astype(kind), y), model.fit(x, y)
+    for cls in (ParabolicClassifier, ParabolicRegressor):
+        model = cls("er", epochs=1, scale=scale, random_state=0)
+        fitted_on_kind, fitted_on_plain = clone(model).fit(x.astype(kind), y), model.fit(x, y)
         np.testing.assert_array_equal(
-            other.partial_fit(x.astype(kind), y).predict(x), plain.partial_fit(x, y).predict(x)
+            fitted_on_kind.partial_fit(x.astype(kind), y).predict(x), fitted_on_plain.partial_fit(x, y).predict(x)
         )
-        np.testing.assert_array_equal(plain.predict(x.astype(kind)), plain.predict(x))
+        np.testing.assert_array_equal(fitted_on_plain.predict(x.astype(kind)), fitted_on_plain.predict(x))
 
 
 def test_classes_have_weights_in_their_order_and_new_ones_count_once():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(400, 2))
-    y, part = np.where(x[:, 0] + rng.normal(size=400) > 1.5, "rare", "common"), {}
+    y, rare_share = np.where(x[:, 0] + rng.normal(size=400) > 1.5, "rare", "common"), {}
     for weight in (1.0, 5.0):
         options = {"criterion": CrossEntropy(weights=[1.0, weight])}
         model = ParabolicClassifier("er", options=options, random_state=0).fit(x, y)
-        part[weight] = (model.predict(x) == "rare").mean()
-    assert part[5] > 2 * part[1]
+        rare_share[weight] = (model.predict(x) == "rare").mean()
+    assert rare_share[5] > 2 * rare_share[1]
     model.partial_fit(x[:20] + 9, ["another"] * 20)
     assert model.classes_.tolist() == ["another", "common", "rare"]
     assert list(model.learner_.error.weights) == [1.0, 5.0, 1.0]  # in the order of the outputs
@@ -587,8 +598,8 @@ def test_weights_by_label_are_those_of_a_criterion_and_reach_classes_that_come_l
     x, weights = np.random.default_rng(0).normal(size=(60, 3)), {"pear": 5.0, "apple": 3, "quince": 2}
     y = np.array(["pear", "fig"] * 30)
     model = ParabolicClassifier(name, class_weight=weights, random_state=0).partial_fit(x, y)
-    given = ParabolicClassifier(name, options={"criterion": CrossEntropy(weights=[1.0, 5.0])}, random_state=0)
-    np.testing.assert_array_equal(model.predict_proba(x), given.partial_fit(x, y).predict_proba(x))
+    with_criterion = ParabolicClassifier(name, options={"criterion": CrossEntropy(weights=[1.0, 5.0])}, random_state=0)
+    np.testing.assert_array_equal(model.predict_proba(x), with_criterion.partial_fit(x, y).predict_proba(x))
     plain = ParabolicClassifier(name, random_state=0).partial_fit(x, y)
     assert not np.array_equal(model.predict_proba(x), plain.predict_proba(x))
     model.partial_fit(x[:20], ["apple", "kiwi"] * 10)
@@ -613,16 +624,16 @@ def test_balanced_weights_are_inverse_to_frequencies():
 def test_weights_that_fit_no_label_are_refused():
     x, y = [[0.0], [1.0]] * 20, [0, 1] * 20
 
-    def refused(match, **settings):
+    def assert_refused(match, **settings):
         with pytest.raises(InputError, match=match):
             ParabolicClassifier(**settings).fit(x, y)
 
-    refused("^class_weight: got 'balance', .*did you mean 'balanced'", class_weight="balance")
-    refused(r"^class_weight: got \[1, 2\], expected None, 'balanced', or a dict", class_weight=[1, 2])
-    refused("^class_weight of 1: got -1, expected a number of at least 0", class_weight={1: -1})
-    refused("^class_weight: got '1', expected labels like those in y, such as 0", class_weight={"1": 2})
+    assert_refused("^class_weight: got 'balance', .*did you mean 'balanced'", class_weight="balance")
+    assert_refused(r"^class_weight: got \[1, 2\], expected None, 'balanced', or a dict", class_weight=[1, 2])
+    assert_refused("^class_weight of 1: got -1, expected a number of at least 0", class_weight={1: -1})
+    assert_refused("^class_weight: got '1', expected labels like those in y, such as 0", class_weight={"1": 2})
     criterion = {"criterion": CrossEntropy()}
-    refused("^class_weight: got {1: 2}, expected None, as options has", class_weight={1: 2}, options=criterion)
+    assert_refused("^class_weight: got {1: 2}, expected None, as options has", class_weight={1: 2}, options=criterion)
     model = ParabolicClassifier("er", class_weight={1: 2}, random_state=0).partial_fit(x, y)
     with pytest.raises(InputError, match="^class_weight: got {1: 3}, .*takes effect at the next fit"):
         model.set_params(class_weight={1: 3}).partial_fit(x, y)
@@ -645,17 +656,17 @@ def test_several_labels_per_example_are_for_a_regressor():
 
 def test_grids_may_be_of_numpy():
     x, y = [[0.0], [1.0]] * 20, [0, 1] * 20
-    asked = {
+    grid = {
         "memory": np.array([32, 40]),
         "batch_size": np.arange(5, 7),
         "lr": np.float32([0.1]),
         "epochs": np.arange(1, 2),
     }
-    found = GridSearchCV(ParabolicClassifier("er", random_state=0), asked, cv=2, error_score="raise").fit(x, y)
-    assert found.best_estimator_.learner_.past.capacity in (32, 40)
+    search = GridSearchCV(ParabolicClassifier("er", random_state=0), grid, cv=2, error_score="raise").fit(x, y)
+    assert search.best_estimator_.learner_.past.capacity in (32, 40)
 
 
-def test_what_cannot_be_is_refused_when_it_is_fitted():
+def test_bad_parameters_are_refused_by_fit():
     x, y = [[0.0], [1.0]] * 20, [0, 1] * 20
     with pytest.raises(InputError, match="did you mean 'pcl'"):
         ParabolicClassifier("pcll").fit(x, y)
@@ -689,33 +700,33 @@ def test_numbers_too_large_are_refused_and_change_nothing(scale):
     """For the type of a network or, where they are scaled, for their squares; scikit-learn finds them finite."""
     x, y = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2
     model = ParabolicRegressor(model=MLP((3,), 1), scale=scale, random_state=0).partial_fit(x, y)
-    before, told = frozen(model.learner_.state_dict()), model.predict(x)
+    before, predictions = frozen(model.learner_.state_dict()), model.predict(x)
     size = 1e200 if scale else 1e60
-    for name, bad in (("X", (x * size, y)), ("y", (x, y * size))):
+    for name, bad_data in (("X", (x * size, y)), ("y", (x, y * size))):
         with pytest.raises(InputError, match=f"^{name}: got "):
-            model.partial_fit(*bad)
+            model.partial_fit(*bad_data)
     with pytest.raises(InputError, match="^X: .*values that are NaN or infinite"):
         model.predict(x * 1e60)
     assert same(before, model.learner_.state_dict())
-    np.testing.assert_array_equal(model.predict(x), told)
+    np.testing.assert_array_equal(model.predict(x), predictions)
 
 
 def test_a_long_prediction_takes_no_more_room_than_a_few_thousand_examples():
     """Of many bytes no more than some are floats at a time; an error still tells which example it means."""
     x, y = np.random.default_rng(0).integers(0, 256, (40_000, 50)).astype(np.uint8), np.arange(40_000) % 2
     model = ParabolicClassifier("er", model=MLP((50,), 2), epochs=1, random_state=0)
-    plain = clone(model).set_params(scale=False).fit(x[:100] / 256, y[:100])
+    unscaled = clone(model).set_params(scale=False).fit(x[:100] / 256, y[:100])
     model.fit(x[:100], y[:100])
     tracemalloc.start()
     model.predict(x)
-    most = tracemalloc.get_traced_memory()[1]
+    peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert most < x.nbytes / 2
-    wrong = x[:5000].astype(float)
-    wrong[4100, 7] = 1e60
-    for each in (model, plain):
+    assert peak_bytes < x.nbytes / 2
+    with_outlier = x[:5000].astype(float)
+    with_outlier[4100, 7] = 1e60
+    for estimator in (model, unscaled):
         with pytest.raises(InputError, match=r"^X: got 1 .* the first at \[4, 7\], counting from row 4096, expected"):
-            each.predict(wrong)
+            estimator.predict(with_outlier)
 
 
 def test_large_numbers_that_differ_little_are_scaled_before_they_are_rounded():
@@ -736,20 +747,20 @@ def test_large_targets_that_differ_little_are_scaled_before_they_are_rounded():
 
 
 def test_whole_numbers_need_not_be_scaled():
-    x, y = (each[:600] for each in load_digits(return_X_y=True))
+    x, y = (array[:600] for array in load_digits(return_X_y=True))
     model = ParabolicClassifier("er", scale=False, lr=0.01, epochs=5, random_state=0)
-    told = model.fit(x, y).predict_proba(x)
-    for whole in (x.astype(np.int64), x.astype(np.uint16), x.astype(int).tolist()):
-        np.testing.assert_array_equal(clone(model).fit(whole, y).predict_proba(whole), told)
+    expected = model.fit(x, y).predict_proba(x)
+    for whole_numbers in (x.astype(np.int64), x.astype(np.uint16), x.astype(int).tolist()):
+        np.testing.assert_array_equal(clone(model).fit(whole_numbers, y).predict_proba(whole_numbers), expected)
     assert clone(model).set_params(lr=0.1).fit(x > 8, y).score(x > 8, y) > 0.8
 
 
 def test_bytes_that_are_not_scaled_are_numbers_from_0_to_1():
-    x, y = (each[:600] for each in load_digits(return_X_y=True))
+    x, y = (array[:600] for array in load_digits(return_X_y=True))
     images = (x * 15.9375).astype(np.uint8)
     model = ParabolicClassifier("er", scale=False, lr=0.1, epochs=5, random_state=0)
-    told = model.fit((images / np.float32(255)).astype(np.float64), y).predict_proba(images / np.float32(255))
-    np.testing.assert_allclose(clone(model).fit(images, y).predict_proba(images), told, rtol=1e-5)
+    expected = model.fit((images / np.float32(255)).astype(np.float64), y).predict_proba(images / np.float32(255))
+    np.testing.assert_allclose(clone(model).fit(images, y).predict_proba(images), expected, rtol=1e-5)
     assert model.fit(images, y).learner_.past["x"].dtype == torch.uint8
 
 
@@ -757,27 +768,27 @@ def test_whole_numbers_are_what_was_learned_wherever_that_is_exact():
     """A chunk of floats that happen to be whole, ids that come as floats, bytes in a wider type."""
     rng, y = np.random.default_rng(0), np.arange(60) % 2
     x = rng.normal(size=(60, 4))
-    floats = ParabolicClassifier("er", model=MLP((4,), 2), scale=False, random_state=0).fit(x, y)
-    told = floats.predict_proba([[1.0, 2.0, 3.0, 4.0]])
-    np.testing.assert_array_equal(floats.predict_proba([[1, 2, 3, 4]]), told)
-    assert floats.partial_fit(np.round(x).astype(int), y).learner_.past["x"].dtype == torch.float32
+    float_model = ParabolicClassifier("er", model=MLP((4,), 2), scale=False, random_state=0).fit(x, y)
+    expected = float_model.predict_proba([[1.0, 2.0, 3.0, 4.0]])
+    np.testing.assert_array_equal(float_model.predict_proba([[1, 2, 3, 4]]), expected)
+    assert float_model.partial_fit(np.round(x).astype(int), y).learner_.past["x"].dtype == torch.float32
     with pytest.raises(InputError, match="^X: got .* type uint8, expected .*float32"):
-        floats.predict(np.ones((1, 4), np.uint8))  # as bytes they mean something else
+        float_model.predict(np.ones((1, 4), np.uint8))  # as bytes they mean something else
     ids = rng.integers(0, 20, (60, 5))
-    words = ParabolicClassifier("er", model=lambda shape, outputs: MLP((20,), outputs), scale=False,
+    word_model = ParabolicClassifier("er", model=lambda shape, outputs: MLP((20,), outputs), scale=False,
                                 options={"embed": nn.Embedding(20, 4)}, random_state=0).fit(ids, y)  # fmt: skip
-    np.testing.assert_array_equal(words.predict_proba(ids.astype(float)), words.predict_proba(ids))
+    np.testing.assert_array_equal(word_model.predict_proba(ids.astype(float)), word_model.predict_proba(ids))
     with pytest.raises(InputError, match="^X: got .* type float64"):
-        words.partial_fit(ids + 0.5, y)
+        word_model.partial_fit(ids + 0.5, y)
     images = rng.integers(0, 256, (60, 4)).astype(np.uint8)
-    pixels = ParabolicClassifier("er", scale=False, random_state=0).fit(images, y)
-    np.testing.assert_array_equal(pixels.predict_proba(images.astype(int)), pixels.predict_proba(images))
-    for other in (images.astype(int) + 1000, images / 255):
+    pixel_model = ParabolicClassifier("er", scale=False, random_state=0).fit(images, y)
+    np.testing.assert_array_equal(pixel_model.predict_proba(images.astype(int)), pixel_model.predict_proba(images))
+    for wrong_images in (images.astype(int) + 1000, images / 255):
         with pytest.raises(InputError, match="^X: got .*, expected .*uint8"):
-            pixels.predict(other)
+            pixel_model.predict(wrong_images)
 
 
-def test_labels_that_floats_do_not_tell_apart():
+def test_labels_that_floats_do_not_distinguish_are_refused():
     x, y = np.arange(60.0)[:, None], (np.arange(60) % 3).astype(np.uint64)
     model = ParabolicClassifier(random_state=0)
     with pytest.raises(InputError, match="^y: got labels of 9007199254740992 or more as floats"):
@@ -791,13 +802,13 @@ def test_labels_that_floats_do_not_tell_apart():
     assert model.partial_fit(x, y + np.uint64(2**60 + 1)).classes_.tolist() == [2**60 + i for i in range(4)]
 
 
-def test_settings_that_change_after_the_fit():
+def test_a_learning_rate_may_change_after_the_fit_and_other_settings_may_not():
     """A learning rate is taken up by the next call; what a learner is made of is not, and that is said."""
     x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
     model = ParabolicClassifier("er", options={"clip_norm": 1.0}, lr=0.1, random_state=0).partial_fit(x, y)
     slow, same_lr = copy.deepcopy(model).set_params(lr=np.float32(1e-9)), copy.deepcopy(model).set_params(lr=0.1)
-    told = model.predict_proba(x)
-    np.testing.assert_allclose(slow.partial_fit(x, y).predict_proba(x), told, atol=1e-6)
+    probabilities = model.predict_proba(x)
+    np.testing.assert_allclose(slow.partial_fit(x, y).predict_proba(x), probabilities, atol=1e-6)
     np.testing.assert_array_equal(same_lr.partial_fit(x, y).predict_proba(x), model.partial_fit(x, y).predict_proba(x))
     assert model.set_params(lr=None, batch_size=5).partial_fit(x, y).learner_.lr == find_learner("er").lr
     with pytest.raises(InputError, match="^lr: got -1"):
@@ -809,20 +820,20 @@ def test_settings_that_change_after_the_fit():
         ParabolicClassifier("er").partial_fit(x, y).set_params(options={"clip_norm": 1.0}).partial_fit(x, y)
     changes = {"memory": 50, "options": {"clip_norm": 2.0}, "learner": "pcl", "scale": False, "average": 0.9}
     for name, value in changes.items():
-        other = copy.deepcopy(model).set_params(**{name: value})
-        before = frozen(other.learner_.state_dict())
+        changed = copy.deepcopy(model).set_params(**{name: value})
+        before = frozen(changed.learner_.state_dict())
         with pytest.raises(InputError, match=f"^{name}: got .* takes effect at the next fit"):
-            other.partial_fit(x, y)
-        assert same(before, other.learner_.state_dict())
-        other.fit(x, y).partial_fit(x, y)
+            changed.partial_fit(x, y)
+        assert same(before, changed.learner_.state_dict())
+        changed.fit(x, y).partial_fit(x, y)
 
 
 def test_a_learning_rate_among_the_options_is_the_one_to_come_back_to():
     x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
     model = ParabolicClassifier("er", options={"lr": 0.02}, random_state=0).partial_fit(x, y)
-    for lr, now in ((0.3, 0.3), (None, 0.02)):
+    for lr, expected in ((0.3, 0.3), (None, 0.02)):
         model.set_params(lr=lr).partial_fit(x, y)
-        assert model.learner_.lr == model.learner_.optim.param_groups[0]["lr"] == now
+        assert model.learner_.lr == model.learner_.optim.param_groups[0]["lr"] == expected
 
 
 def test_a_learner_whose_learning_rate_became_a_whole_number_is_saved_and_loaded(tmp_path):
@@ -833,24 +844,26 @@ def test_a_learner_whose_learning_rate_became_a_whole_number_is_saved_and_loaded
     assert again.lr == learner.lr == 1
 
 
-@pytest.mark.parametrize("kind", [ParabolicClassifier, ParabolicRegressor])
-@pytest.mark.parametrize("call", ["fit", "partial_fit"])
-def test_what_is_an_argument_and_an_option_is_the_arguments_unless_that_is_none(kind, call):
+@pytest.mark.parametrize("cls", [ParabolicClassifier, ParabolicRegressor])
+@pytest.mark.parametrize("method", ["fit", "partial_fit"])
+def test_what_is_an_argument_and_an_option_is_the_arguments_unless_that_is_none(cls, method):
     x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
-    model = kind("er", options={"lr": 0.02, "average": 0.5}, lr=0.03, average=0.9, epochs=1, random_state=0)
-    for lr, average, now in ((0.03, 0.9, (0.03, 0.9)), (None, None, (0.02, 0.5)), (0.04, None, (0.04, 0.5))):
-        learner = getattr(clone(model).set_params(lr=lr, average=average), call)(x, y).learner_
-        assert (learner.optim.param_groups[0]["lr"], learner.averaged.decay) == (learner.lr, learner.average) == now
-    for lr, now in ((0.03, 0.03), (None, 0.02)):  # of a model that was fitted before too
-        learner = getattr(model.set_params(lr=lr), call)(x, y).learner_
-        assert learner.lr == learner.optim.param_groups[0]["lr"] == now
+    model = cls("er", options={"lr": 0.02, "average": 0.5}, lr=0.03, average=0.9, epochs=1, random_state=0)
+    for lr, average, expected in ((0.03, 0.9, (0.03, 0.9)), (None, None, (0.02, 0.5)), (0.04, None, (0.04, 0.5))):
+        learner = getattr(clone(model).set_params(lr=lr, average=average), method)(x, y).learner_
+        assert (
+            (learner.optim.param_groups[0]["lr"], learner.averaged.decay) == (learner.lr, learner.average) == expected
+        )
+    for lr, expected in ((0.03, 0.03), (None, 0.02)):  # of a model that was fitted before too
+        learner = getattr(model.set_params(lr=lr), method)(x, y).learner_
+        assert learner.lr == learner.optim.param_groups[0]["lr"] == expected
 
 
-def normed(shape, outputs):
+def batch_norm_network(shape, outputs):
     return nn.Sequential(nn.Linear(*shape, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, outputs))
 
 
-def looked_up(shape, outputs):
+def embedding_network(shape, outputs):
     return nn.Sequential(ByShop(), nn.Linear(6, outputs))
 
 
@@ -865,80 +878,83 @@ class ByShop(nn.Module):
         return torch.cat([self.shops(x[:, 0].long()), x[:, 1:]], 1)
 
 
-def refusals():
+def models_and_bad_data():
     """Models, and what they refuse of which some would be learned, or grown for, before it is found out."""
     rng = np.random.default_rng(0)
     x, pixels = rng.integers(0, 5, (60, 3)).astype(float), rng.integers(0, 256, (60, 3)).astype(np.uint8)
-    late = np.where(np.arange(60)[:, None] == 59, 5.0, x)  # in the second batch
-    for make in (ParabolicClassifier, ParabolicRegressor):
+    bad_later = np.where(np.arange(60)[:, None] == 59, 5.0, x)  # in the second batch
+    for cls in (ParabolicClassifier, ParabolicRegressor):
         for name in ("sgd", "ewc"):
-            yield make(name, model=normed, average=0.9), x, x[:1] + 100
-        yield make("er", scale=False), pixels, pixels / 255
-        yield make("er", model=looked_up, scale=False), x, late
-        yield make("er", options={"prepare": lambda x: torch.where(x == 5, torch.inf, x)}), x, late
+            yield cls(name, model=batch_norm_network, average=0.9), x, x[:1] + 100
+        yield cls("er", scale=False), pixels, pixels / 255
+        yield cls("er", model=embedding_network, scale=False), x, bad_later
+        yield (cls("er", options={"prepare": lambda x: torch.where(x == 5, torch.inf, x)}), x, bad_later)
 
 
-@pytest.mark.parametrize(("model", "x", "bad"), [*refusals()])
+@pytest.mark.parametrize(("model", "x", "bad"), [*models_and_bad_data()])
 def test_a_partial_fit_that_refuses_its_data_leaves_all_as_it_was(model, x, bad):
     y = (np.arange(60) % 2).astype(float)
     model = clone(model).set_params(random_state=0).partial_fit(x, y)
-    before, told = frozen(model.learner_.state_dict()), model.predict(x)
+    before, predictions = frozen(model.learner_.state_dict()), model.predict(x)
     with pytest.raises(InputError, match="^X: got "):
         model.set_params(lr=0.01).partial_fit(bad, 7 + np.arange(len(bad)) % 3)
     assert same(before, model.learner_.state_dict())
-    np.testing.assert_array_equal(model.predict(x), told)
+    np.testing.assert_array_equal(model.predict(x), predictions)
     if hasattr(model, "classes_"):
         assert model.classes_.tolist() == [0, 1]
         assert model.predict_proba(x).shape == (60, 2)
-    twin = copy.deepcopy(model).set_params(lr=None)
-    other = clone(model).set_params(lr=None).partial_fit(x, y)
-    np.testing.assert_array_equal(twin.partial_fit(x, y).predict(x), other.partial_fit(x, y).predict(x))
+    continued = copy.deepcopy(model).set_params(lr=None)
+    undisturbed = clone(model).set_params(lr=None).partial_fit(x, y)
+    np.testing.assert_array_equal(continued.partial_fit(x, y).predict(x), undisturbed.partial_fit(x, y).predict(x))
 
 
-@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
-def test_batch_norm_learns_a_single_example_beside_those_of_memory(make):
+@pytest.mark.parametrize("cls", [ParabolicClassifier, ParabolicRegressor])
+def test_batch_norm_learns_a_single_example_beside_those_of_memory(cls):
     x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 2
-    model = make("er", model=normed, random_state=0).partial_fit(x, y)
-    one, other = copy.deepcopy(model).partial_fit(x[:1], y[:1]), copy.deepcopy(model).set_params(batch_size=1)
-    assert one.learner_.steps == model.learner_.steps + 1
-    assert other.partial_fit(x[:3], y[:3]).learner_.prepare.count == 63
+    model = cls("er", model=batch_norm_network, random_state=0).partial_fit(x, y)
+    one_example, one_by_one = (
+        copy.deepcopy(model).partial_fit(x[:1], y[:1]),
+        copy.deepcopy(model).set_params(batch_size=1),
+    )
+    assert one_example.learner_.steps == model.learner_.steps + 1
+    assert one_by_one.partial_fit(x[:3], y[:3]).learner_.prepare.count == 63
 
 
-@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
+@pytest.mark.parametrize("cls", [ParabolicClassifier, ParabolicRegressor])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_learner_of_an_estimator_can_be_loaded_alone(tmp_path, make, dtype):
+def test_the_learner_of_an_estimator_can_be_loaded_alone(tmp_path, cls, dtype):
     x, y = np.random.default_rng(0).normal(1e9, 1, size=(60, 3)), np.arange(60) % 2
-    model = make("er", model=MLP((3,), 2 if make is ParabolicClassifier else 1).to(dtype), random_state=0).fit(x, y)
+    model = cls("er", model=MLP((3,), 2 if cls is ParabolicClassifier else 1).to(dtype), random_state=0).fit(x, y)
     path, target = model.learner_.save(tmp_path / "er.safetensors"), torch.from_numpy(y)
-    given = {} if make is ParabolicClassifier else {"criterion": MSE(units=Scale())}
-    loaded = Learner.load(path, prepare=Scale(), **given)
+    criterion = {} if cls is ParabolicClassifier else {"criterion": MSE(units=Scale())}
+    loaded = Learner.load(path, prepare=Scale(), **criterion)
     np.testing.assert_allclose(loaded.predict(torch.from_numpy(x)).flatten(), model.predict(x), rtol=1e-6)
     loaded.observe(torch.from_numpy(x), target)
     model.learner_.observe(torch.from_numpy(x), target)
     assert same(frozen(loaded.state_dict()), model.learner_.state_dict())
 
 
-@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
-def test_a_fit_that_fails_leaves_all_as_it_was(make):
+@pytest.mark.parametrize("cls", [ParabolicClassifier, ParabolicRegressor])
+def test_a_fit_that_fails_leaves_all_as_it_was(cls):
     x, y = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2
-    model = make(random_state=0)
+    model = cls(random_state=0)
     with pytest.raises(InputError, match="^options"):
         model.set_params(options={"unknown": 1}).partial_fit(x, y)
     assert not hasattr(model, "n_features_in_")
     frame = pd.DataFrame(x, columns=list("abc"))
-    told = model.set_params(options=None).fit(frame, y).predict(frame)
+    predictions = model.set_params(options=None).fit(frame, y).predict(frame)
     with pytest.raises(InputError, match="^batch_size"):
         model.set_params(batch_size=0).fit(x[:, :2], y)
     with pytest.raises(Diverged):
         model.set_params(batch_size=32, lr=1e300).fit(x[:, :2], y)
-    np.testing.assert_array_equal(model.predict(frame), told)
+    np.testing.assert_array_equal(model.predict(frame), predictions)
 
 
-@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
+@pytest.mark.parametrize("cls", [ParabolicClassifier, ParabolicRegressor])
 @pytest.mark.parametrize("name", ["er", "ewc"])
-def test_no_call_copies_the_learner_and_a_prediction_or_a_fit_that_fails_changes_nothing(make, name, monkeypatch):
+def test_no_call_copies_the_learner_and_a_prediction_or_a_fit_that_fails_changes_nothing(cls, name, monkeypatch):
     x, y = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2
-    model = make(name, average=0.9, random_state=0).partial_fit(x, y)
+    model = cls(name, average=0.9, random_state=0).partial_fit(x, y)
     assert copy.copy(model).learner_ is model.learner_
     assert copy.deepcopy(model).learner_ is not model.learner_
 
@@ -946,48 +962,50 @@ def test_no_call_copies_the_learner_and_a_prediction_or_a_fit_that_fails_changes
         raise AssertionError("it is copied")
 
     monkeypatch.setattr(Learner, "__deepcopy__", refuse)
-    parts, state = {**vars(model)}, frozen(model.learner_.state_dict())
-    for ask in (model.predict, getattr(model, "predict_proba", model.predict)):
-        ask(x)
+    attributes, state = {**vars(model)}, frozen(model.learner_.state_dict())
+    for method in (model.predict, getattr(model, "predict_proba", model.predict)):
+        method(x)
     with pytest.raises(Diverged):
         model.set_params(lr=1e300).fit(x[:, :2], y)
     model.set_params(lr=None)
-    assert vars(model).keys() == parts.keys()
-    assert all(vars(model)[part] is value for part, value in parts.items())
+    assert vars(model).keys() == attributes.keys()
+    assert all(vars(model)[attribute] is value for attribute, value in attributes.items())
     assert same(state, model.learner_.state_dict())
     learner = model.learner_
     assert model.partial_fit(x, y + 1).learner_ is learner
     assert model.fit(x, y).learner_ is not learner
 
 
-@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
-def test_a_network_that_diverged_tells_nothing(make):
+@pytest.mark.parametrize("cls", [ParabolicClassifier, ParabolicRegressor])
+def test_a_network_that_diverged_refuses_to_predict(cls):
     x, y = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2
-    model = make(random_state=0).partial_fit(x, y).set_params(lr=1e300)
+    model = cls(random_state=0).partial_fit(x, y).set_params(lr=1e300)
     with pytest.raises(Diverged, match="lower lr"):
         model.partial_fit(x, y)
-    for ask in (model.predict, getattr(model, "predict_proba", model.predict)):
+    for method in (model.predict, getattr(model, "predict_proba", model.predict)):
         with pytest.raises(Diverged, match="the scores are not finite numbers: .*call fit with a lower lr"):
-            ask(x)
+            method(x)
     assert np.isfinite(model.set_params(lr=0.01).fit(x, y).predict(x)).all()
 
 
-@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
+@pytest.mark.parametrize("cls", [ParabolicClassifier, ParabolicRegressor])
 @pytest.mark.parametrize("name", ["er", "ewc"])
-def test_the_loss_of_a_call_is_the_mean_of_the_losses_of_its_last_pass(make, name, monkeypatch):
-    x, y, told = np.random.default_rng(0).normal(size=(70, 3)), np.arange(70) % 3, []
-    kind, observe = find_learner(name), find_learner(name).observe
-    monkeypatch.setattr(kind, "observe", lambda *given: told.append(float(observe(*given))) or torch.tensor(told[-1]))
-    model = make(name, epochs=4, batch_size=32, random_state=0).fit(x, y)
-    assert len(told) == 12
-    assert model.loss_ == pytest.approx(np.mean(told[-3:]), rel=1e-6)
-    told.clear()
-    assert model.partial_fit(x[:40], y[:40]).loss_ == pytest.approx(np.mean(told), rel=1e-6)
-    assert len(told) == 2
+def test_the_loss_of_a_call_is_the_mean_of_the_losses_of_its_last_pass(cls, name, monkeypatch):
+    x, y, losses = np.random.default_rng(0).normal(size=(70, 3)), np.arange(70) % 3, []
+    learner_class, observe = find_learner(name), find_learner(name).observe
+    monkeypatch.setattr(
+        learner_class, "observe", lambda *args: losses.append(float(observe(*args))) or torch.tensor(losses[-1])
+    )
+    model = cls(name, epochs=4, batch_size=32, random_state=0).fit(x, y)
+    assert len(losses) == 12
+    assert model.loss_ == pytest.approx(np.mean(losses[-3:]), rel=1e-6)
+    losses.clear()
+    assert model.partial_fit(x[:40], y[:40]).loss_ == pytest.approx(np.mean(losses), rel=1e-6)
+    assert len(losses) == 2
 
 
 @pytest.mark.parametrize("name", sorted(known_learners()))
-def test_what_is_in_memory_is_told_by_label(name):
+def test_memory_counts_are_by_label(name):
     x, y = np.random.default_rng(0).normal(size=(60, 3)), np.array(["pear", "fig", "fig"] * 20)
     model = ParabolicClassifier(name, memory=100, random_state=0).partial_fit(x, y, classes=["pear", "fig", "kiwi"])
     model.partial_fit(x[:10], ["apple"] * 10)  # the last output, and the first label
@@ -1001,7 +1019,7 @@ def test_what_is_in_memory_is_told_by_label(name):
         assert counts == {"apple": 10, "fig": 40, "kiwi": 0, "pear": 20}
 
 
-def test_an_estimator_that_is_not_fitted_has_no_memory_to_tell_of():
+def test_an_estimator_that_is_not_fitted_has_no_memory_counts():
     with pytest.raises(NotFittedError):
         ParabolicClassifier().memory_counts()
 
@@ -1011,60 +1029,62 @@ class Tensors(pickle.Pickler):
 
     def __init__(self):
         super().__init__(io.BytesIO())
-        self.found, self.drawn = [], set()
+        self.tensors, self.sizes = [], set()
 
     def persistent_id(self, value):
         if isinstance(value, torch.Generator):
-            self.drawn.add(len(value.get_state()))
+            self.sizes.add(len(value.get_state()))
         if isinstance(value, torch.Tensor):
-            self.found.append(value)
+            self.tensors.append(value)
 
     @classmethod
     def of(cls, value):
         pickler = cls()
         pickler.dump(value)
-        return [each for each in pickler.found if each.dtype != torch.uint8 or len(each) not in pickler.drawn]
+        return [tensor for tensor in pickler.tensors if tensor.dtype != torch.uint8 or len(tensor) not in pickler.sizes]
 
 
-def for_pickles(make, name):
+def pickle_settings(cls, name):
     """Data, and settings with which an estimator of this method has as many tensors as it can."""
-    if make is ParabolicRegressor and find_learner(name).needs_classes:
+    if cls is ParabolicRegressor and find_learner(name).needs_classes:
         pytest.skip("it is for classes")
     options = {"optimizer": "Adam"} if name != "vrmcl" else {}
     settings = {"options": options, "average": 0.9, "lr": 0.01, "random_state": 0}
     return np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3, settings
 
 
-@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
+@pytest.mark.parametrize("cls", [ParabolicClassifier, ParabolicRegressor])
 @pytest.mark.parametrize("name", sorted(known_learners()))
-def test_a_pickle_is_made_of_copies_and_every_tensor_in_it_is_moved(make, name, monkeypatch):
-    x, y, settings = for_pickles(make, name)
-    model = make(name, model=MLP((3,), 1), **settings).partial_fit(x, y)
-    moved, to = [], torch.Tensor.to
+def test_a_pickle_is_made_of_copies_and_every_tensor_in_it_is_moved(cls, name, monkeypatch):
+    x, y, settings = pickle_settings(cls, name)
+    model = cls(name, model=MLP((3,), 1), **settings).partial_fit(x, y)
+    moves, to = [], torch.Tensor.to
     monkeypatch.setattr(
-        torch.Tensor, "to", lambda self, *given: moved.append((self.data_ptr(), given)) or to(self, *given)
+        torch.Tensor, "to", lambda self, *arguments: moves.append((self.data_ptr(), arguments)) or to(self, *arguments)
     )
     state = model.__getstate__()
     monkeypatch.undo()
-    there = {place for place, given in moved if given == (torch.device("cpu"),)}
-    found = {each.data_ptr() for each in Tensors.of(state) if each.numel()}
-    assert found <= there
-    assert not found & {each.data_ptr() for each in Tensors.of(model.learner_)}
-    assert len(found) > 10
-    again = pickle.loads(pickle.dumps(model))
-    np.testing.assert_array_equal(again.partial_fit(x, y).predict(x), model.partial_fit(x, y).predict(x))
+    moved_to_cpu = {address for address, arguments in moves if arguments == (torch.device("cpu"),)}
+    in_state = {tensor.data_ptr() for tensor in Tensors.of(state) if tensor.numel()}
+    assert in_state <= moved_to_cpu
+    assert not in_state & {tensor.data_ptr() for tensor in Tensors.of(model.learner_)}
+    assert len(in_state) > 10
+    loaded = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(loaded.partial_fit(x, y).predict(x), model.partial_fit(x, y).predict(x))
 
 
 def test_copies_and_pickles_may_be_made_for_ever(monkeypatch):
     """torch leaks a few kilobytes whenever it reduces a generator to a copy or a pickle, so it is not to."""
     x, y = np.eye(6), np.arange(6) % 2
     model = ParabolicClassifier("er", random_state=0).partial_fit(x, y)
-    monkeypatch.setitem(copyreg.dispatch_table, torch.Generator, lambda each: pytest.fail(f"{each} is reduced"))
+    monkeypatch.setitem(
+        copyreg.dispatch_table, torch.Generator, lambda generator: pytest.fail(f"{generator} is reduced")
+    )
     copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
     monkeypatch.undo()
     model.partial_fit(x, y)
-    for other in copies:
-        assert same(frozen(model.learner_.state_dict()), other.partial_fit(x, y).learner_.state_dict())
+    for copied in copies:
+        assert same(frozen(model.learner_.state_dict()), copied.partial_fit(x, y).learner_.state_dict())
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:7", torch.device("cuda")])
@@ -1085,36 +1105,36 @@ def test_a_pickle_from_a_gpu_is_used_on_the_cpu_if_there_is_none(device, monkeyp
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
+@pytest.mark.parametrize("cls", [ParabolicClassifier, ParabolicRegressor])
 @pytest.mark.parametrize("name", sorted(known_learners()))
-def test_a_pickle_from_a_gpu_goes_on_there_and_on_a_cpu(make, name, tmp_path):
-    x, y, settings = for_pickles(make, name)
+def test_a_pickle_from_a_gpu_goes_on_there_and_on_a_cpu(cls, name, tmp_path):
+    x, y, settings = pickle_settings(cls, name)
     network = MLP((3,), 1).cuda()
     for device in ("cuda", "auto"):
-        model = make(name, model=network, device=device, **settings)
+        model = cls(name, model=network, device=device, **settings)
         model.partial_fit(x, y)
-        assert {each.device.type for each in Tensors.of(model.__getstate__())} == {"cpu"}
+        assert {tensor.device.type for tensor in Tensors.of(model.__getstate__())} == {"cpu"}
         assert copy.deepcopy(model).learner_.device == model.learner_.device == torch.device("cuda:0")
-        kept = pickle.dumps(model)
-        again = pickle.loads(kept)
-        assert again.learner_.device == model.learner_.device
-        told = getattr(model, "predict_proba", model.predict)(x)
-        np.testing.assert_array_equal(again.predict(x), model.predict(x))
-        np.testing.assert_array_equal(again.partial_fit(x, y).predict(x), model.partial_fit(x, y).predict(x))
-        (tmp_path / "model.pickle").write_bytes(kept)
+        pickled = pickle.dumps(model)
+        loaded = pickle.loads(pickled)
+        assert loaded.learner_.device == model.learner_.device
+        expected = getattr(model, "predict_proba", model.predict)(x)
+        np.testing.assert_array_equal(loaded.predict(x), model.predict(x))
+        np.testing.assert_array_equal(loaded.partial_fit(x, y).predict(x), model.partial_fit(x, y).predict(x))
+        (tmp_path / "model.pickle").write_bytes(pickled)
         code = (
             "import pickle, sys; model = pickle.load(open('model.pickle', 'rb'))\n"
             "x, y = pickle.loads(sys.stdin.buffer.read()); ask = getattr(model, 'predict_proba', model.predict)\n"
             "told = ask(x); model.partial_fit(x, y)\n"
             "sys.stdout.buffer.write(pickle.dumps((told, str(model.learner_.device), ask(x).shape)))"
         )
-        hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
-        done = subprocess.run(
-            [sys.executable, "-c", code], input=pickle.dumps((x, y)), stdout=subprocess.PIPE, cwd=tmp_path, env=hidden
+        env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
+        process = subprocess.run(
+            [sys.executable, "-c", code], input=pickle.dumps((x, y)), stdout=subprocess.PIPE, cwd=tmp_path, env=env
         )
-        found, where, shape = pickle.loads(done.stdout)
-        assert (where, shape) == ("cpu", told.shape)
-        np.testing.assert_allclose(found, told, rtol=1e-3, atol=1e-4)
+        result, device_name, shape = pickle.loads(process.stdout)
+        assert (device_name, shape) == ("cpu", expected.shape)
+        np.testing.assert_allclose(result, expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.gpu
@@ -1124,25 +1144,25 @@ def test_a_pickle_from_a_cpu_goes_to_a_gpu_if_one_was_asked_for():
     model.device = model._made["device"] = "auto"
     loaded = pickle.loads(pickle.dumps(model))
     assert loaded.learner_.device == torch.device("cuda:0")
-    assert {each.device.type for each in Tensors.of(loaded.learner_)} == {"cuda"}
+    assert {tensor.device.type for tensor in Tensors.of(loaded.learner_)} == {"cuda"}
     np.testing.assert_allclose(loaded.predict_proba(x), model.predict_proba(x), atol=1e-6)
     loaded.partial_fit(x, y)
 
 
-@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
-def test_single_examples_that_batch_norm_has_met_before_are_learned_without_a_copy_of_the_memory(make, monkeypatch):
+@pytest.mark.parametrize("cls", [ParabolicClassifier, ParabolicRegressor])
+def test_single_examples_that_batch_norm_has_met_before_are_learned_without_a_copy_of_the_memory(cls, monkeypatch):
     x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 2
-    model = make("er", model=normed, random_state=0).partial_fit(x, y)
-    copied, copy_of = [], Learner.__deepcopy__
-    monkeypatch.setattr(Learner, "__deepcopy__", lambda self, memo: copied.append(1) or copy_of(self, memo))
+    model = cls("er", model=batch_norm_network, random_state=0).partial_fit(x, y)
+    copies, copy_of = [], Learner.__deepcopy__
+    monkeypatch.setattr(Learner, "__deepcopy__", lambda self, memo: copies.append(1) or copy_of(self, memo))
     counts = []
     for row in range(3):
         model.partial_fit(x[row : row + 1], y[row : row + 1])
-        counts.append(len(copied))
+        counts.append(len(copies))
     model.learner_.past.erase(torch.ones(len(model.learner_.past), dtype=torch.bool))
     with pytest.raises(InputError, match="batch norm"):  # which only a copy shows, now that there is nothing to recall
         model.partial_fit(x[:1], y[:1])
-    assert [*counts, len(copied)] == [1, 1, 1, 2]
+    assert [*counts, len(copies)] == [1, 1, 1, 2]
 
 
 def test_settings_that_would_be_misread_are_refused():
@@ -1158,7 +1178,7 @@ def test_settings_that_would_be_misread_are_refused():
 def test_an_estimator_goes_on_after_a_call_that_was_interrupted():
     """Also with a method that needs to know where tasks end: the interrupted one goes on."""
 
-    class Once(nn.Linear):
+    class InterruptedOnce(nn.Linear):
         left = 3
 
         def forward(self, x):
@@ -1168,7 +1188,7 @@ def test_an_estimator_goes_on_after_a_call_that_was_interrupted():
                     raise KeyboardInterrupt
             return super().forward(x)
 
-    model = ParabolicClassifier("ewc", model=Once(2, 2), batch_size=4, random_state=0)
+    model = ParabolicClassifier("ewc", model=InterruptedOnce(2, 2), batch_size=4, random_state=0)
     x, y = np.random.default_rng(0).normal(size=(8, 2)), [0, 1] * 4
     model.partial_fit(x, y)
     with pytest.raises(KeyboardInterrupt):
@@ -1182,23 +1202,23 @@ def test_arguments_take_precedence_over_options_of_the_same_name():
     options = load_preset("pcl-plus").settings | {"replay": 8, "memory": 60}
     preset = ParabolicClassifier("pcl", options=options, epochs=1, random_state=0).fit(x, y).learner_
     assert (preset.past.capacity, preset.lr, preset.average) == (60, options["lr"], options["average"])
-    given = ParabolicClassifier("pcl", options=options, memory=30, lr=0.5, average=0.9, epochs=1).fit(x, y).learner_
-    assert (given.past.capacity, given.lr, given.average) == (30, 0.5, 0.9)
+    explicit = ParabolicClassifier("pcl", options=options, memory=30, lr=0.5, average=0.9, epochs=1).fit(x, y).learner_
+    assert (explicit.past.capacity, explicit.lr, explicit.average) == (30, 0.5, 0.9)
     grid = GridSearchCV(ParabolicClassifier("pcl", options=options, epochs=1), {"memory": [10, 20]}, cv=2)
-    found = grid.fit(x, y).best_estimator_
-    assert found.learner_.past.capacity == found.memory
+    best = grid.fit(x, y).best_estimator_
+    assert best.learner_.past.capacity == best.memory
     assert ParabolicRegressor("er", epochs=1).fit(x, y).learner_.past.capacity == 200
     ParabolicClassifier("sgd", memory=30, epochs=1).fit(x, y)  # which has none
 
 
 def test_a_memory_given_to_an_estimator_stays_as_it_was():
     x, y = [[0.0], [1.0]] * 20, [0, 1] * 20
-    mine = Recent(50)
-    model = ParabolicClassifier("er", memory=mine, epochs=1, random_state=0)
-    first = model.fit(x, y).predict_proba(x)
-    assert len(mine) == 0
+    memory = Recent(50)
+    model = ParabolicClassifier("er", memory=memory, epochs=1, random_state=0)
+    probabilities = model.fit(x, y).predict_proba(x)
+    assert len(memory) == 0
     assert len(model.learner_.past) == 40
-    assert np.array_equal(model.fit(x, y).predict_proba(x), first)
+    assert np.array_equal(model.fit(x, y).predict_proba(x), probabilities)
 
 
 def test_a_loss_given_twice_is_refused():
@@ -1231,7 +1251,7 @@ def test_decimals_are_numbers_in_any_table():
     price = [Decimal(f"{number}.25") for number in range(40)]
     arrow = pa.table({"price": price, "one": [1.0] * 40})
     typed = pd.DataFrame({"price": pd.array(price, dtype=pd.ArrowDtype(pa.decimal128(5, 2))), "one": [1.0] * 40})
-    plain = pd.DataFrame({"price": [float(each) for each in price], "one": [1.0] * 40})
+    plain = pd.DataFrame({"price": [float(number) for number in price], "one": [1.0] * 40})
     model = ParabolicClassifier("er", epochs=1, random_state=0)
     expected = model.fit(plain, [0, 1] * 20).predict_proba(plain)
     for table in (arrow, arrow.to_batches()[0], typed):
@@ -1246,16 +1266,16 @@ def test_columns_of_arrow_that_are_no_numbers_are_named():
     words, dates = pa.array(["a", "b"]), pa.array([0, 1], pa.timestamp("s"))
     for column, kind in ((words, "string"), (words.dictionary_encode(), "dictionary"), (dates, "timestamp")):
         table = pa.table({"shop": column, "price": [1.0, 2.0]})
-        for given in (table, table.to_batches()[0]):
+        for data in (table, table.to_batches()[0]):
             with pytest.raises(InputError, match=rf"^X: got columns that are no numbers: 'shop' \({kind}"):
-                ParabolicClassifier("er").fit(given, [0, 1])
+                ParabolicClassifier("er").fit(data, [0, 1])
 
 
 @pytest.mark.parametrize("labels", [[0, 1, 1, 0], ["a", 0, 0, "a"], [0.0, 1.0, 1.0, 0.0], [b"a", b"b", b"b", b"a"]])
 def test_labels_that_are_objects_but_no_words_are_refused(labels):
     x, y = np.arange(8.0).reshape(4, 2), np.array(labels, dtype=object)
-    for given in (y, pd.Series(y)):
+    for objects in (y, pd.Series(y)):
         with pytest.raises(InputError, match=r"^y: got Unknown label type: Python objects \(.*\), .* y.astype"):
-            ParabolicClassifier("er").fit(x, given)
+            ParabolicClassifier("er").fit(x, objects)
     with pytest.raises(InputError, match="^classes: got Unknown label type: Python objects"):
         ParabolicClassifier("er").partial_fit(x, ["a", "b", "b", "a"], classes=y)

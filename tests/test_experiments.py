@@ -36,11 +36,13 @@ class Threads(Callback):
 
 @pytest.mark.parametrize("before", [1, 2, 3])
 @pytest.mark.parametrize(("backbone", "small"), [("mlp", True), ("test_experiments:wide", False)])
-def test_a_record_tells_how_many_threads_have_trained(before, backbone, small):
+def test_a_record_has_the_number_of_threads_that_trained(before, backbone, small):
     torch.set_num_threads(before)
-    watch = Threads()
-    record = execute(dataclasses.replace(SPEC, stream="seq-blobs", backbone=backbone), device="cpu", callbacks=[watch])
-    assert record.environment["threads"] == watch.number == (1 if small else before)
+    counter = Threads()
+    record = execute(
+        dataclasses.replace(SPEC, stream="seq-blobs", backbone=backbone), device="cpu", callbacks=[counter]
+    )
+    assert record.environment["threads"] == counter.number == (1 if small else before)
     assert torch.get_num_threads() == before
 
 
@@ -54,8 +56,8 @@ def wide(shape, classes):
 def test_a_worker_trains_in_one_thread():
     torch.set_num_threads(3)
     spec = dataclasses.replace(SPEC, stream="seq-blobs", backbone="test_experiments:wide")
-    (news,) = work(Job((spec,)), "cpu")
-    assert news.record.environment["threads"] == 1
+    (result,) = work(Job((spec,)), "cpu")
+    assert result.record.environment["threads"] == 1
     assert torch.get_num_threads() == 3
 
 
@@ -79,8 +81,8 @@ def test_the_key_depends_on_what_is_run_and_not_on_how_it_is_said():
         RunSpec(scenario={"tasks": 2}),
     ]
     assert len({spec.key for spec in different}) == len(different)
-    of_images = {"backbone": "resnet18", "precision": "bf16", "channels_last": True}  # as the stream says
-    assert RunSpec(stream="seq-cifar10", **of_images).key == RunSpec(stream="seq-cifar10").key
+    stream_defaults = {"backbone": "resnet18", "precision": "bf16", "channels_last": True}  # as the stream says
+    assert RunSpec(stream="seq-cifar10", **stream_defaults).key == RunSpec(stream="seq-cifar10").key
     # A learner without memory is the same run whatever the size of the memory.
     assert RunSpec(learner="sgd", memory=50).key == RunSpec(learner="sgd", memory=1000).key
 
@@ -94,9 +96,9 @@ def test_a_run_is_kept_and_found_again(tmp_path):
     store = Store(tmp_path)
     record, reused = run(SPEC, store, device="cpu")
     assert not reused
-    again, reused = run(SPEC, store, device="cpu")
+    found, reused = run(SPEC, store, device="cpu")
     assert reused
-    assert again == record
+    assert found == record
     folder = store.path(SPEC.key)
     assert [path.name for path in folder.iterdir()] == ["run.json"]
     stored = json.loads((folder / "run.json").read_text())
@@ -125,15 +127,15 @@ class Overtaken(Store):
 
 
 def test_a_run_that_another_process_has_just_finished_is_not_trained_again(tmp_path):
-    others = Claimed(Store(tmp_path))
-    record, reused = run(SPEC, Overtaken(tmp_path, SPEC), device="cpu", callbacks=[others])
+    watcher = Claimed(Store(tmp_path))
+    record, reused = run(SPEC, Overtaken(tmp_path, SPEC), device="cpu", callbacks=[watcher])
     assert reused
     assert record == Store(tmp_path).find(SPEC)
-    assert others.claims == []  # no task was learned
-    bad = dataclasses.replace(SPEC, options={"lr": 1e30})
+    assert watcher.claims == []  # no task was learned
+    diverging = dataclasses.replace(SPEC, options={"lr": 1e30})
     with pytest.raises(Diverged, match="; found in .*, and trained again only with again=True"):
-        run(bad, Overtaken(tmp_path, bad), device="cpu")
-    for spec in (SPEC, bad):
+        run(diverging, Overtaken(tmp_path, diverging), device="cpu")
+    for spec in (SPEC, diverging):
         assert [path.name for path in Store(tmp_path).path(spec.key).iterdir()] == ["run.json"]
         Store(tmp_path).claim(spec.key).release()  # it was let go
     assert not run(SPEC, Overtaken(tmp_path, SPEC), again=True, device="cpu")[1]
@@ -151,14 +153,14 @@ class Claimed(Callback):
 
 def test_a_run_is_trained_once_at_a_time(tmp_path):
     store = Store(tmp_path)
-    mine = store.claim(SPEC.key)
+    claim = store.claim(SPEC.key)
     with pytest.raises(InputError, match=f"^run: got {SPEC.key}, which another process is training"):
         run(SPEC, store, device="cpu")
     assert store.begun() == []
-    mine.release()
-    others = Claimed(store)
-    run(SPEC, store, device="cpu", callbacks=[others])
-    assert others.claims == [None] * 5
+    claim.release()
+    watcher = Claimed(store)
+    run(SPEC, store, device="cpu", callbacks=[watcher])
+    assert watcher.claims == [None] * 5
     store.claim(SPEC.key).release()  # it was let go
     with pytest.raises(InputError, match="average_part"):
         run(RunSpec("sgd", options={"average_part": 0.1}), Store(tmp_path / "none"), device="cpu")
@@ -183,19 +185,19 @@ def test_a_fault_before_the_first_step_is_noted_and_a_refusal_is_not(tmp_path):
     spec = dataclasses.replace(SPEC, backbone="test_experiments:broken")
     with pytest.raises(ZeroDivisionError):
         run(spec, store, device="cpu")
-    assert [(each.key, each.reason) for each in store.failures()] == [(spec.key, "ZeroDivisionError: no luck")]
+    assert [(failure.key, failure.reason) for failure in store.failures()] == [(spec.key, "ZeroDivisionError: no luck")]
     assert "in broken" in store.failures()[0].trace
     assert reason_of(Diverged("lower lr")) == ("lower lr", "")  # which a callback that saves the learner may raise
 
 
 def test_a_full_disk_hides_neither_the_result_of_a_run_nor_its_fault(tmp_path, monkeypatch):
-    def full(*args):
+    def fail(*args):
         raise OSError(errno.ENOSPC, "No space left")
 
-    monkeypatch.setattr("parabolic.experiments.store.write_text", full)
-    with pytest.raises(InputError, match="^runs: got No space left") as refused:
+    monkeypatch.setattr("parabolic.experiments.store.write_text", fail)
+    with pytest.raises(InputError, match="^runs: got No space left") as error:
         run(SPEC, Store(tmp_path), device="cpu")
-    assert (refused.value.name, refused.value.record.metrics["acc"] > 0) == ("runs", True)
+    assert (error.value.name, error.value.record.metrics["acc"] > 0) == ("runs", True)
     with pytest.raises(ZeroDivisionError):
         run(dataclasses.replace(SPEC, backbone="test_experiments:broken"), Store(tmp_path), device="cpu")
     with pytest.raises(Diverged):
@@ -205,18 +207,18 @@ def test_a_full_disk_hides_neither_the_result_of_a_run_nor_its_fault(tmp_path, m
 def test_a_record_made_under_another_default_is_another_run(tmp_path, monkeypatch):
     store = Store(tmp_path)
     record = execute(SPEC, device="cpu")
-    outdated = dataclasses.replace(record, spec={**record.spec, "batch": 99})
-    store.save(outdated)
+    old_record = dataclasses.replace(record, spec={**record.spec, "batch": 99})
+    store.save(old_record)
     assert store.find(SPEC) is None
     store.save(record)
     assert store.find(SPEC) == record
 
 
 @pytest.mark.parametrize(
-    ("failure", "told"),
+    ("failure", "expected_error"),
     [(OSError(errno.ENOSPC, "No space left"), InputError), (KeyboardInterrupt(), KeyboardInterrupt)],
 )
-def test_a_failed_write_leaves_nothing_or_what_was_there(tmp_path, monkeypatch, failure, told):
+def test_a_failed_write_leaves_nothing_or_what_was_there(tmp_path, monkeypatch, failure, expected_error):
     store, record = Store(tmp_path), execute(SPEC, device="cpu")
 
     def fail(*args):
@@ -224,13 +226,13 @@ def test_a_failed_write_leaves_nothing_or_what_was_there(tmp_path, monkeypatch, 
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fail)
-        with pytest.raises(told):
+        with pytest.raises(expected_error):
             store.save(record)
     assert list(store) == []
     store.save(record)
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", fail)
-        with pytest.raises(told):
+        with pytest.raises(expected_error):
             store.save(dataclasses.replace(record, steps=-1))
     assert list(store) == [record]
     assert [path.name for path in store.path(record.key).iterdir()] == ["run.json"]
@@ -307,19 +309,19 @@ def test_a_whole_number_makes_the_same_run_where_any_number_will_do():
 
 def test_texts_come_before_what_is_given_besides():
     texts = {"lr": "0.5", "batch": "16", "blur": "0.2"}
-    given = {"options": {"lr": 0.25, "replay": 8}, "scenario": {"blur": 0.1, "tasks": 2}, "batch": 8, "seed": 3}
-    spec = RunSpec.from_settings("er", texts, **given)
+    arguments = {"options": {"lr": 0.25, "replay": 8}, "scenario": {"blur": 0.1, "tasks": 2}, "batch": 8, "seed": 3}
+    spec = RunSpec.from_settings("er", texts, **arguments)
     assert (spec.batch, spec.seed) == (16, 3)
     assert spec.options == {"lr": 0.5, "replay": 8}
     assert spec.scenario == {"blur": 0.2, "tasks": 2}
-    assert given["options"] == {"lr": 0.25, "replay": 8}  # as it was
+    assert arguments["options"] == {"lr": 0.25, "replay": 8}  # as it was
 
 
 def test_equal_specs_are_one_in_a_set():
-    one = RunSpec("er", options={"lr": 1}, scenario={"corruption": "uniform", "corruption_rate": 1})
-    same = RunSpec("er", options={"lr": 1.0}, scenario={"corruption_rate": 1.0, "corruption": "uniform"})
-    assert one == same
-    assert {one, same, RunSpec("er")} == {same, RunSpec("er")}
+    first = RunSpec("er", options={"lr": 1}, scenario={"corruption": "uniform", "corruption_rate": 1})
+    second = RunSpec("er", options={"lr": 1.0}, scenario={"corruption_rate": 1.0, "corruption": "uniform"})
+    assert first == second
+    assert {first, second, RunSpec("er")} == {second, RunSpec("er")}
 
 
 def test_settings_are_texts_of_any_field_or_option():
@@ -374,7 +376,7 @@ def test_records_are_plain_json(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("program", "told"),
+    ("program", "expected"),
     [
         ("/usr/local/bin/parabolic", "parabolic run --seed 1"),
         (str(Path(parabolic.__file__).with_name("__main__.py")), "parabolic run --seed 1"),  # python -m parabolic
@@ -382,47 +384,47 @@ def test_records_are_plain_json(tmp_path):
         ("mine/__main__.py", "mine/__main__.py run --seed 1"),
     ],
 )
-def test_a_record_tells_the_command_as_anyone_would_type_it(program, told, monkeypatch):
+def test_a_record_has_the_command_as_anyone_would_type_it(program, expected, monkeypatch):
     monkeypatch.setattr(sys, "argv", [program, "run", "--seed", "1"])
-    assert environment(torch.device("cpu"))["command"] == told
+    assert environment(torch.device("cpu"))["command"] == expected
 
 
 def test_a_worker_names_the_command_of_its_grid_and_keeps_its_own():
     before = list(sys.argv)
-    [news] = work(Job((SPEC,), command="parabolic compare --seeds 1"), "cpu")
-    assert news.record.environment["command"] == "parabolic compare --seeds 1"
+    [result] = work(Job((SPEC,), command="parabolic compare --seeds 1"), "cpu")
+    assert result.record.environment["command"] == "parabolic compare --seeds 1"
     assert sys.argv == before
 
 
 def test_a_failed_run_does_not_hold_on_to_its_learner(monkeypatch):
-    made = []
+    references = []
 
-    def make(*given):
-        model = make_backbone(*given)
-        made.append(weakref.ref(model))
+    def make_and_note(*arguments):
+        model = make_backbone(*arguments)
+        references.append(weakref.ref(model))
         return model
 
     def crowded(*_):
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr("parabolic.experiments.execution.make_backbone", make)
+    monkeypatch.setattr("parabolic.experiments.execution.make_backbone", make_and_note)
     monkeypatch.setattr("parabolic.learners.er.ER.loss", crowded)
     [(_, error)] = execute_fleet([RunSpec("er")], device="cpu")
     assert isinstance(error, DeviceFailed)
     assert "seed 0: the device failed in task 1, after step 0: no room" in str(error)
     assert "in crowded" in "".join(traceback.format_exception(error))
     gc.collect()
-    assert [model() for model in made] == [None]
+    assert [model() for model in references] == [None]
 
 
 @pytest.mark.parametrize(
-    ("error", "tried"),
+    ("error", "expected_sizes"),
     [
         (torch.OutOfMemoryError("no room"), [6, 3, 2, 1, 3, 2, 1]),  # two fit
         (ValueError("one of more than two fails"), [6, 1, 1, 1, 1, 1, 1]),
     ],
 )
-def test_runs_that_fail_side_by_side_are_trained_in_smaller_groups(monkeypatch, error, tried):
+def test_runs_that_fail_side_by_side_are_trained_in_smaller_groups(monkeypatch, error, expected_sizes):
     sizes = []
 
     def train(specs, *_):
@@ -435,17 +437,17 @@ def test_runs_that_fail_side_by_side_are_trained_in_smaller_groups(monkeypatch, 
     monkeypatch.setattr("parabolic.experiments.execution.find_device", lambda _: torch.device("cuda"))
     results = [(spec.seed, result) for spec, result in execute_fleet([RunSpec("er", seed=seed) for seed in range(6)])]
     assert results == [(seed, f"record {seed}") for seed in range(6)]
-    assert sizes == tried
+    assert sizes == expected_sizes
 
 
-def test_too_little_memory_of_a_library_is_told_with_the_step(monkeypatch):
+def test_too_little_memory_of_a_library_is_reported_with_the_step(monkeypatch):
     loss, steps = ER.loss, []
 
-    def fails_later(self, *given):
+    def fails_later(self, *arguments):
         steps.append(self.steps)
         if self.steps == 5:
             raise RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED")
-        return loss(self, *given)
+        return loss(self, *arguments)
 
     monkeypatch.setattr("parabolic.learners.er.ER.loss", fails_later)
     [(_, error)] = execute_fleet([RunSpec("er")], device="cpu")

@@ -53,13 +53,13 @@ class WeightedER(ReplayLearner):
 '''
 
 
-def command(*arguments, cwd, path=None):
-    env = os.environ | {"OMP_NUM_THREADS": "1"} | ({"PYTHONPATH": str(path)} if path else {})
-    told = subprocess.run(
-        [sys.executable, "-m", "parabolic", *arguments], capture_output=True, text=True, cwd=cwd, env=env
+def run_command(*arguments, cwd, path=None):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | ({"PYTHONPATH": str(path)} if path else {})
+    process = subprocess.run(
+        [sys.executable, "-m", "parabolic", *arguments], capture_output=True, text=True, cwd=cwd, env=environment
     )
-    assert told.returncode == 0, told.stderr
-    return told.stdout
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 def test_a_file_in_the_folder_of_learners_is_a_learner(tmp_path):
@@ -68,9 +68,9 @@ def test_a_file_in_the_folder_of_learners_is_a_learner(tmp_path):
     (package / "learners" / "weighted.py").write_text(
         NEW.replace("from parabolic import ReplayLearner", "from parabolic.learners.learner import ReplayLearner")
     )
-    listed = json.loads(command("list", "--json", cwd=tmp_path, path=tmp_path / "src"))
-    assert listed["learners"]["weighted"]["options"]["weight"]["default"] == 0.5
-    out = command(
+    listing = json.loads(run_command("list", "--json", cwd=tmp_path, path=tmp_path / "src"))
+    assert listing["learners"]["weighted"]["options"]["weight"]["default"] == 0.5
+    out = run_command(
         "run",
         "--learner",
         "weighted",
@@ -87,7 +87,7 @@ def test_a_file_in_the_folder_of_learners_is_a_learner(tmp_path):
 
 def test_a_file_anywhere_is_a_learner(tmp_path):
     (tmp_path / "mine.py").write_text(NEW)
-    out = command(
+    out = run_command(
         "compare",
         "--learners",
         "mine.py:WeightedER,sgd",
@@ -110,21 +110,21 @@ def test_a_file_anywhere_is_a_learner(tmp_path):
 def test_a_run_by_code_that_was_changed_since_is_trained_again(tmp_path):
     file = tmp_path / "mine.py"
     settings = ("--seeds", "1", "--set", "backbone=mlp", "--workers", "0")
-    asked = ("compare", "--learners", "mine.py:WeightedER,sgd", *settings)
+    arguments = ("compare", "--learners", "mine.py:WeightedER,sgd", *settings)
 
-    def accuracy():
-        told = json.loads(command(*asked, "--set", "weighted.weight=0.5", "--json", cwd=tmp_path))
-        return told["reused"], told["runs"][0]["metrics"]["acc"]
+    def reused_and_accuracy():
+        result = json.loads(run_command(*arguments, "--set", "weighted.weight=0.5", "--json", cwd=tmp_path))
+        return result["reused"], result["runs"][0]["metrics"]["acc"]
 
     file.write_text(NEW)
-    first, again = accuracy(), accuracy()
-    assert (first[0], again) == (0, (2, first[1]))
+    first, repeated = reused_and_accuracy(), reused_and_accuracy()
+    assert (first[0], repeated) == (0, (2, first[1]))
     assert "self.weight" in NEW
     file.write_text(NEW.replace("self.weight", "0.1 * self.weight"))
-    changed = accuracy()
+    changed = reused_and_accuracy()
     assert changed[0] == 1  # SGD is as it was
     assert changed[1] != first[1]
-    assert accuracy() == (2, changed[1])
+    assert reused_and_accuracy() == (2, changed[1])
 
 
 FACTOR = """
@@ -142,21 +142,23 @@ def test_a_file_that_is_edited_is_what_runs_in_the_same_process_too(tmp_path):
     records, yard = tmp_path / "records" / "a.jsonl", Yard()
     spec = RunSpec("sgd", stream="seq-blobs", backbone="mlp")
 
-    def trained(factor):
+    def train_with(factor):
         file.write_text(FACTOR.format(factor))
-        mine = replace(spec, learner=f"{file}:Mine")
-        assert store.find(mine) is None
-        assert BackedStore(tmp_path / "none", Records(records)).find(mine) is None
-        record, _ = run(mine, store, device="cpu")
-        ((_, beside),) = execute_fleet([mine], device="cpu", yard=yard)  # as a worker does, which keeps its fleet
-        assert beside.accuracy == record.accuracy
+        mine_spec = replace(spec, learner=f"{file}:Mine")
+        assert store.find(mine_spec) is None
+        assert BackedStore(tmp_path / "none", Records(records)).find(mine_spec) is None
+        record, _ = run(mine_spec, store, device="cpu")
+        ((_, by_fleet),) = execute_fleet(
+            [mine_spec], device="cpu", yard=yard
+        )  # as a worker does, which keeps its fleet
+        assert by_fleet.accuracy == record.accuracy
         write_records([record], records)
-        assert BackedStore(tmp_path / "none", Records(records)).find(mine).steps == record.steps
+        assert BackedStore(tmp_path / "none", Records(records)).find(mine_spec).steps == record.steps
         return record
 
-    once, never = trained(1), trained(0)
-    assert once.environment["code"] != never.environment["code"]
-    assert once.accuracy == execute(spec, device="cpu").accuracy != never.accuracy
+    with_factor_1, with_factor_0 = train_with(1), train_with(0)
+    assert with_factor_1.environment["code"] != with_factor_0.environment["code"]
+    assert with_factor_1.accuracy == execute(spec, device="cpu").accuracy != with_factor_0.accuracy
 
 
 def test_a_module_that_was_imported_counts_as_it_was(tmp_path, monkeypatch):
@@ -170,16 +172,16 @@ def test_a_module_that_was_imported_counts_as_it_was(tmp_path, monkeypatch):
     assert before == own_code_of(spec) != ""
 
 
-@pytest.mark.parametrize("place", ["", ".mine", "./mine", "..", "a b", "/tmp", "a..b"])
-def test_what_is_no_module_is_refused_in_a_line(place):
+@pytest.mark.parametrize("module", ["", ".mine", "./mine", "..", "a b", "/tmp", "a..b"])
+def test_what_is_no_module_is_refused_in_a_line(module):
     with pytest.raises(InputError, match="^learner: got .*expected module:name or file.py:name that can be imported"):
-        find_learner(f"{place}:Mine")
+        find_learner(f"{module}:Mine")
 
 
 def test_the_study_of_a_learner_of_ones_own_has_a_name(tmp_path):
     (tmp_path / "mine.py").write_text(NEW)
-    asked = ("--learners", "mine.py:WeightedER,sgd", "--stream", "seq-blobs", "--trials", "1", "--set", "backbone=mlp")
-    command("tune", *asked, cwd=tmp_path)
+    args = ("--learners", "mine.py:WeightedER,sgd", "--stream", "seq-blobs", "--trials", "1", "--set", "backbone=mlp")
+    run_command("tune", *args, cwd=tmp_path)
     assert {path.name for path in (tmp_path / "presets").iterdir()} == {
         "weighted-seq-blobs.toml", "sgd-seq-blobs.toml"
     }  # fmt: skip
@@ -210,26 +212,26 @@ def test_a_package_that_is_broken_takes_no_learner_of_ours_away(monkeypatch):
         find_learner("broken")
 
 
-def test_a_package_that_is_broken_is_told_once_and_left_out(tmp_path, parabolic, monkeypatch):
+def test_a_package_that_is_broken_is_reported_once_and_left_out(tmp_path, parabolic, monkeypatch):
     """Installed as packages are, of which one can be imported and the others cannot."""
     points = "no_such_module:Mine", "announced_but_raises:Mine", "json:dumps", "parabolic.learners.er:ER"
     (tmp_path / "announced_but_raises.py").write_text("raise RuntimeError('no driver\\nand more')")
-    about = tmp_path / "badplug-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: badplug\nVersion: 1.0\n")
+    metadata_folder = tmp_path / "badplug-1.0.dist-info"
+    metadata_folder.mkdir()
+    (metadata_folder / "METADATA").write_text("Metadata-Version: 2.1\nName: badplug\nVersion: 1.0\n")
     lines = [f"plug{number} = {value}" for number, value in enumerate(points)]
-    (about / "entry_points.txt").write_text("\n".join(["[parabolic.learners]", *lines]))
+    (metadata_folder / "entry_points.txt").write_text("\n".join(["[parabolic.learners]", *lines]))
     monkeypatch.syspath_prepend(tmp_path)
-    fresh = importlib.metadata.entry_points
-    monkeypatch.setattr("parabolic.learners.registry.entry_points", lambda group: fresh(group=group))
-    with pytest.warns(RuntimeWarning) as told:
-        known = known_learners()
-    assert [str(each.message).partition(" (")[0] for each in told] == [
+    read_entry_points = importlib.metadata.entry_points
+    monkeypatch.setattr("parabolic.learners.registry.entry_points", lambda group: read_entry_points(group=group))
+    with pytest.warns(RuntimeWarning) as caught:
+        learners = known_learners()
+    assert [str(warning.message).partition(" (")[0] for warning in caught] == [
         f"the learner 'plug{number}' is left out: badplug cannot be used" for number in range(3)
     ]
-    assert "(no driver): fix or remove it" in str(told[1].message)
-    assert known["plug3"] is find_learner("plug3") is ER
-    assert not {"plug0", "plug1", "plug2"} & known.keys()
+    assert "(no driver): fix or remove it" in str(caught[1].message)
+    assert learners["plug3"] is find_learner("plug3") is ER
+    assert not {"plug0", "plug1", "plug2"} & learners.keys()
     code, out, err = parabolic("list", "--json")  # without a second warning, which would be an error
     assert (code, err) == (0, "")
     assert "plug3" in json.loads(out)["learners"]
@@ -255,7 +257,7 @@ def test_streams_and_networks_of_ones_own(tmp_path):
         "def network(shape, classes):\n"
         "    return torch.nn.Linear(shape[0], classes)\n"
     )
-    out = command(
+    out = run_command(
         "run",
         "--stream",
         "mine.py:stream",
@@ -299,20 +301,20 @@ def test_what_few_need_is_not_imported_by_all():
         "commands = [find_command(name) for name in COMMANDS]\n"
         "print([name for name in ('scipy.spatial', 'sklearn') if name in sys.modules])"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "[]"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize(("option", "shown"), [("--version", parabolic.__version__), ("--help", "Usage: parabolic")])
-def test_the_version_and_the_list_of_commands_need_no_torch(option, shown):
+@pytest.mark.parametrize(("option", "expected"), [("--version", parabolic.__version__), ("--help", "Usage: parabolic")])
+def test_the_version_and_the_list_of_commands_need_no_torch(option, expected):
     code = (
         "import sys; from parabolic.cli import main\n"
         f"sys.argv = ['parabolic', {option!r}]\n"
         "try:\n    main()\nfinally:\n    print([name for name in ('torch', 'numpy') if name in sys.modules])"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert shown in told.stdout
-    assert told.stdout.endswith("\n[]\n")
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert expected in process.stdout
+    assert process.stdout.endswith("\n[]\n")
 
 
 def test_the_list_of_commands_says_what_each_says_of_itself():
@@ -323,26 +325,26 @@ def test_the_list_of_commands_says_what_each_says_of_itself():
 def test_every_public_name_is_found_in_the_part_that_has_it():
     """The type checker's imports, `__all__` and the table of `__getattr__` say the same."""
     tree = ast.parse(Path(parabolic.__file__).read_text())
-    checked, _ = [node for node in tree.body if isinstance(node, ast.If)]  # the other has `__getattr__`
-    modules, *names = checked.body
-    for each in modules.names:
-        assert getattr(parabolic, each.name) is importlib.import_module(f"parabolic.{each.name}")
-    imported = {f"{node.module}.{each.name}" for node in names for each in node.names}
-    assert imported == {f"parabolic.{part}.{name}" for name, part in parabolic._HOMES.items()}
+    for_type_checkers, _ = [node for node in tree.body if isinstance(node, ast.If)]  # the other has `__getattr__`
+    modules, *names = for_type_checkers.body
+    for imported_name in modules.names:
+        assert getattr(parabolic, imported_name.name) is importlib.import_module(f"parabolic.{imported_name.name}")
+    imported = {f"{node.module}.{imported_name.name}" for node in names for imported_name in node.names}
+    assert imported == {f"parabolic.{module}.{name}" for name, module in parabolic._HOMES.items()}
     assert sorted(parabolic._HOMES) == sorted(parabolic.__all__)
-    for name, part in parabolic._HOMES.items():
-        assert getattr(parabolic, name) is getattr(importlib.import_module(f"parabolic.{part}"), name)
+    for name, module in parabolic._HOMES.items():
+        assert getattr(parabolic, name) is getattr(importlib.import_module(f"parabolic.{module}"), name)
         assert name in dir(parabolic)
     assert parabolic.metrics is importlib.import_module("parabolic.metrics")
     assert "import_module" not in dir(parabolic)  # what only its own code uses
-    with pytest.raises(AttributeError, match="module 'parabolic' has no attribute 'PLC'") as refused:
+    with pytest.raises(AttributeError, match="module 'parabolic' has no attribute 'PLC'") as error:
         parabolic.PLC  # noqa: B018
-    assert (refused.value.name, refused.value.obj) == ("PLC", parabolic)  # Python suggests the nearest name then
+    assert (error.value.name, error.value.obj) == ("PLC", parabolic)  # Python suggests the nearest name then
 
 
 def test_any_part_may_be_the_first_to_be_imported():
     """No module counts on what another one has imported; those within a package come after the package."""
-    names = [each.name for each in pkgutil.iter_modules(parabolic.__path__, "parabolic.")]
+    names = [module.name for module in pkgutil.iter_modules(parabolic.__path__, "parabolic.")]
     code = (
         "import os, sys, torch, numpy, scipy, sklearn.base, rich, typer\n"
         "for name in sys.argv[1:]:\n"
@@ -350,20 +352,24 @@ def test_any_part_may_be_the_first_to_be_imported():
         "        __import__(name); os._exit(0)\n"
         "    if os.wait()[1]: print(name)\n"
     )
-    names += [f"parabolic.cli.{place.partition(':')[0]}" for place, _ in COMMANDS.values()]
-    ours = [name for name in dict.fromkeys(names) if name.split(".")[1] not in ("kernels", "draws", "vectors")]
-    quiet = "ignore:This process:DeprecationWarning"  # from Python 3.12 on: that it has threads and forks
-    told = subprocess.run([sys.executable, "-W", quiet, "-c", code, *ours], capture_output=True, text=True, check=True)
-    assert (told.stdout, told.stderr) == ("", "")
+    names += [f"parabolic.cli.{module_name.partition(':')[0]}" for module_name, _ in COMMANDS.values()]
+    without_triton = [
+        name for name in dict.fromkeys(names) if name.split(".")[1] not in ("kernels", "draws", "vectors")
+    ]
+    warning_filter = "ignore:This process:DeprecationWarning"  # from Python 3.12 on: that it has threads and forks
+    process = subprocess.run(
+        [sys.executable, "-W", warning_filter, "-c", code, *without_triton], capture_output=True, text=True, check=True
+    )
+    assert (process.stdout, process.stderr) == ("", "")
 
 
 def test_no_module_is_hidden_by_what_its_package_offers():
     """Else `import parabolic.experiments.x as x` would give something else than the module."""
-    packages = [each.name for each in pkgutil.walk_packages(parabolic.__path__, "parabolic.") if each.ispkg]
+    packages = [module.name for module in pkgutil.walk_packages(parabolic.__path__, "parabolic.") if module.ispkg]
     assert "parabolic.report.page" in packages
     for name in ["parabolic", *packages]:
         package = importlib.import_module(name)
-        modules = {each.name for each in pkgutil.iter_modules(package.__path__)}
+        modules = {module.name for module in pkgutil.iter_modules(package.__path__)}
         assert not modules & {*getattr(package, "__all__", ())}, name
 
 
@@ -372,14 +378,14 @@ def test_a_file_may_import_what_is_beside_it(tmp_path):
     folder = tmp_path / "code"
     folder.mkdir()
     (folder / "the_weight_of_the_past.py").write_text("from torch.nn.functional import cross_entropy")
-    own = NEW.replace("torch.nn.functional import cross_entropy", "the_weight_of_the_past import *")
-    (folder / "mine.py").write_text(own)
+    learner_code = NEW.replace("torch.nn.functional import cross_entropy", "the_weight_of_the_past import *")
+    (folder / "mine.py").write_text(learner_code)
     before = list(sys.path)
     assert find_learner(f"{folder}/mine.py:WeightedER").name == "weighted"
     assert sys.path == before
     arguments = ("--stream", "seq-blobs", "--seeds", "2", "--workers", "2", "--json")
-    told = json.loads(command("compare", "--learners", "code/mine.py:WeightedER", *arguments, cwd=tmp_path))
-    assert json.dumps(told).count("code/mine.py:WeightedER") >= 1
+    result = json.loads(run_command("compare", "--learners", "code/mine.py:WeightedER", *arguments, cwd=tmp_path))
+    assert json.dumps(result).count("code/mine.py:WeightedER") >= 1
 
 
 HELPER = """
@@ -421,19 +427,19 @@ def two_folders(tmp_path):
 
 
 def test_files_of_two_folders_have_each_their_own_helper(two_folders):
-    one, other = map(find_learner, two_folders)
-    assert (one.side, other.side) == ("a", "b")
-    for learner, side in ((one, "a"), (other, "b"), (one, "a")):  # whichever was asked for last
-        made = learner(torch.nn.Linear(2, 2), weight=2)
-        assert (made.side, made.weight) == (side, 2.0)
-        assert pickle.loads(pickle.dumps(made)).side == side
-    assert [find_learner(path) for path in two_folders] == [one, other]  # and nothing is imported anew
+    first, second = map(find_learner, two_folders)
+    assert (first.side, second.side) == ("a", "b")
+    for learner, side in ((first, "a"), (second, "b"), (first, "a")):  # whichever was asked for last
+        instance = learner(torch.nn.Linear(2, 2), weight=2)
+        assert (instance.side, instance.weight) == (side, 2.0)
+        assert pickle.loads(pickle.dumps(instance)).side == side
+    assert [find_learner(path) for path in two_folders] == [first, second]  # and nothing is imported anew
 
 
 def test_the_code_of_a_run_is_that_beside_its_file(two_folders, tmp_path):
     """Of both sides `helper` has its part in the hash, whichever was asked for last."""
-    one, other = (RunSpec(path, stream="seq-blobs") for path in two_folders)
-    hashes = [own_code_of(spec) for spec in (one, other, one, other)]
+    first, second = (RunSpec(path, stream="seq-blobs") for path in two_folders)
+    hashes = [own_code_of(spec) for spec in (first, second, first, second)]
     assert hashes[:2] == hashes[2:]
     assert hashes[0] != hashes[1]
     (tmp_path / "c").mkdir()
@@ -471,17 +477,17 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_a_file_imports_of_ones_own_is_part_of_its_code(layout, tmp_path, monkeypatch):
     """Also what that imports in turn and what is imported within a function; not what nobody imports, nor a library."""
-    file, learner, imports, counted, others = LAYOUTS[layout]
+    file, learner, imports, relevant, irrelevant = LAYOUTS[layout]
     start = "from . " if layout == "package" else ""
-    texts = dict.fromkeys([*counted, *others], "X = 1\n")
+    texts = dict.fromkeys([*relevant, *irrelevant], "X = 1\n")
     texts[file] = f"{imports}\n{FACTOR.format(1)}\ndef later():\n    {start}import late\n"
-    texts[counted[0]] = (
+    texts[relevant[0]] = (
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import hints\n"
         f"import sys\nsys.path.append('venv/site-packages')\nimport far\n{start}import cogs\n"
     )
     before = list(sys.path)
 
-    def code(edited=""):
+    def code_after_edit(edited=""):
         """As a process finds it that is started after the edit."""
         folder = tmp_path / (edited.replace("/", " ") or "as it was")
         for name, text in texts.items():
@@ -492,8 +498,8 @@ def test_what_a_file_imports_of_ones_own_is_part_of_its_code(layout, tmp_path, m
         with patch.dict(sys.modules):
             return own_code_of(RunSpec(learner))
 
-    assert {code(each) for each in others} == {code()}
-    assert len({code(), *map(code, counted)}) == 1 + len(counted)
+    assert {code_after_edit(file_name) for file_name in irrelevant} == {code_after_edit()}
+    assert len({code_after_edit(), *map(code_after_edit, relevant)}) == 1 + len(relevant)
 
 
 def test_all_that_a_spec_names_is_part_of_its_code(tmp_path, monkeypatch):
@@ -506,24 +512,24 @@ def test_all_that_a_spec_names_is_part_of_its_code(tmp_path, monkeypatch):
         "one.py": "def one(state):\n    return 1\n",
         "two.py": "def two(state):\n    return 2\n",
     }
-    named = {"stream": "stream.py:stream", "backbone": "network.py:network", "measure": "one.py:one, two.py:two"}
+    settings = {"stream": "stream.py:stream", "backbone": "network.py:network", "measure": "one.py:one, two.py:two"}
 
-    def code(edited=""):
+    def code_after_edit(edited=""):
         for name, text in texts.items():
             Path(name).write_text(text + "# edited" * (name == edited))
-        return own_code_of(RunSpec("learner.py:Mine", **named, options={"optimizer": "rule.py:Rule"}))
+        return own_code_of(RunSpec("learner.py:Mine", **settings, options={"optimizer": "rule.py:Rule"}))
 
-    assert len({code(), *map(code, texts)}) == 1 + len(texts)
+    assert len({code_after_edit(), *map(code_after_edit, texts)}) == 1 + len(texts)
     assert own_code_of(RunSpec("er", stream="hf:user/set")) == ""  # the name of data, not of a module
 
 
 def test_a_learner_derived_from_one_in_another_folder_counts_with_it(tmp_path, monkeypatch):
-    base, mine = FACTOR.format(1), "from base_elsewhere import Mine as Base\n\n\nclass Mine(Base):\n    pass\n"
-    for folder, name, text in (("a", "base_elsewhere.py", base), ("b", "mine.py", mine)):
+    base, derived = FACTOR.format(1), "from base_elsewhere import Mine as Base\n\n\nclass Mine(Base):\n    pass\n"
+    for folder, name, text in (("a", "base_elsewhere.py", base), ("b", "mine.py", derived)):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / name).write_text(text)
     monkeypatch.syspath_prepend(tmp_path / "a")
-    assert own_code_of(RunSpec(f"{tmp_path}/b/mine.py:Mine")) == sha256((base + mine).encode()).hexdigest()
+    assert own_code_of(RunSpec(f"{tmp_path}/b/mine.py:Mine")) == sha256((base + derived).encode()).hexdigest()
 
 
 def test_a_file_that_imports_nothing_of_its_own_has_the_code_that_it_had(tmp_path):
@@ -552,30 +558,30 @@ def test_a_helper_counts_as_it_was_imported_even_by_a_file_that_failed(tmp_path)
 def test_runs_are_trained_again_after_an_edit_of_what_their_file_imports(tmp_path):
     (tmp_path / "gains.py").write_text("GAIN = 1")
     (tmp_path / "mine.py").write_text("import gains\n" + FACTOR.format("gains.GAIN"))
-    asked = ("compare", "--learners", "mine.py:Mine", "--stream", "seq-blobs", "--set", "backbone=mlp", "--seeds", "1")
+    args = ("compare", "--learners", "mine.py:Mine", "--stream", "seq-blobs", "--set", "backbone=mlp", "--seeds", "1")
 
-    def trained():
-        told = json.loads(command(*asked, "--json", cwd=tmp_path))
-        return told["reused"], told["runs"][0]["accuracy"]
+    def train_all():
+        result = json.loads(run_command(*args, "--json", cwd=tmp_path))
+        return result["reused"], result["runs"][0]["accuracy"]
 
-    first = trained()
-    assert trained() == (1, first[1])
+    first = train_all()
+    assert train_all() == (1, first[1])
     (tmp_path / "gains.py").write_text("GAIN = 0")
-    reused, accuracy = trained()
+    reused, accuracy = train_all()
     assert reused == 0
     assert accuracy != first[1]
 
 
 def test_runs_of_two_folders_are_trained_by_their_own_code(two_folders, tmp_path):
     names = ",".join(path.removeprefix(f"{tmp_path}/") for path in two_folders)
-    asked = ("compare", "--learners", names, "--stream", "seq-blobs", "--seeds", "1", "--set", "backbone=mlp", "--json")
+    args = ("compare", "--learners", names, "--stream", "seq-blobs", "--seeds", "1", "--set", "backbone=mlp", "--json")
     expected = [
         execute(RunSpec(path, stream="seq-blobs", backbone="mlp"), device="cpu").accuracy for path in two_folders
     ]
     assert expected[0] != expected[1]
     for number in ("0", "1"):  # here, and in one process for both
-        told = json.loads(command(*asked, "--workers", number, "--runs", f"runs{number}", cwd=tmp_path))
-        assert [each["accuracy"] for each in told["runs"]] == expected
+        result = json.loads(run_command(*args, "--workers", number, "--runs", f"runs{number}", cwd=tmp_path))
+        assert [run["accuracy"] for run in result["runs"]] == expected
 
 
 def test_a_file_that_asks_for_another_goes_on_with_its_own_helper(two_folders, tmp_path):
@@ -585,9 +591,11 @@ def test_a_file_that_asks_for_another_goes_on_with_its_own_helper(two_folders, t
         f"other = load_object('other', '{tmp_path}/b/other.py:SIDE')\nimport helper as again\nfrom parts import names\n"
     )
     names = ("helper", "again", "names", "other")
-    helper, again, beside, other = (load_object("x", f"{tmp_path}/a/asks.py:{name}") for name in names)
-    assert (helper.SIDE, beside.SIDE, other) == ("a", "a", "b")
-    assert again is helper
+    helper, imported_again, names_module, other_side = (
+        load_object("x", f"{tmp_path}/a/asks.py:{name}") for name in names
+    )
+    assert (helper.SIDE, names_module.SIDE, other_side) == ("a", "a", "b")
+    assert imported_again is helper
 
 
 def test_what_a_file_imports_from_elsewhere_is_imported_once(tmp_path, monkeypatch):
@@ -601,10 +609,10 @@ def test_what_a_file_imports_from_elsewhere_is_imported_once(tmp_path, monkeypat
     before = importlib.import_module("was_there_before")
     for side in "ab":
         (tmp_path / side / "mine.py").write_text("import lies_below, was_there_before\n")
-    one, other = ([load_object("x", f"{tmp_path}/{side}/mine.py:{name}") for name in ("lies_below", "was_there_before")]
+    in_a, in_b = ([load_object("x", f"{tmp_path}/{side}/mine.py:{name}") for name in ("lies_below", "was_there_before")]
                   for side in "ab")  # fmt: skip
-    assert one == other
-    assert one[1] is before
+    assert in_a == in_b
+    assert in_a[1] is before
 
 
 def test_a_file_that_fails_leaves_the_places_of_modules_as_they_were(tmp_path):

@@ -28,11 +28,11 @@ def column(*values):
     return torch.tensor(values, dtype=torch.float64)[:, None]
 
 
-def noise(seed=0):
+def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def one(x):
+def ones(x):
     return torch.ones(len(x), dtype=x.dtype)
 
 
@@ -43,7 +43,7 @@ def wavy(x):
 def extrapolated(loss, x, t, domain, sigma, drift=None, *, steps, seed=0, **options):
     """An estimate free of the bias of first order, and its standard error."""
     coarse, fine = (
-        solve(loss, x, t, domain, sigma, drift, steps=k * steps, generator=noise(seed + k), **options) for k in (1, 2)
+        solve(loss, x, t, domain, sigma, drift, steps=k * steps, generator=seeded(seed + k), **options) for k in (1, 2)
     )
     return 2 * fine.mean - coarse.mean, torch.hypot(2 * fine.error, coarse.error)
 
@@ -63,7 +63,7 @@ def test_the_share_of_paths_that_were_stopped():
     x, t, sigma, paths = column(0.0, 0.1, 0.5, 1.0), 0.1, 0.5, 20_000
     k = np.arange(1, 401, 2)[:, None] * np.pi
     share = 1 - (4 / k * np.sin(k * x[:, 0].numpy()) * np.exp(-sigma * k**2 * t)).sum(0)
-    u = solve(one, x, t, INTERVAL, sigma, paths=paths, steps=50, generator=noise())
+    u = solve(ones, x, t, INTERVAL, sigma, paths=paths, steps=50, generator=seeded())
     assert (np.abs(u.stopped.numpy() - share) <= 4 * np.sqrt(np.abs(share * (1 - share)) / paths) + 1e-9).all()
     assert 0.1 < u.stopped[2] < 0.5
 
@@ -72,7 +72,7 @@ def test_the_share_of_paths_that_were_stopped():
 @pytest.mark.parametrize(("time", "steps"), [(0.02, 40), (0.2, 40), (5.0, 500)])
 def test_a_constant_source_gives_the_mean_time_to_the_edge(sigma, time, steps):
     x, t, paths = column(0.05, 0.3, 0.5, 0.9), time / sigma, 10_000
-    u = solve(lambda y: 2 * one(y), x, t, INTERVAL, sigma, paths=paths, steps=steps, generator=noise())
+    u = solve(lambda y: 2 * ones(y), x, t, INTERVAL, sigma, paths=paths, steps=steps, generator=seeded())
     expected = 2 + 2 * mean_time(x[:, 0].numpy(), t, sigma)
     unseen = 2 * t * 3 / paths  # what a chance of up to 3 in as many paths, which no path need meet, could change
     assert (np.abs(u.mean.numpy() - expected) <= 3 * u.error.numpy() + unseen).all()
@@ -124,15 +124,15 @@ DRIFTS = {
 
 @pytest.mark.parametrize("name", DRIFTS)
 def test_drifting_and_reweighted_paths_agree_with_crank_nicolson_and_each_other(name):
-    drift, oracle = DRIFTS[name]
+    drift, oracle_drift = DRIFTS[name]
     x = column(0.1, 0.3, 0.7)
-    expected = crank_nicolson(lambda y: 1 + np.sin(5 * y), x[:, 0].numpy(), 0.4, 0.5, oracle)
+    expected = crank_nicolson(lambda y: 1 + np.sin(5 * y), x[:, 0].numpy(), 0.4, 0.5, oracle_drift)
     options = {"paths": 20_000, "steps": 40}
     u, error = extrapolated(wavy, x, 0.4, INTERVAL, 0.5, drift, by="simulate", **options)
-    v, other = extrapolated(wavy, x, 0.4, INTERVAL, 0.5, drift, by="reweight", seed=9, **options)
+    v, other_error = extrapolated(wavy, x, 0.4, INTERVAL, 0.5, drift, by="reweight", seed=9, **options)
     assert (np.abs(u.numpy() - expected) <= 3 * error.numpy()).all()
-    assert (np.abs(v.numpy() - expected) <= 3 * other.numpy()).all()
-    assert ((u - v).abs() <= 3 * torch.hypot(error, other)).all()
+    assert (np.abs(v.numpy() - expected) <= 3 * other_error.numpy()).all()
+    assert ((u - v).abs() <= 3 * torch.hypot(error, other_error)).all()
 
 
 # The order of the bias
@@ -158,12 +158,14 @@ def test_at_a_flat_edge_any_step_is_exact(steps):
     def harmonic(y):  # its mean over any stopped path is its value at the start
         return 2 + torch.exp(-2 * y[:, 0]) * torch.cos(2 * y[:, 1])
 
-    options = {"paths": 40_000, "steps": steps, "generator": noise()}
-    where = solve(harmonic, x, t, HalfPlane(), sigma, source=0.0, **options)
-    assert ((where.mean - harmonic(x)).abs() <= 3 * where.error).all()
-    when = solve(one, x, t, HalfPlane(), sigma, **options)
-    alive = [quad(lambda s, a=float(a): erf(a / math.sqrt(4 * sigma * s)), 0, t)[0] for a in x[:, 0]]
-    assert ((when.mean - 1 - torch.tensor(alive)).abs() <= 3 * when.error).all()
+    options = {"paths": 40_000, "steps": steps, "generator": seeded()}
+    at_the_end = solve(harmonic, x, t, HalfPlane(), sigma, source=0.0, **options)
+    assert ((at_the_end.mean - harmonic(x)).abs() <= 3 * at_the_end.error).all()
+    in_time = solve(ones, x, t, HalfPlane(), sigma, **options)
+    times_inside = [
+        quad(lambda time, start=float(start): erf(start / math.sqrt(4 * sigma * time)), 0, t)[0] for start in x[:, 0]
+    ]
+    assert ((in_time.mean - 1 - torch.tensor(times_inside)).abs() <= 3 * in_time.error).all()
 
 
 def test_at_a_flat_edge_the_integral_of_a_loss_that_varies_has_a_bias_of_order_three_halves():
@@ -171,7 +173,7 @@ def test_at_a_flat_edge_the_integral_of_a_loss_that_varies_has_a_bias_of_order_t
     x, t, source, bias = torch.tensor([[0.3, 0.0]], dtype=torch.float64), 0.5, -4.0, []  # with −2/t the noise cancels
     for steps in (2, 8):
         u = solve(lambda y: y[:, 0].clamp_min(0), x, t, HalfPlane(), 0.5, source=source, paths=400_000, steps=steps,
-                  generator=noise(steps))  # fmt: skip
+                  generator=seeded(steps))  # fmt: skip
         bias.append(float(u.mean) - 0.3 * (1 + source * t))
         assert bias[-1] > 10 * float(u.error)
     assert 5 < bias[0] / bias[1] < 11  # 8 at the order 3/2, 4 at the first, 16 at the second
@@ -181,7 +183,7 @@ def test_at_a_flat_edge_the_integral_of_a_loss_that_varies_has_a_bias_of_order_t
 def test_far_from_an_edge_the_integral_has_the_error_of_the_trapezoidal_rule(steps):
     """For ℓ = z⁴, z = x₁ − 50, Eℓ is 3(2σs)² at the time s: the rule adds (t/steps)²/12 times its slope's change."""
     x, t, sigma = torch.tensor([[50.0, 0.0]], dtype=torch.float64), 0.5, 0.5
-    u = solve(lambda y: (y[:, 0] - 50) ** 4, x, t, HalfPlane(), sigma, paths=200_000, steps=steps, generator=noise())
+    u = solve(lambda y: (y[:, 0] - 50) ** 4, x, t, HalfPlane(), sigma, paths=200_000, steps=steps, generator=seeded())
     exact, rule = 3 * (2 * sigma * t) ** 2 + 4 * sigma**2 * t**3, (t / steps) ** 2 / 12 * 24 * sigma**2 * t
     assert abs(float(u.mean) - exact - rule) <= 4 * float(u.error)
     if steps == 1:
@@ -211,8 +213,8 @@ class Blind(Disc):
 def biases(domain, steps, paths=100_000):
     """For the mean time to the edge of the disc from its middle, 1/4σ, at these numbers of steps."""
     x = torch.zeros(1, 2, dtype=torch.float64)
-    found = [solve(one, x, 8.0, domain, 1.0, paths=paths, steps=k, generator=noise(k)) for k in steps]
-    return [(float(u.mean) - 1.25, float(u.error)) for u in found]
+    estimates = [solve(ones, x, 8.0, domain, 1.0, paths=paths, steps=count, generator=seeded(count)) for count in steps]
+    return [(float(estimate.mean) - 1.25, float(estimate.error)) for estimate in estimates]
 
 
 def test_halving_the_step_halves_the_bias_of_a_drift():
@@ -222,7 +224,7 @@ def test_halving_the_step_halves_the_bias_of_a_drift():
     expected = crank_nicolson(lambda y: 1 + np.sin(5 * y), np.array([0.2]), 0.5, 0.5, drift)
     bias = []
     for steps in (8, 16, 32):
-        u = solve(wavy, column(0.2), 0.5, INTERVAL, 0.5, drift, paths=400_000, steps=steps, generator=noise(steps))
+        u = solve(wavy, column(0.2), 0.5, INTERVAL, 0.5, drift, paths=400_000, steps=steps, generator=seeded(steps))
         bias.append(float(u.mean) - expected[0])
         assert abs(bias[-1]) > 10 * float(u.error)  # what is measured is the bias, not the noise
     assert 1.6 < bias[0] / bias[1] < 2.5  # 2 at the first order, 1.4 at the order ½, 4 at the second
@@ -240,12 +242,12 @@ def test_a_curved_edge_has_a_bias_of_first_order_even_without_a_drift():
     """Re z⁴ is harmonic: its mean over stopped paths is its value at the start, whatever the edge."""
 
     def harmonic(y):
-        a, b = y[:, 0].square(), y[:, 1].square()
-        return 9 + a * a - 6 * a * b + b * b
+        x_squared, y_squared = y[:, 0].square(), y[:, 1].square()
+        return 9 + x_squared * x_squared - 6 * x_squared * y_squared + y_squared * y_squared
 
     x, bias = torch.tensor([[0.85, 0.0]] * 4, dtype=torch.float64), []
     for steps in (4, 8):
-        u = solve(harmonic, x, 0.4, Disc(), 0.5, source=0.0, paths=200_000, steps=steps, generator=noise(steps))
+        u = solve(harmonic, x, 0.4, Disc(), 0.5, source=0.0, paths=200_000, steps=steps, generator=seeded(steps))
         bias.append(float((u.mean - harmonic(x)).mean()))
         assert bias[-1] > 10 * float(u.error.norm()) / 4
     assert 1.5 < bias[0] / bias[1] < 2.6  # 2 at the first order, 1.4 at the order ½, 4 at the second
@@ -268,12 +270,12 @@ def cube(d, half=1.0):
 def cube_time(d, t, sigma):
     """E[t ∧ τ] from the middle of [−1, 1]^d: the integral of the d-th power of the chance to be inside for one."""
     k = np.arange(1, 801, 2)
-    sign = np.where(k % 4 == 1, 1, -1)
+    signs = np.where(k % 4 == 1, 1, -1)
 
-    def alive(s):
-        return (4 / np.pi * sign / k * np.exp(-sigma * (k * np.pi / 2) ** 2 * s)).sum()
+    def chance_inside(time):
+        return (4 / np.pi * signs / k * np.exp(-sigma * (k * np.pi / 2) ** 2 * time)).sum()
 
-    return 1e-4 + quad(lambda s: alive(s) ** d, 1e-4, t, limit=200)[0]
+    return 1e-4 + quad(lambda time: chance_inside(time) ** d, 1e-4, t, limit=200)[0]
 
 
 def test_in_a_solid_hull_of_four_dimensions_the_bias_is_of_order_one_half_and_warned_of():
@@ -281,37 +283,39 @@ def test_in_a_solid_hull_of_four_dimensions_the_bias_is_of_order_one_half_and_wa
     for steps in (50, 200):
         with pytest.warns(
             RuntimeWarning, match=f"steps={steps} is too few: in a hull of 4 .* missed.* Use a margin"
-        ) as w:
+        ) as caught:
             u = solve(
-                one, torch.zeros(1, 4).double(), 2.0, Hull(cube(4)), 0.5, paths=6000, steps=steps, generator=noise()
+                ones, torch.zeros(1, 4).double(), 2.0, Hull(cube(4)), 0.5, paths=6000, steps=steps, generator=seeded()
             )
-        assert [each.filename for each in w] == [__file__]
+        assert [warning.filename for warning in caught] == [__file__]
         bias.append(float(u.mean) - expected)
         assert bias[-1] > 8 * float(u.error)
     assert 1.5 < bias[0] / bias[1] < 2.7  # a quarter of the step, half of the bias
-    few = solve(one, torch.zeros(1, 3).double(), 2.0, Hull(cube(3)), 0.5, paths=6000, steps=50, generator=noise())
-    assert abs(float(few.mean) - 1 - cube_time(3, 2.0, 0.5)) < 3 * float(few.error)
+    three_dimensional = solve(
+        ones, torch.zeros(1, 3).double(), 2.0, Hull(cube(3)), 0.5, paths=6000, steps=50, generator=seeded()
+    )
+    assert abs(float(three_dimensional.mean) - 1 - cube_time(3, 2.0, 0.5)) < 3 * float(three_dimensional.error)
 
 
 @pytest.mark.parametrize("unit", [1e-5, 1e5])
 def test_units_make_no_difference(unit):
     """With lengths in other units, and σ in their square, u is the same: also where the depth of a path is unknown."""
 
-    def u(unit):
+    def estimate(unit):
         start, sigma, options = torch.zeros(1, 4).double(), 0.5 * unit**2, {"paths": 1000, "steps": 50}
         with pytest.warns(RuntimeWarning, match="crossings are missed"):
             return solve(
-                lambda y: 1 + (y / unit).square().sum(1), start, 2.0, Hull(unit * cube(4)), sigma, generator=noise(),
+                lambda y: 1 + (y / unit).square().sum(1), start, 2.0, Hull(unit * cube(4)), sigma, generator=seeded(),
                 **options,
             ).mean  # fmt: skip
 
-    assert torch.allclose(u(unit), u(1.0), rtol=0.005)
+    assert torch.allclose(estimate(unit), estimate(1.0), rtol=0.005)
 
 
 def test_a_margin_of_two_steps_sees_all_crossings():
     """The cube of nine tenths, grown by a tenth: of the whole cube it lacks the corners only, where few paths leave."""
-    u = solve(one, torch.zeros(1, 4).double(), 2.0, Hull(cube(4, 0.9), 0.1), 0.5, paths=3000, steps=800,
-              generator=noise())  # fmt: skip
+    u = solve(ones, torch.zeros(1, 4).double(), 2.0, Hull(cube(4, 0.9), 0.1), 0.5, paths=3000, steps=800,
+              generator=seeded())  # fmt: skip
     assert abs(float(u.mean) - 1 - cube_time(4, 2.0, 0.5)) < 3 * float(u.error) + 0.004
 
 
@@ -323,25 +327,25 @@ def test_steps_of_half_a_radius_meet_a_ball_as_often_as_they_should_and_steps_of
     x[0, 0] = rho
     domain, expected = Intersection(Balls(0 * x, r**2), Disc()), (rho ** (2 - d) - 1) / (r ** (2 - d) - 1)
 
-    def share(length):
+    def estimate_with(length):
         steps = math.ceil(20 / length**2)
-        settings = {"source": 0.0, "paths": 4000, "steps": steps, "generator": noise()}
+        settings = {"source": 0.0, "paths": 4000, "steps": steps, "generator": seeded()}
         return solve(lambda y: (y.norm(dim=1) < 0.5).double(), x, 20 / d, domain, 0.5, **settings)
 
-    short = share(r / 2)
-    assert abs(float(short.mean) - expected) < 0.1 * expected + 3 * float(short.error)
+    short_steps = estimate_with(r / 2)
+    assert abs(float(short_steps.mean) - expected) < 0.1 * expected + 3 * float(short_steps.error)
     with pytest.warns(
         RuntimeWarning, match=r"steps of length 0.79 meet balls.* of 0.4 too often. Use steps=\d+ or more"
-    ) as told:
-        long = share(2 * r)
-    assert float(long.mean) > 2 * expected
-    enough = int(re.findall(r"Use steps=(\d+)", str(told[0].message))[0])
-    assert enough == pytest.approx(20 / (r / 2) ** 2, abs=1)  # steps of half a radius, as above
+    ) as caught:
+        long_steps = estimate_with(2 * r)
+    assert float(long_steps.mean) > 2 * expected
+    suggested = int(re.findall(r"Use steps=(\d+)", str(caught[0].message))[0])
+    assert suggested == pytest.approx(20 / (r / 2) ** 2, abs=1)  # steps of half a radius, as above
 
 
 def test_there_is_no_warning_where_no_path_runs():
-    memory = torch.randn(20, 64, generator=noise())
-    assert (solve(one, memory, 1.0, MemoryDomain(memory, 0.01), 0.05, paths=2, steps=2).stopped == 1).all()
+    memory = torch.randn(20, 64, generator=seeded())
+    assert (solve(ones, memory, 1.0, MemoryDomain(memory, 0.01), 0.05, paths=2, steps=2).stopped == 1).all()
 
 
 # Two dimensions: a hull with balls cut out, by finite differences
@@ -359,28 +363,28 @@ def finite_differences(loss, domain, box, t, sigma, source, h, steps=120):
     assert not inside[[0, -1]].any()
     number = np.full(inside.shape, -1)
     number[inside] = np.arange(inside.sum())
-    x, own = nodes[inside], number[inside]
+    x, numbers = nodes[inside], number[inside]
     rows, columns, entries = [], [], []
     fixed, diagonal = np.zeros(len(x)), np.zeros(len(x))
-    for along in (np.array([1, 0]), np.array([0, 1])):
+    for axis_step in (np.array([1, 0]), np.array([0, 1])):
         arms = []
-        for way in (along, -along):
-            index = np.argwhere(inside) + way
+        for direction in (axis_step, -axis_step):
+            index = np.argwhere(inside) + direction
             neighbour = number[index[:, 0], index[:, 1]]
             low, high = np.zeros(len(x)), np.ones(len(x))
             for _ in range(30):
                 middle = (low + high) / 2
-                within = domain(x + middle[:, None] * h * way)
+                within = domain(x + middle[:, None] * h * direction)
                 low, high = np.where(within, middle, low), np.where(within, high, middle)
-            arms.append((neighbour, np.where(neighbour >= 0, h, np.maximum(low, 1e-6) * h), way))
+            arms.append((neighbour, np.where(neighbour >= 0, h, np.maximum(low, 1e-6) * h), direction))
         span = arms[0][1] + arms[1][1]
-        for neighbour, length, way in arms:
+        for neighbour, length, direction in arms:
             weight = 2 / (length * span)
             diagonal -= weight
-            real = neighbour >= 0
-            rows.append(own[real]), columns.append(neighbour[real]), entries.append(weight[real])
-            fixed += np.where(real, 0, weight * loss(x + length[:, None] * way))
-    rows.append(own), columns.append(own), entries.append(diagonal)
+            inner = neighbour >= 0
+            (rows.append(numbers[inner]), columns.append(neighbour[inner]), entries.append(weight[inner]))
+            fixed += np.where(inner, 0, weight * loss(x + length[:, None] * direction))
+    rows.append(numbers), columns.append(numbers), entries.append(diagonal)
     laplace = coo_matrix((np.concatenate(entries), (np.concatenate(rows), np.concatenate(columns)))).tocsc()
     value, u, dt = loss(x), loss(x), t / steps
     eye = identity(len(x), format="csc")
@@ -412,11 +416,13 @@ def test_a_hull_with_balls_cut_out_agrees_with_finite_differences(sigma, t, sour
     hull, corners = Delaunay(points), points[ConvexHull(points).vertices]
 
     def within(x):
-        near = (hull.find_simplex(x) >= 0) | (to_polygon(x, corners) < margin)
-        return near & (((x[:, None] - points) ** 2).sum(2).min(1) > 0.04)
+        in_hull_or_margin = (hull.find_simplex(x) >= 0) | (to_polygon(x, corners) < margin)
+        return in_hull_or_margin & (((x[:, None] - points) ** 2).sum(2).min(1) > 0.04)
 
-    (few, coarse), (x, fine) = (finite_differences(ripples, within, 3.2, t, sigma, source, h) for h in (0.08, 0.04))
-    common = cKDTree(x).query(few)[1][::20]
+    (coarse_nodes, coarse), (x, fine) = (
+        finite_differences(ripples, within, 3.2, t, sigma, source, h) for h in (0.08, 0.04)
+    )
+    common = cKDTree(x).query(coarse_nodes)[1][::20]
     expected, grid_error = fine[common], np.abs(fine[common] - coarse[::20]) / 3  # the grid's error is of second order
     domain = MemoryDomain(torch.tensor(points), eps=0.04, margin=margin)
     assert (domain.hit(torch.tensor(x)) > 0).all()  # both hold the same nodes to be inside
@@ -447,12 +453,12 @@ def test_in_two_dimensions_a_rotating_drift_can_be_simulated_or_reweighted():
     def loss(x):
         return x[:, 0].square() + x[:, 1].exp()
 
-    x = domain.interior(8, noise(1))
+    x = domain.interior(8, seeded(1))
     x = x[domain.hit(x) > 0.05]
     u, error = extrapolated(loss, x, 0.5, domain, 0.4, swirl, paths=10_000, steps=40)
-    v, other = extrapolated(loss, x, 0.5, domain, 0.4, swirl, by="reweight", paths=10_000, steps=40, seed=5)
+    v, other_error = extrapolated(loss, x, 0.5, domain, 0.4, swirl, by="reweight", paths=10_000, steps=40, seed=5)
     assert len(x) >= 3
-    assert ((u - v).abs() <= 3 * torch.hypot(error, other)).all()
+    assert ((u - v).abs() <= 3 * torch.hypot(error, other_error)).all()
 
 
 # Girsanov's weight
@@ -472,12 +478,12 @@ def test_the_weight_has_mean_one(name, sigma):
         by="reweight",
         paths=n,
         steps=100,
-        generator=noise(),
+        generator=seeded(),
     )
     error = u.weight * (1 / u.effective - 1 / n).sqrt()  # as Σw² = (Σw)²/effective
     assert (u.effective < n).all()
     assert ((u.weight - 1).abs() <= 3 * error).all()
-    simulated = solve(wavy, column(0.2), 0.3, INTERVAL, sigma, DRIFTS[name][0], paths=100, generator=noise())
+    simulated = solve(wavy, column(0.2), 0.3, INTERVAL, sigma, DRIFTS[name][0], paths=100, generator=seeded())
     assert simulated.weight == 1
     assert simulated.effective == 100
 
@@ -485,7 +491,9 @@ def test_the_weight_has_mean_one(name, sigma):
 def test_collapsed_weights_are_warned_of():
     line = Hull(column(-50.0, 50.0))
     with pytest.warns(RuntimeWarning, match=r'reweighting collapsed: .* use by="simulate"'):
-        u = solve(one, column(0.0), 4.0, line, 0.5, lambda x: torch.full_like(x, 3.0), by="reweight", generator=noise())
+        u = solve(
+            ones, column(0.0), 4.0, line, 0.5, lambda x: torch.full_like(x, 3.0), by="reweight", generator=seeded()
+        )
     assert u.effective < 100
 
 
@@ -501,10 +509,10 @@ def test_the_gradient_of_a_potential_is_a_drift():
 
 def test_bridges_estimate_the_mean_along_bridges_to_the_memory():
     """For ℓ = ‖x‖² the mean on a bridge from x to m is ‖x + s(m − x)‖² + 2σdts(1 − s) at the share s of the way."""
-    x, ends = torch.tensor([[1.0, 0.0, -1.0], [0.0, 0.5, 0.0]]), torch.randn(5, 3, generator=noise())
+    x, ends = torch.tensor([[1.0, 0.0, -1.0], [0.0, 0.5, 0.0]]), torch.randn(5, 3, generator=seeded())
     t, sigma, s = 0.7, 0.3, torch.linspace(0, 1, 9)
     u = solve_by_bridges(
-        lambda y: y.square().sum(1), x, t, ends, sigma, paths=40_000, times=9, generator=noise(1), source=1.0
+        lambda y: y.square().sum(1), x, t, ends, sigma, paths=40_000, times=9, generator=seeded(1), source=1.0
     )
     mean = torch.lerp(x[:, None, None], ends[None, :, None], s[:, None]).square().sum(3).mean(1)
     mean = mean + 2 * sigma * 3 * t * s * (1 - s)
@@ -517,12 +525,12 @@ def test_bridges_estimate_the_mean_along_bridges_to_the_memory():
 @pytest.mark.parametrize("sigma", [1e-6, 1.0])  # no path stops; most do
 def test_a_loss_of_any_type_is_summed_precisely(sigma, dtype):
     """A loss of one everywhere gives 1 + E[t ∧ τ], as a count of errors or in half precision too."""
-    for kind in (torch.float32, torch.float64):
-        domain, x = Hull(column(0.0, 1.0).to(kind)), column(0.5).to(kind)
+    for point_dtype in (torch.float32, torch.float64):
+        domain, x = Hull(column(0.0, 1.0).to(point_dtype)), column(0.5).to(point_dtype)
         u = solve(lambda y: torch.ones(len(y), dtype=dtype), x, 0.2, domain, sigma, paths=500, steps=600,
-                  generator=noise())  # fmt: skip
+                  generator=seeded())  # fmt: skip
         expected = 0.2 if sigma < 1 else mean_time(np.array([0.5]), 0.2, sigma)[0]
-        assert u.mean.dtype == kind
+        assert u.mean.dtype == point_dtype
         assert abs(float(u.mean) - 1 - expected) < 3 * float(u.error) + 1e-5
 
 
@@ -546,13 +554,13 @@ def test_at_time_zero_and_on_memory_u_is_the_loss_itself():
     def loss(y):
         return y.sum(1) + 1
 
-    now = solve(loss, x, 0.0, domain, 1.0)
-    assert torch.allclose(now.mean, loss(x))
-    assert (now.error < 1e-6).all()
-    later = solve(loss, x, 1.0, domain, 1.0)
-    assert torch.isclose(later.mean[0], loss(x)[0])
-    assert later.stopped[0] == 1
-    assert later.error[1] > 0
+    at_time_zero = solve(loss, x, 0.0, domain, 1.0)
+    assert torch.allclose(at_time_zero.mean, loss(x))
+    assert (at_time_zero.error < 1e-6).all()
+    at_time_one = solve(loss, x, 1.0, domain, 1.0)
+    assert torch.isclose(at_time_one.mean[0], loss(x)[0])
+    assert at_time_one.stopped[0] == 1
+    assert at_time_one.error[1] > 0
 
 
 def test_chunks_bound_the_memory_and_do_not_change_what_is_estimated():
@@ -564,30 +572,30 @@ def test_chunks_bound_the_memory_and_do_not_change_what_is_estimated():
         return wavy(x)
 
     x = column(0.2, 0.5, 0.8)
-    whole = solve(wavy, x, 0.2, INTERVAL, 1.0, paths=5000, generator=noise())
-    parts = solve(loss, x, 0.2, INTERVAL, 1.0, paths=5000, chunk=700, generator=noise(1))
+    at_once = solve(wavy, x, 0.2, INTERVAL, 1.0, paths=5000, generator=seeded())
+    in_chunks = solve(loss, x, 0.2, INTERVAL, 1.0, paths=5000, chunk=700, generator=seeded(1))
     assert largest <= 700
-    assert ((whole.mean - parts.mean).abs() <= 3 * torch.hypot(whole.error, parts.error)).all()
-    assert torch.allclose(whole.error, parts.error, rtol=0.05)
+    assert ((at_once.mean - in_chunks.mean).abs() <= 3 * torch.hypot(at_once.error, in_chunks.error)).all()
+    assert torch.allclose(at_once.error, in_chunks.error, rtol=0.05)
 
 
 def test_the_error_is_that_of_the_mean():
     """Over many repeats the estimates spread as much as each one says."""
     x = column(*[0.4] * 400)
-    u = solve(wavy, x, 0.3, INTERVAL, 0.5, paths=100, steps=20, generator=noise())
+    u = solve(wavy, x, 0.3, INTERVAL, 0.5, paths=100, steps=20, generator=seeded())
     assert abs(float(u.mean.std() / u.error.mean()) - 1) < 0.1
 
 
 def test_the_same_generator_gives_the_same_estimate_and_points_may_have_any_shape():
-    points = torch.randn(9, 1, 2, generator=noise())
+    points = torch.randn(9, 1, 2, generator=seeded())
     domain = MemoryDomain(points, eps=0.01)
-    x = domain.interior(5, noise(1))
+    x = domain.interior(5, seeded(1))
 
     def loss(y):
         assert y.shape[1:] == (1, 2)
         return y.square().sum((1, 2))
 
-    first, second = (solve(loss, x, 0.1, domain, 0.5, lambda y: -y, paths=50, generator=noise(3)) for _ in range(2))
+    first, second = (solve(loss, x, 0.1, domain, 0.5, lambda y: -y, paths=50, generator=seeded(3)) for _ in range(2))
     assert torch.equal(first.mean, second.mean)
     assert first.mean.shape == first.error.shape == (5,)
 
@@ -598,30 +606,30 @@ def test_in_many_dimensions_paths_run_in_the_tube_round_a_flat_hull():
     points[1, 0] = 100.0
     domain, x = MemoryDomain(points, eps=1.0), torch.zeros(1, 30, dtype=torch.float64)
     x[0, 0] = 50.0
-    u, error = extrapolated(one, x, 1.0, domain, 0.5, paths=2000, steps=200)
+    u, error = extrapolated(ones, x, 1.0, domain, 0.5, paths=2000, steps=200)
     assert abs(float(u) - 1 - 1 / (2 * 29 * 0.5)) <= 3 * float(error)
 
 
 @pytest.mark.gpu
 def test_a_gpu_estimates_the_same():
-    points = torch.randn(14, 2, generator=noise())
-    x = MemoryDomain(points, eps=0.01).interior(16, noise(1))
+    points = torch.randn(14, 2, generator=seeded())
+    x = MemoryDomain(points, eps=0.01).interior(16, seeded(1))
     x = x[MemoryDomain(points, eps=0.01).hit(x) > 0.05]
-    found = []
+    estimates = []
     for device in ("cpu", "cuda"):
         domain = MemoryDomain(points.to(device), eps=0.01)
-        random = torch.Generator(device).manual_seed(0)
-        found.append(solve(wavy, x.to(device), 0.5, domain, 0.3, torch.neg, paths=20_000, generator=random))
-    assert found[1].mean.is_cuda
-    gap = (found[0].mean - found[1].mean.cpu()).abs()
-    assert (gap <= 3 * torch.hypot(found[0].error, found[1].error.cpu())).all()
+        generator = torch.Generator(device).manual_seed(0)
+        estimates.append(solve(wavy, x.to(device), 0.5, domain, 0.3, torch.neg, paths=20_000, generator=generator))
+    assert estimates[1].mean.is_cuda
+    gap = (estimates[0].mean - estimates[1].mean.cpu()).abs()
+    assert (gap <= 3 * torch.hypot(estimates[0].error, estimates[1].error.cpu())).all()
 
 
 # Bad input
 
 
-class Told:
-    """The half-line x < 1, with methods as told."""
+class HalfLine:
+    """The half-line x < 1, with the methods that are given in place of its own."""
 
     def __init__(self, inside=None, hit=None, nearest=None):
         self.inside = inside or (lambda x: x[:, 0] <= 1)
@@ -648,10 +656,10 @@ class Told:
             "potential: got a result that does not depend on x, expected .* operations of torch",
         ),
         ({"domain": HalfPlane}, "domain: got <class .*, expected an object with the methods inside, hit and nearest"),
-        ({"domain": Told(inside=lambda x: x[:, 0])}, r"domain.inside: .* expected .* shape \[1\] and type bool"),
-        ({"domain": Told(hit=lambda x: 1 - x.abs())}, r"domain.hit: .* expected .* shape \[1\] and type float64"),
-        ({"domain": Told(hit=lambda x: x[:, 0] < 1)}, r"domain.hit: .* bool, expected .* type float64"),
-        ({"domain": Told(nearest=lambda x: x[:, 0])}, r"domain.nearest: .* expected .* shape \[1, 1\]"),
+        ({"domain": HalfLine(inside=lambda x: x[:, 0])}, r"domain.inside: .* expected .* shape \[1\] and type bool"),
+        ({"domain": HalfLine(hit=lambda x: 1 - x.abs())}, r"domain.hit: .* expected .* shape \[1\] and type float64"),
+        ({"domain": HalfLine(hit=lambda x: x[:, 0] < 1)}, r"domain.hit: .* bool, expected .* type float64"),
+        ({"domain": HalfLine(nearest=lambda x: x[:, 0])}, r"domain.nearest: .* expected .* shape \[1, 1\]"),
         ({"loss": None}, "loss: got None, expected a function from points to their losses"),
         ({"generator": 3}, r"generator: got 3, expected a torch.Generator; pass torch.Generator\(\).manual_seed\(3\)"),
         (
@@ -669,9 +677,9 @@ class Told:
     ],
 )
 def test_bad_input_is_refused_by_name(change, message):
-    given = {"loss": wavy, "x": column(0.5), "t": 0.1, "domain": INTERVAL, "sigma": 1.0, **change}
+    arguments = {"loss": wavy, "x": column(0.5), "t": 0.1, "domain": INTERVAL, "sigma": 1.0, **change}
     with pytest.raises(InputError, match=message):
-        solve(**given)
+        solve(**arguments)
 
 
 def test_bridges_refuse_ends_of_another_shape():
@@ -693,6 +701,6 @@ def test_far_from_every_edge_no_path_stops_in_any_dimension(d):
     """With ℓ = ‖x‖² and no edge in reach, u(0, 1) = E‖X₁‖² + ∫ E‖X‖² ds = 2σd + σd."""
     points = 20 * torch.cat([torch.eye(d), -torch.eye(d)]).double()
     start, domain = torch.zeros(1, d, dtype=torch.float64), MemoryDomain(points, eps=0.01)
-    u = solve(lambda x: x.square().sum(1), start, 1.0, domain, 0.5, paths=2000, generator=noise())
+    u = solve(lambda x: x.square().sum(1), start, 1.0, domain, 0.5, paths=2000, generator=seeded())
     assert u.stopped == 0
     assert abs(u.mean - 1.5 * d) < 4 * u.error

@@ -26,18 +26,18 @@ def _open():
 
 @posix
 @pytest.mark.usefixtures("_open")
-@pytest.mark.parametrize("kept", [0o600, 0o640, 0o664, 0o444])
-def test_a_file_that_is_replaced_hands_on_its_permissions(tmp_path, kept):
+@pytest.mark.parametrize("permissions", [0o600, 0o640, 0o664, 0o444])
+def test_a_file_that_is_replaced_hands_on_its_permissions(tmp_path, permissions):
     path = tmp_path / "secret"
     write_text(path, "one")
     assert mode(path) == oct(0o644)
-    path.chmod(kept)
+    path.chmod(permissions)
     with atomic_write(path) as aside:
         aside.write_text("two")
         meanwhile = stat.S_IMODE(aside.stat().st_mode)
-        assert meanwhile & ~0o600 & ~kept == 0  # nobody else can read it
+        assert meanwhile & ~0o600 & ~permissions == 0  # nobody else can read it
         assert meanwhile & 0o600 == 0o600  # but its owner can write it, even in place of a file for reading only
-    assert (mode(path), path.read_text()) == (oct(kept), "two")
+    assert (mode(path), path.read_text()) == (oct(permissions), "two")
 
 
 @posix
@@ -60,47 +60,47 @@ def test_a_new_file_gets_its_folders_and_one_that_fails_before_it_is_begun_says_
 
 @posix
 def test_writing_leaves_no_file_or_folder_open(tmp_path):
-    def lowest():
+    def lowest_free_descriptor():
         """The lowest descriptor that is free, which is the one that is given next."""
-        opened = os.open(tmp_path, os.O_RDONLY)
-        os.close(opened)
-        return opened
+        descriptor = os.open(tmp_path, os.O_RDONLY)
+        os.close(descriptor)
+        return descriptor
 
-    free = lowest()
+    free = lowest_free_descriptor()
     write_text(tmp_path / "a", "one")
     write_text(tmp_path / "a", "two")
-    assert lowest() == free
+    assert lowest_free_descriptor() == free
 
 
 def test_left_over_files_are_removed_after_the_clock_was_put_back(tmp_path):
-    left = [tmp_path / f".{name}.safetensors.{'0' * 16}" for name in ("a", "b")]
-    for path, moved in zip(left, (3600, -3600), strict=True):
+    left_over = [tmp_path / f".{name}.safetensors.{'0' * 16}" for name in ("a", "b")]
+    for path, seconds in zip(left_over, (3600, -3600), strict=True):
         path.touch()
-        os.utime(path, (time.time() + moved,) * 2)
+        os.utime(path, (time.time() + seconds,) * 2)
     sweep(tmp_path)  # files that others may be writing: only what is old for certain
-    assert [path.exists() for path in left] == [True, False]
+    assert [path.exists() for path in left_over] == [True, False]
     sweep(tmp_path, older=0)  # nobody else writes here
-    assert not left[0].exists()
+    assert not left_over[0].exists()
 
 
 def test_only_left_over_files_are_removed_and_one_that_cannot_be_is_no_obstacle(tmp_path):
-    users = [tmp_path / f".run.json.{end}" for end in ("bak", "0" * 15, "0" * 17, "g" * 16)]
-    folder, left = (tmp_path / f".run.json.{digit * 16}" for digit in "0f")
+    users_files = [tmp_path / f".run.json.{end}" for end in ("bak", "0" * 15, "0" * 17, "g" * 16)]
+    folder, left_over = (tmp_path / f".run.json.{digit * 16}" for digit in "0f")
     folder.mkdir()
-    for path in (*users, left):
+    for path in (*users_files, left_over):
         path.touch()
     sweep(tmp_path, older=0)
-    assert sorted(tmp_path.iterdir()) == sorted([*users, folder])
+    assert sorted(tmp_path.iterdir()) == sorted([*users_files, folder])
 
 
-def test_an_error_of_the_disk_without_a_number_is_told_too(tmp_path):
+def test_an_error_of_the_disk_without_a_number_is_reported_too(tmp_path):
     with pytest.raises(InputError, match="^out: got the quota is used up"), disk_errors("out", tmp_path, "mend it"):
         raise OSError("the quota is used up")
 
 
-def test_a_link_to_nowhere_is_told_as_such(tmp_path):
+def test_a_link_to_nowhere_is_reported_as_such(tmp_path):
     """As to a volume that is not mounted; the system says that the file exists."""
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    told = r"^out: got a link to a place that does not exist \(.*link\), expected a folder"
-    with pytest.raises(InputError, match=told), disk_errors("out", tmp_path / "link", "mend it"):
+    message = r"^out: got a link to a place that does not exist \(.*link\), expected a folder"
+    with pytest.raises(InputError, match=message), disk_errors("out", tmp_path / "link", "mend it"):
         (tmp_path / "link").mkdir(exist_ok=True)

@@ -17,7 +17,7 @@ from parabolic.learners import find_learner, known_learners
 from parabolic.streams import CropFlip, Normalise
 
 
-def make(name, seed, **options):
+def make_learner(name, seed, **options):
     torch.manual_seed(seed)
     cls = find_learner(name)
     if issubclass(cls, ReplayLearner):
@@ -25,49 +25,55 @@ def make(name, seed, **options):
     return cls(MLP((2,), 4, hidden=(16,)), seed=seed, classes=4, **options)
 
 
-def stream(seed, size=83):
-    g = torch.Generator().manual_seed(seed)
+def make_stream(seed, size=83):
+    generator = torch.Generator().manual_seed(seed)
     y = torch.arange(2 * size) % 4
-    return Stream.from_arrays(torch.randn(2 * size, 2, generator=g) + y[:, None], y, tasks=2, seed=seed)
+    return Stream.from_arrays(torch.randn(2 * size, 2, generator=generator) + y[:, None], y, tasks=2, seed=seed)
 
 
 @pytest.mark.parametrize("name", sorted(known_learners()))
 def test_replicas_are_solo_runs(name):
-    states = train_fleet(Fleet([make(name, seed) for seed in (0, 1)]), [stream(0), stream(1)], batch=10)
+    states = train_fleet(
+        Fleet([make_learner(name, seed) for seed in (0, 1)]), [make_stream(0), make_stream(1)], batch=10
+    )
     for seed, state in enumerate(states):
-        alone = train(make(name, seed), stream(seed), batch=10)
+        alone = train(make_learner(name, seed), make_stream(seed), batch=10)
         assert alone.step == state.step
         assert (alone.matrix[1] == state.matrix[1]).all()
-        for one, other in zip(alone.learner.model.parameters(), state.learner.model.parameters(), strict=True):
-            assert torch.equal(one, other)
+        for solo_weight, fleet_weight in zip(
+            alone.learner.model.parameters(), state.learner.model.parameters(), strict=True
+        ):
+            assert torch.equal(solo_weight, fleet_weight)
 
 
 @pytest.mark.parametrize("name", sorted(known_learners()))
 def test_a_fleet_that_starts_again_is_a_new_one(name):
-    used = Fleet([make(name, 1)])
-    train_fleet(used, [stream(1)], batch=10)
-    assert used.adopt([make(name, 3)])
-    (state,) = train_fleet(used, [stream(3)], batch=10)
-    fresh = train(make(name, 3), stream(3), batch=10)
-    for one, other in zip(fresh.learner.model.parameters(), state.learner.model.parameters(), strict=True):
-        assert torch.equal(one, other)
+    used = Fleet([make_learner(name, 1)])
+    train_fleet(used, [make_stream(1)], batch=10)
+    assert used.adopt([make_learner(name, 3)])
+    (state,) = train_fleet(used, [make_stream(3)], batch=10)
+    fresh = train(make_learner(name, 3), make_stream(3), batch=10)
+    for fresh_weight, used_weight in zip(
+        fresh.learner.model.parameters(), state.learner.model.parameters(), strict=True
+    ):
+        assert torch.equal(fresh_weight, used_weight)
     assert used.learners[0].steps == fresh.learner.steps
 
 
 def test_a_fleet_that_cannot_start_again_is_left_as_it_is():
-    used = Fleet([make("er", 0), make("er", 1)])
-    train_fleet(used, [stream(0), stream(1)], batch=10)
+    used = Fleet([make_learner("er", 0), make_learner("er", 1)])
+    train_fleet(used, [make_stream(0), make_stream(1)], batch=10)
     steps = [learner.steps for learner in used.learners]
-    fresh = [make("er", 2), make("er", 3, prepare=torch.neg)]
+    fresh = [make_learner("er", 2), make_learner("er", 3, prepare=torch.neg)]
     assert not used.adopt(fresh)
     assert [learner.steps for learner in used.learners] == steps
     assert [learner.seed for learner in used.learners] == [0, 1]
 
 
 def test_an_optimiser_with_a_state_does_not_start_again():
-    used = Fleet([make("er", 0, optimizer="Adam", lr=0.01)])
-    train_fleet(used, [stream(0)], batch=10)
-    assert not used.adopt([make("er", 1, optimizer="Adam", lr=0.01)])
+    used = Fleet([make_learner("er", 0, optimizer="Adam", lr=0.01)])
+    train_fleet(used, [make_stream(0)], batch=10)
+    assert not used.adopt([make_learner("er", 1, optimizer="Adam", lr=0.01)])
 
 
 def test_a_class_of_ones_own_whose_state_may_not_be_all_does_not_start_again():
@@ -77,24 +83,24 @@ def test_a_class_of_ones_own_whose_state_may_not_be_all_does_not_start_again():
     class Mine(ER):
         pass
 
-    assert not Fleet([make("er", 0, memory=Diary(50))]).adopt([make("er", 1, memory=Diary(50))])
-    mine = [Mine(MLP((2,), 4), memory=50, seed=seed) for seed in (0, 1)]
-    assert not Fleet(mine[:1]).adopt(mine[1:])
+    assert not Fleet([make_learner("er", 0, memory=Diary(50))]).adopt([make_learner("er", 1, memory=Diary(50))])
+    own_learners = [Mine(MLP((2,), 4), memory=50, seed=seed) for seed in (0, 1)]
+    assert not Fleet(own_learners[:1]).adopt(own_learners[1:])
 
 
 def test_one_that_prepares_its_examples_otherwise_does_not_start_again():
-    def same(one, other):
-        return Fleet([make("er", 0, **one)]).adopt([make("er", 1, **other)])
+    def can_adopt(options, other_options):
+        return Fleet([make_learner("er", 0, **options)]).adopt([make_learner("er", 1, **other_options)])
 
-    plain, other = (Normalise((mean,), (0.2,)) for mean in (0.5, 0.4))
-    assert same({"prepare": plain}, {"prepare": Normalise((0.5,), (0.2,))})
-    assert not same({"prepare": plain}, {"prepare": other})
-    assert not same({}, {"prepare": plain})
-    assert same({"augment": CropFlip(4)}, {"augment": CropFlip(4)})
-    assert not same({"augment": CropFlip(4)}, {"augment": CropFlip(2)})
+    plain, other_normalise = (Normalise((mean,), (0.2,)) for mean in (0.5, 0.4))
+    assert can_adopt({"prepare": plain}, {"prepare": Normalise((0.5,), (0.2,))})
+    assert not can_adopt({"prepare": plain}, {"prepare": other_normalise})
+    assert not can_adopt({}, {"prepare": plain})
+    assert can_adopt({"augment": CropFlip(4)}, {"augment": CropFlip(4)})
+    assert not can_adopt({"augment": CropFlip(4)}, {"augment": CropFlip(2)})
     channels = np.array([0.5]), np.array([0.2])
-    assert same({"prepare": plain}, {"prepare": Normalise(*channels)})
-    assert same({"prepare": Normalise(*channels)}, {"prepare": Normalise(*channels)})
+    assert can_adopt({"prepare": plain}, {"prepare": Normalise(*channels)})
+    assert can_adopt({"prepare": Normalise(*channels)}, {"prepare": Normalise(*channels)})
 
     class Centred(Normalise):  # does as it likes
         pass
@@ -109,15 +115,15 @@ def test_one_that_prepares_its_examples_otherwise_does_not_start_again():
             return True
 
     for cls in (partial(Centred, (0.5,), (0.2,)), Agreeable):
-        one = cls()
-        assert same({"prepare": one}, {"prepare": one})
-        for other in (cls(), plain):
-            assert not same({"prepare": one}, {"prepare": other})
-            assert not same({"prepare": other}, {"prepare": one})
+        prepare = cls()
+        assert can_adopt({"prepare": prepare}, {"prepare": prepare})
+        for other_prepare in (cls(), plain):
+            assert not can_adopt({"prepare": prepare}, {"prepare": other_prepare})
+            assert not can_adopt({"prepare": other_prepare}, {"prepare": prepare})
 
 
 @pytest.mark.parametrize(
-    ("another", "reused"),
+    ("changes", "reused"),
     [
         ({"seed": 5}, True),
         ({"scenario": {"corruption": "uniform"}}, True),
@@ -127,24 +133,24 @@ def test_one_that_prepares_its_examples_otherwise_does_not_start_again():
         ({"stream": "seq-digits"}, False),
     ],
 )
-def test_what_was_made_for_one_run_serves_others_of_the_same_learner(another, reused):
+def test_what_was_made_for_one_run_serves_others_of_the_same_learner(changes, reused):
     yard, spec = Yard(), RunSpec("er", stream="seq-blobs", backbone="mlp", memory=50)
     ((_, _),) = execute_fleet([spec], device="cpu", yard=yard)
-    first, other = yard.fleet, replace(spec, **another)
+    first, other = yard.fleet, replace(spec, **changes)
     ((_, record),) = execute_fleet([other], device="cpu", yard=yard)
     assert (yard.fleet is first) is reused
     assert record.accuracy == execute(other, device="cpu").accuracy
 
 
 def test_what_a_captured_step_has_in_it_tells_graphs_apart():
-    learner = make("er", 0, optimizer="Adam", lr=0.01)
+    learner = make_learner("er", 0, optimizer="Adam", lr=0.01)
     before = fleet._hyperparameters(learner)
     learner.optim.param_groups[0]["betas"] = (0.5, 0.9)
     assert fleet._hyperparameters(learner) != before
 
 
 def test_accuracy_is_counted_by_task_with_all_classes_seen_competing_and_with_its_own():
-    learner, data = make("er", 0), stream(0)
+    learner, data = make_learner("er", 0), make_stream(0)
     train(learner, data, batch=10)
     for row in (0, 1):
         right = Berth(learner).test(data, row, size=7).tolist()  # sheets that cut across tasks
@@ -152,15 +158,17 @@ def test_accuracy_is_counted_by_task_with_all_classes_seen_competing_and_with_it
             x, y = task.test.take(task.test_rows)
             scores = learner.scores(x)
             for counts, competing in zip(right, (data.seen(row), task.classes), strict=True):
-                told = [max(competing, key=lambda label: scores[i, label].item()) for i in range(len(x))]
-                assert counts[task.index] == sum(int(a) == int(b) for a, b in zip(told, y, strict=True))
+                predictions = [max(competing, key=lambda label: scores[row, label].item()) for row in range(len(x))]
+                assert counts[task.index] == sum(
+                    int(prediction) == int(label) for prediction, label in zip(predictions, y, strict=True)
+                )
 
 
 def test_one_that_diverges_leaves_the_others_alone():
-    fleet = Fleet([make("er", 0, lr=1e30), make("er", 1)])
-    wrong, right = train_fleet(fleet, [stream(0), stream(1)], batch=10)
+    fleet = Fleet([make_learner("er", 0, lr=1e30), make_learner("er", 1)])
+    wrong, right = train_fleet(fleet, [make_stream(0), make_stream(1)], batch=10)
     assert "er on arrays, seed 0: the loss became nan in task 1, by step" in str(wrong.error)
-    alone = train(make("er", 1), stream(1), batch=10)
+    alone = train(make_learner("er", 1), make_stream(1), batch=10)
     assert (alone.matrix[1] == right.matrix[1]).all()
 
 
@@ -168,9 +176,9 @@ def test_one_that_diverges_leaves_the_others_alone():
 def test_one_that_diverges_counts_its_own_steps_and_no_later_ones(place):
     rates = [0.1, 0.1]
     rates[place] = 1e30
-    learners = [make("er", seed, lr=lr) for seed, lr in enumerate(rates)]
-    states = train_fleet(Fleet(learners), [stream(0), stream(1)], batch=10)
-    (alone,) = train_fleet(Fleet([make("er", place, lr=1e30)]), [stream(place)], batch=10)
+    learners = [make_learner("er", seed, lr=lr) for seed, lr in enumerate(rates)]
+    states = train_fleet(Fleet(learners), [make_stream(0), make_stream(1)], batch=10)
+    (alone,) = train_fleet(Fleet([make_learner("er", place, lr=1e30)]), [make_stream(place)], batch=10)
     assert states[place].step == alone.step < states[1 - place].step == states[1 - place].total_steps
     assert str(states[place].error) == str(alone.error)
 
@@ -189,11 +197,11 @@ class BlindLater(torch.nn.Module):
 
 def test_scores_that_are_nan_in_a_test_are_no_result():
     """NaN scores would count as predictions of class 0, although the loss is finite."""
-    first = sum(1 for _ in stream(0)[0].batches(10))
+    batches_of_first_task = sum(1 for _ in make_stream(0)[0].batches(10))
     torch.manual_seed(0)
-    models = [BlindLater(first), MLP((2,), 4, hidden=(16,))]
+    models = [BlindLater(batches_of_first_task), MLP((2,), 4, hidden=(16,))]
     wrong, right = train_fleet(
-        Fleet([find_learner("sgd")(model, classes=4) for model in models]), [stream(0), stream(1)], batch=10
+        Fleet([find_learner("sgd")(model, classes=4) for model in models]), [make_stream(0), make_stream(1)], batch=10
     )
     assert "sgd on arrays, seed 0: the scores became NaN in task 2, by step" in str(wrong.error)
     assert np.isfinite(wrong.matrix[0, 0])
@@ -202,12 +210,14 @@ def test_scores_that_are_nan_in_a_test_are_no_result():
     assert right.error is None
     assert np.isfinite(right.matrix[1]).all()
     with pytest.raises(Diverged, match="the scores became NaN in task 1"):
-        train(find_learner("sgd")(BlindLater(1), classes=4), stream(0), batch=10)
+        train(find_learner("sgd")(BlindLater(1), classes=4), make_stream(0), batch=10)
 
 
 def test_streams_of_different_lengths_are_refused():
     with pytest.raises(InputError, match="the same number and sizes of batches"):
-        train_fleet(Fleet([make("er", 0), make("er", 1)]), [stream(0), stream(1, size=60)], batch=10)
+        train_fleet(
+            Fleet([make_learner("er", 0), make_learner("er", 1)]), [make_stream(0), make_stream(1, size=60)], batch=10
+        )
 
 
 def test_an_empty_fleet_is_refused():
@@ -216,7 +226,7 @@ def test_an_empty_fleet_is_refused():
 
 
 def test_counters_are_those_of_the_learner_and_its_memory():
-    learner = make("er", 0)
+    learner = make_learner("er", 0)
     before = counters(learner)
     learner.step(torch.randn(8, 2), torch.arange(8) % 4)
     after = counters(learner)
@@ -230,7 +240,7 @@ def test_counters_are_those_of_the_learner_and_its_memory():
 
 def test_a_replayed_step_carries_the_counters_on(monkeypatch):
     """What a replay does on the device is stood in for: here only the host's side is looked at."""
-    learner = make("er", 0)
+    learner = make_learner("er", 0)
     berth, x, y = Berth(learner), torch.randn(8, 2), torch.arange(8) % 4
     for _ in range(4):
         learner.step(x, y)
@@ -246,7 +256,7 @@ def test_a_replayed_step_carries_the_counters_on(monkeypatch):
 
 def test_a_phase_tells_steps_of_different_shape_apart():
     """While memory has less than a replay batch, every step is code of its own."""
-    learner, phases = make("er", 0), []
+    learner, phases = make_learner("er", 0), []
     for _ in range(5):
         phases.append(learner.phase())
         learner.step(torch.randn(3, 2), torch.arange(3))
@@ -262,15 +272,15 @@ def test_specs_that_diverge_come_back_with_a_record_that_says_so():
 
 
 def test_specs_of_one_shape_differ_in_seed_and_options_only():
-    one = RunSpec(learner="er", options={"lr": 0.1})
-    assert one.shape == RunSpec(learner="er", seed=3, options={"lr": 0.2}).shape
-    others = [
+    spec = RunSpec(learner="er", options={"lr": 0.1})
+    assert spec.shape == RunSpec(learner="er", seed=3, options={"lr": 0.2}).shape
+    changes = [
         {"learner": "sgd"}, {"stream": "seq-blobs"}, {"batch": 7}, {"memory": 100}, {"precision": "bf16"},
         {"backbone": "mlp"}, {"epochs": 2}, {"heads": True}, {"future": True}, {"scenario": {"tasks": 2}},
         {"measure": "math:sqrt"},
     ]  # fmt: skip
-    for other in others:
-        assert one.shape != RunSpec(**{"learner": "er", **other}).shape
+    for change in changes:
+        assert spec.shape != RunSpec(**{"learner": "er", **change}).shape
 
 
 class Diary(Memory):
@@ -280,8 +290,8 @@ class Diary(Memory):
         super().__init__(capacity)
         self.pages = 0
 
-    def offer(self, batch, **more):
-        super().offer(batch, **more)
+    def offer(self, batch, **options):
+        super().offer(batch, **options)
         self.pages += 1
 
 
@@ -291,8 +301,8 @@ def test_a_memory_of_ones_own_is_counted_when_steps_are_replayed():
     for _ in range(2):
         learner.step(torch.randn(3, 2), torch.arange(3))
     after = counters(learner)
-    more = {name: value - before[name] for name, value in after.items() if value != before[name]}
-    assert more == {".steps": 2, "memory.offered": 6, "memory.pages": 2}
+    increments = {name: value - before[name] for name, value in after.items() if value != before[name]}
+    assert increments == {".steps": 2, "memory.offered": 6, "memory.pages": 2}
 
 
 def test_numerics_are_set_for_a_while():
@@ -310,10 +320,10 @@ def test_a_run_in_bfloat16_is_another_run():
 
 def test_a_cpu_computes_in_float32():
     model = computing_in(MLP((2,), 4), "bf16")
-    seen = []
-    model[1].register_forward_hook(lambda _, x, y: seen.append(y.dtype))
+    dtypes = []
+    model[1].register_forward_hook(lambda _, x, y: dtypes.append(y.dtype))
     model(torch.randn(8, 2))
-    assert seen == [torch.float32]
+    assert dtypes == [torch.float32]
 
 
 def test_streams_that_share_their_examples_need_room_for_a_copy_each(monkeypatch):
@@ -324,29 +334,29 @@ def test_streams_that_share_their_examples_need_room_for_a_copy_each(monkeypatch
 
 
 def test_batches_at_hand_are_fed_as_they_are():
-    batches = stream(0)[0].batches(10)
-    for (x, y), (a, b) in zip(feed.feed(batches, torch.device("cpu")), batches, strict=True):
-        assert torch.equal(x, a)
-        assert torch.equal(y, b)
+    batches = make_stream(0)[0].batches(10)
+    for (x, y), (expected_x, expected_y) in zip(feed.feed(batches, torch.device("cpu")), batches, strict=True):
+        assert torch.equal(x, expected_x)
+        assert torch.equal(y, expected_y)
 
 
-def test_who_waits_for_batches_is_told_that_there_is_no_stream_to_bring_them(monkeypatch):
+def test_an_error_of_the_feeding_thread_reaches_who_waits_for_batches(monkeypatch):
     def refuse(device):
         raise RuntimeError(f"no stream on {device}")
 
     monkeypatch.setattr(torch.cuda, "Stream", refuse)
-    told = []
+    errors = []
 
     def wait():
         try:
-            next(feed.feed(stream(0)[0].batches(10), torch.device("cuda", 0)))
+            next(feed.feed(make_stream(0)[0].batches(10), torch.device("cuda", 0)))
         except RuntimeError as error:
-            told.append(str(error))
+            errors.append(str(error))
 
     waiting = threading.Thread(target=wait, daemon=True)
     waiting.start()
     waiting.join(60)
-    assert told == ["no stream on cuda:0"]
+    assert errors == ["no stream on cuda:0"]
 
 
 @pytest.mark.parametrize(
@@ -362,11 +372,11 @@ def test_what_is_cached_is_given_back_before_a_capture_if_more_than_is_free(
     free, share, reserved, allocated, given_back, monkeypatch
 ):
     cleared = []
-    told = {
+    device_state = {
         "mem_get_info": (free, 100), "get_per_process_memory_fraction": share, "memory_reserved": reserved,
         "memory_allocated": allocated,
     }  # fmt: skip
-    for name, value in told.items():
+    for name, value in device_state.items():
         monkeypatch.setattr(torch.cuda, name, lambda _device, value=value: value)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: cleared.append(True))
     graphs._make_room(0)

@@ -37,7 +37,7 @@ class Residual(nn.Sequential):
         )  # fmt: skip
 
 
-def make(name, seed, model="convnet", precision="fp32", **options):
+def make_learner(name, seed, model="convnet", precision="fp32", **options):
     torch.manual_seed(seed)
     net = ConvNet((3, 8, 8), CLASSES, 8) if model == "convnet" else Residual()
     net = computing_in(net.cuda(), precision, channels_last=model == "residual")
@@ -47,47 +47,49 @@ def make(name, seed, model="convnet", precision="fp32", **options):
     return cls(net, seed=seed, augment=CropFlip(1), classes=CLASSES, **options)
 
 
-def stream(seed):
+def make_stream(seed):
     """Two tasks of three classes whose images differ in brightness."""
-    g = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     y = torch.cat([torch.arange(TASK) % 3, 3 + torch.arange(TASK) % 3])
-    x = (torch.randint(64, (2 * TASK, 3, 8, 8), generator=g) + 32 * y[:, None, None, None]).to(torch.uint8)
+    x = (torch.randint(64, (2 * TASK, 3, 8, 8), generator=generator) + 32 * y[:, None, None, None]).to(torch.uint8)
     return Stream.from_arrays(x, y, test=(x, y), tasks=2, seed=seed)
 
 
-def state(learner):
+def flat_state(learner):
     """Every tensor and number that the next step depends on."""
 
     def flat(value, name=""):
         if isinstance(value, dict):
-            return {key: each for part, inner in value.items() for key, each in flat(inner, f"{name}/{part}").items()}
+            return {key: leaf for part, inner in value.items() for key, leaf in flat(inner, f"{name}/{part}").items()}
         return {name: value.detach().clone() if isinstance(value, torch.Tensor) else repr(value)}
 
     return flat(learner.state_dict())
 
 
-def same(one, other):
-    one, other = state(one), state(other)
-    assert one.keys() == other.keys()
+def assert_same_state(first, second):
+    first, second = flat_state(first), flat_state(second)
+    assert first.keys() == second.keys()
     unlike = [
         name
-        for name, value in one.items()
-        if not (torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name])
+        for name, value in first.items()
+        if not (torch.equal(value, second[name]) if isinstance(value, torch.Tensor) else value == second[name])
     ]
     assert not unlike
 
 
-def steps(berth):
+def captured_steps(berth):
     """The steps that were captured."""
     return {key for key in berth.graphs if key[0] == "step"}
 
 
-def go(learners, captured, epochs=3, **more):
+def train_learners(learners, captured, epochs=3, **options):
     fleet = Fleet(learners)
     if not captured:
         for berth in fleet.berths:
             berth.graphs.why_not = "the test wants it so"
-    states = train_fleet(fleet, [stream(learner.seed) for learner in learners], batch=BATCH, epochs=epochs, **more)
+    states = train_fleet(
+        fleet, [make_stream(learner.seed) for learner in learners], batch=BATCH, epochs=epochs, **options
+    )
     return fleet, states
 
 
@@ -97,12 +99,12 @@ def go(learners, captured, epochs=3, **more):
 def test_captured_steps_are_the_eager_ones(name, model, average):
     """Over a task boundary and short last batches, with a memory that fills on the way."""
     with numerics("fp32"):
-        eager, (plain,) = go([make(name, 0, model, average=average)], captured=False)
-        fleet, (captured,) = go([make(name, 0, model, average=average)], captured=True)
+        eager, (plain,) = train_learners([make_learner(name, 0, model, average=average)], captured=False)
+        fleet, (captured,) = train_learners([make_learner(name, 0, model, average=average)], captured=True)
     (berth,) = fleet.berths
     assert berth.mode == "captured"
-    assert len(steps(berth)) >= 2  # whole batches and short ones
-    same(eager.learners[0], fleet.learners[0])
+    assert len(captured_steps(berth)) >= 2  # whole batches and short ones
+    assert_same_state(eager.learners[0], fleet.learners[0])
     assert (plain.matrix[1] == captured.matrix[1]).all()
 
 
@@ -110,40 +112,42 @@ def test_captured_steps_are_the_eager_ones(name, model, average):
 @pytest.mark.parametrize("name", ["pcl", "er", "vrmcl", "obc", "lwf", "ewc"])
 def test_captured_steps_are_the_eager_ones_in_any_precision(name, precision):
     with numerics(precision):
-        eager, _ = go([make(name, 0, "residual", precision)], captured=False)
-        fleet, _ = go([make(name, 0, "residual", precision)], captured=True)
-    same(eager.learners[0], fleet.learners[0])
+        eager, _ = train_learners([make_learner(name, 0, "residual", precision)], captured=False)
+        fleet, _ = train_learners([make_learner(name, 0, "residual", precision)], captured=True)
+    assert_same_state(eager.learners[0], fleet.learners[0])
 
 
 def test_weights_turned_to_bfloat16_as_one_vector_are_those_turned_one_by_one(monkeypatch):
     # Without a limit, the norm of a gradient, which depends on how its entries are ordered, decides nothing.
     options = {"clip": 1e6, "lr": 0.01, "rate": 0.01, "rate_lr": 0.01}
     with numerics("bf16"):
-        whole, _ = go([make("vrmcl", 0, "residual", "bf16", **options)], captured=True)
-        monkeypatch.setattr("parabolic.learners.vrmcl.types_of", lambda _, weights: [each.dtype for each in weights])
-        apart, _ = go([make("vrmcl", 0, "residual", "bf16", **options)], captured=True)
-    assert list(whole.learners[0]._by_type) == [torch.bfloat16, torch.float32]
-    assert list(apart.learners[0]._by_type) == [torch.float32]
-    same(whole.learners[0], apart.learners[0])
+        as_one_vector, _ = train_learners([make_learner("vrmcl", 0, "residual", "bf16", **options)], captured=True)
+        monkeypatch.setattr(
+            "parabolic.learners.vrmcl.types_of", lambda _, weights: [weight.dtype for weight in weights]
+        )
+        one_by_one, _ = train_learners([make_learner("vrmcl", 0, "residual", "bf16", **options)], captured=True)
+    assert list(as_one_vector.learners[0]._by_type) == [torch.bfloat16, torch.float32]
+    assert list(one_by_one.learners[0]._by_type) == [torch.float32]
+    assert_same_state(as_one_vector.learners[0], one_by_one.learners[0])
 
 
-@pytest.mark.parametrize(("name", "more"), [("er", {}), ("pcl", {"average": 0.9, "average_part": 0.1})])
-def test_captured_steps_with_balance_are_the_eager_ones(name, more):
+@pytest.mark.parametrize(("name", "options"), [("er", {}), ("pcl", {"average": 0.9, "average_part": 0.1})])
+def test_captured_steps_with_balance_are_the_eager_ones(name, options):
     with numerics("bf16"):
-        eager, _ = go([make(name, 0, "residual", "bf16", balance=1.0, **more)], captured=False)
-        fleet, _ = go([make(name, 0, "residual", "bf16", balance=1.0, **more)], captured=True)
+        eager, _ = train_learners([make_learner(name, 0, "residual", "bf16", balance=1.0, **options)], captured=False)
+        fleet, _ = train_learners([make_learner(name, 0, "residual", "bf16", balance=1.0, **options)], captured=True)
     assert fleet.berths[0].mode == "captured"
-    same(eager.learners[0], fleet.learners[0])
+    assert_same_state(eager.learners[0], fleet.learners[0])
 
 
 @pytest.mark.parametrize("name", ["er", "ewc", "lwf", "derpp"])
 def test_captured_steps_with_a_head_for_each_task_are_the_eager_ones(name):
     heads = Heads(tasks=[[0, 1, 2], [3, 4, 5]])
     with numerics("bf16"):
-        eager, _ = go([make(name, 0, "residual", "bf16", criterion=heads)], captured=False)
-        fleet, _ = go([make(name, 0, "residual", "bf16", criterion=heads)], captured=True)
+        eager, _ = train_learners([make_learner(name, 0, "residual", "bf16", criterion=heads)], captured=False)
+        fleet, _ = train_learners([make_learner(name, 0, "residual", "bf16", criterion=heads)], captured=True)
     assert fleet.berths[0].mode == "captured"
-    same(eager.learners[0], fleet.learners[0])
+    assert_same_state(eager.learners[0], fleet.learners[0])
 
 
 @pytest.mark.parametrize("average", [None, 0.9])
@@ -151,9 +155,11 @@ def test_captured_steps_with_a_head_for_each_task_are_the_eager_ones(name):
 def test_tests_ahead_are_the_eager_ones_and_leave_later_tests_as_they_are(name, average):
     """They are captured before anything is learned, and so before there is an average worth the name."""
     with numerics("fp32"):
-        _, (eager,) = go([make(name, 0, "residual", average=average)], captured=False, future=True)
-        _, (captured,) = go([make(name, 0, "residual", average=average)], captured=True, future=True)
-        _, (plain,) = go([make(name, 0, "residual", average=average)], captured=True)
+        _, (eager,) = train_learners([make_learner(name, 0, "residual", average=average)], captured=False, future=True)
+        _, (captured,) = train_learners(
+            [make_learner(name, 0, "residual", average=average)], captured=True, future=True
+        )
+        _, (plain,) = train_learners([make_learner(name, 0, "residual", average=average)], captured=True)
     np.testing.assert_array_equal(captured.future, eager.future)
     np.testing.assert_array_equal(captured.matrix, eager.matrix)
     np.testing.assert_array_equal(captured.matrix, plain.matrix)
@@ -163,57 +169,59 @@ def test_tests_ahead_are_the_eager_ones_and_leave_later_tests_as_they_are(name, 
 @pytest.mark.parametrize("name", sorted(known_learners()))
 def test_replicas_of_a_fleet_are_solo_runs(name, precision):
     with numerics(precision):
-        solo = [go([make(name, seed, "residual", precision)], captured=True) for seed in range(3)]
-        fleet, states = go([make(name, seed, "residual", precision) for seed in range(3)], captured=True)
-    for (alone, (expected,)), learner, got in zip(solo, fleet.learners, states, strict=True):
-        same(alone.learners[0], learner)
-        assert (expected.matrix[1] == got.matrix[1]).all()
+        solo = [train_learners([make_learner(name, seed, "residual", precision)], captured=True) for seed in range(3)]
+        fleet, states = train_learners(
+            [make_learner(name, seed, "residual", precision) for seed in range(3)], captured=True
+        )
+    for (alone, (expected,)), learner, state in zip(solo, fleet.learners, states, strict=True):
+        assert_same_state(alone.learners[0], learner)
+        assert (expected.matrix[1] == state.matrix[1]).all()
 
 
 def test_a_fleet_of_different_options():
     with numerics("fp32"):
         rates = [0.01, 0.05]
-        solo = [go([make("er", 0, lr=lr)], captured=True)[0].learners[0] for lr in rates]
-        fleet, _ = go([make("er", 0, lr=lr) for lr in rates], captured=True)
+        solo = [train_learners([make_learner("er", 0, lr=lr)], captured=True)[0].learners[0] for lr in rates]
+        fleet, _ = train_learners([make_learner("er", 0, lr=lr) for lr in rates], captured=True)
     for alone, learner in zip(solo, fleet.learners, strict=True):
-        same(alone, learner)
+        assert_same_state(alone, learner)
 
 
 @pytest.mark.parametrize("name", sorted(known_learners()))
 def test_a_fleet_that_starts_again_is_a_new_one(name):
     with numerics("fp32"):
-        fresh, _ = go([make(name, seed) for seed in (3, 4)], captured=True)
-        used, _ = go([make(name, seed) for seed in (1, 2)], captured=True)
-        captured = [steps(berth) for berth in used.berths]
-        assert used.adopt([make(name, seed) for seed in (3, 4)])
-        train_fleet(used, [stream(seed) for seed in (3, 4)], batch=BATCH, epochs=3)
-    assert [steps(berth) for berth in used.berths] == captured
-    for one, other in zip(fresh.learners, used.learners, strict=True):
-        same(one, other)
+        fresh_fleet, _ = train_learners([make_learner(name, seed) for seed in (3, 4)], captured=True)
+        used_fleet, _ = train_learners([make_learner(name, seed) for seed in (1, 2)], captured=True)
+        captured = [captured_steps(berth) for berth in used_fleet.berths]
+        assert used_fleet.adopt([make_learner(name, seed) for seed in (3, 4)])
+        train_fleet(used_fleet, [make_stream(seed) for seed in (3, 4)], batch=BATCH, epochs=3)
+    assert [captured_steps(berth) for berth in used_fleet.berths] == captured
+    for fresh_learner, used_learner in zip(fresh_fleet.learners, used_fleet.learners, strict=True):
+        assert_same_state(fresh_learner, used_learner)
 
 
 @pytest.mark.parametrize("name", sorted(known_learners()))
 def test_captured_steps_that_are_repeated_are_the_eager_ones(name):
     with numerics("bf16"):
-        eager, _ = go([make(name, 0, "residual", "bf16", repeats=2)], captured=False)
-        fleet, _ = go([make(name, 0, "residual", "bf16", repeats=2)], captured=True)
-    same(eager.learners[0], fleet.learners[0])
+        eager, _ = train_learners([make_learner(name, 0, "residual", "bf16", repeats=2)], captured=False)
+        fleet, _ = train_learners([make_learner(name, 0, "residual", "bf16", repeats=2)], captured=True)
+    assert_same_state(eager.learners[0], fleet.learners[0])
 
 
 @pytest.mark.parametrize("optimizer", ["SGD(momentum=0.5)", "Adam", "AdamW(weight_decay=0.1)", "RMSprop", "Adagrad"])
-def test_other_optimisers(optimizer):
+def test_steps_of_other_optimisers_are_captured_where_they_can_be(optimizer):
     """Captured where they can be; else the step goes on eagerly, with a warning, as if nothing had been tried."""
     with numerics("fp32"):
-        eager, _ = go([make("er", 0, optimizer=optimizer, lr=0.01)], captured=False)
+        eager, _ = train_learners([make_learner("er", 0, optimizer=optimizer, lr=0.01)], captured=False)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
-            fleet, _ = go([make("er", 0, optimizer=optimizer, lr=0.01)], captured=True)
+            fleet, _ = train_learners([make_learner("er", 0, optimizer=optimizer, lr=0.01)], captured=True)
     (berth,) = fleet.berths
     if optimizer == "Adagrad":
         assert "Adagrad keeps state on the host" in berth.mode
     else:
         assert berth.mode == "captured"
-    same(eager.learners[0], berth.learner)
+    assert_same_state(eager.learners[0], berth.learner)
 
 
 class Peeking(ER):
@@ -229,94 +237,99 @@ class Peeking(ER):
 
 def test_a_step_that_waits_for_the_host_goes_on_eagerly_and_says_why():
     def peeking():
-        plain = make("er", 0)
+        plain = make_learner("er", 0)
         return Peeking(plain.model, memory=70, replay=32, augment=CropFlip(1), classes=CLASSES)
 
     with numerics("fp32"):
-        eager, _ = go([peeking()], captured=False)
+        eager, _ = train_learners([peeking()], captured=False)
         with pytest.warns(RuntimeWarning, match="cannot be captured"):
-            fleet, _ = go([peeking()], captured=True)
+            fleet, _ = train_learners([peeking()], captured=True)
     assert "cannot be captured" in fleet.berths[0].mode
-    same(eager.learners[0], fleet.learners[0])
+    assert_same_state(eager.learners[0], fleet.learners[0])
 
 
 def test_a_rate_that_is_changed_between_steps_is_followed():
     with numerics("fp32"):
-        learners = [make("er", 0), make("er", 0)]
+        learners = [make_learner("er", 0), make_learner("er", 0)]
         (berth,) = Fleet([learners[0]]).berths
-        g = torch.Generator("cuda").manual_seed(0)
+        generator = torch.Generator("cuda").manual_seed(0)
         for step in range(12):
-            x = torch.randint(256, (BATCH, 3, 8, 8), dtype=torch.uint8, device="cuda", generator=g)
-            y = torch.randint(CLASSES, (BATCH,), device="cuda", generator=g)
+            x = torch.randint(256, (BATCH, 3, 8, 8), dtype=torch.uint8, device="cuda", generator=generator)
+            y = torch.randint(CLASSES, (BATCH,), device="cuda", generator=generator)
             for learner in learners:
                 learner.optim.param_groups[0]["lr"] = 0.1 / (1 + step // 4)
             berth.step(x, y)
             learners[1].step(x, y)
-    assert len(steps(berth)) >= 2
-    same(*learners)
+    assert len(captured_steps(berth)) >= 2
+    assert_same_state(*learners)
 
 
 def test_one_that_diverges_leaves_the_others_alone():
     with numerics("fp32"):
-        alone, _ = go([make("er", 1)], captured=True, epochs=20)
-        fleet, states = go([make("er", 0, lr=1e30), make("er", 1)], captured=True, epochs=20)
+        alone, _ = train_learners([make_learner("er", 1)], captured=True, epochs=20)
+        fleet, states = train_learners(
+            [make_learner("er", 0, lr=1e30), make_learner("er", 1)], captured=True, epochs=20
+        )
     assert "seed 0" in str(states[0].error)
     assert "by step" in str(states[0].error)
     assert states[1].error is None
-    same(alone.learners[0], fleet.learners[1])
+    assert_same_state(alone.learners[0], fleet.learners[1])
 
 
 def test_data_that_do_not_fit_are_streamed_with_the_same_outcome(monkeypatch):
     with numerics("fp32"):
-        at_hand, (one,) = go([make("pcl", 0)], captured=True)
+        at_hand, (state_at_hand,) = train_learners([make_learner("pcl", 0)], captured=True)
         monkeypatch.setattr(feed, "SHARE", 0.0)
-        streamed, (other,) = go([make("pcl", 0)], captured=True)
-    assert other.stream[0].train.x.device.type == "cpu"
-    same(at_hand.learners[0], streamed.learners[0])
-    assert (one.matrix[1] == other.matrix[1]).all()
+        streamed, (state_streamed,) = train_learners([make_learner("pcl", 0)], captured=True)
+    assert state_streamed.stream[0].train.x.device.type == "cpu"
+    assert_same_state(at_hand.learners[0], streamed.learners[0])
+    assert (state_at_hand.matrix[1] == state_streamed.matrix[1]).all()
 
 
 def test_the_bounds_of_data_that_do_not_fit_are_computed_too(monkeypatch):
     monkeypatch.setattr(feed, "SHARE", 0.0)
     monitor = BoundsMonitor(samples=8)
-    train(make("er", 0), stream(0), batch=BATCH, callbacks=[monitor])
+    train(make_learner("er", 0), make_stream(0), batch=BATCH, callbacks=[monitor])
     assert [row.forgetting.realised is not None for row in monitor.rows] == [True, True]
 
 
 def test_streams_of_another_length_are_tested_by_graphs_of_their_own():
-    fleet = Fleet([make("er", 0)])
-    (berth,), two = fleet.berths, stream(0)
-    x, y = two[0].train.x, two[0].train.y
-    three = Stream.from_arrays(x, y, test=(x, y), tasks=3)
-    for each in (two, three, two):
+    fleet = Fleet([make_learner("er", 0)])
+    (berth,), two_tasks = fleet.berths, make_stream(0)
+    x, y = two_tasks[0].train.x, two_tasks[0].train.y
+    three_tasks = Stream.from_arrays(x, y, test=(x, y), tasks=3)
+    for tested in (two_tasks, three_tasks, two_tasks):
         for _ in range(4):  # captured by now
             with fleet.together(), berth.on_stream():
-                right = berth.test(each.to("cuda"), len(each) - 1, size=100)
+                right = berth.test(tested.to("cuda"), len(tested) - 1, size=100)
             scores = torch.cat([berth.learner.scores(part.cuda()) for part in x.split(100)])
             hits = scores.argmax(1).cpu() == y
-            own = [scores[task.test_rows.cuda()][:, list(task.classes)].argmax(1).cpu() for task in each]
-            told = [torch.tensor(task.classes)[best] == y[task.test_rows] for task, best in zip(each, own, strict=True)]
+            best_of_task = [scores[task.test_rows.cuda()][:, list(task.classes)].argmax(1).cpu() for task in tested]
+            hits_by_task = [
+                torch.tensor(task.classes)[best] == y[task.test_rows]
+                for task, best in zip(tested, best_of_task, strict=True)
+            ]
             assert right.tolist() == [
-                [int(hits[task.test_rows].sum()) for task in each], [int(right.sum()) for right in told]
+                [int(hits[task.test_rows].sum()) for task in tested], [int(correct.sum()) for correct in hits_by_task]
             ]  # fmt: skip
 
 
 def test_no_step_of_a_captured_task_waits_for_the_device(monkeypatch):
     """Reading the loss waits, and is done now and then; here, never."""
     monkeypatch.setattr(loop, "LOOK", 10**9)
-    learner, step = make("er", 0), Berth.step
+    learner, step = make_learner("er", 0), Berth.step
 
-    def guarded(berth, x, y, task=None):
+    def step_without_waiting(berth, x, y, task=None):
         torch.cuda.set_sync_debug_mode("error" if learner.steps > 30 else "default")
         try:
             return step(berth, x, y, task)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    monkeypatch.setattr(Berth, "step", guarded)
+    monkeypatch.setattr(Berth, "step", step_without_waiting)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
-        train(learner, stream(0), batch=BATCH, epochs=20)
+        train(learner, make_stream(0), batch=BATCH, epochs=20)
     assert learner.steps > 60  # so that as many steps as not were guarded, and none raised
 
 
@@ -334,7 +347,7 @@ class Asks(nn.Module):
 
 
 def test_a_network_that_can_be_captured_in_training_alone_is_tested_as_it_is():
-    learner, images = ER(Asks().cuda(), memory=30, replay=8, classes=CLASSES), stream(0).to(torch.device("cuda"))
+    learner, images = ER(Asks().cuda(), memory=30, replay=8, classes=CLASSES), make_stream(0).to(torch.device("cuda"))
     berth = Berth(learner)
     with pytest.warns(RuntimeWarning, match="its test cannot be captured"):
         right = berth.test(images, 1, size=50)
@@ -356,23 +369,23 @@ def test_specs_of_one_shape_in_one_fleet_are_their_solo_runs():
 @pytest.mark.parametrize("fail", [lambda: torch.ones((), device="cuda").item(),
                                   lambda: torch.empty(2**50, dtype=torch.uint8, device="cuda")])  # fmt: skip
 def test_a_capture_that_fails_leaves_all_generators_as_they_were(fail):
-    own = torch.Generator("cuda").manual_seed(1)
-    graphs = Graphs(torch.device("cuda"), own)
+    generator = torch.Generator("cuda").manual_seed(1)
+    graphs = Graphs(torch.device("cuda"), generator)
 
     def work():
-        torch.rand(3, device="cuda"), torch.rand(3, device="cuda", generator=own)
+        torch.rand(3, device="cuda"), torch.rand(3, device="cuda", generator=generator)
         return fail() if torch.cuda.is_current_stream_capturing() else None
 
     for _ in range(2):
         graphs.run("work", work)
-    before = [torch.cuda.get_rng_state(), own.get_state()]
+    before = [torch.cuda.get_rng_state(), generator.get_state()]
     with pytest.raises(RuntimeError):
         graphs.run("work", work)
     torch.cuda.synchronize()
     assert torch.equal(before[0], torch.cuda.get_rng_state())
-    assert torch.equal(before[1], own.get_state())
+    assert torch.equal(before[1], generator.get_state())
     torch.rand(3, device="cuda")
-    torch.rand(3, device="cuda", generator=own)
+    torch.rand(3, device="cuda", generator=generator)
 
 
 LITTLE_ROOM = """
@@ -395,8 +408,8 @@ def test_work_is_captured_where_there_is_not_room_for_it_twice():
 
     In a process of its own: what other tests have left in pieces in the cache cannot be given back.
     """
-    given = subprocess.run([sys.executable, "-c", LITTLE_ROOM], capture_output=True, text=True)
-    assert given.stdout.split("\n")[0] == "(7, False) (7, False) (7, False) (7, True) True", given.stderr
+    process = subprocess.run([sys.executable, "-c", LITTLE_ROOM], capture_output=True, text=True)
+    assert process.stdout.split("\n")[0] == "(7, False) (7, False) (7, False) (7, True) True", process.stderr
 
 
 ROOM = 2**31  # bytes that each run takes, and more than libraries keep for all the streams that they were used on
@@ -410,19 +423,19 @@ def heavy(shape, classes):
 
 
 def test_with_too_little_memory_for_all_they_are_trained_in_parts():
-    crowd = [RunSpec("er", backbone=f"{__file__}:heavy", seed=seed) for seed in range(8)]
-    expected = execute(crowd[0], device="cuda").accuracy
+    specs = [RunSpec("er", backbone=f"{__file__}:heavy", seed=seed) for seed in range(8)]
+    expected = execute(specs[0], device="cuda").accuracy
     gc.collect()
     torch.cuda.empty_cache()
     try:
         room = torch.cuda.memory_reserved() + 7 * ROOM // 2
         torch.cuda.set_per_process_memory_fraction(room / torch.cuda.get_device_properties(0).total_memory)
-        results = [result for _, result in execute_fleet(crowd, device="cuda")]
+        results = [result for _, result in execute_fleet(specs, device="cuda")]
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert [str(result) for result in results if isinstance(result, Exception)] == []
     # How many fit depends on what earlier tests have left reserved, but never all.
-    assert max(result.environment["fleet"] for result in results) < len(crowd)
+    assert max(result.environment["fleet"] for result in results) < len(specs)
     assert results[0].accuracy == expected
 
 
@@ -441,12 +454,12 @@ def test_too_little_memory_for_one_is_a_clear_error():
 def test_bfloat16_is_inside_the_model_alone():
     model = computing_in(MLP((2,), 4).cuda(), "bf16")
     learner = ER(model, memory=30, replay=8, average=0.9)
-    inside = []
-    model[1].register_forward_hook(lambda _, x, y: inside.append(y.dtype))
+    dtypes = []
+    model[1].register_forward_hook(lambda _, x, y: dtypes.append(y.dtype))
     x, y = torch.randn(8, 2, device="cuda"), torch.arange(8, device="cuda") % 4
     for _ in range(3):
         loss = learner.observe(x, y)
-    assert set(inside) == {torch.bfloat16}
+    assert set(dtypes) == {torch.bfloat16}
     assert loss.dtype == learner.scores(x).dtype == torch.float32
     assert {weight.dtype for weight in (*model.parameters(), *learner.averaged.weights.values())} == {torch.float32}
 

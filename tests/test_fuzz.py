@@ -29,11 +29,11 @@ ODD = st.sampled_from([
 ])  # fmt: skip
 
 
-def attempt(call, *kinds):
+def attempt(function, *expected_errors):
     """What a call gives, or what the error says that it raises."""
     try:
-        return call(), None
-    except kinds as error:
+        return function(), None
+    except expected_errors as error:
         return None, str(error)
 
 
@@ -47,7 +47,7 @@ def floats(draw, shape):
     return values
 
 
-def dressed(draw, values):
+def in_some_form(draw, values):
     """The same numbers in one of the many ways in which they may come."""
     how, tensor = draw(st.integers(0, 11)), torch.from_numpy(values.copy())
     if how == 0 or not values.ndim:
@@ -82,7 +82,9 @@ def batches(draw):
     """Examples of three numbers and their labels: right, if oddly dressed; or nearly right."""
     if draw(st.booleans()):
         size = draw(st.sampled_from([1, 12, 30]))
-        return dressed(draw, draw(floats((size, 3)))), dressed(draw, np.arange(size) % draw(st.integers(1, 4)))
+        return in_some_form(draw, draw(floats((size, 3)))), in_some_form(
+            draw, np.arange(size) % draw(st.integers(1, 4))
+        )
     size = draw(st.sampled_from([0, 1, 2, 5, 8]))
     shape = draw(st.sampled_from([(size, 3)] * 4 + [(size,), (size, 2), (size, 3, 1), (3, size), ()]))
     x = draw(floats(shape))
@@ -90,42 +92,42 @@ def batches(draw):
     y = np.array(labels, dtype=np.int64)
     if draw(st.integers(0, 4)) == 0:
         y = y[:, None] if draw(st.booleans()) else y[:-1]
-    given = [dressed(draw, x), dressed(draw, y)]
-    for i in (0, 1):
+    pair = [in_some_form(draw, x), in_some_form(draw, y)]
+    for position in (0, 1):
         case = draw(st.integers(0, 9))
         if case == 0:
-            given[i] = draw(ODD)
-        elif case == 1 and isinstance(given[i], torch.Tensor) and given[i].layout == torch.strided:
-            given[i] = given[i].detach().to(draw(st.sampled_from(DTYPES)))
-    return tuple(given)
+            pair[position] = draw(ODD)
+        elif case == 1 and isinstance(pair[position], torch.Tensor) and pair[position].layout == torch.strided:
+            pair[position] = pair[position].detach().to(draw(st.sampled_from(DTYPES)))
+    return tuple(pair)
 
 
-def plain(value):
+def plain_tensor(value):
     """What was accepted, as an ordinary tensor."""
     value = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(np.array(value).tolist())
     return value.contiguous().clone()
 
 
-@pytest.mark.parametrize("kind", [PCL, DER, EWC])
+@pytest.mark.parametrize("learner_class", [PCL, DER, EWC])
 @pytest.mark.parametrize("fresh", [True, False])
 @slow_to_draw
 @given(batch=batches(), task=st.sampled_from([0, 0, 0, None, 1, -1, 2**40, 1.5, "one", float("nan")]))
-def test_observe(kind, fresh, batch, task):
+def test_observe(learner_class, fresh, batch, task):
     torch.manual_seed(0)
-    learner = kind(MLP((3,), 4, hidden=(6,)), lr=0.01)
+    learner = learner_class(MLP((3,), 4, hidden=(6,)), lr=0.01)
     if not fresh:
         learner.observe(torch.randn(5, 3), torch.arange(5) % 4, 0)
-    before, twin = frozen(learner.state_dict()), copy.deepcopy(learner)
-    loss, said = attempt(lambda: learner.observe(*batch, task), InputError)
+    before, undisturbed = frozen(learner.state_dict()), copy.deepcopy(learner)
+    loss, message = attempt(lambda: learner.observe(*batch, task), InputError)
     if loss is None:
-        assert said.split(":")[0] in ("x", "y", "task")
+        assert message.split(":")[0] in ("x", "y", "task")
         assert same(before, learner.state_dict())
     else:
         assert torch.isfinite(loss)
-        assert torch.equal(loss, twin.observe(plain(batch[0]), plain(batch[1]), task))
-        assert same(learner.state_dict(), twin.state_dict())
-        kept = learner.state_dict().get("memory", {}).values()  # of whose history nothing is held
-        assert not any(isinstance(each, torch.Tensor) and each.requires_grad for each in kept)
+        assert torch.equal(loss, undisturbed.observe(plain_tensor(batch[0]), plain_tensor(batch[1]), task))
+        assert same(learner.state_dict(), undisturbed.state_dict())
+        stored = learner.state_dict().get("memory", {}).values()  # of whose history nothing is held
+        assert not any(isinstance(value, torch.Tensor) and value.requires_grad for value in stored)
 
 
 @st.composite
@@ -165,41 +167,41 @@ def tables(draw):
     return x, y
 
 
-@pytest.mark.parametrize("make", [ParabolicClassifier, ParabolicRegressor])
+@pytest.mark.parametrize("cls", [ParabolicClassifier, ParabolicRegressor])
 @slow_to_draw
 @given(table=tables())
-def test_partial_fit(make, table):
+def test_partial_fit(cls, table):
     rng = np.random.default_rng(0)
-    model = make(random_state=0, memory=32).partial_fit(rng.normal(size=(20, 3)), np.arange(20) % 3)
+    model = cls(random_state=0, memory=32).partial_fit(rng.normal(size=(20, 3)), np.arange(20) % 3)
     probe = rng.normal(size=(4, 3))
-    before, told = frozen(model.learner_.state_dict()), getattr(model, "predict_proba", model.predict)(probe)
+    before, answers_before = frozen(model.learner_.state_dict()), getattr(model, "predict_proba", model.predict)(probe)
     with warnings.catch_warnings():  # of scikit-learn, on names of features that were not there before
         warnings.simplefilter("ignore", UserWarning)
-        done, said = attempt(lambda: model.partial_fit(*table), ValueError, TypeError)
-    now = getattr(model, "predict_proba", model.predict)(probe)
-    if done is None:
-        assert said
+        fitted, message = attempt(lambda: model.partial_fit(*table), ValueError, TypeError)
+    answers_after = getattr(model, "predict_proba", model.predict)(probe)
+    if fitted is None:
+        assert message
         assert same(before, model.learner_.state_dict())
-        np.testing.assert_array_equal(now, told)
+        np.testing.assert_array_equal(answers_after, answers_before)
     else:
-        assert np.isfinite(now).all()
-        if make is ParabolicClassifier:
+        assert np.isfinite(answers_after).all()
+        if cls is ParabolicClassifier:
             assert set(np.unique(table[1])) <= set(model.classes_.tolist())
-            np.testing.assert_allclose(now.sum(1), 1)
+            np.testing.assert_allclose(answers_after.sum(1), 1)
 
 
 @slow_to_draw
 @given(batch=batches(), tasks=st.sampled_from([1, 1, 1, 2, 0, -1, 1.5, "ab", None, [[0], [1]], [["a"]], [[]], [0]]))
 def test_streams_of_arrays(batch, tasks):
-    stream, said = attempt(lambda: Stream.from_arrays(*batch, tasks=tasks), InputError)
+    stream, message = attempt(lambda: Stream.from_arrays(*batch, tasks=tasks), InputError)
     if stream is None:
-        assert said
+        assert message
         return
-    x, y = plain(batch[0]), plain(batch[1])
+    x, y = plain_tensor(batch[0]), plain_tensor(batch[1])
     rows = torch.cat([torch.cat([task.train_rows, task.test_rows]) for task in stream])
-    chosen = set(range(len(y))) if isinstance(tasks, int) else {i for i in range(len(y)) if y[i] in (0, 1)}
-    assert set(rows.tolist()) == chosen
-    assert len(rows) == len(chosen)
+    expected_rows = set(range(len(y))) if isinstance(tasks, int) else {row for row in range(len(y)) if y[row] in (0, 1)}
+    assert set(rows.tolist()) == expected_rows
+    assert len(rows) == len(expected_rows)
     assert torch.equal(stream[0].train.y, y.long())
     assert torch.equal(stream[0].train.x.double(), x.double())
 
@@ -218,9 +220,9 @@ def test_streams_of_arrays(batch, tasks):
     )
 )
 def test_streams_of_pairs(items):
-    stream, said = attempt(lambda: Stream.from_dataset(items, tasks=1), InputError)
+    stream, message = attempt(lambda: Stream.from_dataset(items, tasks=1), InputError)
     if stream is None:
-        assert said
+        assert message
         return
     assert stream[0].train.y.tolist() == [int(label) for _, label in items]
     assert torch.equal(stream[0].train.x, torch.stack([torch.from_numpy(example) for example, _ in items]))

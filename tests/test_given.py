@@ -30,37 +30,37 @@ class InPlace(nn.Module):
 
 
 def batches():
-    g = torch.Generator().manual_seed(1)
-    return [(torch.randn(8, 4, generator=g) + 5, torch.arange(8) % 3) for _ in range(BATCHES)]
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(8, 4, generator=generator) + 5, torch.arange(8) % 3) for _ in range(BATCHES)]
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_network_that_would_change_what_is_kept_is_refused_and_has_changed_nothing(name):
     learner = known_learners()[name](InPlace())
     learner.start_task(batches())
-    before, given = copy.deepcopy(learner.state_dict()), batches()
+    before, data = copy.deepcopy(learner.state_dict()), batches()
     if name == "pcl":  # whose paths are copies from the start
-        [learner.observe(x, y, task=0) for x, y in given]
+        [learner.observe(x, y, task=0) for x, y in data]
     else:
         with pytest.raises(InputError, match="model: got one that changes its input in place"):
-            learner.observe(*given[0], task=0)
+            learner.observe(*data[0], task=0)
         after = learner.state_dict()
-        assert all(same_state(after[each], before[each]) for each in ("model", "optimizer", "generator", "steps"))
-    assert all(torch.equal(x, again) for (x, _), (again, _) in zip(given, batches(), strict=True))
+        assert all(same_state(after[part], before[part]) for part in ("model", "optimizer", "generator", "steps"))
+    assert all(torch.equal(x, original) for (x, _), (original, _) in zip(data, batches(), strict=True))
 
 
 def test_prediction_leaves_alone_what_it_is_given():
     learner = known_learners()["er"](InPlace())
     x, _ = batches()[0]
-    kept = x.clone()
+    original = x.clone()
     assert torch.equal(learner.scores(x), learner.scores(x))
-    assert torch.equal(x, kept)
+    assert torch.equal(x, original)
 
 
-@pytest.mark.parametrize("which", ["prepare", "augment"])
-def test_a_change_of_examples_in_place_is_refused(which):
+@pytest.mark.parametrize("name", ["prepare", "augment"])
+def test_a_change_of_examples_in_place_is_refused(name):
     functions = {"prepare": lambda x: x.sub_(5), "augment": lambda x, generator: x.mul_(2)}
-    learner = known_learners()["er"](nn.Linear(4, 3), **{which: functions[which]})
+    learner = known_learners()["er"](nn.Linear(4, 3), **{name: functions[name]})
     with pytest.raises(InputError, match="prepare or augment: got one that changes examples in place"):
         learner.observe(*batches()[0])
 
@@ -71,9 +71,9 @@ def test_what_was_made_in_inference_mode_is_learned_from(name):
         learner = known_learners()[name](nn.Linear(4, 3))
         learner.start_task(batches())
         with torch.inference_mode(inference):
-            given = [(x + 0, y + 0) for x, y in batches()]
-        assert given[0][0].is_inference() == inference
-        return torch.stack([learner.observe(x, y, task=0) for x, y in given])
+            data = [(x + 0, y + 0) for x, y in batches()]
+        assert data[0][0].is_inference() == inference
+        return torch.stack([learner.observe(x, y, task=0) for x, y in data])
 
     torch.manual_seed(0)
     first = learn(True)
@@ -84,25 +84,25 @@ def test_what_was_made_in_inference_mode_is_learned_from(name):
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
 @pytest.mark.parametrize("name", ALL)
 def test_learning_and_predicting_are_the_same_where_the_caller_switched_gradients_off(name, mode, tmp_path):
-    def live(around):
-        learner, other = known_learners()[name](nn.Linear(4, 3), average=0.9), nn.Linear(4, 4)
-        with around():
+    def learn_and_save(context):
+        learner, larger_model = known_learners()[name](nn.Linear(4, 3), average=0.9), nn.Linear(4, 4)
+        with context():
             learner.start_task(batches()[:3])
             losses = [learner.observe(x, y, task=0) for x, y in batches()[:3]]
             learner.end_task(batches()[:3])
             learner.grow(4)
-            learner = Learner.load(learner.save(tmp_path / "learner.safetensors"), model=other)
+            learner = Learner.load(learner.save(tmp_path / "learner.safetensors"), model=larger_model)
             answers = learner.predict(batches()[0][0].numpy())
         learner.start_task(batches()[3:])
         return learner, [*losses, *(learner.observe(x, y, task=1) for x, y in batches()[3:])], answers
 
     torch.manual_seed(0)
-    learner, losses, answers = live(mode)
+    learner, losses, answers = learn_and_save(mode)
     torch.manual_seed(0)
-    same, expected, told = live(contextlib.nullcontext)
+    expected_learner, expected, expected_answers = learn_and_save(contextlib.nullcontext)
     assert [float(loss) for loss in losses] == [float(loss) for loss in expected]
-    assert torch.equal(answers, told)
-    assert same_state(learner.state_dict(), same.state_dict())
+    assert torch.equal(answers, expected_answers)
+    assert same_state(learner.state_dict(), expected_learner.state_dict())
 
 
 def test_a_loss_sees_what_its_inputs_were_made_of_and_makes_other_views():
@@ -110,19 +110,19 @@ def test_a_loss_sees_what_its_inputs_were_made_of_and_makes_other_views():
         keeps = ("x", "y")
 
         def loss(self, batch, recalled):
-            for each in filter(None, (batch, recalled)):
-                assert torch.equal(each["x"], self.inputs(each["raw"]) + 1)
-                assert torch.equal(self.augmented(each["raw"]), each["x"])
-                seen.append(each["raw"])
+            for batch_or_recalled in filter(None, (batch, recalled)):
+                assert torch.equal(batch_or_recalled["x"], self.inputs(batch_or_recalled["raw"]) + 1)
+                assert torch.equal(self.augmented(batch_or_recalled["raw"]), batch_or_recalled["x"])
+                raw_batches.append(batch_or_recalled["raw"])
             return self.error(self.model(batch["x"]), batch["y"])
 
-    seen, given = [], batches()[:2]
+    raw_batches, data = [], batches()[:2]
     learner = TwoViews(nn.Linear(4, 3), augment=lambda x, generator: x + 2, prepare=lambda x: x / 2)
-    for x, y in given:
+    for x, y in data:
         learner.observe(x, y)
-    first, second, recalled = seen[0], seen[1], seen[2]
-    assert torch.equal(first, given[0][0])
-    assert torch.equal(second, given[1][0])
+    first, second, recalled = raw_batches[0], raw_batches[1], raw_batches[2]
+    assert torch.equal(first, data[0][0])
+    assert torch.equal(second, data[1][0])
     assert sorted(recalled.tolist()) == sorted(first.tolist())
     assert learner.past.fields == ("x", "y")
 
@@ -231,7 +231,7 @@ def test_a_network_on_a_device_without_float64_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("odd", "message"),
+    ("unusual", "message"),
     [
         (torch.eye(4).to_sparse(), r"a tensor of shape \[4, 4\] and type float32, .* convert it with .to_dense"),
         (
@@ -240,24 +240,24 @@ def test_a_network_on_a_device_without_float64_is_refused():
         ),
     ],
 )
-def test_tensors_of_another_layout_are_refused_and_how_to_convert_them_is_told(odd, message):
+def test_tensors_of_another_layout_are_refused_with_how_to_convert_them(unusual, message):
     learner = known_learners()["er"](nn.Linear(4, 3))
     with pytest.raises(InputError, match=f"^x: got {message}"):
-        learner.observe(odd, torch.arange(len(odd.unbind())) % 3)
+        learner.observe(unusual, torch.arange(len(unusual.unbind())) % 3)
     with pytest.raises(InputError, match=f"^x: got {message}"):
-        learner.predict(odd)
+        learner.predict(unusual)
 
 
 def test_masked_values_are_refused_and_a_mask_of_nothing_is_not():
     learner = known_learners()["er"](nn.Linear(4, 3))
-    x, y = (each.numpy() for each in batches()[0])
-    holes = np.ma.masked_greater(x, 6)
+    x, y = (tensor.numpy() for tensor in batches()[0])
+    masked = np.ma.masked_greater(x, 6)
     with pytest.raises(InputError, match=r"x: got an array with \d+ masked values, expected one without gaps; fill in"):
-        learner.observe(holes, y)
+        learner.observe(masked, y)
     with pytest.raises(InputError, match="y: got an array with 2 masked values"):
         learner.observe(x, np.ma.masked_equal(y, 2))
     with pytest.raises(InputError, match="x: got an array with"):
-        learner.predict(holes)
+        learner.predict(masked)
     assert learner.steps == 0
     learner.observe(np.ma.masked_array(x), np.ma.masked_array(y))
     assert learner.steps == 1
@@ -278,20 +278,20 @@ def test_a_network_that_diverged_neither_answers_nor_takes_the_place_of_a_good_f
 
 
 def test_no_other_thread_learns_between_scores_and_the_answer_that_is_made_of_them(monkeypatch):
-    learner, free = known_learners()["er"](nn.Linear(4, 3)), []
-    with ThreadPoolExecutor(1) as other:
+    learner, acquired = known_learners()["er"](nn.Linear(4, 3)), []
+    with ThreadPoolExecutor(1) as executor:
 
         def answer(self, scores):
-            free.append(other.submit(learner.lock.acquire, blocking=False).result())
+            acquired.append(executor.submit(learner.lock.acquire, blocking=False).result())
             return scores.argmax(-1)
 
         monkeypatch.setattr(type(learner.error), "answer", answer)
         learner.predict(batches()[0][0])
-    assert free == [False]
+    assert acquired == [False]
 
 
 @pytest.mark.parametrize(
-    ("x", "told"),
+    ("x", "message"),
     [
         (
             {"ids": torch.zeros(2, 4), "mask": torch.ones(2, 4)},
@@ -304,10 +304,10 @@ def test_no_other_thread_learns_between_scores_and_the_answer_that_is_made_of_th
         (torch.zeros(4), r"add a dimension: x\[None\]"),
     ],
 )
-def test_examples_of_another_form_are_told_how_to_be_given(x, told):
+def test_examples_of_another_form_are_told_how_to_be_given(x, message):
     learner = known_learners()["er"](nn.Linear(4, 3))
     learner.observe(*batches()[0])
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         learner.observe(x, torch.tensor([0, 1]))
     assert learner.steps == 1
 
@@ -318,12 +318,12 @@ def test_several_inputs_go_through_as_one():
             super().__init__()
             self.words, self.head = nn.Embedding(9, 4), nn.Linear(4, 3)
 
-        def forward(self, both):
-            ids, mask = both.unbind(1)
+        def forward(self, ids_and_mask):
+            ids, mask = ids_and_mask.unbind(1)
             return self.head((self.words(ids) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
 
-    g = torch.Generator().manual_seed(0)
-    ids, mask = torch.randint(9, (8, 5), generator=g), torch.ones(8, 5, dtype=torch.long)
+    generator = torch.Generator().manual_seed(0)
+    ids, mask = torch.randint(9, (8, 5), generator=generator), torch.ones(8, 5, dtype=torch.long)
     learner = known_learners()["er"](Masked(), lr=0.5)
     losses = [float(learner.observe(torch.stack([ids, mask], 1), ids[:, 0] % 3)) for _ in range(40)]
     assert losses[-1] < losses[0] / 2

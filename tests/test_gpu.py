@@ -10,7 +10,7 @@ from parabolic.learners import find_learner, known_learners
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")]
 
 
-def make(name, **options):
+def make_learner(name, **options):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 6))
     cls = find_learner(name)
@@ -20,11 +20,11 @@ def make(name, **options):
 
 
 def batches(count, size=12):
-    g = torch.Generator("cuda").manual_seed(0)
+    generator = torch.Generator("cuda").manual_seed(0)
     return [
         (
-            torch.randint(256, (size, 3, 8, 8), dtype=torch.uint8, device="cuda", generator=g),
-            torch.randint(6, (size,), device="cuda", generator=g),
+            torch.randint(256, (size, 3, 8, 8), dtype=torch.uint8, device="cuda", generator=generator),
+            torch.randint(6, (size,), device="cuda", generator=generator),
         )
         for _ in range(count)
     ]
@@ -32,14 +32,14 @@ def batches(count, size=12):
 
 def test_a_stream_of_tensors_on_a_gpu_is_that_of_their_copies_on_the_host():
     x, y = torch.randn(60, 4, device="cuda"), torch.arange(60, device="cuda") % 6
-    ours, theirs = (Stream.from_arrays(x.to(place), y.to(place), tasks=3) for place in ("cuda", "cpu"))
+    ours, theirs = (Stream.from_arrays(x.to(device), y.to(device), tasks=3) for device in ("cuda", "cpu"))
     assert ours.digest() == theirs.digest() == ours.to("cuda").digest()
 
 
 @pytest.mark.parametrize("average", [None, 0.9])
 @pytest.mark.parametrize("name", sorted(known_learners()))
 def test_a_step_does_not_wait_for_the_host(name, average):
-    learner, data = make(name, average=average), batches(16)
+    learner, data = make_learner(name, average=average), batches(16)
     for first in (0, 8):
         task = first // 8 if learner.needs_tasks else None
         learner.start_task(data[first : first + 8])

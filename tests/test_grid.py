@@ -39,48 +39,50 @@ def undisturbed(tmp_path_factory):
     return results(root)
 
 
-def grid(root, *arguments, **named):
+def start_grid(root, *arguments, **options):
     """Start the command in a process of its own."""
     command = [sys.executable, "-m", "parabolic", *COMPARE, "--runs", str(root), *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **named)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
-def finished(root):
+def finished_files(root):
     return {path: path.read_bytes() for path in Path(root).glob("*/run.json")}
 
 
 def test_a_grid_killed_at_random_moments_ends_as_if_nothing_had_happened(tmp_path, undisturbed):
-    moments, kept, hits = random.Random(7), {}, 0
+    moments, finished_before, kills_in_time = random.Random(7), {}, 0
     for _ in range(2):
-        running = grid(tmp_path)
-        until(lambda: len(finished(tmp_path)) > len(kept) or running.poll() is not None)  # noqa: B023
+        process = start_grid(tmp_path)
+        until(lambda: len(finished_files(tmp_path)) > len(finished_before) or process.poll() is not None)  # noqa: B023
         time.sleep(moments.uniform(0, 0.4))
-        workers = children(running.pid)
-        hits += running.poll() is None
-        kill(running.pid)
-        running.communicate()
+        workers = children(process.pid)
+        kills_in_time += process.poll() is None
+        kill(process.pid)
+        process.communicate()
         assert until(lambda: not any(map(alive, workers)))  # noqa: B023
-        kept = finished(tmp_path)
-    assert hits
-    out, err = grid(tmp_path).communicate()
+        finished_before = finished_files(tmp_path)
+    assert kills_in_time
+    out, err = start_grid(tmp_path).communicate()
     assert err == ""
-    told = json.loads(out)
-    assert told["reused"] == len(kept)
-    assert {path: finished(tmp_path)[path] for path in kept} == kept  # not a byte was written anew
+    result = json.loads(out)
+    assert result["reused"] == len(finished_before)
+    assert {
+        path: finished_files(tmp_path)[path] for path in finished_before
+    } == finished_before  # not a byte was written anew
     assert results(tmp_path) == undisturbed
 
 
 def test_ctrl_c_ends_all_processes_and_says_what_is_done(tmp_path):
-    running = grid(tmp_path, process_group=0)
-    until(lambda: finished(tmp_path))
-    workers = children(running.pid)
+    process = start_grid(tmp_path, process_group=0)
+    until(lambda: finished_files(tmp_path))
+    workers = children(process.pid)
     assert workers
-    os.killpg(running.pid, signal.SIGINT)  # as a terminal does
-    out, err = running.communicate(timeout=60)
-    assert running.returncode == 130
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
     assert not any(map(alive, workers))
     assert json.loads(out)["runs"]
-    assert err == f"Stopped. Finished runs: {len(finished(tmp_path))}. The same command resumes from there.\n"
+    assert err == f"Stopped. Finished runs: {len(finished_files(tmp_path))}. The same command resumes from there.\n"
 
 
 def test_a_run_that_is_being_saved_at_ctrl_c_counts_as_finished(tmp_path):
@@ -91,30 +93,30 @@ def test_a_run_that_is_being_saved_at_ctrl_c_counts_as_finished(tmp_path):
 
     outcome = run_grid(SPECS, Interrupted(tmp_path), workers=0, device="cpu")
     assert (outcome.trained, outcome.interrupted) == (1, True)
-    assert {path.parent.name for path in finished(tmp_path)} == set(outcome.records)
+    assert {path.parent.name for path in finished_files(tmp_path)} == set(outcome.records)
 
 
 def test_two_grids_on_one_store_train_each_run_once(tmp_path, undisturbed):
-    both = [grid(tmp_path, "--workers", "1") for _ in range(2)]
-    told = [json.loads(each.communicate()[0]) for each in both]
-    assert [len(each["runs"]) for each in told] == [12, 12]
-    assert sum(each["reused"] for each in told) == 12
+    processes = [start_grid(tmp_path, "--workers", "1") for _ in range(2)]
+    outputs = [json.loads(process.communicate()[0]) for process in processes]
+    assert [len(output["runs"]) for output in outputs] == [12, 12]
+    assert sum(output["reused"] for output in outputs) == 12
     assert results(tmp_path) == undisturbed
 
 
 def test_a_run_that_fails_does_not_stop_the_others_and_is_tried_again(tmp_path, monkeypatch):
     monkeypatch.setenv("BROKEN", "")  # so that what a run leaves there does not stay
-    store, heard = Store(tmp_path / "runs"), []
+    store, events = Store(tmp_path / "runs"), []
     specs = {trouble: fragile(tmp_path, trouble) for trouble in ("broken", "crowded_once")}
     specs["diverging"] = RunSpec("sgd", backbone="mlp", options={"lr": 1e30})
     specs["no data"] = RunSpec("sgd", stream="seq-cifar10", seed=1)  # there are none here
     specs["sound"] = SPECS[0]
     monkeypatch.setenv("PARABOLIC_DATA", str(tmp_path / "data"))
-    outcome = run_grid(list(specs.values()), store, workers=0, device="cpu", watch=heard.append)
+    outcome = run_grid(list(specs.values()), store, workers=0, device="cpu", watch=events.append)
     assert list(outcome.records) == [specs["crowded_once"].key, specs["sound"].key]
-    assert [event.spec.key for event in heard if event.what == "retried"] == [specs["crowded_once"].key]
-    assert [event.left for event in heard if event.what in ("trained", "diverged", "failed")] == [4, 3, 2, 1, 0]
-    assert [event.spec for event in heard if event.what == "diverged"] == [specs["diverging"]]
+    assert [event.spec.key for event in events if event.what == "retried"] == [specs["crowded_once"].key]
+    assert [event.left for event in events if event.what in ("trained", "diverged", "failed")] == [4, 3, 2, 1, 0]
+    assert [event.spec for event in events if event.what == "diverged"] == [specs["diverging"]]
     assert list(outcome.diverged) == [specs["diverging"].key]
     assert outcome.trained == 3
 
@@ -122,15 +124,15 @@ def test_a_run_that_fails_does_not_stop_the_others_and_is_tried_again(tmp_path, 
     assert reasons.keys() == {specs[name].key for name in ("broken", "no data")}
     assert reasons[specs["broken"].key] == "RuntimeError: something nobody expected"
     assert "parabolic data prepare cifar10" in reasons[specs["no data"].key]
-    noted = {failed.key: failed for failed in store.failures()}
-    assert {key: failed.reason for key, failed in noted.items()} == reasons
-    assert "in broken" in noted[specs["broken"].key].trace
-    assert noted[specs["no data"].key].trace == ""
+    failures = {failed.key: failed for failed in store.failures()}
+    assert {key: failed.reason for key, failed in failures.items()} == reasons
+    assert "in broken" in failures[specs["broken"].key].trace
+    assert failures[specs["no data"].key].trace == ""
 
     monkeypatch.setattr(find_learner(specs["broken"].learner), "broken", lambda self: None)
-    again = run_grid([specs["broken"], specs["sound"]], store, workers=0, device="cpu")
-    assert (again.trained, again.reused, again.failures) == (1, 1, [])
-    assert noted.keys() - {failed.key for failed in store.failures()} == {specs["broken"].key}
+    second = run_grid([specs["broken"], specs["sound"]], store, workers=0, device="cpu")
+    assert (second.trained, second.reused, second.failures) == (1, 1, [])
+    assert failures.keys() - {failed.key for failed in store.failures()} == {specs["broken"].key}
 
 
 FAULTY = """
@@ -152,27 +154,27 @@ class Spent(ER):
 
 
 @pytest.mark.parametrize(
-    ("kind", "place"), [("Faulty", "faulty.py:7, missing"), ("Unfit", "faulty.py:10, loss"), ("Spent", None)]
+    ("class_name", "place"), [("Faulty", "faulty.py:7, missing"), ("Unfit", "faulty.py:10, loss"), ("Spent", None)]
 )
-def test_a_fault_in_the_users_code_is_told_with_its_place_there(parabolic, kind, place):
+def test_a_fault_in_the_users_code_is_reported_with_its_file_and_line(parabolic, class_name, place):
     Path("faulty.py").write_text(FAULTY)
-    _, _, err = parabolic("compare", "--learners", f"faulty.py:{kind}", "--seeds", "2", "--workers", "0")
+    _, _, err = parabolic("compare", "--learners", f"faulty.py:{class_name}", "--seeds", "2", "--workers", "0")
     [first, _] = sorted(Store("runs").failures(), key=lambda failed: failed.spec["seed"])
-    for told in (err, parabolic("runs", "--failed")[1]):
-        assert (f" (in {place})\n" in told) == (place is not None)
-        assert "(in /" not in told
-        assert f"    the traceback is in runs/{first.key}/failed.json\n" in told
+    for output in (err, parabolic("runs", "--failed")[1]):
+        assert (f" (in {place})\n" in output) == (place is not None)
+        assert "(in /" not in output
+        assert f"    the traceback is in runs/{first.key}/failed.json\n" in output
     assert err.count("the trace") == 1  # of the same fault
     assert "Traceback" in Path("runs", first.key, "failed.json").read_text()
 
 
 def test_a_worker_that_dies_or_has_failed_is_replaced(tmp_path, undisturbed):
-    store, heard = Store(tmp_path / "runs"), []
+    store, events = Store(tmp_path / "runs"), []
     specs = [fragile(tmp_path, trouble) for trouble in ("broken", "needs_a_sound_process", "killed", "loud")]
-    outcome = run_grid(specs, store, workers=1, device="cpu", watch=heard.append)
+    outcome = run_grid(specs, store, workers=1, device="cpu", watch=events.append)
     assert [failure.spec for failure in outcome.failures] == [specs[0], specs[2]]
     assert "killed by SIGKILL" in outcome.failures[1].reason
-    assert [event.spec for event in heard if event.what == "retried"] == [specs[2]]
+    assert [event.spec for event in events if event.what == "retried"] == [specs[2]]
     like_sgd = json.loads(undisturbed[SPECS[0].key])["accuracy"]
     assert [outcome.records[spec.key].accuracy for spec in (specs[1], specs[3])] == [like_sgd, like_sgd]
 
@@ -182,9 +184,9 @@ def test_a_job_whose_worker_has_ended_is_over_and_a_new_worker_takes_the_next(tm
 
     def end_of(trouble):
         crew.start(Job((fragile(tmp_path, trouble),)))
-        while not isinstance(told := next((each for _, each in crew.wait(None)), None), Over):
+        while not isinstance(news := next((message for _, message in crew.wait(None)), None), Over):
             pass
-        return told.died
+        return news.died
 
     def kill_the_idle():
         (idle,) = {*children(os.getpid())} - {*others}
@@ -223,54 +225,54 @@ def test_fleets_are_of_one_shape_and_what_a_dead_one_leaves_is_tried_run_by_run(
     crew, jobs = Processes(["cpu"]), []
     monkeypatch.setattr(crew, "gpu", True)  # which trains fleets one run after the other, on this device
     monkeypatch.setattr(crew, "start", lambda job, start=crew.start: (jobs.append(job.specs), start(job)))
-    monkeypatch.setattr("parabolic.experiments.grid._make_crew", lambda *given: crew)
-    one, two, three = (fragile(tmp_path, trouble) for trouble in ("none", "killed_once", "loud"))
-    outcome = run_grid([one, SPECS[0], two, SPECS[2], three], Store(tmp_path / "runs"), fleet=3)
+    monkeypatch.setattr("parabolic.experiments.grid._make_crew", lambda *arguments: crew)
+    first, second, third = (fragile(tmp_path, trouble) for trouble in ("none", "killed_once", "loud"))
+    outcome = run_grid([first, SPECS[0], second, SPECS[2], third], Store(tmp_path / "runs"), fleet=3)
     assert (outcome.trained, outcome.failures) == (5, [])
-    assert jobs == [(one, two, three), (three,), (two,), (SPECS[0], SPECS[2])]
+    assert jobs == [(first, second, third), (third,), (second,), (SPECS[0], SPECS[2])]
 
 
 def test_a_run_that_another_grid_is_at_is_waited_for(tmp_path, undisturbed):
-    store, (mine, theirs) = Store(tmp_path), SPECS[:2]
-    claim = store.claim(theirs.key)
+    store, (our_spec, their_spec) = Store(tmp_path), SPECS[:2]
+    claim = store.claim(their_spec.key)
     assert claim is not None
-    other = execute(theirs, device="cpu")
+    their_record = execute(their_spec, device="cpu")
 
     def watch(event):
         if event.what == "trained":  # ours is done: now the other grid comes to its end
-            store.save(other)
+            store.save(their_record)
             claim.release()
 
-    outcome = run_grid([theirs, mine], store, workers=0, device="cpu", watch=watch)
+    outcome = run_grid([their_spec, our_spec], store, workers=0, device="cpu", watch=watch)
     assert (outcome.trained, outcome.reused) == (1, 1)
-    assert outcome.records[theirs.key] == other
-    assert list(outcome.records) == [theirs.key, mine.key]
+    assert outcome.records[their_spec.key] == their_record
+    assert list(outcome.records) == [their_spec.key, our_spec.key]
 
 
 def test_a_run_that_another_grid_has_just_finished_is_let_go_at_once(tmp_path):
-    theirs, mine = SPECS[:2]
-    other, claimed = execute(theirs, device="cpu"), []
+    their_spec, our_spec = SPECS[:2]
+    their_record, claimed = execute(their_spec, device="cpu"), []
 
     class Late(Store):
         def claim(self, key):
-            if key == theirs.key:
-                self.save(other)
+            if key == their_spec.key:
+                self.save(their_record)
             return super().claim(key)
 
     def watch(event):
         if event.what == "started":
-            claimed.append((store.in_progress(theirs.key), store.in_progress(mine.key)))
+            claimed.append((store.in_progress(their_spec.key), store.in_progress(our_spec.key)))
 
     store = Late(tmp_path)
-    outcome = run_grid([theirs, mine], store, workers=0, device="cpu", watch=watch)
+    outcome = run_grid([their_spec, our_spec], store, workers=0, device="cpu", watch=watch)
     assert (outcome.trained, outcome.reused) == (1, 1)
     assert claimed == [(False, True)]
 
 
 def test_a_run_that_another_grid_gave_up_is_taken_over(tmp_path):
-    store, (mine, theirs) = Store(tmp_path), SPECS[:2]
-    claim = store.claim(theirs.key)
-    outcome = run_grid([theirs, mine], store, workers=0, device="cpu", watch=lambda _: claim.release())
+    store, (our_spec, their_spec) = Store(tmp_path), SPECS[:2]
+    claim = store.claim(their_spec.key)
+    outcome = run_grid([their_spec, our_spec], store, workers=0, device="cpu", watch=lambda _: claim.release())
     assert (outcome.trained, outcome.reused) == (2, 0)
 
 
@@ -291,12 +293,12 @@ def test_when_the_time_is_up_nothing_more_is_begun_and_the_next_call_goes_on(tmp
 def test_runs_that_were_to_be_trained_side_by_side_are_put_off_one_by_one(tmp_path, monkeypatch):
     crew = InProcess("cpu")
     monkeypatch.setattr(crew, "gpu", True)
-    monkeypatch.setattr("parabolic.experiments.grid._make_crew", lambda *given: crew)
+    monkeypatch.setattr("parabolic.experiments.grid._make_crew", lambda *arguments: crew)
     assert run_grid(SPECS, Store(tmp_path), fleet=5, minutes=1e-9).put_off == len(SPECS)
 
 
 def test_the_command_says_what_it_has_put_off(tmp_path):
-    out, err = (process := grid(tmp_path, "--workers", "0", "--minutes", "1e-9")).communicate(timeout=60)
+    out, err = (process := start_grid(tmp_path, "--workers", "0", "--minutes", "1e-9")).communicate(timeout=60)
     assert process.returncode == 0
     assert json.loads(out)["runs"] == []
     assert "The time is up. Runs not started: 12. The same command resumes from there." in err
@@ -308,10 +310,10 @@ def test_a_grid_that_an_error_ended_has_let_go_of_its_runs(tmp_path):
     def watch(event):
         raise ValueError("of the one who watches")
 
-    with pytest.raises(ValueError, match="of the one who watches") as told:
+    with pytest.raises(ValueError, match="of the one who watches") as error:
         run_grid(SPECS[:1], store, workers=0, device="cpu", watch=watch)
     assert not store.in_progress(SPECS[0].key)
-    assert told.tb is not None  # which holds on to the lock: nobody waits for the error to be forgotten
+    assert error.tb is not None  # which holds on to the lock: nobody waits for the error to be forgotten
 
 
 def test_again_trains_what_is_there(tmp_path):
@@ -326,44 +328,44 @@ def test_a_spec_given_twice_is_one_run(tmp_path):
 
 
 def test_what_a_crash_left_half_written_is_no_obstacle(tmp_path, undisturbed):
-    store, (one, two, three) = Store(tmp_path), SPECS[:3]
-    run_grid([one, two, three], store, workers=0, device="cpu")
-    whole = store.path(one.key) / "run.json"
-    whole.write_bytes(whole.read_bytes()[:200])
-    (store.path(two.key) / "run.json").unlink()
-    stray = store.path(two.key) / ".run.json.0123456789abcdef"
+    store, (first, second, third) = Store(tmp_path), SPECS[:3]
+    run_grid([first, second, third], store, workers=0, device="cpu")
+    record_file = store.path(first.key) / "run.json"
+    record_file.write_bytes(record_file.read_bytes()[:200])
+    (store.path(second.key) / "run.json").unlink()
+    stray = store.path(second.key) / ".run.json.0123456789abcdef"
     stray.write_text("{")
     os.utime(stray, (0, 0))
-    outcome = run_grid([one, two, three], store, workers=0, device="cpu")
+    outcome = run_grid([first, second, third], store, workers=0, device="cpu")
     assert (outcome.trained, outcome.reused) == (2, 1)
-    assert results(tmp_path) == {spec.key: undisturbed[spec.key] for spec in (one, two, three)}
-    assert [path.name for path in store.path(two.key).iterdir()] == ["run.json"]
+    assert results(tmp_path) == {spec.key: undisturbed[spec.key] for spec in (first, second, third)}
+    assert [path.name for path in store.path(second.key).iterdir()] == ["run.json"]
     assert store.unreadable() == {}
 
 
 @contextlib.contextmanager
 def small_disk(folder, size):
     """A file system of its own, with little room."""
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder], capture_output=True)
-    if made.returncode:
-        pytest.skip(f"needs the right to mount a file system: {made.stderr.decode().strip()}")
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"needs the right to mount a file system: {mounted.stderr.decode().strip()}")
     try:
         yield
     finally:
         subprocess.run(["umount", folder], check=True)
 
 
-def test_a_full_and_a_read_only_disk_are_told_and_nothing_is_lost(tmp_path):
+def test_a_full_and_a_read_only_disk_are_reported_and_nothing_is_lost(tmp_path):
     store = Store(tmp_path)
     with small_disk(tmp_path, "256k"):
         run_grid(SPECS[:1], store, workers=0, device="cpu")
-        before = finished(tmp_path)
+        before = finished_files(tmp_path)
         with contextlib.suppress(OSError), open(tmp_path / "filler", "wb", buffering=0) as filler:
             while filler.write(bytes(4096)):
                 pass
         with pytest.raises(InputError, match="runs: got No space left on device .*free some space.*are safe"):
             run_grid(SPECS[:2], store, workers=0, device="cpu")
-        assert finished(tmp_path) == before
+        assert finished_files(tmp_path) == before
         assert run_grid(SPECS[:1], store).reused == 1
         (tmp_path / "filler").unlink()
         assert run_grid(SPECS[:2], store, workers=0, device="cpu").trained == 1
@@ -384,14 +386,14 @@ main()
 
 def test_a_write_that_fails_ends_the_command_with_an_error_and_leaves_nothing_broken(tmp_path):
     command = [sys.executable, "-c", LIMITED, *COMPARE, "--seeds", "1", "--runs", str(tmp_path), "--workers", "1"]
-    told = subprocess.run(command, capture_output=True, text=True)
-    assert told.returncode == 2
-    assert told.stderr.startswith(f"error: runs: got File too large ({tmp_path}), expected a folder with room")
-    assert "Traceback" not in told.stderr
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 2
+    assert process.stderr.startswith(f"error: runs: got File too large ({tmp_path}), expected a folder with room")
+    assert "Traceback" not in process.stderr
     assert [path.name for path in tmp_path.rglob("*") if path.is_file() and ".claims" not in path.parts] == []
 
 
-def test_a_file_in_place_of_the_folder_is_told_before_anything_is_trained(tmp_path):
+def test_a_file_in_place_of_the_folder_is_reported_before_anything_is_trained(tmp_path):
     (tmp_path / "runs").write_text("")
     with pytest.raises(InputError, match="runs: got .*, expected a folder"):
         run_grid(SPECS[:1], Store(tmp_path / "runs"), workers=0, watch=lambda event: pytest.fail(event.what))
@@ -423,23 +425,23 @@ def test_a_run_whose_machine_failed_is_tried_again(monkeypatch, error):
         raise error
 
     monkeypatch.setattr("parabolic.learners.er.ER.loss", fail)
-    (news,) = work(Job((RunSpec("er"),)), "cpu")
-    assert news.retry
+    (outcome,) = work(Job((RunSpec("er"),)), "cpu")
+    assert outcome.retry
     monkeypatch.setattr("parabolic.learners.er.ER.loss", lambda *_: torch.zeros(()) / 0)
-    (news,) = work(Job((RunSpec("er"),)), "cpu")
-    assert not news.retry
+    (outcome,) = work(Job((RunSpec("er"),)), "cpu")
+    assert not outcome.retry
 
 
 def test_an_error_of_a_fleet_as_a_whole_is_that_of_every_run_it_leaves(monkeypatch):
-    def fail(specs, **named):
+    def fail(specs, **options):
         yield from execute_fleet(specs[:1], device="cpu")
         raise MemoryError("no room")
 
     monkeypatch.setattr("parabolic.experiments.work.execute_fleet", fail)
     first, *rest = work(Job(tuple(SPECS[:3]), command="mine"), "cpu")
     assert (first.key, first.record.environment["command"]) == (SPECS[0].key, "mine")
-    assert [(news.key, news.retry) for news in rest] == [(spec.key, True) for spec in SPECS[1:3]]
-    assert all("no room" in news.reason for news in rest)
+    assert [(outcome.key, outcome.retry) for outcome in rest] == [(spec.key, True) for spec in SPECS[1:3]]
+    assert all("no room" in outcome.reason for outcome in rest)
 
 
 def test_workers_are_spread_over_the_gpus_or_stay_on_the_one_that_is_named(monkeypatch):
@@ -456,12 +458,12 @@ def test_without_ray_the_error_says_how_to_get_it(tmp_path, monkeypatch):
         run_grid(SPECS[:1], Store(tmp_path), engine="ray")
 
 
-def test_the_bar_tells_how_many_run_ended_and_failed():
+def test_the_bar_shows_how_many_run_ended_and_failed():
     screen = io.StringIO()
     with GridBar(Console(file=screen, force_terminal=True, width=120)) as bar:
-        told = ["reused", "started", "started", "trained", "started", "retried", "started", "failed", "started"]
+        events = ["reused", "started", "started", "trained", "started", "retried", "started", "failed", "started"]
         left = [9, 9, 9, 8, 8, 8, 8, 7, 7]
-        for what, count in zip(told, left, strict=True):
+        for what, count in zip(events, left, strict=True):
             bar(Event(what, SPECS[0], count))
         bar.progress.refresh()
     last = Text.from_ansi(screen.getvalue()).plain.splitlines()[-1]
@@ -470,7 +472,7 @@ def test_the_bar_tells_how_many_run_ended_and_failed():
 
 
 @pytest.mark.parametrize("minute", [0.01, 60])
-def test_without_a_terminal_a_line_now_and_then_tells_how_far_it_is(monkeypatch, minute):
+def test_without_a_terminal_progress_is_a_line_now_and_then(monkeypatch, minute):
     monkeypatch.setattr("parabolic.engine.callbacks.MINUTE", minute)
     log = io.StringIO()
     with GridBar(Console(file=log, force_terminal=False)) as bar:

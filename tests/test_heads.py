@@ -36,18 +36,21 @@ class ManyHeads(nn.Module):
             self.heads.append(head)
 
     def loss(self, x, y):
-        found = []
+        losses = []
         for task, head in zip(TASKS, self.heads, strict=True):
-            own = torch.isin(y, torch.tensor(task))
-            labels = torch.tensor([task.index(label) for label in y[own].tolist()], dtype=torch.long)
-            found.append(cross_entropy(head(self.body(x[own])), labels, reduction="sum"))
-        return sum(found) / len(y)
+            in_task = torch.isin(y, torch.tensor(task))
+            labels = torch.tensor([task.index(label) for label in y[in_task].tolist()], dtype=torch.long)
+            losses.append(cross_entropy(head(self.body(x[in_task])), labels, reduction="sum"))
+        return sum(losses) / len(y)
 
 
 def test_it_learns_as_a_network_with_several_last_layers():
     learner, many = SGD(network(), lr=0.3, criterion=Heads(tasks=TASKS)), ManyHeads(network())
     optim = torch.optim.SGD(many.parameters(), lr=0.3)
-    mixed = [(torch.cat([a, c]), torch.cat([b, d])) for (a, b), (c, d) in zip(batches(), batches()[1:], strict=False)]
+    mixed = [
+        (torch.cat([first_x, second_x]), torch.cat([first_y, second_y]))
+        for (first_x, first_y), (second_x, second_y) in zip(batches(), batches()[1:], strict=False)
+    ]
     for x, y in [*batches(), *mixed]:  # of one task, and of both, as with replay
         ours = learner.observe(x, y)
         theirs = many.loss(x, y)
@@ -63,10 +66,10 @@ def test_it_learns_as_a_network_with_several_last_layers():
 @pytest.mark.parametrize("variant", ["paper", "reference"])
 def test_only_the_head_of_a_task_matters_to_it(variant):
     learner = EWC(network(), criterion=Heads(tasks=TASKS, weights=[1.0, 2.0, 3.0, 4.0, 5.0]), variant=variant)
-    mine = [batch for batch in batches() if 0 in batch[1]]
-    x, y = mine[0]
+    first_task_batches = [batch for batch in batches() if 0 in batch[1]]
+    x, y = first_task_batches[0]
     probable = learner.scores(x)[:, TASKS[0]].softmax(-1)[torch.arange(8), torch.tensor([0, 1] * 4)]
-    learner.start_task(mine)
+    learner.start_task(first_task_batches)
     fisher = learner.fisher([(x, y)])
     bias = fisher[-5:]  # the last of all weights
     assert (bias[TASKS[0]] > 0).all()
@@ -76,7 +79,7 @@ def test_only_the_head_of_a_task_matters_to_it(variant):
 
 
 @pytest.mark.parametrize("name", sorted(set(known_learners()) - {"pcl"}))
-def test_every_other_learner_has_them_in_runs(name):
+def test_every_learner_but_pcl_has_heads_for_each_task_in_runs(name):
     spec = {"learner": name, "stream": "seq-blobs", "batch": 50, "backbone": "mlp"}
     with_heads, without = (execute(RunSpec(**spec, heads=heads), device="cpu") for heads in (True, False))
     assert with_heads.key != without.key
@@ -84,16 +87,16 @@ def test_every_other_learner_has_them_in_runs(name):
     assert with_heads.metrics["task_acc"] > 70
 
 
-def test_a_method_that_forgets_keeps_more_with_them():
-    found = []
+def test_a_method_that_forgets_keeps_more_with_heads_for_each_task():
+    forgetting = []
     for heads in (False, True):
         stream = make_stream("seq-digits")
         torch.manual_seed(0)
         model = nn.Sequential(nn.Flatten(), nn.Linear(64, 50), nn.ReLU(), nn.Linear(50, 10))
         criterion = Heads(tasks=[task.classes for task in stream]) if heads else "cross-entropy"
         state = train(SGD(model, criterion=criterion), stream, batch=10, epochs=5)
-        found.append(state.metrics["task_forgetting"])
-    assert found[1] < found[0]
+        forgetting.append(state.metrics["task_forgetting"])
+    assert forgetting[1] < forgetting[0]
 
 
 def test_more_outputs_than_classes_share_a_head():
@@ -104,27 +107,27 @@ def test_more_outputs_than_classes_share_a_head():
     assert Heads(tasks=[[0, 9]])(torch.zeros(1, 3), torch.tensor([1])).item() == pytest.approx(np.log(2))
 
 
-def test_it_is_saved_and_grows(tmp_path):
+def test_heads_are_saved_and_grow(tmp_path):
     learner = ER(network(), memory=40, criterion=Heads(tasks=TASKS))
     for x, y in batches():
         learner.observe(x, y)
     learner.save(tmp_path / "heads.safetensors")
-    back = Learner.load(tmp_path / "heads.safetensors", model=network())
-    assert back.criterion.tasks == TASKS
-    for each in (learner, back):
-        each.grow(6)
+    loaded = Learner.load(tmp_path / "heads.safetensors", model=network())
+    assert loaded.criterion.tasks == TASKS
+    for either in (learner, loaded):
+        either.grow(6)
     x, y = batches()[0]
-    assert learner.observe(x, y).equal(back.observe(x, y))
+    assert learner.observe(x, y).equal(loaded.observe(x, y))
 
 
-def test_a_distilled_model_has_them_too():
+def test_lwf_has_heads_for_each_task_too():
     learner = LwF(network(), criterion=Heads(tasks=TASKS))
     for number, task in enumerate(TASKS):
-        mine = [batch for batch in batches() if task[0] in batch[1]]
-        learner.start_task(mine)
-        for x, y in mine:
+        task_batches = [batch for batch in batches() if task[0] in batch[1]]
+        learner.start_task(task_batches)
+        for x, y in task_batches:
             assert torch.isfinite(learner.observe(x, y, task=number))
-        learner.end_task(mine)
+        learner.end_task(task_batches)
 
 
 @pytest.mark.parametrize("tasks", [[], [[0, 1], [1, 2]], [[0, -1]], [[0.5]], 5, None, [0, 1]])
@@ -133,9 +136,9 @@ def test_tasks_that_have_no_heads_are_refused(tasks):
         Heads(tasks=tasks)
 
 
-@pytest.mark.parametrize(("kind", "options"), [(PCL, {}), (ER, {"smoothing": 0.1})])
-def test_labels_between_tasks_are_refused(kind, options):
-    learner = kind(network(), criterion=Heads(tasks=TASKS), **options)
+@pytest.mark.parametrize(("learner_class", "options"), [(PCL, {}), (ER, {"smoothing": 0.1})])
+def test_labels_between_tasks_are_refused(learner_class, options):
+    learner = learner_class(network(), criterion=Heads(tasks=TASKS), **options)
     with pytest.raises(InputError, match="^criterion: got Heads, expected one for labels .* or the heads"):
         learner.observe(*batches()[0])
 
@@ -145,6 +148,6 @@ def test_bounds_of_labels_between_tasks_are_refused():
         execute(RunSpec("er", stream="seq-blobs", heads=True, measure="parabolic.engine.theory:bounds"))
 
 
-def test_a_stream_of_domains_has_none():
+def test_a_stream_of_domains_is_refused_heads_for_each_task():
     with pytest.raises(InputError, match="^tasks: .* such as domains"):
         execute(RunSpec("er", heads=True, scenario={"domain": "rotation"}))

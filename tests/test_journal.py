@@ -35,12 +35,12 @@ from parabolic.states import pack_state, same_state
 def test_a_hundred_kills_at_random_moments_change_nothing(tmp_path):
     code = f"import journals; journals.main({str(tmp_path)!r})"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["kills"] == KILLS
-    assert told["in a write"] > 0
-    assert len(set(told["starts"])) > 5  # they came at many moments
+    process = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    counts = json.loads(process.stdout)
+    assert counts["kills"] == KILLS
+    assert counts["in a write"] > 0
+    assert len(set(counts["starts"])) > 5  # they came at many moments
 
 
 def start(folder):
@@ -56,8 +56,8 @@ def start(folder):
 
 def test_one_process_at_a_time_and_a_killed_one_lets_go(tmp_path):
     with start(tmp_path) as other:
-        told = "journal: got a folder that another journal has open.*close the other first"
-        with pytest.raises(InputError, match=told):
+        message = "journal: got a folder that another journal has open.*close the other first"
+        with pytest.raises(InputError, match=message):
             Journal(tmp_path, make())
         other.kill()
     Journal(tmp_path, make()).close()
@@ -144,22 +144,22 @@ with Journal(sys.argv[1], make()):
 
 def test_a_forked_process_that_ends_does_not_release_the_folder_of_its_parent(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", FORKS, tmp_path], env=environment, capture_output=True, text=True, check=True
     )
-    assert re.match("journal: got a folder that another journal has open", done.stdout)
+    assert re.match("journal: got a folder that another journal has open", process.stdout)
 
 
-def newer_file(process, folder, place):
-    """Ask for a file, as all that were asked for so far may be of the batch at which the process began."""
+def newer_file(process, folder, batches):
+    """Ask for one more file (all earlier ones may be of the first batch); whether one is of a batch after `batches`."""
     process.send_signal(signal.SIGUSR1)
-    return any(int(name[:12]) > place for name in files(folder))
+    return any(int(name[:12]) > batches for name in files(folder))
 
 
 def test_signals_at_random_moments_write_only_whole_states(tmp_path):
     """SIGTERM ends the loop as the manual says; SIGUSR1 asks for a file at once, in a step, a prediction or neither."""
     moments, environment = random.Random(3), os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
-    learner, place, asked = make(), 0, 0
+    learner, start, asked_for = make(), 0, 0
     for _ in range(2):
         process = subprocess.Popen(
             [sys.executable, "-c", STOPPED, tmp_path], stdout=subprocess.PIPE, text=True,
@@ -169,102 +169,105 @@ def test_signals_at_random_moments_write_only_whole_states(tmp_path):
         for _ in range(10):
             time.sleep(moments.uniform(0, 0.02))
             process.send_signal(signal.SIGUSR1)
-        assert until(partial(newer_file, process, tmp_path, place))
+        assert until(partial(newer_file, process, tmp_path, start))
         time.sleep(0.05)  # some batches more, so that it is not the file of the end
         process.terminate()
         last = int(process.communicate()[0])
         assert process.returncode == 0
-        asked += sum(place < int(name[:12]) < last for name in files(tmp_path))
-        for number in range(place, last):
+        asked_for += sum(start < int(name[:12]) < last for name in files(tmp_path))
+        for number in range(start, last):
             learner.observe(*batch(number))
             path = tmp_path / f"{number + 1:012d}.safetensors"
             if path.exists():  # three of those that signals asked for
                 with torch.random.fork_rng():  # of which dropout draws
-                    found = Learner.load(path, model=make(seed=9).model)
-                assert same_state(found.state_dict(), learner.state_dict())
-        place = last
-    assert asked > 0
+                    loaded = Learner.load(path, model=make(seed=9).model)
+                assert same_state(loaded.state_dict(), learner.state_dict())
+        start = last
+    assert asked_for > 0
 
 
 @pytest.mark.parametrize("call", ["observe", "start_task", "end_task"])
 def test_a_file_that_is_asked_for_in_the_middle_of_a_change_comes_after_it(tmp_path, call):
-    class Asks(ER):
-        def asks(self):
+    class AsksForFile(ER):
+        def ask_for_file(self):
             before = files(tmp_path)
             journal.write()
             assert files(tmp_path) == before
 
         def remember(self, raw, batch):
-            self.asks() if call == "observe" else None
+            self.ask_for_file() if call == "observe" else None
             super().remember(raw, batch)
 
         def start_task(self, batches):
-            self.asks() if call == "start_task" else None
+            self.ask_for_file() if call == "start_task" else None
 
         def end_task(self, batches):
-            self.asks() if call == "end_task" else None
+            self.ask_for_file() if call == "end_task" else None
 
-    journal = Journal(tmp_path, make(Asks))
+    journal = Journal(tmp_path, make(AsksForFile))
     if call == "observe":
         journal.observe(*batch(0))
         assert files(tmp_path)[1:] == ["000000000001.safetensors"]
         journal.observe(*batch(1))  # it was asked for again
         assert files(tmp_path)[2:] == ["000000000002.safetensors"]
-        found = Learner.load(tmp_path / "000000000002.safetensors", model=make().model)
-        assert same_state(found.state_dict(), journal.learner.state_dict())
+        loaded = Learner.load(tmp_path / "000000000002.safetensors", model=make().model)
+        assert same_state(loaded.state_dict(), journal.learner.state_dict())
     else:
         before = (tmp_path / "000000000000.safetensors").read_bytes()
         getattr(journal, call)([])
         assert (tmp_path / "000000000000.safetensors").read_bytes() != before
     journal.close()
-    again = Journal(tmp_path, make(Asks))
-    assert (again.batches, again.in_task, again.tasks) == (journal.batches, call == "start_task", call == "end_task")
-    again.close()
+    second = Journal(tmp_path, make(AsksForFile))
+    assert (second.batches, second.in_task, second.tasks) == (journal.batches, call == "start_task", call == "end_task")
+    second.close()
 
 
 @pytest.mark.parametrize("during", ["predict", "grow"])
 def test_a_signal_during_a_prediction_or_growth_has_the_file_written_after_the_next_batch(tmp_path, during):
     """Averaged weights are in the model's place then, or the head has more rows than its average."""
 
-    class Network(nn.Sequential):
+    class SignalsInPrediction(nn.Sequential):
         def forward(self, x):
-            if asked == ["predict"]:
+            if now == ["predict"]:
                 signal.raise_signal(signal.SIGUSR1)
             return super().forward(x)
 
-    class Grows(ER):
+    class SignalsInGrowth(ER):
         def on_growth(self, moved):
-            if asked == ["grow"]:
+            if now == ["grow"]:
                 signal.raise_signal(signal.SIGUSR1)
             super().on_growth(moved)
 
-    asked, learner = [], Grows(Network(nn.Linear(3, 4)), optimizer="Adam", average=0.9, memory=40, replay=8)
+    now, learner = (
+        [],
+        SignalsInGrowth(SignalsInPrediction(nn.Linear(3, 4)), optimizer="Adam", average=0.9, memory=40, replay=8),
+    )
     with Journal(tmp_path, learner) as journal:
         before = signal.signal(signal.SIGUSR1, lambda *_: journal.write())
         for number in range(3):
             journal.observe(*batch(number))
-        asked.append(during)
+        now.append(during)
         learner.predict(batch(3)[0]) if during == "predict" else learner.grow(5)
-        asked.clear()
+        now.clear()
         signal.signal(signal.SIGUSR1, before)
         assert files(tmp_path) == ["000000000000.safetensors"]
         journal.observe(*batch(3))
         assert files(tmp_path) == ["000000000000.safetensors", "000000000004.safetensors"]
-        found = Learner.load(tmp_path / "000000000004.safetensors", model=Network(nn.Linear(3, 4)))
-        assert same_state(found.state_dict(), learner.state_dict())
+        loaded = Learner.load(tmp_path / "000000000004.safetensors", model=SignalsInPrediction(nn.Linear(3, 4)))
+        assert same_state(loaded.state_dict(), learner.state_dict())
 
 
 def test_a_batch_that_a_second_thread_brings_waits_until_the_first_is_counted(tmp_path):
     """A file counts the batches that it has: between a step and its count, another step must not come."""
     thread, steps = threading.Thread(target=lambda: journal.observe(*batch(1))), []
 
-    def notes():  # called when the batch is learned
+    def count_steps():  # called when the batch is learned
         thread.start()
         thread.join(0.2)  # long enough for a step
         steps.append(journal.learner.steps)
 
     with Journal(tmp_path, make(), every=1) as journal:
-        journal.observe(*batch(0), notes=notes)
+        journal.observe(*batch(0), notes=count_steps)
         thread.join()
         assert steps == [1]
         assert (journal.batches, journal.learner.steps, journal.saved) == (2, 2, 2)
@@ -283,19 +286,19 @@ def test_a_signal_handler_cannot_learn_a_batch_in_the_middle_of_another(tmp_path
 def test_what_was_broken_off_in_its_middle_is_not_written(tmp_path):
     """Whoever stops a loop by Ctrl-C and writes then would write half a step."""
 
-    class Stopped(ER):
+    class InterruptedAtSecond(ER):
         def remember(self, raw, batch):
             if self.steps == 2:
                 raise KeyboardInterrupt
             super().remember(raw, batch)
 
-    journal = Journal(tmp_path, make(Stopped), every=2)
+    journal = Journal(tmp_path, make(InterruptedAtSecond), every=2)
     journal.observe(*batch(0))
     journal.observe(*batch(1))
     with pytest.raises(KeyboardInterrupt):
         journal.observe(*batch(2))
-    told = r"interrupted in the middle of a step \(after batch 2\), .* start again from 000000000002.safetensors"
-    with pytest.raises(InputError, match=told):
+    message = r"interrupted in the middle of a step \(after batch 2\), .* start again from 000000000002.safetensors"
+    with pytest.raises(InputError, match=message):
         journal.write()
     journal.close()
     assert files(tmp_path)[-1] == "000000000002.safetensors"
@@ -304,7 +307,7 @@ def test_what_was_broken_off_in_its_middle_is_not_written(tmp_path):
 def test_another_thread_may_ask_for_a_file_at_any_time(tmp_path):
     """Also when a batch is learned and not yet counted: it must not be given again."""
 
-    class Asked(ER):
+    class AskedByThread(ER):
         def observe(self, x, y, task=None):
             loss = super().observe(x, y, task)
             asking = threading.Thread(target=journal.write)
@@ -312,13 +315,13 @@ def test_another_thread_may_ask_for_a_file_at_any_time(tmp_path):
             asking.join()
             return loss
 
-    journal = Journal(tmp_path, make(Asked))
+    journal = Journal(tmp_path, make(AskedByThread))
     for number in range(3):
         journal.observe(*batch(number))
     journal.close()
     for count, name in enumerate(files(tmp_path), start=1):
-        found = Learner.load(tmp_path / name, model=make().model)
-        assert (name, found.steps) == (f"{count:012d}.safetensors", count)
+        loaded = Learner.load(tmp_path / name, model=make().model)
+        assert (name, loaded.steps) == (f"{count:012d}.safetensors", count)
 
 
 # -- disks -------------------------------------------------------------------------------------------------
@@ -327,21 +330,21 @@ def test_another_thread_may_ask_for_a_file_at_any_time(tmp_path):
 def test_a_thread_that_writes_slowly_replaces_no_later_state(tmp_path, monkeypatch):
     packed, written = threading.Event(), threading.Event()
 
-    def slowly(path, data):
-        if threading.current_thread() is slow:
+    def write_slowly(path, data):
+        if threading.current_thread() is writer:
             packed.set()
             written.wait(0.2)
         return write_bytes(path, data)
 
     with Journal(tmp_path, make()) as journal:
         journal.start_task([])
-        monkeypatch.setattr("parabolic.engine.journal.write_bytes", slowly)
-        slow = threading.Thread(target=journal.write)
-        slow.start()
+        monkeypatch.setattr("parabolic.engine.journal.write_bytes", write_slowly)
+        writer = threading.Thread(target=journal.write)
+        writer.start()
         packed.wait()
         journal.end_task([])  # in a file of the same name, as no batch came between
         written.set()
-        slow.join()
+        writer.join()
         journal.close()
     with Journal(tmp_path, make()) as journal:
         assert (journal.tasks, journal.in_task) == (1, False)
@@ -349,55 +352,55 @@ def test_a_thread_that_writes_slowly_replaces_no_later_state(tmp_path, monkeypat
 
 def test_a_journal_that_another_thread_closes_writes_no_more(tmp_path, monkeypatch):
     """Another process may have gone on meanwhile."""
-    packed, closed, told = threading.Event(), threading.Event(), []
+    packed, closed, errors = threading.Event(), threading.Event(), []
 
-    def slowly(content):
+    def pack_slowly(content):
         packed.set()
         closed.wait()
         return pack_state(content)
 
-    def write():
+    def try_to_write():
         try:
             journal.write()
         except InputError as error:
-            told.append(str(error))
+            errors.append(str(error))
 
     journal = Journal(tmp_path, make())
     journal.observe(*batch(0))
-    monkeypatch.setattr("parabolic.engine.journal.pack_state", slowly)
-    slow = threading.Thread(target=write)
-    slow.start()
+    monkeypatch.setattr("parabolic.engine.journal.pack_state", pack_slowly)
+    writer = threading.Thread(target=try_to_write)
+    writer.start()
     packed.wait()
     journal.close()
     closed.set()
-    slow.join()
-    assert [text.partition(",")[0] for text in told] == [f"journal: got a call after it was closed ({tmp_path})"]
+    writer.join()
+    assert [text.partition(",")[0] for text in errors] == [f"journal: got a call after it was closed ({tmp_path})"]
     assert files(tmp_path) == ["000000000000.safetensors"]
 
 
 def test_a_journal_is_not_free_before_a_thread_has_finished_its_file(tmp_path, monkeypatch):
-    told = []
+    outcomes = []
 
-    def slowly(path, packed):
+    def write_while_closing(path, packed):
         closing.start()
         closing.join(0.2)  # it would be over, if it did not wait for this file
         with pytest.raises(InputError, match="another journal has open"):
             Journal(tmp_path, make())
-        told.append("refused")
+        outcomes.append("refused")
         return write_bytes(path, packed)
 
     journal = Journal(tmp_path, make())
     closing = threading.Thread(target=journal.close)
     journal.observe(*batch(0))
     with monkeypatch.context() as patch:
-        patch.setattr("parabolic.engine.journal.write_bytes", slowly)
+        patch.setattr("parabolic.engine.journal.write_bytes", write_while_closing)
         writing = threading.Thread(target=journal.write)
         writing.start()
         writing.join()
     closing.join()
-    assert told == ["refused"]
-    with Journal(tmp_path, make()) as again:
-        assert again.batches == 1
+    assert outcomes == ["refused"]
+    with Journal(tmp_path, make()) as reopened:
+        assert reopened.batches == 1
 
 
 def test_a_start_drops_what_is_no_longer_kept_even_where_nothing_can_be_written(tmp_path, monkeypatch):
@@ -406,10 +409,10 @@ def test_a_start_drops_what_is_no_longer_kept_even_where_nothing_can_be_written(
             journal.observe(*batch(number))
     newest = sorted(path.name for path in tmp_path.glob("*.safetensors"))[-2:]
 
-    def full(*args):
+    def fail(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", fail)
     journal = Journal(tmp_path, make(), every=1, keep=2)
     assert journal.batches == 8
     assert sorted(path.name for path in tmp_path.glob("*.safetensors")) == newest
@@ -417,51 +420,51 @@ def test_a_start_drops_what_is_no_longer_kept_even_where_nothing_can_be_written(
 
 
 @pytest.fixture
-def crowded():
+def limit_file_size():
     """A limit of the operating system on the size of files: a write breaks off in its middle."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def limit(size):
+    def set_limit(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
 
-    yield limit
+    yield set_limit
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_folder_with_many_milestones_is_listed_once_for_each_file(tmp_path, monkeypatch):
-    listed, every = [], journal._files
-    monkeypatch.setattr(journal, "_files", lambda folder: listed.append(folder) or every(folder))
-    with Journal(tmp_path, make(), every=1, milestones=1) as kept:
-        listed.clear()
+    listings, list_files = [], journal._files
+    monkeypatch.setattr(journal, "_files", lambda folder: listings.append(folder) or list_files(folder))
+    with Journal(tmp_path, make(), every=1, milestones=1) as open_journal:
+        listings.clear()
         for number in range(10):
-            kept.observe(*batch(number))
-        assert len(listed) == 10
+            open_journal.observe(*batch(number))
+        assert len(listings) == 10
     assert len(files(tmp_path)) == 11
 
 
 def test_milestones_are_kept_for_good(tmp_path):
-    def kept():
+    def kept_batches():
         return sorted(int(path.stem) for path in tmp_path.glob("0*.safetensors"))
 
     for length in (7, 13, 25):  # the last file of each start is written when it ends
         go_on(tmp_path, length=length, every=2, keep=2, milestones=10)
-    assert kept() == [0, 10, 20, 24, 25]
+    assert kept_batches() == [0, 10, 20, 24, 25]
     go_on(tmp_path, length=27, every=2, keep=1, milestones=20)
-    assert kept() == [0, 20, 27]  # no longer milestones
+    assert kept_batches() == [0, 20, 27]  # no longer milestones
     (tmp_path / f"{27:012d}.safetensors").unlink()
     journal = go_on(tmp_path, length=27, every=100, keep=1)
-    assert kept() == [27]
+    assert kept_batches() == [27]
     assert same_state(journal.learner.state_dict(), trajectory()[27])  # learned again from batch 20
     with pytest.raises(InputError, match="milestones: got 0, expected a whole number of at least 1"):
         Journal(tmp_path / "other", make(), milestones=0)
 
 
-def test_a_full_disk_stops_learning_and_loses_nothing(tmp_path, crowded):
+def test_a_full_disk_stops_learning_and_loses_nothing(tmp_path, limit_file_size):
     go_on(tmp_path, length=10, every=5)
-    crowded(1000)
+    limit_file_size(1000)
     with pytest.raises(InputError, match="journal: got File too large .* existing files are safe"):
         go_on(tmp_path, every=5)
-    crowded(resource.RLIM_INFINITY)
+    limit_file_size(resource.RLIM_INFINITY)
     assert files(tmp_path) == [f"{count:012d}.safetensors" for count in (0, 5, 10)]
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".0")] == []
     journal = Journal(tmp_path, make())
@@ -470,46 +473,49 @@ def test_a_full_disk_stops_learning_and_loses_nothing(tmp_path, crowded):
     assert same_state(go_on(tmp_path).learner.state_dict(), trajectory()[LENGTH])
 
 
-def test_a_full_disk_need_not_stop_learning(tmp_path, crowded):
+def test_a_full_disk_need_not_stop_learning(tmp_path, limit_file_size):
     with Journal(tmp_path, make(), every=5, on_error="warn") as journal:
         for number in range(LENGTH):
-            crowded(1000 if 12 <= number < 22 else resource.RLIM_INFINITY)
+            limit_file_size(1000 if 12 <= number < 22 else resource.RLIM_INFINITY)
             if number in (14, 19):
-                told = "nothing after batch 10 is saved, and learning continues: journal: got File too large"
-                with pytest.warns(RuntimeWarning, match=told):
+                message = "nothing after batch 10 is saved, and learning continues: journal: got File too large"
+                with pytest.warns(RuntimeWarning, match=message):
                     journal.observe(*batch(number))
             else:
                 journal.observe(*batch(number))
-            done = journal.batches
-            assert journal.saved == (10 if 10 <= done < 25 else done // 5 * 5)
+            learned = journal.batches
+            assert journal.saved == (10 if 10 <= learned < 25 else learned // 5 * 5)
     assert files(tmp_path) == [f"{count:012d}.safetensors" for count in (10, 25, 30)]
     assert same_state(journal.learner.state_dict(), trajectory()[LENGTH])
 
 
-def test_each_time_that_the_disk_is_full_is_told_once(tmp_path, crowded):
+def test_each_time_that_the_disk_is_full_is_warned_of_once(tmp_path, limit_file_size):
     """However long it lasts: a warning of each attempt would flood the log, and Python would remember every text."""
-    with warnings.catch_warnings(record=True) as told, Journal(tmp_path, make(), every=2, on_error="warn") as journal:
+    with warnings.catch_warnings(record=True) as caught, Journal(tmp_path, make(), every=2, on_error="warn") as journal:
         warnings.simplefilter("default")  # as in a program that leaves them as they are
         for number in range(LENGTH):
-            crowded(1000 if 4 <= number < 12 or 16 <= number < 22 else resource.RLIM_INFINITY)
+            limit_file_size(1000 if 4 <= number < 12 or 16 <= number < 22 else resource.RLIM_INFINITY)
             journal.observe(*batch(number))
-    assert [re.match(r"nothing after batch (\d+) is saved", str(each.message))[1] for each in told] == ["4", "16"]
+    assert [re.match(r"nothing after batch (\d+) is saved", str(warning.message))[1] for warning in caught] == [
+        "4",
+        "16",
+    ]
 
 
-def test_a_full_disk_at_the_end_is_told_and_the_folder_is_free_again(tmp_path, crowded):
+def test_a_full_disk_at_the_end_is_reported_and_the_folder_is_free_again(tmp_path, limit_file_size):
     def learn(on_error):
         with Journal(tmp_path / on_error, make(), every=5, on_error=on_error) as journal:
             for number in range(7):
                 journal.observe(*batch(number))
-            crowded(1000)
+            limit_file_size(1000)
 
     with pytest.raises(InputError, match="journal: got File too large .* existing files are safe"):
         learn("stop")
-    crowded(resource.RLIM_INFINITY)
-    told = "closed, with batches after 5 not saved: the next start resumes from there; journal: got File too large"
-    with pytest.warns(RuntimeWarning, match=told):
+    limit_file_size(resource.RLIM_INFINITY)
+    message = "closed, with batches after 5 not saved: the next start resumes from there; journal: got File too large"
+    with pytest.warns(RuntimeWarning, match=message):
         learn("warn")
-    crowded(resource.RLIM_INFINITY)
+    limit_file_size(resource.RLIM_INFINITY)
     for name in ("stop", "warn"):
         assert same_state(go_on(tmp_path / name).learner.state_dict(), trajectory()[LENGTH])
 
@@ -544,11 +550,11 @@ def test_a_write_needs_memory_for_one_copy_and_where_there_is_none_the_files_sta
     """The state is of 80 MB."""
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", CROWDED, tmp_path, str(room), on_error]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert f"{batches} {batches} {['000000000000.safetensors', *written]}" in done.stdout
-    told = "journal: got no memory left for saving, expected room for a copy of the learner; free some"
-    assert (told in done.stdout + done.stderr) == (not written)
+    process = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert process.returncode == 0, process.stderr
+    assert f"{batches} {batches} {['000000000000.safetensors', *written]}" in process.stdout
+    message = "journal: got no memory left for saving, expected room for a copy of the learner; free some"
+    assert (message in process.stdout + process.stderr) == (not written)
 
 
 SMALL = """
@@ -570,19 +576,19 @@ assert same_state(go_on(place, every=100, keep=1).learner.state_dict(), trajecto
 """
 
 
-def test_a_small_disk_that_fills_up(tmp_path):
+def test_a_small_disk_that_fills_up_loses_nothing(tmp_path):
     """A real one: a file system of some kilobytes, where the system lets us mount one for ourselves."""
     mount = f"mount -t tmpfs -o size=100k tmpfs {tmp_path}"
-    alone = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
-    if shutil.which("unshare") is None or subprocess.run([*alone, mount], capture_output=True).returncode:
+    in_namespace = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    if shutil.which("unshare") is None or subprocess.run([*in_namespace, mount], capture_output=True).returncode:
         pytest.skip("needs a system that lets a user mount a tmpfs in a namespace of his own")
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
     command = f"{mount} && exec {sys.executable} -c '{SMALL}' {tmp_path}"
-    done = subprocess.run([*alone, command], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    error, place = done.stdout.splitlines()
+    process = subprocess.run([*in_namespace, command], capture_output=True, text=True, env=environment)
+    assert process.returncode == 0, process.stderr
+    error, counts = process.stdout.splitlines()
     assert "journal: got No space left on device" in error
-    last, batches = place.split()
+    last, batches = counts.split()
     assert last == f"{int(batches):012d}.safetensors"
     assert 0 < int(batches) < LENGTH
 
@@ -601,8 +607,10 @@ def diverge(journal, first, last):
 def test_a_learner_that_diverged_is_not_written_and_the_next_start_goes_on_before_that(tmp_path):
     go_on(tmp_path, length=10, every=5)
     before = files(tmp_path)
-    told = r"journal: got values that are NaN or infinite \(0.weight, after batch 15\).* again from 000000000010.* lr"
-    with pytest.raises(Diverged, match=told), Journal(tmp_path, make(), every=5, keep=1) as journal:
+    message = (
+        r"journal: got values that are NaN or infinite \(0.weight, after batch 15\).* again from 000000000010.* lr"
+    )
+    with pytest.raises(Diverged, match=message), Journal(tmp_path, make(), every=5, keep=1) as journal:
         diverge(journal, 10, 20)
     assert files(tmp_path) == before[-1:]  # as many as it keeps
     journal = go_on(tmp_path, every=5)
@@ -653,12 +661,12 @@ def test_numbers_of_8_bits_are_written(tmp_path):
         model.register_buffer("table", torch.ones(5).to(torch.float8_e4m3fn))
         return ER(model)
 
-    go_on_from = []
+    starts = []
     for number in range(2):
         with Journal(tmp_path, quantised()) as journal:
-            go_on_from.append(journal.batches)
+            starts.append(journal.batches)
             journal.observe(*batch(number))
-    assert go_on_from == [0, 1]
+    assert starts == [0, 1]
 
 
 def test_weights_that_are_large_are_written(tmp_path):
@@ -682,8 +690,10 @@ def test_an_outlier_that_leaves_statistics_infinite_is_not_written(tmp_path):
             for number in range(11, 15):
                 journal.observe(*batch(number))
 
-    told = r"NaN or infinite \(1.running_var, after batch 15\).* again from 000000000010.* leave out extreme examples"
-    with pytest.raises(Diverged, match=told):
+    message = (
+        r"NaN or infinite \(1.running_var, after batch 15\).* again from 000000000010.* leave out extreme examples"
+    )
+    with pytest.raises(Diverged, match=message):
         learn()
     assert files(tmp_path) == before[-1:]  # as many as it keeps
 
@@ -718,17 +728,17 @@ def spoil_moments(learner):
 
 
 @pytest.mark.parametrize(
-    ("spoils", "name"),
+    ("spoil", "name"),
     [
         (spoil_units, "prepare.scales.0"),
         (spoil_average, "average.0.bias"),
         (spoil_moments, "optimizer.state.0.exp_avg_sq"),
     ],
 )
-def test_all_that_predictions_and_steps_use_must_be_finite(tmp_path, spoils, name):
+def test_all_that_predictions_and_steps_use_must_be_finite(tmp_path, spoil, name):
     journal = Journal(tmp_path, make(prepare=Units()))
     journal.observe(*batch(0))
-    spoils(journal.learner)
+    spoil(journal.learner)
     with pytest.raises(Diverged, match=rf"\({name}, after batch 1\)"):
         journal.write()
     journal.close()
@@ -765,11 +775,11 @@ def test_a_damaged_file_is_passed_over_by_name(tmp_path):
     go_on(tmp_path, length=15, every=5)
     for name in files(tmp_path)[-2:]:
         spoil(tmp_path / name)
-    with pytest.warns(RuntimeWarning) as told:
+    with pytest.warns(RuntimeWarning) as caught:
         journal = go_on(tmp_path, every=5, keep=1)
-    for warning, name in zip(told, ("000000000015", "000000000010"), strict=True):
-        skipped = f"skipped a damaged file, resuming from batch 5: path: got '{tmp_path}/{name}.safetensors'"
-        assert skipped in str(warning.message)
+    for warning, name in zip(caught, ("000000000015", "000000000010"), strict=True):
+        message = f"skipped a damaged file, resuming from batch 5: path: got '{tmp_path}/{name}.safetensors'"
+        assert message in str(warning.message)
     assert same_state(journal.learner.state_dict(), trajectory()[LENGTH])
     assert files(tmp_path) == ["000000000010.damaged", "000000000015.damaged", "000000000030.safetensors"]
 
@@ -786,7 +796,7 @@ def test_a_journal_of_damaged_files_alone_does_not_begin_anew(tmp_path):
 
 def test_a_file_of_another_making_is_refused_and_not_passed_over(tmp_path):
     go_on(tmp_path, length=3)
-    for learner, told in [
+    for learner, message in [
         (make(times=7), "times: got 7, expected 5, as it was saved"),
         (make(prepare=torch.neg), "prepare: got one of your own, expected None, as it was saved"),
         (make(ER), "learner: got 'parabolic.learners.er:ER', expected parabolic.learners.pcl:PCL"),
@@ -794,7 +804,7 @@ def test_a_file_of_another_making_is_refused_and_not_passed_over(tmp_path):
         (go_on(tmp_path, length=4).learner, "learner: got one that has learned 4 batches, expected a new one"),
     ]:
         before = frozen(learner)
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=message):
             Journal(tmp_path, learner)
         assert same_state(learner.state_dict(), before)
     make().save(tmp_path / "000000000009.safetensors")
@@ -849,26 +859,26 @@ def go_round(folder, length):
 
 
 def test_a_batch_that_is_skipped_is_not_given_again(tmp_path):
-    alone = make()
+    undisturbed = make()
     for number in range(LENGTH):
         if number not in BAD:
-            alone.observe(*batch(number))
+            undisturbed.observe(*batch(number))
     for length in (9, 17, LENGTH):
         journal = go_round(tmp_path, length)
         assert journal.batches == length
-    assert same_state(journal.learner.state_dict(), alone.state_dict())
+    assert same_state(journal.learner.state_dict(), undisturbed.state_dict())
 
 
-def test_a_batch_that_was_learned_and_not_written_is_not_skipped(tmp_path, crowded):
+def test_a_batch_that_was_learned_and_not_written_is_not_skipped(tmp_path, limit_file_size):
     journal = Journal(tmp_path, make(), every=2)
     journal.observe(*batch(0))
-    crowded(1000)
+    limit_file_size(1000)
     with pytest.raises(InputError, match="File too large"):
         journal.observe(*batch(1))
     with pytest.raises(InputError, match="File too large"):
         journal.skip()
     assert journal.batches == 2
-    crowded(resource.RLIM_INFINITY)
+    limit_file_size(resource.RLIM_INFINITY)
     journal.observe(*batch(2))
     journal.skip()
     assert files(tmp_path)[-1] == "000000000004.safetensors"
@@ -906,7 +916,7 @@ def test_notes_are_kept(tmp_path):
 def test_notes_of_a_batch_are_saved_with_it(tmp_path, every):
     """However it is stopped, no offset is learned twice and a schedule is as far as the learner."""
 
-    def go(folder, stops):
+    def learn_with_stops(folder, stops):
         offsets, stops = [], list(stops)
         while True:
             journal = Journal(folder, make(), every=every)
@@ -914,22 +924,22 @@ def test_notes_of_a_batch_are_saved_with_it(tmp_path, every):
             schedule.load_state_dict(journal.notes.get("schedule", schedule.state_dict()))
             del offsets[journal.batches :]  # what was learned after the file is lost, and learned again
 
-            def after():
+            def advance_schedule():
                 schedule.step()  # noqa: B023
                 return {"offset": offsets[-1] + 1, "schedule": schedule.state_dict()}  # noqa: B023
 
             end = stops.pop(0) if stops else 12
             for offset in range(journal.notes.get("offset", 0), end):
                 offsets.append(offset)
-                journal.observe(*batch(offset), notes=after)
+                journal.observe(*batch(offset), notes=advance_schedule)
             journal.close()  # nothing is written any more, as after a kill
             if end == 12:
                 return offsets, frozen(journal.learner)
 
-    once, plain = go(tmp_path / "once", [])
-    again, resumed = go(tmp_path / "again", [2, 4, 7, 7, 11])
-    assert once == again == list(range(12))
-    assert same_state(plain, resumed)
+    offsets_at_once, state_at_once = learn_with_stops(tmp_path / "once", [])
+    offsets_with_stops, state_with_stops = learn_with_stops(tmp_path / "again", [2, 4, 7, 7, 11])
+    assert offsets_at_once == offsets_with_stops == list(range(12))
+    assert same_state(state_at_once, state_with_stops)
 
 
 def test_notes_of_a_batch_may_come_with_a_skipped_one_and_must_be_a_dict(tmp_path):
@@ -974,15 +984,15 @@ def test_tasks_start_and_end_once(tmp_path, stop):
     assert same_state(journal.learner.state_dict(), undisturbed.learner.state_dict())
 
 
-def test_a_loop_that_asks_whether_a_task_has_started(tmp_path):
-    told = []
+def test_a_loop_that_asks_whether_a_task_has_started_starts_each_once(tmp_path):
+    starts = []
 
-    class Told(ER):
+    class NotesStarts(ER):
         def start_task(self, batches):
-            told.append(("start", len(batches)))
+            starts.append(("start", len(batches)))
 
-    def go(stop):
-        with Journal(tmp_path, Told(nn.Linear(3, 4)), every=1) as journal:
+    def learn_until(stop):
+        with Journal(tmp_path, NotesStarts(nn.Linear(3, 4)), every=1) as journal:
             for number in range(journal.tasks, len(TASKS)):
                 if not journal.in_task:
                     journal.start_task(TASKS[number])
@@ -993,21 +1003,21 @@ def test_a_loop_that_asks_whether_a_task_has_started(tmp_path):
                     journal.observe(x, y)
                 journal.end_task(TASKS[number])
 
-    go(stop=3)
-    assert told == [("start", 5)]
-    go(stop=100)
-    assert told == [("start", 5)] * len(TASKS)
+    learn_until(stop=3)
+    assert starts == [("start", 5)]
+    learn_until(stop=100)
+    assert starts == [("start", 5)] * len(TASKS)
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         *[({name: value}, name) for name in ("every", "keep", "milestones") for value in (0, 1.5)],
         ({"on_error": "panic"}, "on_error: .* stop, warn"),
     ],
 )
-def test_options_are_checked(tmp_path, options, told):
-    with pytest.raises(InputError, match=told):
+def test_options_are_checked(tmp_path, options, message):
+    with pytest.raises(InputError, match=message):
         Journal(tmp_path / "new", make(), **options)
     assert not (tmp_path / "new").exists()
 
@@ -1051,7 +1061,7 @@ def test_a_learner_that_had_learned_before_goes_on_too(tmp_path):
         pretrained.observe(*batch(number))
     pretrained.save(tmp_path / "pretrained")
 
-    def go(folder, *lengths):
+    def learn_in_folder(folder, *lengths):
         for length in lengths:
             learner = Learner.load(tmp_path / "pretrained", model=make().model)
             with Journal(tmp_path / folder, learner) as journal:
@@ -1059,9 +1069,9 @@ def test_a_learner_that_had_learned_before_goes_on_too(tmp_path):
                     journal.observe(*batch(number))
         return learner
 
-    twice, once = go("twice", 5, 9), go("once", 9)
-    assert once.steps == 7 + 9
-    assert same_state(twice.state_dict(), once.state_dict())
+    in_two_parts, in_one_part = learn_in_folder("twice", 5, 9), learn_in_folder("once", 9)
+    assert in_one_part.steps == 7 + 9
+    assert same_state(in_two_parts.state_dict(), in_one_part.state_dict())
     with pytest.raises(InputError, match="got one that has learned 0 batches, expected one that has learned 7, as"):
         Journal(tmp_path / "once", make())
     with pytest.raises(InputError, match="expected a learner; an estimator is kept by pickling it"):
@@ -1100,9 +1110,9 @@ def test_another_process_serves_from_the_newest_intact_file(tmp_path):
         before = {path: path.read_bytes() for path in tmp_path.iterdir()}
         (tmp_path / "000000000040.safetensors").write_bytes(b"half of it")
         (tmp_path / "000000000050.safetensors").symlink_to(tmp_path / "gone")  # listed, and gone when it is read
-        with pytest.warns(RuntimeWarning, match=r"skipped a damaged file.*000000000040") as told:
+        with pytest.warns(RuntimeWarning, match=r"skipped a damaged file.*000000000040") as caught:
             served = Journal.load(tmp_path, model=make().model)
-        assert len(told) == 1
+        assert len(caught) == 1
         assert torch.equal(served.scores(x), journal.learner.scores(x))
         assert same_state(served.state_dict(), running.learner.state_dict())
         assert {path: path.read_bytes() for path in before} == before

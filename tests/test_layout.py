@@ -20,50 +20,52 @@ def weights():
 
 
 def test_a_vector_is_cut_up_and_joined_again():
-    given = weights()
-    layout = Layout(given)
-    vector = layout.join(given.values())
-    assert vector.shape == (sum(weight.numel() for weight in given.values()),)
-    for part, weight in zip(layout.cut(vector), given.values(), strict=True):
+    weights_by_name = weights()
+    layout = Layout(weights_by_name)
+    vector = layout.join(weights_by_name.values())
+    assert vector.shape == (sum(weight.numel() for weight in weights_by_name.values()),)
+    for part, weight in zip(layout.cut(vector), weights_by_name.values(), strict=True):
         assert torch.equal(part, weight)
         assert part.untyped_storage().data_ptr() == vector.untyped_storage().data_ptr()
     vector.mul_(2)
-    assert layout.named(vector).keys() == given.keys()
-    assert all(torch.equal(part, 2 * given[name]) for name, part in layout.named(vector).items())
-    apart = [weight.contiguous() for weight in given.values()]
-    assert torch.equal(layout.join(apart), vector / 2)  # however they lie
+    assert layout.named(vector).keys() == weights_by_name.keys()
+    assert all(torch.equal(part, 2 * weights_by_name[name]) for name, part in layout.named(vector).items())
+    contiguous = [weight.contiguous() for weight in weights_by_name.values()]
+    assert torch.equal(layout.join(contiguous), vector / 2)  # however they lie
 
 
 def test_parts_lie_as_the_weights_do():
     """To the stride, along sides of one entry too: only then an optimiser takes all weights in one operation."""
-    given = weights()
-    assert given["0.weight"].stride() == (27, 1, 9, 3)
-    assert given["2.weight"].stride() == (4, 1, 4, 4)
-    layout = Layout(given)
-    assert {name: part.stride() for name, part in layout.named(layout.join(given.values())).items()} == {
-        name: weight.stride() for name, weight in given.items()
+    weights_by_name = weights()
+    assert weights_by_name["0.weight"].stride() == (27, 1, 9, 3)
+    assert weights_by_name["2.weight"].stride() == (4, 1, 4, 4)
+    layout = Layout(weights_by_name)
+    assert {name: part.stride() for name, part in layout.named(layout.join(weights_by_name.values())).items()} == {
+        name: weight.stride() for name, weight in weights_by_name.items()
     }
 
 
-@pytest.mark.parametrize("odd", [torch.arange(12.0).view(3, 4)[:, ::2], torch.ones(2, 1).expand(2, 3), torch.ones(())])
-def test_what_leaves_gaps_or_overlaps_is_laid_out_by_itself(odd):
-    layout = Layout({"odd": odd, "even": torch.ones(2)})
-    vector = layout.join([odd, torch.ones(2)])
-    assert vector.tolist() == [*odd.flatten().tolist(), 1, 1]
-    assert torch.equal(layout.views(vector)[0], odd)
+@pytest.mark.parametrize(
+    "unusual", [torch.arange(12.0).view(3, 4)[:, ::2], torch.ones(2, 1).expand(2, 3), torch.ones(())]
+)
+def test_what_leaves_gaps_or_overlaps_is_laid_out_by_itself(unusual):
+    layout = Layout({"odd": unusual, "even": torch.ones(2)})
+    vector = layout.join([unusual, torch.ones(2)])
+    assert vector.tolist() == [*unusual.flatten().tolist(), 1, 1]
+    assert torch.equal(layout.views(vector)[0], unusual)
 
 
 def test_cutting_and_joining_have_every_derivative():
-    given = weights()
-    layout = Layout(given)
-    vector = layout.join(given.values()).requires_grad_()
+    weights_by_name = weights()
+    layout = Layout(weights_by_name)
+    vector = layout.join(weights_by_name.values()).requires_grad_()
 
-    def of(some):
-        first, *others = layout.cut(some)
-        return layout.join([first * others[0].square().sum(), *[each.exp() for each in others]])
+    def cut_and_join(vector_given):
+        first, *others = layout.cut(vector_given)
+        return layout.join([first * others[0].square().sum(), *[part.exp() for part in others]])
 
-    assert torch.autograd.gradcheck(of, [vector])
-    assert torch.autograd.gradgradcheck(of, [vector])
+    assert torch.autograd.gradcheck(cut_and_join, [vector])
+    assert torch.autograd.gradgradcheck(cut_and_join, [vector])
 
 
 def test_a_vector_grows_with_its_weights():
@@ -72,11 +74,14 @@ def test_a_vector_grows_with_its_weights():
     assert grown.tolist() == [1, 2, 7, 3]
 
 
-def learned(learner, until=2):
-    g = torch.Generator().manual_seed(0)
+def trained(learner, until=2):
+    generator = torch.Generator().manual_seed(0)
     for task in range(2):
         batches = [
-            (torch.randn(6, 3, 4, 4, generator=g, dtype=torch.float64), torch.randint(4, (6,), generator=g))
+            (
+                torch.randn(6, 3, 4, 4, generator=generator, dtype=torch.float64),
+                torch.randint(4, (6,), generator=generator),
+            )
             for _ in range(4)
         ]
         if task < until:
@@ -90,16 +95,16 @@ def learned(learner, until=2):
 @pytest.mark.parametrize("name", ["si", "ewc", "agem", "gem"])
 def test_however_weights_lie_they_are_learned_alike_and_states_go_across(name):
     options = {"memory": 40} if name in ("agem", "gem") else {}
-    plain, other = (
-        learned(find_learner(name)(net(layout), seed=0, **options))
+    plain, channels_last = (
+        trained(find_learner(name)(net(layout), seed=0, **options))
         for layout in (torch.contiguous_format, torch.channels_last)
     )
-    for one, two in zip(plain.model.parameters(), other.model.parameters(), strict=True):
-        torch.testing.assert_close(one, two, rtol=0, atol=1e-10)
-    taken = find_learner(name)(net(), seed=0, **options)
-    taken.load_state_dict(other.state_dict())
-    for part in getattr(taken, "_vectors", ()):
-        ours, theirs = (each.weights.layout.named(getattr(each, part)) for each in (taken, other))
+    for plain_weight, other_weight in zip(plain.model.parameters(), channels_last.model.parameters(), strict=True):
+        torch.testing.assert_close(plain_weight, other_weight, rtol=0, atol=1e-10)
+    restored = find_learner(name)(net(), seed=0, **options)
+    restored.load_state_dict(channels_last.state_dict())
+    for part in getattr(restored, "_vectors", ()):
+        ours, theirs = (learner.weights.layout.named(getattr(learner, part)) for learner in (restored, channels_last))
         assert all(torch.equal(ours[weight], theirs[weight]) for weight in ours)
         assert any(value.any() for value in ours.values()) or part == "path"  # which ends with its task
 

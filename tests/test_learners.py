@@ -29,47 +29,48 @@ def net(seed=0):
 
 
 def batches(count, size=6, seed=1, dtype=torch.float32):
-    g = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     return [
-        (torch.randn(size, 3, generator=g, dtype=dtype), torch.randint(4, (size,), generator=g)) for _ in range(count)
+        (torch.randn(size, 3, generator=generator, dtype=dtype), torch.randint(4, (size,), generator=generator))
+        for _ in range(count)
     ]
 
 
-def make(name, model=None, **options):
+def make_learner(name, model=None, **options):
     cls = find_learner(name)
     if issubclass(cls, ReplayLearner):
         options = {"memory": 20, "replay": 5} | options
     return cls(model or net(), **options)
 
 
-def observe(learner, data, i):
-    """Learn the batch number i of `data`; a learner that must know of tasks is told of one every four batches."""
+def observe_batch(learner, data, index):
+    """Learn batch `index` of `data`; a learner that needs tasks begins a new one every four batches."""
     if not learner.needs_tasks:
-        return learner.observe(*data[i])
-    task, first = i // 4, i - i % 4
-    if i == first:
-        learner.start_task(data[first : first + 4])
-    loss = learner.observe(*data[i], task)
-    if i == first + 3:
-        learner.end_task(data[first : first + 4])
+        return learner.observe(*data[index])
+    task, first_of_task = index // 4, index - index % 4
+    if index == first_of_task:
+        learner.start_task(data[first_of_task : first_of_task + 4])
+    loss = learner.observe(*data[index], task)
+    if index == first_of_task + 3:
+        learner.end_task(data[first_of_task : first_of_task + 4])
     return loss
 
 
 def frozen(value):
     """A deep copy of a state, to compare with later."""
     if isinstance(value, dict):
-        return {key: frozen(each) for key, each in value.items()}
+        return {key: frozen(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [frozen(each) for each in value]
+        return [frozen(item) for item in value]
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def same(one, other):
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+def same(ours, theirs):
+    if isinstance(ours, dict):
+        return ours.keys() == theirs.keys() and all(same(ours[key], theirs[key]) for key in ours)
+    if isinstance(ours, list | tuple):
+        return len(ours) == len(theirs) and all(map(same, ours, theirs))
+    return torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else ours == theirs
 
 
 def test_sgd_is_plain_torch():
@@ -88,23 +89,23 @@ def test_sgd_is_plain_torch():
 def test_er_learns_the_batch_and_the_recalled_together(smoothing):
     ours, theirs = net().double(), net().double()
     learner = ER(ours, lr=0.05, memory=20, replay=5, seed=3, smoothing=smoothing)
-    g, kept = torch.Generator().manual_seed(3), []
+    generator, remembered = torch.Generator().manual_seed(3), []
     for x, y in batches(3, dtype=torch.float64):  # 18 examples: every one is kept, in order
         joint_x, joint_y = x, y
-        if kept:
-            rows = distinct(min(5, len(kept)), len(kept), generator=g).tolist()
-            joint_x = torch.cat([x, *[kept[r][0][None] for r in rows]])
-            joint_y = torch.cat([y, *[kept[r][1][None] for r in rows]])
+        if remembered:
+            rows = distinct(min(5, len(remembered)), len(remembered), generator=generator).tolist()
+            joint_x = torch.cat([x, *[remembered[row][0][None] for row in rows]])
+            joint_y = torch.cat([y, *[remembered[row][1][None] for row in rows]])
         loss = cross_entropy(theirs(joint_x), joint_y, label_smoothing=smoothing)
         gradients = torch.autograd.grad(loss, list(theirs.parameters()))
         with torch.no_grad():
             for parameter, gradient in zip(theirs.parameters(), gradients, strict=True):
                 parameter -= 0.05 * gradient
-        kept += list(zip(x, y, strict=True))
-        torch.rand(len(x), generator=g, dtype=torch.float64)  # what the reservoir draws
+        remembered += list(zip(x, y, strict=True))
+        torch.rand(len(x), generator=generator, dtype=torch.float64)  # what the reservoir draws
         assert learner.observe(x, y).item() == pytest.approx(loss.item(), abs=1e-12)
-    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert torch.allclose(a, b, atol=1e-12)
+    for our_weight, their_weight in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(our_weight, their_weight, atol=1e-12)
 
 
 def test_smoothed_labels_leave_out_outputs_that_are_no_classes():
@@ -125,39 +126,39 @@ def test_smoothing_is_for_classes():
 def test_repeats_are_steps_on_one_batch_which_is_kept_once(name):
     cls = find_learner(name)
 
-    class Unhurried(cls):
+    class RepeatsByHand(cls):
         """Repeats by hand: only the last step of a batch is remembered."""
 
-        kept = True
+        last_step = True
 
         def remember(self, raw, batch):
-            if self.kept:
+            if self.last_step:
                 super().remember(raw, batch)
 
-        def slowly(self, x, y, times, task):
-            for i in range(times):
-                self.kept = i == times - 1
+        def repeat_steps(self, x, y, times, task):
+            for number in range(times):
+                self.last_step = number == times - 1
                 loss = self.step(x, y, task)
             return loss
 
     memory = {"memory": 20, "replay": 5} if issubclass(cls, ReplayLearner) else {}
-    ours, theirs = (kind(net(), lr=0.05, average=0.9, **memory) for kind in (cls, Unhurried))
+    ours, theirs = (learner_class(net(), lr=0.05, average=0.9, **memory) for learner_class in (cls, RepeatsByHand))
     ours.repeats, task = 3, 0 if cls.needs_tasks else None
     for learner in (ours, theirs):
         learner.start_task(batches(5))
     for x, y in batches(5):
-        assert torch.equal(ours.step(x, y, task), theirs.slowly(x, y, 3, task))
+        assert torch.equal(ours.step(x, y, task), theirs.repeat_steps(x, y, 3, task))
     assert ours.steps == 5
     assert same({**frozen(ours.state_dict()), "steps": 15}, frozen(theirs.state_dict()))
 
 
-@pytest.mark.parametrize("wrong", [lambda loss: loss.item(), lambda loss: loss.expand(3), lambda loss: None])
-def test_a_loss_that_is_not_one_number_is_refused(wrong):
+@pytest.mark.parametrize("spoil", [lambda loss: loss.item(), lambda loss: loss.expand(3), lambda loss: None])
+def test_a_loss_that_is_not_one_number_is_refused(spoil):
     class Mine(SGD):
         name = "mine"
 
         def loss(self, batch, recalled):
-            return wrong(super().loss(batch, recalled))
+            return spoil(super().loss(batch, recalled))
 
     learner = Mine(net())
     with pytest.raises(
@@ -174,26 +175,26 @@ def test_a_network_without_a_gradient_is_refused(name):
             return super().forward(x).detach()
 
     def learn():
-        learner.start_task(some)
-        for x, y in some:
+        learner.start_task(data)
+        for x, y in data:
             learner.observe(x, y, task=0)
-        learner.end_task(some)  # joint training takes its steps here
+        learner.end_task(data)  # joint training takes its steps here
 
-    learner, some = known_learners()[name](Detached(3, 4)), batches(2)
+    learner, data = known_learners()[name](Detached(3, 4)), batches(2)
     with pytest.raises(InputError, match=f"^loss of {name}: got a number without a gradient, .* also in the model"):
         learn()
 
 
-def test_a_gradient_that_a_users_own_method_asks_for_in_vain_is_told_with_its_place_there():
+def test_an_error_of_autograd_in_a_users_own_method_keeps_its_traceback():
     class Mine(SGD):
         def loss(self, batch, recalled):
             scores = self.model(batch["x"])
             torch.autograd.grad(scores.detach().sum(), self.model.weight)
             return self.error(scores, batch["y"])
 
-    with pytest.raises(RuntimeError, match="does not require grad") as failed:  # its loss has one
+    with pytest.raises(RuntimeError, match="does not require grad") as error:  # its loss has one
         Mine(nn.Linear(3, 4)).observe(*batches(1)[0])
-    assert any("torch.autograd.grad(scores" in str(each.statement) for each in failed.traceback)
+    assert any("torch.autograd.grad(scores" in str(entry.statement) for entry in error.traceback)
 
 
 def test_a_loss_without_a_gradient_is_refused_by_the_name_of_its_method():
@@ -207,40 +208,40 @@ def test_a_loss_without_a_gradient_is_refused_by_the_name_of_its_method():
     before = [weight.clone() for weight in learner.model.parameters()]
     with pytest.raises(InputError, match="^loss of mine: got a number without a gradient, expected one computed from"):
         learner.observe(*batches(1)[0])
-    assert all(torch.equal(*each) for each in zip(before, learner.model.parameters(), strict=True))
+    assert all(torch.equal(*pair) for pair in zip(before, learner.model.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("value", [1e39, -1.7976931348623157e308])
 @pytest.mark.parametrize("prepare", [None, lambda x: x - 1])
 def test_a_number_that_the_model_cannot_hold_is_refused_before_anything_changes(value, prepare):
     learner = ER(net(), memory=20, replay=5, prepare=prepare)
-    (x, y), (more, _) = batches(2, dtype=torch.float64)
+    (x, y), (too_large, _) = batches(2, dtype=torch.float64)
     learner.observe(x, y)
     before = frozen(learner.state_dict())
-    more[2, 1] = value
-    for call in (lambda: learner.observe(more, y), lambda: learner.predict(more)):
+    too_large[2, 1] = value
+    for method in (lambda: learner.observe(too_large, y), lambda: learner.predict(too_large)):
         with pytest.raises(
             InputError,
             match=r"^x: got 1 values .* the first at \[2, 1\].*not finite as inputs of the model \(float32\)",
         ):
-            call()
+            method()
     assert same(frozen(learner.state_dict()), before)
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_single_example_that_batch_norm_cannot_learn_changes_nothing(name):
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 4))
-    learner, x, y = make(name, model), torch.randn(6, 1, 4, 4), torch.arange(6) % 3
+    learner, x, y = make_learner(name, model), torch.randn(6, 1, 4, 4), torch.arange(6) % 3
     learner.start_task([(x, y)])
-    twin, before = copy.deepcopy(learner), frozen(learner.state_dict())
-    new = (x[:1] + 100, torch.tensor([3]), 1 if learner.needs_tasks else None)  # of another class and another task
+    undisturbed, before = copy.deepcopy(learner), frozen(learner.state_dict())
+    single = (x[:1] + 100, torch.tensor([3]), 1 if learner.needs_tasks else None)  # of another class and another task
     if name == "pcl":  # which learns from all points of a bridge together
-        learner.observe(*new)
+        learner.observe(*single)
         return
     with pytest.raises(InputError, match="^x: got .*, expected at least two examples, as batch norm needs here; hold"):
-        learner.observe(*new)
+        learner.observe(*single)
     assert same({**frozen(learner.state_dict()), "example": None}, {**before, "example": None})
-    goes_on_alike(learner, twin, x, y)
+    assert_continues_alike(learner, undisturbed, x, y)
 
 
 @pytest.mark.parametrize(
@@ -250,21 +251,21 @@ def test_a_single_example_that_batch_norm_cannot_learn_changes_nothing(name):
 )
 def test_a_single_example_that_is_recalled_or_split_off_is_refused_and_changes_nothing(name, options):
     model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
-    learner, x, y = make(name, model, **options), torch.randn(6, 3), torch.arange(6) % 3
+    learner, x, y = make_learner(name, model, **options), torch.randn(6, 3), torch.arange(6) % 3
     learner.start_task([(x, y)])
     if name != "vrmcl":
         learner.observe(x, y, 0)
         learner.end_task([(x, y)])
-    twin, before = copy.deepcopy(learner), frozen(learner.state_dict())
+    undisturbed, before = copy.deepcopy(learner), frozen(learner.state_dict())
     with pytest.raises(
         InputError,
         match=f"^step of {name}: got one example, .*, expected at least two examples, as batch norm needs here; raise",
     ):
         learner.observe(x + 100, y.flip(0) + 1, 1)
     assert same({**frozen(learner.state_dict()), "example": None}, {**before, "example": None})
-    for each in (learner, twin):
-        each.model[1].eval()  # frozen, it needs no second example
-    goes_on_alike(learner, twin, x, y)
+    for either in (learner, undisturbed):
+        either.model[1].eval()  # frozen, it needs no second example
+    assert_continues_alike(learner, undisturbed, x, y)
 
 
 def test_what_a_method_of_ones_own_notes_of_a_batch_that_is_refused_is_taken_back():
@@ -285,14 +286,14 @@ def test_what_a_method_of_ones_own_notes_of_a_batch_that_is_refused_is_taken_bac
     assert learner.losses == 1
 
 
-def goes_on_alike(learner, twin, x, y):
+def assert_continues_alike(learner, other, x, y):
     task = 0 if learner.needs_tasks else None
-    assert torch.equal(learner.observe(x, y, task), twin.observe(x, y, task))
-    assert same(frozen(learner.state_dict()), frozen(twin.state_dict()))
+    assert torch.equal(learner.observe(x, y, task), other.observe(x, y, task))
+    assert same(frozen(learner.state_dict()), frozen(other.state_dict()))
 
 
-@pytest.mark.parametrize("kind", [ER, CLSER])
-def test_an_id_that_has_no_embedding_is_refused_and_changes_nothing(kind):
+@pytest.mark.parametrize("learner_class", [ER, CLSER])
+def test_an_id_that_has_no_embedding_is_refused_and_changes_nothing(learner_class):
     class Mixed(nn.Module):
         """Ids in the first column, measurements in the others."""
 
@@ -303,7 +304,7 @@ def test_an_id_that_has_no_embedding_is_refused_and_changes_nothing(kind):
         def forward(self, x):
             return self.head(torch.cat([self.norm(x[:, 1:]), self.shops(x[:, 0].long())], 1))
 
-    learner, x, y = kind(Mixed(), memory=20, replay=5), torch.rand(6, 3), torch.arange(6) % 3
+    learner, x, y = learner_class(Mixed(), memory=20, replay=5), torch.rand(6, 3), torch.arange(6) % 3
     learner.observe(x, y)
     learner.observe(x, y)
     before = frozen(learner.state_dict())
@@ -315,8 +316,8 @@ def test_an_id_that_has_no_embedding_is_refused_and_changes_nothing(kind):
     assert same(frozen(learner.state_dict()), before)
 
 
-@pytest.mark.parametrize("call", [lambda learner: learner.save("never"), copy.deepcopy, pickle.dumps])
-def test_in_the_middle_of_a_step_there_is_nothing_to_save(call, tmp_path, monkeypatch):
+@pytest.mark.parametrize("save", [lambda learner: learner.save("never"), copy.deepcopy, pickle.dumps])
+def test_in_the_middle_of_a_step_there_is_nothing_to_save(save, tmp_path, monkeypatch):
     """As by a signal handler, which runs in the thread that learns."""
     monkeypatch.chdir(tmp_path)
 
@@ -325,7 +326,7 @@ def test_in_the_middle_of_a_step_there_is_nothing_to_save(call, tmp_path, monkey
             super().descend(loss)
             if self.steps == 1:
                 with pytest.raises(RuntimeError, match="called in the middle of a step or prediction; set a flag"):
-                    call(self)
+                    save(self)
 
     learner = Interrupted(net(), memory=20, replay=5)
     for x, y in batches(3):
@@ -334,9 +335,9 @@ def test_in_the_middle_of_a_step_there_is_nothing_to_save(call, tmp_path, monkey
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("call", [lambda learner: learner.save("never"), copy.deepcopy, pickle.dumps, ER.predictor])
+@pytest.mark.parametrize("save", [lambda learner: learner.save("never"), copy.deepcopy, pickle.dumps, ER.predictor])
 @pytest.mark.parametrize("during", [lambda learner: learner.predict(torch.ones(1, 3)), lambda learner: learner.grow(9)])
-def test_in_the_middle_of_a_prediction_or_of_growth_there_is_nothing_to_save(during, call, tmp_path, monkeypatch):
+def test_in_the_middle_of_a_prediction_or_of_growth_there_is_nothing_to_save(during, save, tmp_path, monkeypatch):
     """A prediction puts averaged weights in place of the model's own, and a head grows before its average does."""
     monkeypatch.chdir(tmp_path)
 
@@ -346,23 +347,23 @@ def test_in_the_middle_of_a_prediction_or_of_growth_there_is_nothing_to_save(dur
             self.head = nn.Linear(3, 4)
 
         def forward(self, x):
-            for each in asked:
+            for save in saves:
                 with pytest.raises(RuntimeError, match="called in the middle of a step or prediction; set a flag"):
-                    each(learner)
+                    save(learner)
             return self.head(x)
 
-    asked, learner = [], ER(Interrupted(), memory=20, replay=5, average=0.9)
+    saves, learner = [], ER(Interrupted(), memory=20, replay=5, average=0.9)
     learner.observe(torch.rand(6, 3), torch.arange(6) % 4)
-    asked.append(call)
+    saves.append(save)
     during(learner)
-    asked.clear()
+    saves.clear()
     assert not learner.stepping
     assert not list(tmp_path.iterdir())
     copy.deepcopy(learner).observe(torch.rand(6, 3), torch.arange(6) % 4)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("examples", "message"),
     [
         (torch.zeros(3), r"of shape \[3\] .*add a dimension: x\[None\]"),
         (
@@ -374,42 +375,42 @@ def test_in_the_middle_of_a_prediction_or_of_growth_there_is_nothing_to_save(dur
         (torch.ones(2, 4), "one learner learns one kind"),
     ],
 )
-def test_errors_say_what_to_do_with_examples(given, message):
+def test_errors_say_what_to_do_with_examples(examples, message):
     learner = SGD(net())
     learner.observe(*batches(1)[0])
     with pytest.raises(InputError, match=message):
-        learner.predict(given)
+        learner.predict(examples)
 
 
-def test_whole_numbers_for_a_model_of_floats_and_a_model_of_two_outputs():
+def test_whole_numbers_for_a_model_of_floats_and_a_model_of_two_outputs_are_refused():
     with pytest.raises(InputError, match="if they are measurements, convert them with .float()"):
         SGD(net()).observe(torch.ones(2, 3, dtype=torch.int64), [0, 1])
 
-    class Two(nn.Linear):
+    class TwoOutputs(nn.Linear):
         def forward(self, x):
             return super().forward(x), x
 
     with pytest.raises(InputError, match="^model: got .*tuple.*, expected one tensor of scores"):
-        SGD(Two(3, 4)).observe(torch.ones(2, 3), [0, 1])
+        SGD(TwoOutputs(3, 4)).observe(torch.ones(2, 3), [0, 1])
 
 
 def test_arrays_may_lie_backwards_or_in_the_order_of_another_machine():
     (x, y), learners = batches(1)[0], [SGD(net()) for _ in range(3)]
-    given = (x.numpy(), x.flip(0).contiguous().numpy()[::-1], x.numpy().astype(">f4"))
-    losses = [learner.observe(each, y) for learner, each in zip(learners, given, strict=True)]
+    arrays = (x.numpy(), x.flip(0).contiguous().numpy()[::-1], x.numpy().astype(">f4"))
+    losses = [learner.observe(array, y) for learner, array in zip(learners, arrays, strict=True)]
     assert losses[0] == losses[1] == losses[2]
 
 
 def test_an_optimiser_is_named_with_its_arguments():
     ours, theirs = net(), net()
     learner = SGD(ours, lr=0.05, optimizer="SGD(momentum=0.9, weight_decay=1e-3, nesterov=True)")
-    other = SGD(
+    from_factory = SGD(
         theirs, lr=0.05, optimizer=functools.partial(torch.optim.SGD, momentum=0.9, weight_decay=1e-3, nesterov=True)
     )
     for x, y in batches(5):
         learner.observe(x, y)
-        other.observe(x, y)
-    assert same(frozen(learner.state_dict()), frozen(other.state_dict()))
+        from_factory.observe(x, y)
+    assert same(frozen(learner.state_dict()), frozen(from_factory.state_dict()))
 
 
 @pytest.mark.parametrize(
@@ -454,9 +455,9 @@ def test_what_makes_no_optimiser_is_refused(optimizer, message):
 
 
 def test_numbers_of_numpy_are_numbers(tmp_path):
-    asked = {"lr": 0.5, "memory": 20, "replay": 5, "seed": 3, "classes": 4}
-    kinds = {"lr": np.float32, "memory": np.int64, "replay": np.uint8, "seed": np.int32, "classes": np.int16}
-    plain, learner = ER(net(), **asked), ER(net(), **{name: kinds[name](value) for name, value in asked.items()})
+    options = {"lr": 0.5, "memory": 20, "replay": 5, "seed": 3, "classes": 4}
+    types = {"lr": np.float32, "memory": np.int64, "replay": np.uint8, "seed": np.int32, "classes": np.int16}
+    plain, learner = ER(net(), **options), ER(net(), **{name: types[name](value) for name, value in options.items()})
     assert repr(learner) == repr(plain)
     for x, y in batches(3):
         learner.observe(x, y, np.int64(0))
@@ -464,8 +465,8 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
     learner.grow(np.int64(6))
     plain.grow(6)
     assert same(frozen(plain.state_dict()), frozen(learner.state_dict()))
-    again = Learner.load(learner.save(tmp_path / "er.safetensors"), model=net())
-    assert same(frozen(plain.state_dict()), frozen(again.state_dict()))
+    loaded = Learner.load(learner.save(tmp_path / "er.safetensors"), model=net())
+    assert same(frozen(plain.state_dict()), frozen(loaded.state_dict()))
 
 
 @pytest.mark.parametrize(
@@ -489,24 +490,24 @@ def test_options_that_cannot_be_are_refused(option, message):
 @pytest.mark.parametrize("average", [None, 0.9])
 def test_a_restored_learner_goes_on_bit_for_bit(name, average):
     optimizer = functools.partial(torch.optim.SGD, momentum=0.9)
-    one = make(name, average=average, optimizer=optimizer)
+    learner = make_learner(name, average=average, optimizer=optimizer)
     data = batches(16)
-    for i in range(7):
-        observe(one, data, i)
-    other = make(name, net(99), average=average, optimizer=optimizer, seed=5)
-    other.load_state_dict(copy.deepcopy(one.state_dict()))
-    for i in range(7, 16):
-        assert torch.equal(observe(one, data, i), observe(other, data, i))
-    assert same(one.state_dict(), other.state_dict())
-    assert torch.equal(one.scores(data[0][0]), other.scores(data[0][0]))
+    for index in range(7):
+        observe_batch(learner, data, index)
+    restored = make_learner(name, net(99), average=average, optimizer=optimizer, seed=5)
+    restored.load_state_dict(copy.deepcopy(learner.state_dict()))
+    for index in range(7, 16):
+        assert torch.equal(observe_batch(learner, data, index), observe_batch(restored, data, index))
+    assert same(learner.state_dict(), restored.state_dict())
+    assert torch.equal(learner.scores(data[0][0]), restored.scores(data[0][0]))
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_learner_that_is_given_its_own_state_stays_as_it_is(name):
     balance = {"balance": 1.0} if issubclass(find_learner(name), BalancedLearner) else {}
-    learner, data = make(name, average=0.9, **balance), batches(10)
-    for i in range(10):
-        observe(learner, data, i)
+    learner, data = make_learner(name, average=0.9, **balance), batches(10)
+    for index in range(10):
+        observe_batch(learner, data, index)
     before = frozen(learner.state_dict())
     learner.load_state_dict(learner.state_dict())
     assert same(before, learner.state_dict())
@@ -516,9 +517,9 @@ def test_a_learner_that_is_given_its_own_state_stays_as_it_is(name):
 def test_one_seed_one_outcome(name):
     outcomes = []
     for seed in (0, 0, 1):
-        learner, data = make(name, seed=seed), batches(8)
-        for i in range(8):
-            observe(learner, data, i)
+        learner, data = make_learner(name, seed=seed), batches(8)
+        for index in range(8):
+            observe_batch(learner, data, index)
         outcomes.append(frozen(learner.model.state_dict()))
     assert same(outcomes[0], outcomes[1])
     if issubclass(find_learner(name), ReplayLearner):
@@ -527,9 +528,9 @@ def test_one_seed_one_outcome(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_prediction_changes_nothing(name):
-    learner, data = make(name, average=0.9), batches(6)
-    for i in range(6):
-        observe(learner, data, i)
+    learner, data = make_learner(name, average=0.9), batches(6)
+    for index in range(6):
+        observe_batch(learner, data, index)
     before = frozen(learner.state_dict())
     assert learner.predict(torch.randn(7, 3)).shape == (7,)
     assert same(before, learner.state_dict())
@@ -540,19 +541,23 @@ def test_prediction_changes_nothing(name):
 def test_the_average_is_a_running_mean_that_only_prediction_uses(name):
     """Against an oracle: the mean of all models so far, then decay; and training goes as it would without."""
     decay, data = 0.75, batches(10)
-    plain, averaged = make(name), make(name, average=decay)
+    plain, averaged = make_learner(name), make_learner(name, average=decay)
     expected, history = None, []
-    for t in range(10):
-        assert torch.equal(observe(plain, data, t), observe(averaged, data, t))
-        now = {k: v.clone().double() for k, v in averaged.model.state_dict().items() if v.is_floating_point()}
-        d = min(1 - 1 / (t + 1), decay)
-        expected = now if expected is None else {k: d * expected[k] + (1 - d) * now[k] for k in now}
-        if t < 4:  # up to 1 / (1 − decay) models it is their plain mean
+    for step in range(10):
+        assert torch.equal(observe_batch(plain, data, step), observe_batch(averaged, data, step))
+        now = {
+            key: value.clone().double()
+            for key, value in averaged.model.state_dict().items()
+            if value.is_floating_point()
+        }
+        share = min(1 - 1 / (step + 1), decay)
+        expected = now if expected is None else {key: share * expected[key] + (1 - share) * now[key] for key in now}
+        if step < 4:  # up to 1 / (1 − decay) models it is their plain mean
             history.append(now)
-            for k in now:
-                assert torch.allclose(expected[k], torch.stack([m[k] for m in history]).mean(0), atol=1e-6)
+            for key in now:
+                assert torch.allclose(expected[key], torch.stack([old[key] for old in history]).mean(0), atol=1e-6)
     model = copy.deepcopy(averaged.model).eval()
-    model.load_state_dict({k: v.float() for k, v in expected.items()}, strict=False)
+    model.load_state_dict({key: value.float() for key, value in expected.items()}, strict=False)
     probe = torch.randn(9, 3)
     assert torch.allclose(averaged.scores(probe), model(probe), atol=1e-5)
     assert not torch.allclose(averaged.scores(probe), plain.scores(probe), atol=1e-3)
@@ -564,8 +569,8 @@ def test_an_average_lags_behind_by_the_part_it_spans(part, decay, steps):
     """Behind weights that grow by one a step: by t / (1 + 1 / part), up to decay / (1 − decay)."""
     model = nn.Linear(1, 1, bias=False).double()
     average = WeightAverage(model, decay, part)
-    for t in range(steps + 1):
-        nn.init.constant_(model.weight, t)
+    for step in range(steps + 1):
+        nn.init.constant_(model.weight, step)
         average.update(model)
     lag = steps - average.weights["weight"].item()
     assert lag == pytest.approx(min(steps / (1 + 1 / part), decay / (1 - decay)), rel=0.02)
@@ -579,7 +584,7 @@ def test_a_part_of_no_average_is_refused():
 @pytest.mark.parametrize(
     "optimizer", ["Adam", torch.optim.AdamW, functools.partial(torch.optim.SGD, momentum=0.9, nesterov=True)]
 )
-def test_any_optimizer(optimizer):
+def test_er_learns_with_any_optimizer(optimizer):
     learner = ER(net(), lr=0.01, memory=20, replay=5, optimizer=optimizer)
     first, *_, last = [learner.observe(x, y) for x, y in batches(1) * 60]
     assert learner.optim.param_groups[0]["lr"] == 0.01
@@ -601,10 +606,10 @@ def test_modules_that_are_frozen_in_their_evaluation_mode_stay_in_it(name):
     model = net()
     model[1].eval()
     statistics = model[1].running_mean.clone()
-    learner, data = make(name, model, average=0.9), batches(8)
-    for i in range(8):
-        observe(learner, data, i)
-        learner.predict(data[i][0])
+    learner, data = make_learner(name, model, average=0.9), batches(8)
+    for index in range(8):
+        observe_batch(learner, data, index)
+        learner.predict(data[index][0])
         assert [module.training for module in model] == [True, False, True, True]
     assert torch.equal(model[1].running_mean, statistics)
 
@@ -643,13 +648,13 @@ BAD = {
 @pytest.mark.parametrize("name", ALL)
 def test_bad_batches_are_refused_and_change_nothing(name, case):
     x, y, message = BAD[case]
-    learner, data = make(name), batches(6)
-    for i in range(6):
-        observe(learner, data, i)
+    learner, data = make_learner(name), batches(6)
+    for index in range(6):
+        observe_batch(learner, data, index)
     before = frozen(learner.state_dict())
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(InputError, match=message) as error:
         learner.observe(x, y, 1)
-    assert str(caught.value).count("\n") <= 1
+    assert str(error.value).count("\n") <= 1
     assert same(before, learner.state_dict())
 
 
@@ -681,22 +686,24 @@ def test_scores_are_checked_as_predictions_are():
     learner, (x, y) = SGD(net()), batches(1)[0]
     learner.observe(x, y)
     assert torch.equal(learner.scores(x.numpy()), learner.scores(x))
-    for asked in (learner.scores, learner.predict):
+    for method in (learner.scores, learner.predict):
         with pytest.raises(InputError, match="x: got .*, expected examples as in the first batch"):
-            asked(x[:, :2])
+            method(x[:, :2])
         with pytest.raises(InputError, match=r"x: got 1 values that are NaN or infinite, the first at \[0, 1\]"):
-            asked([[0.0, float("nan"), 0.0]])
+            method([[0.0, float("nan"), 0.0]])
 
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("dtype", [np.float64, np.float16])
 def test_floats_of_another_type_are_learned_as_those_of_the_model(name, dtype):
-    one, other = make(name), make(name)
-    for i, (x, y) in enumerate(data := [(x.numpy().astype(dtype), y) for x, y in batches(8)]):
+    unconverted, on_converted = make_learner(name), make_learner(name)
+    for index, (x, y) in enumerate(data := [(x.numpy().astype(dtype), y) for x, y in batches(8)]):
         as_they_are = [(torch.from_numpy(x), y) for x, y in data]
         converted = [(x.float(), y) for x, y in as_they_are]
-        assert torch.equal(observe(one, as_they_are, i), observe(other, converted, i))
-        assert torch.equal(one.predict(x), other.predict(torch.from_numpy(x).float()))
+        assert torch.equal(
+            observe_batch(unconverted, as_they_are, index), observe_batch(on_converted, converted, index)
+        )
+        assert torch.equal(unconverted.predict(x), on_converted.predict(torch.from_numpy(x).float()))
 
 
 def test_a_device_that_ran_out_of_memory_is_no_matter_of_the_input():
@@ -732,9 +739,9 @@ def test_two_classes_need_two_outputs():
 
 
 def test_a_class_or_a_function_is_no_model(tmp_path):
-    for kind in (ER, PCL):
+    for learner_class in (ER, PCL):
         with pytest.raises(InputError, match=r"^model: got the class Linear, .*; pass one made of it: Linear\(…\)$"):
-            kind(nn.Linear)
+            learner_class(nn.Linear)
     with pytest.raises(InputError, match=r"^model: got <function net.*; call it, and pass what it returns"):
         ER(net)
     with pytest.raises(InputError, match=r"^model: got 3, expected a torch.nn.Module$"):
@@ -753,9 +760,9 @@ def test_more_classes_than_scores_are_refused():
 
 @pytest.mark.parametrize("name", ALL)
 def test_fewer_classes_than_scores_are_welcome_and_may_become_more(name):
-    learner, data = make(name, classes=2), [(x, y % 2) for x, y in batches(8)]
-    for i in range(8):
-        observe(learner, data, i)
+    learner, data = make_learner(name, classes=2), [(x, y % 2) for x, y in batches(8)]
+    for index in range(8):
+        observe_batch(learner, data, index)
     with pytest.raises(InputError, match=r"y: got 2, expected labels from 0 to 1; there are 2 classes: .* `grow`"):
         learner.observe(torch.zeros(2, 3), [0, 2], 1)
     learner.grow(3)
@@ -778,9 +785,9 @@ def test_to_grow_is_never_to_shrink():
     learner = ER(net())
     learner.grow(2)
     learner.observe(torch.zeros(2, 3), [0, 3])
-    few = ER(net(), classes=3)
-    few.grow(2)
-    assert few.classes == 3
+    narrow = ER(net(), classes=3)
+    narrow.grow(2)
+    assert narrow.classes == 3
 
 
 def test_what_is_not_a_model_is_refused():
@@ -797,7 +804,7 @@ def test_a_state_of_another_kind_is_refused():
 
 @pytest.mark.parametrize("learned", [0, 2])
 @pytest.mark.parametrize(
-    ("giving", "taking", "expected"),
+    ("source", "target", "expected"),
     [
         (("derpp", {}), ("er", {}), "memory: got a state of .*'logits'"),
         (("cbrs", {}), ("er", {}), "memory: got a state of .*'seen of class'"),
@@ -808,32 +815,32 @@ def test_a_state_of_another_kind_is_refused():
         (("er", {"model": nn.Linear(3, 4)}), ("er", {}), "optimizer: got"),
     ],
 )
-def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(giving, taking, expected, learned):
-    giver, taker = (make(name, **options) for name, options in (giving, taking))
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(source, target, expected, learned):
+    source_learner, target_learner = (make_learner(name, **options) for name, options in (source, target))
     for x, y in batches(5):
-        giver.observe(x, y, task=0)
+        source_learner.observe(x, y, task=0)
     for x, y in batches(learned, seed=2):
-        taker.observe(x, y, task=0)
-    before = copy.deepcopy(taker.state_dict())
+        target_learner.observe(x, y, task=0)
+    before = copy.deepcopy(target_learner.state_dict())
     with pytest.raises(InputError, match=expected):
-        taker.load_state_dict(giver.state_dict())
-    assert same_state(taker.state_dict(), before)
-    taker.observe(*batches(1)[0], task=0)
+        target_learner.load_state_dict(source_learner.state_dict())
+    assert same_state(target_learner.state_dict(), before)
+    target_learner.observe(*batches(1)[0], task=0)
 
 
 @pytest.mark.parametrize("optimizer", ["SGD(momentum=0.9)", "Adam", "NAdam"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_state_that_was_taken_over_is_ones_own_and_the_same_to_the_bit(optimizer, dtype):
-    one, other, alone = (make("er", net().to(dtype), optimizer=optimizer) for _ in range(3))
+    source, taking_over, undisturbed = (make_learner("er", net().to(dtype), optimizer=optimizer) for _ in range(3))
     for x, y in batches(3, dtype=dtype):
-        one.observe(x, y)
-        alone.observe(x, y)
-    other.load_state_dict(one.state_dict())
-    assert same_state(other.state_dict(), alone.state_dict())
-    one.observe(*batches(1, seed=2, dtype=dtype)[0])
+        source.observe(x, y)
+        undisturbed.observe(x, y)
+    taking_over.load_state_dict(source.state_dict())
+    assert same_state(taking_over.state_dict(), undisturbed.state_dict())
+    source.observe(*batches(1, seed=2, dtype=dtype)[0])
     for x, y in batches(2, seed=3, dtype=dtype):
-        assert other.observe(x, y) == alone.observe(x, y)
-    assert same_state(other.state_dict(), alone.state_dict())
+        assert taking_over.observe(x, y) == undisturbed.observe(x, y)
+    assert same_state(taking_over.state_dict(), undisturbed.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -857,33 +864,33 @@ def test_examples_of_any_floating_type_fit_a_model_of_doubles():
 
 
 def test_augmentation_is_for_learning_and_memory_keeps_the_raw():
-    shifted = []
+    sizes = []
 
     def augment(x, generator):
-        shifted.append(len(x))
+        sizes.append(len(x))
         return x + torch.rand(len(x), 1, generator=generator) + 10
 
     learner = ER(net(), memory=20, replay=5, augment=augment, prepare=lambda x: x / 2)
     for x, y in batches(2):
         learner.observe(x, y)
-    assert shifted == [6, 5, 6]  # the batch; then what is recalled, and the batch
+    assert sizes == [6, 5, 6]  # the batch; then what is recalled, and the batch
     assert learner.past["x"].max() < 10
     learner.predict(torch.zeros(3, 3))
-    assert len(shifted) == 3
+    assert len(sizes) == 3
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if find_learner(name).needs_tasks])
 def test_a_learner_that_must_know_of_tasks_says_so(name):
     with pytest.raises(InputError, match=f"^task: got None.*{name} must know the tasks"):
-        make(name).observe(*batches(1)[0])
+        make_learner(name).observe(*batches(1)[0])
 
 
 BOUNDARIES = {"agem": "end_task", "ewc": "end_task", "si": "end_task", "lwf": "start_task", "vrmcl": "start_task"}
 
 
 @pytest.mark.parametrize("name", BOUNDARIES)
-def test_a_loop_that_leaves_out_a_boundary_between_tasks_is_told(name, tmp_path):
-    call, data, learner = BOUNDARIES[name], batches(6), make(name)
+def test_a_loop_that_leaves_out_a_boundary_between_tasks_is_refused(name, tmp_path):
+    call, data, learner = BOUNDARIES[name], batches(6), make_learner(name)
     if call == "start_task":
         learner.start_task(data[:3])
     for x, y in data[:3]:
@@ -891,21 +898,21 @@ def test_a_loop_that_leaves_out_a_boundary_between_tasks_is_told(name, tmp_path)
     learner.save(tmp_path / "learner")
     loaded = Learner.load(tmp_path / "learner", model=net())
     copied, unpickled = copy.deepcopy(learner), pickle.loads(pickle.dumps(learner))
-    for each in (learner, loaded, copied, unpickled):  # a restart, such as a journal's, does not hide it
-        before = frozen(each.state_dict())
+    for copied_or_loaded in (learner, loaded, copied, unpickled):  # a restart, such as a journal's, does not hide it
+        before = frozen(copied_or_loaded.state_dict())
         for _ in range(2):
-            told = f"^task: got 1, expected 0 until {call} is called; {name} depends on that call: pass the batches"
-            with pytest.raises(InputError, match=told):
-                each.observe(*data[3], 1)
-        assert same(frozen(each.state_dict()), before)
-        each.observe(*data[3], 0)  # the first task goes on
-        getattr(each, call)(data[:3])
-        each.observe(*data[4], 1)
+            message = f"^task: got 1, expected 0 until {call} is called; {name} depends on that call: pass the batches"
+            with pytest.raises(InputError, match=message):
+                copied_or_loaded.observe(*data[3], 1)
+        assert same(frozen(copied_or_loaded.state_dict()), before)
+        copied_or_loaded.observe(*data[3], 0)  # the first task goes on
+        getattr(copied_or_loaded, call)(data[:3])
+        copied_or_loaded.observe(*data[4], 1)
 
 
 @pytest.mark.parametrize("name", BOUNDARIES)
 def test_a_refused_batch_starts_no_task(name):
-    (x, y), learner = batches(1)[0], make(name)
+    (x, y), learner = batches(1)[0], make_learner(name)
     learner.start_task([(x, y)])
     with pytest.raises(InputError, match="^x: "):
         learner.observe(x * torch.nan, y, 3)
@@ -913,7 +920,7 @@ def test_a_refused_batch_starts_no_task(name):
 
 
 def test_a_state_of_before_boundaries_were_checked_loads():
-    learner = make("ewc")
+    learner = make_learner("ewc")
     learner.observe(*batches(1)[0], 0)
     state = {name: value for name, value in learner.state_dict().items() if name != "observed_task"}
     learner.load_state_dict(state)
@@ -948,18 +955,20 @@ def test_a_memory_of_ones_own():
 
 @pytest.mark.parametrize("name", ALL)
 def test_help_tells_what_every_option_is_for(name):
-    kind = find_learner(name)
-    told = inspect.getdoc(kind).partition("\nOptions:\n")[2].splitlines()
-    assert told == [f"    {each.name}={each.default!r}: {each.about}" for each in options_of(kind).values()]
+    learner_class = find_learner(name)
+    lines = inspect.getdoc(learner_class).partition("\nOptions:\n")[2].splitlines()
+    assert lines == [
+        f"    {option.name}={option.default!r}: {option.about}" for option in options_of(learner_class).values()
+    ]
 
 
-def test_repr_tells_the_options():
+def test_repr_shows_the_options():
     assert "sigma_x=0.03" in repr(PCL(MLP((3,), 4)))
     assert isinstance(PCL(MLP((3,), 4)), Learner)
 
 
 def test_a_network_that_was_interrupted_while_it_predicted_learns_on_as_before():
-    class Once(nn.Linear):
+    class Interrupted(nn.Linear):
         stopped = False
 
         def forward(self, x):
@@ -967,7 +976,7 @@ def test_a_network_that_was_interrupted_while_it_predicted_learns_on_as_before()
                 raise KeyboardInterrupt
             return super().forward(x)
 
-    learner = SGD(Once(3, 4), average=0.9)
+    learner = SGD(Interrupted(3, 4), average=0.9)
     learner.observe(*batches(1)[0])
     learner.model.stopped = True
     with pytest.raises(KeyboardInterrupt):
@@ -983,18 +992,18 @@ def test_labels_that_are_refused_do_not_say_how_many_classes_there_are():
 
 
 def test_what_was_descended_is_not_taken_back_by_half():
-    class Fickle(ER):
+    class RefusesSecondStep(ER):
         """Refuses the second step on a batch."""
 
         def loss(self, batch, recalled):
-            if self.steps == 0 and self.again:
+            if self.steps == 0 and self.stepped:
                 raise InputError("no more")
-            self.again = True
+            self.stepped = True
             return super().loss(batch, recalled)
 
-        again = False
+        stepped = False
 
-    learner = Fickle(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), memory=50, repeats=2)
+    learner = RefusesSecondStep(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), memory=50, repeats=2)
     before = learner.model[0].weight.detach().clone()
     with pytest.raises(InputError):
         learner.observe(torch.randn(4, 4), torch.arange(4) % 3)
@@ -1023,9 +1032,11 @@ def test_a_step_whose_gradient_fails_leaves_all_as_it_was(name, error):
             return Fails.apply(x)
 
     torch.manual_seed(0)
-    kind, failing = find_learner(name), []
-    memory = {"memory": 20, "replay": 5} if issubclass(kind, ReplayLearner) else {}
-    learner = kind(nn.Sequential(nn.Linear(3, 8), Layer(), nn.BatchNorm1d(8), nn.Linear(8, 4)), average=0.9, **memory)
+    learner_class, failing = find_learner(name), []
+    memory = {"memory": 20, "replay": 5} if issubclass(learner_class, ReplayLearner) else {}
+    learner = learner_class(
+        nn.Sequential(nn.Linear(3, 8), Layer(), nn.BatchNorm1d(8), nn.Linear(8, 4)), average=0.9, **memory
+    )
     *first, last = batches(4)
     learner.start_task(first)
     for x, y in first:
@@ -1043,8 +1054,8 @@ def test_a_step_whose_gradient_fails_leaves_all_as_it_was(name, error):
 def test_copies_on_a_gpu_do_not_warn_that_their_steps_are_not_captured():
     """Torch's optimisers do once they have been copied: the mark that keeps a new one from it is not in their state."""
     learner = ER(nn.Linear(4, 3), memory=50, optimizer="Adam")
-    for each in (learner, copy.deepcopy(learner), pickle.loads(pickle.dumps(learner))):
-        assert each.optim._warned_capturable_if_run_uncaptured
+    for learner_or_copy in (learner, copy.deepcopy(learner), pickle.loads(pickle.dumps(learner))):
+        assert learner_or_copy.optim._warned_capturable_if_run_uncaptured
     assert not hasattr(copy.deepcopy(learner.optim), "_warned_capturable_if_run_uncaptured")
 
 

@@ -43,24 +43,26 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def learner_and_stream(kind=ER):
+def learner_and_stream(learner_class=ER):
     stream = make_stream("seq-digits")
-    return kind(MLP(stream.shape, stream.classes)), stream
+    return learner_class(MLP(stream.shape, stream.classes)), stream
 
 
-def test_each_is_asked_after_every_task_before_callbacks_are_told():
+def test_measures_are_taken_after_every_task_before_callbacks_are_called():
     learner, stream = learner_and_stream()
-    told = []
+    measured_so_far = []
 
     class Watch(Callback):
         def on_task(self, state):
-            told.append({name: list(values) for name, values in state.measured.items()})
+            measured_so_far.append({name: list(values) for name, values in state.measured.items()})
 
     measures = {"step": lambda state: state.step, "best": lambda state: state.matrix[state.task, 0]}
     state = train(learner, stream, batch=10, callbacks=[Watch()], measures=measures)
     steps = np.cumsum([len(task.batches(10)) for task in stream]).tolist()
     assert state.measured == {"step": steps, "best": state.matrix[:, 0].tolist()}
-    assert told == [{"step": steps[:n], "best": state.matrix[:n, 0].tolist()} for n in range(1, 6)]
+    assert measured_so_far == [
+        {"step": steps[:tasks], "best": state.matrix[:tasks, 0].tolist()} for tasks in range(1, 6)
+    ]
     assert state.metrics["step"] == 146
     assert state.metrics["acc"] == pytest.approx(state.matrix[-1].mean())
 
@@ -71,7 +73,9 @@ def test_what_learns_all_tasks_at_once_is_asked_once():
 
 
 def test_draws_of_a_measure_leave_the_run_as_it_is(folder):
-    plain, measured = (execute(RunSpec(**SPEC, **more)) for more in ({}, {"measure": "mine.py:drawn, mine.py:length"}))
+    plain, measured = (
+        execute(RunSpec(**SPEC, **options)) for options in ({}, {"measure": "mine.py:drawn, mine.py:length"})
+    )
     assert plain.accuracy == measured.accuracy
     assert measured.measured["drawn"] == [0, 1, 2]
     assert set(measured.metrics) - set(plain.metrics) == {"drawn", "length"}
@@ -79,7 +83,7 @@ def test_draws_of_a_measure_leave_the_run_as_it_is(folder):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("value", "message"),
     [
         (float("nan"), "measure mine: got nan, expected a finite number"),
         ("many", "measure mine: got 'many', expected a number"),
@@ -88,9 +92,9 @@ def test_draws_of_a_measure_leave_the_run_as_it_is(folder):
         (10**400, "measure mine: got .*, expected a number"),
     ],
 )
-def test_what_is_no_number_is_refused(given, message):
+def test_what_is_no_number_is_refused(value, message):
     with pytest.raises(InputError, match=message):
-        train(*learner_and_stream(), batch=10, measures={"mine": lambda _: given})
+        train(*learner_and_stream(), batch=10, measures={"mine": lambda _: value})
 
 
 def test_a_measure_may_return_several_numbers():
@@ -118,16 +122,16 @@ def test_several_numbers_must_be_the_same_ones_after_every_task(numbers, message
 
 def test_each_of_several_numbers_has_a_column(folder, parabolic):
     (folder / "several.py").write_text("def mine(state): return {'low': state.task, 'high': 2 * state.task}")
-    given = ("compare", "--learners", "er", "--stream", "seq-blobs", "--seeds", "1", "--set", "measure=several.py:mine")
-    _, out, _ = parabolic(*given, "--format", "json")
+    args = ("compare", "--learners", "er", "--stream", "seq-blobs", "--seeds", "1", "--set", "measure=several.py:mine")
+    _, out, _ = parabolic(*args, "--format", "json")
     [table] = json.loads(out)
     assert [column["title"] for column in table["columns"]][-2:] == ["mine.low", "mine.high"]
     assert [cell["by_seed"]["0"] for cell in table["rows"][0]["cells"]][-2:] == [2, 4]
-    _, out, _ = parabolic(*given, "--format", "json", "--metrics", "mine.high,acc")
+    _, out, _ = parabolic(*args, "--format", "json", "--metrics", "mine.high,acc")
     [table] = json.loads(out)
     assert table["rows"][0]["cells"][0]["by_seed"] == {"0": 4}
     for unknown, known in (("their.high", "acc"), ("mine.hihg", "mine.high, mine.low")):
-        code, _, err = parabolic(*given, "--metrics", unknown)
+        code, _, err = parabolic(*args, "--metrics", unknown)
         assert (code, f"got '{unknown}', expected one of" in err, known in err) == (2, True, True)
 
 
@@ -146,14 +150,14 @@ def test_what_cannot_be_asked_is_refused_before_the_first_step(folder):
             train(learner, stream, measures=measures)
     assert learner.steps == 0
     (folder / "other.py").write_text("def length(state): ...\ndef task_acc(state): ...")
-    for named, message in (
+    for measure, message in (
         ("length", "measure: got 'length', expected file.py:function"),
         ("mine.py:lenght", "measure: got 'mine.py:lenght', expected a name that mine.py defines"),
         ("mine.py:length,other.py:length", "expected functions with different names"),
         ("other.py:task_acc", "measure: got 'task_acc', expected a name that no other metric has"),
     ):
         with pytest.raises(InputError, match=message):
-            RunSpec(measure=named)
+            RunSpec(measure=measure)
 
 
 def test_a_run_keeps_what_was_measured_and_is_another_where_that_is_another(folder):
@@ -192,13 +196,13 @@ def doubled(state):
 
 
 @pytest.mark.parametrize(
-    "more", [{"measure": "made.py:part"}, {"measure": "made.py:doubled"}, {"backbone": "made.py:small"}]
+    "options", [{"measure": "made.py:part"}, {"measure": "made.py:doubled"}, {"backbone": "made.py:small"}]
 )
-def test_what_a_file_makes_of_another_modules_functions_is_of_that_file(folder, more):
+def test_what_a_file_makes_of_another_modules_functions_is_of_that_file(folder, options):
     """A partial says that it is of functools, and a wrapped function that it is of the wrapper's module."""
     (folder / "given.py").write_text("def twice(function):\n    return lambda state: 2 * function(state)\n")
     (folder / "made.py").write_text(MADE.format(factor=3))
-    spec, store = RunSpec(**SPEC | more), Store("runs")
+    spec, store = RunSpec(**SPEC | options), Store("runs")
     run(spec, store, device="cpu")
     assert store.find(spec) is not None
     (folder / "made.py").write_text(MADE.format(factor=4))
@@ -206,16 +210,16 @@ def test_what_a_file_makes_of_another_modules_functions_is_of_that_file(folder, 
 
 
 def test_a_measure_of_one_row_alone_and_two_of_one_name(parabolic, folder):
-    asked = ("compare", "--learners", "er,joint", "--stream", "seq-blobs", "--seeds", "1", "--workers", "0")
+    arguments = ("compare", "--learners", "er,joint", "--stream", "seq-blobs", "--seeds", "1", "--workers", "0")
     (folder / "mine.py").write_text("def my_forgetting(state): return 3\ndef other(state): return 4")
-    code, out, _ = parabolic(*asked, "--set", "measure=mine.py:my_forgetting", "--format", "markdown")
+    code, out, _ = parabolic(*arguments, "--set", "measure=mine.py:my_forgetting", "--format", "markdown")
     joint = next(line for line in out.splitlines() if line.startswith("| joint"))
     assert (code, joint.split(" | ")[5].strip(" |")) == (0, "3.000")
-    code, out, _ = parabolic(*asked, "--set", "er.measure=mine.py:other")
+    code, out, _ = parabolic(*arguments, "--set", "er.measure=mine.py:other")
     assert code == 0
     assert "before one of these figures" not in out
     (folder / "two.py").write_text("def other(state): return 5")
-    code, _, err = parabolic(*asked, "--set", "er.measure=mine.py:other", "--set", "joint.measure=two.py:other")
+    code, _, err = parabolic(*arguments, "--set", "er.measure=mine.py:other", "--set", "joint.measure=two.py:other")
     assert (code, "measure: got 'other', expected one function for each column" in " ".join(err.split())) == (2, True)
 
 
@@ -223,19 +227,19 @@ def test_a_record_whose_figure_is_not_what_was_measured_is_none(folder):
     spec, store = RunSpec(**SPEC, measure="mine.py:length"), Store("runs")
     run(spec, store, device="cpu")
     path = store.path(spec.key) / "run.json"
-    told = json.loads(path.read_text())
-    told["metrics"]["length"] += 1
-    path.write_text(json.dumps(told))
+    content = json.loads(path.read_text())
+    content["metrics"]["length"] += 1
+    path.write_text(json.dumps(content))
     assert store.find(spec) is None
     assert store.unreadable()[path] == "its length does not match its measures"
 
 
-def test_records_have_it_too(folder):
+def test_records_keep_what_was_measured(folder):
     spec = RunSpec(**SPEC, measure="mine.py:length")
     record, _ = run(spec, Store("runs"), device="cpu")
     write_records([record], folder / "kept.jsonl")
-    kept = Records(folder / "kept.jsonl").find(spec)
-    assert (kept.measured, kept.metrics["length"]) == (record.measured, record.metrics["length"])
+    stored = Records(folder / "kept.jsonl").find(spec)
+    assert (stored.measured, stored.metrics["length"]) == (record.measured, record.metrics["length"])
 
 
 def test_a_run_that_was_stopped_has_what_was_measured_before(folder):
@@ -255,35 +259,35 @@ def test_a_run_that_was_stopped_has_what_was_measured_before(folder):
 def test_workers_of_a_grid_measure_too(folder, monkeypatch):
     specs = [RunSpec(**SPEC, measure="mine.py:length", seed=seed) for seed in range(2)]
     outcome = run_grid(specs, Store("runs"), workers=2, device="cpu")
-    assert [len(each.measured["length"]) for each in outcome.records.values()] == [3, 3]
+    assert [len(run.measured["length"]) for run in outcome.records.values()] == [3, 3]
     monkeypatch.setattr(sys.modules["__main__"], "mine", lambda _: 0, raising=False)
-    here = RunSpec(**SPEC, measure="mine.py:length,__main__:mine")
-    assert run_grid([here], Store("runs"), workers=0, device="cpu").trained == 1
+    spec = RunSpec(**SPEC, measure="mine.py:length,__main__:mine")
+    assert run_grid([spec], Store("runs"), workers=0, device="cpu").trained == 1
     with pytest.raises(InputError, match="^measure: got .*, expected a name that worker processes can import"):
-        run_grid([here], Store("others"), workers=1, device="cpu")
+        run_grid([spec], Store("others"), workers=1, device="cpu")
 
 
 def test_a_comparison_has_a_column_for_each(parabolic, folder):
     settings = ("--stream", "seq-blobs", "--set", "batch=50", "--set", "measure=mine.py:length,mine.py:drawn")
-    asked = ("compare", "--learners", "er,sgd", "--seeds", "2", "--workers", "0", *settings, "--format", "markdown")
-    code, out, err = parabolic(*asked)
+    arguments = ("compare", "--learners", "er,sgd", "--seeds", "2", "--workers", "0", *settings, "--format", "markdown")
+    code, out, err = parabolic(*arguments)
     assert (code, err) == (0, "")
     title, _, head, _, er, sgd, *_ = out.splitlines()
     assert title == "**seq-blobs, memory 200, batch=50**"
     assert head == "| learner | Acc % | AAA % | forgetting | seconds | length | drawn |"
     lengths = [row.split(" | ")[5] for row in (er, sgd)]
-    values = [float(each.split()[0].strip("*<>/ins")) for each in lengths]
-    assert [each.startswith("**") for each in lengths] == [value == min(values) for value in values]  # the lower
+    values = [float(cell.split()[0].strip("*<>/ins")) for cell in lengths]
+    assert [cell.startswith("**") for cell in lengths] == [value == min(values) for value in values]  # the lower
     assert er.split(" | ")[6] == sgd.split(" | ")[6] == "2.000 ± 0.000 |"  # and of these nobody said which is better
-    code, out, _ = parabolic(*asked, "--metrics", "drawn,acc")
+    code, out, _ = parabolic(*arguments, "--metrics", "drawn,acc")
     assert out.splitlines()[2] == "| learner | drawn | Acc % |"
-    code, _, err = parabolic(*asked, "--metrics", "lenght")
+    code, _, err = parabolic(*arguments, "--metrics", "lenght")
     assert (code, "did you mean 'length'?" in err) == (2, True)
 
 
 def test_the_page_shows_what_was_measured(parabolic, folder):
-    more = ("--stream", "seq-blobs", "--set", "batch=50", "--set", "measure=mine.py:length")
-    assert parabolic("compare", "--learners", "er,sgd", "--seeds", "2", "--workers", "0", *more)[0] == 0
+    options = ("--stream", "seq-blobs", "--set", "batch=50", "--set", "measure=mine.py:length")
+    assert parabolic("compare", "--learners", "er,sgd", "--seeds", "2", "--workers", "0", *options)[0] == 0
     (scene,) = find_scenes(Store("runs")).scenes
     results = results_of(scene)
     assert [column.title for column in results.columns][4:] == ["length"]
@@ -293,7 +297,7 @@ def test_the_page_shows_what_was_measured(parabolic, folder):
     assert ">length" in Path("page.html").read_text()
 
 
-def test_a_run_tells_it_and_a_table_of_runs_has_a_column(parabolic, folder):
+def test_a_run_prints_its_measures_and_a_table_of_runs_has_a_column(parabolic, folder):
     code, out, _ = parabolic("run", "--learner", "er", "--stream", "seq-blobs", "--set", "measure=mine.py:length")
     assert code == 0
     assert any(line.startswith("length ") for line in out.splitlines())

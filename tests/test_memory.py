@@ -44,13 +44,13 @@ class OneByOne:
 )
 def test_a_batch_is_offered_as_if_one_by_one(capacity, sizes, seed):
     ours, theirs = Memory(capacity), OneByOne(capacity)
-    mine, same = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed)
+    generator, same_generator = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed)
     number = itertools.count()
     for size in sizes:
         batch = torch.tensor([next(number) for _ in range(size)])
-        ours.offer({"x": batch, "y": -batch}, generator=mine)
+        ours.offer({"x": batch, "y": -batch}, generator=generator)
         for example, chance in zip(
-            batch.tolist(), torch.rand(size, generator=same, dtype=torch.float64).tolist(), strict=True
+            batch.tolist(), torch.rand(size, generator=same_generator, dtype=torch.float64).tolist(), strict=True
         ):
             theirs.offer(example, chance)
     assert ours["x"].tolist() == theirs.slots
@@ -75,16 +75,16 @@ def test_every_example_of_the_stream_is_equally_likely_to_be_kept(device):
 
 
 @settings(max_examples=500)
-@given(size=st.integers(1, 40), more=st.integers(0, 60), seed=st.integers(0, 2**32))
-def test_drawing_is_floyds_algorithm(size, more, seed):
-    total = size + more
+@given(size=st.integers(1, 40), rest=st.integers(0, 60), seed=st.integers(0, 2**32))
+def test_drawing_is_floyds_algorithm(size, rest, seed):
+    total = size + rest
     chances = torch.rand(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).tolist()
-    taken = []
-    for j, chance in zip(range(total - size, total), chances, strict=True):
-        drawn = math.floor(chance * (j + 1))
-        taken.append(j if drawn in taken else drawn)
-    assert distinct(size, total, generator=torch.Generator().manual_seed(seed)).tolist() == taken
-    assert len(set(taken)) == size
+    expected = []
+    for last, chance in zip(range(total - size, total), chances, strict=True):
+        drawn = math.floor(chance * (last + 1))
+        expected.append(last if drawn in expected else drawn)
+    assert distinct(size, total, generator=torch.Generator().manual_seed(seed)).tolist() == expected
+    assert len(set(expected)) == size
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -117,34 +117,37 @@ def test_examples_keep_their_type():
 
 
 def test_state_goes_on_where_it_was():
-    one, other = Memory(10), Memory(10)
-    ahead = torch.Generator().manual_seed(0)
-    one.offer({"x": torch.arange(25)}, generator=ahead)
-    other.load_state_dict(
-        {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in one.state_dict().items()}
+    memory, restored = Memory(10), Memory(10)
+    generator = torch.Generator().manual_seed(0)
+    memory.offer({"x": torch.arange(25)}, generator=generator)
+    restored.load_state_dict(
+        {
+            name: value.clone() if isinstance(value, torch.Tensor) else value
+            for name, value in memory.state_dict().items()
+        }
     )
-    same = torch.Generator()
-    same.set_state(ahead.get_state())
-    one.offer({"x": torch.arange(25, 60)}, generator=ahead)
-    other.offer({"x": torch.arange(25, 60)}, generator=same)
-    assert torch.equal(one["x"], other["x"])
+    same_generator = torch.Generator()
+    same_generator.set_state(generator.get_state())
+    memory.offer({"x": torch.arange(25, 60)}, generator=generator)
+    restored.offer({"x": torch.arange(25, 60)}, generator=same_generator)
+    assert torch.equal(memory["x"], restored["x"])
     with pytest.raises(InputError, match="capacity"):
-        Memory(7).load_state_dict(one.state_dict())
+        Memory(7).load_state_dict(memory.state_dict())
 
 
 def test_a_field_may_have_any_name_and_a_state_of_before_that_is_read():
-    one, other, old = Memory(5), Memory(5), Memory(5)
-    one.offer({"x": torch.randn(7, 2), "offered": torch.arange(7)})
-    other.load_state_dict(one.state_dict())
-    assert (other.fields, other.offered) == (("x", "offered"), 7)
-    assert torch.equal(other["offered"], one["offered"])
-    old.load_state_dict({"offered": 7, "x": one["x"]})
-    assert (old.fields, old.offered) == (("x",), 7)
-    assert torch.equal(old["x"], one["x"])
+    memory, restored, from_old_state = Memory(5), Memory(5), Memory(5)
+    memory.offer({"x": torch.randn(7, 2), "offered": torch.arange(7)})
+    restored.load_state_dict(memory.state_dict())
+    assert (restored.fields, restored.offered) == (("x", "offered"), 7)
+    assert torch.equal(restored["offered"], memory["offered"])
+    from_old_state.load_state_dict({"offered": 7, "x": memory["x"]})
+    assert (from_old_state.fields, from_old_state.offered) == (("x",), 7)
+    assert torch.equal(from_old_state["x"], memory["x"])
 
 
 @pytest.mark.parametrize(
-    ("field", "named"),
+    ("field", "name"),
     [
         ({"x": torch.zeros(3, 1)}, "x"),
         ({"x": torch.zeros(3, 4, dtype=torch.float64)}, "x"),
@@ -152,20 +155,20 @@ def test_a_field_may_have_any_name_and_a_state_of_before_that_is_read():
         ({}, "batch"),
     ],
 )
-def test_a_state_of_another_kind_of_example_is_refused_and_changes_nothing(field, named):
+def test_a_state_of_another_kind_of_example_is_refused_and_changes_nothing(field, name):
     memory = Memory(5)
     memory.offer({"x": torch.ones(2, 4), "y": torch.ones(2)})
     state = {"offered": 3, "y": torch.zeros(3), **field}
-    with pytest.raises(InputError, match=f"^{named}: got "):
+    with pytest.raises(InputError, match=f"^{name}: got "):
         memory.load_state_dict(state)
-    with pytest.raises(InputError, match=f"^({named}|memory): got "):  # and beforehand, on request
+    with pytest.raises(InputError, match=f"^({name}|memory): got "):  # and beforehand, on request
         memory.check_state(state)
     assert memory.offered == 2
     assert torch.equal(memory["x"], torch.ones(2, 4))
 
 
 @pytest.mark.parametrize(
-    ("batch", "named"),
+    ("batch", "name"),
     [
         ({}, "batch"),
         ({"x": torch.zeros(0, 3)}, "batch"),
@@ -179,10 +182,10 @@ def test_a_state_of_another_kind_of_example_is_refused_and_changes_nothing(field
         ({"x": torch.zeros(2, 3), "y": None}, r'batch\["y"\]'),
     ],
 )
-def test_bad_batches_are_refused_and_leave_the_memory_alone(batch, named):
+def test_bad_batches_are_refused_and_leave_the_memory_alone(batch, name):
     memory = Memory(5)
     memory.offer({"x": torch.ones(2, 3), "y": torch.ones(2)})
-    with pytest.raises(InputError, match=f"^{named}: got "):
+    with pytest.raises(InputError, match=f"^{name}: got "):
         memory.offer(batch)
     assert len(memory) == 2
     assert torch.equal(memory["x"], torch.ones(2, 3))
@@ -206,24 +209,24 @@ class Newest(Memory):
         return (self.clock + torch.arange(len(batch["x"]), device=self.clock.device)) % self.capacity
 
 
-def test_a_policy_of_ones_own_says_where_examples_go():
+def test_a_policy_of_ones_own_decides_where_examples_go():
     """Compared with a queue of the newest examples, in a learner with this policy, and after a resume."""
 
     class Recent(ER):
         policy = Newest
 
-    learner, other = (Recent(torch.nn.Linear(2, 3), memory=8, replay=3) for _ in range(2))
-    queue, g = deque(maxlen=8), torch.Generator().manual_seed(0)
+    learner, resumed = (Recent(torch.nn.Linear(2, 3), memory=8, replay=3) for _ in range(2))
+    queue, generator = deque(maxlen=8), torch.Generator().manual_seed(0)
     for size in (3, 4, 5, 2, 7, 1):
-        x = torch.randn(size, 2, generator=g)
+        x = torch.randn(size, 2, generator=generator)
         learner.observe(x, torch.arange(size) % 3)
         queue.extend(x.tolist())
         assert sorted(learner.past["x"].tolist()) == sorted(queue)
         assert all(row in queue for row in learner.past.draw(3)["x"].tolist())
-        other.load_state_dict(learner.state_dict())
-    x, y = torch.randn(4, 2, generator=g), torch.arange(4) % 3
-    assert learner.observe(x, y) == other.observe(x, y)
-    assert torch.equal(learner.past["x"], other.past["x"])
+        resumed.load_state_dict(learner.state_dict())
+    x, y = torch.randn(4, 2, generator=generator), torch.arange(4) % 3
+    assert learner.observe(x, y) == resumed.observe(x, y)
+    assert torch.equal(learner.past["x"], resumed.past["x"])
     assert sorted(learner.past.ages.tolist()) == list(range(8))
 
 
@@ -242,14 +245,14 @@ def test_a_policy_may_come_by_more_state_as_it_goes():
             super().load_state_dict({name: value for name, value in state.items() if name != "placed"})
             self.placed = state.get("placed")
 
-    learner, other = (ER(torch.nn.Linear(2, 3), memory=Counting(8), replay=3) for _ in range(2))
+    learner, resumed = (ER(torch.nn.Linear(2, 3), memory=Counting(8), replay=3) for _ in range(2))
     learner.observe(torch.randn(5, 2), torch.arange(5) % 3)
-    other.load_state_dict(learner.state_dict())
-    assert other.past.placed == 5
+    resumed.load_state_dict(learner.state_dict())
+    assert resumed.past.placed == 5
 
 
 @pytest.mark.parametrize("slots", [torch.zeros(3, dtype=torch.long), torch.zeros(2), None, [0, 1]])
-def test_slots_that_are_none_are_told_by_the_policys_name(slots):
+def test_slots_that_are_none_are_refused_by_the_policys_name(slots):
     class Wrong(Memory):
         def place(self, batch, generator):
             return slots
@@ -261,7 +264,7 @@ def test_slots_that_are_none_are_told_by_the_policys_name(slots):
 
 
 @pytest.mark.parametrize(
-    ("slots", "said"),
+    ("slots", "message"),
     [
         ([0, -1], "got slots from -1 to 0, expected slots from 0 to 4, and 5 for examples that are not stored"),
         ([0, 6], "got slots from 0 to 6, expected slots from 0 to 4, and 5 for examples that are not stored"),
@@ -269,7 +272,7 @@ def test_slots_that_are_none_are_told_by_the_policys_name(slots):
         ([0, 5], "got slots without 1, expected the slots from 0 to 1 among others, as the memory is not yet full"),
     ],
 )
-def test_slots_from_which_nothing_sensible_could_be_drawn_are_refused(slots, said):
+def test_slots_from_which_nothing_sensible_could_be_drawn_are_refused(slots, message):
     """A slot that nothing was written to counts as filled: it would be recalled as an example of zeros."""
 
     class Wrong(Memory):
@@ -277,7 +280,7 @@ def test_slots_from_which_nothing_sensible_could_be_drawn_are_refused(slots, sai
             return torch.tensor(slots)
 
     memory = Wrong(5)
-    with pytest.raises(InputError, match=f"^place of Wrong: {said}"):
+    with pytest.raises(InputError, match=f"^place of Wrong: {message}"):
         memory.offer({"x": torch.ones(2, 3)})
     assert len(memory) == 0
 
@@ -310,8 +313,8 @@ def test_a_recent_memory_keeps_examples_for_an_exponential_time(device):
             memory.offer({"x": part}, generator=generator)
         counts[memory["x"].cpu().numpy()] += 1
     stored = np.where(np.arange(length) < capacity, 1, capacity / horizon)
-    later = length - np.maximum(np.arange(length) + 1, capacity)  # while it fills, nothing is replaced
-    expected = stored * (1 - 1 / horizon) ** later
+    replacements = length - np.maximum(np.arange(length) + 1, capacity)  # while it fills, nothing is replaced
+    expected = stored * (1 - 1 / horizon) ** replacements
     assert expected.sum() == pytest.approx(capacity)
     assert np.abs((counts / trials - expected) / np.sqrt(expected * (1 - expected) / trials)).max() < 4.5
 
@@ -327,17 +330,17 @@ def test_a_recent_memory_has_the_newest_example_unless_it_looks_further_back(tmp
     learner = ER(torch.nn.Linear(2, 2), memory=Recent(40, horizon=90))
     for _ in range(12):
         learner.observe(torch.randn(8, 2), torch.arange(8) % 2)
-    back = Learner.load(learner.save(tmp_path / "er"), model=torch.nn.Linear(2, 2))
-    assert repr(back.past) == repr(learner.past) == "Recent(40, 90.0)"
-    assert torch.equal(back.past.ages, learner.past.ages)
+    loaded = Learner.load(learner.save(tmp_path / "er"), model=torch.nn.Linear(2, 2))
+    assert repr(loaded.past) == repr(learner.past) == "Recent(40, 90.0)"
+    assert torch.equal(loaded.past.ages, learner.past.ages)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", [Memory, Recent, ClassBalanced, EqualShares])
+@pytest.mark.parametrize("memory_class", [Memory, Recent, ClassBalanced, EqualShares])
 @pytest.mark.parametrize("length", [30, 200])
-def test_nothing_is_left_of_what_is_erased(kind, length, device):
+def test_nothing_is_left_of_what_is_erased(memory_class, length, device):
     """Examples carry the number of their arrival, which is in no row any more: not in the spare one either."""
-    memory, generator = kind(60), torch.Generator(device).manual_seed(0)
+    memory, generator = memory_class(60), torch.Generator(device).manual_seed(0)
     for part in torch.arange(length, device=device).split(7):
         batch = {"x": torch.stack([part, -part - 1], 1).float(), "y": part % 5, "task": part * 3 // length}
         memory.offer(batch, generator=generator)
@@ -345,26 +348,26 @@ def test_nothing_is_left_of_what_is_erased(kind, length, device):
     rows = torch.rand(size, generator=generator, device=device) < 0.4
     assert memory.erase(rows, generator=generator) == int(rows.sum()) > 0
     assert (len(memory), memory.offered) == (size, length)
-    everything = memory._slots["x"]
-    assert not torch.isin(everything[:, 1], before[rows][:, 1]).any()  # below 0, as no empty row is
+    all_rows = memory._slots["x"]
+    assert not torch.isin(all_rows[:, 1], before[rows][:, 1]).any()  # below 0, as no empty row is
     assert torch.equal(memory["x"][~rows], before[~rows])
     number = -memory["x"][:, 1].long() - 1  # rows belong together
     assert torch.equal(memory["y"], number % 5)
     assert torch.equal(memory.ages, length - 1 - number)
-    if kind is EqualShares:
+    if memory_class is EqualShares:
         assert torch.equal(memory["task"].bincount(), tasks)
-    other = kind(60)
-    other.load_state_dict(memory.state_dict())
-    assert torch.equal(other["x"], memory["x"])
+    restored = memory_class(60)
+    restored.load_state_dict(memory.state_dict())
+    assert torch.equal(restored["x"], memory["x"])
     memory.offer(
         {"x": torch.zeros(9, 2, device=device), "y": part[:1].expand(9) % 5, "task": part[:1].expand(9) * 0 + 2}
     )
     assert memory.offered == length + 9
 
 
-@pytest.mark.parametrize("kind", [Memory, Recent, ClassBalanced])
-def test_a_memory_of_which_all_is_erased_begins_anew(kind):
-    memory = kind(10)
+@pytest.mark.parametrize("memory_class", [Memory, Recent, ClassBalanced])
+def test_a_memory_of_which_all_is_erased_begins_anew(memory_class):
+    memory = memory_class(10)
     memory.offer({"x": torch.arange(1.0, 31)[:, None], "y": torch.arange(30) % 3})
     assert memory.erase(torch.ones(10, dtype=torch.bool)) == 10
     assert (len(memory), memory.offered, memory._slots["x"].any().item()) == (0, 0, False)
@@ -375,7 +378,7 @@ def test_a_memory_of_which_all_is_erased_begins_anew(kind):
     assert memory.ages.tolist() == (114 - memory["x"][:, 0]).tolist()
 
 
-def test_what_cannot_be_erased_is_told_and_nothing_changes():
+def test_what_cannot_be_erased_is_refused_and_nothing_changes():
     memory = EqualShares(12)
     assert memory.erase(torch.zeros(0, dtype=torch.bool)) == 0
     memory.offer({"x": torch.randn(20, 2), "task": torch.arange(20) // 10})
@@ -426,28 +429,28 @@ def test_a_class_balanced_memory_of_which_all_is_erased_is_like_a_new_one():
     memory, new = ClassBalanced(20), ClassBalanced(20)
     memory.offer({"x": torch.randn(90, 2), "y": torch.arange(90) % 3})
     memory.erase(torch.ones(20, dtype=torch.bool))
-    for each in (memory, new):
+    for filled in (memory, new):
         generator = torch.Generator().manual_seed(1)
         for label in (0, 0, 0, 1, 2, 1, 2):
             x = torch.randn(10, 2, generator=generator)
-            each.offer({"x": x, "y": torch.full((10,), label)}, generator=generator)
+            filled.offer({"x": x, "y": torch.full((10,), label)}, generator=generator)
     assert same_state(memory.state_dict(), new.state_dict())
 
 
-@pytest.mark.parametrize("kind", [Memory, Recent, ClassBalanced, EqualShares])
-def test_an_example_that_was_not_stored_is_erased_too(kind):
+@pytest.mark.parametrize("memory_class", [Memory, Recent, ClassBalanced, EqualShares])
+def test_an_example_that_was_not_stored_is_erased_too(memory_class):
     """It may be in the spare row, and so in a pickle."""
-    secret, held = torch.tensor([[123.456, 234.567]]), []
+    secret, in_pickles = torch.tensor([[123.456, 234.567]]), []
     for seed in range(20):
-        memory, generator = kind(5), torch.Generator().manual_seed(seed)
+        memory, generator = memory_class(5), torch.Generator().manual_seed(seed)
         for part in (*torch.randn(20, 4, 2), torch.cat([torch.zeros(3, 2), secret])):
             batch = {"x": part, "y": torch.arange(4) % 2, "task": torch.zeros(4, dtype=torch.long)}
             memory.offer(batch, generator=generator)
         before = secret.numpy().tobytes() in pickle.dumps(memory)
         memory.erase((memory["x"] == secret).all(1))
-        held.append((before, secret.numpy().tobytes() in pickle.dumps(memory)))
-    assert any(before for before, _ in held)
-    assert not any(after for _, after in held)
+        in_pickles.append((before, secret.numpy().tobytes() in pickle.dumps(memory)))
+    assert any(before for before, _ in in_pickles)
+    assert not any(after for _, after in in_pickles)
 
 
 def test_a_field_that_is_not_there_is_named():

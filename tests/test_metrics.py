@@ -10,47 +10,52 @@ from parabolic import InputError, metrics
 
 def matrices():
     def fill(size, seed):
-        a = np.random.default_rng(seed).uniform(0, 100, (size, size))
-        a[np.triu_indices(size, 1)] = np.nan
-        return a
+        matrix = np.random.default_rng(seed).uniform(0, 100, (size, size))
+        matrix[np.triu_indices(size, 1)] = np.nan
+        return matrix
 
     return st.builds(fill, st.integers(1, 8), st.integers(0, 10_000))
 
 
 @given(matrices())
-def test_definitions(a):
-    n = len(a)
-    averages = [sum(a[i, j] for j in range(i + 1)) / (i + 1) for i in range(n)]
-    assert metrics.acc(a) == pytest.approx(averages[-1])
-    assert metrics.aaa(a) == pytest.approx(sum(averages) / n)
-    assert metrics.anytime(a) == pytest.approx(averages)
-    if n > 1:
-        fell = [max(a[i, j] for i in range(j, n - 1)) - a[n - 1, j] for j in range(n - 1)]
-        assert metrics.forgetting(a) == pytest.approx(sum(fell) / (n - 1))
-        gained = [a[n - 1, j] - a[j, j] for j in range(n - 1)]
-        assert metrics.backward_transfer(a) == pytest.approx(sum(gained) / (n - 1))
-        assert metrics.forgetting(a) >= -metrics.backward_transfer(a) - 1e-9  # the best is at least the first
-    assert metrics.summary(a)["acc"] == metrics.acc(a)
-    as_recorded = [row[: i + 1].tolist() for i, row in enumerate(a)]
-    assert metrics.summary(as_recorded) == metrics.summary(a)
-    told = metrics.summary(a, 100 - a)
-    assert told == metrics.summary(a) | {f"task_{name}": value for name, value in metrics.summary(100 - a).items()}
-    assert metrics.summary(a, measured={"own": averages})["own"] == averages[-1]
+def test_definitions(matrix):
+    tasks = len(matrix)
+    averages = [sum(matrix[row, column] for column in range(row + 1)) / (row + 1) for row in range(tasks)]
+    assert metrics.acc(matrix) == pytest.approx(averages[-1])
+    assert metrics.aaa(matrix) == pytest.approx(sum(averages) / tasks)
+    assert metrics.anytime(matrix) == pytest.approx(averages)
+    if tasks > 1:
+        fell = [
+            max(matrix[row, column] for row in range(column, tasks - 1)) - matrix[tasks - 1, column]
+            for column in range(tasks - 1)
+        ]
+        assert metrics.forgetting(matrix) == pytest.approx(sum(fell) / (tasks - 1))
+        gained = [matrix[tasks - 1, column] - matrix[column, column] for column in range(tasks - 1)]
+        assert metrics.backward_transfer(matrix) == pytest.approx(sum(gained) / (tasks - 1))
+        assert metrics.forgetting(matrix) >= -metrics.backward_transfer(matrix) - 1e-9  # the best is at least the first
+    assert metrics.summary(matrix)["acc"] == metrics.acc(matrix)
+    as_recorded = [values[: row + 1].tolist() for row, values in enumerate(matrix)]
+    assert metrics.summary(as_recorded) == metrics.summary(matrix)
+    summary = metrics.summary(matrix, 100 - matrix)
+    assert summary == metrics.summary(matrix) | {
+        f"task_{name}": value for name, value in metrics.summary(100 - matrix).items()
+    }
+    assert metrics.summary(matrix, measured={"own": averages})["own"] == averages[-1]
 
 
 @given(matrices())
-def test_forward_transfer(a):
-    future, n = a.T, len(a)  # a row for each task that is about to be learned, NaN for those before
-    gained = [future[j, j] - future[0, j] for j in range(1, n)]
-    assert metrics.forward_transfer(future) == pytest.approx(sum(gained) / (n - 1) if n > 1 else 0)
-    as_recorded = [row[i:].tolist() for i, row in enumerate(future)]
-    assert metrics.summary(a, a, future=as_recorded) == metrics.summary(a, a) | {
+def test_forward_transfer(matrix):
+    future, tasks = matrix.T, len(matrix)  # a row for each task that is about to be learned, NaN for those before
+    gained = [future[task, task] - future[0, task] for task in range(1, tasks)]
+    assert metrics.forward_transfer(future) == pytest.approx(sum(gained) / (tasks - 1) if tasks > 1 else 0)
+    as_recorded = [row[number:].tolist() for number, row in enumerate(future)]
+    assert metrics.summary(matrix, matrix, future=as_recorded) == metrics.summary(matrix, matrix) | {
         "task_forward_transfer": metrics.forward_transfer(future)
     }
 
 
 @pytest.mark.parametrize("bad", [[], [[1, 2]], [[1], [2, 3]], [[np.nan]], [[1, np.nan], [2, 3]], [["a"]], 5, None])
-def test_bad_accuracies_of_tasks_to_come(bad):
+def test_bad_accuracies_of_tasks_to_come_are_refused(bad):
     with pytest.raises(InputError, match="^future"):
         metrics.forward_transfer(bad)
 
@@ -68,12 +73,12 @@ RAGGED = [[[1, 2], [3]], [[1], [2, 3], [4, 5]], [[1], [2, 3, 4]], [["a"], ["b", 
 
 
 @pytest.mark.parametrize("bad", [[], [[1, 2]], [[np.nan]], [[1, np.nan], [np.nan, 2]], [1, 2], 5, None, "ab", *RAGGED])
-def test_bad_matrices(bad):
+def test_bad_matrices_are_refused(bad):
     with pytest.raises(InputError, match="^matrix"):
         metrics.acc(bad)
 
 
-def test_an_accuracy_that_is_missing_is_told_in_words():
+def test_an_accuracy_that_is_missing_is_refused_in_words():
     with pytest.raises(InputError, match="^matrix: got NaN on or below the diagonal, expected an accuracy"):
         metrics.acc([[np.nan]])
     with pytest.raises(InputError, match="^future: got NaN on or above the diagonal, expected an accuracy"):

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from grids import fragile, until
-from made_up import few, record
+from made_up import record, save_few_runs
 from torch import nn
 
 from parabolic import ER, MLP, SGD, InputError, Journal, ParabolicClassifier, RunSpec, Store, Stream, make_backbone, run
@@ -30,7 +30,7 @@ def store(tmp_path):
     return Store(tmp_path / "runs")
 
 
-def started(folder, *arguments):
+def start_command(folder, *arguments):
     """The command in a process of its own."""
     command = [sys.executable, "-m", "parabolic", *arguments]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -61,7 +61,7 @@ def test_what_cannot_be_is_refused_before_anything_is_trained(parabolic, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("run", "--set", "foo=3"), "`parabolic list pcl` shows them"),
         (("run", "--preset", "er-seq-digits", "--set", "lrr=3"), "did you mean 'lr'? `parabolic list er` shows them"),
@@ -73,30 +73,32 @@ def test_what_cannot_be_is_refused_before_anything_is_trained(parabolic, tmp_pat
         (("data", "prepare", "x", "--from", "/nope"), "--from: got /nope, which does not exist, expected "),
     ],
 )
-def test_a_name_that_is_not_known_is_told_with_where_the_others_are(parabolic, tmp_path, monkeypatch, arguments, told):
+def test_an_unknown_name_is_refused_with_the_command_that_lists_the_others(
+    parabolic, tmp_path, monkeypatch, arguments, message
+):
     monkeypatch.setenv("PARABOLIC_DATA", str(tmp_path / "data"))
     code, out, err = parabolic(*arguments)
     assert (code, out) == (2, "")
-    assert told in err
+    assert message in err
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("arguments", [("er", "--set", "lr=0.1,0.2"), ("er", "--set", "er.lr=0.1,0.2"), ("er,sgd,er",)])
-def test_two_settings_of_one_method_are_two_presets(parabolic, tmp_path, arguments):
+def test_two_settings_of_one_method_are_refused_with_how_to_compare_them_as_presets(parabolic, tmp_path, arguments):
     code, out, err = parabolic("compare", "--learners", *arguments)
     assert (code, out) == (2, "")
     assert "compare settings of one method as presets: --preset a.toml --preset b.toml" in err
     for name, lr in (("a", 0.1), ("b", 0.2)):
         (tmp_path / f"{name}.toml").write_text(f'learner = "er"\n[settings]\nlr = {lr}\n')
-    more = ("--stream", "seq-blobs", "--seeds", "1", "--workers", "0", "--json")
-    code, out, _ = parabolic("compare", "--preset", "a.toml", "--preset", "b.toml", *more)
-    assert [each["spec"]["options"]["lr"] for each in json.loads(out)["runs"]] == [0.1, 0.2]
+    options = ("--stream", "seq-blobs", "--seeds", "1", "--workers", "0", "--json")
+    code, out, _ = parabolic("compare", "--preset", "a.toml", "--preset", "b.toml", *options)
+    assert [run["spec"]["options"]["lr"] for run in json.loads(out)["runs"]] == [0.1, 0.2]
 
 
 @pytest.mark.parametrize("optimizer", ["SGD(momentum=0.9, nesterov=True)", "SGD(momentum=2, nesterov=True)"])
 def test_what_has_commas_of_its_own_is_no_list_of_values(parabolic, optimizer):
-    asked = ("compare", "--learners", "er", "--stream", "seq-blobs", "--seeds", "1", "--workers", "0")
-    assert "presets" not in parabolic(*asked, "--set", f"optimizer={optimizer}", "--set", "lr=-1")[2]
+    arguments = ("compare", "--learners", "er", "--stream", "seq-blobs", "--seeds", "1", "--workers", "0")
+    assert "presets" not in parabolic(*arguments, "--set", f"optimizer={optimizer}", "--set", "lr=-1")[2]
 
 
 def test_a_row_of_a_comparison_whose_code_fails_stops_no_other(parabolic, tmp_path, monkeypatch):
@@ -126,20 +128,20 @@ def test_a_run_is_trained_by_one_process_at_a_time(parabolic, store):
 
 
 def test_a_run_that_is_stopped_says_how_it_goes_on(tmp_path):
-    for seconds, told in (("0", "starts over"), ("60", "resumes from the last checkpoint")):
+    for seconds, continuation in (("0", "starts over"), ("60", "resumes from the last checkpoint")):
         command = ("run", "--learner", "sgd", "--set", "epochs=5000", "--set", "backbone=mlp", "--checkpoint", seconds)
         (tmp_path / seconds).mkdir()
-        with started(tmp_path / seconds, *command) as process:
+        with start_command(tmp_path / seconds, *command) as process:
             assert until(lambda seconds=seconds: list(tmp_path.glob(f"{seconds}/runs/*/monitor.jsonl")))
             process.send_signal(signal.SIGINT)
             err = process.communicate(timeout=60)[1]
         assert process.returncode == 130
-        assert err.startswith(f"stopped: the same command {told}")
+        assert err.startswith(f"stopped: the same command {continuation}")
 
 
 def test_a_watch_that_saw_no_run_ends_as_any_other(tmp_path):
     page = tmp_path / "report.html"
-    with started(tmp_path, "report", "--watch", "--every", "0.2") as process:
+    with start_command(tmp_path, "report", "--watch", "--every", "0.2") as process:
         assert until(page.exists)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
@@ -152,14 +154,14 @@ def test_a_watch_that_saw_no_run_ends_as_any_other(tmp_path):
 
 def test_warnings_of_a_command_are_lines(tmp_path):
     (tmp_path / "runs" / RunSpec("sgd", stream="seq-blobs").key / "monitor.jsonl").mkdir(parents=True)
-    with started(tmp_path, "run", "--learner", "sgd", "--stream", "seq-blobs") as process:
+    with start_command(tmp_path, "run", "--learner", "sgd", "--stream", "seq-blobs") as process:
         err = process.communicate(timeout=60)[1]
     assert process.returncode == 0
     assert err.startswith("warning: ")
     assert err.count("\n") == 1
 
 
-def test_a_folder_that_is_not_there_is_told(parabolic):
+def test_a_folder_that_is_not_there_is_reported(parabolic):
     assert parabolic("runs", "--runs", "ruins")[1].endswith("0 runs in ruins, which is not a folder\n")
 
 
@@ -167,18 +169,18 @@ def test_a_folder_that_is_not_there_is_told(parabolic):
 
 
 def test_copies_of_a_run_count_once(parabolic, store):
-    few(store, seeds=1)
-    er, gone = RunSpec("er"), RunSpec("gem")
-    store.save_failure(gone, "no luck")
-    for spec in (er, gone):
+    save_few_runs(store, seeds=1)
+    er, failed_spec = RunSpec("er"), RunSpec("gem")
+    store.save_failure(failed_spec, "no luck")
+    for spec in (er, failed_spec):
         for name in (f"0 {spec.learner} before", f"{spec.key} (copy)"):
             copytree(store.path(spec.key), store.path(name))
     store.save(replace(store.find(er), steps=7))  # the run in the folder that is called by its key counts
-    assert sorted(each.spec["learner"] for each in store) == ["er", "pcl", "sgd"]
-    assert [each.steps for each in store if each.key == er.key] == [7]
-    assert [each.key for each in store.failures()] == [gone.key]
+    assert sorted(run.spec["learner"] for run in store) == ["er", "pcl", "sgd"]
+    assert [run.steps for run in store if run.key == er.key] == [7]
+    assert [failure.key for failure in store.failures()] == [failed_spec.key]
     assert "3 runs in runs" in parabolic("runs")[1]
-    store.save(record(gone))
+    store.save(record(failed_spec))
     assert list(store.failures()) == []  # its copies failed, and it is finished
 
 
@@ -192,16 +194,16 @@ def test_learners_without_a_memory_stay_beside_each_size_of_it(parabolic, store)
     ):
         store.save(record(spec))
 
-    def chosen(*arguments):
+    def selected_runs(*arguments):
         rows = json.loads(parabolic("runs", "--json", *arguments)[1])["runs"]
-        told = [(row["learner"], row["stream"], row.get("memory"), row["scenario.tasks"]) for row in rows]
-        return sorted(told, key=str)
+        found_runs = [(row["learner"], row["stream"], row.get("memory"), row["scenario.tasks"]) for row in rows]
+        return sorted(found_runs, key=str)
 
     small = [("er", "seq-digits", 50, None), ("pcl", "seq-digits", 50, None), ("sgd", "seq-digits", None, None)]
-    assert chosen("--where", "memory=50") == small
-    assert chosen("--where", "memory=50", "--learner", "er") == small[:1]
-    assert len(chosen("--where", "memory=50", "--learner", "sgd")) == 3  # which are of any size
-    assert chosen("--where", "memory=70") == []
+    assert selected_runs("--where", "memory=50") == small
+    assert selected_runs("--where", "memory=50", "--learner", "er") == small[:1]
+    assert len(selected_runs("--where", "memory=50", "--learner", "sgd")) == 3  # which are of any size
+    assert selected_runs("--where", "memory=70") == []
     [scene] = find_scenes(store, {"memory": "100"}).scenes
     assert scene.title == "seq-digits, memory 100"
     assert {method.name for method in scene.methods} == {"er", "pcl", "sgd"}
@@ -215,32 +217,37 @@ def test_a_store_is_not_its_folder():
 # -- data --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("text", "got"), [('["a", "b"', "Expecting"), ('{"a": 0}', "{'a': 0}"), ("[null]", "None")])
-def test_damaged_names_of_classes_are_told(tmp_path, text, got):
+@pytest.mark.parametrize(
+    ("text", "problem"), [('["a", "b"', "Expecting"), ('{"a": 0}', "{'a': 0}"), ("[null]", "None")]
+)
+def test_damaged_names_of_classes_are_refused(tmp_path, text, problem):
     np.save(tmp_path / "train_images.npy", np.zeros((20, 8, 8, 3), np.uint8))
     np.save(tmp_path / "train_labels.npy", np.arange(20) % 2)
     (tmp_path / "class_names.json").write_text(text)
-    with pytest.raises(InputError, match=rf"class_names\.json: got .*{got}.*fix or remove it"):
+    with pytest.raises(InputError, match=rf"class_names\.json: got .*{problem}.*fix or remove it"):
         prepare("mine", tmp_path, cache=Cache(tmp_path / "cache"))
     (tmp_path / "class_names.json").write_text('["cat", 7]')
     assert prepare("mine", tmp_path, cache=Cache(tmp_path / "cache")).class_names == ("cat", "7")
 
 
-def part(width, kind=torch.float32):
-    return torch.zeros(6, width, dtype=kind), torch.arange(6) % 2
+def task_part(width, dtype=torch.float32):
+    return torch.zeros(6, width, dtype=dtype), torch.arange(6) % 2
 
 
 @pytest.mark.parametrize(
     ("tasks", "message"),
     [
-        ([(part(2), part(2)), (part(3), part(3))], r"x of task 1: got .*\[6, 3\].* like those of task 0, \[2\]"),
-        ([(part(2), part(3))], r"test x of task 0: got .*\[6, 3\]"),
-        ([(part(2), part(2, torch.uint8))], "test x of task 0: got .* uint8"),
-        ([part(2)], r"task 0: .* expected \(\(x, y\), \(test x, test y\)\)"),
+        (
+            [(task_part(2), task_part(2)), (task_part(3), task_part(3))],
+            r"x of task 1: got .*\[6, 3\].* like those of task 0, \[2\]",
+        ),
+        ([(task_part(2), task_part(3))], r"test x of task 0: got .*\[6, 3\]"),
+        ([(task_part(2), task_part(2, torch.uint8))], "test x of task 0: got .* uint8"),
+        ([task_part(2)], r"task 0: .* expected \(\(x, y\), \(test x, test y\)\)"),
         (3, "parts: got 3, expected a list"),
     ],
 )
-def test_tasks_that_do_not_fit_together_are_told(tasks, message):
+def test_tasks_that_do_not_fit_together_are_refused(tasks, message):
     with pytest.raises(InputError, match=message):
         Stream.from_tasks(tasks)
 
@@ -255,7 +262,7 @@ def test_tasks_that_do_not_fit_together_are_told(tasks, message):
         pd.DataFrame({"when": pd.date_range("2026-01-01", periods=6)}),
     ],
 )
-def test_columns_that_are_no_numbers_are_told(frame):
+def test_columns_that_are_no_numbers_are_refused(frame):
     with pytest.raises(InputError, match="X: got columns that are no numbers: '(colour|when)' .*, expected numbers"):
         ParabolicClassifier("er").fit(frame, [0, 1] * 3)
 
@@ -280,7 +287,7 @@ def test_a_journal_of_something_else_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["bounds", "profile"])
-def test_what_cannot_be_drawn_is_told_before_anything_is_trained(parabolic, tmp_path, monkeypatch, command):
+def test_a_missing_plotting_library_is_reported_before_anything_is_trained(parabolic, tmp_path, monkeypatch, command):
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # as where it is not installed
     code, out, err = parabolic(command, "--stream", "seq-blobs")
     assert (code, out) == (2, "")
@@ -298,35 +305,38 @@ def test_a_learner_of_a_file_is_found_by_its_name(parabolic, tmp_path, store):
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("function", "message"),
     [
         (lambda: make_backbone("mlp", 4, 3), r"^shape: got 4, expected the shape of an example, such as \(4,\)"),
         (lambda: make_backbone("mlp", (4, 0), 3), r"^shape: got \(4, 0\), expected the shape"),
         (
-            lambda: observed(["cat", "dog"]),
+            lambda: observe_labels(["cat", "dog"]),
             "^y: got .*, expected a tensor.*; number them from 0, or use an",
         ),
-        (lambda: observed([["cat"], "dog"]), "^y: got .*, expected a tensor"),
-        (lambda: observed([0, 1], memory=10**14), r"^memory: got 10+, expected .* room for; an example takes 24 bytes"),
+        (lambda: observe_labels([["cat"], "dog"]), "^y: got .*, expected a tensor"),
+        (
+            lambda: observe_labels([0, 1], memory=10**14),
+            r"^memory: got 10+, expected .* room for; an example takes 24 bytes",
+        ),
     ],
 )
-def test_what_no_learner_can_use_is_told_in_its_words(call, message):
+def test_what_no_learner_can_use_is_refused(function, message):
     with pytest.raises(InputError, match=message):
-        call()
+        function()
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("name", "expected"),
     [
         ("name-7", "one of 30 names such as name-17, name-27, name-7x, name-9; did you mean 'name-7x'? ask for them"),
         ("?", "one of 30 names such as name-0, name-1, name-10, name-11; ask for them"),
     ],
 )
-def test_of_many_names_an_error_lists_the_nearest(given, told):
+def test_of_many_names_an_error_lists_the_nearest(name, expected):
     names = ["name-7x" if number == 7 else f"name-{number}" for number in range(30)]
-    with pytest.raises(InputError) as caught:
-        check_name("name", given, names, "ask for them")
-    assert str(caught.value) == f"name: got {given!r}, expected {told}"
+    with pytest.raises(InputError) as error:
+        check_name("name", name, names, "ask for them")
+    assert str(error.value) == f"name: got {name!r}, expected {expected}"
 
 
 def test_a_memory_too_large_is_refused_before_anything_is_learned():
@@ -339,7 +349,7 @@ def test_a_memory_too_large_is_refused_before_anything_is_learned():
     assert all(map(torch.equal, learner.model.parameters(), before))
 
 
-def observed(y, memory=50):
+def observe_labels(y, memory=50):
     return ER(make_backbone("mlp", np.array([4]).tolist(), 3), memory=memory).observe(torch.ones(2, 4), y)
 
 
@@ -347,7 +357,7 @@ def observed(y, memory=50):
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("function", "message"),
     [
         (lambda _: RunSpec(ER), "learner: got <class .*ER'>, expected a name, .* give mine.py:NAME"),
         (lambda _: RunSpec("er", stream=len), "stream: got <.* len>, expected a name"),
@@ -363,9 +373,9 @@ def observed(y, memory=50):
         (lambda _: Store(None), "root: got None, expected a folder"),
     ],
 )
-def test_what_is_no_run_and_no_store_is_told(store, call, message):
+def test_what_is_no_run_and_no_store_is_refused(store, function, message):
     with pytest.raises(InputError, match=message):
-        call(store)
+        function(store)
     assert not store.root.exists()
 
 
@@ -391,17 +401,17 @@ def test_an_optimiser_that_only_this_process_has_is_not_given_to_others(store, m
 def test_a_run_that_fails_is_noted_and_one_that_is_refused_is_not(parabolic, tmp_path, store):
     text = "from parabolic import ER\n\nclass Mine(ER):\n    def loss(self, batch, recalled):\n        return 1 / 0\n"
     (tmp_path / "mine.py").write_text(text)
-    failing = ("run", "--learner", "mine.py:Mine", "--stream", "seq-blobs")
+    arguments = ("run", "--learner", "mine.py:Mine", "--stream", "seq-blobs")
     with pytest.raises(ZeroDivisionError):
-        parabolic(*failing)
+        parabolic(*arguments)
     [failed] = store.failures()
     assert failed.reason == "ZeroDivisionError: division by zero"
     assert "return 1 / 0" in failed.trace
     assert "ZeroDivisionError: division by zero (in mine.py:5, loss)" in parabolic("runs", "--failed")[1]
     claim = store.claim(failed.key)
-    assert parabolic(*failing)[0] == 2  # as another process is at it
+    assert parabolic(*arguments)[0] == 2  # as another process is at it
     claim.release()
-    assert [each.failed for each in store.failures()] == [failed.failed]
+    assert [failure.failed for failure in store.failures()] == [failed.failed]
     assert parabolic("run", "--learner", "sgd", "--set", "average_part=0.1")[0] == 2
     assert len(store.begun()) == 1
 
@@ -418,22 +428,24 @@ def test_a_learner_that_forgets_to_set_itself_up_says_so():
 def test_the_traceback_of_an_error_in_ones_own_code_starts_there(parabolic, tmp_path, monkeypatch, capsys):
     text = "import torch\nfrom parabolic import ER\n\nclass Mine(ER):\n    def loss(self, batch, recalled):\n"
     (tmp_path / "mine.py").write_text(text + "        return torch.nn.Linear(7, 7)(batch['x'])\n")
-    with pytest.raises(RuntimeError, match="cannot be multiplied") as caught:
+    with pytest.raises(RuntimeError, match="cannot be multiplied") as error:
         parabolic("run", "--learner", "mine.py:Mine", "--stream", "seq-blobs")
-    sys.excepthook(caught.type, caught.value, caught.tb)  # as Python does when a program ends with an error
-    first, place, line, *_ = capsys.readouterr().err.splitlines()
+    sys.excepthook(error.type, error.value, error.tb)  # as Python does when a program ends with an error
+    first, location, line, *_ = capsys.readouterr().err.splitlines()
     assert first == "Traceback (most recent call last):"
-    assert place.endswith('mine.py", line 6, in loss')
+    assert location.endswith('mine.py", line 6, in loss')
     assert line.strip() == "return torch.nn.Linear(7, 7)(batch['x'])"
 
     monkeypatch.setattr("parabolic.cli.run.run", None)  # in code of this package: without the calls of typer
-    with pytest.raises(TypeError, match="not callable") as caught:
+    with pytest.raises(TypeError, match="not callable") as error:
         parabolic("run")
-    sys.excepthook(caught.type, caught.value, caught.tb)
+    sys.excepthook(error.type, error.value, error.tb)
     assert "in run_one" in capsys.readouterr().err.splitlines()[1]
 
 
-def test_one_example_that_batch_norm_cannot_learn_alone_is_told_as_the_library_tells_it(parabolic, tmp_path, store):
+def test_one_example_that_batch_norm_cannot_learn_alone_is_refused_with_the_error_of_the_library(
+    parabolic, tmp_path, store
+):
     (tmp_path / "net.py").write_text(
         "from torch import nn\n\ndef small(shape, classes):\n"
         "    return nn.Sequential(nn.Linear(*shape, 8), nn.BatchNorm1d(8), nn.Linear(8, classes))\n"
@@ -456,7 +468,7 @@ def test_a_learner_with_a_name_of_ours_leaves_our_preset_alone(parabolic, tmp_pa
     assert [path.name for path in (tmp_path / "presets").iterdir()] == ["Clash-seq-blobs.toml"]
 
 
-def with_option(name, base="ER"):
+def file_with_option(name, base="ER"):
     """The file of a learner that has an option of its own."""
     return (
         f"from parabolic.learners import {base}\nfrom parabolic.options import option\n\n"
@@ -466,23 +478,25 @@ def with_option(name, base="ER"):
 
 @pytest.mark.parametrize("name", sorted(known_learners()))
 def test_no_field_may_have_the_name_of_what_a_learner_is_made_with(name):
-    kind = known_learners()[name]
+    learner_class = known_learners()[name]
     fields = {field.name for field in dataclasses.fields(SGD)}
-    held = {each for each in vars(SGD(nn.Linear(4, 3), average=0.9)) if not each.startswith("_")} - fields
-    assert held >= {"lock", "stepping", "steps", "body", "device", "dtype", "generator", "optim", "averaged"}
-    for taken in (*held, "loss", "predict", "error", "state_dict", "own_name"):
+    attributes = {
+        attribute for attribute in vars(SGD(nn.Linear(4, 3), average=0.9)) if not attribute.startswith("_")
+    } - fields
+    assert attributes >= {"lock", "stepping", "steps", "body", "device", "dtype", "generator", "optim", "averaged"}
+    for taken in (*attributes, "loss", "predict", "error", "state_dict", "own_name"):
         with pytest.raises(
             InputError, match=f"^field of Mine: got '{taken}', expected a name that is not taken; .*my_"
         ):
-            type("Mine", (kind,), {"__annotations__": {taken: int}, taken: option(5, "something")})
+            type("Mine", (learner_class,), {"__annotations__": {taken: int}, taken: option(5, "something")})
 
-    class Mine(kind):
+    class Mine(learner_class):
         name: str = "mine"
         lr: float = 0.5
         other: int = option(5, "something")
 
-    made = Mine(nn.Sequential(nn.Linear(4, 3)), other=7)
-    assert (made.name, made.lr, made.other) == ("mine", 0.5, 7)
+    learner = Mine(nn.Sequential(nn.Linear(4, 3)), other=7)
+    assert (learner.name, learner.lr, learner.other) == ("mine", 0.5, 7)
 
 
 @pytest.mark.parametrize(
@@ -490,9 +504,9 @@ def test_no_field_may_have_the_name_of_what_a_learner_is_made_with(name):
     [*((name, "runs") for name in ("epochs", "batch", "precision", "stream", "options")),
      *((name, "streams") for name in options_of(Scenario))],
 )  # fmt: skip
-def test_an_option_that_is_called_like_another_setting_of_a_run_is_told(parabolic, tmp_path, name, whose):
-    (tmp_path / "mine.py").write_text(with_option(name))
-    told = (
+def test_an_option_that_is_called_like_another_setting_of_a_run_is_refused(parabolic, tmp_path, name, whose):
+    (tmp_path / "mine.py").write_text(file_with_option(name))
+    message = (
         f"option of mine.py:Mine: got {name!r}, expected a name that is not taken; {whose} have a setting of that name"
     )
     for arguments in (
@@ -501,20 +515,20 @@ def test_an_option_that_is_called_like_another_setting_of_a_run_is_told(paraboli
     ):
         code, out, err = parabolic(*arguments)
         assert (code, out) == (2, "")
-        assert err.startswith(f"error: {told}: choose another in the class, such as my_{name}")
+        assert err.startswith(f"error: {message}: choose another in the class, such as my_{name}")
     with pytest.raises(InputError, match="^option of mine.py:Mine: got"):
         RunSpec("mine.py:Mine", options={name: 3})
 
 
 @pytest.mark.parametrize("name", ["memory", "seed"])
 def test_what_a_run_hands_to_its_learner_may_be_an_option(tmp_path, name):
-    (tmp_path / "mine.py").write_text(with_option(name, "SGD"))
+    (tmp_path / "mine.py").write_text(file_with_option(name, "SGD"))
     learner, _ = build(RunSpec(f"{tmp_path}/mine.py:Mine", **{name: 70}), device="cpu")
     assert getattr(learner, name) == 70
 
 
-def test_an_option_whose_name_is_taken_is_told_where_the_file_is_named(parabolic, tmp_path):
-    (tmp_path / "mine.py").write_text(with_option("steps"))
+def test_an_option_whose_name_is_taken_is_refused_with_the_name_of_its_file(parabolic, tmp_path):
+    (tmp_path / "mine.py").write_text(file_with_option("steps"))
     code, out, err = parabolic("run", "--learner", "mine.py:Mine")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("error: learner: got 'mine.py:Mine'")

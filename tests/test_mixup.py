@@ -23,22 +23,22 @@ class SlowMixup(SlowReplay):
     def step(self, x, y):
         recalled = self.recall()
         joint = [*zip(x, y, strict=True), *recalled]
-        loss = mean(surprise(self.scores(each), label) for each, label in joint)
+        loss = mean(surprise(self.scores(example), label) for example, label in joint)
         if recalled:
-            order = torch.rand(len(recalled), generator=self.g, dtype=torch.float64).tolist()
+            order = torch.rand(len(recalled), generator=self.generator, dtype=torch.float64).tolist()
             concentration = torch.full((2,), self.alpha, dtype=torch.float64)
-            share = torch._sample_dirichlet(concentration, generator=self.g)[0].item()
-            old = [i for i, (_, label) in enumerate(recalled) if not self.exclude or label not in y]
+            share = torch._sample_dirichlet(concentration, generator=self.generator)[0].item()
+            old = [first for first, (_, label) in enumerate(recalled) if not self.exclude or label not in y]
             self.mixed.append(len(old))
             losses = []
-            for i, j in zip(old, sorted(old, key=lambda i: order[i]), strict=True):
-                (one, a), (other, b) = recalled[i], recalled[j]
-                z = self.scores(share * one + (1 - share) * other)
+            for first, second in zip(old, sorted(old, key=lambda first: order[first]), strict=True):
+                (first_x, first_label), (second_x, second_label) = recalled[first], recalled[second]
+                scores = self.scores(share * first_x + (1 - share) * second_x)
                 if self.pairwise:
-                    total = (z[a].exp() + z[b].exp()).log()
-                    losses.append(share * (total - z[a]) + (1 - share) * (total - z[b]))
+                    total = (scores[first_label].exp() + scores[second_label].exp()).log()
+                    losses.append(share * (total - scores[first_label]) + (1 - share) * (total - scores[second_label]))
                 else:
-                    losses.append(share * surprise(z, a) + (1 - share) * surprise(z, b))
+                    losses.append(share * surprise(scores, first_label) + (1 - share) * surprise(scores, second_label))
             if losses:
                 loss = loss + self.weight * mean(losses)
         value = self.descend(loss)
@@ -96,15 +96,15 @@ def test_ids_are_mixed_behind_their_embedding_and_nowhere_else():
     embed, body = nn.Embedding(5, 4), nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
     learner = MixupER(body, embed=embed, memory=40, exclude=False, weight=1.0)
     learner.observe(ids, y)
-    seen = []
-    body.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
+    inputs_seen = []
+    body.register_forward_pre_hook(lambda _, inputs: inputs_seen.append(inputs[0].detach()))
     points = embed.weight.detach().clone()
     learner.observe(ids, y)
-    mixed, plain = seen[-2:]
+    mixed, plain = inputs_seen[-2:]
     assert (plain[:, :, None] == points).all(-1).any(-1).all()  # each a word as it is
     assert not (mixed[:, :, None] == points).all(-1).any(-1).all()  # some between two
-    whole = MixupER(nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(12, 3)), memory=40)
+    without_embed = MixupER(nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(12, 3)), memory=40)
     with pytest.raises(
         InputError, match=r"^x: got .*, expected floating-point numbers, which can be mixed; .* pass embed="
     ):
-        whole.observe(ids, y)
+        without_embed.observe(ids, y)

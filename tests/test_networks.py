@@ -18,20 +18,20 @@ ALL = sorted(known_learners())
 CLASSES = 4
 
 
-def make(name, model, **options):
+def make_learner(name, model, **options):
     cls = find_learner(name)
     return cls(model, **({"memory": 30, "replay": 8} if issubclass(cls, ReplayLearner) else {}) | options)
 
 
 def tasks(*shape, dtype=torch.float32):
-    g = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     return [
-        [(torch.randn(8, *shape, generator=g).to(dtype), torch.arange(8) % 2 + 2 * task) for _ in range(3)]
+        [(torch.randn(8, *shape, generator=generator).to(dtype), torch.arange(8) % 2 + 2 * task) for _ in range(3)]
         for task in range(2)
     ]
 
 
-def learn(learner, data):
+def learn_tasks(learner, data):
     for task, batches in enumerate(data):
         learner.start_task(batches)
         for x, y in batches:
@@ -75,39 +75,39 @@ class Cached(nn.Module):
         return self.head((x * self.cosine[: x.shape[1], None]).mean(1))
 
 
-@pytest.mark.parametrize("kind", [ER, CLSER])
-def test_complex_weights_are_averaged_too(kind):
-    learner = kind(Complex(), memory=30, replay=8, lr=0.5, **({"average": 0.5} if kind is ER else {"stable_rate": 1}))
-    seen = [learner.model.weight.detach().clone()] if kind is CLSER else []  # the first of those that it averages
+@pytest.mark.parametrize("cls", [ER, CLSER])
+def test_complex_weights_are_averaged_too(cls):
+    learner = cls(Complex(), memory=30, replay=8, lr=0.5, **({"average": 0.5} if cls is ER else {"stable_rate": 1}))
+    weights = [learner.model.weight.detach().clone()] if cls is CLSER else []  # the first of those that it averages
     for x, y in tasks(3)[0]:
         learner.observe(x, y)
-        seen.append(learner.model.weight.detach().clone())
-    mean = seen[0]
-    for step, weight in enumerate(seen[1:], 1):
-        mean = mean + max(1 / (1 + step), 0.5 if kind is ER else 0.01) * (weight - mean)
+        weights.append(learner.model.weight.detach().clone())
+    mean = weights[0]
+    for step, weight in enumerate(weights[1:], 1):
+        mean = mean + max(1 / (1 + step), 0.5 if cls is ER else 0.01) * (weight - mean)
     assert torch.allclose(learner.predicting_weights()["weight"], mean)
-    assert not torch.allclose(mean, seen[-1])
+    assert not torch.allclose(mean, weights[-1])
 
 
 @pytest.mark.parametrize("name", ["agem", "ewc", "gem", "si", "vrmcl"])
 def test_methods_that_compare_weights_or_gradients_refuse_complex_ones(name):
     with pytest.raises(InputError, match=r"model: got complex weights \(weight\), expected real ones; hold them as"):
-        make(name, Complex())
+        make_learner(name, Complex())
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_network_with_a_weight_that_is_one_number_grows(name):
-    learner = make(name, Warm(), average=0.9)
+    learner = make_learner(name, Warm(), average=0.9)
     data = tasks(3)
-    learn(learner, data)
+    learn_tasks(learner, data)
     learner.grow(CLASSES + 1)
-    more = [(x, y * 0 + CLASSES) for x, y in data[0]]
-    learner.start_task(more)
-    learner.observe(*more[0], 2 if learner.needs_tasks else None)
-    assert learner.scores(more[0][0]).shape == (8, CLASSES + 1)
+    new_class = [(x, y * 0 + CLASSES) for x, y in data[0]]
+    learner.start_task(new_class)
+    learner.observe(*new_class[0], 2 if learner.needs_tasks else None)
+    assert learner.scores(new_class[0][0]).shape == (8, CLASSES + 1)
 
 
-def test_a_buffer_that_changes_its_shape_has_no_average_and_how_to_avoid_it_is_told():
+def test_a_buffer_that_changes_its_shape_is_refused_with_a_remedy_where_weights_are_averaged():
     learner = ER(Cached(), memory=30, replay=8, average=0.9)
     (x, y), *_ = tasks(5, 3)[0]
     with pytest.raises(InputError, match=r"model: got cosine of shape \[5\], expected \[2\].*; call it on"):
@@ -167,26 +167,26 @@ class Packed(nn.Module):
         return self.head(self.rnn(sequences)[1][0])
 
 
-def pair(kind):
+def special_and_plain(network_class):
     """The same network twice: as users write it, and plainly."""
-    made = []
-    for written in (True, False):
+    networks = []
+    for special in (True, False):
         torch.manual_seed(0)
-        made.append(kind(written).double())
-    return made
+        networks.append(network_class(special).double())
+    return networks
 
 
 @pytest.mark.parametrize("name", sorted({*ALL} - {"vrmcl"}))
 def test_a_network_that_recomputes_its_activations_learns_as_one_that_does_not(name):
-    learners = [make(name, model, average=0.9) for model in pair(Recomputed)]
+    learners = [make_learner(name, model, average=0.9) for model in special_and_plain(Recomputed)]
     for learner in learners:
-        learn(learner, tasks(3, dtype=torch.float64))
+        learn_tasks(learner, tasks(3, dtype=torch.float64))
     ours, theirs = (learner.scores(tasks(3)[0][0][0].double()) for learner in learners)
     assert torch.allclose(ours, theirs, rtol=1e-10)
 
 
 def test_a_method_that_would_recompute_activations_with_other_weights_refuses():
-    learner = make("vrmcl", Recomputed(True))
+    learner = make_learner("vrmcl", Recomputed(True))
     batches = tasks(3)[0]
     learner.start_task(batches)
     with pytest.raises(InputError, match=r"model: got one that computes activations again .*; turn off checkpointing"):
@@ -194,12 +194,12 @@ def test_a_method_that_would_recompute_activations_with_other_weights_refuses():
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-@pytest.mark.parametrize(("kind", "shape"), [(ByFunction, (3,)), (Packed, (4, 3)), (Recomputed, (3,))])
-def test_ewc_measures_what_vmap_cannot(kind, shape):
+@pytest.mark.parametrize(("network_class", "shape"), [(ByFunction, (3,)), (Packed, (4, 3)), (Recomputed, (3,))])
+def test_ewc_measures_what_vmap_cannot(network_class, shape):
     data = tasks(*shape, dtype=torch.float64)
-    learners = [make("ewc", model) for model in pair(kind)]
+    learners = [make_learner("ewc", model) for model in special_and_plain(network_class)]
     for learner in learners:
-        learn(learner, data)
+        learn_tasks(learner, data)
     ours, theirs = (learner.importance for learner in learners)
     assert bool((theirs > 0).any())
     assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-14)
@@ -207,9 +207,9 @@ def test_ewc_measures_what_vmap_cannot(kind, shape):
 
 @pytest.mark.parametrize("name", ["er", "clser", "obc"])
 def test_data_parallel_with_other_weights_is_refused_by_name(name):
-    learner = make(name, nn.DataParallel(nn.Linear(3, CLASSES)), average=0.9 if name == "er" else None)
+    learner = make_learner(name, nn.DataParallel(nn.Linear(3, CLASSES)), average=0.9 if name == "er" else None)
     with pytest.raises(InputError, match=r"model: got .*DataParallel.*; pass model\.module"):
-        learn(learner, tasks(3))
+        learn_tasks(learner, tasks(3))
 
 
 class Keeping(nn.Module):
@@ -217,43 +217,43 @@ class Keeping(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.head, self.seen = nn.Linear(3, 8), nn.Linear(8, CLASSES), []
+        self.first, self.head, self.activations = nn.Linear(3, 8), nn.Linear(8, CLASSES), []
 
     def forward(self, x):
-        self.seen = [self.first(x).relu()]
-        return self.head(self.seen[0])
+        self.activations = [self.first(x).relu()]
+        return self.head(self.activations[0])
 
 
-def pruned():
+def pruned_network():
     model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, CLASSES))
     prune.l1_unstructured(model[0], "weight", 0.5)
     return model
 
 
-@pytest.mark.parametrize("kind", [Keeping, pruned])
+@pytest.mark.parametrize("make_network", [Keeping, pruned_network])
 @pytest.mark.parametrize("name", ALL)
-def test_a_network_that_keeps_what_it_computed_is_copied_and_loaded(name, kind, tmp_path):
-    learner, data = make(name, kind(), average=0.9), tasks(3)
+def test_a_network_that_keeps_what_it_computed_is_copied_and_loaded(name, make_network, tmp_path):
+    learner, data = make_learner(name, make_network(), average=0.9), tasks(3)
     task = 1 if learner.needs_tasks else None
-    learn(learner, data)
+    learn_tasks(learner, data)
     learner.observe(*data[1][0], task)
-    others = [copy.deepcopy(learner), Learner.load(learner.save(tmp_path / "it.safetensors"), model=kind())]
+    copies = [copy.deepcopy(learner), Learner.load(learner.save(tmp_path / "it.safetensors"), model=make_network())]
     assert torch.equal(learner.predictor()(data[0][0][0]), learner.scores(data[0][0][0]))
-    for each in (learner, *others):
-        each.observe(*data[1][1], task)
-    for other in others:
-        assert same_state(learner.state_dict(), other.state_dict())
+    for any_learner in (learner, *copies):
+        any_learner.observe(*data[1][1], task)
+    for copied in copies:
+        assert same_state(learner.state_dict(), copied.state_dict())
 
 
 def test_an_estimator_of_a_network_that_keeps_what_it_computed_is_copied():
     model, data = Keeping(), tasks(3)[0]
     model(data[0][0])
     learner = ParabolicClassifier("er", model=model, random_state=0).partial_fit(data[0][0], data[0][1])
-    others = [copy.deepcopy(learner), pickle.loads(pickle.dumps(learner))]
-    for each in (learner, *others):
-        each.partial_fit(*data[1])
-    for other in others:
-        assert same_state(learner.learner_.state_dict(), other.learner_.state_dict())
+    copies = [copy.deepcopy(learner), pickle.loads(pickle.dumps(learner))]
+    for any_estimator in (learner, *copies):
+        any_estimator.partial_fit(*data[1])
+    for copied in copies:
+        assert same_state(learner.learner_.state_dict(), copied.learner_.state_dict())
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
@@ -305,21 +305,21 @@ class Adapted(nn.Module):
 )
 @pytest.mark.parametrize("name", ["lwf", "obc"])
 def test_methods_that_train_the_last_layer_alone_refuse_another(name, model, message):
-    learner, batches = make(name, model()), tasks(3)[0]
+    learner, batches = make_learner(name, model()), tasks(3)[0]
     with pytest.raises(InputError, match=f"model: got .*{message}"):
-        learn(learner, [batches])
+        learn_tasks(learner, [batches])
     assert learner.steps == 0
 
 
 @pytest.mark.parametrize("name", ["lwf", "obc"])
 def test_scores_may_be_made_probabilities(name):
-    learner = make(name, nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, CLASSES), nn.LogSoftmax(-1)))
-    learn(learner, tasks(3))
+    learner = make_learner(name, nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, CLASSES), nn.LogSoftmax(-1)))
+    learn_tasks(learner, tasks(3))
     assert learner.steps == 6
 
 
 @pytest.mark.parametrize("name", ["lwf", "obc"])
-def test_a_compiled_network_tells_its_features(name):
+def test_features_of_a_compiled_network_are_found(name):
     torch.compiler.reset()
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, CLASSES))
@@ -328,9 +328,9 @@ def test_a_compiled_network_tells_its_features(name):
     with torch.no_grad():
         models[1].eval()(torch.zeros(1, 3))
         models[1].train()(torch.zeros(8, 3))
-    learners = [make(name, model) for model in models]
+    learners = [make_learner(name, model) for model in models]
     for learner in learners:
-        learn(learner, tasks(3))
+        learn_tasks(learner, tasks(3))
     ours, theirs = (learner.scores(tasks(3)[0][0][0]) for learner in learners)
     assert torch.allclose(ours, theirs, atol=1e-6)
 
@@ -338,7 +338,7 @@ def test_a_compiled_network_tells_its_features(name):
 @pytest.mark.parametrize(("name", "options"), [("er", {"clip_norm": 1.0}), ("agem", {}), ("vrmcl", {})])
 def test_sparse_gradients_are_refused_where_they_cannot_be_used(name, options):
     model = nn.Sequential(nn.Embedding(20, 3, sparse=True), nn.Flatten(), nn.Linear(6, CLASSES))
-    learner, x, y = make(name, model, **options), torch.arange(16).view(8, 2), torch.arange(8) % CLASSES
+    learner, x, y = make_learner(name, model, **options), torch.arange(16).view(8, 2), torch.arange(8) % CLASSES
     learner.start_task([(x, y)])
     with pytest.raises(InputError, match=r"model: got an embedding with sparse gradients \(0\), .*; set sparse=False"):
         learner.observe(x, y, 0 if learner.needs_tasks else None)

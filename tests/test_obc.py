@@ -24,23 +24,29 @@ def net(norm=False, seed=0):
 
 
 def stream(batches=8, size=4, last=1, seed=1):
-    g = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     sizes = [size] * (batches - 1) + [last]
-    return [(torch.randn(n, 3, generator=g, dtype=torch.float64), torch.randint(4, (n,), generator=g)) for n in sizes]
+    return [
+        (
+            torch.randn(count, 3, generator=generator, dtype=torch.float64),
+            torch.randint(4, (count,), generator=generator),
+        )
+        for count in sizes
+    ]
 
 
 def assert_same(ours, theirs, atol=1e-10):
-    for (name, a), b in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
-        assert torch.allclose(a, b, atol=atol, rtol=0), name
+    for (name, our_value), their_value in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
+        assert torch.allclose(our_value, their_value, atol=atol, rtol=0), name
 
 
 @torch.no_grad()
 def move(module, gradients, velocity, lr, momentum, limit):
     norm = sum(gradient.square().sum() for gradient in gradients).sqrt()
     gradients = [gradient * min(1.0, limit / (float(norm) + 1e-6)) for gradient in gradients]
-    for i, (weight, gradient) in enumerate(zip(module.parameters(), gradients, strict=True)):
-        velocity[i] = gradient + momentum * velocity.get(i, 0)
-        weight -= lr * velocity[i]
+    for index, (weight, gradient) in enumerate(zip(module.parameters(), gradients, strict=True)):
+        velocity[index] = gradient + momentum * velocity.get(index, 0)
+        weight -= lr * velocity[index]
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -55,28 +61,28 @@ def test_obc_is_the_published_step(norm, momentum, limit):
     body, output = theirs[:-1], theirs[-1]
     surrogate = copy.deepcopy(output)
     through = nn.Sequential(body, surrogate)
-    g, kept, seen, velocities = torch.Generator().manual_seed(7), [], 0, ({}, {})
+    generator, remembered, seen, velocities = torch.Generator().manual_seed(7), [], 0, ({}, {})
 
     def recalled(size):
-        rows = distinct(min(size, len(kept)), len(kept), generator=g).tolist()
-        return torch.stack([kept[r][0] for r in rows]), torch.tensor([kept[r][1] for r in rows])
+        rows = distinct(min(size, len(remembered)), len(remembered), generator=generator).tolist()
+        return torch.stack([remembered[row][0] for row in rows]), torch.tensor([remembered[row][1] for row in rows])
 
     for x, y in stream(last=2 if norm else 1):
-        first = recalled(REPLAY) if kept else (x[:0], y[:0])
+        first = recalled(REPLAY) if remembered else (x[:0], y[:0])
         loss = cross_entropy(through(torch.cat([x, first[0]])), torch.cat([y, first[1]]))
         move(through, torch.autograd.grad(loss, list(through.parameters())), velocities[0], lr, momentum, limit)
-        if kept:
+        if remembered:
             second = recalled(CORRECTION)
             with torch.no_grad():
                 features = body.eval()(second[0])
             body.train()
             correction = cross_entropy(output(features), second[1])
             move(output, torch.autograd.grad(correction, list(output.parameters())), velocities[1], lr, momentum, limit)
-        seen = reservoir(kept, seen, CAPACITY, list(zip(x, y.tolist(), strict=True)), g)
+        seen = reservoir(remembered, seen, CAPACITY, list(zip(x, y.tolist(), strict=True)), generator)
         assert learner.observe(x, y).item() == pytest.approx(loss.item(), abs=1e-10)
     assert_same(ours, theirs)
     assert_same(learner.surrogate, surrogate)
-    assert learner.past["y"].tolist() == [label for _, label in kept]
+    assert learner.past["y"].tolist() == [label for _, label in remembered]
 
 
 def test_a_layer_that_shares_the_last_ones_weights_belongs_to_the_features():
@@ -108,16 +114,16 @@ def test_the_last_layer_learns_from_memory_alone():
     learner.observe(*stream()[0])  # nothing is remembered yet
     assert all(torch.equal(value, before[name]) for name, value in model[-1].state_dict().items())
     x, y = stream()[1]
-    others = copy.deepcopy(learner)
+    with_other_labels = copy.deepcopy(learner)
     learner.observe(x, y)
-    others.observe(
+    with_other_labels.observe(
         x, (y + 1) % CLASSES
     )  # other labels change the surrogate, but reach the last layer by features alone
-    assert not torch.allclose(learner.surrogate.bias, others.surrogate.bias, atol=1e-3)
+    assert not torch.allclose(learner.surrogate.bias, with_other_labels.surrogate.bias, atol=1e-3)
     assert not torch.equal(model[-1].bias, before["bias"])
     with torch.no_grad():
-        drift = (model[-1].bias - others.model[-1].bias).abs().max()
-    assert drift < 0.1 * (learner.surrogate.bias - others.surrogate.bias).abs().max()
+        drift = (model[-1].bias - with_other_labels.model[-1].bias).abs().max()
+    assert drift < 0.1 * (learner.surrogate.bias - with_other_labels.surrogate.bias).abs().max()
 
 
 def test_the_models_own_layer_predicts():
@@ -132,12 +138,12 @@ def test_the_models_own_layer_predicts():
 def test_images_batch_norm_single_examples_and_a_bare_layer_are_welcome():
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, CLASSES))
     learner = OBC(model, memory=5, replay=2, average=0.9, augment=lambda x, g: x.roll(1, -1))
-    for n in (6, 1, 1):
-        learner.observe(torch.randint(256, (n, 1, 8, 8), dtype=torch.uint8), torch.randint(CLASSES, (n,)))
+    for count in (6, 1, 1):
+        learner.observe(torch.randint(256, (count, 1, 8, 8), dtype=torch.uint8), torch.randint(CLASSES, (count,)))
     assert all(torch.isfinite(value).all() for value in model.state_dict().values())
-    bare = OBC(nn.Linear(3, CLASSES, bias=False).double(), memory=5, replay=2)
+    without_features = OBC(nn.Linear(3, CLASSES, bias=False).double(), memory=5, replay=2)
     for x, y in stream():
-        loss = bare.observe(x, y)
+        loss = without_features.observe(x, y)
     assert torch.isfinite(loss)
 
 
@@ -173,5 +179,5 @@ def test_a_step_on_a_gpu_waits_for_nothing_and_agrees_with_the_cpu():
             learners[1].step(*moved)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    for a, b in zip(models[0].state_dict().values(), models[1].state_dict().values(), strict=True):
-        assert torch.allclose(a, b.cpu(), atol=1e-8)
+    for cpu_value, gpu_value in zip(models[0].state_dict().values(), models[1].state_dict().values(), strict=True):
+        assert torch.allclose(cpu_value, gpu_value.cpu(), atol=1e-8)

@@ -66,8 +66,8 @@ def test_a_run_names_an_optimiser_of_ones_own():
 
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_the_command_line_and_presets_do_too(workers, parabolic):
-    asked = ("compare", "--learners", "sgd", "--seeds", "1", "--workers", workers, *QUICK)
-    code, out, err = parabolic(*asked, "--set", "optimizer=lion.py:Lion(weight=0.01)")
+    arguments = ("compare", "--learners", "sgd", "--seeds", "1", "--workers", workers, *QUICK)
+    code, out, err = parabolic(*arguments, "--set", "optimizer=lion.py:Lion(weight=0.01)")
     assert (code, err) == (0, "")
     assert json.loads(out)["runs"][0]["accuracy"] == accuracy("sgd", lr=0.001)
     Path("p").mkdir()
@@ -97,31 +97,31 @@ def test_runs_of_one_shape_have_the_same_code():
     assert len({sgd, lion, tiger}) == 3
 
 
-@pytest.mark.parametrize(("learner", "named", "lr"), [("Mine", "Lion", 0.1), ("Half", "half", 0.001)])
-def test_an_optimiser_as_the_default_of_a_class(learner, named, lr, parabolic):
+@pytest.mark.parametrize(("learner", "name", "lr"), [("Mine", "Lion", 0.1), ("Half", "half", 0.001)])
+def test_an_optimiser_as_the_default_of_a_class(learner, name, lr, parabolic):
     code, out, err = parabolic("run", "--learner", f"mine.py:{learner}", *QUICK)
     assert (code, err) == (0, "")
-    told = json.loads(out)
-    assert told["accuracy"] == accuracy("sgd", lr=lr)
-    assert told["spec"]["options"]["optimizer"] == f"mine.py:{named}"
-    again = RunSpec(**told["spec"])
-    assert again.key == told["key"]
-    assert execute(again, device="cpu").accuracy == told["accuracy"]
+    result = json.loads(out)
+    assert result["accuracy"] == accuracy("sgd", lr=lr)
+    assert result["spec"]["options"]["optimizer"] == f"mine.py:{name}"
+    spec = RunSpec(**result["spec"])
+    assert spec.key == result["key"]
+    assert execute(spec, device="cpu").accuracy == result["accuracy"]
     assert json.loads(parabolic("run", "--learner", f"mine.py:{learner}", *QUICK)[1])["reused"]
     assert parabolic("list", f"mine.py:{learner}", "--json")[0] == 0
 
 
 def test_a_spec_from_a_record_has_the_objects_that_are_defaults():
-    told = RunSpec("mine.py:Hooked").resolved()
-    assert told["options"]["hook"] == "mine.py:len"
-    assert RunSpec(**told).options.keys() == told["options"].keys() - {"hook"}
-    assert build(RunSpec(**told), device="cpu")[0].hook is len
+    spec = RunSpec("mine.py:Hooked").resolved()
+    assert spec["options"]["hook"] == "mine.py:len"
+    assert RunSpec(**spec).options.keys() == spec["options"].keys() - {"hook"}
+    assert build(RunSpec(**spec), device="cpu")[0].hook is len
 
 
 def test_another_optimiser_than_the_default_of_a_class_makes_another_run():
-    own, other = RunSpec("mine.py:Mine"), RunSpec("mine.py:Mine", options={"optimizer": "Adam"})
-    assert other.options == {"optimizer": "Adam"}
-    assert other.key != own.key == RunSpec("mine.py:Mine", options={"optimizer": "mine.py:Lion"}).key
+    default_spec, adam_spec = RunSpec("mine.py:Mine"), RunSpec("mine.py:Mine", options={"optimizer": "Adam"})
+    assert adam_spec.options == {"optimizer": "Adam"}
+    assert adam_spec.key != default_spec.key == RunSpec("mine.py:Mine", options={"optimizer": "mine.py:Lion"}).key
 
 
 def test_an_object_that_is_a_default_is_named_as_the_file_that_a_spec_names_has_it():
@@ -130,13 +130,15 @@ def test_an_object_that_is_a_default_is_named_as_the_file_that_a_spec_names_has_
 
 
 def test_a_default_without_a_name_is_refused_when_the_spec_is_made():
-    told = r"^Unnamed.optimizer: got .*, expected a default that can be saved as text; assign it to a name at the top"
-    with pytest.raises(InputError, match=told):
+    message = (
+        r"^Unnamed.optimizer: got .*, expected a default that can be saved as text; assign it to a name at the top"
+    )
+    with pytest.raises(InputError, match=message):
         RunSpec("mine.py:Unnamed")
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("lion.py:Tiger", "optimizer: got 'lion.py:Tiger', expected a name that lion.py defines"),
         ("no.py:Lion", "optimizer: got 'no.py:Lion', expected file.py:name of an existing file"),
@@ -146,8 +148,8 @@ def test_a_default_without_a_name_is_refused_when_the_spec_is_made():
         ("lion.py:Lion(weight=f())", "optimizer: got .*, expected .* plain values"),
     ],
 )
-def test_one_that_cannot_be_used_is_refused_when_the_spec_is_made(text, told):
-    with pytest.raises(InputError, match=f"^{told}"):
+def test_one_that_cannot_be_used_is_refused_when_the_spec_is_made(text, message):
+    with pytest.raises(InputError, match=f"^{message}"):
         RunSpec("sgd", options={"optimizer": text})
 
 
@@ -172,8 +174,8 @@ def test_a_saved_learner_names_no_code():
     assert b"lion" not in path.read_bytes()
     with pytest.raises(InputError, match="^load: got no optimizer, expected everything .* pass optimizer= as it was"):
         Learner.load(path, model=nn.Linear(2, 2))
-    again = Learner.load(path, model=nn.Linear(2, 2), optimizer="lion.py:Lion(weight=0.01)")
-    assert again.optim.param_groups[0]["lr"] == learner.optim.param_groups[0]["lr"] == 0.001
+    loaded = Learner.load(path, model=nn.Linear(2, 2), optimizer="lion.py:Lion(weight=0.01)")
+    assert loaded.optim.param_groups[0]["lr"] == learner.optim.param_groups[0]["lr"] == 0.001
     saved = read_state(path)
     Path("lion.py").write_text("open('it ran', 'w')\n" + LION)
     saved["fields"]["optimizer"], saved["given"] = "lion.py:Lion", []
@@ -181,7 +183,7 @@ def test_a_saved_learner_names_no_code():
     with pytest.raises(InputError, match="^optimizer: got 'lion.py:Lion', expected none that a file names"):
         Learner.load(path, model=nn.Linear(2, 2))
     assert not Path("it ran").exists()
-    assert isinstance(again.optim, torch.optim.SGD)
+    assert isinstance(loaded.optim, torch.optim.SGD)
 
 
 def test_steps_are_counted_where_the_learner_is_in_weights_added_later_too():

@@ -47,21 +47,21 @@ class Settings:
     ],
 )
 def test_values_that_an_option_does_not_take_are_refused(name, value, message):
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as error:
         Settings(**{name: value})
-    assert str(told.value) == message
+    assert str(error.value) == message
 
 
 def test_values_that_an_option_takes():
-    mine = Settings(size=4, share=1, kind="fancy", place=Path("there"), made=len)
-    assert (mine.size, mine.share, mine.kind, mine.place, mine.made) == (4, 1.0, "fancy", Path("there"), len)
-    known = options_of(Settings)
-    assert [known[name].allowed for name in ("size", "share", "kind")] == [
+    chosen = Settings(size=4, share=1, kind="fancy", place=Path("there"), made=len)
+    assert (chosen.size, chosen.share, chosen.kind, chosen.place, chosen.made) == (4, 1.0, "fancy", Path("there"), len)
+    options = options_of(Settings)
+    assert [options[name].allowed for name in ("size", "share", "kind")] == [
         "1, 2, 4",
         "0.5, 1.0, or none",
         "plain, fancy",
     ]
-    assert (known["size"].parse("2"), known["share"].parse("none")) == (2, None)
+    assert (options["size"].parse("2"), options["share"].parse("none")) == (2, None)
     assert Settings(fast=np.bool_(True)).fast is True
     assert PCL(nn.Linear(2, 2), shared=np.array([True]).any()).shared is True
 
@@ -84,10 +84,12 @@ def test_an_optimizer_s_class_and_a_memory_are_taken_as_they_are():
 def test_an_error_is_there_in_parts_and_may_be_changed_on_its_way():
     error = invalid("rate", torch.zeros(2), "a number", "take its mean")
     parts = ("rate", "a tensor of shape [2] and type float32", "a number", "take its mean")
-    for each in (error, pickle.loads(pickle.dumps(error))):
-        assert (each.name, each.got, each.expected, each.remedy) == parts
-        assert str(each) == "rate: got a tensor of shape [2] and type float32, expected a number; take its mean"
-        assert each.args == (str(each),)
+    for error_or_copy in (error, pickle.loads(pickle.dumps(error))):
+        assert (error_or_copy.name, error_or_copy.got, error_or_copy.expected, error_or_copy.remedy) == parts
+        assert (
+            str(error_or_copy) == "rate: got a tensor of shape [2] and type float32, expected a number; take its mean"
+        )
+        assert error_or_copy.args == (str(error_or_copy),)
     error.name, error.remedy = "--rate", ""
     assert str(error) == "--rate: got a tensor of shape [2] and type float32, expected a number"
     plain = InputError("no luck")
@@ -98,12 +100,12 @@ def test_an_error_is_there_in_parts_and_may_be_changed_on_its_way():
 
 def test_errors_that_others_pass_on_keep_their_parts(tmp_path):
     (tmp_path / "a").write_bytes(b"no state")
-    with pytest.raises(Damaged) as told:
+    with pytest.raises(Damaged) as damaged:
         read_state(tmp_path / "a")
-    assert (told.value.name, told.value.got) == ("path", repr(str(tmp_path / "a")))
-    with pytest.raises(InputError, match="^X: got .*, expected examples that the model accepts") as told:
+    assert (damaged.value.name, damaged.value.got) == ("path", repr(str(tmp_path / "a")))
+    with pytest.raises(InputError, match="^X: got .*, expected examples that the model accepts") as bad_model:
         ParabolicClassifier("sgd", model=nn.Linear(3, 2)).fit([[0.0, 1.0]] * 4, [0, 1, 0, 1])
-    assert told.value.name == "X"
-    with pytest.raises(InputError, match="^preset 'mine': lr: got -1.0, expected a number above 0$") as told:
+    assert bad_model.value.name == "X"
+    with pytest.raises(InputError, match="^preset 'mine': lr: got -1.0, expected a number above 0$") as bad_preset:
         Preset("mine", "er", settings={"lr": -1.0}).spec()
-    assert told.value.got == "-1.0"
+    assert bad_preset.value.got == "-1.0"

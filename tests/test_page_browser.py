@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from browser import Browser, chromium
-from made_up import AROUND, EVIL, few, many, named, record, with_bounds
+from made_up import AROUND, EVIL, record, rename_in_file, save_few_runs, save_many_runs, save_run_with_bounds
 
 from parabolic import RunSpec, Store
 from parabolic.report.page import write_page
@@ -17,8 +17,8 @@ SECTIONS = ["overview", "bounds", "paper", "damaged", "runs"]
 
 @pytest.fixture(scope="module")
 def browser():
-    with Browser() as made:
-        yield made
+    with Browser() as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +26,13 @@ def small(tmp_path_factory):
     """A page of few runs with everything on it: bounds, points in the plane, a failed run, a damaged one, bad names."""
     folder = tmp_path_factory.mktemp("small")
     store = Store(folder / "runs")
-    few(store)
-    with_bounds(store, RunSpec("pcl"))
+    save_few_runs(store)
+    save_run_with_bounds(store, RunSpec("pcl"))
     store.save_failure(RunSpec("gem"), "the loss became nan")
     store.save(record(RunSpec("pcl", "seq-blobs"), 90, tasks=3))
     spec = RunSpec("er", memory=77)
     store.save(record(spec))
-    named(store, spec.key, learner=f"x.py:{EVIL}", stream=EVIL)
+    rename_in_file(store, spec.key, learner=f"x.py:{EVIL}", stream=EVIL)
     (store.root / "damaged").mkdir()
     (store.root / "damaged" / "run.json").write_text("{")
     return write_page(store, folder / "page.html", title=f"A page {EVIL}")
@@ -41,7 +41,7 @@ def small(tmp_path_factory):
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
     folder = tmp_path_factory.mktemp("large")
-    many(Store(folder / "runs"))
+    save_many_runs(Store(folder / "runs"))
     return write_page(Store(folder / "runs"), folder / "page.html")
 
 
@@ -103,14 +103,14 @@ def test_names_of_the_user_run_nothing(browser, small):
     assert browser.do("document.querySelector('h1').textContent") == f"A page {EVIL}"
     assert EVIL in browser.do("document.querySelector('#chooser').textContent")
     assert browser.do("document.scripts.length") == 3
-    assert not [each for each in browser.events if each.get("method") == "Page.javascriptDialogOpening"]
+    assert not [event for event in browser.events if event.get("method") == "Page.javascriptDialogOpening"]
     # Even one that found its way in would not run.
     browser.do("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.ran = 1\">')")
     browser.do("document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.ran = 1'}))")
     assert browser.do("window.ran") is None
 
 
-def rows(browser, column):
+def column_texts(browser, column):
     return browser.do(f"[...document.querySelectorAll('#all tbody tr')].map(row => row.cells[{column}].textContent)")
 
 
@@ -118,22 +118,22 @@ def test_tables_are_sorted_by_mouse_and_by_keyboard(browser, large):
     browser.open(large)
     head = "document.querySelectorAll('#all thead th')[6]"
     browser.do(f"{head}.querySelector('button').click()")
-    found = rows(browser, 6)
-    figures = [float(each) for each in found if each != "–"]
+    figures_shown = column_texts(browser, 6)
+    figures = [float(figure) for figure in figures_shown if figure != "–"]
     assert figures == sorted(figures, reverse=True)
     assert len(set(figures)) > 50
-    assert found[-13:] == ["–"] * 13  # what failed has no figure and comes last, either way
+    assert figures_shown[-13:] == ["–"] * 13  # what failed has no figure and comes last, either way
     assert browser.do(f"{head}.getAttribute('aria-sort')") == "descending"
     browser.do(f"{head}.querySelector('button').focus()")
     for kind in ("keyDown", "keyUp"):
         browser.call(
             "Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, text="\r"
         )
-    found = rows(browser, 6)
-    assert [float(each) for each in found[:-13]] == sorted(figures)
-    assert found[-13:] == ["–"] * 13
+    figures_shown = column_texts(browser, 6)
+    assert [float(figure) for figure in figures_shown[:-13]] == sorted(figures)
+    assert figures_shown[-13:] == ["–"] * 13
     browser.do("document.querySelectorAll('#all thead th')[1].querySelector('button').click()")
-    names = rows(browser, 1)
+    names = column_texts(browser, 1)
     assert names == sorted(names)
     assert names[0] == "agem"
 
@@ -146,26 +146,26 @@ def test_the_list_of_runs_can_be_searched(browser, large):
 
 
 def test_light_and_dark_follow_the_system_and_the_switch(browser, small):
-    def look():
+    def background_and_ink():
         ground = browser.do("getComputedStyle(document.body).backgroundColor")
         ink = browser.do("document.querySelector('.chart .xtitle').style.fill")
         return sum(map(int, ground[4:-1].split(","))), ink
 
     browser.open(small, scheme="dark")
     browser.draw_all()
-    dark = look()
+    dark = background_and_ink()
     browser.open(small, scheme="light")
     browser.draw_all()
-    light = look()
+    light = background_and_ink()
     assert dark[0] < 150 < 600 < light[0]
     assert dark[1] != light[1]
     browser.do("document.querySelector('#theme').click()")
-    assert look() == dark
+    assert background_and_ink() == dark
     browser.open(small, scheme="light")  # the choice is remembered
     browser.draw_all()
-    assert look() == dark
+    assert background_and_ink() == dark
     browser.do("document.querySelector('#theme').click()")
-    assert look() == light
+    assert background_and_ink() == light
 
 
 def test_where_a_number_comes_from_is_one_click_away(browser, small):
@@ -174,9 +174,9 @@ def test_where_a_number_comes_from_is_one_click_away(browser, small):
     browser.draw_all()
     browser.do("document.querySelector('#scene-3 td .figure').click()")
     assert browser.do("dialog.open")
-    said = browser.do("dialog.innerText")
+    text = browser.do("dialog.innerText")
     for word in (AROUND["command"], "A Processor", "2.13.0", "options.lr", "runs/"):
-        assert word in said
+        assert word in text
     assert browser.do("document.querySelectorAll('#origin-body table')[0].rows.length") == 1 + 3
     browser.do("dialog.close()")
     # The points of the charts lead there too.
@@ -192,7 +192,7 @@ def test_where_a_number_comes_from_is_one_click_away(browser, small):
 
 def test_a_page_that_is_watched_shows_what_comes_in_where_the_reader_is(browser, tmp_path):
     store, path = Store(tmp_path / "runs"), tmp_path / "page.html"
-    few(store)
+    save_few_runs(store)
     store.save(record(RunSpec("er", "seq-blobs"), 90, tasks=3))
     write_page(store, path, refresh=0.5)
     browser.open(path)

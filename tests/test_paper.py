@@ -35,15 +35,17 @@ def test_the_tables_are_those_of_the_paper():
         assert table.rows.keys() <= METHODS.keys()
     # Figures that the paper prints in several tables are the same in all of them.
     for row, figures in tables["ablation"].rows.items():
-        assert [f.value for f in figures[2:4]] == [f.value for f in tables["ablation_buffers"].rows[row][4:6]]
-    for one, other in (("main", "buffers"), ("corrupt", "corrupt_buffers")):
-        for row, figures in tables[one].rows.items():
-            assert figures[2:4] == tables[other].rows[row][4:6]
+        assert [figure.value for figure in figures[2:4]] == [
+            figure.value for figure in tables["ablation_buffers"].rows[row][4:6]
+        ]
+    for first, second in (("main", "buffers"), ("corrupt", "corrupt_buffers")):
+        for row, figures in tables[first].rows.items():
+            assert figures[2:4] == tables[second].rows[row][4:6]
 
 
 def test_columns_stand_for_streams_memories_and_scenarios():
     def settings(name):
-        return [(each.stream, each.memory, dict(each.scenario)) for each in paper_tables()[name].settings]
+        return [(setting.stream, setting.memory, dict(setting.scenario)) for setting in paper_tables()[name].settings]
 
     shuffled = {"corruption": "shuffle", "corruption_rate": 0.5}
     for name, scenario in (("main", {}), ("ablation", {}), ("corrupt", shuffled)):
@@ -93,8 +95,8 @@ def test_rows_are_run_with_the_published_numbers(row, learner, options, on_tiny)
             assert (spec.learner, spec.seed, spec.stream) == (learner, seed, setting.stream)
             assert (resolved["backbone"], resolved["batch"], resolved["epochs"]) == ("resnet18", 32, 1)
             assert (resolved["options"]["optimizer"], resolved["options"]["average"]) == ("SGD", None)
-            wanted = options | (on_tiny if setting.stream == "seq-tinyimagenet" else {})
-            assert {name: resolved["options"][name] for name in wanted} == wanted
+            expected = options | (on_tiny if setting.stream == "seq-tinyimagenet" else {})
+            assert {name: resolved["options"][name] for name in expected} == expected
 
 
 def test_tables_share_runs_and_every_run_has_a_stand_in_of_its_own():
@@ -102,12 +104,12 @@ def test_tables_share_runs_and_every_run_has_a_stand_in_of_its_own():
     assert len(list(selection.by_row())) > len(selection.runs) == len({spec.key for spec in selection.runs}) == 201
     assert len(stand_ins) == 201
     resolved = [spec.resolved() for spec in stand_ins]
-    assert {(each["stream"], each["backbone"], each["batch"]) for each in resolved} == {("seq-digits", "mlp", 10)}
-    assert {each.get("memory") for each in resolved} == {None, 10, 20, 30, 40, 120, 200}
-    corrupted = [each["scenario"] for each in resolved if each["scenario"]["corruption"] == "shuffle"]
+    assert {(spec["stream"], spec["backbone"], spec["batch"]) for spec in resolved} == {("seq-digits", "mlp", 10)}
+    assert {spec.get("memory") for spec in resolved} == {None, 10, 20, 30, 40, 120, 200}
+    corrupted = [spec["scenario"] for spec in resolved if spec["scenario"]["corruption"] == "shuffle"]
     assert len(corrupted) == 57
-    uneven = [each["scenario"]["imbalance_order"] for each in resolved if each["scenario"]["imbalance"] == 2]
-    assert {order: uneven.count(order) for order in uneven} == {"normal": 12, "reversed": 12, "random": 12}
+    orders = [spec["scenario"]["imbalance_order"] for spec in resolved if spec["scenario"]["imbalance"] == 2]
+    assert {order: orders.count(order) for order in orders} == {"normal": 12, "reversed": 12, "random": 12}
 
 
 def finished(spec, aaa=50.0, acc=50.0, seconds=1.0):
@@ -131,7 +133,7 @@ def fill(store, name, rows, shift=0.0):
     for row in rows:
         figures = iter(table.rows[row])
         for setting in table.settings:
-            columns = [with_moments(each.value.mean + shift, each.value.sd) for each in map(next, [figures] * 2)]
+            columns = [with_moments(figure.value.mean + shift, figure.value.sd) for figure in map(next, [figures] * 2)]
             for spec, aaa, acc in zip(setting.specs(row), *columns, strict=True):
                 store.save(finished(spec, aaa, acc))
 
@@ -149,16 +151,16 @@ def test_verdicts_say_where_ours_are_higher_lower_or_the_same(parabolic, tmp_pat
     ours, paper = [line for line in out.splitlines() if "54.98 ± 4.1" in line]
     assert ours.startswith("│ PCL        │ 64.55 ± 1.9 = ")
     assert paper.startswith("│ paper      │   64.55 ± 1.9 ")
-    told = json.loads(parabolic("paper", "main", "--learners", "pcl,vrmcl,clser", "--format", "json")[1])
-    assert told[0]["verdicts"] == {"higher": 6, "lower": 6, "no difference": 6, "unknown": 0}
-    by_row = {row["name"]: {cell["verdict"] for cell in row["cells"]} for row in told[0]["rows"]}
-    of_ours = {"PCL (text)": {"unknown"}}  # of which nothing was published
-    assert by_row == {"PCL": {"no difference"}, "VRMCL": {"higher"}, "CLSER": {"lower"}} | of_ours
-    ranks = {row["name"]: (row["rank"], row["published_rank"]) for row in told[0]["rows"]}
+    tables = json.loads(parabolic("paper", "main", "--learners", "pcl,vrmcl,clser", "--format", "json")[1])
+    assert tables[0]["verdicts"] == {"higher": 6, "lower": 6, "no difference": 6, "unknown": 0}
+    by_row = {row["name"]: {cell["verdict"] for cell in row["cells"]} for row in tables[0]["rows"]}
+    unpublished = {"PCL (text)": {"unknown"}}  # of which nothing was published
+    assert by_row == {"PCL": {"no difference"}, "VRMCL": {"higher"}, "CLSER": {"lower"}} | unpublished
+    ranks = {row["name"]: (row["rank"], row["published_rank"]) for row in tables[0]["rows"]}
     assert {rank for rank, _ in ranks.values()} == {None}  # PCL (text) was not run
     assert [ranks[row][1] for row in ("VRMCL", "PCL", "CLSER")] == pytest.approx([9 / 6, 11 / 6, 16 / 6])
-    [whole] = json.loads(parabolic("paper", "main", "--learners", "vrmcl,clser", "--format", "json")[1])
-    assert {row["name"]: row["rank"] for row in whole["rows"]} == {"VRMCL": 1.0, "CLSER": 2.0}
+    [without_pcl] = json.loads(parabolic("paper", "main", "--learners", "vrmcl,clser", "--format", "json")[1])
+    assert {row["name"]: row["rank"] for row in without_pcl["rows"]} == {"VRMCL": 1.0, "CLSER": 2.0}
 
 
 def test_a_cell_that_lacks_runs_says_how_many_there_are(parabolic, tmp_path, monkeypatch):
@@ -185,7 +187,7 @@ def test_a_cell_that_lacks_runs_says_how_many_there_are(parabolic, tmp_path, mon
     assert len(re.findall(r"– \(n=0\)", out)) == 6
 
 
-def test_run_times_are_told_with_the_hardware(parabolic, tmp_path):
+def test_run_times_are_printed_with_the_hardware(parabolic, tmp_path):
     store = Store(tmp_path / "runs")
     for row, mean in (("VRMCL", 40.0), ("PCL", 165.0)):
         for spec, seconds in zip(paper_tables()["runtime"].settings[0].specs(row), with_moments(mean, 2), strict=True):
@@ -214,7 +216,9 @@ QUICK = ("--quick", "--learners", "sgd,si", "--workers", "0", "--device", "cpu")
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("--workers", "-1"), ("--engine", "grid"), ("--address", "here:1")], ids=lambda each: each
+    ("option", "value"),
+    [("--workers", "-1"), ("--engine", "grid"), ("--address", "here:1")],
+    ids=lambda argument: argument,
 )
 def test_a_dry_run_refuses_what_the_run_would_refuse(parabolic, option, value):
     code, _, err = parabolic("paper", "runtime", "--dry-run", option, value)
@@ -249,17 +253,17 @@ def test_quick_tables_are_trained_once_and_then_found(parabolic, tmp_path, monke
     assert not {*"▲▼"} & {*out}
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "step", pytest.fail)
-        code, again, _ = parabolic(*arguments, "--seeds", "2")
+        code, repeated, _ = parabolic(*arguments, "--seeds", "2")
     assert code == 0
-    assert again == out.replace("4 runs, 0", "4 runs, 4")
+    assert repeated == out.replace("4 runs, 0", "4 runs, 4")
     plan = json.loads(parabolic(*arguments, "--seeds", "3", "--dry-run", "--format", "json")[1])["all"]
     assert (plan["runs"], plan["done"], plan["unknown"]) == (6, 4, 0)
-    seconds = [sum(each.train_seconds) + sum(each.test_seconds) for each in Store(tmp_path / "runs")]
+    seconds = [sum(run.train_seconds) + sum(run.test_seconds) for run in Store(tmp_path / "runs")]
     assert plan["seconds"] == pytest.approx(sum(seconds) / 2)  # a run of each learner, as long as its others were
     # The figures are those of the runs in the store.
-    told = json.loads(parabolic(*arguments, "--seeds", "2", "--format", "json")[1])
-    records = {(each.spec["learner"], each.spec["seed"]): each for each in Store(tmp_path / "runs")}
-    for row, learner in zip(told[0]["rows"], ("sgd", "si"), strict=True):
+    tables = json.loads(parabolic(*arguments, "--seeds", "2", "--format", "json")[1])
+    records = {(run.spec["learner"], run.spec["seed"]): run for run in Store(tmp_path / "runs")}
+    for row, learner in zip(tables[0]["rows"], ("sgd", "si"), strict=True):
         for cell, metric in zip(row["cells"], ["aaa", "acc"] * 3, strict=True):
             assert cell["by_seed"] == {str(seed): records[learner, seed].metrics[metric] for seed in range(2)}
 
@@ -294,17 +298,23 @@ def test_bounds_are_measured_in_runs_of_their_own(parabolic, tmp_path, monkeypat
     assert [row["forgetting.memory.max"] for row in rows] == [row.forgetting.memory.max for row in monitor.rows]
     assert [row["forgetting.broken"] for row in rows] == [0] * 5
     assert [row["generalisation.broken"] for row in rows] == [bool(row.violations) for row in monitor.rows]
-    mine = {row["name"]: [cell["by_seed"]["0"] for cell in row["cells"]] for row in forgetting["rows"]}
-    assert mine["memory: largest"] == [row.forgetting.memory.max for row in monitor.rows]
-    assert mine["first task, among its own classes"] == [row.first_among_own for row in monitor.rows]
-    assert mine["bound"] == [row.forgetting.bound for row in monitor.rows]
+    measured = {row["name"]: [cell["by_seed"]["0"] for cell in row["cells"]] for row in forgetting["rows"]}
+    assert measured["memory: largest"] == [row.forgetting.memory.max for row in monitor.rows]
+    assert measured["first task, among its own classes"] == [row.first_among_own for row in monitor.rows]
+    assert measured["bound"] == [row.forgetting.bound for row in monitor.rows]
     published = {row["name"]: [cell["published"] for cell in row["cells"]] for row in forgetting["rows"]}
-    assert [each["mean"] for each in published["memory: mean"]] == [0.5077, 0.9894, 1.3542, 1.4373, 1.4208]
+    assert [figure["mean"] for figure in published["memory: mean"]] == [0.5077, 0.9894, 1.3542, 1.4373, 1.4208]
     assert published["bound"] == published["memory: smallest"] == [None] * 5
     # The paper's second table calls nearly nothing an average: it is compared with the smallest losses.
-    nearly = {row["name"]: [cell["published"] for cell in row["cells"]] for row in generalisation["rows"]}
-    assert [each["mean"] for each in nearly["memory: smallest"]] == [0.0, 2.704e-08, 2.082e-05, 1.526e-05, 1.937e-05]
-    assert nearly["memory: mean"] == [None] * 5
+    second = {row["name"]: [cell["published"] for cell in row["cells"]] for row in generalisation["rows"]}
+    assert [figure["mean"] for figure in second["memory: smallest"]] == [
+        0.0,
+        2.704e-08,
+        2.082e-05,
+        1.526e-05,
+        1.937e-05,
+    ]
+    assert second["memory: mean"] == [None] * 5
     broken = sum("Corollary 1" in row.violations for row in monitor.rows)
     assert f"breaks the bound in {broken} of 5 cases" in generalisation["notes"][0]
     assert all(cell["verdict"] == "unknown" for row in forgetting["rows"] for cell in row["cells"])
@@ -313,9 +323,9 @@ def test_bounds_are_measured_in_runs_of_their_own(parabolic, tmp_path, monkeypat
     # Like all runs, they are records where others have them.
     write_records([record], tmp_path / "records" / "bounds.jsonl")
     monkeypatch.setenv("PARABOLIC_RECORDS", str(tmp_path / "records"))
-    again = json.loads(parabolic(*arguments, "--show", "--runs", "none")[1])
-    assert again[0]["rows"] == forgetting["rows"]
-    assert any("1 of 1 runs are records" in note for note in again[0]["notes"])
+    from_records = json.loads(parabolic(*arguments, "--show", "--runs", "none")[1])
+    assert from_records[0]["rows"] == forgetting["rows"]
+    assert any("1 of 1 runs are records" in note for note in from_records[0]["notes"])
 
 
 def test_rows_of_ones_own_stand_beside_the_others(parabolic, tmp_path, monkeypatch):
@@ -325,8 +335,8 @@ def test_rows_of_ones_own_stand_beside_the_others(parabolic, tmp_path, monkeypat
         "class Wide(ER):\n    name = 'wide'\n    replay: int = 25\n"
     )
     Path("soft.toml").write_text('learner = "mine.py:Mine"\nmemory = 77\n[settings]\nlr = 0.02\nbatch = 20\n')
-    given = ("paper", "small_buffers", *QUICK, "--seeds", "1", "--learners", "sgd", "--also", "mine.py:Mine, soft.toml")
-    code, out, err = parabolic(*given, "--format", "json")
+    args = ("paper", "small_buffers", *QUICK, "--seeds", "1", "--learners", "sgd", "--also", "mine.py:Mine, soft.toml")
+    code, out, err = parabolic(*args, "--format", "json")
     assert (code, err) == (0, "")
     [table] = json.loads(out)
     assert [row["name"] for row in table["rows"]] == ["SGD", "mine.py:Mine", "soft.toml"]
@@ -334,27 +344,27 @@ def test_rows_of_ones_own_stand_beside_the_others(parabolic, tmp_path, monkeypat
     # The columns determine stream and memory; the preset all else.
     selection = Selection(("small_buffers",), ("sgd",), 1, quick=True, own=("mine.py:Mine", "soft.toml"))
     runs = [Store(tmp_path / "runs").find(spec) for spec in selection.runs]
-    own = [run for run in runs if run.spec["learner"] == "mine.py:Mine"]
-    assert [(run.spec["memory"], run.spec["batch"], run.spec["options"]["lr"]) for run in own] == [
+    own_runs = [run for run in runs if run.spec["learner"] == "mine.py:Mine"]
+    assert [(run.spec["memory"], run.spec["batch"], run.spec["options"]["lr"]) for run in own_runs] == [
         *((size, 10, 0.1) for size in (10, 20, 30)), *((size, 20, 0.02) for size in (10, 20, 30)),
     ]  # fmt: skip
     aaa = [cell["by_seed"]["0"] for row in table["rows"][1:] for cell in row["cells"][::2]]
-    assert aaa == [run.metrics["aaa"] for run in own]
-    code, out, _ = parabolic(*given, "--show")
+    assert aaa == [run.metrics["aaa"] for run in own_runs]
+    code, out, _ = parabolic(*args, "--show")
     assert (code, "7 runs, 7 of them already there" in out) == (0, True)
     # What a class recalls by default stays, as far as there is room for it; tables have the name that it declares.
     wide = Selection(("small_buffers",), ("clser",), 1, quick=True, own=("mine.py:Wide",)).runs
     assert [spec.options["replay"] for spec in wide] == [10, 10, 10, 10, 20, 25]
-    _, out, _ = parabolic(*given, "--also", "mine.py:Wide", "--show", "--format", "latex")
+    _, out, _ = parabolic(*args, "--also", "mine.py:Wide", "--show", "--format", "latex")
     assert "\nwide &" in out
     tuned = ("paper", "main", "--learners", "er", "--tuned", "--show")
     code, out, _ = parabolic(*tuned, "--also", "pcl-plus,mine.py:Mine,soft.toml")
     assert "pcl-plus" in out
     # How the others were tuned does not depend on them.
-    said = next(line for line in parabolic(*tuned)[1].splitlines() if line.startswith("Tuned: for each method"))
-    assert said in out
+    line = next(line for line in parabolic(*tuned)[1].splitlines() if line.startswith("Tuned: for each method"))
+    assert line in out
     assert "Not as much was tried for each: mine.py:Mine (no trials), pcl-plus (" in out
-    for row, table, says in (
+    for row, table, message in (
         ("mine.py:Nine", "main", "expected a name that mine.py defines"),
         ("nothing.toml", "main", "expected an existing file"),
         ("ER", "main", "none of the table's"),
@@ -363,14 +373,14 @@ def test_rows_of_ones_own_stand_beside_the_others(parabolic, tmp_path, monkeypat
     ):
         code, _, err = parabolic("paper", table, "--also", row, "--show")
         assert code == 2
-        assert says in " ".join(err.split())
+        assert message in " ".join(err.split())
 
 
 def test_estimates_come_from_the_runs_that_are_most_alike():
-    def ended(seconds, **given):
-        return finished(RunSpec("er", **given), seconds=seconds)
+    def run_of(seconds, **options):
+        return finished(RunSpec("er", **options), seconds=seconds)
 
-    records = [ended(9.5), ended(19.5, seed=1), ended(99.5, memory=50), ended(999.5, stream="seq-blobs")]
+    records = [run_of(9.5), run_of(19.5, seed=1), run_of(99.5, memory=50), run_of(999.5, stream="seq-blobs")]
     estimates = Estimates(records)  # half a second of testing each
     assert estimates.seconds(RunSpec("er", seed=7)) == 15
     assert estimates.seconds(RunSpec("er", memory=50, seed=7)) == 100
@@ -381,9 +391,9 @@ def test_estimates_come_from_the_runs_that_are_most_alike():
 
 
 def test_a_run_from_before_a_setting_was_added_counts_as_one_with_its_default():
-    old, other = finished(RunSpec("er"), seconds=9.5), finished(RunSpec("er", memory=50), seconds=99.5)
-    del old.spec["measure"], old.spec["options"]["average_part"], old.spec["scenario"]["domain"]
-    assert Estimates([old, other]).seconds(RunSpec("er", seed=7)) == 10
+    old_run, other_run = finished(RunSpec("er"), seconds=9.5), finished(RunSpec("er", memory=50), seconds=99.5)
+    del old_run.spec["measure"], old_run.spec["options"]["average_part"], old_run.spec["scenario"]["domain"]
+    assert Estimates([old_run, other_run]).seconds(RunSpec("er", seed=7)) == 10
 
 
 def test_a_run_that_several_tables_share_is_counted_once(tmp_path):
@@ -411,7 +421,7 @@ def test_tables_can_be_written_to_a_file(parabolic, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["mian"], "table: got 'mian'.*did you mean 'main'"),
         (["main", "--learners", "pcl,err"], "learners: got 'err'.*did you mean 'er'"),
@@ -423,8 +433,8 @@ def test_tables_can_be_written_to_a_file(parabolic, tmp_path):
         (["main", "--quick", "--engine", "spark"], "engine: got 'spark'"),
     ],
 )
-def test_what_cannot_be_used_is_told(parabolic, tmp_path, arguments, says):
+def test_bad_arguments_are_refused(parabolic, tmp_path, arguments, message):
     code, out, err = parabolic("paper", *arguments)
     assert (code, out) == (2, "")
-    assert re.match(f"error: {says}", err)
+    assert re.match(f"error: {message}", err)
     assert list(tmp_path.iterdir()) == []

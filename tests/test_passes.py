@@ -55,15 +55,15 @@ class PlainDER(Plain):
 
 
 class PlainDERpp(Plain):
-    def loss(self, new, recalled, again):
+    def loss(self, new, recalled, recalled_again):
         loss = super().loss(new) + 0.1 * mse_loss(self.model(recalled["x"]), recalled["logits"])
-        return loss + 0.5 * cross_entropy(self.model(again["x"]), again["y"])
+        return loss + 0.5 * cross_entropy(self.model(recalled_again["x"]), recalled_again["y"])
 
 
 class PlainCBRS(Plain):
     def loss(self, new, recalled):
-        n = len(self.seen)
-        return super().loss(new) / n + (1 - 1 / n) * cross_entropy(self.model(recalled["x"]), recalled["y"])
+        classes = len(self.seen)
+        return super().loss(new) / classes + (1 - 1 / classes) * cross_entropy(self.model(recalled["x"]), recalled["y"])
 
 
 class PlainCLSER(Plain):
@@ -77,10 +77,15 @@ class PlainCLSER(Plain):
         x, y = recalled["x"], recalled["y"]
         stable, plastic = (average(x).detach() for average in self.averages.values())
         surer = [
-            one.softmax(-1)[label] > other.softmax(-1)[label]
-            for one, other, label in zip(stable, plastic, y, strict=True)
+            stable_scores.softmax(-1)[label] > plastic_scores.softmax(-1)[label]
+            for stable_scores, plastic_scores, label in zip(stable, plastic, y, strict=True)
         ]
-        advice = torch.stack([one if sure else other for one, other, sure in zip(stable, plastic, surer, strict=True)])
+        advice = torch.stack(
+            [
+                stable_scores if sure else plastic_scores
+                for stable_scores, plastic_scores, sure in zip(stable, plastic, surer, strict=True)
+            ]
+        )
         distance = mse_loss(self.model(x), advice)
         return together(self.model, new, recalled) + 0.7 * distance
 
@@ -89,8 +94,8 @@ class PlainCLSER(Plain):
         for average, limit in zip(self.averages.values(), (0.8, 0.6), strict=True):
             decay = min(1 - 1 / (self.steps + 1), limit)
             with torch.no_grad():
-                for mine, theirs in zip(average.parameters(), self.model.parameters(), strict=True):
-                    mine.copy_(decay * mine + (1 - decay) * theirs)
+                for averaged_weight, weight in zip(average.parameters(), self.model.parameters(), strict=True):
+                    averaged_weight.copy_(decay * averaged_weight + (1 - decay) * weight)
 
 
 ALWAYS = {"weight": 0.7, "stable_rate": 1, "stable_decay": 0.8, "plastic_rate": 1, "plastic_decay": 0.6}
@@ -121,7 +126,7 @@ def test_weights_and_statistics_are_those_of_the_published_passes(learner, plain
         assert torch.allclose(fast.scores(probe), theirs.averages["stable"].eval()(probe), atol=1e-12, rtol=0)
 
 
-def test_mixtures_go_before_the_examples_as_they_are():
+def test_mixtures_pass_through_batch_norm_before_the_examples_themselves():
     ours, theirs = net(), net()
     fast = MixupER(ours, **COMMON)
     (x, y), *_ = next(tasks())

@@ -25,10 +25,13 @@ def net(seed=0, norm=False):
 
 
 def stream(batches=6, size=4, seed=1):
-    g = torch.Generator().manual_seed(seed)
-    for i in range(batches):
-        n = size if i < batches - 1 else 3  # the last batch is short
-        yield torch.randn(n, 3, generator=g, dtype=torch.float64), torch.randint(CLASSES, (n,), generator=g)
+    generator = torch.Generator().manual_seed(seed)
+    for number in range(batches):
+        count = size if number < batches - 1 else 3  # the last batch is short
+        yield (
+            torch.randn(count, 3, generator=generator, dtype=torch.float64),
+            torch.randint(CLASSES, (count,), generator=generator),
+        )
 
 
 class SlowPCL:
@@ -38,17 +41,17 @@ class SlowPCL:
         self.simplex, self.horizon = simplex, horizon
         self.model, self.lr, self.times, self.bridges = model, lr, times, bridges
         self.sigma_x, self.sigma_y, self.variant, self.rule = sigma_x, sigma_y, variant, rule
-        self.g = torch.Generator().manual_seed(seed)
-        self.kept, self.seen = [], 0
+        self.generator = torch.Generator().manual_seed(seed)
+        self.remembered, self.seen = [], 0
 
     def algorithm_2(self, starts, ends, sigma, common=False):
         """Bridges from every start to its end: W ← Σ σ ΔW √Δt, W₀ = 0, W ← W + X, BB = W − t (W_k − X')."""
         n, d, k = len(starts), len(starts[0]), self.times - 1
         delta = self.horizon / k
         drawn = k if self.variant == "paper" else self.times
-        noise = torch.randn(n, self.bridges, drawn, 1 if common else d, generator=self.g, dtype=torch.float64)
+        noise = torch.randn(n, self.bridges, drawn, 1 if common else d, generator=self.generator, dtype=torch.float64)
         if self.variant == "reference":
-            noise = noise * torch.empty_like(noise).exponential_(generator=self.g)
+            noise = noise * torch.empty_like(noise).exponential_(generator=self.generator)
         paths = []
         for i in range(n):
             for b in range(self.bridges):
@@ -64,10 +67,10 @@ class SlowPCL:
 
     def step(self, x, y):
         xs, ys = list(x), y.tolist()
-        if self.kept:
-            rows = distinct(min(REPLAY, len(self.kept)), len(self.kept), generator=self.g).tolist()
-            xs, ys = xs + [self.kept[r][0] for r in rows], ys + [self.kept[r][1] for r in rows]
-        shuffle = torch.randperm(len(xs), generator=self.g).tolist()
+        if self.remembered:
+            rows = distinct(min(REPLAY, len(self.remembered)), len(self.remembered), generator=self.generator).tolist()
+            xs, ys = xs + [self.remembered[r][0] for r in rows], ys + [self.remembered[r][1] for r in rows]
+        shuffle = torch.randperm(len(xs), generator=self.generator).tolist()
         corners = torch.eye(CLASSES, dtype=torch.float64)
         x_paths = self.algorithm_2(xs, [xs[j] for j in shuffle], self.sigma_x)
         # The published code moves the weights of all classes by one draw.
@@ -90,7 +93,9 @@ class SlowPCL:
         with torch.no_grad():
             for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
                 parameter -= self.lr * gradient
-        self.seen = reservoir(self.kept, self.seen, CAPACITY, list(zip(x, y.tolist(), strict=True)), self.g)
+        self.seen = reservoir(
+            self.remembered, self.seen, CAPACITY, list(zip(x, y.tolist(), strict=True)), self.generator
+        )
         return loss.detach()
 
 
@@ -121,15 +126,15 @@ def test_the_step_is_algorithm_1(variant, integral, rule, simplex, times, bridge
     slow = SlowPCL(theirs, seed=7, rule=rule, **numbers)
     for x, y in stream():
         assert learner.observe(x, y).item() == pytest.approx(slow.step(x, y).item(), abs=1e-10)
-    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert torch.allclose(a, b, atol=1e-10, rtol=0)
-    assert [label for _, label in slow.kept] == learner.past["y"].tolist()
+    for our_weight, their_weight in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(our_weight, their_weight, atol=1e-10, rtol=0)
+    assert [label for _, label in slow.remembered] == learner.past["y"].tolist()
 
 
 @pytest.mark.parametrize("variant", ["paper", "reference"])
 def test_outputs_that_are_no_classes_have_no_part_in_a_label(variant):
     """A network may have more outputs than there are classes: what it learns about the classes is not affected."""
-    few = PCL(net(), memory=CAPACITY, replay=REPLAY, sigma_y=0.1, variant=variant)
+    plain = PCL(net(), memory=CAPACITY, replay=REPLAY, sigma_y=0.1, variant=variant)
     model = net()
     wide = nn.Linear(model[-1].in_features, 50, dtype=torch.float64)
     with torch.no_grad():
@@ -137,9 +142,9 @@ def test_outputs_that_are_no_classes_have_no_part_in_a_label(variant):
         wide.bias[CLASSES:] = -1e3  # so that they have no probability
         wide.weight[CLASSES:] = 0
     model[-1] = wide
-    many = PCL(model, memory=CAPACITY, replay=REPLAY, sigma_y=0.1, variant=variant, classes=CLASSES)
+    with_spare = PCL(model, memory=CAPACITY, replay=REPLAY, sigma_y=0.1, variant=variant, classes=CLASSES)
     for x, y in stream():
-        assert many.observe(x, y).item() == pytest.approx(few.observe(x, y).item(), abs=1e-10)
+        assert with_spare.observe(x, y).item() == pytest.approx(plain.observe(x, y).item(), abs=1e-10)
 
 
 def test_the_published_code_folds_labels():
@@ -163,9 +168,9 @@ def test_without_noise_and_between_two_points_it_is_experience_replay(integral):
 
 def paths_by_hand(learner, x, y, seed=0):
     """Redo a first step's draws: the pairs and the two bridges, for a learner whose endpoints are drawn first."""
-    g = torch.Generator().manual_seed(seed)
-    ends = PAIRINGS[learner.endpoints](x, len(x), g)
-    settings = {"variant": learner.variant, "shared": learner.shared, "generator": g}
+    generator = torch.Generator().manual_seed(seed)
+    ends = PAIRINGS[learner.endpoints](x, len(x), generator)
+    settings = {"variant": learner.variant, "shared": learner.shared, "generator": generator}
     label = torch.eye(CLASSES, dtype=torch.float64)[y]
     return ends, label, settings
 
@@ -173,16 +178,16 @@ def paths_by_hand(learner, x, y, seed=0):
 def mean_along(model, x_path, y_path, weights):
     """The weighted loss of every path, one point at a time."""
     totals = []
-    for x_one, y_one in zip(x_path.flatten(0, 1), y_path.flatten(0, 1), strict=True):
-        points = zip(weights, x_one, y_one, strict=False)
-        totals.append(sum(-w * (b / b.sum() * model(a[None])[0].log_softmax(-1)).sum() for w, a, b in points))
+    for x_points, y_points in zip(x_path.flatten(0, 1), y_path.flatten(0, 1), strict=True):
+        points = zip(weights, x_points, y_points, strict=False)
+        totals.append(sum(-weight * (y / y.sum() * model(x[None])[0].log_softmax(-1)).sum() for weight, x, y in points))
     return torch.stack(totals)
 
 
 def test_one_bb_shares_its_noise():
-    a, b = torch.randn(2, 4, 3, dtype=torch.float64)
-    path = bridge(a, b, 0.5, 5, shared=True, generator=torch.Generator().manual_seed(0))
-    line = bridge(a, b, 0.0, 5)
+    start, end = torch.randn(2, 4, 3, dtype=torch.float64)
+    path = bridge(start, end, 0.5, 5, shared=True, generator=torch.Generator().manual_seed(0))
+    line = bridge(start, end, 0.0, 5)
     noise = path - line
     assert torch.allclose(noise, noise[:1].expand_as(noise), atol=1e-14)
     assert noise[0, 0, 2].abs().min() > 0
@@ -204,14 +209,14 @@ def test_the_integral_weighs_as_much_as_its_time_beside_the_end_point():
 
 
 def test_the_gradient_that_tempers_leaves_statistics_to_what_is_learned():
-    counted = []
+    counts = []
     for tempering in (False, True):
         model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES)).double()
         learner = PCL(model, memory=12, replay=5, tempering=tempering)
         for x, y in stream(3, 4):
             learner.observe(x, y)
-        counted.append(model[1].num_batches_tracked.item())
-    assert counted == [3, 3]
+        counts.append(model[1].num_batches_tracked.item())
+    assert counts == [3, 3]
 
 
 def test_tempering_needs_noise_to_temper():
@@ -223,15 +228,15 @@ def test_tempering_needs_noise_to_temper():
 def test_tempering_takes_its_noise_from_the_gradient_norms_at_the_ends(variant):
     learner, x, y = PCL(net(), tempering=True, variant=variant, memory=12, replay=5), *next(stream(1, 4))
     norms = []
-    for i in range(len(x)):
-        one = x[i].clone().requires_grad_()
-        cross_entropy(net()(one[None]), y[i : i + 1]).backward()
-        norms.append(one.grad.norm() / (len(x) if variant == "reference" else 1))
+    for row in range(len(x)):
+        example = x[row].clone().requires_grad_()
+        cross_entropy(net()(example[None]), y[row : row + 1]).backward()
+        norms.append(example.grad.norm() / (len(x) if variant == "reference" else 1))
     ends, label, settings = paths_by_hand(learner, x, y)
     sigma = torch.empty(len(x), 5, dtype=torch.float64)
-    for i in range(len(x)):
-        near, far = (norms[i], norms[ends[i]]) if variant == "paper" else (norms[ends[i]], norms[i])
-        sigma[i] = torch.stack([near + s * (far - near) for s in (0, 0.25, 0.5, 0.75, 1)])
+    for row in range(len(x)):
+        first, last = (norms[row], norms[ends[row]]) if variant == "paper" else (norms[ends[row]], norms[row])
+        sigma[row] = torch.stack([first + share * (last - first) for share in (0, 0.25, 0.5, 0.75, 1)])
     x_path = bridge(x, x[ends], sigma, 5, **settings)
     y_path = bridge(label, label[ends], sigma / 3, 5, common=variant == "reference", **settings)
     weights = [0.25] * 4 if variant == "paper" else [0.2] * 5
@@ -247,46 +252,48 @@ def test_the_shape_of_an_example_makes_no_difference(row):
         assert images.observe(x.reshape(-1, 1, 3, 1), y).item() == pytest.approx(flat.observe(x, y).item(), abs=1e-12)
 
 
-def test_endpoints():
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(9, 2, 2, generator=g)
-    gaps = [[float((a - b).norm()) for b in x] for a in x]
-    assert PAIRINGS["farthest"](x, 4, g).tolist() == [max(range(9), key=row.__getitem__) for row in gaps]
-    others = [[j for j in range(9) if j != i] for i in range(9)]
-    assert PAIRINGS["nearest"](x, 4, g).tolist() == [min(others[i], key=gaps[i].__getitem__) for i in range(9)]
-    assert sorted(PAIRINGS["random"](x, 4, g).tolist()) == list(range(9))
+def test_each_pairing_chooses_the_endpoints_that_its_name_says():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(9, 2, 2, generator=generator)
+    gaps = [[float((one - other).norm()) for other in x] for one in x]
+    assert PAIRINGS["farthest"](x, 4, generator).tolist() == [max(range(9), key=row.__getitem__) for row in gaps]
+    others = [[second for second in range(9) if second != first] for first in range(9)]
+    assert PAIRINGS["nearest"](x, 4, generator).tolist() == [
+        min(others[first], key=gaps[first].__getitem__) for first in range(9)
+    ]
+    assert sorted(PAIRINGS["random"](x, 4, generator).tolist()) == list(range(9))
     for _ in range(50):
-        ends = PAIRINGS["across"](x, 4, g)
+        ends = PAIRINGS["across"](x, 4, generator)
         assert (ends[:4] >= 4).all()
         assert (ends[4:] < 4).all()
-    drawn = torch.cat([PAIRINGS["across"](x, 4, g) for _ in range(400)])
+    drawn = torch.cat([PAIRINGS["across"](x, 4, generator) for _ in range(400)])
     assert set(drawn.tolist()) == set(range(9))
-    assert sorted(PAIRINGS["across"](x, 9, g).tolist()) == list(range(9))  # nothing is recalled yet
-    assert PAIRINGS["nearest"](x[:1], 1, g).tolist() == [0]
+    assert sorted(PAIRINGS["across"](x, 9, generator).tolist()) == list(range(9))  # nothing is recalled yet
+    assert PAIRINGS["nearest"](x[:1], 1, generator).tolist() == [0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("away", [0.0, 1e4])
-def test_endpoints_far_from_the_origin_and_of_a_short_type(dtype, away):
-    g = torch.Generator().manual_seed(0)
-    x = (torch.randn(64, 3, generator=g) + away).to(dtype)
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+def test_endpoints_far_from_the_origin_and_of_a_short_type(dtype, offset):
+    generator = torch.Generator().manual_seed(0)
+    x = (torch.randn(64, 3, generator=generator) + offset).to(dtype)
     gaps = (x[:, None].double() - x.double()).norm(dim=2)
-    assert torch.allclose(gaps.gather(1, PAIRINGS["farthest"](x, 32, g)[:, None])[:, 0], gaps.amax(1))
-    nearest = gaps.gather(1, PAIRINGS["nearest"](x, 32, g)[:, None])[:, 0]
+    assert torch.allclose(gaps.gather(1, PAIRINGS["farthest"](x, 32, generator)[:, None])[:, 0], gaps.amax(1))
+    nearest = gaps.gather(1, PAIRINGS["nearest"](x, 32, generator)[:, None])[:, 0]
     assert torch.allclose(nearest, gaps.fill_diagonal_(torch.inf).amin(1))
 
 
-@pytest.mark.parametrize(("offers", "kept"), [("highest", [2, 3]), ("lowest", [0, 1]), ("middle", [1, 2])])
-def test_only_half_of_a_batch_is_offered_by_its_loss(offers, kept):
+@pytest.mark.parametrize(("offers", "ranks"), [("highest", [2, 3]), ("lowest", [0, 1]), ("middle", [1, 2])])
+def test_only_half_of_a_batch_is_offered_by_its_loss(offers, ranks):
     model, (x, y) = net(), next(stream(2, 4))
     order = cross_entropy(model(x), y, reduction="none").argsort().tolist()
     learner = PCL(model, memory=12, replay=5, offers=offers)
     learner.observe(x, y)
-    expected = sorted(tuple(x[order[rank]].tolist()) for rank in kept)
+    expected = sorted(tuple(x[order[rank]].tolist()) for rank in ranks)
     assert sorted(map(tuple, learner.past["x"].tolist())) == expected
 
 
-def test_half_of_an_odd_batch_and_of_one():
+def test_half_of_an_odd_batch_is_rounded_up():
     loss = torch.tensor([5.0, 1.0, 4.0, 2.0, 3.0])
     assert loss[half_by_loss(loss, "lowest")].tolist() == [1, 2, 3]
     assert loss[half_by_loss(loss, "middle")].tolist() == [2, 3, 4]
@@ -304,15 +311,15 @@ def test_a_drift_weighs_each_path_by_girsanov(horizon):
     ends, label, settings = paths_by_hand(learner, x, y)
     x_path = bridge(x, x[ends], 0.5, 5, horizon=horizon, **settings)
     y_path = bridge(label, label[ends], 0.01, 5, horizon=horizon, **settings)
-    along = mean_along(net(), x_path, y_path.abs(), [0.25] * 4)
+    losses = mean_along(net(), x_path, y_path.abs(), [0.25] * 4)
     weights = []
-    for i in range(len(x)):
+    for row in range(len(x)):
         exponent = 0.0
-        for j in range(4):
-            here, there = x_path[i, 0, j], x_path[i, 0, j + 1]
-            exponent += (drift(here) * (there - here)).sum() - 0.5 * (drift(here) ** 2).sum() * horizon / 4
+        for number in range(4):
+            point, next_point = x_path[row, 0, number], x_path[row, 0, number + 1]
+            exponent += (drift(point) * (next_point - point)).sum() - 0.5 * (drift(point) ** 2).sum() * horizon / 4
         weights.append(exponent.exp())
-    expected = sum(w * a for w, a in zip(weights, along, strict=True)) / sum(weights)
+    expected = sum(weight * loss for weight, loss in zip(weights, losses, strict=True)) / sum(weights)
     assert learner.observe(x, y).item() == pytest.approx(expected.item(), abs=1e-12)
 
 
@@ -333,7 +340,10 @@ def test_a_drift_leaves_a_loss_to_descend_however_many_dimensions_there_are(sign
 
 def test_only_differences_of_the_weights_of_a_drift_count(monkeypatch):
     def loss(shift, drift=torch.neg):
-        monkeypatch.setattr("parabolic.learners.pcl.log_girsanov", lambda *a, **k: log_girsanov(*a, **k) + shift)
+        monkeypatch.setattr(
+            "parabolic.learners.pcl.log_girsanov",
+            lambda *arguments, **options: log_girsanov(*arguments, **options) + shift,
+        )
         learner = PCL(net(), drift=drift, memory=12, replay=5, bridges=2)
         return [learner.observe(x, y).item() for x, y in stream()]
 
@@ -367,23 +377,23 @@ def test_the_drift_of_the_published_code():
     total = mean_along(net(), x_path, y_path, [1.0] * 5).view(-1, 2).mean(1)
     (slope,) = torch.autograd.grad(total.mean(), x_path, retain_graph=True)
     term = torch.zeros(len(x), dtype=torch.float64)
-    for i in range(len(x)):
-        for b in range(2):
-            for j in range(5):
-                g, p = slope[i, b, j], x_path[i, b, j]
-                term[i] += ((g * p).sum() - 0.5 * (g**2).sum()) / 2
+    for row in range(len(x)):
+        for path_number in range(2):
+            for number in range(5):
+                gradient, point = slope[row, path_number, number], x_path[row, path_number, number]
+                term[row] += ((gradient * point).sum() - 0.5 * (gradient**2).sum()) / 2
     assert learner.observe(x, y).item() == pytest.approx((total - 0.3 * term).mean().item(), abs=1e-12)
 
 
 def test_the_drift_of_the_published_code_fades_with_the_size_of_the_batch():
     path = torch.randn(4, 2, 5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for copies in (1, 10):
-        many = path.repeat(copies, 1, 1, 1).requires_grad_()
-        along, paths = many.square().sum(-1), 8 * copies
-        own = 2 * path / paths  # the gradient of a path's own loss, divided by the number of paths
-        term = (own * path - 0.5 * own.square()).flatten(2).sum(-1).mean()
+        repeated = path.repeat(copies, 1, 1, 1).requires_grad_()
+        losses, paths = repeated.square().sum(-1), 8 * copies
+        gradient = 2 * path / paths  # the gradient of a path's own loss, divided by the number of paths
+        term = (gradient * path - 0.5 * gradient.square()).flatten(2).sum(-1).mean()
         expected = path.square().flatten(2).sum(-1).mean() - 0.3 * term
-        assert reference_drift(along, many, 0.3).item() == pytest.approx(expected.item(), abs=1e-12)
+        assert reference_drift(losses, repeated, 0.3).item() == pytest.approx(expected.item(), abs=1e-12)
 
 
 @pytest.mark.parametrize(("name", "value"), [("drift", torch.neg), ("integral", "mean"), ("integral", "euler")])

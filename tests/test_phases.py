@@ -20,8 +20,8 @@ class Trace(TorchDispatchMode):
         self.operations = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        given = [(tuple(each.shape), each.dtype) for each in tensors((args, kwargs or {}))]
-        self.operations.append((str(func), given))
+        inputs = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors((args, kwargs or {}))]
+        self.operations.append((str(func), inputs))
         return func(*args, **(kwargs or {}))
 
 
@@ -30,10 +30,10 @@ def tensors(value):
         return [value]
     if isinstance(value, dict):
         value = list(value.values())
-    return [each for one in value for each in tensors(one)] if isinstance(value, list | tuple) else []
+    return [tensor for item in value for tensor in tensors(item)] if isinstance(value, list | tuple) else []
 
 
-def make(name, **options):
+def make_learner(name, **options):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, 6))
     cls = find_learner(name)
@@ -43,37 +43,40 @@ def make(name, **options):
 
 
 def tasks(count=3, sizes=(5, 5, 5, 5, 5, 5, 3)):
-    g = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     return [
         [
-            (torch.randint(256, (n, 1, 6, 6), generator=g, dtype=torch.uint8), torch.randint(6, (n,), generator=g))
-            for n in sizes
+            (
+                torch.randint(256, (size, 1, 6, 6), generator=generator, dtype=torch.uint8),
+                torch.randint(6, (size,), generator=generator),
+            )
+            for size in sizes
         ]
         for _ in range(count)
     ]
 
 
-def places(learner):
+def addresses(learner):
     """Where a learner's state is; the state of the generator is handed out as a copy."""
-    return [each.data_ptr() for each in tensors({**learner.state_dict(), "generator": None}) if each.numel()]
+    return [tensor.data_ptr() for tensor in tensors({**learner.state_dict(), "generator": None}) if tensor.numel()]
 
 
 @pytest.mark.parametrize("name", sorted(known_learners()))
 @pytest.mark.parametrize("average", [None, 0.9])
 def test_steps_of_one_phase_are_the_same_operations_on_the_same_tensors(name, average):
-    learner, known, again = make(name, average=average), {}, 0
+    learner, operations_by_phase, repeats = make_learner(name, average=average), {}, 0
     for index, batches in enumerate(tasks()):
         learner.start_task(batches)
         for x, y in batches:
             key = (learner.phase(), len(x))
-            before = places(learner)
+            before = addresses(learner)
             with Trace() as trace:
                 learner.step(x, y, torch.tensor(index) if learner.needs_tasks else None)
-            assert not [each for each, _ in trace.operations if each.startswith(WAITS)]
-            if key in known:
-                assert trace.operations == known[key]
-                assert before == places(learner)
-                again += 1
-            known[key] = trace.operations
+            assert not [operation for operation, _ in trace.operations if operation.startswith(WAITS)]
+            if key in operations_by_phase:
+                assert trace.operations == operations_by_phase[key]
+                assert before == addresses(learner)
+                repeats += 1
+            operations_by_phase[key] = trace.operations
         learner.end_task(batches)
-    assert again >= 3
+    assert repeats >= 3

@@ -46,79 +46,81 @@ class Meanwhile(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         self.other()
-        self.used += [each.data_ptr() for each in args if isinstance(each, torch.Tensor) and each.ndim < 2]
+        self.used += [tensor.data_ptr() for tensor in args if isinstance(tensor, torch.Tensor) and tensor.ndim < 2]
         return operation(*args, **kwargs or {})
 
 
 @MADE
-@pytest.mark.parametrize("way", ["__call__", "undo"])
-def test_another_device_may_be_served_at_any_moment(make, way):
-    part, x = make(), batch()
-    expected = getattr(part, way)(x)
-    with Meanwhile(lambda: getattr(part, way)(x.to("meta"))) as meanwhile:
-        found = getattr(part, way)(x)
-    assert torch.equal(found, expected)
-    assert getattr(part, way)(x.to("meta")).is_meta
+@pytest.mark.parametrize("method", ["__call__", "undo"])
+def test_another_device_may_be_served_at_any_moment(make, method):
+    preparation, x = make(), batch()
+    expected = getattr(preparation, method)(x)
+    with Meanwhile(lambda: getattr(preparation, method)(x.to("meta"))) as meanwhile:
+        result = getattr(preparation, method)(x)
+    assert torch.equal(result, expected)
+    assert getattr(preparation, method)(x.to("meta")).is_meta
     with Meanwhile(lambda: None) as after:
-        getattr(part, way)(x)
+        getattr(preparation, method)(x)
     assert after.used == meanwhile.used
 
 
 def test_captured_operations_have_the_units_of_now():
-    part, x = units(), batch()
-    part(x)
-    captured = make_fx(part)(x)  # on tensors where they are, as a CUDA graph is
-    for change in (lambda: part.update(batch(30, 2)), lambda: part.load_state_dict(units(3).state_dict())):
-        before = part(x)
+    scale, x = units(), batch()
+    scale(x)
+    captured = make_fx(scale)(x)  # on tensors where they are, as a CUDA graph is
+    for change in (lambda: scale.update(batch(30, 2)), lambda: scale.load_state_dict(units(3).state_dict())):
+        before = scale(x)
         change()
-        assert torch.equal(captured(x), part(x))
+        assert torch.equal(captured(x), scale(x))
         assert not torch.equal(captured(x), before)
 
 
-@pytest.mark.parametrize("seen", [True, False])
-def test_units_that_were_used_in_inference_mode_change_outside_of_it(seen):
-    part, other, x = Scale(), Scale(), batch()
-    for each in (part, other):
-        with torch.inference_mode(each is part):
-            if seen:
-                each.update(batch(20, 0))
-            each(x)
-        each.update(batch(30, 2))
-    assert torch.equal(part(x), other(x))
+@pytest.mark.parametrize("has_units", [True, False])
+def test_units_that_were_used_in_inference_mode_change_outside_of_it(has_units):
+    used_in_inference, used_outside, x = Scale(), Scale(), batch()
+    for scale in (used_in_inference, used_outside):
+        with torch.inference_mode(scale is used_in_inference):
+            if has_units:
+                scale.update(batch(20, 0))
+            scale(x)
+        scale.update(batch(30, 2))
+    assert torch.equal(used_in_inference(x), used_outside(x))
     with torch.inference_mode():
-        part.update(batch(30, 3))
-    other.update(batch(30, 3))
-    assert torch.equal(part(x), other(x))
+        used_in_inference.update(batch(30, 3))
+    used_outside.update(batch(30, 3))
+    assert torch.equal(used_in_inference(x), used_outside(x))
     weight = torch.ones(3, requires_grad=True)
-    part(x * weight).sum().backward()
+    used_in_inference(x * weight).sum().backward()
     assert weight.grad.isfinite().all()
 
 
 @MADE
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda part: pickle.loads(pickle.dumps(part))])
-def test_copies_do_the_same_and_go_their_own_way(make, copied):
-    part, x = make(), batch()
-    expected = part(x)
-    part(x.to("meta"))
-    other = copied(part)
-    assert torch.equal(other(x), expected)
-    if isinstance(part, Scale):
-        other.update(batch(30, 2))
-        assert torch.equal(part(x), expected)
-        assert not torch.equal(other(x), expected)
+@pytest.mark.parametrize(
+    "make_copy", [copy.copy, copy.deepcopy, lambda preparation: pickle.loads(pickle.dumps(preparation))]
+)
+def test_copies_do_the_same_and_go_their_own_way(make, make_copy):
+    preparation, x = make(), batch()
+    expected = preparation(x)
+    preparation(x.to("meta"))
+    copied_part = make_copy(preparation)
+    assert torch.equal(copied_part(x), expected)
+    if isinstance(preparation, Scale):
+        copied_part.update(batch(30, 2))
+        assert torch.equal(preparation(x), expected)
+        assert not torch.equal(copied_part(x), expected)
     else:
-        assert other == part
-        assert repr(other) == repr(part) == f"Normalise(mean={MEAN}, std={STD}, scale=255.0)"
+        assert copied_part == preparation
+        assert repr(copied_part) == repr(preparation) == f"Normalise(mean={MEAN}, std={STD}, scale=255.0)"
 
 
 def test_a_pickle_of_before_places_were_kept_can_be_read():
-    old = Scale.__new__(Scale)
-    old.__setstate__(units().state_dict())  # which was all that it had
-    assert torch.equal(old(batch()), units()(batch()))
-    other = Normalise.__new__(Normalise)
-    other.__setstate__({"mean": [*MEAN], "std": [*STD], "scale": 255.0, "factor": torch.ones(3), "shift": None})
-    assert other == normalise()
-    assert torch.equal(other(batch()), normalise()(batch()))
+    old_scale = Scale.__new__(Scale)
+    old_scale.__setstate__(units().state_dict())  # which was all that it had
+    assert torch.equal(old_scale(batch()), units()(batch()))
+    old_normalise = Normalise.__new__(Normalise)
+    old_normalise.__setstate__({"mean": [*MEAN], "std": [*STD], "scale": 255.0, "factor": torch.ones(3), "shift": None})
+    assert old_normalise == normalise()
+    assert torch.equal(old_normalise(batch()), normalise()(batch()))
 
 
 def test_where_numbers_are_is_no_state():
@@ -128,24 +130,24 @@ def test_where_numbers_are_is_no_state():
             self.mine, self.own = normalise(), units()
 
     used, fresh = (Mine(nn.Linear(3, 2)) for _ in range(2))
-    for part in (used.mine, used.own):
-        part(batch())
-        part(batch().to("meta"))
+    for preparation in (used.mine, used.own):
+        preparation(batch())
+        preparation(batch().to("meta"))
     assert left_behind(used, fresh) == []
 
 
 @pytest.mark.parametrize(
-    "given",
+    "numbers",
     [[*MEAN], np.array(MEAN), torch.tensor(MEAN, dtype=torch.float64), [torch.tensor(0.5), np.float64(0.4), 0.3]],
 )
-def test_numbers_of_channels_come_in_any_form_and_are_kept_as_plain_ones(given):
-    part = Normalise(given, given, np.int64(16))
-    assert part == Normalise(MEAN, MEAN, 16)
-    assert repr(part) == f"Normalise(mean={MEAN}, std={MEAN}, scale=16)"
+def test_numbers_of_channels_come_in_any_form_and_are_kept_as_plain_ones(numbers):
+    normalise_any = Normalise(numbers, numbers, np.int64(16))
+    assert normalise_any == Normalise(MEAN, MEAN, 16)
+    assert repr(normalise_any) == f"Normalise(mean={MEAN}, std={MEAN}, scale=16)"
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ((MEAN, STD[:2]), "std: got 2 numbers, expected 3, one per channel as for mean"),
         ((MEAN, (0.2, 0.0, 0.3)), "std: got 0.0, expected a number above 0"),
@@ -157,43 +159,43 @@ def test_numbers_of_channels_come_in_any_form_and_are_kept_as_plain_ones(given):
         ((np.zeros((2, 3)), STD), "mean: got array([0., 0., 0.]), expected a number"),
     ],
 )
-def test_numbers_that_are_none_of_channels_are_refused(given, message):
-    with pytest.raises(InputError) as told:
-        Normalise(*given)
-    assert str(told.value).startswith(message)
+def test_numbers_that_are_none_of_channels_are_refused(arguments, message):
+    with pytest.raises(InputError) as error:
+        Normalise(*arguments)
+    assert str(error.value).startswith(message)
 
 
 @pytest.mark.gpu
 @MADE
 def test_a_captured_call_finds_its_numbers_whatever_happened_meanwhile(make):
-    part, graphs, x = make(), Graphs(torch.device("cuda", 0)), batch().cuda()
-    if isinstance(part, Scale):
-        part.update(batch(20, 0).cuda())
+    preparation, graphs, x = make(), Graphs(torch.device("cuda", 0)), batch().cuda()
+    if isinstance(preparation, Scale):
+        preparation.update(batch(20, 0).cuda())
     for _ in range(4):
-        _, replayed = graphs.run("call", lambda: part(x))
+        _, replayed = graphs.run("call", lambda: preparation(x))
     assert replayed
-    part(x.cpu())
-    if isinstance(part, Scale):
-        part.update(batch(30, 2))  # on the host
-    others = [torch.full((3,), 7.0, dtype=dtype, device="cuda") for dtype in (torch.float32, torch.float64) * 99]
-    assert torch.equal(graphs.run("call", lambda: part(x))[0], part(x))
-    assert all((each == 7).all() for each in others)  # which are where something was let go
+    preparation(x.cpu())
+    if isinstance(preparation, Scale):
+        preparation.update(batch(30, 2))  # on the host
+    later_tensors = [torch.full((3,), 7.0, dtype=dtype, device="cuda") for dtype in (torch.float32, torch.float64) * 99]
+    assert torch.equal(graphs.run("call", lambda: preparation(x))[0], preparation(x))
+    assert all((tensor == 7).all() for tensor in later_tensors)  # which are where something was let go
 
 
 def test_units_keep_none_of_the_examples():
     """The usual value is one of a hundred, which a view would hold as well; so it was in early versions."""
-    scale, old = Scale(), Scale()
+    scale, from_old_state = Scale(), Scale()
     x = torch.randn(101, 1, dtype=torch.float64)
     scale.update(x)
-    old.load_state_dict({**scale.state_dict(), "usual": x.sort(0).values[50]})
-    pickled = pickle.loads(pickle.dumps(old))
-    for each in (scale, old, pickled):
-        assert torch.equal(each.usual, x.median(0).values)
-        assert each.usual.untyped_storage().nbytes() == 8
+    from_old_state.load_state_dict({**scale.state_dict(), "usual": x.sort(0).values[50]})
+    pickled = pickle.loads(pickle.dumps(from_old_state))
+    for scale_or_copy in (scale, from_old_state, pickled):
+        assert torch.equal(scale_or_copy.usual, x.median(0).values)
+        assert scale_or_copy.usual.untyped_storage().nbytes() == 8
 
 
 def test_a_thread_never_computes_with_half_of_an_update():
-    x, found = torch.tensor([[2.0]]), []
+    x, results = torch.tensor([[2.0]]), []
 
     class Watched(Scale):
         """While its deviation is about to change, another thread asks."""
@@ -206,10 +208,10 @@ def test_a_thread_never_computes_with_half_of_an_update():
             return super().deviation
 
     scale = Watched()
-    asks = threading.Thread(target=lambda: found.append(scale(x)))
+    asks = threading.Thread(target=lambda: results.append(scale(x)))
     scale.update(torch.tensor([[0.0], [2.0]]))
     before = scale(x)
     scale.update(torch.tensor([[100.0], [300.0]]))
     asks.join()
     assert not torch.equal(before, scale(x))
-    assert any(torch.equal(found[0], each) for each in (before, scale(x)))
+    assert any(torch.equal(results[0], expected) for expected in (before, scale(x)))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.exceptions import NotFittedError
-from test_learners import ALL, batches, frozen, make, net, observe, same
+from test_learners import ALL, batches, frozen, make_learner, net, observe_batch, same
 from torch import nn
 
 from parabolic import (
@@ -34,11 +34,11 @@ channels_last = pytest.mark.filterwarnings("ignore:No complete tensor found in t
 traced = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated")  # a FutureWarning since torch 2.14
 
 
-def exported(module, x):
+def export_and_load(module, x):
     """The module as another process gets it: exported for any number of examples, saved and loaded."""
-    n = torch.export.Dim("n", min=1, max=4096)
+    batch_size = torch.export.Dim("n", min=1, max=4096)
     file = io.BytesIO()
-    torch.export.save(torch.export.export(module, (x,), dynamic_shapes=({0: n},)), file)
+    torch.export.save(torch.export.export(module, (x,), dynamic_shapes=({0: batch_size},)), file)
     file.seek(0)
     with warnings.catch_warnings():
         # torch reads weights from bytes that cannot be written to, and copies them.
@@ -46,7 +46,7 @@ def exported(module, x):
         return torch.export.load(file).module()
 
 
-def saved(module):
+def saved_bytes(module):
     file = io.BytesIO()
     torch.save(module, file)
     return file.getvalue()
@@ -55,39 +55,39 @@ def saved(module):
 @pytest.mark.parametrize("average", [None, 0.9])
 @pytest.mark.parametrize("name", ALL)
 def test_a_predictor_gives_the_scores_of_every_learner(name, average):
-    learner, data = make(name, average=average), batches(8)
-    for i in range(8):
-        observe(learner, data, i)
+    learner, data = make_learner(name, average=average), batches(8)
+    for index in range(8):
+        observe_batch(learner, data, index)
     x = torch.randn(5, 3)
-    told, before = learner.scores(x), frozen(learner.state_dict())
+    scores, before = learner.scores(x), frozen(learner.state_dict())
     predictor = learner.predictor()
     assert not any(module.training for module in predictor.modules())
     assert learner.model.training
-    assert torch.equal(predictor(x), told)
+    assert torch.equal(predictor(x), scores)
     assert not predictor(x).requires_grad
-    torch.testing.assert_close(exported(predictor, x)(x[:2]), told[:2])
+    torch.testing.assert_close(export_and_load(predictor, x)(x[:2]), scores[:2])
     assert same(before, learner.state_dict())
-    learner.load_state_dict(make(name, average=average).state_dict())
-    assert not torch.equal(learner.scores(x), told)
-    assert torch.equal(predictor(x), told)  # it is a copy
+    learner.load_state_dict(make_learner(name, average=average).state_dict())
+    assert not torch.equal(learner.scores(x), scores)
+    assert torch.equal(predictor(x), scores)  # it is a copy
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_predictor_knows_the_classes_of_its_moment(name):
-    learner, data = make(name, average=0.9), batches(8)
+    learner, data = make_learner(name, average=0.9), batches(8)
     before = learner.predictor()
-    for i in range(4):
-        observe(learner, data, i)
+    for index in range(4):
+        observe_batch(learner, data, index)
     learner.grow(6)
-    for i in range(4, 8):
-        observe(learner, data, i)
+    for index in range(4, 8):
+        observe_batch(learner, data, index)
     x = torch.randn(5, 3)
     assert before(x).shape == (5, 4)
     assert torch.equal(learner.predictor()(x), learner.scores(x))
     assert learner.predictor()(x).shape == (5, 6)
 
 
-def scaled():
+def fitted_scale():
     scale = Scale()
     scale.update(torch.randn(50, 3) * 7 + 1000)
     return scale
@@ -97,9 +97,9 @@ PREPARED = {
     "none": (None, torch.randn(5, 3)),
     "doubles": (None, torch.randn(5, 3, dtype=torch.float64)),
     "bytes": (None, torch.arange(15, dtype=torch.uint8).view(5, 3)),
-    "scale": (scaled(), torch.randn(5, 3) * 7 + 1000),
-    "scaled doubles": (scaled(), torch.randn(5, 3, dtype=torch.float64) * 7 + 1000),
-    "scaled whole numbers": (scaled(), torch.randint(900, 1100, (5, 3))),
+    "scale": (fitted_scale(), torch.randn(5, 3) * 7 + 1000),
+    "scaled doubles": (fitted_scale(), torch.randn(5, 3, dtype=torch.float64) * 7 + 1000),
+    "scaled whole numbers": (fitted_scale(), torch.randint(900, 1100, (5, 3))),
     "normalise": (Normalise((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)), torch.arange(15, dtype=torch.uint8).view(5, 3)),
     "module": (nn.BatchNorm1d(3).eval(), torch.randn(5, 3)),
     "function": (torch.tanh, torch.randn(5, 3)),
@@ -113,27 +113,27 @@ def test_examples_are_prepared_as_for_the_learner(case):
     learner = ER(net(), memory=20, replay=5, average=0.9, prepare=prepare)
     for _ in range(3):
         learner.observe(x, torch.arange(5) % 4)
-    predictor, told = learner.predictor(), learner.scores(x)
-    assert torch.equal(predictor(x), told)
-    torch.testing.assert_close(exported(predictor, x)(x[:3]), told[:3])
-    torch.testing.assert_close(torch.jit.trace(predictor, x)(x[:3]), told[:3])
-    loaded = torch.load(io.BytesIO(saved(predictor)), weights_only=False)
-    assert torch.equal(loaded(x), told)
-    other = ER(net(1), memory=50, prepare=prepare).predictor()
-    other.load_state_dict(predictor.state_dict())
-    assert torch.equal(other(x), told)
+    predictor, scores = learner.predictor(), learner.scores(x)
+    assert torch.equal(predictor(x), scores)
+    torch.testing.assert_close(export_and_load(predictor, x)(x[:3]), scores[:3])
+    torch.testing.assert_close(torch.jit.trace(predictor, x)(x[:3]), scores[:3])
+    loaded = torch.load(io.BytesIO(saved_bytes(predictor)), weights_only=False)
+    assert torch.equal(loaded(x), scores)
+    fresh = ER(net(1), memory=50, prepare=prepare).predictor()
+    fresh.load_state_dict(predictor.state_dict())
+    assert torch.equal(fresh(x), scores)
 
 
 def test_numbers_of_scale_and_normalise_are_buffers_that_later_examples_leave_alone():
-    scale, x = scaled(), torch.randn(4, 3)
+    scale, x = fitted_scale(), torch.randn(4, 3)
     learner = ER(net(), memory=20, replay=5, prepare=scale)
-    predictor, told = learner.predictor(), learner.scores(x)
+    predictor, scores = learner.predictor(), learner.scores(x)
     assert {"prepare.mean", "prepare.deviation"} <= predictor.state_dict().keys()
     scale.update(torch.full((500, 3), -1e6))
-    assert torch.equal(predictor(x), told)
-    assert not torch.equal(learner.scores(x), told)
-    normal = ER(net(), memory=50, prepare=Normalise((0.5,), (0.2,))).predictor()
-    assert {"prepare.factor", "prepare.shift"} <= normal.state_dict().keys()
+    assert torch.equal(predictor(x), scores)
+    assert not torch.equal(learner.scores(x), scores)
+    normalising = ER(net(), memory=50, prepare=Normalise((0.5,), (0.2,))).predictor()
+    assert {"prepare.factor", "prepare.shift"} <= normalising.state_dict().keys()
 
 
 class Clipped(Scale):
@@ -145,10 +145,10 @@ def test_a_scale_of_ones_own_is_called():
     scale = Clipped()
     scale.update(torch.randn(50, 3))
     learner, x = ER(net(), memory=50, prepare=scale), 5 * torch.randn(4, 3)
-    predictor, told = learner.predictor(), learner.scores(x)
-    assert torch.equal(predictor(x), told)
+    predictor, scores = learner.predictor(), learner.scores(x)
+    assert torch.equal(predictor(x), scores)
     scale.update(torch.full((500, 3), 9.0))
-    assert torch.equal(predictor(x), told)
+    assert torch.equal(predictor(x), scores)
 
 
 def test_ids_are_looked_up():
@@ -159,17 +159,17 @@ def test_ids_are_looked_up():
         assert torch.equal(learner.predictor()(x), learner.scores(x))
 
 
-@pytest.mark.parametrize("kind", [ConvNet, ResNet18])
+@pytest.mark.parametrize("network_class", [ConvNet, ResNet18])
 @traced
-def test_networks_of_the_package_are_exported_and_traced(kind):
+def test_networks_of_the_package_are_exported_and_traced(network_class):
     stream = make_stream("seq-digits")
-    learner = ER(kind(stream.shape, 10, width=4), memory=40, prepare=stream.prepare, average=0.9)
+    learner = ER(network_class(stream.shape, 10, width=4), memory=40, prepare=stream.prepare, average=0.9)
     for x, y in stream[0].batches(20):
         learner.observe(x, y)
-    told, predictor = learner.scores(x), learner.predictor()
-    assert torch.equal(predictor(x), told)
-    torch.testing.assert_close(exported(predictor, x)(x[:3]), told[:3])
-    torch.testing.assert_close(torch.jit.trace(predictor, x)(x[:3]), told[:3])
+    scores, predictor = learner.scores(x), learner.predictor()
+    assert torch.equal(predictor(x), scores)
+    torch.testing.assert_close(export_and_load(predictor, x)(x[:3]), scores[:3])
+    torch.testing.assert_close(torch.jit.trace(predictor, x)(x[:3]), scores[:3])
 
 
 class Tied(nn.Module):
@@ -205,9 +205,9 @@ def test_a_file_for_serving_has_no_examples_and_no_optimiser():
     learner = ER(nn.Linear(3, 4), memory=5000, optimizer="Adam")
     for _ in range(100):
         learner.observe(torch.full((50, 3), 0.12345678), torch.arange(50) % 4)
-    held = learner.past["x"].numel() * 4
-    file = saved(learner.predictor())
-    assert len(file) < held / 5
+    memory_bytes = learner.past["x"].numel() * 4
+    file = saved_bytes(learner.predictor())
+    assert len(file) < memory_bytes / 5
     assert np.float32(0.12345678).tobytes() * 3 not in file
     assert np.float32(0.12345678).tobytes() * 3 in pickle.dumps(learner)  # as a check of the check
 
@@ -252,10 +252,10 @@ def test_weights_that_diverged_are_not_served():
 
 
 def test_a_predictor_made_in_inference_mode_can_be_exported():
-    learner, x = ER(net(), memory=50, average=0.9, prepare=scaled()), torch.randn(5, 3)
+    learner, x = ER(net(), memory=50, average=0.9, prepare=fitted_scale()), torch.randn(5, 3)
     with torch.inference_mode():
         predictor = learner.predictor()
-    torch.testing.assert_close(exported(predictor, x)(x), learner.scores(x))
+    torch.testing.assert_close(export_and_load(predictor, x)(x), learner.scores(x))
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -268,16 +268,16 @@ def test_a_predictor_of_a_classifier_has_a_column_for_each_class_in_their_order(
     scores = predictor(rows)
     np.testing.assert_array_equal(scores.softmax(1), model.predict_proba(x))
     np.testing.assert_array_equal(model.classes_[scores.argmax(1)], model.predict(x))
-    torch.testing.assert_close(exported(predictor, rows)(rows[:7]), scores[:7])
+    torch.testing.assert_close(export_and_load(predictor, rows)(rows[:7]), scores[:7])
     model.partial_fit(x, ["banana"] * 60)
     assert torch.equal(predictor(rows), scores)
 
 
 @pytest.mark.parametrize("scale", [True, False])
-@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, np.uint8])
+@pytest.mark.parametrize("row_type", [np.float32, np.float64, np.int64, np.uint8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rows_of_any_type_are_answered_as_by_the_estimator(scale, kind, dtype):
-    x, y = np.random.default_rng(0).integers(0, 200, (60, 3)).astype(kind), np.arange(60) % 3
+def test_rows_of_any_type_are_answered_as_by_the_estimator(scale, row_type, dtype):
+    x, y = np.random.default_rng(0).integers(0, 200, (60, 3)).astype(row_type), np.arange(60) % 3
 
     def network(shape, outputs):
         return nn.Sequential(Cast(dtype), MLP(shape, outputs).to(dtype))
@@ -299,12 +299,12 @@ class Cast(nn.Module):
 def test_rows_that_the_estimator_would_refuse_for_their_type_are_refused():
     x, y = np.random.default_rng(0).integers(0, 9, (60, 3)), np.arange(60) % 3
     model = ParabolicClassifier("er", model=nn.Sequential(Cast(torch.float32), nn.Linear(3, 3)), scale=False)
-    for known, given in ((np.uint8, torch.float32), (np.float32, torch.uint8), (np.int64, torch.float64)):
-        predictor = model.fit(x.astype(known), y).predictor()
+    for learned_type, asked_type in ((np.uint8, torch.float32), (np.float32, torch.uint8), (np.int64, torch.float64)):
+        predictor = model.fit(x.astype(learned_type), y).predictor()
         with pytest.raises(
-            InputError, match=f"^X: got .*, expected examples of type {np.dtype(known).name}, as before"
+            InputError, match=f"^X: got .*, expected examples of type {np.dtype(learned_type).name}, as before"
         ):
-            predictor(torch.ones(2, 3, dtype=given))
+            predictor(torch.ones(2, 3, dtype=asked_type))
 
 
 @pytest.mark.parametrize("scale", [True, False])
@@ -315,12 +315,12 @@ def test_a_predictor_of_a_regressor_gives_its_predictions(scale, targets, loss):
     x, y = rng.normal(size=(60, 3)), rng.normal(50 if scale else 0, 3, size=(60, targets))
     y = y[:, 0] if targets == 1 else y
     model = ParabolicRegressor(loss=loss, scale=scale, lr=0.01, average=0.9, random_state=0).fit(x, y)
-    predictor, rows, told = model.predictor(), torch.from_numpy(x), model.predict(x)
-    np.testing.assert_array_equal(predictor(rows), told)
-    np.testing.assert_allclose(exported(predictor, rows)(rows[:7]), told[:7])
-    loaded = torch.load(io.BytesIO(saved(predictor)), weights_only=False)
+    predictor, rows, predictions = model.predictor(), torch.from_numpy(x), model.predict(x)
+    np.testing.assert_array_equal(predictor(rows), predictions)
+    np.testing.assert_allclose(export_and_load(predictor, rows)(rows[:7]), predictions[:7])
+    loaded = torch.load(io.BytesIO(saved_bytes(predictor)), weights_only=False)
     model.partial_fit(x, y + 100)
-    np.testing.assert_array_equal(loaded(rows), told)
+    np.testing.assert_array_equal(loaded(rows), predictions)
 
 
 class Counts(Numbers):
@@ -340,19 +340,21 @@ def test_a_criterion_may_answer_in_its_own_way():
 def test_a_predictor_that_an_earlier_version_saved_is_loaded():
     """Its modules were in one file with the estimators."""
     fitted = ParabolicClassifier(random_state=0, epochs=1).fit([[0.0], [1.0]] * 20, [0, 1] * 20)
-    kept = pickle.dumps(fitted.predictor(), protocol=0)
+    pickled = pickle.dumps(fitted.predictor(), protocol=0)
     for name in ("Rows", "Columns"):
-        here, there = (f"parabolic.estimators{place}{name}\n".encode() for place in (".serving\n", "\n_"))
-        assert here in kept
-        kept = kept.replace(here, there)
+        new_name, old_name = (
+            f"parabolic.estimators{separator}{name}\n".encode() for separator in (".serving\n", "\n_")
+        )
+        assert new_name in pickled
+        pickled = pickled.replace(new_name, old_name)
     x = torch.tensor([[0.5]])
-    assert torch.equal(pickle.loads(kept)(x), fitted.predictor()(x))
+    assert torch.equal(pickle.loads(pickled)(x), fitted.predictor()(x))
 
 
 def test_an_estimator_that_is_not_fitted_has_no_predictor():
-    for kind in (ParabolicClassifier, ParabolicRegressor):
+    for estimator_class in (ParabolicClassifier, ParabolicRegressor):
         with pytest.raises(NotFittedError):
-            kind().predictor()
+            estimator_class().predictor()
 
 
 @channels_last
@@ -361,7 +363,7 @@ def test_a_channels_last_network_is_exported_as_it_is():
     learner, x = ER(model, memory=50), torch.randn(12, 3, 16, 16)
     for _ in range(3):
         learner.observe(x, torch.arange(12) % 4)
-    torch.testing.assert_close(exported(learner.predictor(), x)(x[:5]), learner.scores(x)[:5])
+    torch.testing.assert_close(export_and_load(learner.predictor(), x)(x[:5]), learner.scores(x)[:5])
 
 
 @channels_last
@@ -372,9 +374,9 @@ def test_a_network_on_a_gpu_is_exported_with_the_operations_of_torch_alone():
     x = torch.randint(256, (12, 3, 16, 16), dtype=torch.uint8, device="cuda")
     for _ in range(3):
         learner.observe(x, torch.arange(12, device="cuda") % 4)
-    predictor, told = learner.predictor(), learner.scores(x)
+    predictor, scores = learner.predictor(), learner.scores(x)
     with torch.no_grad():
-        assert torch.equal(predictor(x), told)
-    torch.testing.assert_close(predictor(x), told, rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(exported(predictor, x)(x[:5]), told[:5], rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(predictor.cpu()(x.cpu()), told.cpu(), rtol=1e-2, atol=1e-2)
+        assert torch.equal(predictor(x), scores)
+    torch.testing.assert_close(predictor(x), scores, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(export_and_load(predictor, x)(x[:5]), scores[:5], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(predictor.cpu()(x.cpu()), scores.cpu(), rtol=1e-2, atol=1e-2)

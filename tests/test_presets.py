@@ -44,9 +44,9 @@ tables = st.dictionaries(words, plain, max_size=3)
 @given(about=words, settings=tables, study=st.dictionaries(words, plain | tables | st.lists(tables), max_size=3))
 def test_what_is_written_is_read(tmp_path_factory, about, settings, study):
     preset = Preset("a.b", "er", about, "seq-digits", 7, settings, study)
-    read = load_preset(save_preset(preset, tmp_path_factory.getbasetemp() / "written"))
-    kept = {name: value for name, value in study.items() if value != {}}  # an empty table says nothing
-    assert read == Preset("a.b", "er", about, "seq-digits", 7, settings, kept)
+    loaded = load_preset(save_preset(preset, tmp_path_factory.getbasetemp() / "written"))
+    study_read = {name: value for name, value in study.items() if value != {}}  # an empty table says nothing
+    assert loaded == Preset("a.b", "er", about, "seq-digits", 7, settings, study_read)
 
 
 def test_a_preset_can_be_written_by_hand():
@@ -57,25 +57,25 @@ def test_a_preset_can_be_written_by_hand():
 
 
 def test_a_file_that_is_named_is_looked_for_here_and_then_beside_the_preset(tmp_path, monkeypatch):
-    beside = tmp_path / "shared"
-    beside.mkdir()
-    (beside / "own.py").write_text(
+    preset_folder = tmp_path / "shared"
+    preset_folder.mkdir()
+    (preset_folder / "own.py").write_text(
         "from parabolic import ER, MLP, make_stream\nclass Mine(ER):\n    name = 'mine'\n"
         "def stream(seed):\n    return make_stream('seq-blobs', seed)\n"
     )
-    told = 'learner = "own.py:Mine"\nstream = "own.py:stream"\n[settings]\nbackbone = "own.py:MLP"\n'
-    (beside / "mine.toml").write_text(told)
-    for preset in ("shared/mine.toml", str(beside / "mine.toml")):
+    preset_text = 'learner = "own.py:Mine"\nstream = "own.py:stream"\n[settings]\nbackbone = "own.py:MLP"\n'
+    (preset_folder / "mine.toml").write_text(preset_text)
+    for preset in ("shared/mine.toml", str(preset_folder / "mine.toml")):
         folder = preset.removesuffix("/mine.toml")
         spec = load_preset(preset).spec()
-        named = [f"{folder}/own.py:{name}" for name in ("Mine", "stream", "MLP")]
-        assert [spec.learner, spec.stream, spec.backbone] == named
+        expected = [f"{folder}/own.py:{name}" for name in ("Mine", "stream", "MLP")]
+        assert [spec.learner, spec.stream, spec.backbone] == expected
         assert spec.resolved()["options"]["replay"] == 32
     (tmp_path / "own.py").write_text("from parabolic import ER\nclass Mine(ER):\n    pass\n")
     assert load_preset("shared/mine.toml").learner == "own.py:Mine"  # as ever, the one that is here
-    monkeypatch.chdir(beside)
+    monkeypatch.chdir(preset_folder)
     assert load_preset("mine.toml").learner == "own.py:Mine"
-    (beside / "gone.toml").write_text('learner = "gone.py:Mine"\n')
+    (preset_folder / "gone.toml").write_text('learner = "gone.py:Mine"\n')
     with pytest.raises(InputError, match=r"^learner: got 'gone.py:Mine', .* there is no "):
         load_preset("gone.toml").spec()
 
@@ -84,8 +84,8 @@ def test_what_is_given_comes_before_the_preset():
     save_preset(Preset("one", "er", "", "seq-blobs", 300, {"lr": 0.3, "batch": 5}))
     preset = load_preset("one")
     assert preset.spec() == RunSpec(learner="er", stream="seq-blobs", memory=300, batch=5, options={"lr": 0.3})
-    other = preset.spec({"lr": "0.5", "replay": "8"}, stream="seq-digits", memory=50)
-    assert other == RunSpec(learner="er", memory=50, batch=5, options={"lr": 0.5, "replay": 8})
+    changed = preset.spec({"lr": "0.5", "replay": "8"}, stream="seq-digits", memory=50)
+    assert changed == RunSpec(learner="er", memory=50, batch=5, options={"lr": 0.5, "replay": 8})
     save_preset(Preset("two", "er", settings={"memory": 300, "seed": 7, "batch": 5}))  # a run's fields, as for --set
     assert load_preset("two").spec() == RunSpec(learner="er", memory=300, seed=7, batch=5)
     assert load_preset("two").spec(memory=50, seed=1) == RunSpec(learner="er", memory=50, seed=1, batch=5)
@@ -136,7 +136,7 @@ def test_a_damaged_preset_says_what_is_wrong_with_it(parabolic, tmp_path, text, 
     code, out, err = parabolic("presets", "--json")
     assert code == 2
     assert "bad.toml" in err
-    assert "pcl-plus" in {each["name"] for each in json.loads(out)}  # the others are there
+    assert "pcl-plus" in {preset["name"] for preset in json.loads(out)}  # the others are there
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_damaged_preset_says_what_is_wrong_with_it(parabolic, tmp_path, text, 
         (("compare", "--preset", "here", "--preset", "there"), "--stream: got presets for seq-blobs and seq-digits"),
     ],
 )
-def test_what_cannot_be_used_is_told(parabolic, arguments, message):
+def test_bad_arguments_are_refused(parabolic, arguments, message):
     save_preset(Preset("typo", "er", settings={"lrr": 1}))
     save_preset(Preset("here", "er", stream="seq-digits"))
     save_preset(Preset("there", "er", stream="seq-blobs"))
@@ -164,14 +164,14 @@ def test_what_cannot_be_used_is_told(parabolic, arguments, message):
 
 
 @pytest.mark.parametrize("command", ["run", "compare"])
-def test_data_that_only_a_preset_asks_for_are_told_as_such(parabolic, command, tmp_path, monkeypatch):
+def test_data_that_only_a_preset_asks_for_are_reported_as_such(parabolic, command, tmp_path, monkeypatch):
     monkeypatch.setenv("PARABOLIC_DATA", str(tmp_path))
-    meant = "; or name another stream, as in --stream seq-digits: er-seq-cifar100 is for seq-cifar100"
+    remedy = "; or name another stream, as in --stream seq-digits: er-seq-cifar100 is for seq-cifar100"
     code, _, err = parabolic(command, "--preset", "er-seq-cifar100")
-    assert (code, err.strip().endswith(meant)) == (2, True)
+    assert (code, err.strip().endswith(remedy)) == (2, True)
     _, _, err = parabolic(command, "--preset", "er-seq-cifar100", "--stream", "seq-cifar10")
     assert "data: got 'cifar10'" in err
-    assert meant not in err
+    assert remedy not in err
 
 
 def test_the_command_line_uses_presets(parabolic):
@@ -184,24 +184,24 @@ def test_the_command_line_uses_presets(parabolic):
     arguments = ("compare", "--learners", "er", "--preset", "bold", "--seeds", "1", "--set", "er.replay=8", "--json")
     code, out, _ = parabolic(*arguments)
     assert code == 0
-    runs = [each["spec"] for each in json.loads(out)["runs"]]
-    assert [(each["memory"], each["options"]["lr"], each["options"]["replay"]) for each in runs] == [
+    runs = [run["spec"] for run in json.loads(out)["runs"]]
+    assert [(run["memory"], run["options"]["lr"], run["options"]["replay"]) for run in runs] == [
         (40, 0.1, 8),
         (40, 0.3, 32),
     ]
-    told = parabolic("presets")[1]
-    assert "bold" in told
-    assert "lr=0.3" in told
+    output = parabolic("presets")[1]
+    assert "bold" in output
+    assert "lr=0.3" in output
 
 
 def test_a_preset_that_is_used_in_place_of_ours_is_marked(parabolic, monkeypatch):
-    marked = "yours, in place of the package's"
+    note = "yours, in place of the package's"
     save_preset(Preset("mine", "er", "my own"))
-    assert last_column(parabolic("presets")[1]).count(marked) == 1  # of pcl-plus, above
+    assert last_column(parabolic("presets")[1]).count(note) == 1  # of pcl-plus, above
     save_preset(Preset("er-seq-digits", "er", "my own"))
-    assert last_column(parabolic("presets")[1]).count(f"{marked}: my own") == 1
+    assert last_column(parabolic("presets")[1]).count(f"{note}: my own") == 1
     monkeypatch.setenv("PARABOLIC_PRESETS", str(OURS))
-    assert marked not in last_column(parabolic("presets")[1])
+    assert note not in last_column(parabolic("presets")[1])
 
 
 def last_column(table):
@@ -209,30 +209,30 @@ def last_column(table):
     return " ".join(line.split("│")[-2].strip() for line in table.splitlines() if "│" in line)
 
 
-def test_a_comparison_of_presets_tells_where_not_as_much_was_tried_for_each(parabolic):
+def test_a_comparison_of_presets_reports_unequal_tuning_effort(parabolic):
     for name, trials in (("one", 30), ("same", 30), ("two", 20), ("none", 0)):
         study = {"seeds": 1, "trials": [{"score": 1.0}] * trials} if trials else {}
         save_preset(Preset(name, "sgd", stream="seq-blobs", settings={"lr": 0.1}, study=study))
 
-    def told(*names, format="terminal"):
-        chosen = [part for name in names for part in ("--preset", name)]
-        return parabolic("compare", *chosen, "--seeds", "1", "--workers", "0", "--format", format)[1]
+    def compare_output(*names, format="terminal"):
+        arguments = [argument for name in names for argument in ("--preset", name)]
+        return parabolic("compare", *arguments, "--seeds", "1", "--workers", "0", "--format", format)[1]
 
-    said = "Tuning effort differs: one (30 trials), two (20 trials)."
-    assert said in told("one", "two")
-    assert said in told("one", "two", format="markdown")
-    assert "one (30 trials), none (no trials)." in told("one", "none")
-    assert "one, same (30 trials each), two (20 trials)." in told("one", "two", "same")
-    assert "Tuning effort" not in told("one", "same")
-    assert "Tuning effort" not in told("one")
+    note = "Tuning effort differs: one (30 trials), two (20 trials)."
+    assert note in compare_output("one", "two")
+    assert note in compare_output("one", "two", format="markdown")
+    assert "one (30 trials), none (no trials)." in compare_output("one", "none")
+    assert "one, same (30 trials each), two (20 trials)." in compare_output("one", "two", "same")
+    assert "Tuning effort" not in compare_output("one", "same")
+    assert "Tuning effort" not in compare_output("one")
 
 
 def test_the_names_of_presets_are_whole_in_a_narrow_terminal(parabolic, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     save_preset(Preset("er-on-a-stream-of-my-own-100", "er", settings={"average_part": 0.25}))
-    told = parabolic("presets")[1]
-    assert {path.stem for path in OURS.glob("*.toml")} | {"er-on-a-stream-of-my-own-100"} <= {*told.split()}
-    assert "…" not in told
+    output = parabolic("presets")[1]
+    assert {path.stem for path in OURS.glob("*.toml")} | {"er-on-a-stream-of-my-own-100"} <= {*output.split()}
+    assert "…" not in output
 
 
 def test_the_list_says_what_a_preset_was_made_for(parabolic, monkeypatch):
@@ -248,8 +248,8 @@ def test_the_list_says_what_a_preset_was_made_for(parabolic, monkeypatch):
 def test_every_preset_makes_a_learner_with_the_values_of_its_run(name):
     preset = load_preset(str(OURS / f"{name}.toml"))
     learner, spec = preset.make(MLP((4,), 3)), preset.spec()
-    made = {option: getattr(learner, option) for option in RunSpec.learner_options(preset.learner)}
-    assert made == spec.resolved()["options"]
+    options = {option: getattr(learner, option) for option in RunSpec.learner_options(preset.learner)}
+    assert options == spec.resolved()["options"]
     if isinstance(learner, ReplayLearner):
         assert learner.past.capacity == spec.memory
 
@@ -263,24 +263,26 @@ def test_options_that_are_given_come_before_those_of_a_preset_and_fields_of_a_ru
 def test_a_preset_recalls_at_most_what_the_memory_holds_and_what_is_asked_for_is_refused(parabolic):
     preset, network = Preset("mine", "er", memory=500, settings={"replay": 64}), MLP((4,), 3)
     for memory, recalled in ((50, 50), (64, 64), (500, 64)):
-        asked = [
+        specs = [
             preset.spec(memory=memory),
             preset.spec({"memory": str(memory)}),
             preset.spec({"memory": str(memory)}, memory=9),
         ]
-        assert [(spec.memory, spec.options["replay"]) for spec in asked] == [(memory, recalled)] * 3
-        assert [preset.make(network, memory=each).replay for each in (memory, Memory(memory))] == [recalled] * 2
+        assert [(spec.memory, spec.options["replay"]) for spec in specs] == [(memory, recalled)] * 3
+        assert [preset.make(network, memory=memory_given).replay for memory_given in (memory, Memory(memory))] == [
+            recalled
+        ] * 2
     assert Preset("own", "er", settings={"replay": 300}).spec(memory=1000).options["replay"] == 300
     for settings in ({"replay": 64, "memory": 50}, {"replay": "64", "memory": 50}):
         assert Preset("own", "er", settings=settings).make(network).replay == 50
-    for refused in (
+    for attempt in (
         lambda: preset.spec({"replay": "64"}, memory=50),
         lambda: preset.spec(memory=50, options={"replay": 64}),
         lambda: preset.make(network, memory=50, replay=64),
         lambda: Preset("er", "er").spec(memory=20),  # of 32, which no preset says
     ):
         with pytest.raises(InputError, match=r"expected .*at (least|most)"):
-            refused()
+            attempt()
     for memory in (0, -1, 2.5, "none"):
         with pytest.raises(InputError, match="^memory: got "):
             preset.spec(memory=memory)
@@ -295,21 +297,21 @@ def test_a_preset_recalls_at_most_what_the_memory_holds_and_what_is_asked_for_is
 def test_a_learner_of_a_preset_is_refused_where_its_run_is():
     for settings in ({"lrr": 0.1}, {"learner": "sgd"}):
         preset = Preset("typo", "er", settings=settings)
-        for use in (preset.spec, lambda preset=preset: preset.make(MLP((4,), 3))):
+        for attempt in (preset.spec, lambda preset=preset: preset.make(MLP((4,), 3))):
             with pytest.raises(InputError, match=f"preset 'typo': .*got '{next(iter(settings))}', expected one of"):
-                use()
+                attempt()
     fields = Preset("mine", "er", settings={"lr": 0.3, "batch": 16, "corruption": "uniform"})  # are no typos
     assert fields.make(MLP((4,), 3)).lr == 0.3
 
 
 def test_the_seed_of_a_preset_counts_where_none_is_given(parabolic, tmp_path):
     (tmp_path / "mine.toml").write_text('learner = "sgd"\n[settings]\nseed = 3\n')
-    small = ["--preset", "mine.toml", "--stream", "seq-blobs", "--device", "cpu"]
-    for more, seed in ([], 3), (["--seed", "0"], 0), (["--set", "seed=2"], 2):
-        code, out, err = parabolic("run", *small, "--json", *more)
+    arguments = ["--preset", "mine.toml", "--stream", "seq-blobs", "--device", "cpu"]
+    for options, seed in ([], 3), (["--seed", "0"], 0), (["--set", "seed=2"], 2):
+        code, out, err = parabolic("run", *arguments, "--json", *options)
         assert (code, err) == (0, "")
         assert json.loads(out)["spec"]["seed"] == seed
-    code, _, err = parabolic("compare", *small)
+    code, _, err = parabolic("compare", *arguments)
     assert code == 2
     assert "preset 'mine': got 'seed', expected a setting that may differ between rows" in err
     assert "--seeds" in err

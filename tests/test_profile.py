@@ -34,14 +34,14 @@ def test_between_two_memory_points_the_label_passes_from_one_to_the_other(learne
     """As on a bridge without noise: by the fraction of the way, where no third point is nearer."""
     loss = LearnerLoss(learner)
     gaps = torch.cdist(loss.points, loss.points).fill_diagonal_(torch.inf)
-    i = int(gaps.min(1).values.argmin())
-    j = int(gaps[i].argmin())
+    first = int(gaps.min(1).values.argmin())
+    second = int(gaps[first].argmin())
     # Close to the segment's ends the two nearest are the ends themselves; in between for the closest pair of all.
-    for s in (0.0, 0.25, 0.5, 0.9):
-        point = torch.lerp(loss.points[i], loss.points[j], s)[None]
+    for share in (0.0, 0.25, 0.5, 0.9):
+        point = torch.lerp(loss.points[first], loss.points[second], share)[None]
         expected = torch.zeros(6)
-        expected[loss.labels[i]] += 1 - s
-        expected[loss.labels[j]] += s
+        expected[loss.labels[first]] += 1 - share
+        expected[loss.labels[second]] += share
         assert torch.allclose(loss.label(point, 6)[0], expected, atol=1e-4)
     anywhere = loss.label(torch.randn(50, 2), 6)
     assert torch.allclose(anywhere.sum(1), torch.ones(50), atol=1e-5)
@@ -55,8 +55,10 @@ def test_examples_stored_at_one_place_share_its_label():
     loss, stored = LearnerLoss(learner), cross_entropy(learner.scores(x), learner.past["y"], reduction="none")
     assert torch.allclose(loss(x[:1]), stored[:5].mean(), atol=1e-6)
     assert float(loss(loss.points).mean()) == pytest.approx(float(stored.mean()), abs=1e-6)
-    way = loss.label(torch.tensor([[0.25, 0.0]]), 3)  # and the label passes from one place to the other
-    assert torch.allclose(way, 0.75 * torch.tensor([[0.6, 0.2, 0.2]]) + 0.25 * torch.tensor([[0.0, 1.0, 0.0]]))
+    label_between = loss.label(torch.tensor([[0.25, 0.0]]), 3)  # and the label passes from one place to the other
+    assert torch.allclose(
+        label_between, 0.75 * torch.tensor([[0.6, 0.2, 0.2]]) + 0.25 * torch.tensor([[0.0, 1.0, 0.0]])
+    )
 
 
 def test_one_memory_point_gives_its_label_to_all():
@@ -71,36 +73,38 @@ def test_the_profile_is_the_loss_on_memory_and_within_the_maximum_principle_else
     assert torch.allclose(at_memory.u.mean, loss(loss.points), atol=1e-5)
     assert (at_memory.u.stopped == 1).all()
     domain = MemoryDomain(loss.points, 0.01)
-    g = torch.Generator().manual_seed(0)
-    inside = domain.interior(40, g)
-    profile = loss_profile(learner, inside, t=0.5, paths=200, generator=g)
-    seen = torch.cat([loss(domain.interior(2000, g)), loss(domain.edge(2000, g)), profile.memory_loss])
+    generator = torch.Generator().manual_seed(0)
+    inside = domain.interior(40, generator)
+    profile = loss_profile(learner, inside, t=0.5, paths=200, generator=generator)
+    losses = torch.cat(
+        [loss(domain.interior(2000, generator)), loss(domain.edge(2000, generator)), profile.memory_loss]
+    )
     margin = 4 * profile.u.error
-    assert (profile.u.mean - margin <= seen.max() * (1 + 0.5)).all()
-    assert (profile.u.mean + margin >= seen.min()).all()
+    assert (profile.u.mean - margin <= losses.max() * (1 + 0.5)).all()
+    assert (profile.u.mean + margin >= losses.min()).all()
 
 
 def test_bounds_are_made_of_the_pieces_they_name(learner):
     stream = make_stream("seq-blobs")
     first = stream[0]
     past = (first.test.x[first.test_rows], first.test.y[first.test_rows])
-    found, ahead = bounds_of(learner, past, past, tau=2.0, generator=torch.Generator().manual_seed(0))
+    forgetting, ahead = bounds_of(learner, past, past, tau=2.0, generator=torch.Generator().manual_seed(0))
     remembered = cross_entropy(learner.scores(learner.past["x"]), learner.past["y"], reduction="none")
-    assert found.memory.max == pytest.approx(float(remembered.max()), abs=1e-5)
-    assert found.memory.mean == pytest.approx(float(remembered.mean()), abs=1e-5)
+    assert forgetting.memory.max == pytest.approx(float(remembered.max()), abs=1e-5)
+    assert forgetting.memory.mean == pytest.approx(float(remembered.mean()), abs=1e-5)
     realised = cross_entropy(learner.scores(past[0]), past[1])
-    assert found.realised == pytest.approx(float(realised), abs=1e-5)
-    assert found.bound >= found.stated >= found.memory.max
-    assert found.holds == (found.realised <= found.bound)
-    assert 0 < found.covered <= 1
+    assert forgetting.realised == pytest.approx(float(realised), abs=1e-5)
+    assert forgetting.bound >= forgetting.stated >= forgetting.memory.max
+    assert forgetting.holds == (forgetting.realised <= forgetting.bound)
+    assert 0 < forgetting.covered <= 1
     largest = max(ahead.memory.max, ahead.edge.max, ahead.inside.max)
     assert ahead.upper == pytest.approx(ahead.constant * 2 + largest)
     assert ahead.lower <= ahead.memory.min
     assert ahead.holds == (ahead.lower <= ahead.realised <= ahead.upper)
-    assert [each.holds for each in bounds_of(learner)] == [None, None]
+    assert [bound.holds for bound in bounds_of(learner)] == [None, None]
 
 
-def test_the_loss_among_some_classes():
+def test_the_loss_may_be_among_some_classes_alone():
     model = MLP((2,), 6)
     x, y = torch.randn(20, 2), torch.tensor([1, 4] * 10)
     expected = cross_entropy(model.eval()(x)[:, [4, 1]], torch.tensor([1, 0] * 10), reduction="none")
@@ -112,32 +116,32 @@ def test_the_loss_among_some_classes():
     assert torch.equal(examples_loss(weighted, x, y, classes=[1]), torch.zeros(10))  # of the class that competes
 
 
-def test_remark_1_for_a_learner(learner):
+def test_remark_1_holds_for_a_learner(learner):
     points = learner.inputs(learner.past["x"]).mean(0, keepdim=True)
     valley = gradient_of(lambda x: (x - points).square().sum(1) / 2)
-    found = drift_of(learner, points, valley, t=0.2, paths=400, generator=torch.Generator().manual_seed(0))
-    assert found.rate.item() == pytest.approx(0, abs=1e-6)
-    assert (found.gap >= 0).all()
-    assert found.holds
+    bound = drift_of(learner, points, valley, t=0.2, paths=400, generator=torch.Generator().manual_seed(0))
+    assert bound.rate.item() == pytest.approx(0, abs=1e-6)
+    assert (bound.gap >= 0).all()
+    assert bound.holds
 
 
 def test_the_monitor_flags_a_broken_bound_and_records_every_task():
     torch.manual_seed(0)
-    said = []
-    monitor = BoundsMonitor(samples=64, warn=said.append)
+    warnings_given = []
+    monitor = BoundsMonitor(samples=64, warn=warnings_given.append)
     stream = make_stream("seq-blobs")
     train(ER(MLP((2,), 6, hidden=(32,)), memory=60, lr=0.3), stream, batch=10, callbacks=[monitor])
     assert [row.task for row in monitor.rows] == [0, 1, 2]
     broken = [(row.task, name) for row in monitor.rows for name in row.violations]
-    assert len(said) == len(broken)
+    assert len(warnings_given) == len(broken)
     # Before they come, the clouds of the last task lie outside of the hull and are told wrong with confidence.
     assert (0, "Corollary 1") in broken
     assert monitor.rows[0].generalisation.covered < 0.5
     # After the last task the "future" is in memory too.
     assert monitor.rows[-1].generalisation.holds
-    told = json.loads(json.dumps([row.as_dict() for row in monitor.rows]))
-    assert told[0]["violations"] == ["Corollary 1"]
-    assert told[0]["forgetting"]["memory"]["max"] <= told[0]["forgetting_bound"]
+    rows = json.loads(json.dumps([row.as_dict() for row in monitor.rows]))
+    assert rows[0]["violations"] == ["Corollary 1"]
+    assert rows[0]["forgetting"]["memory"]["max"] <= rows[0]["forgetting_bound"]
 
 
 def test_what_has_no_memory_or_cannot_be_drawn_is_refused_before_training():
@@ -154,22 +158,22 @@ def test_what_has_no_memory_or_cannot_be_drawn_is_refused_before_training():
 
 
 def test_a_past_or_future_without_examples_is_refused():
-    learner, none = ER(MLP((2,), 6), memory=50), (torch.zeros(0, 2), torch.zeros(0, dtype=torch.long))
+    learner, no_examples = ER(MLP((2,), 6), memory=50), (torch.zeros(0, 2), torch.zeros(0, dtype=torch.long))
     learner.observe(torch.randn(40, 2), torch.arange(40) % 6)
     with pytest.raises(InputError, match="^past: got .*, expected at least one example; leave it out"):
-        bounds_of(learner, none)
+        bounds_of(learner, no_examples)
     with pytest.raises(InputError, match="^future: got .*, expected at least one example; leave it out"):
-        bounds_of(learner, future=none)
+        bounds_of(learner, future=no_examples)
 
 
 def test_the_past_is_a_pair_of_examples_and_labels_also_as_arrays():
     learner, x, y = ER(MLP((2,), 6), memory=50), torch.randn(40, 2), torch.arange(40) % 6
     learner.observe(x, y)
-    found = [bounds_of(learner, past)[0].realised for past in ((x, y), (x.numpy(), y.tolist()))]
-    assert found[0] == found[1]
-    for wrong in (x, (x, y, y), {"x": x, "y": y}):
+    realised = [bounds_of(learner, past)[0].realised for past in ((x, y), (x.numpy(), y.tolist()))]
+    assert realised[0] == realised[1]
+    for no_pair in (x, (x, y, y), {"x": x, "y": y}):
         with pytest.raises(InputError, match=r"^past: got .*, expected a pair, .*; as in past=\(x, y\)$"):
-            bounds_of(learner, wrong)
+            bounds_of(learner, no_pair)
     with pytest.raises(InputError, match="^future: got 40 examples and 3 labels"):
         bounds_of(learner, future=(x, y[:3]))
     with pytest.raises(InputError, match="^past: got a tensor of shape .. .*, expected a batch of examples and one"):
@@ -196,39 +200,39 @@ def test_parabolic_bounds_leaves_a_table_json_and_a_picture(parabolic, tmp_path)
     assert "Proposition 1: the past" in out
     assert "Corollary 1: the future" in out
     (file,) = (tmp_path / "bounds").glob("seq-blobs-pcl-0-*.json")
-    told = json.loads(file.read_text())
-    assert [row["task"] for row in told["rows"]] == [0, 1, 2]
-    assert told["spec"]["memory"] == 50
+    content = json.loads(file.read_text())
+    assert [row["task"] for row in content["rows"]] == [0, 1, 2]
+    assert content["spec"]["memory"] == 50
     assert is_png(file.with_suffix(".png"))
     parabolic("bounds", "--stream", "seq-blobs", "--memory", "60", "--samples", "32")
     assert len(list((tmp_path / "bounds").glob("*.json"))) == 2  # other settings do not take its place
 
 
 def test_parabolic_bounds_takes_a_preset_as_run_does(parabolic, tmp_path):
-    asked = ("--preset", "pcl-plus", "--stream", "seq-blobs", "--memory", "50", "--set", "times=2", "--json")
-    told = json.loads(parabolic("bounds", "--samples", "8", *asked)[1])
-    assert told["spec"] == json.loads(parabolic("run", *asked)[1])["spec"]
-    assert (told["spec"]["options"]["repeats"], told["spec"]["options"]["times"]) == (2, 2)
+    arguments = ("--preset", "pcl-plus", "--stream", "seq-blobs", "--memory", "50", "--set", "times=2", "--json")
+    result = json.loads(parabolic("bounds", "--samples", "8", *arguments)[1])
+    assert result["spec"] == json.loads(parabolic("run", *arguments)[1])["spec"]
+    assert (result["spec"]["options"]["repeats"], result["spec"]["options"]["times"]) == (2, 2)
     save_preset(Preset("mine", "er", stream="seq-blobs", memory=60), tmp_path / "presets")
-    told = json.loads(parabolic("bounds", "--samples", "8", "--preset", "mine", "--json")[1])
-    assert [told["spec"][name] for name in ("learner", "stream", "memory")] == ["er", "seq-blobs", 60]
+    result = json.loads(parabolic("bounds", "--samples", "8", "--preset", "mine", "--json")[1])
+    assert [result["spec"][name] for name in ("learner", "stream", "memory")] == ["er", "seq-blobs", 60]
     code, _, err = parabolic("bounds", "--preset", "pcl-plus", "--learner", "er")
     assert code == 2
     assert "--learner: got 'er', expected pcl, as in preset 'pcl-plus'" in err
 
 
 def test_parabolic_profile_takes_a_preset_as_run_does(parabolic, tmp_path):
-    small = ("--grid", "9", "--paths", "2")
-    asked = ("--preset", "pcl-plus", "--stream", "seq-blobs", "--memory", "50", "--set", "times=2", "--json")
-    told = json.loads(parabolic("profile", *small, *asked)[1])
-    assert told["spec"] == json.loads(parabolic("run", *asked)[1])["spec"]
+    few_points = ("--grid", "9", "--paths", "2")
+    arguments = ("--preset", "pcl-plus", "--stream", "seq-blobs", "--memory", "50", "--set", "times=2", "--json")
+    result = json.loads(parabolic("profile", *few_points, *arguments)[1])
+    assert result["spec"] == json.loads(parabolic("run", *arguments)[1])["spec"]
     save_preset(Preset("mine", "er", stream="seq-blobs", memory=70, settings={"lr": 0.2}), tmp_path / "presets")
     save_preset(Preset("bare", "er", settings={"lr": 0.2}), tmp_path / "presets")
     for name, memory in (("mine", 70), ("bare", 60)):  # the last has neither: then they are those of `profile`
-        spec = json.loads(parabolic("profile", *small, "--preset", name, "--json")[1])["spec"]
-        assert [spec[each] for each in ("learner", "stream", "memory")] == ["er", "seq-blobs", memory]
+        spec = json.loads(parabolic("profile", *few_points, "--preset", name, "--json")[1])["spec"]
+        assert [spec[field] for field in ("learner", "stream", "memory")] == ["er", "seq-blobs", memory]
         assert spec["options"]["lr"] == 0.2
-    assert "mine on seq-blobs: u(x, 1)" in parabolic("profile", *small, "--preset", "mine")[1]
+    assert "mine on seq-blobs: u(x, 1)" in parabolic("profile", *few_points, "--preset", "mine")[1]
     code, _, err = parabolic("profile", "--preset", "pcl-plus", "--learner", "er")
     assert code == 2
     assert "--learner: got 'er', expected pcl, as in preset 'pcl-plus'" in err
@@ -239,27 +243,27 @@ def test_parabolic_profile_leaves_a_table_json_and_a_picture(parabolic, tmp_path
     assert (code, err) == (0, "")
     assert "paths stopped" in " ".join(out.split())
     (file,) = (tmp_path / "profile").glob("seq-blobs-er-0-*.json")
-    told = json.loads(file.read_text())
-    assert len(told["rows"]) == 3
-    assert all(len(row["points"]) == len(row["values"]) > 10 for row in told["rows"])
+    content = json.loads(file.read_text())
+    assert len(content["rows"]) == 3
+    assert all(len(row["points"]) == len(row["values"]) > 10 for row in content["rows"])
     assert is_png(file.with_suffix(".png"))
 
 
 @pytest.mark.parametrize("command", [("bounds", "--samples", "8"), ("profile", "--grid", "9", "--paths", "2")])
 def test_files_are_named_by_the_run_that_they_tell_of(parabolic, tmp_path, command):
     options = ("--memory", "90", "--stream", "seq-blobs", "--seed", "3", "--json")
-    told = json.loads(parabolic(*command, "--learner", "er", *options)[1])
+    result = json.loads(parabolic(*command, "--learner", "er", *options)[1])
     (file,) = (tmp_path / command[0]).glob("seq-blobs-er-3-*.json")
     file.unlink()
-    settings = [word for each in ("stream=seq-blobs", "seed=3", "memory=90") for word in ("--set", each)]
+    settings = [word for setting in ("stream=seq-blobs", "seed=3", "memory=90") for word in ("--set", setting)]
     code, out, _ = parabolic(*command, "--learner", "er", *settings)
     assert code == 0
     assert "on seq-digits" not in out
-    assert json.loads(file.read_text()) == told
+    assert json.loads(file.read_text()) == result
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "name"),
     [
         (("bounds", "--learner", "sgd"), "learner"),
         (("bounds", "--eps", "0"), "eps"),
@@ -271,11 +275,11 @@ def test_files_are_named_by_the_run_that_they_tell_of(parabolic, tmp_path, comma
         (("profile", "--learner", "er", "--grid", "2", "--paths", "2"), "grid: got 2"),
     ],
 )
-def test_bad_calls_write_nothing(parabolic, tmp_path, arguments, named):
+def test_bad_calls_write_nothing(parabolic, tmp_path, arguments, name):
     code, _, err = parabolic(*arguments)
     assert code == 2
     assert err.startswith("error: ")
-    assert named in err
+    assert name in err
     assert list(tmp_path.iterdir()) == []
 
 

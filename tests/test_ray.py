@@ -13,10 +13,10 @@ pytestmark = pytest.mark.timeout(900)  # a cluster of six processes takes minute
 
 
 def test_a_cluster_with_a_worker_killed_in_the_middle_ends_as_if_nothing_had_happened(tmp_path):
-    specs, heard = [fragile(tmp_path, "killed_once"), *SPECS[:5]], []
-    outcome = run_grid(specs, Store(tmp_path / "ray"), engine="ray", workers=2, device="cpu", watch=heard.append)
+    specs, events = [fragile(tmp_path, "killed_once"), *SPECS[:5]], []
+    outcome = run_grid(specs, Store(tmp_path / "ray"), engine="ray", workers=2, device="cpu", watch=events.append)
     assert (tmp_path / "killed").exists()
-    assert [event.spec for event in heard if event.what == "retried"] == [specs[0]]
+    assert [event.spec for event in events if event.what == "retried"] == [specs[0]]
     assert (outcome.trained, outcome.reused, outcome.failures) == (6, 0, [])
     assert not ray.is_initialized()
     run_grid(specs, Store(tmp_path / "here"), workers=0, device="cpu")
@@ -24,7 +24,7 @@ def test_a_cluster_with_a_worker_killed_in_the_middle_ends_as_if_nothing_had_hap
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens where Ray is promised a GPU that is not there")
-def test_tasks_ask_for_their_share_of_a_gpu_and_failures_are_told(tmp_path):
+def test_tasks_ask_for_their_share_of_a_gpu_and_failures_are_reported(tmp_path):
     ray.init(num_cpus=4, num_gpus=1, include_dashboard=False, log_to_driver=False)  # of which Ray takes our word
     try:
         running, most = 0, 0
@@ -50,6 +50,6 @@ def test_tasks_ask_for_their_share_of_a_gpu_and_failures_are_told(tmp_path):
         ("ray://somewhere:10001", "expected auto or HOST:PORT; run the command on a node"),
     ],
 )
-def test_a_cluster_that_is_not_there_is_told_at_once(tmp_path, address, message):
+def test_a_cluster_that_is_not_there_is_reported_at_once(tmp_path, address, message):
     with pytest.raises(InputError, match=message):
         run_grid(SPECS[:1], Store(tmp_path), engine="ray", address=address)

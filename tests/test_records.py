@@ -21,9 +21,9 @@ from parabolic.experiments.records import PARTS, records_place
 ROOT = Path(__file__).parent.parent
 
 
-def fill(store, selection, **given):
+def fill_store(store, selection, **options):
     for spec in selection.runs:
-        store.save(made_up(spec, **given))
+        store.save(made_up(spec, **options))
     return selection
 
 
@@ -39,18 +39,18 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_a_store_and_its_records_make_the_same_tables(parabolic, tmp_path, folder):
-    fill(Store(tmp_path / "runs"), Selection(("main", "runtime"), learners=("pcl", "vrmcl", "sgd"), seeds=3))
-    common = ("--seeds", "3", "--format", "markdown")
-    asked = {"main": (*common, "--learners", "pcl,vrmcl,sgd"), "runtime": common}
-    before = {name: parabolic("paper", name, *asked[name]) for name in asked}
+    fill_store(Store(tmp_path / "runs"), Selection(("main", "runtime"), learners=("pcl", "vrmcl", "sgd"), seeds=3))
+    options = ("--seeds", "3", "--format", "markdown")
+    arguments = {"main": (*options, "--learners", "pcl,vrmcl,sgd"), "runtime": options}
+    before = {name: parabolic("paper", name, *arguments[name]) for name in arguments}
     code, out, err = parabolic("runs", "--records", "records/all.jsonl")
     assert (code, err) == (0, "")
     assert "Records: records/all.jsonl (36 runs written, 36 in the file)" in out
     for name, (code, table, _) in before.items():
-        known = 36 if name == "main" else 6
-        note = f" {known} of {known} runs are records, which come with the package (A fast GPU, 2026-11-15). "
+        count = 36 if name == "main" else 6
+        note = f" {count} of {count} runs are records, which come with the package (A fast GPU, 2026-11-15). "
         note += f"To train them yourself: parabolic paper {name} --no-records."
-        after = parabolic("paper", name, *asked[name], "--runs", "empty")
+        after = parabolic("paper", name, *arguments[name], "--runs", "empty")
         assert (code, after[0], after[2]) == (0, 0, "")
         assert after[1].replace(note, "") == table
         assert after[1] != table
@@ -59,22 +59,22 @@ def test_a_store_and_its_records_make_the_same_tables(parabolic, tmp_path, folde
 
 def test_figures_and_settings_are_kept_and_what_says_nothing_elsewhere_is_not(tmp_path):
     spec = RunSpec("er", stream="seq-tinyimagenet", memory=1000, seed=3)
-    whole = made_up(spec)
-    whole = replace(whole, accuracy=[[value + 1 / 7 for value in row] for row in whole.accuracy])
-    whole = replace(whole, metrics=metrics.summary(whole.matrix), train_seconds=[2.123456] * 20)
-    write_records([whole], tmp_path / "a.jsonl")
-    (kept,) = Records(tmp_path)
-    assert (kept.key, kept.spec, kept.steps) == (whole.key, spec.resolved(), 7)
-    assert kept.metrics == pytest.approx(whole.metrics, abs=0.001)
-    assert kept.train_seconds == pytest.approx(whole.train_seconds, abs=0.001)
-    assert kept.environment == {
+    run = made_up(spec)
+    run = replace(run, accuracy=[[value + 1 / 7 for value in row] for row in run.accuracy])
+    run = replace(run, metrics=metrics.summary(run.matrix), train_seconds=[2.123456] * 20)
+    write_records([run], tmp_path / "a.jsonl")
+    (stored,) = Records(tmp_path)
+    assert (stored.key, stored.spec, stored.steps) == (run.key, spec.resolved(), 7)
+    assert stored.metrics == pytest.approx(run.metrics, abs=0.001)
+    assert stored.train_seconds == pytest.approx(run.train_seconds, abs=0.001)
+    assert stored.environment == {
         "parabolic": "0.1.0", "torch": "2.13.0", "python": "3.11.7", "device": "A fast GPU", "fleet": 5,
         "command": "parabolic paper main --runs runs", "finished": "2026-11-15T10:00:00+00:00", "record": "a.jsonl",
     }  # fmt: skip
     line = (tmp_path / "a.jsonl").read_text()
     assert len(line) < 4000  # 20 tasks: 210 accuracies and 40 times
     assert all(value or name in PARTS for name, value in json.loads(line).items())  # nothing that the run has not
-    write_records([replace(whole, environment={**whole.environment, "device": "cpu"})], tmp_path / "b.jsonl")
+    write_records([replace(run, environment={**run.environment, "device": "cpu"})], tmp_path / "b.jsonl")
     assert next(iter(Records(tmp_path / "b.jsonl"))).environment["processor"] == "a processor"
 
 
@@ -83,26 +83,26 @@ def test_a_real_run_is_found_again_by_its_spec_alone(tmp_path):
     trained, _ = run(spec, Store(tmp_path / "runs"), device="cpu")
     write_records([trained], tmp_path / "a.jsonl")
     records = Records(tmp_path / "a.jsonl")
-    found = records.find(spec)
-    assert "task_acc" in found.metrics
-    assert found.metrics == pytest.approx(trained.metrics, abs=0.001)
-    assert is_record(found)
+    stored = records.find(spec)
+    assert "task_acc" in stored.metrics
+    assert stored.metrics == pytest.approx(trained.metrics, abs=0.001)
+    assert is_record(stored)
     assert not is_record(trained)
-    for other in (replace(spec, seed=0), replace(spec, memory=50), replace(spec, options={"lr": 0.2})):
-        assert records.find(other) is None
+    for other_spec in (replace(spec, seed=0), replace(spec, memory=50), replace(spec, options={"lr": 0.2})):
+        assert records.find(other_spec) is None
 
 
 def test_a_run_under_other_defaults_is_another_run(tmp_path):
     spec = RunSpec("er", stream="seq-cifar100", memory=1000)
-    then = made_up(spec)
-    for changed in ({"precision": "fp64"}, {"options": {**then.spec["options"], "lr": 0.25}}):
-        write_records([replace(then, spec={**then.spec, **changed})], tmp_path / "a.jsonl")
+    record = made_up(spec)
+    for change in ({"precision": "fp64"}, {"options": {**record.spec["options"], "lr": 0.25}}):
+        write_records([replace(record, spec={**record.spec, **change})], tmp_path / "a.jsonl")
         records = Records(tmp_path / "a.jsonl")
         assert spec.key in records
         assert records.find(spec) is None
     # An option that came later, with a default that changes nothing, does not matter.
-    options = {name: value for name, value in then.spec["options"].items() if name != "clip_norm"}
-    write_records([replace(then, spec={**then.spec, "options": options})], tmp_path / "a.jsonl")
+    options = {name: value for name, value in record.spec["options"].items() if name != "clip_norm"}
+    write_records([replace(record, spec={**record.spec, "options": options})], tmp_path / "a.jsonl")
     assert Records(tmp_path / "a.jsonl").find(spec) is not None
 
 
@@ -145,25 +145,25 @@ def test_damaged_and_foreign_lines_are_named_and_passed_over(parabolic, folder):
     good = made_up(RunSpec("sgd", stream="seq-cifar10"))
     write_records([good], folder / "a.jsonl")
     (line,) = (folder / "a.jsonl").read_text().splitlines()
-    told = json.loads(line)
+    content = json.loads(line)
     changes = [
         {"spec": {}}, {"spec": None}, {"accuracy": []}, {"accuracy": [[1.0], [2.0]]}, {"accuracy": [["a"]]},
         {"accuracy": [[float("nan")]]}, {"train_seconds": None}, {"train_seconds": ["a"]}, {"environment": []},
-        {"key": 3}, {"accuracy": [[1.0, 2.0], [3.0, 4.0]]}, {"spec": {**told["spec"], "epochs": 0}},
-        {"spec": {**told["spec"], "backbone": None}}, {"spec": {**told["spec"], "scenario": 3}},
+        {"key": 3}, {"accuracy": [[1.0, 2.0], [3.0, 4.0]]}, {"spec": {**content["spec"], "epochs": 0}},
+        {"spec": {**content["spec"], "backbone": None}}, {"spec": {**content["spec"], "scenario": 3}},
     ]  # fmt: skip
-    damaged = [*DAMAGE.values(), *(json.dumps({**told, **change}) for change in changes), line[: len(line) // 2]]
+    damaged = [*DAMAGE.values(), *(json.dumps({**content, **change}) for change in changes), line[: len(line) // 2]]
     (folder / "a.jsonl").write_text("\n".join([*damaged, "", line, ""]))
     (folder / "b.jsonl").write_bytes(b"\xff\xfe")
     (folder / "README.md").write_text("no records")
     records = Records(folder)
     assert [record.key for record in records] == [good.key]
-    named = [f"{folder / 'a.jsonl'}:{number}" for number in range(1, len(damaged) + 1)] + [str(folder / "b.jsonl")]
-    assert sorted(map(str, records.unreadable())) == sorted(named)
+    expected = [f"{folder / 'a.jsonl'}:{number}" for number in range(1, len(damaged) + 1)] + [str(folder / "b.jsonl")]
+    assert sorted(map(str, records.unreadable())) == sorted(expected)
     code, out, err = parabolic("paper", "main", "--learners", "sgd", "--seeds", "1", "--show")
     assert (code, err) == (0, "")
     assert "1 of 1 runs are records" in out
-    assert f"\nCannot be read: {named[0]} (" in out
+    assert f"\nCannot be read: {expected[0]} (" in out
     # And nothing that cannot be read is written over.
     text = (folder / "a.jsonl").read_text()
     with pytest.raises(InputError, match="^records: got .*a.jsonl:1 .*, expected a records file; repair or remove"):
@@ -187,18 +187,18 @@ for run in mine:
 
 def test_processes_that_merge_into_one_file_lose_nothing(tmp_path):
     path = tmp_path / "a.jsonl"
-    both = [
+    processes = [
         subprocess.Popen(
             [sys.executable, "-c", MERGE, learner, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
         )
         for learner in ("er", "sgd")
     ]  # fmt: skip
-    assert [each.stdout.readline() for each in both] == ["ready\n"] * 2
-    for each in both:  # now that both are there
-        each.stdin.write("go\n")
-        each.stdin.flush()
-    assert [each.communicate()[0] for each in both] == [""] * 2
+    assert [process.stdout.readline() for process in processes] == ["ready\n"] * 2
+    for process in processes:  # now that both are there
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    assert [process.communicate()[0] for process in processes] == [""] * 2
     assert sorted((run.spec["learner"], run.spec["seed"]) for run in Records(path)) == [
         (learner, seed) for learner in ("er", "sgd") for seed in range(20)
     ]
@@ -216,7 +216,7 @@ def test_a_file_may_have_any_name_where_it_is_named(tmp_path):
 def test_failed_runs_stand_ins_and_trials_are_no_records(parabolic, tmp_path):
     store = Store(tmp_path / "runs")
     real = RunSpec("sgd", stream="seq-cifar10")
-    fill(store, Selection(("small_buffers",), learners=("sgd",), seeds=1, quick=True))
+    fill_store(store, Selection(("small_buffers",), learners=("sgd",), seeds=1, quick=True))
     store.save(made_up(replace(real, scenario={"validation": 0.1})))
     store.save_failure(real, "no luck")
     code, _, err = parabolic("runs", "--records", "a.jsonl")
@@ -227,20 +227,20 @@ def test_failed_runs_stand_ins_and_trials_are_no_records(parabolic, tmp_path):
     assert not list(tmp_path.glob("a.*"))
     store.save(made_up(real))
     store.save(made_up(RunSpec("er", stream="seq-cifar10")))
-    told = json.loads(parabolic("runs", "--learner", "sgd", "--records", "a.jsonl", "--json")[1])
-    assert told["records"] == {"written": 1, "there": 1, "stand-ins": 1, "held-out": 1}
+    result = json.loads(parabolic("runs", "--learner", "sgd", "--records", "a.jsonl", "--json")[1])
+    assert result["records"] == {"written": 1, "there": 1, "stand-ins": 1, "held-out": 1}
     assert [record.key for record in Records(tmp_path / "a.jsonl")] == [real.key]
-    told = parabolic("runs", "--learner", "sgd", "--records", "a.jsonl")[1]
-    assert "(1 run written, 1 in the file, 1 stand-ins left out, 1 with held-out examples left out)" in told
+    output = parabolic("runs", "--learner", "sgd", "--records", "a.jsonl")[1]
+    assert "(1 run written, 1 in the file, 1 stand-ins left out, 1 with held-out examples left out)" in output
 
 
 def test_a_run_of_ones_own_that_is_like_a_stand_in_is_a_record(parabolic, tmp_path):
-    own = RunSpec("er", backbone="mlp")
-    record = made_up(own)
+    spec = RunSpec("er", backbone="mlp")
+    record = made_up(spec)
     commands = {"command": "parabolic compare --set backbone=mlp"}
     Store(tmp_path / "runs").save(replace(record, environment={**record.environment, **commands}))
     assert parabolic("runs", "--records", "a.jsonl")[0] == 0
-    assert [each.key for each in Records(tmp_path / "a.jsonl")] == [own.key]
+    assert [stored.key for stored in Records(tmp_path / "a.jsonl")] == [spec.key]
 
 
 # -- the paper's tables --------------------------------------------------------------------------------------------
@@ -248,11 +248,11 @@ def test_a_run_of_ones_own_that_is_like_a_stand_in_is_a_record(parabolic, tmp_pa
 
 def test_tables_are_printed_without_data_and_say_what_is_missing(parabolic, tmp_path, folder):
     selection = Selection(("main",), learners=("pcl", "sgd"), seeds=2)
-    known = [spec for spec in selection.runs if spec.stream != "seq-tinyimagenet"]
-    write_records([made_up(spec) for spec in known[1:]], folder / "main.jsonl")
-    Store(tmp_path / "runs").save(made_up(known[0], seed=1))
-    asked = ("paper", "main", "--learners", "pcl,sgd", "--seeds", "2")
-    code, out, err = parabolic(*asked)
+    known_specs = [spec for spec in selection.runs if spec.stream != "seq-tinyimagenet"]
+    write_records([made_up(spec) for spec in known_specs[1:]], folder / "main.jsonl")
+    Store(tmp_path / "runs").save(made_up(known_specs[0], seed=1))
+    arguments = ("paper", "main", "--learners", "pcl,sgd", "--seeds", "2")
+    code, out, err = parabolic(*arguments)
     assert (code, err) == (0, "")
     assert "11 of 12 runs are records, which come with the package (A fast GPU, 2026-11-15)." in out
     assert "12 runs, 1 of them already there (runs), 11 records\n" in out
@@ -260,26 +260,29 @@ def test_tables_are_printed_without_data_and_say_what_is_missing(parabolic, tmp_
     assert out.endswith(
         "6 runs are missing. To train them: parabolic data prepare tinyimagenet, then the same command.\n" + missing
     )
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == [known[0].key]  # no failures, no claims
-    shown = parabolic(*asked, "--show")
-    assert shown[0] == 0
-    assert shown[1] == out.replace("then the same command.", "then the same command without --show.")
-    told = json.loads(parabolic(*asked, "--show", "--format", "json")[1])
-    sgd = told[0]["rows"][0]["cells"]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [known_specs[0].key]  # no failures, no claims
+    shown_output = parabolic(*arguments, "--show")
+    assert shown_output[0] == 0
+    assert shown_output[1] == out.replace("then the same command.", "then the same command without --show.")
+    tables = json.loads(parabolic(*arguments, "--show", "--format", "json")[1])
+    sgd = tables[0]["rows"][0]["cells"]
     assert [cell["ours"] and cell["ours"]["n"] for cell in sgd] == [2, 2, 2, 2, None, None]
-    mine, theirs = Store(tmp_path / "runs").find(known[0]), Records(folder).find(known[1])
-    assert sgd[0]["by_seed"] == {"0": mine.metrics["aaa"], "1": theirs.metrics["aaa"]}  # the store comes first
+    own_record, stored_record = Store(tmp_path / "runs").find(known_specs[0]), Records(folder).find(known_specs[1])
+    assert sgd[0]["by_seed"] == {
+        "0": own_record.metrics["aaa"],
+        "1": stored_record.metrics["aaa"],
+    }  # the store comes first
 
 
 def test_without_records_they_do_not_count(parabolic, folder):
     selection = Selection(("small_buffers",), learners=("sgd",), seeds=2)
     write_records([made_up(spec) for spec in selection.runs], folder / "a.jsonl")
-    asked = ("paper", "small_buffers", "--learners", "sgd", "--seeds", "2")
-    plan = json.loads(parabolic(*asked, "--dry-run", "--format", "json")[1])["all"]
+    arguments = ("paper", "small_buffers", "--learners", "sgd", "--seeds", "2")
+    plan = json.loads(parabolic(*arguments, "--dry-run", "--format", "json")[1])["all"]
     assert (plan["runs"], plan["done"]) == (2, 2)
-    plan = json.loads(parabolic(*asked, "--dry-run", "--no-records", "--format", "json")[1])["all"]
+    plan = json.loads(parabolic(*arguments, "--dry-run", "--no-records", "--format", "json")[1])["all"]
     assert (plan["runs"], plan["done"], plan["unknown"]) == (2, 0, 2)
-    code, out, _ = parabolic(*asked, "--no-records")
+    code, out, _ = parabolic(*arguments, "--no-records")
     assert code == 0
     assert "2 runs are missing" in out
     assert "records" not in out
@@ -287,34 +290,34 @@ def test_without_records_they_do_not_count(parabolic, folder):
 
 def test_estimates_use_the_seconds_of_records_from_the_same_device(parabolic, folder):
     first, second = Selection(("small_buffers",), learners=("sgd",), seeds=2).runs[:2]
-    asked = ("paper", "small_buffers", "--learners", "sgd", "--seeds", "2", "--device", "cpu", "--workers", "0")
-    for device, known in (("cpu", True), ("A fast GPU", False)):
-        record = made_up(first, finished="2026-11-16" if known else "2026-11-17", device=device)
+    arguments = ("paper", "small_buffers", "--learners", "sgd", "--seeds", "2", "--device", "cpu", "--workers", "0")
+    for device, same_device in (("cpu", True), ("A fast GPU", False)):
+        record = made_up(first, finished="2026-11-16" if same_device else "2026-11-17", device=device)
         write_records([record], folder / "a.jsonl")
-        plan = json.loads(parabolic(*asked, "--dry-run", "--format", "json")[1])["all"]
-        assert (plan["runs"], plan["done"], plan["unknown"]) == (2, 1, 0 if known else 1)
-        expected = Estimates(Records(folder)).seconds(second) if known else 0
+        plan = json.loads(parabolic(*arguments, "--dry-run", "--format", "json")[1])["all"]
+        assert (plan["runs"], plan["done"], plan["unknown"]) == (2, 1, 0 if same_device else 1)
+        expected = Estimates(Records(folder)).seconds(second) if same_device else 0
         assert plan["seconds"] == pytest.approx(expected)
 
 
-def test_estimates_for_another_device(parabolic, folder):
+def test_estimates_may_be_for_another_device(parabolic, folder):
     first, second = Selection(("small_buffers",), learners=("sgd",), seeds=2).runs[:2]
     write_records([made_up(first, device="A fast GPU")], folder / "a.jsonl")
-    asked = ("paper", "small_buffers", "--learners", "sgd", "--seeds", "2")
-    code, out, _ = parabolic(*asked, "--dry-run", "--like", "A fast GPU", "--format", "json")
+    arguments = ("paper", "small_buffers", "--learners", "sgd", "--seeds", "2")
+    code, out, _ = parabolic(*arguments, "--dry-run", "--like", "A fast GPU", "--format", "json")
     plan = json.loads(out)["all"]
     assert (code, plan["done"], plan["unknown"]) == (0, 1, 0)
     assert plan["seconds"] == pytest.approx(Estimates(Records(folder)).seconds(second))
-    code, _, err = parabolic(*asked, "--dry-run", "--like", "A fast CPU")
+    code, _, err = parabolic(*arguments, "--dry-run", "--like", "A fast CPU")
     assert (code, "did you mean 'A fast GPU'?" in err) == (2, True)
-    assert "add --dry-run" in parabolic(*asked, "--like", "A fast GPU")[2]
+    assert "add --dry-run" in parabolic(*arguments, "--like", "A fast GPU")[2]
 
 
 def test_a_learner_that_was_never_run_on_a_stream_is_estimated_by_others():
-    def took(learner, stream, seconds):
+    def timed(learner, stream, seconds):
         return replace(made_up(RunSpec(learner, stream=stream)), train_seconds=[seconds], test_seconds=[0.0])
 
-    runs = [took("sgd", "seq-cifar100", 2.0), took("sgd", "seq-tinyimagenet", 20.0), took("er", "seq-cifar100", 3.0)]
+    runs = [timed("sgd", "seq-cifar100", 2.0), timed("sgd", "seq-tinyimagenet", 20.0), timed("er", "seq-cifar100", 3.0)]
     estimates = Estimates(runs)
     assert estimates.seconds(RunSpec("er", stream="seq-tinyimagenet", epochs=2)) == 60.0
     assert estimates.seconds(RunSpec("si", stream="seq-tinyimagenet")) is None  # of it nothing is known anywhere
@@ -342,19 +345,19 @@ def test_with_show_nothing_is_trained_even_where_it_could_be(parabolic, tmp_path
 def test_what_is_not_in_the_store_is_looked_for_in_the_records(tmp_path):
     specs = [RunSpec("er", stream="seq-cifar10", seed=seed) for seed in range(3)]
     write_records([made_up(spec) for spec in specs[:2]], tmp_path / "a.jsonl")
-    both = BackedStore(tmp_path / "runs", Records(tmp_path / "a.jsonl"))
-    both.save(made_up(specs[0], seed=1))
-    both.save_failure(specs[1], "no luck here")
-    both.save_failure(specs[2], "no luck anywhere")
-    assert [is_record(each) for each in map(both.find, specs[:2])] == [False, True]
-    assert both.find(specs[2]) is None
-    assert sorted(record.key for record in both) == sorted(spec.key for spec in specs[:2])
-    assert [failed.key for failed in both.failures()] == [specs[2].key]
+    store = BackedStore(tmp_path / "runs", Records(tmp_path / "a.jsonl"))
+    store.save(made_up(specs[0], seed=1))
+    store.save_failure(specs[1], "no luck here")
+    store.save_failure(specs[2], "no luck anywhere")
+    assert [is_record(record) for record in map(store.find, specs[:2])] == [False, True]
+    assert store.find(specs[2]) is None
+    assert sorted(record.key for record in store) == sorted(spec.key for spec in specs[:2])
+    assert [failed.key for failed in store.failures()] == [specs[2].key]
     assert [record.key for record in Store(tmp_path / "runs")] == [specs[0].key]
     with (tmp_path / "a.jsonl").open("a") as file:
         file.write("damaged")
-    both = BackedStore(tmp_path / "runs", Records(tmp_path / "a.jsonl"))
-    assert list(both.unreadable()) == [tmp_path / "a.jsonl:3"]
+    store = BackedStore(tmp_path / "runs", Records(tmp_path / "a.jsonl"))
+    assert list(store.unreadable()) == [tmp_path / "a.jsonl:3"]
 
 
 def test_the_page_shows_records_if_asked(parabolic, tmp_path, folder):
@@ -387,7 +390,7 @@ def test_a_folder_of_ones_own_may_be_at_home(monkeypatch):
     assert records_place() == Path.home() / "kept"
 
 
-def test_a_checkout_has_them_under_results(monkeypatch):
+def test_a_checkout_has_the_records_under_results(monkeypatch):
     monkeypatch.delenv("PARABOLIC_RECORDS")
     assert records_place() == ROOT / "results" / "records"
     records = Records.ours()
@@ -396,7 +399,7 @@ def test_a_checkout_has_them_under_results(monkeypatch):
         assert not re.search(r"(^|\s)/", record.environment["command"])  # no paths of a machine
 
 
-def test_a_wheel_has_them_inside(tmp_path):
+def test_a_wheel_contains_the_records(tmp_path):
     """Build it, unpack it, and ask the package that was in it."""
     included = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert included["force-include"] == {"results/records": "parabolic/records"}
@@ -411,11 +414,11 @@ def test_a_wheel_has_them_inside(tmp_path):
     assert {path.name for path in inside.iterdir()} == {path.name for path in (ROOT / "results" / "records").iterdir()}
     code = "import parabolic; from parabolic.experiments.records import records_place; print(records_place())"
     environment = {name: value for name, value in os.environ.items() if name != "PARABOLIC_RECORDS"}
-    told = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], env={**environment, "PYTHONPATH": str(tmp_path / "installed")},
         check=True, capture_output=True, text=True,
     )  # fmt: skip
-    assert told.stdout.strip() == str(inside)
+    assert process.stdout.strip() == str(inside)
 
 
 def test_every_table_of_the_paper_can_be_made_of_records(tmp_path, folder):

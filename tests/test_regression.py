@@ -38,19 +38,19 @@ def net(outputs=2, seed=0):
     return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, outputs)).double()
 
 
-def numbers(count, size=6, outputs=2, seed=1):
-    g = torch.Generator().manual_seed(seed)
+def number_batches(count, size=6, outputs=2, seed=1):
+    generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
-        x = torch.randn(size, 3, generator=g, dtype=torch.float64)
+        x = torch.randn(size, 3, generator=generator, dtype=torch.float64)
         yield x, torch.stack([x.sum(1), x[:, 0] * x[:, 1]], 1)[:, :outputs]
 
 
 def test_criteria_of_numbers_are_what_their_names_say():
     scores, y = torch.tensor([[0.0, 1.0], [2.0, -3.0]]), torch.tensor([[0.5, 1.0], [2.0, 1.0]])
-    for criterion, each in ((MSE(), [0.25 / 2, 16 / 2]), (Huber(1.5), [0.125 / 2, 1.5 * (4 - 0.75) / 2])):
-        assert criterion(scores, y, "none").tolist() == pytest.approx(each)
-        assert criterion(scores, y).item() == pytest.approx(np.mean(each))
-        assert criterion(scores, y, "sum").item() == pytest.approx(np.sum(each))
+    for criterion, losses in ((MSE(), [0.25 / 2, 16 / 2]), (Huber(1.5), [0.125 / 2, 1.5 * (4 - 0.75) / 2])):
+        assert criterion(scores, y, "none").tolist() == pytest.approx(losses)
+        assert criterion(scores, y).item() == pytest.approx(np.mean(losses))
+        assert criterion(scores, y, "sum").item() == pytest.approx(np.sum(losses))
     units = Scale()
     units.update(torch.tensor([[10.0, 0.0], [30.0, 2.0]]))  # means 20 and 1, deviations 10 and 1
     scaled = MSE(units=units)
@@ -90,15 +90,15 @@ def test_the_class_of_a_criterion_is_not_one_itself():
 
 def test_outputs_beyond_the_classes_have_a_weight_of_one():
     x, y, all_five = torch.randn(8, 3, dtype=torch.float64), torch.arange(8) % 2, torch.tensor([1.0, 5, 1, 1, 1])
-    few = {"classes": 2, "criterion": CrossEntropy(weights=[1.0, 5.0])}
-    learner = SGD(net(5), **few)
+    two_classes = {"classes": 2, "criterion": CrossEntropy(weights=[1.0, 5.0])}
+    learner = SGD(net(5), **two_classes)
     expected = cross_entropy(net(5)(x), y, all_five.double())
     assert learner.observe(x, y).item() == pytest.approx(expected.item(), rel=1e-12)
     learner.grow(3)
     assert learner.criterion.weights == [1.0, 5.0, 1.0]
     learner.observe(x, torch.arange(8) % 3)
-    whole = PCL(net(5), sigma_y=0.0, criterion=CrossEntropy(weights=all_five.tolist()))
-    assert PCL(net(5), sigma_y=0.0, **few).observe(x, y) == whole.observe(x, y)
+    all_classes = PCL(net(5), sigma_y=0.0, criterion=CrossEntropy(weights=all_five.tolist()))
+    assert PCL(net(5), sigma_y=0.0, **two_classes).observe(x, y) == all_classes.observe(x, y)
 
 
 def test_the_loss_of_any_criterion_is_one_number_an_example():
@@ -124,19 +124,19 @@ def test_pcl_of_numbers_follows_plain_bridges():
     slow = SlowReplay(net(), lr=0.05, memory=20, replay=5, seed=seed)
 
     def bridges(points, ends, sigma):
-        noise = torch.randn(len(points), 1, times - 1, points.shape[1], generator=slow.g, dtype=torch.float64)
-        for i, end in enumerate(ends):
+        noise = torch.randn(len(points), 1, times - 1, points.shape[1], generator=slow.generator, dtype=torch.float64)
+        for row, end in enumerate(ends):
             walk = [torch.zeros(points.shape[1], dtype=torch.float64)]
-            for step in noise[i, 0]:
+            for step in noise[row, 0]:
                 walk.append(walk[-1] + sigma * step * (1 / (times - 1)) ** 0.5)
-            for k in range(times - 1):  # Euler's sum leaves out the last point
-                s = k / (times - 1)
-                yield (1 - s) * points[i] + s * points[end] + walk[k] - s * walk[-1]
+            for point in range(times - 1):  # Euler's sum leaves out the last point
+                share = point / (times - 1)
+                yield (1 - share) * points[row] + share * points[end] + walk[point] - share * walk[-1]
 
-    for x, y in numbers(5):
+    for x, y in number_batches(5):
         joint = [*zip(x, y, strict=True), *slow.recall()]
-        xs, ys = (torch.stack(each) for each in zip(*joint, strict=True))
-        ends = torch.randperm(len(joint), generator=slow.g).tolist()
+        xs, ys = (torch.stack(tensors) for tensors in zip(*joint, strict=True))
+        ends = torch.randperm(len(joint), generator=slow.generator).tolist()
         pairs = zip(list(bridges(xs, ends, sigma_x)), list(bridges(ys, ends, sigma_y)), strict=True)
         losses = [((slow.scores(point) - target) ** 2).sum() / 2 for point, target in pairs]
         expected = slow.descend(sum(losses) / len(losses))
@@ -149,7 +149,7 @@ def test_sgd_of_numbers_is_plain_torch():
     ours, theirs = net(1), net(1)
     learner = SGD(ours, lr=0.05, criterion="huber")
     optimizer = torch.optim.SGD(theirs.parameters(), lr=0.05)
-    for x, y in numbers(5, outputs=1):
+    for x, y in number_batches(5, outputs=1):
         learner.observe(x, y[:, 0])  # a plain vector will do for one number an example
         optimizer.zero_grad()
         nn.functional.huber_loss(theirs(x), y).backward()
@@ -161,13 +161,17 @@ def test_sgd_of_numbers_is_plain_torch():
 @pytest.mark.parametrize("criterion", ["mse", "huber", Numbers(nn.L1Loss(reduction="none"))])
 @pytest.mark.parametrize("name", sorted(known_learners()))
 def test_every_learner_learns_numbers_or_says_that_it_tells_classes_apart(name, criterion):
-    kind = find_learner(name)
-    options = {"memory": 60, "replay": 20} if issubclass(kind, ReplayLearner) else {}
+    cls = find_learner(name)
+    options = {"memory": 60, "replay": 20} if issubclass(cls, ReplayLearner) else {}
     if name in TELL_CLASSES_APART:
         with pytest.raises(InputError, match=f"^criterion: .*{name} is for classes"):
-            kind(net(), criterion=criterion, **options)
+            cls(net(), criterion=criterion, **options)
         return
-    learner, data, task = kind(net(), criterion=criterion, lr=0.05, **options), list(numbers(8, size=20)) * 6, None
+    learner, data, task = (
+        cls(net(), criterion=criterion, lr=0.05, **options),
+        list(number_batches(8, size=20)) * 6,
+        None,
+    )
     if learner.needs_tasks:
         task = 0
         learner.start_task(data)
@@ -177,19 +181,19 @@ def test_every_learner_learns_numbers_or_says_that_it_tells_classes_apart(name, 
         task = 1
         learner.observe(*data[0], task)
     assert last < 0.7 * first
-    other = kind(net(seed=5), criterion=criterion, lr=0.05, **options)
-    other.load_state_dict(copy.deepcopy(learner.state_dict()))
-    assert torch.equal(learner.observe(*data[1], task), other.observe(*data[1], task))
-    assert same(learner.state_dict(), other.state_dict())
+    restored = cls(net(seed=5), criterion=criterion, lr=0.05, **options)
+    restored.load_state_dict(copy.deepcopy(learner.state_dict()))
+    assert torch.equal(learner.observe(*data[1], task), restored.observe(*data[1], task))
+    assert same(learner.state_dict(), restored.state_dict())
 
 
 def test_ewc_holds_weights_by_the_squared_gradients_of_the_loss_of_single_examples():
-    learner, data = EWC(net(), criterion="mse"), list(numbers(3))
+    learner, data = EWC(net(), criterion="mse"), list(number_batches(3))
     learner.end_task(data)
     total, count = torch.zeros_like(learner.importance), 0
     for x, y in data:
-        for one, target in zip(x, y, strict=True):
-            loss = ((learner.model(one[None])[0] - target) ** 2).mean()
+        for example, target in zip(x, y, strict=True):
+            loss = ((learner.model(example[None])[0] - target) ** 2).mean()
             slopes = torch.autograd.grad(loss, list(learner.model.parameters()))
             total += torch.cat([slope.flatten() for slope in slopes]) ** 2
             count += 1
@@ -210,7 +214,7 @@ BAD = {
 def test_bad_targets_are_refused_and_change_nothing(case):
     y, message = BAD[case]
     learner = PCL(net().float(), criterion="mse", memory=40)
-    for x, good in numbers(2):
+    for x, good in number_batches(2):
         learner.observe(x.float(), good)
     before = frozen(learner.state_dict())
     with pytest.raises(InputError, match=f"^y: .*{message}"):
@@ -225,7 +229,7 @@ def test_what_is_not_a_criterion_is_refused():
         SGD(net(), criterion=nn.functional.mse_loss)
     learner = SGD(net(), criterion=Numbers(nn.MSELoss()))  # of the whole batch, not of each example
     with pytest.raises(InputError, match='criterion: .*reduction="none"'):
-        learner.observe(*next(numbers(1)))
+        learner.observe(*next(number_batches(1)))
     stream = make_stream("seq-digits")
     with pytest.raises(InputError, match="^criterion: .*loss of classes"):
         train(SGD(MLP(stream.shape, 10), prepare=stream.prepare, criterion="mse"), stream)
@@ -266,7 +270,7 @@ def test_gradients_are_clipped_by_their_norm():
     x, y = torch.randn(8, 3, dtype=torch.float64), torch.arange(8) % 2
     learner.observe(x, y)
     gradients = torch.autograd.grad(cross_entropy(theirs(x), y), list(theirs.parameters()))
-    size = torch.cat([each.flatten() for each in gradients]).norm()
+    size = torch.cat([gradient.flatten() for gradient in gradients]).norm()
     assert size > 0.01
     for new, old, gradient in zip(ours.parameters(), theirs.parameters(), gradients, strict=True):
         assert torch.allclose(new, old - 0.1 * gradient * 0.01 / size, atol=1e-7)
@@ -276,7 +280,7 @@ def test_a_schedule_of_torch_works_on_the_optimiser():
     learner = ER(net(), lr=0.1, memory=40)
     schedule = torch.optim.lr_scheduler.StepLR(learner.optim, step_size=1, gamma=0.5)
     before = copy.deepcopy(learner.model)
-    for x, y in numbers(2):
+    for x, y in number_batches(2):
         learner.observe(x, y[:, 0].long().abs() % 2)
         schedule.step()
     assert learner.optim.param_groups[0]["lr"] == 0.025
@@ -305,9 +309,9 @@ def test_criteria_are_saved_and_loaded(tmp_path):
     ):
         learner = PCL(MLP((4,), 2), memory=40, criterion=criterion)
         learner.observe(x, y)
-        again = PCL.load(learner.save(tmp_path / "learner"))
-        assert repr(again.criterion) == repr(learner.criterion)
-        assert torch.equal(again.observe(x, y), learner.observe(x, y))
+        loaded = PCL.load(learner.save(tmp_path / "learner"))
+        assert repr(loaded.criterion) == repr(learner.criterion)
+        assert torch.equal(loaded.observe(x, y), learner.observe(x, y))
 
 
 def test_targets_that_were_kept_less_finely_are_learned_on():
@@ -315,18 +319,18 @@ def test_targets_that_were_kept_less_finely_are_learned_on():
     scale = Scale()
     scale.update(torch.tensor([[1e4], [1e4 + 2]]))
 
-    def make():
+    def make_learner():
         return ER(MLP((4,), 1), memory=40, replay=8, criterion=MSE(units=copy.copy(scale)))
 
-    learner, x = make(), torch.randn(8, 4)
+    learner, x = make_learner(), torch.randn(8, 4)
     learner.observe(x, 1e4 + x[:, 0])
     state = learner.state_dict()
     state["memory"]["y"] = state["memory"]["y"].float()
-    again = make()
-    again.load_state_dict(state)
-    again.observe(x, 1e4 + x[:, 0])
-    assert again.past["y"].dtype == torch.float64
-    assert torch.equal(again.past["y"][:8], learner.past["y"].float().double())
+    restored = make_learner()
+    restored.load_state_dict(state)
+    restored.observe(x, 1e4 + x[:, 0])
+    assert restored.past["y"].dtype == torch.float64
+    assert torch.equal(restored.past["y"][:8], learner.past["y"].float().double())
 
 
 @pytest.mark.gpu
@@ -334,7 +338,7 @@ def test_targets_that_were_kept_less_finely_are_learned_on():
 @pytest.mark.parametrize("criterion", ["mse", "huber", CrossEntropy(weights=[1, 2])])
 def test_a_step_on_a_gpu_waits_for_nothing(criterion):
     learner = PCL(net().cuda(), criterion=criterion, clip_norm=0.1, memory=40)
-    for x, y in numbers(4):
+    for x, y in number_batches(4):
         y = y[:, 0].gt(0).long() if learner.error.of_classes else y
         learner.observe(x, y)  # the first steps set things up
         x, y = x.cuda(), y.cuda()

@@ -29,17 +29,20 @@ net = functools.partial(slow.net, classes=CLASSES)
 
 def tasks(norm=False, seed=1):
     """Three tasks of two classes; the last batch is short, and a single example where the model allows it."""
-    g = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     return [
         [
-            (torch.randn(n, 3, generator=g, dtype=torch.float64) + label, label + torch.randint(2, (n,), generator=g))
-            for n in (5, 5, 5, 2 if norm else 1)
+            (
+                torch.randn(size, 3, generator=generator, dtype=torch.float64) + label,
+                label + torch.randint(2, (size,), generator=generator),
+            )
+            for size in (5, 5, 5, 2 if norm else 1)
         ]
         for label in (0, 2, 4)
     ]
 
 
-def learn(learner, stream):
+def learn_tasks(learner, stream):
     for index, batches in enumerate(stream):
         learner.start_task(batches)
         for x, y in batches:
@@ -47,12 +50,12 @@ def learn(learner, stream):
         learner.end_task(batches)
 
 
-def copies(model):
+def copy_weights(model):
     return [weight.detach().clone() for weight in model.parameters()]
 
 
 @torch.no_grad()
-def move(model, gradients, lr):
+def descend(model, gradients, lr):
     for weight, gradient in zip(model.parameters(), gradients, strict=True):
         weight -= lr * gradient
 
@@ -64,31 +67,35 @@ def test_si_is_the_published_step(norm, clip, c, variant):
     lr, xi, negative = 0.2, 0.1, False
     ours, theirs = net(norm), net(norm)
     learner = SI(ours, lr=lr, strength=c, damping=xi, clip=clip, variant=variant)
-    learn(learner, tasks(norm))
+    learn_tasks(learner, tasks(norm))
 
-    anchor, strength = copies(theirs), [torch.zeros_like(w) for w in theirs.parameters()]
+    anchor, strength = copy_weights(theirs), [torch.zeros_like(w) for w in theirs.parameters()]
     for batches in tasks(norm):
         omega = [torch.zeros_like(w) for w in theirs.parameters()]
         for x, y in batches:
             weights = list(theirs.parameters())
-            own = torch.autograd.grad(cross_entropy(theirs(x), y), weights)
-            whole = []
-            for g, w, a, s in zip(own, copies(theirs), anchor, strength, strict=True):
+            loss_gradients = torch.autograd.grad(cross_entropy(theirs(x), y), weights)
+            totals = []
+            for g, w, a, s in zip(loss_gradients, copy_weights(theirs), anchor, strength, strict=True):
                 total = g + c * s * 2 * (w - a)
-                whole.append(total if clip is None else torch.minimum(torch.maximum(total, -g.new_tensor(clip)),
+                totals.append(total if clip is None else torch.minimum(torch.maximum(total, -g.new_tensor(clip)),
                                                                       g.new_tensor(clip)))  # fmt: skip
-            before = copies(theirs)
-            move(theirs, whole, lr)
+            before = copy_weights(theirs)
+            descend(theirs, totals, lr)
             if variant == "paper":
-                omega = [o - g * (w - b) for o, g, w, b in zip(omega, own, copies(theirs), before, strict=True)]
+                omega = [
+                    o - g * (w - b)
+                    for o, g, w, b in zip(omega, loss_gradients, copy_weights(theirs), before, strict=True)
+                ]
             else:
-                omega = [o + lr * g * g for o, g in zip(omega, whole, strict=True)]
+                omega = [o + lr * g * g for o, g in zip(omega, totals, strict=True)]
         strength = [
-            s + o / ((w - a) ** 2 + xi) for s, o, w, a in zip(strength, omega, copies(theirs), anchor, strict=True)
+            s + o / ((w - a) ** 2 + xi)
+            for s, o, w, a in zip(strength, omega, copy_weights(theirs), anchor, strict=True)
         ]
         negative |= any((s < 0).any() for s in strength)
         strength = [s.relu() for s in strength]
-        anchor = copies(theirs)
+        anchor = copy_weights(theirs)
     assert_same(ours, theirs)
     assert torch.allclose(learner.importance, torch.cat([s.flatten() for s in strength]), atol=1e-10)
     assert learner.importance.min() >= 0
@@ -102,10 +109,10 @@ def test_si_attributes_the_fall_of_the_loss_to_the_weights():
     for lr in (0.02, 0.01):
         model = net()
         learner = SI(model, lr=lr, clip=None)
-        first = cross_entropy(model(x), y)
+        first_loss = cross_entropy(model(x), y)
         for _ in range(round(1 / lr)):
             learner.observe(x, y, 0)
-        fall = (first - cross_entropy(model(x), y)).item()
+        fall = (first_loss - cross_entropy(model(x), y)).item()
         assert fall > 0.3
         misses.append(abs(learner.path.sum().item() - fall))
     assert misses[1] < 0.02 * fall
@@ -118,9 +125,11 @@ def test_si_follows_what_the_optimizer_did_not_what_it_was_told():
     expected = [torch.zeros_like(w) for w in model.parameters()]
     for x, y in tasks()[0]:
         gradients = torch.autograd.grad(cross_entropy(model(x), y), list(model.parameters()))
-        before = copies(model)
+        before = copy_weights(model)
         learner.observe(x, y, 0)
-        expected = [o + g * (b - w) for o, g, b, w in zip(expected, gradients, before, copies(model), strict=True)]
+        expected = [
+            o + g * (b - w) for o, g, b, w in zip(expected, gradients, before, copy_weights(model), strict=True)
+        ]
     assert torch.allclose(learner.path, torch.cat([o.flatten() for o in expected]), atol=1e-12)
 
 
@@ -144,16 +153,16 @@ def test_ewc_is_the_published_step(norm, gamma, variant):
     lr, strength = 0.1, 4.0
     ours, theirs = net(norm), net(norm)
     learner = EWC(ours, lr=lr, strength=strength, decay=gamma, variant=variant)
-    learn(learner, tasks(norm))
+    learn_tasks(learner, tasks(norm))
 
-    anchor, fisher = copies(theirs), [torch.zeros_like(w) for w in theirs.parameters()]
+    anchor, fisher = copy_weights(theirs), [torch.zeros_like(w) for w in theirs.parameters()]
     for batches in tasks(norm):
         for x, y in batches:
             gradients = torch.autograd.grad(cross_entropy(theirs(x), y), list(theirs.parameters()))
-            pulls = [2 * strength * f * (w - a) for f, w, a in zip(fisher, copies(theirs), anchor, strict=True)]
-            move(theirs, [g + p for g, p in zip(gradients, pulls, strict=True)], lr)
+            pulls = [2 * strength * f * (w - a) for f, w, a in zip(fisher, copy_weights(theirs), anchor, strict=True)]
+            descend(theirs, [g + p for g, p in zip(gradients, pulls, strict=True)], lr)
         fisher = [gamma * f + new for f, new in zip(fisher, slow_fisher(theirs, batches, variant), strict=True)]
-        anchor = copies(theirs)
+        anchor = copy_weights(theirs)
     assert_same(ours, theirs)
     assert torch.allclose(learner.importance, torch.cat([f.flatten() for f in fisher]), atol=1e-10)
 
@@ -192,7 +201,9 @@ class FilledUp(nn.Conv2d):
     """A convolution of images that are given more channels, all zero."""
 
     def forward(self, x):
-        x, weight = (pad(each, (0, 0, 0, 0, 0, 3), **mode) for each, mode in ((x, {}), (self.weight, {"value": 0.5})))
+        x, weight = (
+            pad(tensor, (0, 0, 0, 0, 0, 3), **options) for tensor, options in ((x, {}), (self.weight, {"value": 0.5}))
+        )
         return conv2d(x, weight, self.bias, self.stride, self.padding)
 
 
@@ -201,12 +212,12 @@ class Tied(nn.Module):
 
     def __init__(self, shared):
         super().__init__()
-        self.one, self.other = nn.Linear(5, 5), nn.Linear(5, 5) if shared else None
+        self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 5) if shared else None
         if shared:
-            self.other.weight = self.one.weight
+            self.second.weight = self.first.weight
 
     def forward(self, x):
-        return (self.other or self.one)(torch.tanh(self.one(x)))
+        return (self.second or self.first)(torch.tanh(self.first(x)))
 
 
 class Scaled(nn.Module):
@@ -279,23 +290,25 @@ UNKNOWN = {
 }
 
 
-def check_squares(make, **moved):
+def check_squares(make_model, **placement):
     """Compare with gradients of one example at a time; returns the sizes of the batches that the model saw."""
     torch.manual_seed(0)
-    model, shape = make()
+    model, shape = make_model()
     model.double()(torch.randn(11, *shape, dtype=torch.float64))  # statistics that are not those of these examples
-    model.eval().to(**moved)
-    x, y = torch.randn(9, *shape, dtype=torch.float64).to(**moved), torch.randint(4, (9,))
+    model.eval().to(**placement)
+    x, y = torch.randn(9, *shape, dtype=torch.float64).to(**placement), torch.randint(4, (9,))
     expected = [torch.zeros_like(weight) for weight in model.parameters() if weight.requires_grad]
     for example, label in zip(x, y, strict=True):
         loss = cross_entropy(model(example[None]), label[None])
         weights = [weight for weight in model.parameters() if weight.requires_grad]
-        expected = [e + g**2 for e, g in zip(expected, torch.autograd.grad(loss, weights), strict=True)]
-    seen = []
-    model.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+        expected = [
+            total + gradient**2 for total, gradient in zip(expected, torch.autograd.grad(loss, weights), strict=True)
+        ]
+    batch_sizes = []
+    model.register_forward_pre_hook(lambda _, inputs: batch_sizes.append(len(inputs[0])))
     for ours, theirs in zip(squared_gradients(model, x, y), expected, strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-14)
-    return seen
+    return batch_sizes
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
@@ -349,12 +362,15 @@ def test_squared_gradients_of_one_example_and_of_two(count):
     for model in (Turned(nn.Linear(5, 4)).double(), nn.Sequential(nn.Linear(5, 4), nn.Flatten()).double()):
         x, y = torch.randn(count, count, 5, dtype=torch.float64), torch.arange(count)
         weights = list(model.parameters())
-        each = [torch.autograd.grad(cross_entropy(model(x[i : i + 1]), y[i : i + 1]), weights) for i in range(count)]
-        for ours, *theirs in zip(squared_gradients(model, x, y), *each, strict=True):
-            assert torch.allclose(ours, sum(g**2 for g in theirs))
+        single_gradients = [
+            torch.autograd.grad(cross_entropy(model(x[row : row + 1]), y[row : row + 1]), weights)
+            for row in range(count)
+        ]
+        for ours, *theirs in zip(squared_gradients(model, x, y), *single_gradients, strict=True):
+            assert torch.allclose(ours, sum(gradient**2 for gradient in theirs))
 
 
-class Half(nn.Module):
+class InBfloat16(nn.Module):
     """A model that computes in bfloat16 inside."""
 
     def __init__(self, model):
@@ -370,18 +386,20 @@ def test_squared_gradients_of_a_model_that_computes_in_bfloat16_are_summed_in_fl
     torch.manual_seed(0)
     model = ResNet18((3, 8, 8), 4, width=4)
     model(torch.randn(50, 3, 8, 8))
-    half, seen = Half(model.eval()), []
-    model.blocks[0].conv1.register_forward_hook(lambda _, x, y: seen.append(y.dtype))
+    half_model, dtypes = InBfloat16(model.eval()), []
+    model.blocks[0].conv1.register_forward_hook(lambda _, x, y: dtypes.append(y.dtype))
     x, y = torch.randn(600, 3, 8, 8), torch.randint(4, (600,))
     exact = squared_gradients(model, x, y)
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)  # not every processor has what it needs for bfloat16
-    rough = squared_gradients(half, x, y)
-    some = [squared_gradients(half, *each) for each in zip(x.split(200), y.split(200), strict=True)]
-    assert seen == [torch.float32] * 2 + [torch.bfloat16] * 8
-    for a, b, *parts in zip(exact, rough, *some, strict=True):
-        assert b.dtype == torch.float32
-        assert (a - b).norm() < 0.1 * a.norm()  # each number has 8 bits
-        assert torch.allclose(b, sum(parts), rtol=1e-3, atol=1e-6 * b.max())  # 600 squares in bfloat16 would lose more
+    in_half = squared_gradients(half_model, x, y)
+    parts_of_half = [squared_gradients(half_model, *batch) for batch in zip(x.split(200), y.split(200), strict=True)]
+    assert dtypes == [torch.float32] * 2 + [torch.bfloat16] * 8
+    for exact_square, rough_square, *parts in zip(exact, in_half, *parts_of_half, strict=True):
+        assert rough_square.dtype == torch.float32
+        assert (exact_square - rough_square).norm() < 0.1 * exact_square.norm()  # each number has 8 bits
+        assert torch.allclose(
+            rough_square, sum(parts), rtol=1e-3, atol=1e-6 * rough_square.max()
+        )  # 600 squares in bfloat16 would lose more
 
 
 @pytest.mark.parametrize("cls", [SI, EWC])
@@ -391,13 +409,13 @@ def test_without_strength_it_is_plain_descent_and_the_more_the_nearer_it_stays(c
     for strength in (0, 1, 10):
         model, plain = net(), net()
         learner = cls(model, lr=0.03, strength=strength, **({"damping": 0.01} if cls is SI else {"decay": 0.5}))
-        learn(learner, [first])
+        learn_tasks(learner, [first])
         anchor = learner.anchor.clone()
-        learn(learner, rest)
+        learn_tasks(learner, rest)
         if strength == 0:
             for x, y in [batch for batches in (first, *rest) for batch in batches]:
                 gradients = torch.autograd.grad(cross_entropy(plain(x), y), list(plain.parameters()))
-                move(plain, [g.clamp(-1, 1) if cls is SI else g for g in gradients], 0.03)
+                descend(plain, [g.clamp(-1, 1) if cls is SI else g for g in gradients], 0.03)
             assert_same(model, plain)
         distances.append((learner.anchor - anchor).norm().item())
     assert distances[0] > distances[1] > distances[2]
@@ -415,9 +433,11 @@ def slow_lwf(model, stream, lr, alpha, temperature, warmup, decay):
             for x, y in batches:
                 with torch.no_grad():
                     features = model[:-1](x)
-                    p = (features @ head.weight[new].T + head.bias[new]).softmax(-1)
+                    probabilities = (features @ head.weight[new].T + head.bias[new]).softmax(-1)
                     for column, label in enumerate(new):
-                        error = p[:, column] - (y == label).double()  # the gradient of the mean cross-entropy, by hand
+                        error = (
+                            probabilities[:, column] - (y == label).double()
+                        )  # the gradient of the mean cross-entropy, by hand
                         head.weight[label] -= lr * (error[:, None] * features).mean(0)
                         head.bias[label] -= lr * error.mean()
         before = copy.deepcopy(model)
@@ -425,13 +445,13 @@ def slow_lwf(model, stream, lr, alpha, temperature, warmup, decay):
         for x, y in batches:
             scores, total = model(x), 0.0
             recorded = before(x).detach()
-            for i, label in enumerate(y.tolist()):
-                total = total - scores[i, seen].log_softmax(-1)[seen.index(label)]
+            for row, label in enumerate(y.tolist()):
+                total = total - scores[row, seen].log_softmax(-1)[seen.index(label)]
                 if old:
-                    was, now = (each[i, old].softmax(-1) ** (1 / temperature) for each in (recorded, scores))
+                    was, now = (logits[row, old].softmax(-1) ** (1 / temperature) for logits in (recorded, scores))
                     total = total - alpha * (was / was.sum() * (now / now.sum()).log()).sum()
             gradients = torch.autograd.grad(total / len(y), list(model.parameters()))
-            move(model, [g + decay * w for g, w in zip(gradients, copies(model), strict=True)], lr)
+            descend(model, [g + decay * w for g, w in zip(gradients, copy_weights(model), strict=True)], lr)
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -439,7 +459,7 @@ def slow_lwf(model, stream, lr, alpha, temperature, warmup, decay):
 @pytest.mark.parametrize(("alpha", "temperature"), [(3.0, 2.0), (0.5, 1.0)])
 def test_lwf_is_the_published_step(norm, warmup, alpha, temperature):
     ours, theirs = net(norm), net(norm)
-    learn(LwF(ours, lr=0.1, alpha=alpha, temperature=temperature, warmup=warmup, weight_decay=0.01), tasks(norm))
+    learn_tasks(LwF(ours, lr=0.1, alpha=alpha, temperature=temperature, warmup=warmup, weight_decay=0.01), tasks(norm))
     slow_lwf(theirs, tasks(norm), 0.1, alpha, temperature, warmup, 0.01)
     assert_same(ours, theirs)
 
@@ -447,7 +467,7 @@ def test_lwf_is_the_published_step(norm, warmup, alpha, temperature):
 def test_lwf_warms_up_the_new_classes_alone():
     model, stream = net(norm=True), tasks(norm=True)
     learner = LwF(model, lr=0.1)
-    learn(learner, stream[:1])
+    learn_tasks(learner, stream[:1])
     before = copy.deepcopy(model.state_dict())
     learner.start_task(stream[1])
     after = model.state_dict()
@@ -472,17 +492,17 @@ def test_lwf_warms_up_at_the_rate_that_the_optimizer_has():
     for learner in learners:
         for group in learner.optim.param_groups:
             group["lr"] = 0.01
-        learn(learner, stream)
+        learn_tasks(learner, stream)
     assert_same(*models)
 
 
 def test_lwf_warms_up_batch_by_batch_with_the_numbers_drawn_for_each():
     """Old and new classes in every batch, and some without a new one: only new ones are augmented and learned."""
-    g = torch.Generator().manual_seed(3)
-    first = [(torch.randn(5, 3, generator=g, dtype=torch.float64), torch.randint(2, (5,), generator=g))]
+    draws = torch.Generator().manual_seed(3)
+    first = [(torch.randn(5, 3, generator=draws, dtype=torch.float64), torch.randint(2, (5,), generator=draws))]
     second = [
-        (torch.randn(n, 3, generator=g, dtype=torch.float64), torch.randint(high, (n,), generator=g))
-        for n, high in [(300, 5), (4, 1), (300, 5), (1, 5), (7, 5)]
+        (torch.randn(size, 3, generator=draws, dtype=torch.float64), torch.randint(classes, (size,), generator=draws))
+        for size, classes in [(300, 5), (4, 1), (300, 5), (1, 5), (7, 5)]
     ]
 
     def augment(x, generator):
@@ -490,7 +510,7 @@ def test_lwf_warms_up_batch_by_batch_with_the_numbers_drawn_for_each():
 
     model = net(norm=True)
     learner = LwF(model, lr=0.1, augment=augment, warmup=2, seed=5)
-    learn(learner, [first])
+    learn_tasks(learner, [first])
     theirs, generator = copy.deepcopy(model).eval(), torch.Generator()
     generator.set_state(learner.generator.get_state())
     learner.start_task(second)
@@ -500,17 +520,20 @@ def test_lwf_warms_up_batch_by_batch_with_the_numbers_drawn_for_each():
         if len(y):
             features = theirs[:-1](augment(x, generator)).detach()
             loss = cross_entropy(features @ head.weight[new].T + head.bias[new], y - 2)
-            move(head, torch.autograd.grad(loss, list(head.parameters())), 0.1)
+            descend(head, torch.autograd.grad(loss, list(head.parameters())), 0.1)
     assert_same(model, theirs)
     assert torch.equal(learner.generator.get_state(), generator.get_state())
 
 
 def test_lwf_takes_tasks_that_bring_nothing_new_and_tasks_of_old_and_new():
     stream = tasks()
-    mixed = [(torch.cat([a, b]), torch.cat([c, d])) for (a, c), (b, d) in zip(stream[0], stream[1], strict=True)]
+    mixed = [
+        (torch.cat([old_x, new_x]), torch.cat([old_y, new_y]))
+        for (old_x, old_y), (new_x, new_y) in zip(stream[0], stream[1], strict=True)
+    ]
     model = net()
     learner = LwF(model, lr=0.1)
-    learn(learner, [stream[0], stream[0], mixed])
+    learn_tasks(learner, [stream[0], stream[0], mixed])
     assert learner.old.tolist() == [True] * 2 + [False] * 4
     assert all(torch.isfinite(weight).all() for weight in model.parameters())
 
@@ -523,21 +546,26 @@ def test_lwf_says_when_it_was_not_told_of_a_start():
 def test_lwf_needs_a_last_layer_that_gives_the_scores():
     with pytest.raises(InputError, match="model: got .*Conv2d.*Linear"):
         LwF(nn.Conv2d(1, 2, 3))
-    odd = nn.Sequential(nn.Linear(3, 4), nn.Unflatten(1, (4, 1)), nn.Conv1d(4, CLASSES, 1), nn.Flatten()).double()
+    no_linear_head = nn.Sequential(
+        nn.Linear(3, 4), nn.Unflatten(1, (4, 1)), nn.Conv1d(4, CLASSES, 1), nn.Flatten()
+    ).double()
     with pytest.raises(InputError, match="model: got .*, expected .*Linear gives the scores"):
-        learn(LwF(odd), tasks())
+        learn_tasks(LwF(no_linear_head), tasks())
 
 
 @pytest.mark.parametrize("cls", [SI, EWC, LwF])
 def test_images_batch_norm_and_single_examples_are_welcome(cls):
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, CLASSES))
     learner = cls(model, average=0.9, augment=lambda x, g: x.roll(1, -1))
-    g = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     stream = [
-        [(torch.randint(256, (n, 1, 8, 8), generator=g, dtype=torch.uint8), torch.full((n,), label)) for n in (6, 1)]
+        [
+            (torch.randint(256, (n, 1, 8, 8), generator=generator, dtype=torch.uint8), torch.full((n,), label))
+            for n in (6, 1)
+        ]
         for label in range(3)
     ]
-    learn(learner, stream)
+    learn_tasks(learner, stream)
     assert all(torch.isfinite(value).all() for value in model.state_dict().values())
     assert learner.predict(stream[0][0][0]).shape == (6,)
 
@@ -570,7 +598,7 @@ def test_a_bad_batch_of_a_task_is_refused_for_what_it_is(name, moment, bad, mess
 @pytest.mark.parametrize("name", ["lwf", "vrmcl"])
 def test_a_start_without_batches_is_refused_and_changes_nothing(name):
     learner, stream = find_learner(name)(net()), tasks()
-    learn(learner, stream[:1])
+    learn_tasks(learner, stream[:1])
     before = copy.deepcopy(learner.state_dict())
     with pytest.raises(
         InputError, match=f"^start_task: got no batches, expected .*; {name} takes the classes of the task from them"
@@ -592,8 +620,8 @@ def test_defaults_are_the_published_ones():
     assert (ewc.lr, ewc.strength, ewc.decay) == (0.03, 10.0, 1.0)
     assert (lwf.lr, lwf.alpha, lwf.temperature, lwf.weight_decay) == (0.01, 3.0, 2.0, 5e-4)
     assert lwf.optim.param_groups[0]["weight_decay"] == 5e-4
-    own = LwF(net(), optimizer=functools.partial(torch.optim.SGD, weight_decay=0.3))
-    assert own.optim.param_groups[0]["weight_decay"] == 0.3
+    with_own_decay = LwF(net(), optimizer=functools.partial(torch.optim.SGD, weight_decay=0.3))
+    assert with_own_decay.optim.param_groups[0]["weight_decay"] == 0.3
 
 
 @pytest.mark.parametrize(
@@ -624,12 +652,12 @@ def test_squared_gradients_on_a_gpu_take_one_pass_and_agree_with_the_cpu(precisi
     torch.manual_seed(0)
     model = ResNet18((3, 8, 8), 4, width=8)
     model(torch.randn(50, 3, 8, 8))
-    x, y, seen = torch.randn(20, 3, 8, 8), torch.randint(4, (20,)), []
+    x, y, batch_sizes = torch.randn(20, 3, 8, 8), torch.randint(4, (20,)), []
     expected = squared_gradients(model.eval(), x, y)
-    there = computing_in(model.cuda(), precision, channels_last=True)
-    there.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+    gpu_model = computing_in(model.cuda(), precision, channels_last=True)
+    gpu_model.register_forward_pre_hook(lambda _, inputs: batch_sizes.append(len(inputs[0])))
     with numerics(precision):
-        ours = squared_gradients(there, x.cuda(), y.cuda())
-    assert seen == [20, 2]  # and not example by example, as where our operations on a GPU would not be known
-    for a, b in zip(expected, ours, strict=True):
-        assert (a - b.cpu()).norm() < (1e-3 if precision == "fp32" else 0.1) * a.norm()
+        ours = squared_gradients(gpu_model, x.cuda(), y.cuda())
+    assert batch_sizes == [20, 2]  # and not example by example, as where our operations on a GPU would not be known
+    for cpu_square, gpu_square in zip(expected, ours, strict=True):
+        assert (cpu_square - gpu_square.cpu()).norm() < (1e-3 if precision == "fp32" else 0.1) * cpu_square.norm()

@@ -18,7 +18,16 @@ import numpy as np
 import pytest
 import torch
 from grids import until
-from made_up import AROUND, EVIL, few, many, measured, named, record, with_bounds
+from made_up import (
+    AROUND,
+    EVIL,
+    bounds_row,
+    record,
+    rename_in_file,
+    save_few_runs,
+    save_many_runs,
+    save_run_with_bounds,
+)
 from matplotlib.figure import Figure
 from PIL import Image
 from scipy import stats
@@ -54,64 +63,62 @@ def text_of(page):
     return " ".join(unescape(re.sub(r"<[^>]*>", "", page)).split())
 
 
-def acc(store, learner):
+def accuracies(store, learner):
     return [
-        each.metrics["acc"]
-        for each in sorted(store, key=lambda each: each.spec["seed"])
-        if each.spec["learner"] == learner
+        run.metrics["acc"] for run in sorted(store, key=lambda run: run.spec["seed"]) if run.spec["learner"] == learner
     ]
 
 
 def test_the_page_says_first_who_wins_by_how_much_and_whether_that_may_be_chance(store):
-    few(store, seeds=4)
-    er, pcl = acc(store, "er"), acc(store, "pcl")
+    save_few_runs(store, seeds=4)
+    er, pcl = accuracies(store, "er"), accuracies(store, "pcl")
     test = stats.ttest_rel(er, pcl)
     interval = test.confidence_interval(0.95)
     assert test.pvalue < 0.05
-    said = text_of(page_of(store))
+    text = text_of(page_of(store))
     assert (
         f"er does best: after 5 tasks its accuracy is {mean(er):.1f} %, averaged over the tasks, all classes competing "
-        "(the mean of 4 seeds)." in said
+        "(the mean of 4 seeds)." in text
     )
-    ahead = mean(er) - mean(pcl)
+    lead = mean(er) - mean(pcl)
     assert (
-        f"On the same 4 seeds er is {ahead:.1f} points ahead of pcl (95 % interval {interval.low:.1f} to "
-        f"{interval.high:.1f}, p = {test.pvalue:.2g}): that is unlikely to be chance (5 % level)." in said
+        f"On the same 4 seeds er is {lead:.1f} points ahead of pcl (95 % interval {interval.low:.1f} to "
+        f"{interval.high:.1f}, p = {test.pvalue:.2g}): that is unlikely to be chance (5 % level)." in text
     )
-    assert said.index("er does best") < said.index("All figures")
-    assert f"{mean(er):.1f} ± {stdev(er):.1f}" in said
+    assert text.index("er does best") < text.index("All figures")
+    assert f"{mean(er):.1f} ± {stdev(er):.1f}" in text
 
 
 def test_a_difference_that_may_be_chance_is_said_to_be(store):
-    for seed, (one, other) in enumerate(((80, 70), (80, 86))):
-        store.save(record(RunSpec("er", seed=seed), one))
-        store.save(record(RunSpec("pcl", seed=seed), other))
+    for seed, (er_skill, pcl_skill) in enumerate(((80, 70), (80, 86))):
+        store.save(record(RunSpec("er", seed=seed), er_skill))
+        store.save(record(RunSpec("pcl", seed=seed), pcl_skill))
     [scene] = find_scenes(store).scenes
     assert "that may be chance; more seeds would tell" in " ".join(headline(scene))
-    [alone] = find_scenes(store, {"seed": "0"}).scenes
-    assert "a single seed cannot tell whether that is chance" in " ".join(headline(alone))
+    [one_seed] = find_scenes(store, {"seed": "0"}).scenes
+    assert "a single seed cannot tell whether that is chance" in " ".join(headline(one_seed))
     store.path(RunSpec("er", seed=0).key).joinpath("run.json").unlink()
     store.path(RunSpec("pcl", seed=1).key).joinpath("run.json").unlink()
-    [apart] = find_scenes(store).scenes
-    assert "no seed in common" in " ".join(headline(apart))
+    [no_common_seed] = find_scenes(store).scenes
+    assert "no seed in common" in " ".join(headline(no_common_seed))
 
 
 def test_a_tie_is_no_lead_and_a_gain_no_loss(store):
     rows = [*([71.0] * task for task in range(1, 5)), [80.0] * 5]
-    figures = metrics.summary([row + [float("nan")] * (5 - len(row)) for row in rows])
+    summary = metrics.summary([row + [float("nan")] * (5 - len(row)) for row in rows])
     for spec in (RunSpec(learner, seed=seed) for learner in ("er", "pcl") for seed in range(2)):
-        store.save(replace(record(spec), accuracy=rows, metrics=figures))
+        store.save(replace(record(spec), accuracy=rows, metrics=summary))
     store.save(record(RunSpec("sgd"), 20))
     store.save(record(RunSpec("sgd", stream="seq-blobs"), 20, tasks=3))  # so that there is a table of scenes
     page = page_of(store)
-    said = text_of(page)
-    assert "er and pcl do equally well: after 5 tasks their accuracy is 80.0 %, averaged" in said
-    assert "On the same 2 seeds there is no difference between er and pcl (95 % interval 0.0 to 0.0, p = 1)." in said
+    text = text_of(page)
+    assert "er and pcl do equally well: after 5 tasks their accuracy is 80.0 %, averaged" in text
+    assert "On the same 2 seeds there is no difference between er and pcl (95 % interval 0.0 to 0.0, p = 1)." in text
     assert (
-        "On the earlier tasks er has gained 9.0 points against its best before the end; sgd, which does worst" in said
+        "On the earlier tasks er has gained 9.0 points against its best before the end; sgd, which does worst" in text
     )
-    glance = re.search(r'<a href="#scene-2">.*?</tr>', page)[0]
-    assert re.findall("<td>(.*?)</td>", glance)[:4] == [
+    overview = re.search(r'<a href="#scene-2">.*?</tr>', page)[0]
+    assert re.findall("<td>(.*?)</td>", overview)[:4] == [
         "er, pcl",
         "80.0 ± 0.0 (n=2)",
         "+0.0 points over pcl",
@@ -130,18 +137,18 @@ def test_runs_on_held_out_examples_are_shown_where_they_are_asked_for(parabolic)
         code, _, err = parabolic(command)
         assert code == 2
         assert "expected at least one; 2 runs with held-out examples" in err
-    few(store)
-    told = "2 runs with held-out examples, such as trials of a search, left out; to see them: --where validation=0.1"
+    save_few_runs(store)
+    note = "2 runs with held-out examples, such as trials of a search, left out; to see them: --where validation=0.1"
     assert parabolic("report")[0] == 0
-    said = text_of(Path("report.html").read_text())
-    assert "9 finished runs" in said
-    assert "validation=0.1" not in said.replace(told, "")
-    assert told in said
-    assert told in parabolic("plot")[1]
+    text = text_of(Path("report.html").read_text())
+    assert "9 finished runs" in text
+    assert "validation=0.1" not in text.replace(note, "")
+    assert note in text
+    assert note in parabolic("plot")[1]
     assert parabolic("report", "--where", "validation=0.1")[0] == 0
-    said = text_of(Path("report.html").read_text())
-    assert "2 finished runs" in said
-    assert "such as trials" not in said
+    text = text_of(Path("report.html").read_text())
+    assert "2 finished runs" in text
+    assert "such as trials" not in text
 
 
 def test_learners_without_a_memory_are_compared_with_every_size_of_it(store):
@@ -149,8 +156,8 @@ def test_learners_without_a_memory_are_compared_with_every_size_of_it(store):
         store.save(record(RunSpec("er", memory=memory), 80))
     store.save(record(RunSpec("sgd"), 20))
     store.save(record(RunSpec("sgd", scenario={"tasks": 2}), 20, tasks=2))
-    found = {scene.title: [method.name for method in scene.methods] for scene in find_scenes(store).scenes}
-    assert found == {
+    methods = {scene.title: [method.name for method in scene.methods] for scene in find_scenes(store).scenes}
+    assert methods == {
         "seq-digits, memory 50": ["er", "sgd"],
         "seq-digits, memory 100": ["er", "sgd"],
         "seq-digits, tasks=2": ["sgd"],
@@ -162,15 +169,15 @@ def test_runs_of_a_preset_are_called_by_it_where_that_is_shorter(store, tmp_path
     (tmp_path / "mine.toml").write_text('learner = "er"\n[settings]\nlr = 0.05\nreplay = 8\naverage = 0.9\n')
     (tmp_path / "broken.toml").write_text("learner = ")
     (tmp_path / "unknown.toml").write_text('learner = "er"\n[settings]\nreply = 8\n')
-    plus = load_preset("pcl-plus").spec(stream="seq-digits", memory=200)
-    mine = load_preset("mine").spec()
+    plus_spec = load_preset("pcl-plus").spec(stream="seq-digits", memory=200)
+    preset_spec = load_preset("mine").spec()
     for spec in (
-        plus,
-        replace(plus, options={**plus.options, "repeats": 1}),
-        replace(plus, options={"lr": 0.05}),
-        mine,
-        replace(mine, options={**mine.options, "replay": 9}),
-        replace(mine, options={"lr": 0.05}),
+        plus_spec,
+        replace(plus_spec, options={**plus_spec.options, "repeats": 1}),
+        replace(plus_spec, options={"lr": 0.05}),
+        preset_spec,
+        replace(preset_spec, options={**preset_spec.options, "replay": 9}),
+        replace(preset_spec, options={"lr": 0.05}),
     ):
         store.save(record(spec))
     [scene] = find_scenes(store).scenes
@@ -187,8 +194,8 @@ def test_of_presets_that_are_equal_a_run_is_called_by_the_one_for_its_stream(sto
     for stream in ("seq-digits", "seq-blobs"):
         store.save(record(load_preset("first").spec(stream=stream)))
         store.save(record(replace(load_preset("then").spec(stream=stream), options={"lr": 0.05})))
-    found = {scene.stream: {method.name for method in scene.methods} for scene in find_scenes(store).scenes}
-    assert found == {"seq-digits": {"first", "er lr=0.05"}, "seq-blobs": {"then", "er lr=0.05"}}
+    methods = {scene.stream: {method.name for method in scene.methods} for scene in find_scenes(store).scenes}
+    assert methods == {"seq-digits": {"first", "er lr=0.05"}, "seq-blobs": {"then", "er lr=0.05"}}
 
 
 OWN = """
@@ -205,8 +212,8 @@ class Silent(Mine):
 def test_a_class_of_a_file_has_the_name_that_it_states_as_long_as_the_file_is_there(parabolic):
     store = Store("runs")
     Path("own.py").write_text(OWN)
-    for number, kind in enumerate(("Mine", "Taken", "Silent")):
-        store.save(record(RunSpec(f"own.py:{kind}"), 90 - 5 * number))
+    for number, class_name in enumerate(("Mine", "Taken", "Silent")):
+        store.save(record(RunSpec(f"own.py:{class_name}"), 90 - 5 * number))
     store.save(record(RunSpec("er"), 50))
     [scene] = find_scenes(store).scenes
     assert [method.name for method in scene.methods] == ["my-er", "Taken", "Silent", "er"]
@@ -227,15 +234,15 @@ def test_a_class_of_a_file_has_the_name_that_it_states_as_long_as_the_file_is_th
 
 
 def test_a_file_is_read_anew_at_each_look_but_parsed_once_as_long_as_it_stays_the_same(store, tmp_path, monkeypatch):
-    parsed, own = [], tmp_path / "own.py"
-    noting = {**vars(ast), "parse": lambda source: parsed.append(source) or ast.parse(source)}
-    monkeypatch.setattr(sketches, "ast", SimpleNamespace(**noting))
+    parsed, path = [], tmp_path / "own.py"
+    recording_ast = {**vars(ast), "parse": lambda source: parsed.append(source) or ast.parse(source)}
+    monkeypatch.setattr(sketches, "ast", SimpleNamespace(**recording_ast))
     for seed in range(30):
         spec = RunSpec("er", seed=seed, options={"lr": (1 + seed % 10) / 100})
         store.save(record(spec, 80))
-        named(store, spec.key, f"{own}:Mine")
+        rename_in_file(store, spec.key, f"{path}:Mine")
     for name in ("one", "two"):
-        own.write_text(f"from parabolic import ER\nclass Mine(ER):\n    name = '{name}'\n")
+        path.write_text(f"from parabolic import ER\nclass Mine(ER):\n    name = '{name}'\n")
         [scene] = find_scenes(store, {"learner": name}).scenes
         assert len(results_of(scene).rows) == 10
         assert all(method.name.startswith(name) for method in scene.methods)
@@ -243,11 +250,11 @@ def test_a_file_is_read_anew_at_each_look_but_parsed_once_as_long_as_it_stays_th
 
 
 def test_the_name_of_a_learner_is_asked_once_however_many_runs_it_has(monkeypatch):
-    asked = []
-    monkeypatch.setattr(runs, "name_of", lambda learner: asked.append(learner) or "mine")
-    rows = [{"learner": f"{kind}.py:Mine", "seed": seed} for kind in "ab" for seed in range(50)]
+    names_asked = []
+    monkeypatch.setattr(runs, "name_of", lambda learner: names_asked.append(learner) or "mine")
+    rows = [{"learner": f"{file}.py:Mine", "seed": seed} for file in "ab" for seed in range(50)]
     assert len(runs.select(rows, {"learner": "mine"})) == 100
-    assert sorted(asked) == ["a.py:Mine", "b.py:Mine"]
+    assert sorted(names_asked) == ["a.py:Mine", "b.py:Mine"]
 
 
 def test_looking_at_runs_and_presets_runs_no_code_that_they_name(parabolic):
@@ -255,16 +262,16 @@ def test_looking_at_runs_and_presets_runs_no_code_that_they_name(parabolic):
     store = Store("runs")
     Path("presets").mkdir()
     Path("presets/theirs.toml").write_text('learner = "runs/own.py:Mine"\n[settings]\nlr = 0.01\n')
-    for seed, changed in enumerate(
+    for seed, names in enumerate(
         ({"learner": "runs/own.py:Mine"}, {"learner": "runs.own:Mine"}, {"stream": "runs/own.py:Mine"})
     ):
         spec = RunSpec("er", seed=seed)
         store.save(record(spec, 90))
-        named(store, spec.key, **changed)
+        rename_in_file(store, spec.key, **names)
     Path("runs/own.py").write_text("open('ran', 'w')\n" + OWN)
     for command in (["runs"], ["runs", "--learner", "my-er"], ["report"], ["plot"], ["presets"]):
-        code, told = parabolic(*command)[:2]
-        assert code == 0, told
+        code, output = parabolic(*command)[:2]
+        assert code == 0, output
         assert not Path("ran").exists()
     assert "my-er" in Path("report.html").read_text()
     spec = RunSpec("er", seed=9)
@@ -298,40 +305,40 @@ class Further(Mine):
 class Ours(ER):
     pass
 """
-    for place in ("mine.py", "pack/inner.py"):
-        Path(place).write_text(text)
+    for path in ("mine.py", "pack/inner.py"):
+        Path(path).write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     assert sketch_of("pack.inner:Mine") == sketch_of("mine.py:Mine")
     assert not Path("ran").exists()
     names = [f"mine.py:{name}" for name in ("Mine", "Further", "Ours")]
-    for name, read in zip(names, [*map(sketch_of, names)], strict=True):
+    for name, sketch in zip(names, [*map(sketch_of, names)], strict=True):
         find_learner(name)
         loaded = sketch_of(name)
-        assert (read.name, read.sees_all) == (loaded.name, loaded.sees_all)
-        assert read.defaults.keys() == loaded.defaults.keys()
-        wrong = {each for each in loaded.defaults if read.defaults[each] != loaded.defaults[each]}
+        assert (sketch.name, sketch.sees_all) == (loaded.name, loaded.sees_all)
+        assert sketch.defaults.keys() == loaded.defaults.keys()
+        wrong = {option for option in loaded.defaults if sketch.defaults[option] != loaded.defaults[option]}
         assert wrong == {"rate"} & loaded.defaults.keys()
     assert [sketch_of(name).name for name in names] == ["mine", "", ""]
     assert [sketch_of(name).sees_all for name in names] == [False, True, False]
-    for odd in ("mine.py:Gone", "gone.py:Mine", "gone.module:Mine", "\0.py:Mine", ":Mine", "a..b:Mine"):
-        assert sketch_of(odd) is None
-        assert name_of(odd) == odd.rpartition(":")[2]
-        assert not sees_all(odd)
+    for missing in ("mine.py:Gone", "gone.py:Mine", "gone.module:Mine", "\0.py:Mine", ":Mine", "a..b:Mine"):
+        assert sketch_of(missing) is None
+        assert name_of(missing) == missing.rpartition(":")[2]
+        assert not sees_all(missing)
 
 
 def test_what_learns_all_tasks_at_once_has_no_forgetting(store):
     skills = {"joint": 90, "er": 80, "sgd": 30}
     runs = {name: [record(RunSpec(name, seed=seed), skills[name]) for seed in range(3)] for name in skills}
-    for each in (*runs["joint"], *runs["er"], *runs["sgd"]):
-        store.save(each)
+    for run in (*runs["joint"], *runs["er"], *runs["sgd"]):
+        store.save(run)
     [scene] = find_scenes(store).scenes
     compared = comparison(runs, title="three", seeds=3)
     for results in (compared, results_of(scene)):
-        place = [column.title.startswith("forgetting") for column in results.columns].index(True)
-        cells, judged = ([row[place] for row in each] for each in (results.rows.values(), results.judged))
+        column_index = [column.title.startswith("forgetting") for column in results.columns].index(True)
+        cells, judged = ([row[column_index] for row in rows] for rows in (results.rows.values(), results.judged))
         assert [cell.ours and cell.ours.n for cell in cells] == [None, 3, 3]
-        assert [each.mark for each in judged] == ["", "best", "second"]
-        assert [entry.mean for entry in next(lines(results)).entries][place] == "–"
+        assert [cell.mark for cell in judged] == ["", "best", "second"]
+        assert [entry.mean for entry in next(lines(results)).entries][column_index] == "–"
         assert "joint learned all tasks at once: there is no forgetting, and AAA is" in legend(results)[-1]
     assert "joint" not in legend(comparison({"er": runs["er"]}, title="one", seeds=3))[-1]
     assert "On the earlier tasks sgd has lost" in in_words(runs)
@@ -343,9 +350,11 @@ def test_what_learns_all_tasks_at_once_has_no_forgetting(store):
 
 
 def test_runs_of_code_or_data_that_were_changed_since_have_no_mean_with_others(store):
-    def save(seed, skill, hour, **made):
+    def save(seed, skill, hour, **made_by):
         run = record(RunSpec("er", seed=seed), skill)
-        store.save(replace(run, environment={**run.environment, "finished": f"2026-01-02T{hour}:00:00+00:00", **made}))
+        store.save(
+            replace(run, environment={**run.environment, "finished": f"2026-01-02T{hour}:00:00+00:00", **made_by})
+        )
 
     save(4, 90, "01", code="first", data="all")
     save(3, 20, "02", code="second", data="all")
@@ -358,23 +367,23 @@ def test_runs_of_code_or_data_that_were_changed_since_have_no_mean_with_others(s
     }  # fmt: skip
 
 
-def test_failed_and_missing_runs_are_told(store):
-    few(store)
+def test_failed_and_missing_runs_are_reported(store):
+    save_few_runs(store)
     store.path(RunSpec("pcl", seed=1).key).joinpath("run.json").unlink()
     store.save_failure(RunSpec("pcl", seed=2), "never shown, for it is finished")
     store.save_failure(RunSpec("gem", seed=0), "the loss became nan", "Traceback ...")
     page = page_of(store)
-    said = text_of(page)
-    assert "8 finished runs, 1 failed" in said
-    assert "pcl: Not run with seed 1, unlike others." in said
-    assert "gem: failed with seed 0 (the loss became nan). Not run with seed 1, 2, unlike others." in said
-    assert "(n=2)" in said
-    assert "never shown" not in said
+    text = text_of(page)
+    assert "8 finished runs, 1 failed" in text
+    assert "pcl: Not run with seed 1, unlike others." in text
+    assert "gem: failed with seed 0 (the loss became nan). Not run with seed 1, 2, unlike others." in text
+    assert "(n=2)" in text
+    assert "never shown" not in text
     assert data_of(page)["runs"][RunSpec("gem").key]["trace"] == "Traceback ..."
 
 
 def test_every_number_leads_to_its_runs_their_command_versions_and_settings(store):
-    few(store)
+    save_few_runs(store)
     page = page_of(store)
     data = data_of(page)
     cells = re.findall(r'data-runs="([^"]+)"><b>([\d.]+)</b>', page)
@@ -393,11 +402,11 @@ def test_every_number_leads_to_its_runs_their_command_versions_and_settings(stor
 
 
 def test_names_of_the_user_are_shown_as_text_wherever_they_stand(store):
-    few(store, 1)
+    save_few_runs(store, 1)
     for seed in range(2):
         spec = RunSpec("er", seed=seed, memory=77)
         store.save(record(spec))
-        named(store, spec.key, learner=f"x.py:{EVIL}", stream=EVIL)
+        rename_in_file(store, spec.key, learner=f"x.py:{EVIL}", stream=EVIL)
     store.save_failure(RunSpec("gem"), f"it said {EVIL}", EVIL)
     (store.root / EVIL.replace("/", "")).mkdir()
     (store.root / EVIL.replace("/", "") / "run.json").write_text("{")
@@ -408,7 +417,7 @@ def test_names_of_the_user_are_shown_as_text_wherever_they_stand(store):
 
 
 def test_the_page_needs_no_other_file_and_no_network(store):
-    few(store)
+    save_few_runs(store)
     page = re.sub(r"<script nonce=.*?</script>", "", page_of(store), flags=re.DOTALL)
     assert not re.search(r'(src|href|action)="(?!#|data:)', page)
     assert "url(" not in page
@@ -422,32 +431,32 @@ def test_ours_stands_beside_what_the_paper_has(store):
     page = page_of(store)
     page = page[page.index("Three streams, memory 1000") :]
     row = re.search(r'<th scope="row" data-value="PCL">.*?</tr>', page, re.DOTALL)[0]
-    first = re.search(r"<td.*?</td>", row, re.DOTALL)[0]
-    keys = re.search(r'data-runs="([^"]+)"', first)[1].split()
+    cell = re.search(r"<td.*?</td>", row, re.DOTALL)[0]
+    keys = re.search(r'data-runs="([^"]+)"', cell)[1].split()
     specs = {spec.key: spec for spec in Selection(("main",), quick=True).runs}
     ours = [store.find(specs[key]).metrics["aaa"] for key in keys if store.find(specs[key])]
     assert len(ours) == 2
-    assert f"{mean(ours):.2f} ± {stdev(ours):.1f}" in text_of(first)
-    assert "paper 64.55 ± 1.9" in text_of(first)
+    assert f"{mean(ours):.2f} ± {stdev(ours):.1f}" in text_of(cell)
+    assert "paper 64.55 ± 1.9" in text_of(cell)
     assert "none yet" in page  # of the methods that were not run
     assert "the paper's figures are for other data" in text_of(page)
 
 
 def test_bounds_are_drawn_from_beside_the_runs_and_from_their_own_folder(store, tmp_path):
-    few(store, 2)
+    save_few_runs(store, 2)
     for seed in range(2):
-        with_bounds(store, RunSpec("pcl", seed=seed))
-    elsewhere = tmp_path / "bounds"
-    elsewhere.mkdir()
-    told = {"spec": RunSpec("er", stream="seq-blobs").resolved(), "rows": [measured(task) for task in range(3)]}
-    (elsewhere / "a.json").write_text(json.dumps(told))
-    (elsewhere / "b.json").write_text('{"rows": [{}]}')
-    page = page_of(store, bounds=elsewhere)
-    said = text_of(page)
-    assert "pcl on seq-digits, memory 200 In theory, the loss on memory" in said
-    assert "Mean of 2 runs (n = 2)." in said
-    assert "er on seq-blobs" in said
-    assert "b.json: it does not contain bounds" in said
+        save_run_with_bounds(store, RunSpec("pcl", seed=seed))
+    folder = tmp_path / "bounds"
+    folder.mkdir()
+    bounds = {"spec": RunSpec("er", stream="seq-blobs").resolved(), "rows": [bounds_row(task) for task in range(3)]}
+    (folder / "a.json").write_text(json.dumps(bounds))
+    (folder / "b.json").write_text('{"rows": [{}]}')
+    page = page_of(store, bounds=folder)
+    text = text_of(page)
+    assert "pcl on seq-digits, memory 200 In theory, the loss on memory" in text
+    assert "Mean of 2 runs (n = 2)." in text
+    assert "er on seq-blobs" in text
+    assert "b.json: it does not contain bounds" in text
     curves = [
         trace["y"]
         for figure in data_of(page)["figures"].values()
@@ -458,10 +467,10 @@ def test_bounds_are_drawn_from_beside_the_runs_and_from_their_own_folder(store, 
 
 
 def test_what_is_measured_beside_bounds_has_a_column(store):
-    with_bounds(store, RunSpec("pcl"))
+    save_run_with_bounds(store, RunSpec("pcl"))
     [run] = store
-    both = "parabolic.engine.theory:bounds, mine.py:own"
-    run = replace(run, spec={**run.spec, "measure": both}, measured={**run.measured, "own": [1.0] * 5})
+    measures = "parabolic.engine.theory:bounds, mine.py:own"
+    run = replace(run, spec={**run.spec, "measure": measures}, measured={**run.measured, "own": [1.0] * 5})
     store.save(replace(run, metrics=run.summary))
     [scene] = find_scenes(store).scenes
     titles = [column.title for column in results_of(scene).columns]
@@ -470,7 +479,7 @@ def test_what_is_measured_beside_bounds_has_a_column(store):
 
 
 def test_bridges_are_images_of_what_the_stream_holds(store):
-    few(store, 1)
+    save_few_runs(store, 1)
     page = page_of(store)
     images = re.findall(r'<img src="(data:image/png;base64,[^"]+)" alt="([^"]+)"', page)
     assert len(images) == 10
@@ -483,8 +492,8 @@ def test_an_image_in_the_page_is_the_image(tmp_path):
     path = tmp_path / "a.png"
     path.write_bytes(base64.b64decode(png(image).partition(",")[2]))
     with Image.open(path) as picture:
-        found = torch.from_numpy(np.array(picture))
-    assert (found == (image * 255).round().permute(1, 2, 0)).all()
+        pixels = torch.from_numpy(np.array(picture))
+    assert (pixels == (image * 255).round().permute(1, 2, 0)).all()
 
 
 DAMAGED = {
@@ -500,19 +509,19 @@ DAMAGED = {
 }
 
 
-@pytest.mark.parametrize("how", DAMAGED)
-def test_a_damaged_run_is_named_and_stops_nothing(parabolic, how):
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_damaged_run_is_named_and_stops_nothing(parabolic, kind):
     store, spec = Store("runs"), RunSpec("er")
     store.save(record(spec))
-    damage = DAMAGED[how]
+    damage = DAMAGED[kind]
     path = store.path(spec.key) / "run.json"
     path.write_text(damage if isinstance(damage, str) else json.dumps(json.loads(path.read_text()) | damage))
     code, out, _ = parabolic("report")
     assert code == 0
     assert "report.html" in out
-    said = text_of(Path("report.html").read_text())
-    assert "1 unreadable" in said
-    assert f"{path}: " in said
+    text = text_of(Path("report.html").read_text())
+    assert "1 unreadable" in text
+    assert f"{path}: " in text
     store.save(record(RunSpec("sgd"), 20))
     assert parabolic("report")[0] == 0
     assert "sgd: after 5 tasks its accuracy is" in text_of(Path("report.html").read_text())
@@ -536,9 +545,9 @@ def test_with_no_runs_there_is_a_message_and_with_one_a_page(parabolic):
     code, out, _ = parabolic("report", "-o", "a/page.html")
     assert code == 0
     assert str(Path("a/page.html").resolve()) in out.replace("\n", "")
-    said = text_of(Path("a/page.html").read_text())
-    assert "er: after 5 tasks its accuracy is" in said
-    assert "One seed (n = 1)" in said
+    text = text_of(Path("a/page.html").read_text())
+    assert "er: after 5 tasks its accuracy is" in text
+    assert "One seed (n = 1)" in text
     code, _, err = parabolic("report", "--where", "learner=pcl")
     assert code == 2
     assert "no runs that fit" in err
@@ -546,13 +555,13 @@ def test_with_no_runs_there_is_a_message_and_with_one_a_page(parabolic):
 
 def test_runs_of_several_streams_are_not_mixed(parabolic):
     store = Store("runs")
-    few(store, 2)
+    save_few_runs(store, 2)
     for seed in range(2):
         store.save(record(RunSpec("er", "seq-blobs", seed=seed), 90, tasks=3))
     assert parabolic("report")[0] == 0
-    said = text_of(Path("report.html").read_text())
-    assert "after 3 tasks its accuracy is" in said
-    assert "after 5 tasks its accuracy is" in said
+    text = text_of(Path("report.html").read_text())
+    assert "after 3 tasks its accuracy is" in text
+    assert "after 5 tasks its accuracy is" in text
     code, _, err = parabolic("plot", "-o", "a.png")
     assert code == 2
     assert "runs of 2 kinds" in err
@@ -563,25 +572,25 @@ def test_runs_of_several_streams_are_not_mixed(parabolic):
 
 
 @pytest.mark.parametrize(
-    ("others", "told"),
+    ("other_specs", "message"),
     [
         ([{"scenario": {"tasks": 2}}], "choose by tasks (None, 2), for example --where tasks=2"),
         ([{"memory": 50, "epochs": 3}], "choose by memory (200, 50) and epochs (1, 3), for example "),
         ([{"memory": 50}, {"stream": "seq-blobs"}], "choose by stream (seq-blobs, seq-digits) and memory (200, 50), "),
     ],
 )
-def test_runs_of_several_kinds_are_told_apart_by_what_differs(parabolic, others, told):
+def test_runs_of_several_kinds_are_told_apart_by_what_differs(parabolic, other_specs, message):
     store = Store("runs")
-    for given in ({}, *others):
-        store.save(record(RunSpec("er", **given), tasks=given.get("scenario", {}).get("tasks", 5)))
+    for options in ({}, *other_specs):
+        store.save(record(RunSpec("er", **options), tasks=options.get("scenario", {}).get("tasks", 5)))
     code, _, err = parabolic("plot", "-o", "a.svg")
     assert code == 2
-    assert told in err
+    assert message in err
     assert parabolic("plot", "-o", "a.svg", *err.split("for example ")[1].split())[0] == 0
 
 
 def test_the_page_of_five_hundred_runs_is_small_and_soon_made(store, tmp_path):
-    many(store)
+    save_many_runs(store)
     began = time.process_time()  # of this process: that others keep the machine busy does not count
     path = write_page(store, tmp_path / "page.html")
     assert time.process_time() - began < 20
@@ -590,13 +599,13 @@ def test_the_page_of_five_hundred_runs_is_small_and_soon_made(store, tmp_path):
 
 
 def test_the_seeds_of_a_scene_are_counted_once_for_all_its_methods(monkeypatch):
-    counted, tried = [], Method.tried.fget
-    monkeypatch.setattr(Method, "tried", property(lambda self: counted.append(self) or tried(self)))
+    counts, tried = [], Method.tried.fget
+    monkeypatch.setattr(Method, "tried", property(lambda self: counts.append(self) or tried(self)))
     run = record(RunSpec("er"))
     scene = Scene("", "", [Method(str(number), {number % 2: run}) for number in range(100)])
     assert [scene.missing(method) for method in scene.methods[:2]] == [[1], [0]]
     assert len(list(map(scene.missing, scene.methods))) == 100
-    assert len(counted) <= 5 * 100
+    assert len(counts) <= 5 * 100
 
 
 @pytest.mark.parametrize(("tasks", "shown"), [(100, range(1, 101)), (101, range(1, 102, 2)), (350, range(2, 351, 4))])
@@ -604,21 +613,23 @@ def test_a_heat_map_of_many_tasks_shows_some_of_them_up_to_the_last(store, tasks
     run = record(RunSpec("er"), tasks=tasks)
     store.save(run)
     page = page_of(store)
-    [drawn] = [each for figure in data_of(page)["figures"].values() for each in figure["data"] if "zmax" in each]
-    assert drawn["x"] == drawn["y"] == list(shown)
-    want = [[round(run.accuracy[i - 1][j - 1], 2) if j <= i else None for j in shown] for i in shown]
-    assert drawn["z"] == want
+    [heat_map] = [trace for figure in data_of(page)["figures"].values() for trace in figure["data"] if "zmax" in trace]
+    assert heat_map["x"] == heat_map["y"] == list(shown)
+    expected = [
+        [round(run.accuracy[row - 1][column - 1], 2) if column <= row else None for column in shown] for row in shown
+    ]
+    assert heat_map["z"] == expected
     assert (f"Of the {tasks} tasks at most 100 are shown" in text_of(page)) == (tasks > 100)
 
 
-@pytest.mark.parametrize(("stream", "asked"), [("seq-blobs", []), ("seq-digits", [True] * 2)])
-def test_the_paper_s_runs_are_only_listed_if_there_are_runs_on_its_streams(store, monkeypatch, stream, asked):
-    listed, every = [], Selection.runs.fget
-    monkeypatch.setattr(Selection, "runs", property(lambda self: listed.append(self.quick) or every(self)))
+@pytest.mark.parametrize(("stream", "expected"), [("seq-blobs", []), ("seq-digits", [True] * 2)])
+def test_the_paper_s_runs_are_only_listed_if_there_are_runs_on_its_streams(store, monkeypatch, stream, expected):
+    listings, list_runs = [], Selection.runs.fget
+    monkeypatch.setattr(Selection, "runs", property(lambda self: listings.append(self.quick) or list_runs(self)))
     _selected.cache_clear()
     store.save(record(RunSpec("er", stream=stream)))
     page_of(store)
-    assert listed == asked
+    assert listings == expected
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -630,23 +641,23 @@ def test_the_streams_of_a_selection_are_those_of_its_runs(quick, tuned):
 
 
 def test_curves_in_a_terminal(store):
-    few(store)
+    save_few_runs(store)
     [scene] = find_scenes(store).scenes
-    drawn = plot_text(scene, width=60, height=21).plain.splitlines()
-    assert drawn[0].startswith("seq-digits, memory 200")
-    rows = drawn[1:22]
+    plot_lines = plot_text(scene, width=60, height=21).plain.splitlines()
+    assert plot_lines[0].startswith("seq-digits, memory 200")
+    rows = plot_lines[1:22]
     assert [row[:5] for row in (rows[0], rows[10], rows[20])] == ["100 ┤", " 50 ┤", "  0 ┤"]
     assert all(len(row) <= 60 for row in rows)
-    for place, method in enumerate(scene.methods):
+    for index, method in enumerate(scene.methods):
         end = method.curves.mean(0)[-1]
-        (line,) = [number for number, row in enumerate(rows) if row.rstrip().endswith(SIGNS[place])]
+        (line,) = [number for number, row in enumerate(rows) if row.rstrip().endswith(SIGNS[index])]
         assert line + 0.5 == pytest.approx((1 - end / 100) * 21, abs=0.6)
-        assert drawn[24 + place].startswith(f"{SIGNS[place]} {method.name}: {method.summary('acc').mean:.1f} ± ")
-    assert drawn[23].split() == ["1", "2", "3", "4", "5", "task"]
+        assert plot_lines[24 + index].startswith(f"{SIGNS[index]} {method.name}: {method.summary('acc').mean:.1f} ± ")
+    assert plot_lines[23].split() == ["1", "2", "3", "4", "5", "task"]
 
 
 def test_curves_for_a_paper(parabolic):
-    few(Store("runs"))
+    save_few_runs(Store("runs"))
     for suffix in ("png", "svg", "pdf"):
         assert parabolic("plot", "runs", "-o", f"a.{suffix}", "--style", "paper")[0] == 0
     assert Path("a.pdf").read_bytes().startswith(b"%PDF")
@@ -674,8 +685,8 @@ def test_the_words_of_a_picture_lie_within_it(tmp_path, monkeypatch, style, meth
         path.touch()
         canvas.draw_without_rendering()
         [legend], [axis], room = canvas.legends, canvas.axes, canvas.bbox
-        for each in (legend, *legend.get_texts(), *([axis.title] if style == "screen" else [])):
-            box = each.get_window_extent()
+        for artist in (legend, *legend.get_texts(), *([axis.title] if style == "screen" else [])):
+            box = artist.get_window_extent()
             assert room.x0 <= box.x0 < box.x1 <= room.x1
             assert room.y0 <= box.y0 < box.y1 <= room.y1
         assert canvas.get_figwidth() == width
@@ -683,9 +694,9 @@ def test_the_words_of_a_picture_lie_within_it(tmp_path, monkeypatch, style, meth
         checked.append(len(legend.get_texts()))
 
     monkeypatch.setattr(Figure, "savefig", check)
-    told = " ".join(["settings=0.125"] * words)
-    every = [Method(f"method-{number} {told}", {0: record(RunSpec("er"))}) for number in range(methods)]
-    draw_curves(Scene(f"a stream {told}", "a stream", every), tmp_path / "a.png", style)
+    settings = " ".join(["settings=0.125"] * words)
+    all_methods = [Method(f"method-{number} {settings}", {0: record(RunSpec("er"))}) for number in range(methods)]
+    draw_curves(Scene(f"a stream {settings}", "a stream", all_methods), tmp_path / "a.png", style)
     assert checked == [methods]
 
 
@@ -696,27 +707,27 @@ def test_a_watched_page_is_current_and_whole_at_any_moment(tmp_path):
         assert until(path.exists)
         assert "There are no runs in this folder yet" in path.read_text()
         store.save(record(RunSpec("er", seed=0), 80))
-        cut = []
+        truncated = []
 
-        def says(words):
+        def page_says(words):
             text = path.read_text()
-            cut.append(not text.endswith("</html>"))
+            truncated.append(not text.endswith("</html>"))
             return words in text_of(text)
 
-        assert until(lambda: says("1 finished run"))
+        assert until(lambda: page_says("1 finished run"))
         store.save_failure(RunSpec("sgd"), "no luck")
-        assert until(lambda: says("1 failed"))
+        assert until(lambda: page_says("1 failed"))
         assert data_of(path.read_text())["refresh"] == 0.2
         process.send_signal(signal.SIGINT)
         out = process.communicate(timeout=60)[0]
     assert process.returncode == 0
     assert f"The report: {path}" in out
-    assert not any(cut)
+    assert not any(truncated)
     assert data_of(path.read_text())["refresh"] is None
 
 
 def test_a_page_that_cannot_be_written_is_an_error_with_a_remedy(store, tmp_path):
-    few(store, 1)
+    save_few_runs(store, 1)
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="name another file"):
         write_page(store, tmp_path / "file" / "page.html")
@@ -726,14 +737,14 @@ def test_the_code_of_the_page_on_reports(tmp_path, monkeypatch):
     pytest.importorskip("tensorboard", reason="needs the extra `tensorboard`")
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parent.parent / "docs" / "report.md").read_text()
-    found = {}
+    names_of_all = {}
     for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
         exec(compile(code, "report.md", "exec"), names := {})  # each on its own
-        found |= names
-    assert found["again"].accuracy == found["record"].accuracy
-    forgotten = [each.metrics["forgetting"] for each in Store("runs") if each.spec["learner"] == "sgd"]
-    assert found["lost"]["sgd"][3] == pytest.approx(np.mean(forgotten))
+        names_of_all |= names
+    assert names_of_all["again"].accuracy == names_of_all["record"].accuracy
+    forgotten = [run.metrics["forgetting"] for run in Store("runs") if run.spec["learner"] == "sgd"]
+    assert names_of_all["lost"]["sgd"][3] == pytest.approx(np.mean(forgotten))
     assert "My runs" in text_of(Path("report.html").read_text())
     assert list(Path("tracked/tensorboard").iterdir())
-    (told,) = Path("tracked").glob("*.csv")
-    assert re.findall(r"^task,(\d),worst,", told.read_text(), re.MULTILINE) == ["1", "2", "3"]
+    (csv_file,) = Path("tracked").glob("*.csv")
+    assert re.findall(r"^task,(\d),worst,", csv_file.read_text(), re.MULTILINE) == ["1", "2", "3"]

@@ -44,14 +44,17 @@ def net(seed=0):
 
 
 def batches(seed=1):
-    g = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     return [
-        (torch.randint(256, (6, 1, 4, 4), generator=g, dtype=torch.uint8), torch.randint(4, (6,), generator=g))
+        (
+            torch.randint(256, (6, 1, 4, 4), generator=generator, dtype=torch.uint8),
+            torch.randint(4, (6,), generator=generator),
+        )
         for _ in range(LENGTH)
     ]
 
 
-def make(name, **options):
+def make_learner(name, **options):
     cls = find_learner(name)
     if issubclass(cls, ReplayLearner):
         options = {"memory": 20, "replay": 5} | options
@@ -61,12 +64,12 @@ def make(name, **options):
 def learn(learner, begin, end):
     """Learn some batches of the stream, with the work at the start and the end of tasks."""
     data = batches()
-    for i in range(begin, end):
-        task = data[i - i % TASK : i - i % TASK + TASK]
-        if i % TASK == 0:
+    for number in range(begin, end):
+        task = data[number - number % TASK : number - number % TASK + TASK]
+        if number % TASK == 0:
             learner.start_task(task)
-        learner.observe(*data[i], i // TASK)
-        if i % TASK == TASK - 1:
+        learner.observe(*data[number], number // TASK)
+        if number % TASK == TASK - 1:
             learner.end_task(task)
 
 
@@ -85,8 +88,8 @@ def elsewhere():
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     )
 
-    def go_on(begin, one, other):
-        process.stdin.write(f"{begin} {one} {other}\n")
+    def go_on(begin, source, target):
+        process.stdin.write(f"{begin} {source} {target}\n")
         process.stdin.flush()
         assert process.stdout.readline() == "done\n"
 
@@ -97,9 +100,9 @@ def elsewhere():
 
 
 @functools.cache
-def whole(name, average, optimizer):
-    """The state at the end of the stream of one that never stopped."""
-    learner = make(name, average=average, optimizer=optimizer, lr=0.01)
+def undisturbed_learner(name, average, optimizer):
+    """A learner that went through the whole stream without a stop."""
+    learner = make_learner(name, average=average, optimizer=optimizer, lr=0.01)
     learn(learner, 0, LENGTH)
     return learner
 
@@ -110,26 +113,26 @@ def whole(name, average, optimizer):
 def test_a_learner_goes_on_in_another_process_as_if_it_had_never_stopped(
     elsewhere, tmp_path, name, cut, average, optimizer
 ):
-    learner = make(name, average=average, optimizer=optimizer, lr=0.01)
+    learner = make_learner(name, average=average, optimizer=optimizer, lr=0.01)
     learn(learner, 0, cut)
     learner.save(tmp_path / "one")
     elsewhere(cut, tmp_path / "one", tmp_path / "other")
-    there, here = Learner.load(tmp_path / "other"), whole(name, average, optimizer)
-    assert type(there) is type(here)
-    assert repr(there) == repr(here)
-    assert same_state(there.state_dict(), here.state_dict())
+    resumed, undisturbed = Learner.load(tmp_path / "other"), undisturbed_learner(name, average, optimizer)
+    assert type(resumed) is type(undisturbed)
+    assert repr(resumed) == repr(undisturbed)
+    assert same_state(resumed.state_dict(), undisturbed.state_dict())
     probe = batches(seed=9)[0][0]
-    assert torch.equal(there.scores(probe), here.scores(probe))
+    assert torch.equal(resumed.scores(probe), undisturbed.scores(probe))
 
 
-def test_what_a_file_says(tmp_path):
+def test_a_file_can_be_read_by_any_reader_of_safetensors(tmp_path):
     """Any reader of safetensors can look into it."""
     learner = PCL(MLP((3,), 4, hidden=(5,)), memory=20, replay=5, sigma_x=0.1, seed=3)
     learner.save(tmp_path / "a.safetensors")
     with safetensors.safe_open(tmp_path / "a.safetensors", "pt") as file:
-        told = json.loads(file.metadata()["parabolic"])
+        header = json.loads(file.metadata()["parabolic"])
         assert torch.equal(file.get_tensor("state.model.1.weight"), learner.model[1].weight)
-    assert told["version"] == 2
+    assert header["version"] == 2
     loaded = Learner.load(tmp_path / "a.safetensors")
     assert (loaded.sigma_x, loaded.seed, loaded.past.capacity) == (0.1, 3, 20)
     assert loaded.model.arguments == {"shape": (3,), "classes": 4, "hidden": (5,)}
@@ -165,10 +168,10 @@ def test_a_memory_that_its_class_makes_need_not_be_given_again(tmp_path):
         learner = RingER(MLP((3,), 2), memory=memory)
         learner.observe(x, y)
         learner.save(tmp_path / "a")
-        for found in (Learner.load(tmp_path / "a"), Learner.load(tmp_path / "a", memory=Ring(40))):
-            assert type(found.past) is Ring
-            assert found.past.capacity == 40
-            assert torch.equal(found.past["x"], learner.past["x"])
+        for loaded in (Learner.load(tmp_path / "a"), Learner.load(tmp_path / "a", memory=Ring(40))):
+            assert type(loaded.past) is Ring
+            assert loaded.past.capacity == 40
+            assert torch.equal(loaded.past["x"], learner.past["x"])
     with pytest.raises(InputError, match="capacity of 50"):
         Learner.load(tmp_path / "a", memory=Ring(50))
     for learner in (ER(MLP((3,), 2), memory=Ring(40)), PartsER(MLP((3,), 2), memory=Parts(40, parts=3))):
@@ -178,7 +181,7 @@ def test_a_memory_that_its_class_makes_need_not_be_given_again(tmp_path):
 
 
 def test_loading_leaves_the_random_numbers_of_the_process_alone(tmp_path):
-    make("er").save(tmp_path / "a")
+    make_learner("er").save(tmp_path / "a")
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -225,10 +228,10 @@ def test_what_a_file_holds_may_be_given_again_if_it_is_the_same(tmp_path):
 
 
 def test_what_a_stream_prepares_with_is_found_by_a_process_that_has_no_streams(tmp_path):
-    make("er").save(tmp_path / "a")
+    make_learner("er").save(tmp_path / "a")
     code = "import sys; from parabolic.learners import ER; print(ER.load(sys.argv[1]).prepare)"
-    told = subprocess.run([sys.executable, "-c", code, tmp_path / "a"], capture_output=True, text=True)
-    assert (told.stdout, told.stderr) == (f"{Normalise((0.5,), (0.3,))}\n", "")
+    process = subprocess.run([sys.executable, "-c", code, tmp_path / "a"], capture_output=True, text=True)
+    assert (process.stdout, process.stderr) == (f"{Normalise((0.5,), (0.3,))}\n", "")
 
 
 def test_a_class_of_a_script_is_found_by_its_name(tmp_path, monkeypatch):
@@ -253,16 +256,16 @@ def test_what_is_minimised_is_part_of_a_learner(tmp_path):
 
 
 def test_what_comes_before_the_model_is_given_again(tmp_path):
-    def words():
+    def embedding():
         return nn.Embedding(10, 4)
 
     data = torch.randint(10, (6, 3)), torch.arange(6) % 2
-    learner = PCL(MLP((3, 4), 2, hidden=(5,)), embed=words(), replay=4)
+    learner = PCL(MLP((3, 4), 2, hidden=(5,)), embed=embedding(), replay=4)
     learner.observe(*data)
     learner.save(tmp_path / "a")
     with pytest.raises(InputError, match="pass embed="):
         Learner.load(tmp_path / "a")
-    loaded = Learner.load(tmp_path / "a", embed=words())
+    loaded = Learner.load(tmp_path / "a", embed=embedding())
     assert torch.equal(loaded.observe(*data), learner.observe(*data))
     assert same_state(loaded.state_dict(), learner.state_dict())
 
@@ -275,7 +278,7 @@ def test_a_drift_is_given_again(tmp_path):
 
 
 def test_a_head_that_has_grown_comes_back_as_large(tmp_path):
-    learner = make("er", average=0.9)
+    learner = make_learner("er", average=0.9)
     learn(learner, 0, 3)
     learner.grow(7)
     learn(learner, 3, 4)
@@ -289,33 +292,33 @@ def test_a_head_that_has_grown_comes_back_as_large(tmp_path):
 def test_a_model_that_does_not_fit_is_refused_and_stays_as_it_was(tmp_path):
     learner = ER(nn.Linear(4, 3), memory=10, replay=5)
     learner.save(tmp_path / "a")
-    for other, told in [
+    for other_model, message in [
         (nn.Linear(5, 3), "weight of the model: got \\(\\(3, 5\\)"),
         (nn.Linear(4, 3).double(), "bias of the model: .* expected .*float32"),
         (nn.Linear(4, 3, bias=False), "bias of the model: got nothing"),
         (nn.Sequential(nn.Linear(4, 3)), "0.bias of the model: .* expected nothing"),
     ]:
-        before = pickle.dumps(other.state_dict())
-        with pytest.raises(InputError, match=told):
-            Learner.load(tmp_path / "a", model=other)
-        assert pickle.dumps(other.state_dict()) == before
+        before = pickle.dumps(other_model.state_dict())
+        with pytest.raises(InputError, match=message):
+            Learner.load(tmp_path / "a", model=other_model)
+        assert pickle.dumps(other_model.state_dict()) == before
 
 
 def test_a_model_of_which_other_layers_are_frozen_is_refused_with_a_remedy(tmp_path):
     """The error told the settings of the optimiser, which are the same, and was cut short."""
 
-    def make(frozen=False):
+    def make_model(frozen=False):
         model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
         model[0].requires_grad_(not frozen)
         return model
 
-    learner = ER(make(), memory=20, replay=5, optimizer="Adam")
+    learner = ER(make_model(), memory=20, replay=5, optimizer="Adam")
     learner.observe(torch.randn(6, 4), torch.arange(6) % 3)
     path = learner.save(tmp_path / "er.safetensors")
-    told = "^model: got one of which 2 tensors are trained, expected one of which 4 are, as it was saved; freeze"
-    with pytest.raises(InputError, match=told):
-        Learner.load(path, model=make(frozen=True))
-    assert Learner.load(path, model=make()).steps == 1
+    message = "^model: got one of which 2 tensors are trained, expected one of which 4 are, as it was saved; freeze"
+    with pytest.raises(InputError, match=message):
+        Learner.load(path, model=make_model(frozen=True))
+    assert Learner.load(path, model=make_model()).steps == 1
 
 
 def test_a_state_that_breaks_off_leaves_the_learner_as_it_was(tmp_path):
@@ -333,7 +336,7 @@ def test_a_state_that_breaks_off_leaves_the_learner_as_it_was(tmp_path):
 
 @pytest.mark.parametrize(("name", "part"), [("er", "memory"), ("lwf", "old"), ("obc", "surrogate"), ("si", "path")])
 def test_a_state_of_more_classes_that_breaks_off_leaves_all_as_it_was(tmp_path, name, part):
-    learner, larger = make(name, average=0.9), make(name, average=0.9)
+    learner, larger = make_learner(name, average=0.9), make_learner(name, average=0.9)
     larger.grow(7)
     learn(larger, 0, 2)
     content = read_state(larger.save(tmp_path / "a"))
@@ -359,17 +362,19 @@ def test_a_weight_may_have_any_name_and_an_average_of_before_that_is_read(tmp_pa
     learner = SGD(Scaled(), average=0.9)
     for _ in range(5):
         learner.observe(torch.randn(8, 3), torch.arange(8) % 2)
-    again = Learner.load(learner.save(tmp_path / "a"), model=Scaled())
-    assert same_state(again.averaged.weights, learner.averaged.weights)
-    assert again.averaged.updates == 5
+    loaded = Learner.load(learner.save(tmp_path / "a"), model=Scaled())
+    assert same_state(loaded.averaged.weights, learner.averaged.weights)
+    assert loaded.averaged.updates == 5
 
     average = WeightAverage(nn.Linear(3, 2), decay=0.9)
-    old = {"weight": torch.ones(2, 3), "bias": torch.ones(2), "updates": torch.tensor(7.0, dtype=torch.float64)}
-    average.load_state_dict(old)
-    assert same_state({**average.weights, "updates": average.updates}, old)
+    old_state = {"weight": torch.ones(2, 3), "bias": torch.ones(2), "updates": torch.tensor(7.0, dtype=torch.float64)}
+    average.load_state_dict(old_state)
+    assert same_state({**average.weights, "updates": average.updates}, old_state)
 
 
-@pytest.mark.parametrize("stretch", [lambda each: each.new_zeros(each.shape[-1:]), lambda each: each.new_zeros(1)])
+@pytest.mark.parametrize(
+    "stretch", [lambda tensor: tensor.new_zeros(tensor.shape[-1:]), lambda tensor: tensor.new_zeros(1)]
+)
 def test_an_average_of_another_shape_is_refused_and_changes_nothing(tmp_path, stretch):
     average = WeightAverage(nn.Linear(3, 2), decay=0.9)
     before = copy.deepcopy(average.state_dict())
@@ -377,9 +382,9 @@ def test_an_average_of_another_shape_is_refused_and_changes_nothing(tmp_path, st
         average.load_state_dict({**before, "weight": stretch(before["weight"])})
     assert same_state(average.state_dict(), before)
 
-    learner = make("er", average=0.9)
+    learner = make_learner("er", average=0.9)
     learn(learner, 0, 2)
-    name, weight = next((name, each) for name, each in learner.averaged.weights.items() if each.ndim > 1)
+    name, weight = next((name, tensor) for name, tensor in learner.averaged.weights.items() if tensor.ndim > 1)
     content = read_state(learner.save(tmp_path / "a"))
     content["state"]["average"][name] = stretch(weight)
     before = copy.deepcopy(describe(learner))
@@ -400,20 +405,20 @@ def test_an_average_of_another_shape_is_refused_and_changes_nothing(tmp_path, st
     ],
 )
 def test_states_of_another_shape_are_not_stretched(name, part):
-    learner = make(name)
+    learner = make_learner(name)
     learn(learner, 0, TASK)
     state = copy.deepcopy(learner.state_dict())
     if isinstance(state[part], dict):
-        state[part] |= {name: each[:1] for name, each in state[part].items() if each.ndim > 0 and len(each) > 1}
+        state[part] |= {name: tensor[:1] for name, tensor in state[part].items() if tensor.ndim > 0 and len(tensor) > 1}
     else:
         state[part] = state[part][:1]
     with pytest.raises(InputError, match="expected one of shape"):
-        make(name).load_state_dict(state)
+        make_learner(name).load_state_dict(state)
 
 
 @pytest.mark.parametrize(("name", "part"), [("si", "path"), ("ewc", "anchor"), ("vrmcl", "velocity")])
 def test_a_part_of_a_state_that_is_no_table_is_refused(name, part):
-    learner = make(name)
+    learner = make_learner(name)
     with pytest.raises(InputError, match="^state: got None, expected tensors named "):
         learner.load_state_dict(learner.state_dict() | {part: None})
 
@@ -423,9 +428,9 @@ def test_a_state_is_the_same_as_its_copy_and_as_no_other():
         torch.zeros(2), -torch.zeros(2), torch.zeros(2).double(), torch.zeros(1, 2), torch.tensor([0.0, math.nan]),
         {"a": 1}, {"b": 1}, {"a": 1, "b": 1}, [1], [1, 2], [{"a": math.nan}], 1, 1.0, True, "1", None, math.nan,
     ]  # fmt: skip
-    for i, one in enumerate(states):
-        for j, other in enumerate(copy.deepcopy(states)):
-            assert same_state(one, other) == (i == j)
+    for first, state in enumerate(states):
+        for second, copied in enumerate(copy.deepcopy(states)):
+            assert same_state(state, copied) == (first == second)
 
 
 # -- damage ------------------------------------------------------------------------------------------------
@@ -443,9 +448,9 @@ def sample(tmp_path_factory):
 
 def test_a_flipped_bit_anywhere_is_refused(tmp_path, sample):
     path = tmp_path / "a"
-    for place in range(len(sample)):
+    for byte in range(len(sample)):
         flipped = bytearray(sample)
-        flipped[place] ^= 1 << place % 8
+        flipped[byte] ^= 1 << byte % 8
         path.write_bytes(flipped)
         with pytest.raises(InputError, match="damaged"):
             Learner.load(path)
@@ -454,16 +459,16 @@ def test_a_flipped_bit_anywhere_is_refused(tmp_path, sample):
 def test_an_outline_has_all_but_the_tensors_and_reads_no_more_than_the_header(tmp_path, sample, monkeypatch):
     path = tmp_path / "a"
     path.write_bytes(sample)
-    whole = read_state(path)
+    content = read_state(path)
     monkeypatch.setattr(Path, "read_bytes", None)
     outline = read_outline(path)
     assert {name: outline[name] for name in outline if name != "state"} == {
-        name: whole[name] for name in whole if name != "state"
+        name: content[name] for name in content if name != "state"
     }
-    assert outline["state"].keys() == whole["state"].keys()
-    for name, tensor in whole["state"]["model"].items():
-        found = outline["state"]["model"][name]
-        assert (found.shape, found.dtype, found.device.type) == (tensor.shape, tensor.dtype, "meta")
+    assert outline["state"].keys() == content["state"].keys()
+    for name, tensor in content["state"]["model"].items():
+        placeholder = outline["state"]["model"][name]
+        assert (placeholder.shape, placeholder.dtype, placeholder.device.type) == (tensor.shape, tensor.dtype, "meta")
 
 
 def test_an_outline_of_a_damaged_file_is_refused_or_as_it_was(tmp_path, sample):
@@ -472,9 +477,9 @@ def test_an_outline_of_a_damaged_file_is_refused_or_as_it_was(tmp_path, sample):
         path.write_bytes(sample[:end])
         with pytest.raises(InputError, match="damaged"):
             read_outline(path)
-    for place in range(start):
+    for byte in range(start):
         flipped = bytearray(sample)
-        flipped[place] ^= 1 << place % 8
+        flipped[byte] ^= 1 << byte % 8
         path.write_bytes(flipped)
         with suppress(InputError):  # and no other error
             assert isinstance(read_outline(path), dict)
@@ -488,8 +493,10 @@ def test_any_other_bytes_are_refused(tmp_path, sample, data):
     changed = data.draw(
         st.one_of(
             cut.map(lambda end: sample[:end]),
-            st.binary(min_size=1, max_size=50).map(lambda more: sample + more),
-            st.tuples(cut, cut, st.binary(max_size=20)).map(lambda at: sample[: at[0]] + at[2] + sample[at[1] :]),
+            st.binary(min_size=1, max_size=50).map(lambda suffix: sample + suffix),
+            st.tuples(cut, cut, st.binary(max_size=20)).map(
+                lambda cuts: sample[: cuts[0]] + cuts[2] + sample[cuts[1] :]
+            ),
             st.binary(max_size=300),
             st.binary(max_size=300).map(lambda junk: len(junk).to_bytes(8, "little") + junk),
         )
@@ -501,29 +508,29 @@ def test_any_other_bytes_are_refused(tmp_path, sample, data):
         Learner.load(tmp_path / "a")
 
 
-def seal(told, tensors):
+def sealed_file(header, tensors):
     """A file as it is documented to be, written here by other means."""
-    told = told | {"sha256": "0" * 64}
-    data = safetensors.torch.save(tensors, {"parabolic": json.dumps(told)})
+    header = header | {"sha256": "0" * 64}
+    data = safetensors.torch.save(tensors, {"parabolic": json.dumps(header)})
     return data.replace(b"0" * 64, hashlib.sha256(data).hexdigest().encode(), 1)
 
 
-def opened(data):
+def header_and_tensors(data):
     """What a file says, and its tensors."""
     size = int.from_bytes(data[:8], "little")
-    told = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["parabolic"])
-    return told, safetensors.torch.load(data)
+    header = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["parabolic"])
+    return header, safetensors.torch.load(data)
 
 
 def test_the_file_is_as_documented(tmp_path, sample):
-    told, tensors = opened(sample)
-    (tmp_path / "a").write_bytes(seal(told, tensors))
+    header, tensors = header_and_tensors(sample)
+    (tmp_path / "a").write_bytes(sealed_file(header, tensors))
     assert Learner.load(tmp_path / "a").steps == 1
 
 
 def test_tensors_of_every_kind_are_written_as_other_readers_find_them(tmp_path):
-    whole, base = torch.arange(-6, 6).view(3, 4), torch.randn(4, 5, dtype=torch.float64)
-    short = [
+    integers, base = torch.arange(-6, 6).view(3, 4), torch.randn(4, 5, dtype=torch.float64)
+    common = [
         torch.bool,
         torch.uint8,
         torch.int8,
@@ -534,27 +541,27 @@ def test_tensors_of_every_kind_are_written_as_other_readers_find_them(tmp_path):
         torch.float32,
     ]
     rare = [torch.uint16, torch.uint32, torch.uint64, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2]
-    given = {str(dtype): whole.to(dtype) for dtype in short + rare}
-    given |= {"turned": base.T, "part": base[1:, ::2], "one": base[0, 0], "none": torch.empty(0, 3), "again": base}
-    given |= {"stretched": torch.ones(1, 3).expand(2, 3), "weight": nn.Parameter(base), "größe": torch.ones(1)}
-    (tmp_path / "a").write_bytes(pack_state({"tensors": given}))
-    _, found = opened((tmp_path / "a").read_bytes())
+    tensors = {str(dtype): integers.to(dtype) for dtype in common + rare}
+    tensors |= {"turned": base.T, "part": base[1:, ::2], "one": base[0, 0], "none": torch.empty(0, 3), "again": base}
+    tensors |= {"stretched": torch.ones(1, 3).expand(2, 3), "weight": nn.Parameter(base), "größe": torch.ones(1)}
+    (tmp_path / "a").write_bytes(pack_state({"tensors": tensors}))
+    _, read_by_others = header_and_tensors((tmp_path / "a").read_bytes())
     ours = read_state(tmp_path / "a")["tensors"]
-    assert found.keys() == {f"tensors.{name}" for name in given}
-    for name, tensor in given.items():
-        assert same_state(found[f"tensors.{name}"], tensor)
+    assert read_by_others.keys() == {f"tensors.{name}" for name in tensors}
+    for name, tensor in tensors.items():
+        assert same_state(read_by_others[f"tensors.{name}"], tensor)
         assert same_state(ours[name], tensor)
 
 
-@pytest.mark.parametrize("odd", [torch.eye(2).to_sparse(), torch.ones(2, dtype=torch.complex128)])
-def test_tensors_that_no_file_takes_are_named(odd):
+@pytest.mark.parametrize("unusual", [torch.eye(2).to_sparse(), torch.ones(2, dtype=torch.complex128)])
+def test_tensors_that_no_file_takes_are_named(unusual):
     with pytest.raises(InputError, match=r"^notes.0: got a tensor .* expected a dense tensor of a type that"):
-        pack_state({"notes": [odd]})
+        pack_state({"notes": [unusual]})
 
 
 def test_a_file_of_a_later_version_is_refused(tmp_path, sample):
-    told, tensors = opened(sample)
-    (tmp_path / "a").write_bytes(seal(told | {"version": 3}, tensors))
+    header, tensors = header_and_tensors(sample)
+    (tmp_path / "a").write_bytes(sealed_file(header | {"version": 3}, tensors))
     with pytest.raises(InputError, match="of version 3, expected a file of version 2 or earlier; install a newer"):
         Learner.load(tmp_path / "a")
 
@@ -563,28 +570,31 @@ def test_a_file_of_a_later_version_is_refused(tmp_path, sample):
 def test_a_file_whose_sections_are_of_another_kind_is_refused(tmp_path, section):
     path = tmp_path / "a"
     path.write_bytes(pack_state(describe(SGD(nn.Linear(3, 4))) | {section: 5}))
-    for read in (lambda: Learner.load(path, model=nn.Linear(3, 4)), lambda: saving.read_learner(path, outline=True)):
+    for read_file in (
+        lambda: Learner.load(path, model=nn.Linear(3, 4)),
+        lambda: saving.read_learner(path, outline=True),
+    ):
         with pytest.raises(InputError, match="^path: .* expected a file of a learner; it holds something else"):
-            read()
+            read_file()
 
 
 def test_a_file_is_no_way_to_run_code_or_to_set_what_a_learner_does_not_have(tmp_path):
-    path, told, ran = tmp_path / "a", describe(SGD(nn.Linear(3, 4))), tmp_path / "ran"
+    path, content, ran = tmp_path / "a", describe(SGD(nn.Linear(3, 4))), tmp_path / "ran"
     (tmp_path / "evil.py").write_text(f"open({str(ran)!r}, 'w')\nfrom torch.optim import SGD")
-    for more, message in (
+    for fields, message in (
         ({"optimizer": f"{tmp_path / 'evil.py'}:SGD"}, "^optimizer: .* expected none that a file names; do not trust"),
         ({"colour": "red"}, "^path: .* expected options that SGD has in this version; .*colour"),
     ):
-        path.write_bytes(pack_state(told | {"fields": told["fields"] | more}))
+        path.write_bytes(pack_state(content | {"fields": content["fields"] | fields}))
         with pytest.raises(InputError, match=message):
             Learner.load(path, model=nn.Linear(3, 4))
     importlib.import_module("parabolic.experiments")  # as a program has that also makes runs
-    for named in ({"learner": f"{tmp_path / 'evil.py'}:SGD"}, {"stream": f"{tmp_path / 'evil.py'}:SGD"}):
-        path.write_bytes(pack_state(told | {"made": {"prepare": ("parabolic.experiments.spec:RunSpec", named)}}))
+    for arguments in ({"learner": f"{tmp_path / 'evil.py'}:SGD"}, {"stream": f"{tmp_path / 'evil.py'}:SGD"}):
+        path.write_bytes(pack_state(content | {"made": {"prepare": ("parabolic.experiments.spec:RunSpec", arguments)}}))
         with pytest.raises(InputError, match="^prepare: got .*RunSpec', expected a class that this version of"):
             Learner.load(path, model=nn.Linear(3, 4))
     assert not ran.exists()
-    path.write_bytes(pack_state(told | {"state": {"steps": 3}}))
+    path.write_bytes(pack_state(content | {"state": {"steps": 3}}))
     with pytest.raises(InputError, match="^path: .* expected a file of a learner; it holds something else"):
         Learner.load(path, model=nn.Linear(3, 4))
 
@@ -596,13 +606,13 @@ def test_what_is_no_model_is_refused_before_anything_is_loaded_into_it(tmp_path)
 
 
 def test_a_network_without_a_linear_layer_is_restored_too(tmp_path):
-    def made():
+    def make_model():
         return nn.Sequential(nn.Conv1d(2, 4, 3), nn.Flatten())
 
-    learner = SGD(made())
+    learner = SGD(make_model())
     learner.observe(torch.randn(8, 2, 3), torch.arange(8) % 4)
-    again = Learner.load(learner.save(tmp_path / "a"), model=made())
-    assert same_state(again.state_dict(), learner.state_dict())
+    loaded = Learner.load(learner.save(tmp_path / "a"), model=make_model())
+    assert same_state(loaded.state_dict(), learner.state_dict())
 
 
 def test_files_of_others_are_refused(tmp_path):
@@ -617,9 +627,9 @@ def test_files_of_others_are_refused(tmp_path):
     (tmp_path / "something").write_bytes(pack_state({"a": 1}))
     with pytest.raises(InputError, match="expected a file of a learner"):
         Learner.load(tmp_path / "something")
-    for place in (tmp_path / "missing", tmp_path):
+    for path in (tmp_path / "missing", tmp_path):
         with pytest.raises(InputError, match="expected a file that can be read"):
-            Learner.load(place)
+            Learner.load(path)
 
 
 class Trap:
@@ -637,7 +647,7 @@ def test_loading_unpickles_nothing(tmp_path, sample, monkeypatch):
     torch.save(Trap(tmp_path / "sprung"), tmp_path / "torch")
     (tmp_path / "good").write_bytes(sample)
 
-    def forbidden(*args, **named):
+    def forbidden(*args, **options):
         raise AssertionError("a pickle was read")
 
     for module, name in ((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (torch, "load")):
@@ -650,7 +660,7 @@ def test_loading_unpickles_nothing(tmp_path, sample, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("place", "value"),
+    ("section", "value"),
     [
         ("learner", "trap:Trap"),
         ("made", {"dict": [["prepare", {"tuple": ["trap:Trap", {"dict": []}]}]]}),
@@ -658,15 +668,15 @@ def test_loading_unpickles_nothing(tmp_path, sample, monkeypatch):
         ("backbone", {"tuple": ["trap:Trap", {"dict": []}]}),
     ],
 )
-def test_a_forged_file_imports_nothing(tmp_path, sample, monkeypatch, place, value):
+def test_a_forged_file_imports_nothing(tmp_path, sample, monkeypatch, section, value):
     """Whoever writes a file can give it a right digest; it still cannot name code to be run."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "trap.py").write_text("from pathlib import Path\nPath(__file__).with_name('sprung').touch()\n")
-    told, tensors = opened(sample)
-    content = dict(told["content"]["dict"])
-    content[place] = value
-    told["content"]["dict"] = [list(pair) for pair in content.items()]
-    (tmp_path / "a").write_bytes(seal(told, tensors))
+    header, tensors = header_and_tensors(sample)
+    content = dict(header["content"]["dict"])
+    content[section] = value
+    header["content"]["dict"] = [list(pair) for pair in content.items()]
+    (tmp_path / "a").write_bytes(sealed_file(header, tensors))
     with pytest.raises(InputError, match="trap:Trap"):
         Learner.load(tmp_path / "a")
     assert not (tmp_path / "sprung").exists()
@@ -686,16 +696,16 @@ def test_what_cannot_be_written_down_is_refused_and_named(tmp_path):
 
 
 def test_a_save_that_fails_leaves_the_file_that_was_there(tmp_path, monkeypatch):
-    learner = make("er")
+    learner = make_learner("er")
     learner.save(tmp_path / "a")
     before = (tmp_path / "a").read_bytes()
 
-    def full(self, data):
+    def fail_halfway(self, data):
         with open(self, "wb") as file:
             file.write(data[:100])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "write_bytes", fail_halfway)
     learn(learner, 0, 1)
     with pytest.raises(InputError, match="No space left on device .* an existing file is unchanged"):
         learner.save(tmp_path / "a")
@@ -704,52 +714,52 @@ def test_a_save_that_fails_leaves_the_file_that_was_there(tmp_path, monkeypatch)
 
 
 def test_others_predict_while_a_file_is_written(tmp_path, monkeypatch):
-    learner = make("er")
+    learner = make_learner("er")
     learn(learner, 0, 1)
-    asked = threading.Thread(target=learner.predict, args=(batches()[0][0],))
+    prediction = threading.Thread(target=learner.predict, args=(batches()[0][0],))
 
-    def write(path, data):
-        asked.start()
-        asked.join(60)
-        assert not asked.is_alive()
+    def write_while_predicting(path, data):
+        prediction.start()
+        prediction.join(60)
+        assert not prediction.is_alive()
         return write_bytes(path, data)
 
-    monkeypatch.setattr(saving, "write_bytes", write)
+    monkeypatch.setattr(saving, "write_bytes", write_while_predicting)
     learner.save(tmp_path / "a")
     assert same_state(Learner.load(tmp_path / "a").state_dict(), learner.state_dict())
 
 
 def test_a_file_counts_as_written_when_it_is_on_disk(tmp_path, monkeypatch):
     """First what it holds, then its name: a power failure at any moment leaves the old file or the new."""
-    done = []
+    events = []
 
-    def sync(opened, sync=os.fsync):
-        done.append("folder" if stat.S_ISDIR(os.fstat(opened).st_mode) else "file")
-        sync(opened)
+    def sync(descriptor, sync=os.fsync):
+        events.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        sync(descriptor)
 
     def replace(*paths, replace=os.replace):
-        done.append("name")
+        events.append("name")
         replace(*paths)
 
     monkeypatch.setattr(os, "fsync", sync)
     monkeypatch.setattr(os, "replace", replace)
-    make("er").save(tmp_path / "a")
-    assert done == ["file", "name", "folder"]
+    make_learner("er").save(tmp_path / "a")
+    assert events == ["file", "name", "folder"]
 
 
 def test_what_is_no_file_is_refused_and_left_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    learner = make("sgd")
+    learner = make_learner("sgd")
     os.mkfifo("pipe")
     os.symlink("pipe", "link")
     os.symlink("loop", "loop")
     Path("folder").mkdir()
     before = sorted(tmp_path.iterdir())
-    for name, told in [
+    for name, message in [
         ("pipe", r"a pipe \(pipe\)"), ("link", r"a pipe \(link\)"), ("folder", r"a folder \(folder\)"),
         (".", r"a folder \(.\)"), ("", r"a folder \(.\)"), ("/", r"a folder \(/\)"),
     ]:  # fmt: skip
-        with pytest.raises(InputError, match=f"path: got {told}, expected a file, or a name that is free; name"):
+        with pytest.raises(InputError, match=f"path: got {message}, expected a file, or a name that is free; name"):
             learner.save(name)
     with pytest.raises(InputError, match="path: got Too many levels of symbolic links"):
         learner.save("loop")
@@ -763,7 +773,7 @@ def test_a_link_is_followed(tmp_path):
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to(tmp_path / "disk" / "new" / "file")
     for seed in (0, 1):
-        learner = make("sgd", seed=seed)
+        learner = make_learner("sgd", seed=seed)
         assert learner.save(tmp_path / "a") == tmp_path / "a"
         assert Learner.load(tmp_path / "disk" / "new" / "file").seed == seed
     assert [path.name for path in (tmp_path / "disk" / "new").iterdir()] == ["file"]
@@ -772,7 +782,7 @@ def test_a_link_is_followed(tmp_path):
 
 
 def test_a_batch_unlike_the_first_is_refused_after_a_load_too(tmp_path):
-    learner = make("sgd")
+    learner = make_learner("sgd")
     learn(learner, 0, 1)
     learner.save(tmp_path / "a")
     loaded = Learner.load(tmp_path / "a")
@@ -782,15 +792,15 @@ def test_a_batch_unlike_the_first_is_refused_after_a_load_too(tmp_path):
 
 def test_a_generator_of_another_kind_of_device_is_seeded_by_the_state():
     """As from a GPU, whose generators have 16 bytes: the draws differ, but are the same at every load."""
-    learner = make("er")
+    learner = make_learner("er")
     learn(learner, 0, 2)
     state = learner.state_dict() | {"generator": torch.arange(16, dtype=torch.uint8)}
     draws = []
     for change in (0, 0, 1):
-        other = make("er")
-        other.load_state_dict(state | {"generator": state["generator"] + change})
-        assert same_state(other.state_dict()["memory"], state["memory"])
-        draws.append(torch.rand(3, generator=other.generator))
+        restored = make_learner("er")
+        restored.load_state_dict(state | {"generator": state["generator"] + change})
+        assert same_state(restored.state_dict()["memory"], state["memory"])
+        draws.append(torch.rand(3, generator=restored.generator))
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])
 
@@ -799,21 +809,21 @@ def test_a_generator_of_another_kind_of_device_is_seeded_by_the_state():
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize(("saved", "loaded"), [("cpu", "cuda"), ("cuda", "cpu"), ("cuda", "cuda")])
 def test_a_learner_changes_devices(tmp_path, name, saved, loaded):
-    learner = make(name, optimizer="Adam", lr=0.01)
+    learner = make_learner(name, optimizer="Adam", lr=0.01)
     learner.save(tmp_path / "new")
     learner = Learner.load(tmp_path / "new", device=saved)
     learn(learner, 0, 5)
     learner.save(tmp_path / "a")
-    other = Learner.load(tmp_path / "a", device=loaded)
-    assert other.device.type == loaded
-    assert same_state(dict(learner.model.state_dict()), dict(other.model.state_dict()))
+    on_other_device = Learner.load(tmp_path / "a", device=loaded)
+    assert on_other_device.device.type == loaded
+    assert same_state(dict(learner.model.state_dict()), dict(on_other_device.model.state_dict()))
     if isinstance(learner, ReplayLearner):
-        assert isinstance(other.past, Memory)
-        assert same_state(learner.past.state_dict(), other.past.state_dict())
-    learn(other, 5, LENGTH)
+        assert isinstance(on_other_device.past, Memory)
+        assert same_state(learner.past.state_dict(), on_other_device.past.state_dict())
+    learn(on_other_device, 5, LENGTH)
     if saved == loaded:
         learn(learner, 5, LENGTH)
-        assert same_state(learner.state_dict(), other.state_dict())
+        assert same_state(learner.state_dict(), on_other_device.state_dict())
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99"])
@@ -837,10 +847,10 @@ def test_what_a_kill_during_a_save_leaves_behind_is_removed_by_a_later_save(tmp_
     """
     for _ in range(2):
         assert subprocess.run([sys.executable, "-c", code, link]).returncode == -9
-    (old, young), other = sorted(folder.iterdir()), folder / f".b.safetensors.{'0' * 16}"
-    other.touch()
-    for path in (old, other):
+    (old, young), foreign = sorted(folder.iterdir()), folder / f".b.safetensors.{'0' * 16}"
+    foreign.touch()
+    for path in (old, foreign):
         os.utime(path, (0, 0))
     ER(nn.Linear(4, 3)).save(link)
-    assert {*folder.iterdir()} == {folder / "a[1].safetensors", young, other}  # one may still be written by another
+    assert {*folder.iterdir()} == {folder / "a[1].safetensors", young, foreign}  # one may still be written by another
     assert Learner.load(link, model=nn.Linear(4, 3)).steps == 0

@@ -59,72 +59,78 @@ def weight():
     return once, nn.Sequential(once.first, nn.Tanh(), once.twice, nn.Tanh(), other, nn.Tanh(), once.last)
 
 
-def made(kind):
+def both_models(make_both):
     """The same model twice: with all in one place, and with something in several."""
     pair = []
-    for which in range(2):
+    for index in range(2):
         torch.manual_seed(0)
-        pair.append(kind()[which].double())
+        pair.append(make_both()[index].double())
     return pair
 
 
-def places(model):
+def held_tensors(model):
     """All that the modules of a model hold, place by place."""
-    return [each for module in model.modules() for each in (*module._parameters.values(), *module._buffers.values())]
+    return [
+        tensor for module in model.modules() for tensor in (*module._parameters.values(), *module._buffers.values())
+    ]
 
 
 def learn(learner, predict):
-    g = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     for task in range(2):
         classes = torch.arange(6) % 2 + 2 * task
-        batches = [(torch.randn(6, 3, generator=g, dtype=torch.float64), classes) for _ in range(6)]
+        batches = [(torch.randn(6, 3, generator=generator, dtype=torch.float64), classes) for _ in range(6)]
         learner.start_task(batches)
         for x, y in batches:
             learner.observe(x, y, task)
             if predict:
                 learner.predict(x)
         learner.end_task(batches)
-    return learner.scores(torch.randn(7, 3, generator=g, dtype=torch.float64))
+    return learner.scores(torch.randn(7, 3, generator=generator, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("kind", [layer, batch_norm, weight])
+@pytest.mark.parametrize("make_both", [layer, batch_norm, weight])
 @pytest.mark.parametrize("name", LEARNERS)
-def test_a_model_with_one_thing_in_several_places_learns_as_if_it_were_in_one(name, kind):
-    once, several = made(kind)
-    before, start = places(several), [each.detach().clone() for each in several.parameters()]
+def test_a_model_with_one_thing_in_several_places_learns_as_if_it_were_in_one(name, make_both):
+    once, several = both_models(make_both)
+    before, start = held_tensors(several), [parameter.detach().clone() for parameter in several.parameters()]
     learner = LEARNERS[name](several)
     ours, theirs = learn(learner, predict=True), learn(LEARNERS[name](once), predict=False)
-    assert all(now is then for now, then in zip(places(several), before, strict=True))
-    known = {id(each) for group in learner.optim.param_groups for each in group["params"]}
-    assert all(id(each) in known for each in several.parameters())
-    assert not any(torch.equal(now, then) for now, then in zip(several.parameters(), start, strict=True))
-    for a, b in zip((*several.parameters(), *several.buffers()), (*once.parameters(), *once.buffers()), strict=True):
-        assert torch.allclose(a, b, rtol=1e-10, atol=1e-14)
+    assert all(tensor is tensor_before for tensor, tensor_before in zip(held_tensors(several), before, strict=True))
+    optimised = {id(parameter) for group in learner.optim.param_groups for parameter in group["params"]}
+    assert all(id(parameter) in optimised for parameter in several.parameters())
+    assert not any(
+        torch.equal(tensor, tensor_before) for tensor, tensor_before in zip(several.parameters(), start, strict=True)
+    )
+    for shared_value, plain_value in zip(
+        (*several.parameters(), *several.buffers()), (*once.parameters(), *once.buffers()), strict=True
+    ):
+        assert torch.allclose(shared_value, plain_value, rtol=1e-10, atol=1e-14)
     assert torch.allclose(ours, theirs, rtol=1e-10, atol=1e-14)
 
 
 @pytest.mark.parametrize("call", [call_by, scores_by, answers_by])
-@pytest.mark.parametrize("kind", [layer, batch_norm, weight])
-def test_weights_that_are_not_named_are_the_models_own(kind, call):
-    once, several = made(kind)
-    x, other = torch.randn(6, 3, dtype=torch.float64), torch.randn(5, 5, dtype=torch.float64)
-    before = places(several)
-    shared = next(name for name, each in several.named_parameters() if each.shape == other.shape)
-    found = call({shared: other}, several, x)
-    next(each for each in once.parameters() if each.shape == other.shape).data.copy_(other)
-    assert torch.allclose(found, once.train(call is not answers_by)(x))
-    assert all(now is then for now, then in zip(places(several), before, strict=True))
+@pytest.mark.parametrize("make_both", [layer, batch_norm, weight])
+def test_weights_that_are_not_named_are_the_models_own(make_both, call):
+    once, several = both_models(make_both)
+    x, other_weight = torch.randn(6, 3, dtype=torch.float64), torch.randn(5, 5, dtype=torch.float64)
+    before = held_tensors(several)
+    shared = next(name for name, parameter in several.named_parameters() if parameter.shape == other_weight.shape)
+    result = call({shared: other_weight}, several, x)
+    next(parameter for parameter in once.parameters() if parameter.shape == other_weight.shape).data.copy_(other_weight)
+    assert torch.allclose(result, once.train(call is not answers_by)(x))
+    assert all(tensor is tensor_before for tensor, tensor_before in zip(held_tensors(several), before, strict=True))
 
 
 def test_a_last_layer_that_is_used_before_learns_by_obc():
     torch.manual_seed(0)
     block = nn.Linear(4, 4)
-    model, own, start = nn.Sequential(block, nn.Tanh(), block), block.weight, block.weight.detach().clone()
+    model, weight, start = nn.Sequential(block, nn.Tanh(), block), block.weight, block.weight.detach().clone()
     learner = OBC(model, memory=20, replay=5)
     for _ in range(4):
         learner.observe(torch.randn(6, 4), torch.arange(6) % 4)
-    assert block.weight is own
-    assert not torch.equal(own, start)
+    assert block.weight is weight
+    assert not torch.equal(weight, start)
 
 
 def test_weights_that_the_last_layer_shares_are_features_elsewhere():

@@ -21,8 +21,10 @@ def test_labels_of_the_reference_move_by_one_number_for_all_classes():
     drawn = bridge(ends[:1], ends[1:], 0.5, 5, 2, variant="reference", common=True, generator=generator)
     for labels, points in zip(strip.labels, on_simplex(drawn)[0], strict=True):
         for label, point in zip(labels, points, strict=True):
-            told = {str(each): float(point[each]) * 100 for each in point.topk(2).indices.tolist()}
-            assert shares(label) == pytest.approx({name: share for name, share in told.items() if share >= 0.5}, abs=1)
+            expected = {str(index): float(point[index]) * 100 for index in point.topk(2).indices.tolist()}
+            assert shares(label) == pytest.approx(
+                {name: share for name, share in expected.items() if share >= 0.5}, abs=1
+            )
 
 
 def test_labels_that_are_not_folded_are_shown_as_they_are():
@@ -43,5 +45,5 @@ def test_bytes_are_what_the_learner_makes_of_them():
     x = torch.randint(256, (40, 1, 4, 4), dtype=torch.uint8)
     stream = Stream.from_arrays(x, torch.arange(40) % 4, tasks=2)
     strip = bridges_of(stream, {"sigma_x": 0.0, "times": 2})
-    seen = PCL(torch.nn.Linear(16, 4)).inputs(next(iter(stream[0].batches(32)))[0])
-    assert torch.equal(strip.paths[0, 0], seen[0])
+    inputs = PCL(torch.nn.Linear(16, 4)).inputs(next(iter(stream[0].batches(32)))[0])
+    assert torch.equal(strip.paths[0, 0], inputs[0])

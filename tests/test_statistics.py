@@ -24,7 +24,9 @@ def test_a_summary_and_its_interval(values):
     summary = Summary.of(values)
     assert summary.n == len(values)
     assert summary.mean == pytest.approx(math.fsum(values) / len(values))
-    assert summary.sd == pytest.approx(math.sqrt(sum((v - summary.mean) ** 2 for v in values) / (len(values) - 1)))
+    assert summary.sd == pytest.approx(
+        math.sqrt(sum((value - summary.mean) ** 2 for value in values) / (len(values) - 1))
+    )
     assume(spread(values))
     expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
     assert summary.interval == pytest.approx(tuple(expected))
@@ -32,34 +34,34 @@ def test_a_summary_and_its_interval(values):
 
 
 def test_one_value_alone_has_no_spread_and_decides_nothing():
-    alone = Summary.of([3.0])
-    assert (alone.mean, alone.n) == (3.0, 1)
-    assert math.isnan(alone.sd)
-    assert all(map(math.isnan, alone.interval))
-    assert welch(alone, Summary(100.0, 1.0, 5)).verdict == "unknown"
-    assert welch(Summary(100.0, 1.0, 5), alone).verdict == "unknown"
-    assert welch(alone, alone).verdict == "unknown"
+    single = Summary.of([3.0])
+    assert (single.mean, single.n) == (3.0, 1)
+    assert math.isnan(single.sd)
+    assert all(map(math.isnan, single.interval))
+    assert welch(single, Summary(100.0, 1.0, 5)).verdict == "unknown"
+    assert welch(Summary(100.0, 1.0, 5), single).verdict == "unknown"
+    assert welch(single, single).verdict == "unknown"
     assert paired([3.0], [100.0]).verdict == "unknown"
 
 
 @given(samples, samples)
-def test_welch_from_figures_is_scipys_from_the_samples(one, other):
-    assume(spread(one) and spread(other))
-    ours, theirs = welch(Summary.of(one), Summary.of(other)), stats.ttest_ind(one, other, equal_var=False)
+def test_welch_from_figures_is_scipys_from_the_samples(first, second):
+    assume(spread(first) and spread(second))
+    ours, theirs = welch(Summary.of(first), Summary.of(second)), stats.ttest_ind(first, second, equal_var=False)
     low, high = theirs.confidence_interval(0.95)
     assert ours.p == pytest.approx(theirs.pvalue, abs=1e-12)
     assert (ours.low, ours.high) == pytest.approx((low, high))
-    assert ours.mean == pytest.approx(np.mean(one) - np.mean(other))
-    other_way = welch(Summary.of(other), Summary.of(one))
-    assert other_way.p == pytest.approx(ours.p)
-    assert (other_way.low, other_way.high) == pytest.approx((-ours.high, -ours.low))
+    assert ours.mean == pytest.approx(np.mean(first) - np.mean(second))
+    reversed_test = welch(Summary.of(second), Summary.of(first))
+    assert reversed_test.p == pytest.approx(ours.p)
+    assert (reversed_test.low, reversed_test.high) == pytest.approx((-ours.high, -ours.low))
 
 
 @given(st.lists(st.tuples(numbers, numbers), min_size=2, max_size=12))
 def test_the_paired_comparison_is_scipys(pairs):
-    one, other = zip(*pairs, strict=True)
-    assume(spread(np.subtract(one, other)))
-    ours, theirs = paired(one, other), stats.ttest_rel(one, other)
+    first, second = zip(*pairs, strict=True)
+    assume(spread(np.subtract(first, second)))
+    ours, theirs = paired(first, second), stats.ttest_rel(first, second)
     low, high = theirs.confidence_interval(0.95)
     assert ours.p == pytest.approx(theirs.pvalue, abs=1e-12)
     assert (ours.low, ours.high) == pytest.approx((low, high))
@@ -80,10 +82,10 @@ def test_samples_without_spread_differ_or_do_not():
 
 
 @given(numbers, st.integers(2, 40), st.integers(2, 40))
-def test_equal_values_have_no_spread_and_do_not_differ_however_many_there_are(value, n, m):
+def test_equal_values_have_no_spread_and_do_not_differ_however_many_there_are(value, count, other_count):
     """Their sum is rounded: divided by their number it need not be the value, and a test would take that for a gap."""
-    assert Summary.of([value] * n) == Summary(value, 0.0, n)
-    assert welch(Summary.of([value] * n), Summary.of([value] * m)) == Difference(0.0, 0.0, 0.0, 1.0)
+    assert Summary.of([value] * count) == Summary(value, 0.0, count)
+    assert welch(Summary.of([value] * count), Summary.of([value] * other_count)) == Difference(0.0, 0.0, 0.0, 1.0)
 
 
 def test_only_a_p_value_below_the_level_is_a_difference():
@@ -93,11 +95,11 @@ def test_only_a_p_value_below_the_level_is_a_difference():
 
 def test_a_difference_where_there_is_none_is_found_in_one_of_twenty():
     rng = np.random.default_rng(0)
-    found = [
+    differences_found = [
         welch(Summary.of(rng.normal(50, 4, 5)), Summary.of(rng.normal(50, 1, 5))).verdict != "no difference"
         for _ in range(4000)
     ]
-    assert 0.04 < np.mean(found) < 0.06
+    assert 0.04 < np.mean(differences_found) < 0.06
 
 
 @pytest.mark.parametrize(("deviations", "chance"), [(1, 1 / 4), (2, 3 / 4)])
@@ -105,9 +107,9 @@ def test_how_large_a_difference_five_seeds_show(deviations, chance):
     """As docs/results.md says; for equal deviations, Student's test would find a little more."""
     rng = np.random.default_rng(0)
     pairs = zip(rng.normal(50 + 3 * deviations, 3, (4000, 5)), rng.normal(50, 3, (4000, 5)), strict=True)
-    found = np.mean([welch(*map(Summary.of, pair)).verdict == "higher" for pair in pairs])
-    assert found == pytest.approx(chance, abs=0.04)
-    assert 0 < stats.nct.sf(stats.t.ppf(0.975, 8), 8, deviations / math.sqrt(2 / 5)) - found < 0.04
+    share_found = np.mean([welch(*map(Summary.of, pair)).verdict == "higher" for pair in pairs])
+    assert share_found == pytest.approx(chance, abs=0.04)
+    assert 0 < stats.nct.sf(stats.t.ppf(0.975, 8), 8, deviations / math.sqrt(2 / 5)) - share_found < 0.04
 
 
 @given(st.integers(1, 8), st.integers(1, 6), st.integers(0, 10_000))
@@ -117,8 +119,8 @@ def test_average_ranks(rows, columns, seed):
     better = rng.choice(["higher", "lower"], columns).tolist()
     expected = np.mean(
         [
-            stats.rankdata(column if each == "lower" else -column)
-            for column, each in zip(figures.T, better, strict=True)
+            stats.rankdata(column if direction == "lower" else -column)
+            for column, direction in zip(figures.T, better, strict=True)
         ],
         axis=0,
     )
@@ -133,7 +135,7 @@ def test_a_row_with_a_gap_has_no_rank_and_takes_none():
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("function", "message"),
     [
         (lambda: Summary.of([]), "values: got .*at least one number"),
         (lambda: Summary.of([1.0, math.nan]), "values: got a number that is NaN"),
@@ -144,6 +146,6 @@ def test_a_row_with_a_gap_has_no_rank_and_takes_none():
         (lambda: average_ranks([], ["higher"]), "rows: got"),
     ],
 )
-def test_what_cannot_be_used_is_refused(call, message):
+def test_what_cannot_be_used_is_refused(function, message):
     with pytest.raises(InputError, match=message):
-        call()
+        function()

@@ -23,50 +23,50 @@ NEVER = "100000"  # seconds: so what is written down was written because of the 
 
 
 @pytest.fixture
-def handled():
-    """The signals that a handler of the user's own was told of."""
-    told = []
-    before = signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
-    yield told
+def signals_handled():
+    """The signals that a SIGTERM handler of the user's own received."""
+    received = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    yield received
     signal.signal(signal.SIGTERM, before)
 
 
 def test_the_first_signal_waits_and_the_second_does_not():
-    told = []
-    before = signal.signal(signal.SIGINT, lambda number, _: told.append(number))
+    received = []
+    before = signal.signal(signal.SIGINT, lambda number, _: received.append(number))
     try:
         with PutOff() as stop:
             signal.raise_signal(signal.SIGINT)
-            assert (stop.asked, told) == (True, [])
+            assert (stop.asked, received) == (True, [])
             signal.raise_signal(signal.SIGINT)
-            assert (stop.asked, told) == (False, [signal.SIGINT])
+            assert (stop.asked, received) == (False, [signal.SIGINT])
             signal.raise_signal(signal.SIGINT)  # the handler has not ended it: from here on all is as without
-        assert told == [signal.SIGINT] * 2
+        assert received == [signal.SIGINT] * 2
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def stop_twice(*numbers):
+def raise_in_turn(*numbers):
     with PutOff():
         for number in numbers:
             signal.raise_signal(number)
 
 
-def test_a_repeated_sigterm_is_the_same_request(monkeypatch, handled):
+def test_a_repeated_sigterm_is_the_same_request(monkeypatch, signals_handled):
     """A cluster tells all processes of a job, and a grid tells its workers once more."""
     with PutOff() as stop:
         for _ in range(3):
             signal.raise_signal(signal.SIGTERM)
-            assert (stop.asked, handled) == (True, [])
-    assert handled == [signal.SIGTERM]
+            assert (stop.asked, signals_handled) == (True, [])
+    assert signals_handled == [signal.SIGTERM]
     with pytest.raises(KeyboardInterrupt):  # of somebody who sits there
-        stop_twice(signal.SIGTERM, signal.SIGINT)
+        raise_in_turn(signal.SIGTERM, signal.SIGINT)
     monkeypatch.setattr("parabolic.engine.stops.PATIENCE", 0.1)
-    handled.clear()
+    signals_handled.clear()
     with PutOff() as stop:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
-        assert until(lambda: handled == [signal.SIGTERM])
+        assert until(lambda: signals_handled == [signal.SIGTERM])
         assert not stop.asked
 
 
@@ -88,21 +88,21 @@ with PutOff():
 
 
 def test_a_forked_process_has_nothing_to_finish():
-    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=120)
-    assert (int(done.stdout), done.stderr) == (-signal.SIGTERM, "")
+    process = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=120)
+    assert (int(process.stdout), process.stderr) == (-signal.SIGTERM, "")
 
 
-def test_a_handler_that_was_installed_meanwhile_stays(handled):
-    told = []
+def test_a_handler_that_was_installed_meanwhile_stays(signals_handled):
+    received = []
 
-    def another(number, _):
-        told.append(number)
+    def other_handler(number, _):
+        received.append(number)
 
     with PutOff():
-        signal.signal(signal.SIGTERM, another)
-    assert signal.getsignal(signal.SIGTERM) == another
+        signal.signal(signal.SIGTERM, other_handler)
+    assert signal.getsignal(signal.SIGTERM) == other_handler
     signal.raise_signal(signal.SIGTERM)
-    assert (told, handled) == ([signal.SIGTERM], [])
+    assert (received, signals_handled) == ([signal.SIGTERM], [])
 
 
 def test_what_takes_too_long_is_broken_off(monkeypatch):
@@ -118,38 +118,38 @@ def test_what_takes_too_long_is_broken_off(monkeypatch):
     time.sleep(0.2)  # and nothing is sent once more
 
 
-def test_a_signal_that_was_obeyed_is_not_sent_again(monkeypatch, handled):
+def test_a_signal_that_was_obeyed_is_not_sent_again(monkeypatch, signals_handled):
     monkeypatch.setattr("parabolic.engine.stops.PATIENCE", 0.1)
     with PutOff() as stop:
         signal.raise_signal(signal.SIGTERM)
         stop.obey()
         time.sleep(0.3)
-    assert handled == [signal.SIGTERM]
+    assert signals_handled == [signal.SIGTERM]
 
 
-@pytest.mark.parametrize("more", [[], [signal.SIGTERM]])
-def test_a_signal_that_was_obeyed_leaves_no_thread_waiting(monkeypatch, handled, more):
+@pytest.mark.parametrize("more_signals", [[], [signal.SIGTERM]])
+def test_a_signal_that_was_obeyed_leaves_no_thread_waiting(monkeypatch, signals_handled, more_signals):
     monkeypatch.setattr("parabolic.engine.stops.PATIENCE", float(NEVER))
     before = threading.active_count()
     with suppress(KeyboardInterrupt), PutOff():
         signal.raise_signal(signal.SIGINT)
         assert threading.active_count() == before + 1
-        for number in more:
+        for number in more_signals:
             signal.raise_signal(number)
-    assert handled == more
+    assert signals_handled == more_signals
     assert until(lambda: threading.active_count() == before)
 
 
-def test_a_signal_that_nobody_obeyed_is_obeyed_at_the_end(handled):
+def test_a_signal_that_nobody_obeyed_is_obeyed_at_the_end(signals_handled):
     with pytest.raises(KeyboardInterrupt), PutOff():
         signal.raise_signal(signal.SIGINT)
     with PutOff():
         signal.raise_signal(signal.SIGTERM)
-        assert handled == []
-    assert handled == [signal.SIGTERM]
+        assert signals_handled == []
+    assert signals_handled == [signal.SIGTERM]
 
 
-def test_handlers_are_as_they_were_afterwards_and_what_is_ignored_stays_so(handled):
+def test_handlers_are_as_they_were_afterwards_and_what_is_ignored_stays_so(signals_handled):
     before = {number: signal.getsignal(number) for number in STOPS}
     with PutOff():
         assert all(signal.getsignal(number) != before[number] for number in STOPS)
@@ -162,17 +162,17 @@ def test_handlers_are_as_they_were_afterwards_and_what_is_ignored_stays_so(handl
 
 
 def test_other_threads_leave_signals_alone():
-    before, within = signal.getsignal(signal.SIGINT), []
+    before, handlers_seen = signal.getsignal(signal.SIGINT), []
 
-    def look():
+    def note_handler():
         with PutOff() as stop:
-            within.append(signal.getsignal(signal.SIGINT))
+            handlers_seen.append(signal.getsignal(signal.SIGINT))
             stop.obey()
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=note_handler)
     thread.start()
     thread.join()
-    assert within == [before]
+    assert handlers_seen == [before]
 
 
 class Interrupted(ER):
@@ -200,19 +200,19 @@ def test_a_learner_is_between_two_steps_when_a_training_was_stopped(at):
 
 def test_no_step_is_made_twice(tmp_path):
     """Each step of a run that is stopped at every tenth is seen by a callback once."""
-    spec, store, seen = RunSpec("sgd", stream="seq-blobs", batch=50, backbone="mlp"), Store(tmp_path), []
+    spec, store, steps = RunSpec("sgd", stream="seq-blobs", batch=50, backbone="mlp"), Store(tmp_path), []
 
-    class Every(Callback):
+    class InterruptsEveryTenth(Callback):
         def on_step(self, state):
-            seen.append(state.step)
+            steps.append(state.step)
             if state.step % 10 == 0:
                 signal.raise_signal(signal.SIGINT)
 
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            run(spec, store, device="cpu", checkpoint=float(NEVER), callbacks=[Every()])
-    record, _ = run(spec, store, device="cpu", checkpoint=float(NEVER), callbacks=[Every()])
-    assert seen == list(range(1, 25))
+            run(spec, store, device="cpu", checkpoint=float(NEVER), callbacks=[InterruptsEveryTenth()])
+    record, _ = run(spec, store, device="cpu", checkpoint=float(NEVER), callbacks=[InterruptsEveryTenth()])
+    assert steps == list(range(1, 25))
     assert record.accuracy == execute(spec, device="cpu").accuracy
 
 
@@ -235,7 +235,7 @@ class Marked(SGD):
 
 
 @pytest.fixture
-def stopped(tmp_path, monkeypatch):
+def stop_command(tmp_path, monkeypatch):
     """Starts a command that trains MARKED, and stops it once runs of so many seeds are in the middle of a task."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "marked.py").write_text(MARKED)
@@ -276,23 +276,23 @@ def check_goes_on(seeds):
 
 
 @pytest.mark.parametrize("number", STOPS)
-def test_a_run_that_is_stopped_goes_on_after_its_last_step(stopped, number):
-    err = stopped(number, 1, "run", "--learner", "marked.py:Marked")
+def test_a_run_that_is_stopped_goes_on_after_its_last_step(stop_command, number):
+    err = stop_command(number, 1, "run", "--learner", "marked.py:Marked")
     assert err.startswith("stopped: the same command resumes")
     check_goes_on(1)
 
 
 @pytest.mark.parametrize("number", STOPS)
-def test_a_grid_that_is_stopped_has_its_workers_write_down_how_far_they_are(stopped, number):
-    err = stopped(number, 2, "compare", "--learners", "marked.py:Marked", "--seeds", "2", "--workers", "2")
+def test_a_grid_that_is_stopped_has_its_workers_write_down_how_far_they_are(stop_command, number):
+    err = stop_command(number, 2, "compare", "--learners", "marked.py:Marked", "--seeds", "2", "--workers", "2")
     assert "Stopped." in err
     check_goes_on(2)
 
 
-def test_a_grid_whose_workers_were_told_too_loses_nothing(stopped):
+def test_a_grid_whose_workers_were_told_too_loses_nothing(stop_command):
     """As by systemd or Slurm, which tell every process of a job."""
     settings = ("--set", "lr=0.01", "--seeds", "2", "--workers", "2")
-    err = stopped(signal.SIGTERM, 2, "compare", "--learners", "marked.py:Marked", *settings, group=True)
+    err = stop_command(signal.SIGTERM, 2, "compare", "--learners", "marked.py:Marked", *settings, group=True)
     assert "Stopped." in err
     store = Store("runs")
     steps = [read_state(store.checkpoint(marked(seed, lr=0.01).key))["progress"]["step"] for seed in (0, 1)]
@@ -308,7 +308,7 @@ def test_a_grid_that_is_stopped_twice_lets_go_of_its_runs(tmp_path, monkeypatch)
 
     with monkeypatch.context() as patched:
         patched.setattr("parabolic.experiments.crews.InProcess.close", stop)
-        with pytest.raises(KeyboardInterrupt) as kept:  # once a run is begun, and once more at the end
+        with pytest.raises(KeyboardInterrupt) as error:  # once a run is begun, and once more at the end
             run_grid(specs, Store(tmp_path), workers=0, device="cpu", watch=stop)
     assert all((claim := Store(tmp_path).claim(spec.key)) is not None and not claim.release() for spec in specs)
-    del kept
+    del error

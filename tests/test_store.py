@@ -34,7 +34,7 @@ def store(tmp_path):
     return Store(tmp_path / "runs")
 
 
-def python(code, *arguments):
+def start_python(code, *arguments):
     return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, text=True)
 
 
@@ -52,15 +52,15 @@ print(reads)
 
 def test_readers_never_see_half_of_what_is_being_written(store, record):
     outcome = run_grid(SPECS[:3], store, workers=0, device="cpu")
-    readers = [python(READER, store.root) for _ in range(2)]
+    readers = [start_python(READER, store.root) for _ in range(2)]
     assert [reader.stdout.readline() for reader in readers] == ["ready\n", "ready\n"]
     for _ in range(100):
-        for each in outcome.records.values():
-            store.save(each)
+        for saved_record in outcome.records.values():
+            store.save(saved_record)
     (store.root / "stop").touch()
-    counted = [int(reader.communicate()[0]) for reader in readers]
+    reads = [int(reader.communicate()[0]) for reader in readers]
     assert [reader.returncode for reader in readers] == [0, 0]
-    assert min(counted) > 10
+    assert min(reads) > 10
 
 
 HOLDER = """
@@ -73,21 +73,21 @@ time.sleep(600)
 
 
 def test_a_claim_is_one_process_s_own_and_ends_with_it(store):
-    holder = python(HOLDER, store.root)
+    holder = start_python(HOLDER, store.root)
     assert holder.stdout.readline() == "True\n"
     assert store.claim("some-run") is None
-    another = store.claim("another-run")
-    assert another is not None
+    other_claim = store.claim("another-run")
+    assert other_claim is not None
     kill(holder.pid)
     holder.communicate()
-    mine = store.claim("some-run")
-    assert mine is not None
+    claim = store.claim("some-run")
+    assert claim is not None
     assert store.claim("some-run") is None
-    mine.release()
-    again = store.claim("some-run")
-    assert again is not None
-    again.release()
-    another.release()
+    claim.release()
+    second_claim = store.claim("some-run")
+    assert second_claim is not None
+    second_claim.release()
+    other_claim.release()
 
 
 def test_a_store_says_what_is_unfinished_and_what_is_new(store, record):
@@ -110,12 +110,12 @@ def test_a_store_says_what_is_unfinished_and_what_is_new(store, record):
     assert store.written() == before
     store.monitor(record.key).write_text("{}")  # changes all the time, and no result is in it
     assert store.written() == before
-    other = RunSpec("er", seed=77)
-    store.save_failure(other, "no luck")
-    assert store.written().keys() - before.keys() == {store.path(other.key) / "failed.json"}
-    assert store.begun() == sorted([record.key, other.key, "journal"])
-    assert store.begun(other.key[:5]) == [other.key]
-    assert store.begun(other.key[1:]) == []
+    failed_spec = RunSpec("er", seed=77)
+    store.save_failure(failed_spec, "no luck")
+    assert store.written().keys() - before.keys() == {store.path(failed_spec.key) / "failed.json"}
+    assert store.begun() == sorted([record.key, failed_spec.key, "journal"])
+    assert store.begun(failed_spec.key[:5]) == [failed_spec.key]
+    assert store.begun(failed_spec.key[1:]) == []
 
 
 CSV = """
@@ -134,9 +134,9 @@ def test_a_table_reads_alike_on_every_machine(tmp_path):
 
 
 def test_stores_of_several_machines_merge_by_copying(tmp_path):
-    halves = [SPECS[:2], SPECS[1:3]]
-    for number, half in enumerate(halves):
-        run_grid(half, Store(tmp_path / str(number)), workers=0, device="cpu")
+    spec_lists = [SPECS[:2], SPECS[1:3]]
+    for number, specs in enumerate(spec_lists):
+        run_grid(specs, Store(tmp_path / str(number)), workers=0, device="cpu")
     Store(tmp_path / "0").save_failure(SPECS[2], "it failed there and was done elsewhere")
     for number in range(2):
         shutil.copytree(tmp_path / str(number), tmp_path / "all", dirs_exist_ok=True)
@@ -162,72 +162,78 @@ def test_a_failure_is_noted_until_the_run_is_done(store, record):
 @pytest.mark.parametrize("damage", ["", '{"key": ', "[]", '{"key": "x"}', "\udcff", '{"spec": []}', "[" * 100_000])
 def test_what_cannot_be_read_is_named_with_the_reason(store, record, damage):
     store.save(record)
-    bad = store.path("0123") / "run.json"
-    bad.parent.mkdir()
-    bad.write_bytes(damage.encode(errors="surrogateescape"))
+    bad_file = store.path("0123") / "run.json"
+    bad_file.parent.mkdir()
+    bad_file.write_bytes(damage.encode(errors="surrogateescape"))
     (store.root / "notes.txt").write_text("not a run")
     (store.root / "empty").mkdir()
     assert list(store) == [record]
     ((path, reason),) = store.unreadable().items()
-    assert path == bad
+    assert path == bad_file
     assert reason
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda told: told["metrics"].update(acc=99.9), "its acc does not match its accuracies"),
-        (lambda told: told["metrics"].update(forgetting=-1.0), "its forgetting does not match its accuracies"),
-        (lambda told: told["accuracy"][-1].__setitem__(0, told["accuracy"][-1][0] + 1), "its acc does not match"),
-        (lambda told: told["accuracy"][0].__setitem__(0, 123.0), "its accuracies are not percentages"),
-        (lambda told: told["metrics"].update(task_acc=99.9), "its task_acc does not match its accuracies"),
-        (lambda told: told["task_accuracy"][0].__setitem__(0, 123.0), "its accuracies are not percentages"),
-        (lambda told: told["task_accuracy"].pop(), "it does not have an accuracy for each task seen"),
-        (lambda told: told.pop("task_accuracy"), "it lacks the accuracies that its metrics are computed from"),
-        (lambda told: told.update(task_accuracy={}), "its parts are missing or of the wrong type"),
-        (lambda told: told.update(accuracy=""), "its parts are missing or of the wrong type"),
-        (lambda told: told.update(measured={"x": []}), "its measures are not a number for each task"),
-        (lambda told: told.update(measured={"x": {}}), "its measures are not a number for each task"),
-        (lambda told: told.update(measured={"x": [1.0]}), "its measures are not a number for each task"),
-        (lambda told: told["spec"].pop("backbone"), "its spec lacks a backbone or epochs"),
-        (lambda told: told["spec"].update(epochs=0), "its spec lacks a backbone or epochs"),
-        (lambda told: told["spec"].update(epochs=1.5), "its spec lacks a backbone or epochs"),
-        (lambda told: told["spec"].update(memory="lots"), "its memory or validation is not a number"),
-        (lambda told: told["spec"].update(memory=None), "its memory or validation is not a number"),
+        (lambda content: content["metrics"].update(acc=99.9), "its acc does not match its accuracies"),
+        (lambda content: content["metrics"].update(forgetting=-1.0), "its forgetting does not match its accuracies"),
         (
-            lambda told: told["spec"]["scenario"].update(validation="a tenth"),
+            lambda content: content["accuracy"][-1].__setitem__(0, content["accuracy"][-1][0] + 1),
+            "its acc does not match",
+        ),
+        (lambda content: content["accuracy"][0].__setitem__(0, 123.0), "its accuracies are not percentages"),
+        (lambda content: content["metrics"].update(task_acc=99.9), "its task_acc does not match its accuracies"),
+        (lambda content: content["task_accuracy"][0].__setitem__(0, 123.0), "its accuracies are not percentages"),
+        (lambda content: content["task_accuracy"].pop(), "it does not have an accuracy for each task seen"),
+        (lambda content: content.pop("task_accuracy"), "it lacks the accuracies that its metrics are computed from"),
+        (lambda content: content.update(task_accuracy={}), "its parts are missing or of the wrong type"),
+        (lambda content: content.update(accuracy=""), "its parts are missing or of the wrong type"),
+        (lambda content: content.update(measured={"x": []}), "its measures are not a number for each task"),
+        (lambda content: content.update(measured={"x": {}}), "its measures are not a number for each task"),
+        (lambda content: content.update(measured={"x": [1.0]}), "its measures are not a number for each task"),
+        (lambda content: content["spec"].pop("backbone"), "its spec lacks a backbone or epochs"),
+        (lambda content: content["spec"].update(epochs=0), "its spec lacks a backbone or epochs"),
+        (lambda content: content["spec"].update(epochs=1.5), "its spec lacks a backbone or epochs"),
+        (lambda content: content["spec"].update(memory="lots"), "its memory or validation is not a number"),
+        (lambda content: content["spec"].update(memory=None), "its memory or validation is not a number"),
+        (
+            lambda content: content["spec"]["scenario"].update(validation="a tenth"),
             "its memory or validation is not a number",
         ),
-        (lambda told: told["spec"].update(options=[]), "its parts are missing or of the wrong type"),
-        (lambda told: told["spec"].update(scenario=[]), "its parts are missing or of the wrong type"),
-        (lambda told: told.update(environment=[]), "its parts are missing or of the wrong type"),
-        (lambda told: told["accuracy"].insert(0, []), "its parts are missing or of the wrong type"),
-        (lambda told: told["accuracy"][-1].append(50.0), "it does not have an accuracy for each task seen"),
-        (lambda told: told["metrics"].pop("acc"), "its figures are missing or not finite numbers"),
-        (lambda told: told["metrics"].pop("aaa"), "its figures are missing or not finite numbers"),
-        (lambda told: told["metrics"].pop("forgetting"), "its figures are missing or not finite numbers"),
-        (lambda told: told["metrics"].update(of_old="many"), "its figures are missing or not finite numbers"),
-        (lambda told: told["metrics"].update(of_old=math.nan), "its figures are missing or not finite numbers"),
-        (lambda told: told["accuracy"][0].__setitem__(0, math.nan), "its figures are missing or not finite numbers"),
-        (lambda told: told["train_seconds"].append(math.inf), "its figures are missing or not finite numbers"),
-        (lambda told: told["test_seconds"].append(math.inf), "its figures are missing or not finite numbers"),
+        (lambda content: content["spec"].update(options=[]), "its parts are missing or of the wrong type"),
+        (lambda content: content["spec"].update(scenario=[]), "its parts are missing or of the wrong type"),
+        (lambda content: content.update(environment=[]), "its parts are missing or of the wrong type"),
+        (lambda content: content["accuracy"].insert(0, []), "its parts are missing or of the wrong type"),
+        (lambda content: content["accuracy"][-1].append(50.0), "it does not have an accuracy for each task seen"),
+        (lambda content: content["metrics"].pop("acc"), "its figures are missing or not finite numbers"),
+        (lambda content: content["metrics"].pop("aaa"), "its figures are missing or not finite numbers"),
+        (lambda content: content["metrics"].pop("forgetting"), "its figures are missing or not finite numbers"),
+        (lambda content: content["metrics"].update(of_old="many"), "its figures are missing or not finite numbers"),
+        (lambda content: content["metrics"].update(of_old=math.nan), "its figures are missing or not finite numbers"),
         (
-            lambda told: told.update(measured={"x": [math.nan for _ in told["test_seconds"]]}),
+            lambda content: content["accuracy"][0].__setitem__(0, math.nan),
             "its figures are missing or not finite numbers",
         ),
-        (lambda told: told["train_seconds"].append(10**400), "int too large to convert to float"),
-        (lambda told: told["spec"].update(learner="er\x1b[2J"), "its spec has control characters"),
-        (lambda told: told["spec"].update(options={"lr": "\x9b2J"}), "its spec has control characters"),
-        (lambda told: told["spec"].update(options={"\ud800": 1}), "its spec has control characters"),
-        (lambda told: told["accuracy"][0].__setitem__(0, -1.0), "its accuracies are not percentages"),
-        (lambda told: told["task_accuracy"][0].__setitem__(0, -1.0), "its accuracies are not percentages"),
+        (lambda content: content["train_seconds"].append(math.inf), "its figures are missing or not finite numbers"),
+        (lambda content: content["test_seconds"].append(math.inf), "its figures are missing or not finite numbers"),
+        (
+            lambda content: content.update(measured={"x": [math.nan for _ in content["test_seconds"]]}),
+            "its figures are missing or not finite numbers",
+        ),
+        (lambda content: content["train_seconds"].append(10**400), "int too large to convert to float"),
+        (lambda content: content["spec"].update(learner="er\x1b[2J"), "its spec has control characters"),
+        (lambda content: content["spec"].update(options={"lr": "\x9b2J"}), "its spec has control characters"),
+        (lambda content: content["spec"].update(options={"\ud800": 1}), "its spec has control characters"),
+        (lambda content: content["accuracy"][0].__setitem__(0, -1.0), "its accuracies are not percentages"),
+        (lambda content: content["task_accuracy"][0].__setitem__(0, -1.0), "its accuracies are not percentages"),
     ],
 )
 def test_a_record_that_contradicts_itself_is_none(store, record, change, reason):
     path = store.save(record) / "run.json"
-    told = json.loads(path.read_text())
-    change(told)
-    path.write_text(json.dumps(told))
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
     assert store.find(SPEC) is None
     assert store.unreadable()[path].startswith(reason)
 
@@ -240,10 +246,10 @@ def test_a_terminal_obeys_nothing_that_a_run_says(store):
 
 def test_a_run_under_the_name_of_another_is_noticed_and_a_copy_is_not(store, record):
     folder = store.save(record)
-    other = store.path(SPECS[0].key)
-    shutil.copytree(folder, other)
+    other_folder = store.path(SPECS[0].key)
+    shutil.copytree(folder, other_folder)
     shutil.copytree(folder, store.path("a copy"))
-    assert store.unreadable() == {other / "run.json": f"its key, {SPEC.key}, does not match its folder"}
+    assert store.unreadable() == {other_folder / "run.json": f"its key, {SPEC.key}, does not match its folder"}
     assert list(store) == [record]
 
 
@@ -266,19 +272,19 @@ def test_what_killed_writers_of_checkpoints_left_goes_with_the_claim(store, reco
         assert not run.exists()
 
 
-def test_a_disk_without_room_for_a_record_is_told_at_the_claim_which_is_let_go(store):
+def test_a_disk_without_room_for_a_record_is_reported_at_the_claim_which_is_released(store):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))  # a write breaks off in its middle
     try:
-        with pytest.raises(InputError, match="^runs: got File too large") as told:
+        with pytest.raises(InputError, match="^runs: got File too large") as error:
             store.claim("some-run")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not store.in_progress("some-run")
-    assert told.tb is not None  # which holds on to the lock: nobody waits for the error to be forgotten
+    assert error.tb is not None  # which holds on to the lock: nobody waits for the error to be forgotten
 
 
-def test_what_cannot_be_removed_or_locked_is_told_or_left(store, record):
+def test_files_that_cannot_be_removed_are_reported_and_locks_that_cannot_be_taken_left_alone(store, record):
     folder = store.path(record.key)
     (folder / "failed.json").mkdir(parents=True)
     with pytest.raises(InputError, match="^runs: got .*; free some space or name another folder"):
@@ -289,16 +295,16 @@ def test_what_cannot_be_removed_or_locked_is_told_or_left(store, record):
 
 def test_a_record_from_before_a_metric_was_added_counts(store, record):
     path = store.save(record) / "run.json"
-    told = json.loads(path.read_text())
-    del told["metrics"]["backward_transfer"]
-    path.write_text(json.dumps(told))
+    content = json.loads(path.read_text())
+    del content["metrics"]["backward_transfer"]
+    path.write_text(json.dumps(content))
     assert store.find(SPEC) is not None
-    told["metrics"] = {name: value for name, value in told["metrics"].items() if not name.startswith("task_")}
-    del told["task_accuracy"]
-    path.write_text(json.dumps(told))
+    content["metrics"] = {name: value for name, value in content["metrics"].items() if not name.startswith("task_")}
+    del content["task_accuracy"]
+    path.write_text(json.dumps(content))
     assert store.find(SPEC).task_matrix is None
-    del told["spec"]["options"], told["spec"]["scenario"]  # as before there were any
-    path.write_text(json.dumps(told))
+    del content["spec"]["options"], content["spec"]["scenario"]  # as before there were any
+    path.write_text(json.dumps(content))
     assert store.find(SPEC) is not None
 
 
@@ -319,7 +325,7 @@ def test_a_store_that_is_not_there_is_empty(store):
 
 
 @pytest.fixture
-def kept(store):
+def stored_specs(store):
     """Three runs of two learners, one failed run, and a damaged file."""
     specs = [
         RunSpec("sgd", backbone="mlp"),
@@ -333,23 +339,23 @@ def kept(store):
     return specs
 
 
-def listed(parabolic, *arguments):
+def listed_keys(parabolic, *arguments):
     code, out, err = parabolic("runs", "--json", *arguments)
     assert (code, err) == (0, "")
     return [row["key"] for row in json.loads(out)["runs"]]
 
 
-def test_runs_are_listed_and_filtered(parabolic, kept):
-    plain, fast, er = (spec.key for spec in kept)
-    assert listed(parabolic) == [er, plain, fast]
-    assert listed(parabolic, "--learner", "sgd") == [plain, fast]
-    assert listed(parabolic, "--stream", "seq-blobs") == []
-    assert listed(parabolic, "--where", "lr=5e-2") == [fast]
-    assert listed(parabolic, "--where", "options.lr=0.05", "--where", "seed=0") == []
-    assert listed(parabolic, "--where", "tasks=2") == [er]
-    assert listed(parabolic, "--where", "tasks=none") == [plain, fast]
-    assert listed(parabolic, "--where", "replay=32") == [er]
-    assert listed(parabolic, "--failed") == [RunSpec("er", seed=3, options={"lr": 0.5}).key]
+def test_runs_are_listed_and_filtered(parabolic, stored_specs):
+    plain, with_rate, er = (spec.key for spec in stored_specs)
+    assert listed_keys(parabolic) == [er, plain, with_rate]
+    assert listed_keys(parabolic, "--learner", "sgd") == [plain, with_rate]
+    assert listed_keys(parabolic, "--stream", "seq-blobs") == []
+    assert listed_keys(parabolic, "--where", "lr=5e-2") == [with_rate]
+    assert listed_keys(parabolic, "--where", "options.lr=0.05", "--where", "seed=0") == []
+    assert listed_keys(parabolic, "--where", "tasks=2") == [er]
+    assert listed_keys(parabolic, "--where", "tasks=none") == [plain, with_rate]
+    assert listed_keys(parabolic, "--where", "replay=32") == [er]
+    assert listed_keys(parabolic, "--failed") == [RunSpec("er", seed=3, options={"lr": 0.5}).key]
     code, _, err = parabolic("runs", "--where", "sede=1")
     assert code == 2
     assert "did you mean 'seed'?" in err
@@ -358,14 +364,14 @@ def test_runs_are_listed_and_filtered(parabolic, kept):
     assert "for example --where lr=0.05" in err
 
 
-def test_the_list_tells_of_what_failed_and_what_is_damaged(parabolic, kept):
+def test_the_list_of_runs_reports_what_failed_and_what_is_damaged(parabolic, stored_specs):
     _, out, _ = parabolic("runs")
     assert (
         [line.split()[:-3] for line in out.splitlines()[1:4]]
         == [  # without the figures
-            [kept[2].key[:8], "er", "seq-digits", "200", "0", "backbone=mlp", "tasks=2"],
-            [kept[0].key[:8], "sgd", "seq-digits", "0", "backbone=mlp"],
-            [kept[1].key[:8], "sgd", "seq-digits", "1", "backbone=mlp", "lr=0.05"],
+            [stored_specs[2].key[:8], "er", "seq-digits", "200", "0", "backbone=mlp", "tasks=2"],
+            [stored_specs[0].key[:8], "sgd", "seq-digits", "0", "backbone=mlp"],
+            [stored_specs[1].key[:8], "sgd", "seq-digits", "1", "backbone=mlp", "lr=0.05"],
         ]
     )
     assert "3 runs in runs" in out
@@ -376,7 +382,7 @@ def test_the_list_tells_of_what_failed_and_what_is_damaged(parabolic, kept):
     assert "the loss became nan: lower lr" in out
 
 
-def test_runs_are_handed_to_other_programs(parabolic, kept, store, tmp_path):
+def test_runs_are_handed_to_other_programs(parabolic, stored_specs, store, tmp_path):
     arguments = ["--csv", str(tmp_path / "a.csv"), "--parquet", str(tmp_path / "a.parquet")]
     code, out, _ = parabolic("runs", *arguments)
     assert code == 0
@@ -389,12 +395,12 @@ def test_runs_are_handed_to_other_programs(parabolic, kept, store, tmp_path):
         assert float(row["metrics.acc"]) == records[key].metrics["acc"]
         assert float(row["train_seconds"]) == sum(records[key].train_seconds)
         assert float(row["options.lr"]) == records[key].spec["options"]["lr"]
-    assert [rows[spec.key]["options.replay"] for spec in kept] == ["", "", "32"]
+    assert [rows[spec.key]["options.replay"] for spec in stored_specs] == ["", "", "32"]
     parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra `parquet`")
     table = {row["key"]: row for row in parquet.read_table(tmp_path / "a.parquet").to_pylist()}
     assert table.keys() == records.keys()
-    assert [table[spec.key]["options.replay"] for spec in kept] == [None, None, 32]
-    assert table[kept[2].key]["scenario.tasks"] == 2
+    assert [table[spec.key]["options.replay"] for spec in stored_specs] == [None, None, 32]
+    assert table[stored_specs[2].key]["scenario.tasks"] == 2
     code, _, err = parabolic("runs", "--csv", "runs/damaged/run.json/a.csv")
     assert code == 2
     assert "name another file" in err
@@ -409,10 +415,10 @@ def test_a_measure_of_several_numbers_has_a_column_for_each(parabolic, tmp_path)
     assert (float(row["metrics.both.low"]), float(row["metrics.both.high"])) == (3, 9)  # after the last task
 
 
-def test_runs_are_printed_for_another_program(parabolic, kept, tmp_path):
+def test_runs_are_printed_for_another_program(parabolic, stored_specs, tmp_path):
     code, out, err = parabolic("runs", "--csv", "-")
     assert code == 0
-    assert {row["key"] for row in csv.DictReader(out.splitlines())} == {spec.key for spec in kept}
+    assert {row["key"] for row in csv.DictReader(out.splitlines())} == {spec.key for spec in stored_specs}
     assert err.startswith("3 runs in runs\n")
     assert not (tmp_path / "-").exists()
     code, out, err = parabolic("runs", "--csv", "-", "--json")
@@ -420,18 +426,18 @@ def test_runs_are_printed_for_another_program(parabolic, kept, tmp_path):
     assert err.startswith("error: --csv: got '-', expected a file together with --json")
 
 
-def test_each_file_is_read_once(parabolic, kept, monkeypatch):
-    read, load = Counter(), module._load
-    monkeypatch.setattr(module, "_load", lambda kind, path: read.update([path]) or load(kind, path))
+def test_each_file_is_read_once(parabolic, stored_specs, monkeypatch):
+    reads, load = Counter(), module._load
+    monkeypatch.setattr(module, "_load", lambda kind, path: reads.update([path]) or load(kind, path))
     assert parabolic("runs")[0] == 0
-    assert len(read) >= 4
-    assert set(read.values()) == {1}
+    assert len(reads) >= 4
+    assert set(reads.values()) == {1}
 
 
 def test_a_run_that_predates_a_setting_has_its_default(record):
     spec = {name: value for name, value in record.spec.items() if name not in ("future", "measure")}
-    older = replace(record, spec={**spec, "scenario": {"tasks": None}})
-    rows = [row_of(older), row_of(record)]
+    old_record = replace(record, spec={**spec, "scenario": {"tasks": None}})
+    rows = [row_of(old_record), row_of(record)]
     for name, text in (("future", "false"), ("measure", "none"), ("blur", "0"), ("scenario.domain", "none")):
         assert select(rows, {name: text}) == rows
     assert rows[0] == rows[1]
@@ -439,13 +445,13 @@ def test_a_run_that_predates_a_setting_has_its_default(record):
     assert settings_of(rows[0]) == "backbone=mlp lr=0.05"
 
 
-def test_a_command_that_is_no_utf8_can_be_told_everywhere(parabolic, store, monkeypatch):
+def test_a_command_that_is_no_utf8_can_be_stored_and_shown_everywhere(parabolic, store, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["parabolic", "run", "--runs", "a\udcff"])
     assert typed_command().encode().endswith(rb"a\udcff'")
     spec = RunSpec("sgd", "seq-blobs")
     record = execute(spec, device="cpu")
-    old = replace(record, environment={**record.environment, "command": "parabolic run a\udcff"})
-    store.save(old)  # as it was kept before
+    old_record = replace(record, environment={**record.environment, "command": "parabolic run a\udcff"})
+    store.save(old_record)  # as it was kept before
     exports = [("runs", "--csv", "a.csv"), ("runs", "--records", "a.jsonl"), ("report", "-o", "a.html")]
     if importlib.util.find_spec("pyarrow"):
         exports.append(("runs", "--parquet", "a.parquet"))
@@ -454,7 +460,7 @@ def test_a_command_that_is_no_utf8_can_be_told_everywhere(parabolic, store, monk
     assert store.find(spec).environment["command"] == r"parabolic run a\udcff"
 
 
-def test_an_option_may_be_a_number_here_and_a_word_there(tmp_path, record):
+def test_a_parquet_table_takes_an_option_that_is_a_number_here_and_a_word_there(tmp_path, record):
     pytest.importorskip("pyarrow", reason="needs the extra `parquet`")
     import pyarrow.parquet
 
@@ -467,7 +473,7 @@ def test_an_option_may_be_a_number_here_and_a_word_there(tmp_path, record):
     assert pyarrow.parquet.read_table(path)["options.rate"].to_pylist() == [1.0, 0.5]
 
 
-def test_a_run_of_a_learner_that_is_not_here_is_told_with_all_its_options(record):
+def test_a_run_of_a_learner_that_is_not_here_is_shown_with_all_its_options(record):
     row = row_of(record) | {"learner": "gone.py:Gone"}
     assert settings_of(row).split()[:3] == ["backbone=mlp", "lr=0.05", "optimizer=SGD"]
     assert settings_of(row_of(record)) == "backbone=mlp lr=0.05"

@@ -17,7 +17,7 @@ from parabolic.streams import CropFlip, Examples, Normalise, Scenario, Task
 from parabolic.streams.scenarios import validate
 
 
-def rows(task, size=32, epochs=1):
+def arrivals(task, size=32, epochs=1):
     return torch.cat([x for x, _ in task.batches(size, epochs)])
 
 
@@ -25,15 +25,15 @@ def test_seq_digits_holds_every_digit_once():
     stream = make_stream("seq-digits")
     assert [task.classes for task in stream] == [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
     assert (stream.classes, stream.shape) == (10, (1, 8, 8))
-    images = torch.cat([part for task in stream for part in (rows(task), *[x for x, _ in task.test_batches()])])
+    images = torch.cat([part for task in stream for part in (arrivals(task), *[x for x, _ in task.test_batches()])])
     assert sorted(map(tuple, images.flatten(1).tolist())) == sorted(map(tuple, load_digits().data.tolist()))
     assert images.dtype == torch.uint8
     # The split does not depend on the seed: only the order of arrival does.
-    other = make_stream("seq-digits", seed=1)
-    for task, again in zip(stream, other, strict=True):
-        assert torch.equal(task.test_rows, again.test_rows)
-        assert not torch.equal(rows(task), rows(again))
-        assert torch.equal(rows(task), rows(task))
+    other_seed = make_stream("seq-digits", seed=1)
+    for task, other_task in zip(stream, other_seed, strict=True):
+        assert torch.equal(task.test_rows, other_task.test_rows)
+        assert not torch.equal(arrivals(task), arrivals(other_task))
+        assert torch.equal(arrivals(task), arrivals(task))
 
 
 @settings(max_examples=60)
@@ -43,7 +43,7 @@ def test_every_example_comes_once_an_epoch_and_the_last_batch_may_be_short(n, si
     stream = Stream.from_arrays(x, y, test=(x, y), tasks=1, seed=seed)
     batches = list(stream[0].batches(size, epochs))
     assert len(batches) == len(stream[0].batches(size, epochs)) == epochs * -(-n // size)
-    assert sorted(torch.cat([b for b, _ in batches]).tolist()) == sorted(list(range(n)) * epochs)
+    assert sorted(torch.cat([values for values, _ in batches]).tolist()) == sorted(list(range(n)) * epochs)
     assert all(torch.equal(labels, values % 2) for values, labels in batches)
 
 
@@ -61,46 +61,50 @@ def test_tasks_by_class_by_list_and_ready_made():
     shifted = Stream.from_tasks([((x, y), (x, y)), ((x + 9, y), (x + 9, y))])
     assert len(shifted) == 2
     assert all(task.classes == tuple(range(6)) for task in shifted)
-    assert rows(shifted[1]).mean() > 8
+    assert arrivals(shifted[1]).mean() > 8
 
 
-def in_domains(n=120, domains=3, classes=4):
+def domain_examples(n=120, domains=3, classes=4):
     """Examples whose number tells all of them: the domain first, then the class."""
     numbers = np.random.default_rng(0).permutation(n)
     return numbers.astype(np.float32)[:, None], numbers % classes, 10 * (numbers // classes % domains)
 
 
 def test_tasks_by_domain_have_the_examples_of_their_number_and_may_share_all_classes():
-    x, y, domains = in_domains()
+    x, y, domains = domain_examples()
     stream = Stream.from_arrays(x, y, domains=domains, seed=3)
     assert [task.classes for task in stream] == [(0, 1, 2, 3)] * 3
     assert stream.classes == 4
-    every = set()
+    numbers_seen = set()
     for task in stream:
-        mine, held_out = (set(task.train.x[own].flatten().tolist()) for own in (task.train_rows, task.test_rows))
-        assert {(number // 4 % 3, number % 4) for number in mine} == {(task.index, label) for label in range(4)}
+        training, held_out = (
+            set(task.train.x[rows_of_part].flatten().tolist()) for rows_of_part in (task.train_rows, task.test_rows)
+        )
+        assert {(number // 4 % 3, number % 4) for number in training} == {(task.index, label) for label in range(4)}
         assert {number // 4 % 3 for number in held_out} == {task.index}
-        assert (len(mine), len(held_out), mine & held_out) == (32, 8, set())  # every fifth of ten of each class
-        every |= mine | held_out
-    assert every == set(range(120))
+        assert (len(training), len(held_out), training & held_out) == (32, 8, set())  # every fifth of ten of each class
+        numbers_seen |= training | held_out
+    assert numbers_seen == set(range(120))
     assert sorted(torch.cat([y for _, y in stream.together(7)]).tolist()) == sorted([0, 1, 2, 3] * 24)
     in_time = Stream.from_arrays(x, y, domains=domains, shuffle=False)
     assert all(torch.equal(task.train_rows, task.train_rows.sort().values) for task in in_time)
-    same = Stream.from_dataset(list(zip(x, y, strict=True)), domains=domains, seed=3)
-    assert same.digest() == stream.digest()
+    from_dataset = Stream.from_dataset(list(zip(x, y, strict=True)), domains=domains, seed=3)
+    assert from_dataset.digest() == stream.digest()
 
 
-def test_test_examples_are_in_the_domain_that_is_told():
-    x, y, domains = in_domains()
+def test_test_examples_are_in_the_domain_that_was_given():
+    x, y, domains = domain_examples()
     stream = Stream.from_arrays(x, y, test=(x[:60], y[:60]), domains=domains, test_domains=domains[:60])
     assert [len(task.train_rows) for task in stream] == [40] * 3
     for task in stream:
-        told = torch.cat([x for x, _ in task.test_batches()]).flatten().long()
-        assert sorted(told.tolist()) == sorted(x[:60][domains[:60] == 10 * task.index].flatten().astype(int).tolist())
+        numbers = torch.cat([x for x, _ in task.test_batches()]).flatten().long()
+        assert sorted(numbers.tolist()) == sorted(
+            x[:60][domains[:60] == 10 * task.index].flatten().astype(int).tolist()
+        )
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("arguments", "message"),
     [
         ({"domains": [0, 1]}, "^domains: got a tensor of shape .2. .*, expected one whole number for each of the 120"),
         ({"domains": np.zeros(120)}, "^domains: got .*float64, expected one whole number"),
@@ -121,23 +125,23 @@ def test_test_examples_are_in_the_domain_that_is_told():
         ({"tasks": [0, 1]}, "^tasks: got .0, 1., expected a number of tasks, or the classes of each$"),
     ],
 )
-def test_domains_that_do_not_fit(asked, told):
-    x, y, _ = in_domains()
-    asked = asked | ({"test": (x, y)} if "test" in asked else {})
-    with pytest.raises(InputError, match=told):
-        Stream.from_arrays(x, y, **asked)
+def test_domains_that_do_not_fit_are_refused(arguments, message):
+    x, y, _ = domain_examples()
+    arguments = arguments | ({"test": (x, y)} if "test" in arguments else {})
+    with pytest.raises(InputError, match=message):
+        Stream.from_arrays(x, y, **arguments)
 
 
 def test_learners_of_tasks_joint_and_validation_work_by_domain():
-    _, y, domains = in_domains(n=480)
+    _, y, domains = domain_examples(n=480)
     shifted = np.concatenate([y[:, None] == np.arange(4), domains[:, None] == [0, 10, 20]], axis=1).astype(np.float32)
     stream = Stream.from_arrays(shifted, y, domains=domains)
     for name in ("ewc", "lwf", "gem", "joint"):
         state = train(find_learner(name)(MLP(stream.shape, stream.classes)), stream, batch=10)
         assert state.matrix.shape == (3, 3)
         assert state.accuracy > 50
-    judged = validate(stream, 0.25)
-    for task, before in zip(judged, stream, strict=True):
+    validated = validate(stream, 0.25)
+    for task, before in zip(validated, stream, strict=True):
         tested = set(task.test_rows.tolist())
         assert tested < set(before.train_rows.tolist())
         assert tested.isdisjoint(task.train_rows.tolist())
@@ -146,17 +150,20 @@ def test_learners_of_tasks_joint_and_validation_work_by_domain():
 
 def test_tasks_made_by_hand_share_one_set_of_examples():
     """Else what is trained together, tested together or moved to a GPU would be the first task's examples."""
-    whole, other = (Examples(torch.arange(8.0)[:, None] + shift, torch.arange(8) % 2) for shift in (0, 8))
+    examples, other = (Examples(torch.arange(8.0)[:, None] + shift, torch.arange(8) % 2) for shift in (0, 8))
     early, late = torch.arange(4), torch.arange(4, 8)
     shared = Stream(
-        "mine", (Task(0, (0, 1), whole, whole, early, early), Task(1, (0, 1), whole, whole, late, late)), 2, (1,)
+        "mine",
+        (Task(0, (0, 1), examples, examples, early, early), Task(1, (0, 1), examples, examples, late, late)),
+        2,
+        (1,),
     )
     assert sorted(torch.cat([x for x, _ in shared.together(3)]).flatten().tolist()) == list(range(8))
-    assert [rows(task).sum().item() for task in shared.to("cpu")] == [0 + 1 + 2 + 3, 4 + 5 + 6 + 7]
+    assert [arrivals(task).sum().item() for task in shared.to("cpu")] == [0 + 1 + 2 + 3, 4 + 5 + 6 + 7]
     with pytest.raises(InputError, match=r"^tasks: got \(\), expected at least one task"):
         replace(shared, tasks=())
-    for own in ({"train": other}, {"test": other}, {"train": Examples(whole.x, other.y)}):
-        tasks = (shared[0], replace(shared[1], **own))
+    for changed in ({"train": other}, {"test": other}, {"train": Examples(examples.x, other.y)}):
+        tasks = (shared[0], replace(shared[1], **changed))
         with pytest.raises(InputError, match="^tasks: got task 1 with examples of its own, .*; use Stream.from_tasks"):
             replace(shared, tasks=tasks)
 
@@ -164,8 +171,10 @@ def test_tasks_made_by_hand_share_one_set_of_examples():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.uint8, torch.int64])
 def test_the_digest_tells_examples_of_any_type_apart(dtype):
     x, y = torch.arange(60).reshape(20, 3).to(dtype), torch.arange(20) % 2
-    one, same, other = (Stream.from_arrays(each, y, tasks=1).digest() for each in (x, x.clone(), x.roll(1, 1)))
-    assert one == same != other
+    digest, same_digest, other_digest = (
+        Stream.from_arrays(examples, y, tasks=1).digest() for examples in (x, x.clone(), x.roll(1, 1))
+    )
+    assert digest == same_digest != other_digest
 
 
 def test_the_arrays_are_not_copied_task_by_task():
@@ -182,32 +191,32 @@ def test_the_arrays_are_not_copied_task_by_task():
 def test_crop_and_flip_are_those_of_one_image_at_a_time(n, channels, height, width, padding, flip, seed):
     images = torch.randint(1, 256, (n, channels, height, width), dtype=torch.uint8)
     ours = CropFlip(padding, flip)(images, torch.Generator().manual_seed(seed))
-    g = torch.Generator().manual_seed(seed)
-    shift = torch.randint(2 * padding + 1, (2, n, 1), generator=g)
-    mirrored = torch.rand(n, 1, generator=g) < 0.5
-    for i in range(n):
+    generator = torch.Generator().manual_seed(seed)
+    shift = torch.randint(2 * padding + 1, (2, n, 1), generator=generator)
+    mirrored = torch.rand(n, 1, generator=generator) < 0.5
+    for row in range(n):
         canvas = torch.zeros(channels, height + 2 * padding, width + 2 * padding, dtype=torch.uint8)
-        canvas[:, padding : padding + height, padding : padding + width] = images[i]
-        top, left = int(shift[0, i]), int(shift[1, i])
+        canvas[:, padding : padding + height, padding : padding + width] = images[row]
+        top, left = int(shift[0, row]), int(shift[1, row])
         window = canvas[:, top : top + height, left : left + width]
-        if flip and mirrored[i]:
+        if flip and mirrored[row]:
             window = window.flip(-1)
-        assert torch.equal(ours[i], window)
+        assert torch.equal(ours[row], window)
 
 
 def test_normalise_is_by_channel():
     x = torch.randint(256, (4, 3, 5, 5), dtype=torch.uint8)
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
     ours = Normalise(mean, std)(x)
-    for c in range(3):
-        assert torch.allclose(ours[:, c], (x[:, c] / 255 - mean[c]) / std[c], atol=1e-6)
+    for channel in range(3):
+        assert torch.allclose(ours[:, channel], (x[:, channel] / 255 - mean[channel]) / std[channel], atol=1e-6)
 
 
 X, Y = np.zeros((20, 3), dtype=np.float32), np.arange(20) % 4
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "name"),
     [
         ({"x": np.full((20, 3), np.nan, dtype=np.float32)}, "x"),
         ({"x": np.array([["a"] * 3] * 20)}, "x"),
@@ -229,8 +238,8 @@ X, Y = np.zeros((20, 3), dtype=np.float32), np.arange(20) % 4
         ({"x": X[:8], "y": Y[:8]}, "tasks"),
     ],
 )
-def test_bad_arrays_are_named(arguments, named):
-    with pytest.raises(InputError, match=f"^{named}: got .*, expected "):
+def test_bad_arrays_are_named(arguments, name):
+    with pytest.raises(InputError, match=f"^{name}: got .*, expected "):
         Stream.from_arrays(**({"x": X, "y": Y, "tasks": 2} | arguments))
 
 
@@ -282,13 +291,13 @@ def test_streams_that_cannot_be_made_are_named(arguments, message):
 
 def test_test_classes_that_were_never_trained_are_refused_unless_left_out_by_choice():
     x, y = torch.arange(60.0), torch.arange(60) % 6
-    few = y < 4
+    known = y < 4
     for tasks in (2, np.int64(2), None):
         with pytest.raises(
             InputError, match=r"test: got labels \[4, 5\], expected classes that have training examples; "
         ):
-            Stream.from_arrays(x[few], y[few], test=(x, y), tasks=tasks)
-    for trained in (few, y < 6):  # where the others have training examples, these are left out too
+            Stream.from_arrays(x[known], y[known], test=(x, y), tasks=tasks)
+    for trained in (known, y < 6):  # where the others have training examples, these are left out too
         stream = Stream.from_arrays(x[trained], y[trained], test=(x, y), tasks=[[0, 1], [2, 3]])
         for task in stream:
             assert set(task.train.y[task.train_rows].tolist()) == set(task.tested) == set(task.classes)
@@ -296,9 +305,9 @@ def test_test_classes_that_were_never_trained_are_refused_unless_left_out_by_cho
 
 def drifting(seed=0, n=120, **settings):
     """A point a second, whose second number is the time; what a class is turns round half way through."""
-    g = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     time = torch.arange(float(n))
-    side = torch.randn(n, generator=g).sign()
+    side = torch.randn(n, generator=generator).sign()
     y = ((side > 0) ^ (time >= n / 2)).long()
     x = torch.stack([side, time], 1)
     return Stream.from_arrays(x, y, test=(x[-20:], y[-20:]), tasks=1, seed=seed, boundaries=False, **settings)
@@ -306,20 +315,20 @@ def drifting(seed=0, n=120, **settings):
 
 def test_without_shuffling_examples_arrive_as_they_were_given():
     task = drifting(shuffle=False)[0]
-    assert rows(task, 7)[:, 1].tolist() == list(range(120))
-    assert rows(task, 7, epochs=3)[:, 1].tolist() == [*range(120)] * 3
+    assert arrivals(task, 7)[:, 1].tolist() == list(range(120))
+    assert arrivals(task, 7, epochs=3)[:, 1].tolist() == [*range(120)] * 3
     assert [len(y) for _, y in task.batches(50)] == [50, 50, 20]
-    assert rows(drifting()[0])[:, 1].tolist() != list(range(120))
-    assert rows(drifting(seed=5, shuffle=False)[0])[:, 1].tolist() == list(range(120))
+    assert arrivals(drifting()[0])[:, 1].tolist() != list(range(120))
+    assert arrivals(drifting(seed=5, shuffle=False)[0])[:, 1].tolist() == list(range(120))
     # Of several tasks, each by itself.
     x, y = torch.arange(40.0)[:, None], torch.arange(40) % 4
     by_class = Stream.from_arrays(x, y, test=(x, y), tasks=2, shuffle=False)
-    assert rows(by_class[1])[:, 0].tolist() == [i for i in range(40) if i % 4 > 1]
-    made = Stream.from_tasks([((x, y), (x, y)), ((x.flip(0), y), (x, y))], shuffle=False)
-    assert [rows(task)[:, 0].tolist() for task in made] == [[*range(40)], [*range(39, -1, -1)]]
+    assert arrivals(by_class[1])[:, 0].tolist() == [number for number in range(40) if number % 4 > 1]
+    from_tasks = Stream.from_tasks([((x, y), (x, y)), ((x.flip(0), y), (x, y))], shuffle=False)
+    assert [arrivals(task)[:, 0].tolist() for task in from_tasks] == [[*range(40)], [*range(39, -1, -1)]]
     pairs = Stream.from_dataset(list(zip(x, y.tolist(), strict=True)), test=[(x[0], 0)], tasks=1, shuffle=False)
-    assert rows(pairs[0])[:, 0].tolist() == list(range(40))
-    assert [task.shuffle for task in made.to("cpu")] == [False, False]
+    assert arrivals(pairs[0])[:, 0].tolist() == list(range(40))
+    assert [task.shuffle for task in from_tasks.to("cpu")] == [False, False]
     with pytest.raises(InputError, match="^shuffle: got 1, expected True or False"):
         drifting(shuffle=1)
 
@@ -382,8 +391,8 @@ def test_scenarios_keep_the_order(scenario, count):
     x, y = torch.arange(100.0)[:, None].expand(100, 2), torch.arange(100) % 4
     stream = Scenario.of(scenario).apply(Stream.from_arrays(x, y, test=(x, y), tasks=2, shuffle=False), 0)
     assert not any(task.shuffle for task in stream)
-    arrived = [rows(task)[:, 0].tolist() for task in stream]
-    assert all(each == sorted(each) for each in arrived)
+    arrived = [arrivals(task)[:, 0].tolist() for task in stream]
+    assert all(task_numbers == sorted(task_numbers) for task_numbers in arrived)
     assert sum(map(len, arrived)) == count
 
 

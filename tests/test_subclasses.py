@@ -27,8 +27,8 @@ def test_a_default_needs_its_type():
 
 @pytest.mark.parametrize("name", ["body", "steps", "augment"])
 def test_a_method_that_an_attribute_would_hide_is_refused(name):
-    told = rf"attribute of Mine: got '{name}', expected a name that is not taken; .* such as my_{name}"
-    with pytest.raises(InputError, match=told):
+    message = rf"attribute of Mine: got '{name}', expected a name that is not taken; .* such as my_{name}"
+    with pytest.raises(InputError, match=message):
         type("Mine", (ER,), {name: lambda self, x: x})
 
 
@@ -49,12 +49,12 @@ class Nearest(ER):
         scores = super().scores_at(inputs)
         if not len(self.past):
             return scores
-        kept = self.features(self.inputs(self.past["x"]))
-        means = kept.new_zeros(scores.shape[1], kept.shape[1]).index_add(0, self.past["y"], kept)
+        remembered = self.features(self.inputs(self.past["x"]))
+        means = remembered.new_zeros(scores.shape[1], remembered.shape[1]).index_add(0, self.past["y"], remembered)
         return self.features(inputs) @ means.T
 
 
-def nearest(**options):
+def trained_nearest(**options):
     torch.manual_seed(0)
     learner = Nearest(ResNet18((1, 8, 8), 4, width=4), memory=20, replay=5, lr=0.01, **options)
     for _ in range(2):  # an average begins as the weights after the first
@@ -63,7 +63,7 @@ def nearest(**options):
 
 
 def test_ones_own_scores_are_those_of_evaluation_mode():
-    learner, x = nearest(), torch.randn(6, 1, 8, 8)
+    learner, x = trained_nearest(), torch.randn(6, 1, 8, 8)
     before = copy.deepcopy(learner.state_dict())
     torch.testing.assert_close(learner.scores(x)[:1], learner.scores(x[:1]))  # batch norm does not mix examples
     assert not learner.scores(x).requires_grad
@@ -72,7 +72,7 @@ def test_ones_own_scores_are_those_of_evaluation_mode():
 
 
 def test_ones_own_scores_are_those_of_the_average():
-    learner, x = nearest(average=0.9), torch.randn(6, 1, 8, 8)
+    learner, x = trained_nearest(average=0.9), torch.randn(6, 1, 8, 8)
     averaged = learner.scores(x)
     weights, learner.averaged = learner.predicting_weights(), None
     assert not torch.allclose(learner.scores(x), averaged)
@@ -81,7 +81,7 @@ def test_ones_own_scores_are_those_of_the_average():
 
 
 def test_features_are_what_the_last_layer_gets_and_are_learned():
-    learner, x = nearest(), torch.randn(6, 1, 8, 8)
+    learner, x = trained_nearest(), torch.randn(6, 1, 8, 8)
     features = learner.features(x)
     torch.testing.assert_close(learner.model.head(features), learner.model(x))
     learner.optim.zero_grad()
@@ -111,14 +111,14 @@ class Stepping(Observing):
 
 
 @pytest.mark.parametrize(
-    ("cls", "own", "asked"),
+    ("cls", "overridden", "expected"),
     [(Predicting, "predict", "scores_at"), (Scoring, "scores", "scores_at"), (Observing, "observe", "step")],
 )
-def test_what_the_loop_would_not_ask_is_refused(cls, own, asked):
+def test_what_the_loop_would_not_ask_is_refused(cls, overridden, expected):
     stream = make_stream("seq-blobs")
     learner = cls(make_backbone("mlp", stream.shape, stream.classes), memory=40)
-    told = f"{own} of {cls.__name__}: got an override, expected one of {asked}, which this loop calls"
-    with pytest.raises(InputError, match=told):
+    message = f"{overridden} of {cls.__name__}: got an override, expected one of {expected}, which this loop calls"
+    with pytest.raises(InputError, match=message):
         train(learner, stream)
     assert learner.steps == 0
 
@@ -128,7 +128,7 @@ def test_what_it_asks_may_be_ones_own():
     assert train(Stepping(make_backbone("mlp", stream.shape, stream.classes), memory=40), stream).step > 0
 
 
-def test_what_a_memory_is_to_keep_and_no_batch_has_is_told():
+def test_a_field_that_a_memory_is_to_keep_and_no_batch_has_is_refused_by_name():
     class Weighing(ER):
         keeps = ("x", "y", "weight")
 
@@ -149,21 +149,21 @@ def test_what_a_memory_is_to_keep_and_no_batch_has_is_told():
 def test_a_state_that_does_not_fit_changes_nothing():
     def learner(classes=3, **options):
         torch.manual_seed(classes)
-        made = ER(nn.Linear(4, classes), **options)
-        made.observe(torch.randn(8, 4), torch.arange(8) % 3)
-        return made
+        trained = ER(nn.Linear(4, classes), **options)
+        trained.observe(torch.randn(8, 4), torch.arange(8) % 3)
+        return trained
 
-    mine = learner(memory=50)
-    before = copy.deepcopy(mine.state_dict())
-    others = {
+    kept_learner = learner(memory=50)
+    before = copy.deepcopy(kept_learner.state_dict())
+    states = {
         r"state: got weight of shape \[5, 4\], expected \[3, 4\].*Learner\.load": learner(5, memory=50).state_dict(),
         r"memory: got a state of \[5, 5\] examples, expected 8": learner(memory=5, replay=5).state_dict(),
         r"memory: got no number offered": {**learner(memory=50).state_dict(), "memory": {}},
     }
-    for told, state in others.items():
-        with pytest.raises(InputError, match=told):
-            mine.load_state_dict(state)
-        assert same_state(mine.state_dict(), before)
+    for message, state in states.items():
+        with pytest.raises(InputError, match=message):
+            kept_learner.load_state_dict(state)
+        assert same_state(kept_learner.state_dict(), before)
 
 
 class Counting(ER):
@@ -202,8 +202,10 @@ def test_what_was_not_widened_when_the_network_grew_is_named(cls, name):
     learn(learner)
     copied = copy.deepcopy(learner)
     learner.grow(4)
-    told = f"on_growth of {cls.__name__}: got none that widens `{name}`, which is still for 2 outputs, .* now has 4; .*"
-    with pytest.raises(InputError, match=rf"(?s){told}torch says: "):
+    message = (
+        f"on_growth of {cls.__name__}: got none that widens `{name}`, which is still for 2 outputs, .* now has 4; .*"
+    )
+    with pytest.raises(InputError, match=rf"(?s){message}torch says: "):
         learn(learner)
     with pytest.raises(InputError, match="NaN"):  # what says enough itself is left as it is
         learner.observe(torch.full((1, 3), torch.nan), [0], task=0)

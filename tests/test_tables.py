@@ -77,16 +77,16 @@ def test_the_papers_figures_give_the_papers_marks(name):
 @pytest.mark.parametrize("name", RESULTS)
 def test_the_latex_of_the_papers_figures_has_the_papers_marks(name):
     text = render(paper_results(Selection((name,)), {}), "latex")
-    table, found = paper_tables()[name], {}
+    table, marks_found = paper_tables()[name], {}
     of_paper = [line for line in text.splitlines() if line.startswith(r"\quad paper")]
     for (row, figures), line in zip(table.rows.items(), of_paper, strict=True):
         cells = line.removesuffix(r" \\").split(" & ")[1:]
         for column, (figure, cell) in enumerate(zip(figures, cells, strict=False)):
-            told = re.fullmatch(r"(\\textbf|\\underline)?{?([\d.]+)}? \$_{\\pm ([\d.]+)}\$", cell)
-            assert (float(told[2]), float(told[3])) == (figure.value.mean, figure.value.sd)
-            if told[1]:
-                found[row, column] = {r"\textbf": "best", r"\underline": "second"}[told[1]]
-    assert found == expected(name)
+            parts = re.fullmatch(r"(\\textbf|\\underline)?{?([\d.]+)}? \$_{\\pm ([\d.]+)}\$", cell)
+            assert (float(parts[2]), float(parts[3])) == (figure.value.mean, figure.value.sd)
+            if parts[1]:
+                marks_found[row, column] = {r"\textbf": "best", r"\underline": "second"}[parts[1]]
+    assert marks_found == expected(name)
 
 
 @pytest.mark.parametrize("name", [name for name in RESULTS if name not in UNMARKED])
@@ -122,9 +122,11 @@ def test_rows_that_are_all_alike_lack_the_dagger_more_often_than_one_in_twenty()
     """The best is chosen first, and the others are tested against it: docs/experiments.md has the figure."""
     rng, lacking = np.random.default_rng(0), []
     for _ in range(400):
-        rows = {str(i): [Cell(dict(enumerate(seeds)))] for i, seeds in enumerate(rng.normal(50, 2, (15, 5)).tolist())}
+        rows = {
+            str(row): [Cell(dict(enumerate(seeds)))] for row, seeds in enumerate(rng.normal(50, 2, (15, 5)).tolist())
+        }
         judged = [row[0] for row in Results("t", "t", [Column("Acc", digits=9)], rows).judged]
-        lacking += [not each.level for each in judged if each.mark != "best"]
+        lacking += [not judged_cell.level for judged_cell in judged if judged_cell.mark != "best"]
     assert np.mean(lacking) == pytest.approx(1 / 8, abs=0.02)
 
 
@@ -141,12 +143,12 @@ def test_small_figures_that_look_different_do_not_share_a_mark(scale):
 
 def test_a_cell_is_judged_against_its_column_and_against_the_paper():
     best, close, gone = table().judged
-    assert [each.mark for each in (best[0], close[0], gone[0])] == ["best", "second", ""]
-    assert [each.mark for each in (best[1], close[1], gone[1])] == ["best", "second", ""]  # lower is better
-    assert [each.published_mark for each in (best[0], close[0], gone[0])] == ["second", "best", ""]
+    assert [cell.mark for cell in (best[0], close[0], gone[0])] == ["best", "second", ""]
+    assert [cell.mark for cell in (best[1], close[1], gone[1])] == ["best", "second", ""]  # lower is better
+    assert [cell.published_mark for cell in (best[0], close[0], gone[0])] == ["second", "best", ""]
     # By seed: 1 below, 1 above, half a point below; the seconds, in turn, are clearly more.
     assert (close[0].level, close[1].level, best[0].level) == (True, False, False)
-    assert [each.verdict for each in (best[0], close[0], gone[0])] == ["higher", "no difference", "unknown"]
+    assert [cell.verdict for cell in (best[0], close[0], gone[0])] == ["higher", "no difference", "unknown"]
     assert table().verdicts() == {"higher": 1, "lower": 0, "no difference": 1, "unknown": 2}
     assert table(incomparable="of other data").verdicts()["unknown"] == 4
 
@@ -156,23 +158,26 @@ def test_two_seeds_do_not_show_that_a_gap_is_none(format):
     """With one degree of freedom a gap of 36 points may be chance: that is no reason to say that there is none."""
     best, other = {0: 96.2, 1: 97.0, 2: 96.5}, {0: 56.5, 1: 63.5, 2: 98.0}
     assert stats.ttest_rel([56.5, 63.5], [96.2, 97.0]).pvalue > 0.05
-    for seeds, marked in ((2, False), (3, True)):
-        rows = {name: [Cell({seed: by[seed] for seed in range(seeds)}, 3)] for name, by in (("a", best), ("b", other))}
+    for seeds, level in ((2, False), (3, True)):
+        rows = {
+            name: [Cell({seed: figures[seed] for seed in range(seeds)}, 3)]
+            for name, figures in (("a", best), ("b", other))
+        }
         results = Results("t", "t", [Column("Acc")], rows)
-        assert [row[0].level for row in results.judged] == [False, marked]
+        assert [row[0].level for row in results.judged] == [False, level]
         text = render([results], format)
         if format == "json":
-            assert [row["cells"][0]["level"] for row in json.loads(text)[0]["rows"]] == [False, marked]
+            assert [row["cells"][0]["level"] for row in json.loads(text)[0]["rows"]] == [False, level]
         else:
-            assert (("†" in text) or ("dagger" in text)) is marked
-            assert ("not shown to differ from the best of its column" in " ".join(text.split())) is marked
+            assert (("†" in text) or ("dagger" in text)) is level
+            assert ("not shown to differ from the best of its column" in " ".join(text.split())) is level
 
 
 def test_ranks_are_over_the_columns_and_there_are_none_while_one_figure_is_missing():
     """Else a row may be the first of those that are whole, and behind another in every column that both have."""
-    whole = replace(table(), rows={name: cells for name, cells in table().rows.items() if name != "gone"})
-    assert whole.ranks() == [1.0, 2.0]
-    assert "rank: the mean rank over the columns." in render([whole])
+    complete = replace(table(), rows={name: cells for name, cells in table().rows.items() if name != "gone"})
+    assert complete.ranks() == [1.0, 2.0]
+    assert "rank: the mean rank over the columns." in render([complete])
     assert all(map(math.isnan, table().ranks()))
     assert "rank: the mean rank over the columns; ours have none while a figure is missing." in render([table()])
     assert not any(line.ranks for line in lines(table(ranked=False)))
@@ -207,12 +212,12 @@ def test_a_gap_stays_a_gap():
     assert ours.ranks == ["–"]
     for format in ("terminal", "markdown", "latex"):
         assert "if some are missing" in render([table()], format)
-    told = json.loads(render([table()], "json"))[0]["rows"][2]["cells"]
-    assert (told[0]["ours"]["n"], told[0]["ours"]["sd"], told[1]["ours"]) == (1, None, None)
+    cells = json.loads(render([table()], "json"))[0]["rows"][2]["cells"]
+    assert (cells[0]["ours"]["n"], cells[0]["ours"]["sd"], cells[1]["ours"]) == (1, None, None)
 
 
 def test_the_spread_is_a_deviation_or_an_interval():
-    [deviation, *_], [interval, *_] = (list(lines(table(), intervals=each)) for each in (False, True))
+    [deviation, *_], [interval, *_] = (list(lines(table(), intervals=intervals)) for intervals in (False, True))
     assert deviation.entries[0].spread == "1.0"
     assert float(interval.entries[0].spread) == pytest.approx(stats.t.ppf(0.975, 2) / math.sqrt(3), abs=0.05)
     assert "95 % interval" in render([table()], "markdown", intervals=True)
@@ -248,7 +253,7 @@ def test_latex_can_be_set():
     assert r"50\%\_\{x\}" in text
     assert "A title with 100 \\%." in text
     assert "paper main -{}-no-records." in render([replace(table(), notes=["paper main --no-records."])], "latex")
-    assert [each for each in bare if ord(each) > 127] == []
+    assert [letter for letter in bare if ord(letter) > 127] == []
     outside = re.sub(r"\$.*?\$", "", bare)
     assert "_" not in outside
     assert "%" not in outside.replace(r"% \usepackage{booktabs}", "")
@@ -259,20 +264,20 @@ def test_the_terminal_shows_all_figures_whatever_its_width():
     for figure in ("61.00 ± 1.0 ▲", "60.83 ± 2.0 †=", "40.00 (n=1)", "– (n=0)", "50.00 ± 1.0", "50%_{x}", "A note."):
         assert figure in text
     styled = Results("t", "[bold]t", [Column("[red]c")], {"[i]r": [Cell({0: 1.0})]}, ["[b]n"])
-    assert all(each in render([styled]) for each in ("[bold]t", "[red]c", "[i]r", "[b]n"))
+    assert all(text_shown in render([styled]) for text_shown in ("[bold]t", "[red]c", "[i]r", "[b]n"))
 
 
 def test_json_says_all_and_is_json():
-    [told] = json.loads(render([table()], "json"), parse_constant=pytest.fail)
-    first, second, gone = (row["cells"][0] for row in told["rows"])
-    assert [row["name"] for row in told["rows"]] == ["A & B", "50%_{x}", "gone"]
+    [result] = json.loads(render([table()], "json"), parse_constant=pytest.fail)
+    first, second, gone = (row["cells"][0] for row in result["rows"])
+    assert [row["name"] for row in result["rows"]] == ["A & B", "50%_{x}", "gone"]
     assert first["by_seed"] == {"0": 60.0, "1": 62.0, "2": 61.0}
     assert first["ours"]["interval"] == pytest.approx(stats.t.interval(0.95, 2, 61, 1 / math.sqrt(3)))
     assert (first["mark"], first["behind"], first["verdict"], gone["wanted"]) == ("best", None, "higher", 3)
     assert second["behind"]["p"] == pytest.approx(stats.ttest_rel([59, 63, 60.5], [60, 62, 61]).pvalue)
     expected = stats.ttest_ind_from_stats(61, 1, 3, 50, 1, 5, equal_var=False)
     assert first["difference"]["p"] == pytest.approx(expected.pvalue)
-    assert [row["rank"] for row in told["rows"]] == [None] * 3
+    assert [row["rank"] for row in result["rows"]] == [None] * 3
     with pytest.raises(InputError, match="format: got 'html', expected one of json, latex, markdown, terminal"):
         render([], "html")
 
@@ -294,35 +299,35 @@ def test_a_comparison_in_a_table_and_in_words():
     ]  # fmt: skip
     assert "20.0 (n=1)" in render([results])
     difference = stats.ttest_rel([84, 85.5, 87], [80, 81, 82]).confidence_interval(0.95)
-    said = in_words(runs)
-    assert "After 5 tasks, the mean accuracy over them, all classes competing, is: er 86 %, pcl 81 %, sgd 20 %" in said
-    assert f"er is 4.5 points ahead of pcl (95 % interval {difference.low:.1f} to {difference.high:.1f})" in said
-    assert "On the earlier tasks er has lost 4 points against its best before the end, sgd has lost 90 points." in said
+    words = in_words(runs)
+    assert "After 5 tasks, the mean accuracy over them, all classes competing, is: er 86 %, pcl 81 %, sgd 20 %" in words
+    assert f"er is 4.5 points ahead of pcl (95 % interval {difference.low:.1f} to {difference.high:.1f})" in words
+    assert "On the earlier tasks er has lost 4 points against its best before the end, sgd has lost 90 points." in words
     assert in_words({"er": [], "pcl": runs["pcl"]}).endswith("competing, is: pcl 81 %.")
     assert in_words({"er": []}) == "There is nothing to compare."
-    single = {name: [replace(each, accuracy=[[80.0]]) for each in row] for name, row in runs.items()}
+    single = {name: [replace(run, accuracy=[[80.0]]) for run in row] for name, row in runs.items()}
     assert "earlier tasks" not in in_words(single)
 
 
 def test_a_comparison_has_the_figures_that_are_asked_for():
-    new = record(0, 80.0)
-    new = replace(new, metrics={**new.metrics, "task_acc": 97.0})
+    with_task_acc = record(0, 80.0)
+    with_task_acc = replace(with_task_acc, metrics={**with_task_acc.metrics, "task_acc": 97.0})
     columns = {name: FIGURES[name] for name in ("task_acc", "backward_transfer", "acc")}
-    asked = {"title": "t", "seeds": 2, "columns": columns}
-    results = comparison({"er": [new, record(1, 82.0)]}, **asked)
+    options = {"title": "t", "seeds": 2, "columns": columns}
+    results = comparison({"er": [with_task_acc, record(1, 82.0)]}, **options)
     assert [column.title for column in results.columns] == ["Acc %, task told", "backward transfer", "Acc %"]
     assert [cell.by_seed for cell in results.rows["er"]] == [{0: 97.0}, {0: 0.0, 1: 0.0}, {0: 80.0, 1: 82.0}]
     (note,) = results.notes
     assert note.startswith("1 run was trained before one of these figures was measured, and left out of its column: ")
-    assert not comparison({"er": [new]}, **asked).notes
+    assert not comparison({"er": [with_task_acc]}, **options).notes
 
 
 def test_compare_has_the_columns_that_are_asked_for(parabolic):
-    asked = ("compare", "--learners", "sgd", "--stream", "seq-blobs", "--seeds", "2", "--workers", "0")
-    code, out, _ = parabolic(*asked, "--metrics", "task_acc, acc", "--format", "markdown")
+    arguments = ("compare", "--learners", "sgd", "--stream", "seq-blobs", "--seeds", "2", "--workers", "0")
+    code, out, _ = parabolic(*arguments, "--metrics", "task_acc, acc", "--format", "markdown")
     assert code == 0
     assert "| learner | Acc %, task told | Acc % |" in out
-    code, _, err = parabolic(*asked, "--metrics", "accuracy")
+    code, _, err = parabolic(*arguments, "--metrics", "accuracy")
     assert code == 2
     assert "--metrics: got 'accuracy', expected one of aaa, acc, " in err
 
@@ -333,8 +338,8 @@ def test_words_for_one_point_and_for_none():
     assert "| er | <ins>70.0</ins> | <ins>70.0</ins> | **-0.3** |" in render(
         [comparison(runs, title="t", seeds=1)], "markdown"
     )
-    nearly = {"er": [record(seed, 70.0, forgetting=each) for seed, each in enumerate((-0.3, 0.28))]}
-    assert " | 0.0 ± 0.4 | " in render([comparison(nearly, title="t", seeds=2)], "markdown")
+    around_zero = {"er": [record(seed, 70.0, forgetting=forgetting) for seed, forgetting in enumerate((-0.3, 0.28))]}
+    assert " | 0.0 ± 0.4 | " in render([comparison(around_zero, title="t", seeds=2)], "markdown")
 
 
 def test_what_was_gained_is_not_said_to_be_lost_and_a_tie_is_no_lead():
@@ -342,13 +347,13 @@ def test_what_was_gained_is_not_said_to_be_lost_and_a_tie_is_no_lead():
         "pcl": [record(seed, acc, forgetting=-9.0) for seed, acc in enumerate((80.0, 82.0, 81.0))],
         "er": [record(seed, acc, forgetting=-0.9) for seed, acc in enumerate((81.0, 80.0, 82.0))],
     }
-    said = in_words(runs)
-    assert "pcl has gained 9 points against its best before the end, er has gained 1 point." in said
-    assert "On the same seeds there is no difference between pcl and er (95 % interval " in said
-    assert "ahead" not in said
+    words = in_words(runs)
+    assert "pcl has gained 9 points against its best before the end, er has gained 1 point." in words
+    assert "On the same seeds there is no difference between pcl and er (95 % interval " in words
+    assert "ahead" not in words
 
 
-def test_a_lead_is_told_by_the_seeds_that_both_have():
+def test_a_lead_is_computed_over_the_seeds_that_both_have():
     runs = {"pcl": [record(0, 70.0), record(1, 72.0), record(2, 90.0)], "er": [record(0, 72.0), record(1, 75.0)]}
     assert "On the same seeds pcl is 2.5 points behind er (95 % interval " in in_words(runs)
 
@@ -369,19 +374,19 @@ def test_compare_prints_in_every_format(parabolic, tmp_path):
         for seed in range(2):
             spec = RunSpec(learner, seed=seed)
             store.save(replace(record(seed, acc + seed, forgetting=0.0), key=spec.key, spec=spec.resolved()))
-    call = ("compare", "--learners", "er,sgd", "--seeds", "2")
-    assert "On the same seeds er is 60.0 points ahead of sgd" in " ".join(parabolic(*call)[1].split())
-    assert "| er | **80.5** ± 0.7 |" in parabolic(*call, "--format", "markdown")[1]
-    assert r"er & \textbf{80.5} $_{\pm 6.4}$" in parabolic(*call, "--format", "latex", "--intervals")[1]
-    code, out, _ = parabolic(*call, "--format", "json", "--output", "a.json")
+    arguments = ("compare", "--learners", "er,sgd", "--seeds", "2")
+    assert "On the same seeds er is 60.0 points ahead of sgd" in " ".join(parabolic(*arguments)[1].split())
+    assert "| er | **80.5** ± 0.7 |" in parabolic(*arguments, "--format", "markdown")[1]
+    assert r"er & \textbf{80.5} $_{\pm 6.4}$" in parabolic(*arguments, "--format", "latex", "--intervals")[1]
+    code, out, _ = parabolic(*arguments, "--format", "json", "--output", "a.json")
     assert (code, out.strip()) == (0, "Written: a.json")
     assert json.loads((tmp_path / "a.json").read_text())[0]["rows"][0]["cells"][0]["by_seed"] == {"0": 80.0, "1": 81.0}
-    code, _, err = parabolic(*call, "--format", "html")
+    code, _, err = parabolic(*arguments, "--format", "html")
     assert (code, err[:27]) == (2, "error: --format: got 'html'")
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "expected"),
     [
         ({0: 0.00003}, "3.0e-05"),
         ({0: 0.00003, 1: 0.000034}, "3.2e-05 ± 2.8e-06"),
@@ -392,6 +397,6 @@ def test_compare_prints_in_every_format(parabolic, tmp_path):
         ({0: 0.094, 1: 0.1}, "0.1 ± 0.0"),
     ],
 )
-def test_a_small_mean_is_told_by_more_digits_or_its_power_of_ten_unless_its_spread_is_larger(values, told):
+def test_a_small_mean_is_printed_with_more_digits_or_its_power_of_ten_unless_its_spread_is_larger(values, expected):
     table = render([Results("one", "One", [Column("bound")], {"er": [Cell(values)]})], "markdown")
-    assert re.search(rf"^\| er \| {re.escape(told)} \|$", table, re.MULTILINE), table
+    assert re.search(rf"^\| er \| {re.escape(expected)} \|$", table, re.MULTILINE), table

@@ -33,18 +33,18 @@ def _fresh():
 
 
 def switches():
-    """All that torch tells of its switches."""
+    """The values of all switches of torch for TF32."""
     reads = [lambda: MATMUL.allow_tf32, lambda: CUDNN.allow_tf32, torch.get_float32_matmul_precision]
     if NEW:
         places = (BACKENDS, CUDNN, MATMUL, CUDNN.conv, CUDNN.rnn, BACKENDS.mkldnn, BACKENDS.mkldnn.matmul)
         reads += [lambda place=place: place.fp32_precision for place in places]
-    told = []
+    values = []
     for read in reads:
         try:
-            told.append(read())
+            values.append(read())
         except RuntimeError:
-            told.append("cannot be read")
-    return told
+            values.append("cannot be read")
+    return values
 
 
 def computes_in_tf32():

@@ -31,20 +31,21 @@ def net():
 
 
 def batches():
-    g = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     return [
-        (torch.randn(8, 8, generator=g, dtype=torch.float64), torch.randint(4, (8,), generator=g)) for _ in range(STEPS)
+        (torch.randn(8, 8, generator=generator, dtype=torch.float64), torch.randint(4, (8,), generator=generator))
+        for _ in range(STEPS)
     ]
 
 
-def while_learning(learn, read):
+def read_while_learning(learn, read):
     """What several threads read while one learns; an error in any of them is raised here."""
-    found, errors, done = [], [], threading.Event()
+    results, errors, done = [], [], threading.Event()
 
     def reader():
         try:
             while not done.is_set():
-                found.append(read())
+                results.append(read())
         except Exception as error:
             errors.append(error)
 
@@ -58,63 +59,65 @@ def while_learning(learn, read):
         for thread in threads:
             thread.join()
     assert not errors, errors
-    return found
+    return results
 
 
-def farthest(found, alone):
+def largest_distance(results, expected):
     """How far what was found is, at most, from what there was at some moment."""
-    alone = torch.stack(alone)
-    return max((alone - each).abs().amax((1, 2)).min().item() for each in found)
+    expected = torch.stack(expected)
+    return max((expected - result).abs().amax((1, 2)).min().item() for result in results)
 
 
 @pytest.mark.parametrize("average", [None, 0.9])
-@pytest.mark.parametrize("kind", [ER, PCL])
-def test_scores_are_those_before_or_after_a_step(kind, average):
+@pytest.mark.parametrize("learner_class", [ER, PCL])
+def test_scores_are_those_before_or_after_a_step(learner_class, average):
     torch.manual_seed(0)
     probe, data = torch.randn(16, 8, dtype=torch.float64), batches()
-    learner = kind(net(), memory=40, average=average)
+    learner = learner_class(net(), memory=40, average=average)
 
     torch.manual_seed(5)  # dropout draws from torch's own generator
-    alone, twin = [], copy.deepcopy(learner)
-    alone.append(twin.scores(probe))
+    expected, undisturbed = [], copy.deepcopy(learner)
+    expected.append(undisturbed.scores(probe))
     for x, y in data:
-        twin.observe(x, y)
-        alone.append(twin.scores(probe))
+        undisturbed.observe(x, y)
+        expected.append(undisturbed.scores(probe))
     torch.manual_seed(5)
-    found = while_learning(lambda: [learner.observe(x, y) for x, y in data], lambda: learner.scores(probe))
+    results = read_while_learning(lambda: [learner.observe(x, y) for x, y in data], lambda: learner.scores(probe))
 
-    assert torch.allclose(learner.scores(probe), alone[-1])  # nor did reading disturb the learning
-    assert len(found) > READERS
-    assert farthest(found, alone) < 1e-9
+    assert torch.allclose(learner.scores(probe), expected[-1])  # nor did reading disturb the learning
+    assert len(results) > READERS
+    assert largest_distance(results, expected) < 1e-9
 
 
-def pickled(learner):
+def through_pickle(learner):
     with learner.lock:
         return pickle.loads(pickle.dumps(learner))
 
 
-def from_an_estimator(learner):
-    made = ParabolicClassifier("er")
-    made.learner_ = learner
-    return pickle.loads(pickle.dumps(made)).learner_
+def through_estimator(learner):
+    estimator = ParabolicClassifier("er")
+    estimator.learner_ = learner
+    return pickle.loads(pickle.dumps(estimator)).learner_
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, pickled, from_an_estimator])
-def test_copies_made_while_others_predict_are_whole(copied):
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, through_pickle, through_estimator])
+def test_copies_made_while_others_predict_are_whole(make_copy):
     """A prediction puts averaged weights in place of the model's own, in its evaluation mode, for a moment."""
     torch.manual_seed(0)
     learner, data, probe = ER(net(), memory=40, average=0.9), batches(), torch.randn(64, 8, dtype=torch.float64)
     for x, y in data[:20]:
         learner.observe(x, y)
     weights = {name: weight.clone() for name, weight in learner.model.named_parameters()}
-    made = []
-    while_learning(lambda: made.extend(copied(learner) for _ in range(60)), lambda: learner.scores(probe))
-    for each in made:
-        own = dict(each.model.named_parameters())
-        assert own.keys() == weights.keys()
-        assert all(torch.equal(own[name], weight) and own[name].requires_grad for name, weight in weights.items())
-        assert all(module.training for module in each.model.modules())
-        each.observe(*data[20])
+    copies = []
+    read_while_learning(lambda: copies.extend(make_copy(learner) for _ in range(60)), lambda: learner.scores(probe))
+    for copied_learner in copies:
+        parameters = dict(copied_learner.model.named_parameters())
+        assert parameters.keys() == weights.keys()
+        assert all(
+            torch.equal(parameters[name], weight) and parameters[name].requires_grad for name, weight in weights.items()
+        )
+        assert all(module.training for module in copied_learner.model.modules())
+        copied_learner.observe(*data[20])
 
 
 @pytest.mark.parametrize("call", ["predict", "predictor", "save", "copy", "write"])
@@ -145,8 +148,8 @@ def test_work_between_tasks_is_not_seen_half_done(name):
     """These leave the training mode, or change weights, when a task starts or ends."""
     torch.manual_seed(0)
     probe = torch.randn(16, 8, dtype=torch.float64)
-    data = [(x, y % 2 + 2 * (i % 2)) for i, (x, y) in enumerate(batches())]
-    tasks = [data[i : i + 4 : 2] for start in range(0, 120, 4) for i in (start, start + 1)]
+    data = [(x, y % 2 + 2 * (number % 2)) for number, (x, y) in enumerate(batches())]
+    tasks = [data[number : number + 4 : 2] for start in range(0, 120, 4) for number in (start, start + 1)]
 
     def go_through(learner, look=lambda: None):
         torch.manual_seed(5)
@@ -158,11 +161,11 @@ def test_work_between_tasks_is_not_seen_half_done(name):
                 look()
             learner.end_task(task * 10)
 
-    twin, learner = (find_learner(name)(net()) for _ in range(2))
-    alone = [twin.scores(probe)]
-    go_through(twin, lambda: alone.append(twin.scores(probe)))
-    found = while_learning(lambda: go_through(learner), lambda: learner.scores(probe))
-    assert farthest(found, alone) < 1e-9
+    undisturbed, learner = (find_learner(name)(net()) for _ in range(2))
+    expected = [undisturbed.scores(probe)]
+    go_through(undisturbed, lambda: expected.append(undisturbed.scores(probe)))
+    results = read_while_learning(lambda: go_through(learner), lambda: learner.scores(probe))
+    assert largest_distance(results, expected) < 1e-9
 
 
 class Onlooker(TorchDispatchMode):
@@ -170,50 +173,52 @@ class Onlooker(TorchDispatchMode):
 
     def __init__(self, learner):
         super().__init__()
-        self.learner, self.found, self.looks = learner, set(), 0
+        self.learner, self.states, self.looks = learner, set(), 0
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        other = threading.Thread(target=self.look)
-        other.start()
-        other.join()
+        thread = threading.Thread(target=self.look)
+        thread.start()
+        thread.join()
         self.looks += 1
         return operation(*args, **kwargs or {})
 
     def look(self):
         if self.learner.lock.acquire(blocking=False):
             try:
-                self.found.add(written(self.learner))
+                self.states.add(packed_state(self.learner))
             finally:
                 self.learner.lock.release()
 
 
-def written(learner):
+def packed_state(learner):
     return bytes(pack_state(describe(learner)))  # what `save` writes
 
 
 @pytest.mark.parametrize("name", [name for name, cls in known_learners().items() if cls.needs_tasks])
 def test_work_between_tasks_is_not_written_down_half_done(name):
     torch.manual_seed(0)
-    data = [(x, y % 2 + 2 * (i // 3)) for i, (x, y) in enumerate(batches()[:6])]
-    made = find_learner(name)
-    learner, other = (made(net(), **({"memory": 40} if hasattr(made, "memory") else {})) for _ in range(2))
-    other.start_task(data)
+    data = [(x, y % 2 + 2 * (number // 3)) for number, (x, y) in enumerate(batches()[:6])]
+    learner_class = find_learner(name)
+    learner, other_learner = (
+        learner_class(net(), **({"memory": 40} if hasattr(learner_class, "memory") else {})) for _ in range(2)
+    )
+    other_learner.start_task(data)
     for number, task in enumerate((data[:3], data[3:])):
-        works = [lambda task=task: learner.start_task(task)]
-        works += [lambda x=x, y=y, number=number: learner.step(x, y, number) for x, y in task]
-        works += [lambda task=task: learner.end_task(task)]
+        calls = [lambda task=task: learner.start_task(task)]
+        calls += [lambda x=x, y=y, number=number: learner.step(x, y, number) for x, y in task]
+        calls += [lambda task=task: learner.end_task(task)]
         if number == 1:
-            works += [lambda: learner.grow(6), lambda: learner.load_state_dict(other.state_dict())]
-            other.grow(6)
-        for work in works:
-            before = written(learner)
+            calls += [lambda: learner.grow(6), lambda: learner.load_state_dict(other_learner.state_dict())]
+            other_learner.grow(6)
+        for call in calls:
+            before = packed_state(learner)
             with Onlooker(learner) as onlooker:
-                work()
-            assert onlooker.found <= {before, written(learner)}
+                call()
+            assert onlooker.states <= {before, packed_state(learner)}
     assert onlooker.looks > 10
 
 
-def test_an_estimator_that_gets_new_classes_meanwhile():
+def test_predictions_are_whole_while_an_estimator_gets_new_classes():
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(6, 4)) * 4
     model = ParabolicClassifier("er", random_state=0).partial_fit(centres[:1], ["class 0"])
@@ -224,93 +229,103 @@ def test_an_estimator_that_gets_new_classes_meanwhile():
             for _ in range(10):
                 model.partial_fit(centres[[label]] + rng.normal(size=(32, 4)), [f"class {label}"] * 32)
 
-    found = while_learning(learn, lambda: (model.predict(probe), model.predict_proba(probe)))
-    widths = [chances.shape[1] for _, chances in found]
-    assert all(np.isfinite(chances).all() and np.allclose(chances.sum(1), 1) for _, chances in found)
+    results = read_while_learning(learn, lambda: (model.predict(probe), model.predict_proba(probe)))
+    widths = [chances.shape[1] for _, chances in results]
+    assert all(np.isfinite(chances).all() and np.allclose(chances.sum(1), 1) for _, chances in results)
     assert set(widths) > {min(widths)}  # they were caught at it
-    assert {label for labels, _ in found for label in labels} <= {f"class {i}" for i in range(6)}
+    assert {label for labels, _ in results for label in labels} <= {f"class {number}" for number in range(6)}
 
 
-def test_an_estimator_that_is_fitted_anew_meanwhile():
+def test_predictions_are_of_one_fit_while_an_estimator_is_fitted_anew():
     """With more classes or fewer: what is told is of the one fit or the other."""
     rng = np.random.default_rng(0)
     x, probe, labels = rng.normal(size=(90, 4)), rng.normal(size=(2000, 4)), [np.arange(90) % 2, 5 + np.arange(90) % 9]
     model = ParabolicClassifier("er", epochs=1, random_state=0).fit(x, labels[0])
 
     def learn():
-        for i in range(40):
-            model.fit(x, labels[i % 2])
+        for number in range(40):
+            model.fit(x, labels[number % 2])
 
-    found = while_learning(learn, lambda: (model.predict(probe), model.predict_proba(probe)))
-    assert {chances.shape[1] for _, chances in found} == {2, 9}
-    assert all(set(told) <= {0, 1} or set(told) <= set(range(5, 14)) for told, _ in found)
+    results = read_while_learning(learn, lambda: (model.predict(probe), model.predict_proba(probe)))
+    assert {chances.shape[1] for _, chances in results} == {2, 9}
+    assert all(set(predictions) <= {0, 1} or set(predictions) <= set(range(5, 14)) for predictions, _ in results)
 
 
-def test_numbers_are_told_in_the_units_of_their_moment():
+def test_predictions_are_in_the_units_of_their_moment():
     """Targets come in sizes of all kinds, so that the units change with each of the first calls."""
     rng = np.random.default_rng(0)
-    data = [(rng.normal(size=(8, 4)), 10.0 ** (i % 7) * rng.normal(size=8)) for i in range(100)]
+    data = [(rng.normal(size=(8, 4)), 10.0 ** (number % 7) * rng.normal(size=8)) for number in range(100)]
     model, probe = ParabolicRegressor("er", random_state=0).partial_fit(*data[0]), rng.normal(size=(5, 4))
-    twin = copy.deepcopy(model)
-    alone, learn = [twin.predict(probe)], twin._learn
+    undisturbed = copy.deepcopy(model)
+    expected, learn = [undisturbed.predict(probe)], undisturbed._learn
 
-    def told(*given):  # after the units have changed, and after the step
-        alone.append(twin.predict(probe))
-        learn(*given)
-        alone.append(twin.predict(probe))
+    def predict_and_learn(*arguments):  # after the units have changed, and after the step
+        expected.append(undisturbed.predict(probe))
+        learn(*arguments)
+        expected.append(undisturbed.predict(probe))
 
-    twin._learn = told
-    for each in data[1:]:
-        twin.partial_fit(*each)
-    found = while_learning(lambda: [model.partial_fit(*each) for each in data[1:]], lambda: model.predict(probe))
-    assert len({each.tobytes() for each in found}) > READERS  # they were caught at it
-    assert all(any(np.allclose(each, one, rtol=1e-9, atol=0) for one in alone) for each in found)
+    undisturbed._learn = predict_and_learn
+    for batch in data[1:]:
+        undisturbed.partial_fit(*batch)
+    predictions = read_while_learning(
+        lambda: [model.partial_fit(*batch) for batch in data[1:]], lambda: model.predict(probe)
+    )
+    assert len({prediction.tobytes() for prediction in predictions}) > READERS  # they were caught at it
+    assert all(
+        any(np.allclose(prediction, expected_one, rtol=1e-9, atol=0) for expected_one in expected)
+        for prediction in predictions
+    )
 
 
-def waiting_for(lock, asked, do):
+def results_after_waiting(lock, functions, act):
     """What others find who ask while the lock is held, and then wait until this one has done something."""
-    found = {}
-    threads = [threading.Thread(target=lambda i=i: found.update({i: asked[i]()})) for i in range(len(asked))]
+    results = {}
+    threads = [
+        threading.Thread(target=lambda index=index: results.update({index: functions[index]()}))
+        for index in range(len(functions))
+    ]
     with lock:
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(0.3)
             assert thread.is_alive()
-        do()
+        act()
     for thread in threads:
         thread.join()
-    return [found[i] for i in range(len(asked))]
+    return [results[index] for index in range(len(functions))]
 
 
-def known(label, count=200):
+def blob(label, count=200):
     return np.random.default_rng(0).normal(10 * label, 1, size=(count, 2)), [label] * count
 
 
-def of_two_classes():
-    return ParabolicClassifier("er", random_state=0).partial_fit(*known(0)).partial_fit(*known(1))
+def two_class_estimator():
+    return ParabolicClassifier("er", random_state=0).partial_fit(*blob(0)).partial_fit(*blob(1))
 
 
 def test_a_copy_and_an_answer_of_an_estimator_are_of_one_moment():
     """Classes and network too: those who waited while a class came know of it."""
-    model, (x, y) = of_two_classes(), known(2)
-    asked = [
+    model, (x, y) = two_class_estimator(), blob(2)
+    functions = [
         lambda: copy.deepcopy(model),
         lambda: pickle.loads(pickle.dumps(model)),
         lambda: model.predict_proba(x),
         lambda: model.predict(x),
     ]
-    *copies, chances, told = waiting_for(model.learner_.lock, asked, lambda: model.partial_fit(x, y))
-    for each in copies:
-        assert each.classes_.tolist() == [0, 1, 2]
-        np.testing.assert_array_equal(each.predict_proba(x), chances)
-    assert (told == 2).mean() > 0.9
+    *copies, chances, predictions = results_after_waiting(
+        model.learner_.lock, functions, lambda: model.partial_fit(x, y)
+    )
+    for copied in copies:
+        assert copied.classes_.tolist() == [0, 1, 2]
+        np.testing.assert_array_equal(copied.predict_proba(x), chances)
+    assert (predictions == 2).mean() > 0.9
 
 
 def test_no_thread_that_learns_loses_the_classes_of_another():
-    model = of_two_classes()
-    learning = [lambda label=label: model.partial_fit(*known(label)) for label in (2, 3)]
-    waiting_for(model.learner_.lock, learning, lambda: model.partial_fit(*known(4)))
+    model = two_class_estimator()
+    learning = [lambda label=label: model.partial_fit(*blob(label)) for label in (2, 3)]
+    results_after_waiting(model.learner_.lock, learning, lambda: model.partial_fit(*blob(4)))
     assert model.classes_.tolist() == [0, 1, 2, 3, 4]
     assert sorted(model._outputs) == [0, 1, 2, 3, 4]
     assert (model.learner_.classes, model.learner_.prepare.count) == (5, 1000)
@@ -327,43 +342,43 @@ class Meeting(ER):
         return super().loss(batch, recalled)
 
 
-@pytest.mark.parametrize("kind", [ParabolicClassifier, ParabolicRegressor])
-def test_of_two_first_calls_neither_is_lost(kind):
-    model = kind(Meeting, batch_size=200, random_state=0)
-    threads = [threading.Thread(target=model.partial_fit, args=known(label)) for label in (0, 1)]
+@pytest.mark.parametrize("estimator_class", [ParabolicClassifier, ParabolicRegressor])
+def test_of_two_first_calls_neither_is_lost(estimator_class):
+    model = estimator_class(Meeting, batch_size=200, random_state=0)
+    threads = [threading.Thread(target=model.partial_fit, args=blob(label)) for label in (0, 1)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert (model.learner_.steps, model.learner_.prepare.count, len(model.learner_.past)) == (2, 400, 200)
     assert set(model.learner_.past["y"].flatten().tolist()) == {0, 1}
-    if kind is ParabolicClassifier:
+    if estimator_class is ParabolicClassifier:
         assert model.classes_.tolist() == [0, 1]
 
 
 def test_a_network_is_that_of_its_seed_whatever_another_thread_makes():
     """Another one comes, if it can, when half of the network is made; torch's own generator is left as it was."""
     x, y = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40) % 2
-    came, done = threading.Event(), threading.Event()
+    reached, done = threading.Event(), threading.Event()
 
-    def coming(shape, outputs):
-        came.set()
+    def slow_network(shape, outputs):
+        reached.set()
         done.wait(60)
         return nn.Linear(*shape, outputs)
 
-    def made(wait):
+    def fit_and_predict(wait):
         def network(shape, outputs):
-            half = nn.Linear(*shape, 8)
+            first_layer = nn.Linear(*shape, 8)
             wait()
-            return nn.Sequential(half, nn.ReLU(), nn.Linear(8, outputs))
+            return nn.Sequential(first_layer, nn.ReLU(), nn.Linear(8, outputs))
 
         torch.manual_seed(7)
         return ParabolicClassifier("er", model=network, epochs=1, random_state=0).fit(x, y).predict_proba(x)
 
-    other = ParabolicClassifier("er", model=coming, epochs=1, random_state=1)
-    thread = threading.Thread(target=other.fit, args=(x, y))
-    alone, drawn = made(lambda: None), torch.rand(1)
-    np.testing.assert_array_equal(made(lambda: (thread.start(), came.wait(0.3))), alone)
+    other_estimator = ParabolicClassifier("er", model=slow_network, epochs=1, random_state=1)
+    thread = threading.Thread(target=other_estimator.fit, args=(x, y))
+    expected, drawn = fit_and_predict(lambda: None), torch.rand(1)
+    np.testing.assert_array_equal(fit_and_predict(lambda: (thread.start(), reached.wait(0.3))), expected)
     done.set()
     thread.join()
     assert torch.equal(torch.rand(1), drawn)
@@ -371,10 +386,10 @@ def test_a_network_is_that_of_its_seed_whatever_another_thread_makes():
 
 def test_a_copy_and_a_pickle_have_a_lock_of_their_own():
     learner = ER(net(), memory=40)
-    for other in (copy.deepcopy(learner), pickle.loads(pickle.dumps(learner))):
-        assert other.lock is not learner.lock
+    for copied in (copy.deepcopy(learner), pickle.loads(pickle.dumps(learner))):
+        assert copied.lock is not learner.lock
         with learner.lock:
-            thread = threading.Thread(target=other.predict, args=(torch.zeros(2, 8, dtype=torch.float64),))
+            thread = threading.Thread(target=copied.predict, args=(torch.zeros(2, 8, dtype=torch.float64),))
             thread.start()
             thread.join(60)
             assert not thread.is_alive()
@@ -384,38 +399,38 @@ def test_points_and_labels_of_a_bound_are_those_of_one_moment():
     """While the points are read, another thread fills the memory with another class, if it can."""
     learner = ER(nn.Linear(1, 3), memory=4, replay=1, lr=1e-9)
     learner.observe(torch.zeros(4, 1), torch.zeros(4, dtype=torch.long))
-    other = threading.Thread(target=learner.step, args=(torch.ones(4000, 1), torch.ones(4000, dtype=torch.long)))
+    thread = threading.Thread(target=learner.step, args=(torch.ones(4000, 1), torch.ones(4000, dtype=torch.long)))
 
     def prepare(x):
         x = x.clone()
-        if other.ident is None:
-            other.start()
-            other.join(0.5)
+        if thread.ident is None:
+            thread.start()
+            thread.join(0.5)
         return x
 
     learner.prepare = prepare
     loss = LearnerLoss(learner)
-    other.join()
+    thread.join()
     assert learner.past["y"].tolist() == [1] * 4
     assert loss.points.flatten().tolist() == loss.labels.tolist()
 
 
 def test_scores_are_of_one_moment_with_what_prepares_the_examples():
     """While the examples are prepared, another thread learns, if it can."""
-    asked = threading.Event()
+    asking = threading.Event()
 
     def prepare(x):
-        if asked.is_set() and other.ident is None:
-            other.start()
-            other.join(0.3)
+        if asking.is_set() and thread.ident is None:
+            thread.start()
+            thread.join(0.3)
         return x
 
     learner, x = ER(nn.Linear(2, 2), memory=8, replay=2, lr=1.0, prepare=prepare), torch.randn(4, 2)
-    other = threading.Thread(target=learner.observe, args=(x, torch.arange(4) % 2))
+    thread = threading.Thread(target=learner.observe, args=(x, torch.arange(4) % 2))
     before = learner.scores(x)
-    asked.set()
+    asking.set()
     assert torch.equal(learner.scores(x), before)
-    other.join()
+    thread.join()
     assert not torch.equal(learner.scores(x), before)
 
 
@@ -452,5 +467,5 @@ def test_a_process_that_is_forked_under_the_lock_answers_while_another_thread_le
             done.set()
             thread.join()
     """
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr

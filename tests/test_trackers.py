@@ -58,78 +58,78 @@ def read_tensorboard(folder):
     """The runs with their figures, each as (at, value) pairs, and their settings."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = {}
+    runs = {}
     for run in sorted((folder / "tensorboard").iterdir()):
         events = EventAccumulator(str(run), size_guidance={"tensors": 0, "scalars": 0}).Reload()
         tags = events.Tags()
-        figures = {tag: [(each.step, each.value) for each in events.Scalars(tag)] for tag in tags["scalars"]}
+        figures = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags["scalars"]}
         text = events.Tensors("settings/text_summary")[0].tensor_proto.string_val[0].decode()
         rows = [line.strip("| ").split(" | ") for line in text.splitlines()[2:]]
-        found[run.name] = figures, dict(rows)
-    return found
+        runs[run.name] = figures, dict(rows)
+    return runs
 
 
 def read_mlflow(folder, experiment="parabolic"):
     import mlflow
 
     client = mlflow.MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
-    found = {}
+    runs = {}
     for run in client.search_runs([client.get_experiment_by_name(experiment).experiment_id]):
         history = {
-            name: [(each.step, each.value) for each in client.get_metric_history(run.info.run_id, name)]
+            name: [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, name)]
             for name in run.data.metrics
         }
-        found[run.info.run_name] = history, run.data.params | {"status": run.info.status}
-    return found
+        runs[run.info.run_name] = history, run.data.params | {"status": run.info.status}
+    return runs
 
 
 def read_wandb(folder):
-    found = {}
+    runs = {}
 
-    def ended():  # a process of its own writes the files, and may still be at it
-        found.clear()
-        found.update(offline_runs(folder))
-        return found and all("exit" in settings for _, settings in found.values())
+    def all_ended():  # a process of its own writes the files, and may still be at it
+        runs.clear()
+        runs.update(offline_runs(folder))
+        return runs and all("exit" in settings for _, settings in runs.values())
 
-    until(ended)
-    return found
+    until(all_ended)
+    return runs
 
 
 def offline_runs(folder):
     """Their messages are Weights & Biases' own, in the frames of LevelDB's log."""
     from wandb.proto import wandb_internal_pb2
 
-    found = {}
+    runs = {}
     for path in sorted((folder / "wandb").glob("offline-run-*/run-*.wandb")):
         name, settings, figures = "", {}, {}
         for frame in frames(path.read_bytes()):
             message = wandb_internal_pb2.Record.FromString(frame)
             if message.HasField("run"):
                 name = message.run.display_name
-                settings |= {each.key: json.loads(each.value_json) for each in message.run.config.update}
+                settings |= {item.key: json.loads(item.value_json) for item in message.run.config.update}
             elif message.HasField("history"):
-                told = {
-                    each.key or ".".join(each.nested_key): json.loads(each.value_json) for each in message.history.item
+                history = {
+                    item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in message.history.item
                 }
-                axis = "step" if "step" in told else "task"
-                for figure, value in told.items():
+                axis = "step" if "step" in history else "task"
+                for figure, value in history.items():
                     if figure != axis and not figure.startswith("_"):
-                        figures.setdefault(figure, []).append((told[axis], value))
+                        figures.setdefault(figure, []).append((history[axis], value))
             elif message.HasField("exit"):
                 settings["exit"] = message.exit.exit_code
-        found[name or path.name] = figures, settings
-    return found
+        runs[name or path.name] = figures, settings
+    return runs
 
 
 def frames(log, block=1 << 15):
-    place, parts = 7, b""
-    while place + 7 <= len(log):
-        if block - place % block < 7:
-            place += block - place % block
+    position, parts = 7, b""
+    while position + 7 <= len(log):
+        if block - position % block < 7:
+            position += block - position % block
             continue
-        _, size, kind = struct.unpack_from("<IHB", log, place)
-        parts += log[place + 7 : place + 7 + size]
-        place += 7 + size
+        _, size, kind = struct.unpack_from("<IHB", log, position)
+        parts += log[position + 7 : position + 7 + size]
+        position += 7 + size
         if kind in (1, 4):  # whole, or the last part
             yield parts
             parts = b""
@@ -139,7 +139,7 @@ READ = {"tensorboard": read_tensorboard, "mlflow": read_mlflow, "wandb": read_wa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_training_tells_can_be_read_back(tmp_path, kind):
+def test_what_a_training_tracks_can_be_read_back(tmp_path, kind):
     needs(kind)
     learner, stream = learner_and_stream()
     losses = []
@@ -172,24 +172,24 @@ def test_what_a_training_tells_can_be_read_back(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_finished_run_can_be_told_and_one_that_diverges_is_closed_as_failed(tmp_path, kind):
+def test_a_finished_run_can_be_tracked_and_one_that_diverges_is_closed_as_failed(tmp_path, kind):
     needs(kind)
     record = execute(RunSpec("sgd", stream="seq-blobs", seed=1))
-    ((_, hot),) = execute_fleet([RunSpec("sgd", stream="seq-blobs", seed=3, options={"lr": 1e30})])
+    ((_, diverged),) = execute_fleet([RunSpec("sgd", stream="seq-blobs", seed=3, options={"lr": 1e30})])
     with Tracker(kind, tmp_path) as tracker:
         track_record(tracker, record)
-        track_record(tracker, hot)
+        track_record(tracker, diverged)
         with pytest.raises(Diverged):
             execute(RunSpec("sgd", stream="seq-blobs", seed=2, options={"lr": 1e30}), callbacks=[tracker])
-    told = READ[kind](tmp_path)
-    figures, settings = told["sgd-seq-blobs-seed1"]
+    runs = READ[kind](tmp_path)
+    figures, settings = runs["sgd-seq-blobs-seed1"]
     assert figures["accuracy/so_far"][-1] == (3, pytest.approx(record.metrics["acc"]))
     assert settings["key"] == record.key
     assert settings["environment.torch"] == record.environment["torch"]
     if kind != "tensorboard":  # which does not know of it
         for name in ("sgd-seq-blobs-seed2", "sgd-seq-blobs-seed3"):
-            assert told[name][1].get("status", "FAILED") == "FAILED"
-            assert told[name][1].get("exit", 1) == 1
+            assert runs[name][1].get("status", "FAILED") == "FAILED"
+            assert runs[name][1].get("exit", 1) == 1
 
 
 @pytest.mark.parametrize(("learner", "times"), [("sgd", 3), ("joint", 1)])
@@ -238,16 +238,16 @@ def test_a_run_that_nobody_ended_is_closed_with_the_tracker_which_then_writes_no
 
     class Begun(Callback):
         def on_start(self, state):
-            with Tracker("tensorboard", tmp_path, warn=said.append) as tracker:
+            with Tracker("tensorboard", tmp_path, warn=warnings_given.append) as tracker:
                 tracker.on_start(state)
                 tracker.write({"load": 0.5}, "step", 3)
             tracker.write({"load": 0.25}, "step", 4)  # to none: it was closed
             tracker.finish()
 
-    said = []
+    warnings_given = []
     train(ER(MLP((2,), 6)), make_stream("seq-blobs"), batch=100, callbacks=[Begun()])
     ((figures, _),) = read_tensorboard(tmp_path).values()
-    assert (figures["load"], said) == ([(3, 0.5)], [])
+    assert (figures["load"], warnings_given) == ([(3, 0.5)], [])
 
 
 def test_processes_that_open_a_run_of_one_name_at_once_get_a_folder_each(tmp_path):
@@ -277,14 +277,14 @@ def test_a_tracker_that_cannot_be_imported_is_reported_once_and_the_run_goes_on(
     monkeypatch.setattr(trackers, "check_installed", str)  # it is there, and what it needs is not
     for module in ("torch.utils.tensorboard", "mlflow", "wandb"):
         monkeypatch.setitem(sys.modules, module, None)
-    said = []
-    with Tracker(kind, tmp_path, warn=said.append) as tracker:
+    warnings_given = []
+    with Tracker(kind, tmp_path, warn=warnings_given.append) as tracker:
         for _ in range(2):
             state = train(*learner_and_stream(), batch=10, callbacks=[tracker])
     assert state.accuracy > 50
-    [words] = said
-    assert words.startswith(f"tracker {kind}: InputError: ")
-    assert f"pip install 'parabolic-cl[{kind}]'; the run continues without it" in words
+    [message] = warnings_given
+    assert message.startswith(f"tracker {kind}: InputError: ")
+    assert f"pip install 'parabolic-cl[{kind}]'; the run continues without it" in message
     with pytest.warns(RuntimeWarning, match="continues without it"):
         train(*learner_and_stream(), batch=10, callbacks=[Tracker(kind, tmp_path)])
 
@@ -302,12 +302,12 @@ def test_a_server_that_is_down_stops_nothing(tmp_path, monkeypatch):
     needs("mlflow", "tensorboard")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    said = []
-    with Tracker("mlflow,tensorboard", tmp_path, warn=said.append) as tracker:
+    warnings_given = []
+    with Tracker("mlflow,tensorboard", tmp_path, warn=warnings_given.append) as tracker:
         state = train(*learner_and_stream(), batch=10, callbacks=[tracker])
     assert state.step == state.total_steps
-    assert len(said) == 1
-    assert said[0].startswith("tracker mlflow: ")
+    assert len(warnings_given) == 1
+    assert warnings_given[0].startswith("tracker mlflow: ")
     assert "loss" in read_tensorboard(tmp_path)["er-seq-blobs-memory40-seed3"][0]  # the other one was not in its way
 
 
@@ -315,22 +315,22 @@ def test_a_tracker_that_hangs_is_given_up(tmp_path, monkeypatch):
     never = threading.Event()
     monkeypatch.setattr(trackers, "PATIENCE", 0.3)
     monkeypatch.setitem(trackers.TRACKERS, "stuck", lambda *_: never.wait())
-    said = []
-    with Tracker("stuck", tmp_path, warn=said.append) as tracker:
+    warnings_given = []
+    with Tracker("stuck", tmp_path, warn=warnings_given.append) as tracker:
         for _ in range(2):
             train(*learner_and_stream(), batch=10, callbacks=[tracker])
     never.set()
-    assert said == ["tracker stuck: TimeoutError: no answer within 0.3 s; the run continues without it"]
+    assert warnings_given == ["tracker stuck: TimeoutError: no answer within 0.3 s; the run continues without it"]
 
 
 def test_a_disk_that_cannot_be_written_to_stops_nothing(tmp_path):
     needs(*KINDS)
     (tmp_path / "file").touch()
-    said = []
-    with Tracker(KINDS, tmp_path / "file", warn=said.append) as tracker:
+    warnings_given = []
+    with Tracker(KINDS, tmp_path / "file", warn=warnings_given.append) as tracker:
         state = train(*learner_and_stream(), batch=10, callbacks=[tracker])
     assert state.step == state.total_steps
-    assert sorted(words.split(":")[0] for words in said) == [f"tracker {kind}" for kind in sorted(KINDS)]
+    assert sorted(words.split(":")[0] for words in warnings_given) == [f"tracker {kind}" for kind in sorted(KINDS)]
 
 
 def test_the_commands_tell_trackers_and_say_what_is_wrong_with_one(parabolic, tmp_path, monkeypatch):
@@ -341,9 +341,9 @@ def test_the_commands_tell_trackers_and_say_what_is_wrong_with_one(parabolic, tm
     assert (code, err) == (0, "")
     names = ["er-seq-blobs-memory200-seed0", "sgd-seq-blobs-seed0"]  # er was there already, and is told of once
     assert list(read_tensorboard(tmp_path / "tracked")) == names
-    told = read_mlflow(tmp_path / "tracked")
-    assert sorted(told) == names
-    assert told["er-seq-blobs-memory200-seed0"][1]["key"] == RunSpec("er", "seq-blobs").key
+    runs = read_mlflow(tmp_path / "tracked")
+    assert sorted(runs) == names
+    assert runs["er-seq-blobs-memory200-seed0"][1]["key"] == RunSpec("er", "seq-blobs").key
     (tmp_path / "file").touch()
     monkeypatch.setenv("PARABOLIC_TRACKED", "file")
     code, out, err = parabolic("run", "--stream", "seq-blobs", "--again", "--track", "tensorboard")
@@ -374,8 +374,8 @@ class Mine(SGD):
 def test_a_run_is_tracked_though_its_code_is_edited_while_it_trains(parabolic, tmp_path):
     needs("tensorboard")
     (tmp_path / "mine.py").write_text(EDITED)
-    asked = ("--learners", "mine.py:Mine", "--seeds", "1", "--workers", "0", "--stream", "seq-blobs")
-    assert parabolic("compare", *asked, "--track", "tensorboard")[0] == 0
+    arguments = ("--learners", "mine.py:Mine", "--seeds", "1", "--workers", "0", "--stream", "seq-blobs")
+    assert parabolic("compare", *arguments, "--track", "tensorboard")[0] == 0
     assert len(read_tensorboard(tmp_path / "tracked")) == 1
 
 
@@ -386,8 +386,8 @@ def test_the_package_needs_none_of_the_extras():
         "from parabolic.cli import COMMANDS, find_command\n"
         "for name in COMMANDS: find_command(name)"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (told.returncode, told.stderr) == (0, "")
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (process.returncode, process.stderr) == (0, "")
 
 
 def test_an_unknown_tracker_is_refused_before_anything_is_written(tmp_path):

@@ -92,12 +92,12 @@ def test_no_test_example_is_ever_touched(tmp_path):
 
 
 def test_other_test_data_change_nothing(tmp_path):
-    found = []
+    trials = []
     for seed in (1, 2):
         (tmp_path / f"otherwise{seed}.py").write_text(OTHERWISE.format(seed))
         spec = RunSpec(learner="er", stream=f"{tmp_path / f'otherwise{seed}.py'}:build")
-        found.append(tune(Search(spec), Store(tmp_path / f"runs{seed}"), trials=3, name="same", device="cpu").trials)
-    assert found[0] == found[1]
+        trials.append(tune(Search(spec), Store(tmp_path / f"runs{seed}"), trials=3, name="same", device="cpu").trials)
+    assert trials[0] == trials[1]
 
 
 @pytest.mark.parametrize(
@@ -157,11 +157,11 @@ def test_a_value_of_the_run_in_the_space_is_where_the_search_starts():
     assert search.ranges.keys() == {"lr", "batch"}  # alpha stays as it is
     assert search.fixed == {"alpha": 0.5}
     assert search.defaults == {"lr": 0.07, "batch": 16}
-    (tried,) = search.specs({"lr": 0.2, "batch": 8})
-    assert (tried.batch, tried.options) == (8, {"lr": 0.2, "alpha": 0.5})
+    (spec_tried,) = search.specs({"lr": 0.2, "batch": 8})
+    assert (spec_tried.batch, spec_tried.options) == (8, {"lr": 0.2, "alpha": 0.5})
     assert Search(spec, {"lr": "0.1:0.3"}).outside == {"lr": 0.07}
-    elsewhere = Search(RunSpec(learner="der", batch=16, options={"lr": 0.08, "alpha": 0.5}), dict(search.space))
-    assert elsewhere.definition() != search.definition()  # it would not continue the same study
+    other_start = Search(RunSpec(learner="der", batch=16, options={"lr": 0.08, "alpha": 0.5}), dict(search.space))
+    assert other_start.definition() != search.definition()  # it would not continue the same study
 
 
 def test_a_default_that_is_no_number_lies_in_no_range():
@@ -169,13 +169,13 @@ def test_a_default_that_is_no_number_lies_in_no_range():
 
 
 def test_rounding_leaves_no_range():
-    tried = Search(RunSpec("er"), {"lr": "0.12344:0.12346"}).ranges["lr"]
-    assert [tried.nearest(value) for value in tried.ends] == [0.12344, 0.12346]
+    lr_range = Search(RunSpec("er"), {"lr": "0.12344:0.12346"}).ranges["lr"]
+    assert [lr_range.nearest(value) for value in lr_range.ends] == [0.12344, 0.12346]
 
 
 def test_searches_of_ranges_that_hardly_differ_are_two():
-    one, other = (Search(RunSpec("er"), {"lr": f"{low}:1:log"}).definition() for low in ("0.0123456", "0.0123457"))
-    assert one["space"] != other["space"]
+    first, second = (Search(RunSpec("er"), {"lr": f"{low}:1:log"}).definition() for low in ("0.0123456", "0.0123457"))
+    assert first["space"] != second["space"]
 
 
 def test_a_preset_can_be_tuned_further(parabolic, tmp_path):
@@ -187,11 +187,11 @@ def test_a_preset_can_be_tuned_further(parabolic, tmp_path):
     )
     assert (code, err) == (0, "")
     assert "With the preset's values: " in out
-    found = load_preset("mine-seq-blobs")
-    assert (found.learner, found.stream, found.memory) == ("der", "seq-blobs", 60)
-    assert [{*trial} for trial in found.study["trials"]] == [{"score", "lr"}] * 2
-    assert found.study["trials"][0]["lr"] == 0.07
-    assert found.settings == {"alpha": 0.4, "batch": 5, "lr": found.settings["lr"]}
+    preset = load_preset("mine-seq-blobs")
+    assert (preset.learner, preset.stream, preset.memory) == ("der", "seq-blobs", 60)
+    assert [{*trial} for trial in preset.study["trials"]] == [{"score", "lr"}] * 2
+    assert preset.study["trials"][0]["lr"] == 0.07
+    assert preset.settings == {"alpha": 0.4, "batch": 5, "lr": preset.settings["lr"]}
     assert {run.spec["options"]["alpha"] for run in Store(tmp_path / "runs")} == {0.4}
     # What is set on the command line takes precedence, as for `run`.
     _, _, err = parabolic(
@@ -213,9 +213,9 @@ def test_a_preset_is_tuned_alone(parabolic, tmp_path):
 
 def test_every_weight_of_a_method_is_tuned():
     for name in known_learners():
-        for option, stated in RunSpec.learner_options(name).items():
-            if stated.about.startswith("weight of") and stated.default:  # 0: it is off
-                assert stated.tune, f"{name}.{option}"
+        for option, field in RunSpec.learner_options(name).items():
+            if field.about.startswith("weight of") and field.default:  # 0: it is off
+                assert field.tune, f"{name}.{option}"
 
 
 def test_a_better_learning_rate_is_found_and_helps_on_test_data(parabolic, tmp_path):
@@ -233,18 +233,18 @@ def test_a_better_learning_rate_is_found_and_helps_on_test_data(parabolic, tmp_p
     assert preset.settings["lr"] > 0.01
     assert preset.study["score"] == max(trial["score"] for trial in preset.study["trials"])
     accuracy = {}
-    for name, chosen in (("own", ("--learner", "timid.py:Timid", *common)), ("tuned", ("--preset", "bold"))):
-        record = json.loads(parabolic("run", *chosen, "--json")[1])
+    for name, choice in (("own", ("--learner", "timid.py:Timid", *common)), ("tuned", ("--preset", "bold"))):
+        record = json.loads(parabolic("run", *choice, "--json")[1])
         assert record["spec"]["backbone"] == "mlp"
         accuracy[name] = record["metrics"]["aaa"]
     assert accuracy["tuned"] > accuracy["own"] + 30
     # The same seed tries the same values, in another folder and with another name.
-    again = json.loads(parabolic(*arguments, "--runs", "others", "--name", "again", *common, "--json")[1])
+    repeated = json.loads(parabolic(*arguments, "--runs", "others", "--name", "again", *common, "--json")[1])
     assert load_preset("again").study["trials"] == preset.study["trials"]
-    few = (*arguments, "--seed", "1", "--name", "other", "--trials", "2")
-    other = json.loads(parabolic(*few, *common, "--json")[1])
-    assert other["trials"][0] == again["trials"][0]
-    assert other["trials"][1] != again["trials"][1]
+    other_seed = (*arguments, "--seed", "1", "--name", "other", "--trials", "2")
+    result = json.loads(parabolic(*other_seed, *common, "--json")[1])
+    assert result["trials"][0] == repeated["trials"][0]
+    assert result["trials"][1] != repeated["trials"][1]
 
 
 def test_choices_whole_numbers_and_fields_of_a_run_can_be_tuned(tmp_path):
@@ -254,7 +254,9 @@ def test_choices_whole_numbers_and_fields_of_a_run_can_be_tuned(tmp_path):
         assert trial.values["average"] in (None, 0.9)
         assert isinstance(trial.values["replay"], int)
         assert trial.values["batch"] in (10, 20)
-    records = {(each.spec["batch"], each.spec["options"]["lr"], each.spec["seed"]): each for each in Store(tmp_path)}
+    records = {
+        (record.spec["batch"], record.spec["options"]["lr"], record.spec["seed"]): record for record in Store(tmp_path)
+    }
     for trial in tuned.trials:
         runs = [records[trial.values["batch"], trial.values["lr"], seed].metrics["aaa"] for seed in (0, 1)]
         assert trial.score == pytest.approx(sum(runs) / 2)
@@ -268,7 +270,7 @@ def test_choices_may_have_arguments_and_be_the_users_own(tmp_path):
     assert search.ranges["backbone"] == ("mlp", f"{tmp_path / 'nets.py'}:wide")
     assert search.ranges["optimizer"] == ("SGD(momentum=0.5, nesterov=True)", "Adam(betas=(0.9, 0.99))")
     tuned = tune(search, Store(tmp_path), trials=2, device="cpu")
-    assert all(each.values[name] in search.ranges[name] for each in tuned.trials for name in each.values)
+    assert all(trial.values[name] in search.ranges[name] for trial in tuned.trials for name in trial.values)
     (tmp_path / "nets.py").write_text(wide.replace("99", "98"))
     with pytest.raises(InputError, match="study: got .* with code of .*nets.py:wide=.* original settings"):
         tune(search, Store(tmp_path), trials=3, device="cpu")
@@ -279,16 +281,18 @@ def test_trials_may_be_judged_with_the_task_told(tmp_path, metric):
     store, search = Store(tmp_path), Search(BLOBS, {"lr": "0.01,0.1"}, metric=metric)
     for spec in search.specs({"lr": 0.01}) + search.specs({"lr": 0.1}):  # one that predates these figures is run again
         record, _ = run(spec, store, device="cpu")
-        plain = {name: value for name, value in record.metrics.items() if not name.startswith("task_")}
-        store.save(replace(record, task_accuracy=[], metrics=plain))
+        old_metrics = {name: value for name, value in record.metrics.items() if not name.startswith("task_")}
+        store.save(replace(record, task_accuracy=[], metrics=old_metrics))
     tuned = tune(search, store, trials=2, device="cpu")
     scores = {record.spec["options"]["lr"]: record.metrics[metric] for record in store}
-    assert [trial.score for trial in tuned.trials] == [pytest.approx(scores[t.values["lr"]]) for t in tuned.trials]
+    assert [trial.score for trial in tuned.trials] == [
+        pytest.approx(scores[trial.values["lr"]]) for trial in tuned.trials
+    ]
 
 
 def test_a_trial_judged_with_the_task_told_is_given_up_by_the_same_figures():
     reported, matrix = [], np.array([[50.0, np.nan], [10.0, 20.0]])
-    trial = SimpleNamespace(report=lambda *told: reported.append(told), should_prune=lambda: False)
+    trial = SimpleNamespace(report=lambda *values: reported.append(values), should_prune=lambda: False)
     for metric in ("aaa", "task_aaa"):
         state = SimpleNamespace(task=1, matrix=matrix, task_matrix=matrix + 60, measured={})
         Pruner(trial, metric).on_task(state)
@@ -316,14 +320,14 @@ def undecided(state):
 
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch):
+def measures_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
 
 
 @pytest.mark.parametrize(("metric", "sign"), [("far", 1), ("near.lr", -1)])
 @pytest.mark.parametrize("prune", [False, True])
-def test_trials_may_be_judged_by_a_measure_of_ones_own(tmp_path, mine, metric, sign, prune):
+def test_trials_may_be_judged_by_a_measure_of_ones_own(tmp_path, measures_file, metric, sign, prune):
     spec = RunSpec("er", stream="seq-blobs", measure=f"mine.py:{metric.partition('.')[0]}")
     tuned = tune(Search(spec, {"lr": "0.01,0.04,0.5"}, metric, prune=prune), Store(tmp_path), trials=9, device="cpu")
     assert tuned.best.values["lr"] == 0.04
@@ -336,7 +340,7 @@ def test_trials_may_be_judged_by_a_measure_of_ones_own(tmp_path, mine, metric, s
 
 
 @pytest.mark.parametrize(("metric", "score"), [("aaa", 0.12), ("far", 0.123457)])
-def test_scores_are_written_with_two_decimals_in_percent_and_with_six_digits_by_a_measure(mine, metric, score):
+def test_scores_are_written_with_two_decimals_in_percent_and_with_six_digits_by_a_measure(measures_file, metric, score):
     search = Search(RunSpec("er", stream="seq-blobs", measure="mine.py:far"), {"lr": "0.01,0.04"}, metric)
     trials = [Trial({"lr": 0.01}, 0.123456789), Trial({"lr": 0.04}, None)]
     study = Tuned("one", search, trials, 0, {}).preset().study
@@ -344,22 +348,22 @@ def test_scores_are_written_with_two_decimals_in_percent_and_with_six_digits_by_
     assert study["trials"] == [{"score": score, "lr": 0.01}, {"score": None, "lr": 0.04}]
 
 
-def test_a_trial_of_which_a_run_diverged_has_no_score_by_a_measure(tmp_path, mine):
+def test_a_trial_of_which_a_run_diverged_has_no_score_by_a_measure(tmp_path, measures_file):
     spec = RunSpec("er", stream="seq-blobs", measure="mine.py:far")
     study = Study(Search(spec, {"lr": "0.01,0.04"}, "far", seeds=2), "one", optuna.storages.InMemoryStorage(), tmp_path)
     (trial,) = study.ask(1, total=1)
     study.tell(trial, [0.5, np.nan])
-    assert [(each.score, each.diverged) for each in study.trials] == [(None, 1)]
+    assert [(trial.score, trial.diverged) for trial in study.trials] == [(None, 1)]
 
 
-def test_a_search_by_a_measure_is_told_in_its_own_units(parabolic, mine):
-    asked = ("--stream", "seq-blobs", "--set", "measure=mine.py:far", "--metric", "far", "--trials", "4")
-    code, out, _ = parabolic("tune", "--learner", "er", *asked, "--space", "lr=1e30,0.1", "--device", "cpu")
+def test_a_search_by_a_measure_is_reported_in_its_own_units(parabolic, measures_file):
+    arguments = ("--stream", "seq-blobs", "--set", "measure=mine.py:far", "--metric", "far", "--trials", "4")
+    code, out, _ = parabolic("tune", "--learner", "er", *arguments, "--space", "lr=1e30,0.1", "--device", "cpu")
     assert code == 0
     assert "%" not in out.partition("Judged")[0]
     assert "– (1 diverged)" in out  # of a run that diverged no value is known
     assert "With the learner's default values: 0.05." in out
-    code, _, err = parabolic("tune", "--learner", "sgd", *asked, "--space", "lr=1e30,1e31", "--device", "cpu")
+    code, _, err = parabolic("tune", "--learner", "sgd", *arguments, "--space", "lr=1e30,1e31", "--device", "cpu")
     assert (code, "got only trials that diverged" in err) == (2, True)
 
 
@@ -372,7 +376,7 @@ def test_a_search_by_a_measure_is_told_in_its_own_units(parabolic, mine):
         ("mine.py:near", "near.rate", "got 'near.rate', expected one of aaa, acc, near.lr, near.task, task_aaa,"),
     ],
 )
-def test_what_cannot_be_judged_by_is_refused(tmp_path, mine, measure, metric, message):
+def test_what_cannot_be_judged_by_is_refused(tmp_path, measures_file, measure, metric, message):
     spec = RunSpec("er", stream="seq-blobs", measure=measure)
     with pytest.raises(InputError, match=message):
         tune(Search(spec, {}, metric), Store(tmp_path), trials=1, device="cpu")
@@ -384,35 +388,37 @@ def test_a_run_that_diverges_has_learned_nothing(tmp_path):
 
 
 def test_a_trial_says_how_many_of_its_runs_diverged(parabolic):
-    told = ("--space", "lr=1e30,0.1", "--trials", "4", "--seeds", "2", "--device", "cpu")
-    code, out, err = parabolic("tune", "--learner", "er", "--stream", "seq-blobs", *told)
+    arguments = ("--space", "lr=1e30,0.1", "--trials", "4", "--seeds", "2", "--device", "cpu")
+    code, out, err = parabolic("tune", "--learner", "er", "--stream", "seq-blobs", *arguments)
     assert code == 0, err
     assert "0.0 (2 diverged)" in out
-    code, out, err = parabolic("tune", "--learner", "er", "--stream", "seq-blobs", *told, "--json")  # from the study
+    code, out, err = parabolic(
+        "tune", "--learner", "er", "--stream", "seq-blobs", *arguments, "--json"
+    )  # from the study
     assert {trial["values"]["lr"]: trial["diverged"] for trial in json.loads(out)["trials"]} == {0.1: 0, 1e30: 2}
 
 
 def test_values_with_which_all_runs_diverge_become_no_preset(parabolic, tmp_path):
-    told = ("--space", "lr=1e30,1e31", "--trials", "2", "--seeds", "2", "--device", "cpu")
-    code, out, err = parabolic("tune", "--learner", "er", "--stream", "seq-blobs", *told)
+    arguments = ("--space", "lr=1e30,1e31", "--trials", "2", "--seeds", "2", "--device", "cpu")
+    code, out, err = parabolic("tune", "--learner", "er", "--stream", "seq-blobs", *arguments)
     assert (code, out, "got only trials that diverged" in err) == (2, "", True)
     assert not (tmp_path / "presets").exists()
 
 
-def test_an_own_value_that_no_trial_can_have_is_told(parabolic):
-    asked = ("tune", "--learner", "er", "--stream", "seq-blobs", "--trials", "1", "--device", "cpu")
-    code, _, err = parabolic(*asked, "--space", "lr=0.2:0.3", "--name", "narrow")
+def test_a_default_value_that_no_trial_can_have_is_reported(parabolic):
+    arguments = ("tune", "--learner", "er", "--stream", "seq-blobs", "--trials", "1", "--device", "cpu")
+    code, _, err = parabolic(*arguments, "--space", "lr=0.2:0.3", "--name", "narrow")
     assert code == 0
     assert "note: er: the default lr=0.1 is outside 0.2:0.3: no trial uses it" in err
-    assert "note" not in parabolic(*asked, "--space", "lr=0.1:0.3")[2]
+    assert "note" not in parabolic(*arguments, "--space", "lr=0.1:0.3")[2]
 
 
 @pytest.mark.parametrize("running", [0, 2])
-def test_trials_in_other_processes_are_told(parabolic, monkeypatch, running):
-    def found(search, *_, **__):
+def test_trials_in_other_processes_are_reported(parabolic, monkeypatch, running):
+    def fake_tune(search, *_, **__):
         return Tuned("one", search, [Trial(search.defaults, 50.0)], running, {})
 
-    monkeypatch.setattr("parabolic.cli.tune.tune", found)
+    monkeypatch.setattr("parabolic.cli.tune.tune", fake_tune)
     _, out, _ = parabolic("tune", "--learner", "er", "--stream", "seq-blobs")
     assert ("Trials still running in other processes: 2." in out) == bool(running)
 
@@ -441,11 +447,11 @@ def test_nothing_is_told_of_default_values_that_are_still_being_tried(parabolic,
 
 def test_a_study_goes_on_where_it_stopped(tmp_path):
     search = Search(BLOBS)
-    parts = [tune(search, Store(tmp_path / "a"), trials=count, device="cpu") for count in (2, 3, 3, 11)]
-    assert [len(part.trials) for part in parts] == [2, 3, 3, 11]
-    whole = tune(search, Store(tmp_path / "b"), trials=11, device="cpu")
-    assert parts[-1].trials == whole.trials
-    assert len({trial.values["lr"] for trial in whole.trials}) == 11
+    studies = [tune(search, Store(tmp_path / "a"), trials=count, device="cpu") for count in (2, 3, 3, 11)]
+    assert [len(study.trials) for study in studies] == [2, 3, 3, 11]
+    at_once = tune(search, Store(tmp_path / "b"), trials=11, device="cpu")
+    assert studies[-1].trials == at_once.trials
+    assert len({trial.values["lr"] for trial in at_once.trials}) == 11
 
 
 def test_a_study_is_called_by_the_names_of_its_learner_and_its_stream(tmp_path):
@@ -456,8 +462,8 @@ def test_a_study_is_called_by_the_names_of_its_learner_and_its_stream(tmp_path):
         "class Named(ER):\n    name = 'mine'\n"
         "def build(seed):\n    return make_stream('seq-blobs', seed)\n"
     )
-    own = {learner: f"{tmp_path / 'own.py'}:{learner}" for learner in ("Derived", "Nameless", "Named")}
-    names = {learner: tuning.study_name(RunSpec(path, stream="seq-blobs")) for learner, path in own.items()}
+    paths = {learner: f"{tmp_path / 'own.py'}:{learner}" for learner in ("Derived", "Nameless", "Named")}
+    names = {learner: tuning.study_name(RunSpec(path, stream="seq-blobs")) for learner, path in paths.items()}
     assert names == {"Derived": "Derived-seq-blobs", "Nameless": "Nameless-seq-blobs", "Named": "mine-seq-blobs"}
     assert tuning.study_name(RunSpec("er", stream=f"{tmp_path / 'own.py'}:build")) == "er-build"
     assert tuning.study_name(BLOBS, "mine") == "mine-seq-blobs"
@@ -481,16 +487,16 @@ def test_a_preset_says_where_the_best_trial_was_run(tmp_path):
     (best,) = search.specs(tune(search, store, trials=2, storage=storage, device="cpu").best.values)
     record = store.ended(best)
     store.save(replace(record, environment={**record.environment, "processor": "abacus"}))
-    told = tune(search, store, trials=2, storage=storage, device="cpu").preset().study["environment"]
-    assert told["processor"] == "abacus"
-    assert told["optuna"] == optuna.__version__
+    environment = tune(search, store, trials=2, storage=storage, device="cpu").preset().study["environment"]
+    assert environment["processor"] == "abacus"
+    assert environment["optuna"] == optuna.__version__
     # If the study was kept and its runs were not, it says where they were looked for.
-    told = tune(search, Store(tmp_path), trials=2, storage=storage, device="cpu").preset().study["environment"]
-    assert told["processor"] != "abacus"
+    environment = tune(search, Store(tmp_path), trials=2, storage=storage, device="cpu").preset().study["environment"]
+    assert environment["processor"] != "abacus"
 
 
 @pytest.mark.parametrize(
-    ("other", "differs"),
+    ("changed", "differs"),
     [
         (Search(BLOBS, metric="acc"), "metric=acc, .* metric=aaa"),
         (Search(BLOBS, {"lr": "0.01:1:log"}), "space=lr=0.01:1:log, .* space=lr=0.001:1:log"),
@@ -499,10 +505,10 @@ def test_a_preset_says_where_the_best_trial_was_run(tmp_path):
         (Search(RunSpec(learner="er", stream="seq-blobs", options={"replay": 8})), "replay=8, .* replay=32"),
     ],
 )
-def test_a_study_goes_on_only_as_it_began(tmp_path, other, differs):
+def test_a_study_goes_on_only_as_it_began(tmp_path, changed, differs):
     tune(Search(BLOBS), Store(tmp_path), trials=1, name="one", device="cpu")
     with pytest.raises(InputError, match=f"study: got 'one' with {differs}; give another name"):
-        tune(other, Store(tmp_path), trials=1, name="one", device="cpu")
+        tune(changed, Store(tmp_path), trials=1, name="one", device="cpu")
 
 
 def test_a_study_that_is_refused_leaves_no_connection_open(tmp_path):
@@ -541,14 +547,14 @@ def test_a_study_goes_on_only_with_the_code_it_began_with(tmp_path):
         tune(search, Store(tmp_path), trials=3, name="one", device="cpu")
 
 
-def test_a_study_from_before_it_told_of_code_goes_on(tmp_path, monkeypatch):
-    search, told = Search(BLOBS), Search.definition
+def test_a_study_from_before_code_was_noted_goes_on(tmp_path, monkeypatch):
+    search, definition = Search(BLOBS), Search.definition
 
-    def before(self):
-        return {name: value for name, value in told(self).items() if name not in ("code", "data")}
+    def old_definition(self):
+        return {name: value for name, value in definition(self).items() if name not in ("code", "data")}
 
     with monkeypatch.context() as patch:
-        patch.setattr(Search, "definition", before)
+        patch.setattr(Search, "definition", old_definition)
         tune(search, Store(tmp_path), trials=1, name="one", device="cpu")
     assert len(tune(search, Store(tmp_path), trials=2, name="one", device="cpu").trials) == 2
 
@@ -562,9 +568,9 @@ def test_a_study_whose_settings_were_refused_begins_anew_once_they_are_mended(tm
 
 @pytest.mark.parametrize("storage", ["sqlite:///{}/a.db", "journal:{}/a.log"])
 def test_a_study_can_be_kept_anywhere(tmp_path, storage):
-    where = storage.format(tmp_path)
+    url = storage.format(tmp_path)
     for trials in (1, 3):
-        tuned = tune(Search(BLOBS), Store(tmp_path / "runs"), trials=trials, storage=where, device="cpu")
+        tuned = tune(Search(BLOBS), Store(tmp_path / "runs"), trials=trials, storage=url, device="cpu")
     assert len(tuned.trials) == 3
     assert not (tmp_path / "runs" / "tune.db").exists()
 
@@ -572,11 +578,11 @@ def test_a_study_can_be_kept_anywhere(tmp_path, storage):
 def test_trials_that_are_asked_for_at_once_are_trained_by_shape(tmp_path, monkeypatch):
     fleets = []
 
-    def recording(specs, **kwargs):
+    def record_fleet(specs, **kwargs):
         fleets.append(specs)
         return execute_fleet(specs, **kwargs)
 
-    monkeypatch.setattr(tuning, "execute_fleet", recording)
+    monkeypatch.setattr(tuning, "execute_fleet", record_fleet)
     search = Search(BLOBS, seeds=2)
     tuned = tune(search, Store(tmp_path / "a"), trials=5, parallel=2, device="cpu")
     assert len(tuned.trials) == 5
@@ -585,8 +591,8 @@ def test_trials_that_are_asked_for_at_once_are_trained_by_shape(tmp_path, monkey
     )
     assert all(len({spec.shape for spec in fleet}) == 1 for fleet in fleets)
     assert all(len(fleet) >= 2 for fleet in fleets)  # the seeds of a trial have one shape
-    again = tune(search, Store(tmp_path / "b"), trials=5, parallel=2, device="cpu")
-    assert again.trials == tuned.trials
+    repeated = tune(search, Store(tmp_path / "b"), trials=5, parallel=2, device="cpu")
+    assert repeated.trials == tuned.trials
 
 
 def test_a_trial_that_does_badly_is_given_up_if_asked(tmp_path):
@@ -595,8 +601,8 @@ def test_a_trial_that_does_badly_is_given_up_if_asked(tmp_path):
     given_up = [trial for trial in tuned.trials if trial.score is None]
     assert given_up
     assert tuned.best.score == max(trial.score for trial in tuned.trials if trial.score is not None)
-    kept = {record.spec["options"]["lr"] for record in Store(tmp_path)}
-    assert kept == {trial.values["lr"] for trial in tuned.trials if trial.score is not None}
+    stored_rates = {record.spec["options"]["lr"] for record in Store(tmp_path)}
+    assert stored_rates == {trial.values["lr"] for trial in tuned.trials if trial.score is not None}
     (tmp_path / "tune.db").unlink()
     assert tune(search, Store(tmp_path), trials=8, device="cpu").trials == tuned.trials
 
@@ -604,16 +610,16 @@ def test_a_trial_that_does_badly_is_given_up_if_asked(tmp_path):
 # -- trouble -------------------------------------------------------------------------------------------------------
 
 
-def test_what_fails_is_told_and_tried_again_by_the_next_call(tmp_path, monkeypatch):
+def test_what_fails_is_reported_and_tried_again_by_the_next_call(tmp_path, monkeypatch):
     search, calls = Search(BLOBS), []
 
-    def failing(specs, **kwargs):
+    def fail(specs, **kwargs):
         calls.append(specs[0].options["lr"])
         for spec in specs:
             yield spec, OSError("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(tuning, "execute_fleet", failing)
+        patch.setattr(tuning, "execute_fleet", fail)
         for _ in range(2):
             with pytest.raises(OSError, match="no space left"):
                 tune(search, Store(tmp_path / "a"), trials=3, device="cpu")
@@ -624,7 +630,7 @@ def test_what_fails_is_told_and_tried_again_by_the_next_call(tmp_path, monkeypat
 
 @pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")  # by Optuna, if it cannot read one
 @pytest.mark.parametrize("when", ["before", "in the middle"])
-def test_a_damaged_storage_is_told_in_a_line(tmp_path, when):
+def test_a_damaged_storage_is_reported_in_a_line(tmp_path, when):
     def damage(trials=()):
         (tmp_path / "tune.db").write_bytes(b"damaged" * 1000)
 
@@ -656,23 +662,23 @@ def test_killed_or_stopped_at_any_moment_a_study_ends_like_an_undisturbed_one(tm
     command = [sys.executable, "-m", "parabolic", "tune", "--learner", "er", "--stream", "seq-blobs",
                "--trials", "6", "--seeds", "2", "--device", "cpu"]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PARABOLIC_PRESETS": str(tmp_path / "presets")}
-    dice, kept = random.Random(0), {}
+    rng, finished = random.Random(0), {}
     for stop, runs in ((signal.SIGKILL, 3), (signal.SIGINT, 6)):
         with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
             while len(list(tmp_path.glob("runs/*/run.json"))) < runs:
                 assert process.poll() is None, process.stderr.read()
                 time.sleep(0.01)
-            time.sleep(dice.uniform(0, 0.2))
+            time.sleep(rng.uniform(0, 0.2))
             process.send_signal(stop)
-            _, told = process.communicate()
+            _, errors = process.communicate()
         if stop == signal.SIGINT:
             assert process.returncode == 130
-            assert told == "stopped: finished trials are stored, and the same command resumes\n"
-        done = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/run.json")}
-        assert kept.items() <= done.items()  # what was there is not trained again
-        kept = done
+            assert errors == "stopped: finished trials are stored, and the same command resumes\n"
+        finished_now = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/run.json")}
+        assert finished.items() <= finished_now.items()  # what was there is not trained again
+        finished = finished_now
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
-    assert kept.items() <= {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/run.json")}.items()
+    assert finished.items() <= {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/run.json")}.items()
     undisturbed = tune(Search(BLOBS, seeds=2), Store(tmp_path / "others"), trials=6, device="cpu")
     preset = load_preset(str(tmp_path / "presets" / "er-seq-blobs.toml"))
     assert preset.study["trials"] == undisturbed.preset().study["trials"]
@@ -700,8 +706,10 @@ def build(seed):
 
 def test_several_processes_work_on_one_study(tmp_path):
     # A run waits until another process runs one too; the other process is the last to end, and is waited for.
-    late = "import multiprocessing\n    time.sleep(2 * (multiprocessing.parent_process() is not None))\n    return make"
-    (tmp_path / "meeting.py").write_text(MEETING.replace("return make", late))
+    slow_end = (
+        "import multiprocessing\n    time.sleep(2 * (multiprocessing.parent_process() is not None))\n    return make"
+    )
+    (tmp_path / "meeting.py").write_text(MEETING.replace("return make", slow_end))
     spec = RunSpec(learner="er", stream=f"{tmp_path / 'meeting.py'}:build")
     tuned = tune(Search(spec), Store(tmp_path / "runs"), trials=7, name="together", workers=2, device="cpu")
     assert len(list(tmp_path.glob("*.here"))) == 2
@@ -716,8 +724,8 @@ def test_a_storage_that_other_processes_cannot_reach_is_refused(tmp_path):
     assert len(tune(Search(BLOBS), Store(tmp_path), trials=1, storage=storage, device="cpu").trials) == 1
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_workers_end_with_the_process_that_started_them_in_the_middle_of_a_run(tmp_path, end):
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_end_with_the_process_that_started_them_in_the_middle_of_a_run(tmp_path, sent):
     (tmp_path / "meeting.py").write_text(MEETING.replace("return make", "time.sleep(600)\n    return make"))
     command = [sys.executable, "-m", "parabolic", "tune", "--learner", "er", "--stream", "meeting.py:build",
                "--name", "endless", "--trials", "100000", "--workers", "2", "--device", "cpu"]  # fmt: skip
@@ -725,9 +733,9 @@ def test_workers_end_with_the_process_that_started_them_in_the_middle_of_a_run(t
         while len(list(tmp_path.glob("*.here"))) < 2:
             assert process.poll() is None
             time.sleep(0.01)
-        process.send_signal(end)
+        process.send_signal(sent)
         (worker,) = {int(path.stem) for path in tmp_path.glob("*.here")} - {process.pid}
-    assert process.returncode == {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143}[end]
+    assert process.returncode == {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143}[sent]
     try:
         assert until(lambda: not alive(worker))
     finally:
@@ -755,26 +763,26 @@ def test_a_trial_is_taken_over_from_the_dead_but_not_from_the_living(tmp_path):
     storage = optuna.storages.InMemoryStorage()
     search = Search(BLOBS)
     study = Study(search, "one", storage, tmp_path)
-    (mine,) = study.ask(1, total=1)
+    (trial,) = study.ask(1, total=1)
     assert study.ask(1, total=1) == []  # there is no place left, and this process lives
     now = time.time()
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    host = mine.user_attrs["worker"].rpartition(":")[0]
-    for worker, heard, lives in (
-        (f"elsewhere:{gone.pid}", now, True),
-        (f"elsewhere:{gone.pid}", now - 1000, False),
-        (f"{host}:{gone.pid}", now, False),
+    dead_process = subprocess.Popen([sys.executable, "-c", ""])
+    dead_process.wait()
+    host = trial.user_attrs["worker"].rpartition(":")[0]
+    for worker, pulse, lives in (
+        (f"elsewhere:{dead_process.pid}", now, True),
+        (f"elsewhere:{dead_process.pid}", now - 1000, False),
+        (f"{host}:{dead_process.pid}", now, False),
     ):
-        mine.set_user_attr("worker", worker)
-        mine.set_user_attr("pulse", heard)
-        taken = study.ask(1, total=1)
-        assert bool(taken) != lives
-        if taken:
-            assert taken[0].params == mine.params
-            study.tell(mine, [1.0])  # whom all thought dead comes back: too late
-            (mine,) = taken
-    study.tell(mine, [50.0])
+        trial.set_user_attr("worker", worker)
+        trial.set_user_attr("pulse", pulse)
+        taken_over = study.ask(1, total=1)
+        assert bool(taken_over) != lives
+        if taken_over:
+            assert taken_over[0].params == trial.params
+            study.tell(trial, [1.0])  # whom all thought dead comes back: too late
+            (trial,) = taken_over
+    study.tell(trial, [50.0])
     assert [trial.score for trial in study.trials] == [50.0]
 
 
@@ -786,19 +794,19 @@ def test_a_trial_that_is_given_back_is_tried_with_its_values_whatever_others_did
     assert [trial.params for trial in study.ask(3, total=2)] == [first.params]
 
 
-def test_what_is_told_of_a_trial_that_has_ended_changes_nothing(tmp_path, monkeypatch):
+def test_scores_of_a_trial_that_has_ended_change_nothing(tmp_path, monkeypatch):
     study = Study(Search(BLOBS), "one", optuna.storages.InMemoryStorage(), tmp_path)
-    (mine,) = study.ask(1, total=1)
-    study.tell(mine, [50.0])
+    (trial,) = study.ask(1, total=1)
+    study.tell(trial, [50.0])
     for scores in ([1.0], [np.nan], None):
-        study.tell(mine, scores)
-    assert [(trial.score, trial.diverged) for trial in study.trials] == [(50.0, 0)]
+        study.tell(trial, scores)
+    assert [(ended.score, ended.diverged) for ended in study.trials] == [(50.0, 0)]
 
-    def overtaken(*args, **kwargs):  # by a process that tells at the same moment
+    def fail(*args, **kwargs):  # by a process that tells at the same moment
         raise optuna.exceptions.UpdateFinishedTrialError
 
-    monkeypatch.setattr(study.study, "tell", overtaken)
-    study.give_back([mine])
+    monkeypatch.setattr(study.study, "tell", fail)
+    study.give_back([trial])
     assert len(study.study.trials) == 1  # it is not queued again
 
 
@@ -806,77 +814,77 @@ def test_a_trial_that_nobody_has_signed_yet_is_taken_over_only_if_all_who_may_ha
     study = Study(Search(BLOBS), "one", optuna.storages.InMemoryStorage(), tmp_path)
     study.study.ask(study.distributions)
     assert study.ask(1, total=1) == []  # nobody else is known, and it was begun just now
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
+    dead_process = subprocess.Popen([sys.executable, "-c", ""])
+    dead_process.wait()
     study.study.set_user_attr(f"worker {platform.node()}:{os.getppid()}", time.time())
-    study.study.set_user_attr(f"worker {platform.node()}:{gone.pid}", time.time())
+    study.study.set_user_attr(f"worker {platform.node()}:{dead_process.pid}", time.time())
     assert study.ask(1, total=1) == []
 
 
 def test_a_process_of_another_user_lives(monkeypatch):
-    def forbidden(*args):
+    def fail(*args):
         raise PermissionError
 
-    monkeypatch.setattr(os, "kill", forbidden)
+    monkeypatch.setattr(os, "kill", fail)
     assert not study_module._is_dead(f"{platform.node()}:1")
 
 
 def test_a_study_that_another_process_has_just_opened_is_not_deleted(tmp_path):
     storage = optuna.storages.InMemoryStorage()
-    other = Study(Search(BLOBS), "one", storage, tmp_path).study
-    other.set_user_attr(f"worker {platform.node()}:{os.getppid()}", time.time())
+    opened = Study(Search(BLOBS), "one", storage, tmp_path).study
+    opened.set_user_attr(f"worker {platform.node()}:{os.getppid()}", time.time())
     with pytest.raises(InputError, match="^study: got 'one' with seeds=2, expected its original settings, seeds=1"):
         Study(Search(BLOBS, seeds=2), "one", storage, tmp_path)
-    assert [each.study_name for each in storage.get_all_studies()] == ["one"]
-    assert other.user_attrs["definition"]["seeds"] == 1
+    assert [study.study_name for study in storage.get_all_studies()] == ["one"]
+    assert opened.user_attrs["definition"]["seeds"] == 1
 
 
 def test_a_process_says_that_it_lives(tmp_path, monkeypatch):
     monkeypatch.setattr("parabolic.experiments.study.PULSE", 0.01)
     study = Study(Search(BLOBS), "one", optuna.storages.InMemoryStorage(), tmp_path)
-    (mine,) = study.ask(1, total=1)
-    sign, failed = mine.set_user_attr, []
+    (trial,) = study.ask(1, total=1)
+    set_user_attr, failed = trial.set_user_attr, []
 
-    def busy(name, value):  # a storage that is busy at first
+    def fail_once(name, value):  # a storage that is busy at first
         if not failed:
             failed.append(name)
             raise RuntimeError
-        sign(name, value)
+        set_user_attr(name, value)
 
-    mine.set_user_attr = busy
-    with study.pulse([mine]):
+    trial.set_user_attr = fail_once
+    with study.pulse([trial]):
         assert until(lambda: "pulse" in study.study.trials[0].user_attrs)
 
 
 def test_a_process_says_that_it_lives_while_it_trains(tmp_path, monkeypatch):
     storage = optuna.storages.InMemoryStorage()
 
-    def heard_of():
+    def has_pulse():
         (trial,) = optuna.load_study(study_name="one", storage=storage).trials
         return "pulse" in trial.user_attrs
 
-    def slow(specs, **kwargs):
-        assert until(heard_of)
+    def train_slowly(specs, **kwargs):
+        assert until(has_pulse)
         return execute_fleet(specs, **kwargs)
 
     monkeypatch.setattr("parabolic.experiments.study.PULSE", 0.01)
-    monkeypatch.setattr(tuning, "execute_fleet", slow)
+    monkeypatch.setattr(tuning, "execute_fleet", train_slowly)
     tune(Search(BLOBS), Store(tmp_path), trials=1, name="one", storage=storage, device="cpu")
 
 
 def test_the_last_place_is_taken_once(tmp_path):
     """Two processes that both saw a free place: the one whose trial began later withdraws."""
     storage = optuna.storages.InMemoryStorage()
-    one, other = (Study(Search(BLOBS), "one", storage, tmp_path) for _ in range(2))
-    ask = one.study.ask
+    first, second = (Study(Search(BLOBS), "one", storage, tmp_path) for _ in range(2))
+    ask = first.study.ask
 
-    def slow(distributions):
-        assert len(other.ask(1, total=1)) == 1  # someone else asks in between
+    def ask_late(distributions):
+        assert len(second.ask(1, total=1)) == 1  # someone else asks in between
         return ask(distributions)
 
-    one.study.ask = slow
-    assert one.ask(1, total=1) == []
-    assert one.running == 1
+    first.study.ask = ask_late
+    assert first.ask(1, total=1) == []
+    assert first.running == 1
 
 
 def test_without_optuna_the_rest_works_and_tuning_says_what_to_do():
@@ -888,10 +896,10 @@ app(["presets"], standalone_mode=False)
 sys.argv = ["parabolic", "tune"]
 main()
 """
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert told.returncode == 2
-    assert "Presets" in told.stdout
-    assert told.stderr == (
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert process.returncode == 2
+    assert "Presets" in process.stdout
+    assert process.stderr == (
         "error: tune: got no Optuna, expected it to be installed; pip install 'parabolic-cl[tune]'\n"
     )
 
@@ -908,11 +916,11 @@ def test_the_page_on_tuning(parabolic, tmp_path, monkeypatch):
     (command,) = re.findall(r"^parabolic (tune --preset .*)$", page, re.MULTILINE)
     code, out, _ = parabolic(*command.split())
     assert (code, "the best of 3 trials" in out) == (0, True)
-    plus, ours = load_preset("pcl-plus-seq-blobs"), load_preset("pcl-plus")
-    assert plus.study["trials"] == names["tuned"].preset().study["trials"]  # the same study
-    assert plus.study["trials"][0]["lr"] == ours.settings["lr"]
-    assert plus.settings.items() >= (ours.settings.items() - {("lr", ours.settings["lr"])})
-    assert len(plus.study["trials"]) == 3
-    assert all("lr" in trial and "repeats" not in trial for trial in plus.study["trials"])
+    tuned, plus = load_preset("pcl-plus-seq-blobs"), load_preset("pcl-plus")
+    assert tuned.study["trials"] == names["tuned"].preset().study["trials"]  # the same study
+    assert tuned.study["trials"][0]["lr"] == plus.settings["lr"]
+    assert tuned.settings.items() >= (plus.settings.items() - {("lr", plus.settings["lr"])})
+    assert len(tuned.study["trials"]) == 3
+    assert all("lr" in trial and "repeats" not in trial for trial in tuned.study["trials"])
     (tmp_path / "mine.toml").write_text(preset)
     assert load_preset("mine.toml").spec().options == {"variant": "reference", "average": 0.99, "average_part": 0.1}

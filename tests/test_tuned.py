@@ -33,7 +33,7 @@ def rate(learner, stream):
     return round(0.01 + 0.001 * (LEARNERS.index(learner) * 3 + STREAMS.index(stream)), 3)
 
 
-def found(learner, stream, trials=10, seeds=1, **settings):
+def tuned_preset(learner, stream, trials=10, seeds=1, **settings):
     """A preset as `parabolic tune` writes it."""
     search = Search(RunSpec(learner, stream=stream, memory=1000, options=settings), seeds=seeds)
     values = {**search.defaults, "lr": rate(learner, stream)}
@@ -52,7 +52,7 @@ def tuned(folder):
     """All learners tuned on all streams, with averaging."""
     for learner in LEARNERS:
         for stream in STREAMS:
-            save_preset(found(learner, stream, average=0.99))
+            save_preset(tuned_preset(learner, stream, average=0.99))
     save_preset(Preset("pcl-plus", "pcl", "PCL, and more", settings={"lr": 0.5, "replay": 64, "average": 0.995}))
 
 
@@ -100,8 +100,8 @@ def test_a_tuned_table_says_how_it_was_tuned_and_by_how_many_trials(parabolic, t
     selection = Selection(("main",), learners=("er", "pcl"), seeds=2, tuned=True)
     for spec in selection.runs:
         Store(tmp_path / "runs").save(made_up(spec))
-    asked = ("paper", "main", "--tuned", "--learners", "er,pcl", "--seeds", "2", "--format", "markdown")
-    code, out, err = parabolic(*asked)
+    arguments = ("paper", "main", "--tuned", "--learners", "er,pcl", "--seeds", "2", "--format", "markdown")
+    code, out, err = parabolic(*arguments)
     assert (code, err) == (0, "")
     assert out.startswith("**Three streams, memory 1000, tuned**")
     assert "for each method, the best of 10 trials on held-out training examples" in out
@@ -111,28 +111,30 @@ def test_a_tuned_table_says_how_it_was_tuned_and_by_how_many_trials(parabolic, t
     assert rows == ["| method", "| ---", "| ER", "| paper", "| PCL", "| paper", f"| {PLUS}"]  # nothing published of it
     assert "| paper | <ins>56.44</ins> ± 0.8 |" in out
     # Presets for which more or less was tried are named.
-    save_preset(found("er", "seq-cifar10", trials=12))
-    save_preset(found("pcl", "seq-cifar100", seeds=3))
+    save_preset(tuned_preset("er", "seq-cifar10", trials=12))
+    save_preset(tuned_preset("pcl", "seq-cifar100", seeds=3))
     save_preset(Preset("pcl-seq-tinyimagenet", "pcl", settings={"lr": 0.1}))
-    named = "er-seq-cifar10 (12 trials), pcl-seq-cifar100 (10 trials of 3 seeds), pcl-seq-tinyimagenet (no trials)"
-    assert f"Not as much was tried for each: {named}." in parabolic(*asked, "--show")[1]
+    expected = "er-seq-cifar10 (12 trials), pcl-seq-cifar100 (10 trials of 3 seeds), pcl-seq-tinyimagenet (no trials)"
+    assert f"Not as much was tried for each: {expected}." in parabolic(*arguments, "--show")[1]
 
 
-def test_rows_without_a_preset_stay_empty_and_the_commands_that_would_fill_them_are_told(parabolic, folder, tmp_path):
+def test_rows_without_a_preset_stay_empty_and_the_commands_that_would_fill_them_are_printed(
+    parabolic, folder, tmp_path
+):
     for learner in ("er", "pcl"):
-        own = {} if learner == "er" else {"balance": 0.5}  # what only one has is not for the others
-        own |= {"average": 0.99, "optimizer": "SGD(momentum=0.9)"}
-        save_preset(found(learner, "seq-cifar10", trials=7, seeds=2, **own))
+        settings = {} if learner == "er" else {"balance": 0.5}  # what only one has is not for the others
+        settings |= {"average": 0.99, "optimizer": "SGD(momentum=0.9)"}
+        save_preset(tuned_preset(learner, "seq-cifar10", trials=7, seeds=2, **settings))
     code, out, err = parabolic("paper", "main", "--tuned", "--learners", "er,pcl,gem", "--seeds", "2", "--show")
     assert (code, err) == (0, "")
     assert "4 runs are missing" in out  # of which presets say what they are
     commands = re.findall(r"^    (parabolic tune .*)$", out, re.MULTILINE)
-    alike = "--memory 1000 --trials 7 --seeds 2 --validation 0.1 --space lr=0.001:1:log --set average=0.99"
-    alike += " --set 'optimizer=SGD(momentum=0.9)'"  # as a shell takes it
+    options = "--memory 1000 --trials 7 --seeds 2 --validation 0.1 --space lr=0.001:1:log --set average=0.99"
+    options += " --set 'optimizer=SGD(momentum=0.9)'"  # as a shell takes it
     assert commands == [
-        f"parabolic tune --learners er,gem,pcl --stream seq-cifar100 {alike}",
-        f"parabolic tune --learners er,gem,pcl --stream seq-tinyimagenet {alike}",
-        f"parabolic tune --learners gem --stream seq-cifar10 {alike}",
+        f"parabolic tune --learners er,gem,pcl --stream seq-cifar100 {options}",
+        f"parabolic tune --learners er,gem,pcl --stream seq-tinyimagenet {options}",
+        f"parabolic tune --learners gem --stream seq-cifar10 {options}",
     ]
     assert f"{PLUS} stays empty without a preset pcl-plus or pcl-plus-STREAM." in out
     plan = parabolic("paper", "main", "--tuned", "--learners", "er,pcl,gem", "--dry-run", "--format", "json")[1]
@@ -143,28 +145,28 @@ def test_rows_without_a_preset_stay_empty_and_the_commands_that_would_fill_them_
     for name, preset in known_presets().items():
         preset.write_text(preset.read_text().replace('lr = "0.001:1:log"', 'lr = "0.01:0.3:log"'))
         assert load_preset(name).study["space"]["lr"] == "0.01:0.3:log"
-    told = parabolic("paper", "main", "--tuned", "--learners", "er,pcl,gem,vrmcl", "--show")[1]
-    first, second = re.findall(r"^    (parabolic tune .* --stream seq-cifar10 .*)$", told, re.MULTILINE)
+    output = parabolic("paper", "main", "--tuned", "--learners", "er,pcl,gem,vrmcl", "--show")[1]
+    first, second = re.findall(r"^    (parabolic tune .* --stream seq-cifar10 .*)$", output, re.MULTILINE)
     assert first == commands[-1].replace("0.001:1", "0.01:0.3")
     assert second == commands[-1].replace("gem", "vrmcl").replace(" --space lr=0.001:1:log", "")
     # Once it has a preset, with that range, the others are still tuned like most.
-    save_preset(found("vrmcl", "seq-cifar10", trials=7, seeds=2, average=0.99, optimizer="SGD(momentum=0.9)"))
-    told = parabolic("paper", "main", "--tuned", "--learners", "er,pcl,gem,vrmcl", "--show")[1]
-    assert re.findall(r"^    (parabolic tune .* --stream seq-cifar10 .*)$", told, re.MULTILINE) == [first]
+    save_preset(tuned_preset("vrmcl", "seq-cifar10", trials=7, seeds=2, average=0.99, optimizer="SGD(momentum=0.9)"))
+    output = parabolic("paper", "main", "--tuned", "--learners", "er,pcl,gem,vrmcl", "--show")[1]
+    assert re.findall(r"^    (parabolic tune .* --stream seq-cifar10 .*)$", output, re.MULTILINE) == [first]
     save_preset(Preset("er-seq-cifar10", "sgd"))
     code, out, err = parabolic("paper", "main", "--tuned", "--show")
     assert (code, out) == (2, "")
     assert "preset 'er-seq-cifar10': got 'sgd', expected the learner er" in err
 
 
-def by_hand(folder, name, text):
+def write_preset(folder, name, text):
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.toml").write_text(text)
 
 
 def test_the_column_says_on_what_a_row_is_run_and_not_the_preset(folder):
     settings = 'memory = 64\nseed = 7\nstream = "seq-blobs"\nvalidation = 0.1\ncorruption = "uniform"\nreplay = "48"'
-    by_hand(folder, "er-seq-cifar100", f'learner = "er"\n[settings]\nlr = "0.2"\n{settings}\nbatch = 16')
+    write_preset(folder, "er-seq-cifar100", f'learner = "er"\n[settings]\nlr = "0.2"\n{settings}\nbatch = 16')
     for name in ("main", "corrupt", "small_buffers"):
         for setting in paper_tables()[name].settings:
             for seed, spec in enumerate(setting.specs("ER", 2, tuned=True)):
@@ -175,42 +177,42 @@ def test_the_column_says_on_what_a_row_is_run_and_not_the_preset(folder):
 
 def test_a_stand_in_recalls_as_many_as_its_preset_says_and_as_its_memory_holds(folder):
     small = paper_tables()["small_buffers"]  # of 50, 100 and 150, and a fifth of it
-    for said, recalled in (("", [10, 10, 10]), ("replay = 5", [5, 5, 5]), ("replay = 24", [10, 20, 24])):
-        by_hand(folder, "obc-seq-digits", f'learner = "obc"\n[settings]\nlr = 0.1\n{said}')
+    for setting, recalled in (("", [10, 10, 10]), ("replay = 5", [5, 5, 5]), ("replay = 24", [10, 20, 24])):
+        write_preset(folder, "obc-seq-digits", f'learner = "obc"\n[settings]\nlr = 0.1\n{setting}')
         specs = [setting.specs("ER-OBC", 1, quick=True, tuned=True)[0] for setting in small.settings]
         assert [spec.options["replay"] for spec in specs] == recalled
 
 
 @pytest.mark.parametrize("study", ["", "trials = 30", "trials = 'many'\nseeds = [1]", "seeds = '3'"])
 def test_presets_that_were_written_by_hand_took_no_trials_whatever_they_say(parabolic, folder, study):
-    by_hand(folder, "er-seq-cifar10", f'learner = "er"\n[settings]\nlr = 0.1\n[study]\n{study}')
+    write_preset(folder, "er-seq-cifar10", f'learner = "er"\n[settings]\nlr = 0.1\n[study]\n{study}')
     code, out, err = parabolic("paper", "main", "--tuned", "--learners", "er", "--seeds", "1", "--show")
     assert (code, err) == (0, "")
     assert "The presets mention no trials" in out
     assert "held-out" not in out
     assert "    parabolic tune --learners er --stream seq-cifar100 --memory 1000\n" in out
     study = "trials = [1, 2]\nseeds = '3'\nspace = 'wide'"  # what is no number of seeds is not told, and no space
-    by_hand(folder, "er-seq-cifar10", f'learner = "er"\n[settings]\nlr = 0.1\n[study]\n{study}')
+    write_preset(folder, "er-seq-cifar10", f'learner = "er"\n[settings]\nlr = 0.1\n[study]\n{study}')
     assert "the best of 2 trials on held-out" in parabolic("paper", "main", "--tuned", "--learners", "er", "--show")[1]
 
 
 def test_rows_that_are_not_in_a_table_are_not_explained_below_it(parabolic):
-    told = "“PCL (text)” is the paper's Algorithm 1"
-    assert told in parabolic("paper", "main", "--learners", "pcl", "--show")[1]
-    for others in (("--tuned", "--learners", "pcl"), ("--learners", "er")):
-        assert told not in parabolic("paper", "main", *others, "--show")[1]
+    note = "“PCL (text)” is the paper's Algorithm 1"
+    assert note in parabolic("paper", "main", "--learners", "pcl", "--show")[1]
+    for arguments in (("--tuned", "--learners", "pcl"), ("--learners", "er")):
+        assert note not in parabolic("paper", "main", *arguments, "--show")[1]
 
 
 def test_tuned_runs_are_found_among_records_until_they_are_tuned_anew(parabolic, tuned, tmp_path, monkeypatch):
     monkeypatch.setenv("PARABOLIC_RECORDS", str(tmp_path / "tuned.jsonl"))
     selection = Selection(("small_buffers",), learners=("sgd",), seeds=2, tuned=True)
     write_records(map(made_up, selection.runs), tmp_path / "tuned.jsonl")
-    asked = ("paper", "small_buffers", "--tuned", "--learners", "sgd", "--seeds", "2", "--show")
-    assert "2 of 2 runs are records" in parabolic(*asked)[1]
-    assert "parabolic paper small_buffers --tuned --no-records" in parabolic(*asked)[1]
+    arguments = ("paper", "small_buffers", "--tuned", "--learners", "sgd", "--seeds", "2", "--show")
+    assert "2 of 2 runs are records" in parabolic(*arguments)[1]
+    assert "parabolic paper small_buffers --tuned --no-records" in parabolic(*arguments)[1]
     assert all(Records.ours().find(spec) for spec in selection.runs)
     save_preset(Preset("sgd-seq-cifar100", "sgd", settings={"lr": 0.9}))
-    assert "2 runs are missing" in parabolic(*asked)[1]
+    assert "2 runs are missing" in parabolic(*arguments)[1]
 
 
 def test_presets_of_the_package_serve_the_quick_tables(parabolic, shipped, tmp_path):
@@ -233,7 +235,7 @@ def test_presets_of_the_package_serve_the_quick_tables(parabolic, shipped, tmp_p
 
 def test_learners_that_only_some_of_the_tables_have_can_be_asked_for(parabolic):
     """CBRS is in the table of uneven classes alone."""
-    asked = (
+    arguments = (
         "paper",
         "all",
         "--tuned",
@@ -246,7 +248,7 @@ def test_learners_that_only_some_of_the_tables_have_can_be_asked_for(parabolic):
         "--format",
         "json",
     )
-    code, out, _ = parabolic(*asked)
+    code, out, _ = parabolic(*arguments)
     assert code == 0
     assert {table["name"]: [row["name"] for row in table["rows"]] for table in json.loads(out)} == {
         "main": ["ER"], "buffers": ["ER"], "corrupt": ["ER"], "corrupt_buffers": ["ER"], "imbalance": ["ER", "CBRS"],
@@ -267,21 +269,21 @@ def test_averaging_can_be_fixed_for_every_learner(name):
 
 
 def test_several_learners_are_tuned_with_as_many_trials_each(parabolic, folder):
-    asked = ("tune", "--learners", "er, clser,sgd", "--stream", "seq-blobs", "--trials", "2", "--device", "cpu")
-    code, out, err = parabolic(*asked, "--set", "average=0.9", "--set", "replay=8", "--set", "er.clip_norm=5")
+    arguments = ("tune", "--learners", "er, clser,sgd", "--stream", "seq-blobs", "--trials", "2", "--device", "cpu")
+    code, out, err = parabolic(*arguments, "--set", "average=0.9", "--set", "replay=8", "--set", "er.clip_norm=5")
     assert (code, err) == (0, "")
     assert out.count("the best of 2 trials") == 3
     presets = {name: load_preset(f"{name}-seq-blobs") for name in ("er", "clser", "sgd")}
     assert all(len(preset.study["trials"]) == 2 for preset in presets.values())
-    fixed = {"er": {"average": 0.9, "replay": 8, "clip_norm": 5.0}, "clser": {"average": 0.9, "replay": 8}}
-    fixed["sgd"] = {"average": 0.9}  # it has no memory to recall from
+    expected = {"er": {"average": 0.9, "replay": 8, "clip_norm": 5.0}, "clser": {"average": 0.9, "replay": 8}}
+    expected["sgd"] = {"average": 0.9}  # it has no memory to recall from
     for name, preset in presets.items():
-        assert fixed[name].items() <= preset.settings.items()
-        assert preset.settings.keys() == fixed[name].keys() | preset.study["space"].keys()
+        assert expected[name].items() <= preset.settings.items()
+        assert preset.settings.keys() == expected[name].keys() | preset.study["space"].keys()
     # A call for one of them goes on with the same study.
-    told = json.loads(parabolic("tune", "--learner", "sgd", *asked[3:], "--set", "average=0.9", "--json")[1])
-    assert [trial["score"] for trial in told["trials"]] == [
-        pytest.approx(each["score"], abs=0.01) for each in presets["sgd"].study["trials"]
+    result = json.loads(parabolic("tune", "--learner", "sgd", *arguments[3:], "--set", "average=0.9", "--json")[1])
+    assert [trial["score"] for trial in result["trials"]] == [
+        pytest.approx(trial_of_preset["score"], abs=0.01) for trial_of_preset in presets["sgd"].study["trials"]
     ]
 
 
@@ -290,11 +292,11 @@ def test_one_that_fails_does_not_stop_the_others(parabolic, folder, monkeypatch)
         raise RuntimeError("no luck\nat all")
 
     monkeypatch.setattr(SI, "loss", fail)
-    asked = ("--stream", "seq-blobs", "--trials", "1", "--device", "cpu", "--json")
-    code, out, err = parabolic("tune", "--learners", "si,sgd", *asked)
+    arguments = ("--stream", "seq-blobs", "--trials", "1", "--device", "cpu", "--json")
+    code, out, err = parabolic("tune", "--learners", "si,sgd", *arguments)
     assert code == 1
     assert err == "error: si: no luck\nfailed: si; the same command tries them again\n"
-    assert [each["preset"] for each in json.loads(out)] == [str(folder / "sgd-seq-blobs.toml")]
+    assert [preset["preset"] for preset in json.loads(out)] == [str(folder / "sgd-seq-blobs.toml")]
 
 
 @pytest.mark.parametrize(
@@ -318,14 +320,14 @@ def test_what_cannot_be_used_is_refused_before_anything_is_trained(parabolic, tm
 
 def test_all_are_those_of_the_tables_and_no_other(parabolic, monkeypatch):
     """They are asked for by one word; what each would do is told by what is refused."""
-    seen = []
+    learners_tuned = []
 
-    def note(search, *_, **__):
-        seen.append(search.spec.learner)
+    def note_and_refuse(search, *_, **__):
+        learners_tuned.append(search.spec.learner)
         raise InputError("not now")
 
-    monkeypatch.setattr("parabolic.cli.tune.tune", note)
+    monkeypatch.setattr("parabolic.cli.tune.tune", note_and_refuse)
     code, _, err = parabolic("tune", "--learners", "all", "--stream", "seq-blobs", "--set", "average=0.99")
     assert code == 1
-    assert seen == LEARNERS
+    assert learners_tuned == LEARNERS
     assert err.count("not now") == len(LEARNERS)

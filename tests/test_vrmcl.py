@@ -59,8 +59,8 @@ class SlowVRMCL(SlowReplay):
     def ahead(self, weights, rates, new, recalled):
         steps = -(-len(new) // self.chunk)
         bounds = [0]
-        for i in range(steps):  # parts as even as can be, the longer ones first
-            bounds.append(bounds[-1] + len(new) // steps + (i < len(new) % steps))
+        for number in range(steps):  # parts as even as can be, the longer ones first
+            bounds.append(bounds[-1] + len(new) // steps + (number < len(new) % steps))
         losses = []
         for first, last in itertools.pairwise(bounds):
             inner = mean(self.among(self.current, weights, x, label) for x, label in new[first:last])
@@ -72,14 +72,14 @@ class SlowVRMCL(SlowReplay):
         return mean(losses)
 
     def slopes(self, weights, new, recalled):
-        weights, rates = ([each.clone().requires_grad_() for each in given] for given in (weights, self.rates))
+        weights, rates = ([tensor.clone().requires_grad_() for tensor in tensors] for tensors in (weights, self.rates))
         loss = self.ahead(weights, rates, new, recalled)
         gradients = torch.autograd.grad(loss, [*weights, *rates])
         return loss.item(), gradients[: len(weights)], gradients[len(weights) :]
 
-    def clipped(self, part):
-        norm = sum((each**2).sum() for each in part).sqrt()
-        return [each * min(1, (self.clip / (norm + 1e-6)).item()) for each in part]
+    def clipped(self, gradients):
+        norm = sum((tensor**2).sum() for tensor in gradients).sqrt()
+        return [tensor * min(1, (self.clip / (norm + 1e-6)).item()) for tensor in gradients]
 
     def of_rates(self, gradients, new, recalled):
         return self.clipped(gradients)
@@ -120,16 +120,18 @@ def test_the_step_of_vrmcl(variant, clip):
     ours, theirs = net(), net()
     fast, slow = VRMCL(ours, **numbers, **COMMON), SlowVRMCL(theirs, **numbers, **COMMON)
     for number, (first, *rest) in enumerate(tasks()):
-        alone = first[1] == first[1][0]  # at first only one class comes, but both compete from the start of the task
-        task = [tuple(each[alone] for each in first), first, *rest]
+        first_class = (
+            first[1] == first[1][0]
+        )  # at first only one class comes, but both compete from the start of the task
+        task = [tuple(tensor[first_class] for tensor in first), first, *rest]
         fast.start_task(task)
         slow.start_task({2 * number, 2 * number + 1})
         for x, y in task:
             assert fast.observe(x, y, number).item() == pytest.approx(slow.step(x, y), abs=1e-10)
         fast.end_task(task)
-    for mine, expected in zip(ours.parameters(), slow.weights, strict=True):
-        assert torch.allclose(mine, expected, atol=1e-10, rtol=0)
-    assert torch.allclose(fast.rates, torch.cat([each.flatten() for each in slow.rates]), atol=1e-10, rtol=0)
+    for our_weight, expected in zip(ours.parameters(), slow.weights, strict=True):
+        assert torch.allclose(our_weight, expected, atol=1e-10, rtol=0)
+    assert torch.allclose(fast.rates, torch.cat([tensor.flatten() for tensor in slow.rates]), atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("clip", [0.05, 100.0])
@@ -145,9 +147,9 @@ def test_the_benchmarks_step_is_that_of_the_authors_code(clip, published):
             loss = fast.observe(x, y, number).item()
             assert loss == pytest.approx(slow.step(x, y) if len(y) == 5 else 0, abs=1e-10)
         fast.end_task(task)
-    for mine, expected in zip(ours.parameters(), slow.weights, strict=True):
-        assert torch.allclose(mine, expected, atol=1e-10, rtol=0)
-    assert torch.allclose(fast.rates, torch.cat([each.flatten() for each in slow.rates]), atol=1e-10, rtol=0)
+    for our_weight, expected in zip(ours.parameters(), slow.weights, strict=True):
+        assert torch.allclose(our_weight, expected, atol=1e-10, rtol=0)
+    assert torch.allclose(fast.rates, torch.cat([tensor.flatten() for tensor in slow.rates]), atol=1e-10, rtol=0)
 
 
 def test_statistics_that_see_a_step_twice_have_a_larger_momentum(published):
@@ -177,16 +179,16 @@ def test_the_hypergradient_equals_finite_differences(variant, clip):
         fast.start_task(task)
     batch, recalled = ({"x": x, "y": y} for x, y in (second[0], first[0]))
     weights = torch.cat([weight.detach().flatten() for weight in model.parameters()])
-    both = torch.cat([weights, fast.rates.detach()]).requires_grad_()
+    weights_and_rates = torch.cat([weights, fast.rates.detach()]).requires_grad_()
 
-    def loss(both):
-        weights, rates = both.chunk(2)
+    def loss(weights_and_rates):
+        weights, rates = weights_and_rates.chunk(2)
         return fast.ahead(weights, rates, batch, recalled)
 
-    (exact,) = torch.autograd.grad(loss(both), both)
-    step = 1e-6 * torch.eye(len(both), dtype=torch.float64)
-    start = both.detach().requires_grad_()  # the steps ahead need a gradient even where ours does not
-    numeric = torch.stack([(loss(start + one) - loss(start - one)) / 2e-6 for one in step]).detach()
+    (exact,) = torch.autograd.grad(loss(weights_and_rates), weights_and_rates)
+    step = 1e-6 * torch.eye(len(weights_and_rates), dtype=torch.float64)
+    start = weights_and_rates.detach().requires_grad_()  # the steps ahead need a gradient even where ours does not
+    numeric = torch.stack([(loss(start + offset) - loss(start - offset)) / 2e-6 for offset in step]).detach()
     assert torch.allclose(exact, numeric, atol=2e-9, rtol=1e-6)
     assert exact[len(weights) :].norm() > 1e-3
 
@@ -201,16 +203,18 @@ def test_without_steps_ahead_and_momentum_it_is_experience_replay():
         for x, y in task:
             fast.observe(x, y, number)
             new = list(zip(x, y, strict=True))
-            slow.descend(mean(surprise(slow.scores(each), label) for each, label in new + slow.recall()))
+            slow.descend(mean(surprise(slow.scores(example), label) for example, label in new + slow.recall()))
             slow.remember(new)
     assert same_weights(ours, theirs, tolerance=1e-9)
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 8, 9, 31, 32, 33])
-def test_batches_of_any_length(size):
+def test_vrmcl_takes_batches_of_any_length(size):
     fast = VRMCL(net(), **COMMON)
-    g = torch.Generator().manual_seed(0)
-    batches = [(torch.randn(size, 3, generator=g, dtype=torch.float64), torch.randint(4, (size,), generator=g))] * 3
+    generator = torch.Generator().manual_seed(0)
+    batches = [
+        (torch.randn(size, 3, generator=generator, dtype=torch.float64), torch.randint(4, (size,), generator=generator))
+    ] * 3
     fast.start_task(batches)
     for x, y in batches:
         assert torch.isfinite(fast.observe(x, y, 0))
@@ -254,9 +258,15 @@ def test_other_weights_leave_buffers_of_any_type_alone():
 
 
 def image_tasks():
-    g = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     return [
-        [(torch.randn(6, 2, 5, 5, generator=g, dtype=torch.float64), torch.randint(4, (6,), generator=g))] * 3
+        [
+            (
+                torch.randn(6, 2, 5, 5, generator=generator, dtype=torch.float64),
+                torch.randint(4, (6,), generator=generator),
+            )
+        ]
+        * 3
         for _ in range(2)
     ]
 
@@ -270,8 +280,8 @@ def image_learner(channels_last):
     return VRMCL(model.to(memory_format=layout), **COMMON, **NUMBERS)
 
 
-@pytest.mark.parametrize("other", [False, True])
-def test_channels_last_images_are_learned_alike_and_states_go_across(other):
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_channels_last_images_are_learned_alike_and_states_go_across(channels_last):
     """In the middle, the state moves to a learner whose weights lie in memory in the other way, or in the same."""
     plain, moving = image_learner(False), image_learner(True)
     for number, task in enumerate(image_tasks()):
@@ -280,13 +290,13 @@ def test_channels_last_images_are_learned_alike_and_states_go_across(other):
         for x, y in task:
             assert plain.observe(x, y, number).item() == pytest.approx(moving.observe(x, y, number).item(), abs=1e-10)
         state = copy.deepcopy(moving.state_dict())
-        moving = image_learner(other)
+        moving = image_learner(channels_last)
         moving.load_state_dict(state)
     assert same_weights(plain.model, moving.model)
-    for one, two in zip(
+    for plain_rates, moved_rates in zip(
         plain.weights.layout.views(plain.rates), moving.weights.layout.views(moving.rates), strict=True
     ):
-        assert torch.allclose(one, two, atol=1e-10)
+        assert torch.allclose(plain_rates, moved_rates, atol=1e-10)
     assert not torch.allclose(plain.rates, torch.full_like(plain.rates, NUMBERS["rate"]))
 
 
@@ -298,10 +308,10 @@ class Coarse(nn.Linear):
 
 
 def test_weights_given_in_the_types_that_a_model_uses_lead_to_the_same():
-    def learned(told):
+    def learned(with_types):
         torch.manual_seed(0)
         layers = [Coarse(3, 8), nn.BatchNorm1d(8), nn.Tanh(), Coarse(8, 4)]
-        for layer in (layers[0], layers[3]) if told else ():
+        for layer in (layers[0], layers[3]) if with_types else ():
             layer.computes_in = torch.bfloat16
         # Without a limit, the norm of a gradient, which depends on how its entries are ordered, decides nothing.
         fast = VRMCL(nn.Sequential(*layers).double(), **COMMON, **NUMBERS | {"clip": 1e6})
@@ -311,10 +321,10 @@ def test_weights_given_in_the_types_that_a_model_uses_lead_to_the_same():
                 fast.observe(x, y, number)
         return fast
 
-    told, untold = learned(True), learned(False)
-    assert list(told._by_type) == [torch.bfloat16, torch.float64]
-    assert same_weights(told.model, untold.model, tolerance=0)
-    ours, theirs = (each.state_dict()["rates"] for each in (told, untold))
+    with_types, without_types = learned(True), learned(False)
+    assert list(with_types._by_type) == [torch.bfloat16, torch.float64]
+    assert same_weights(with_types.model, without_types.model, tolerance=0)
+    ours, theirs = (learner.state_dict()["rates"] for learner in (with_types, without_types))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
@@ -325,10 +335,12 @@ def test_a_state_is_taken_over_in_place():
         used.start_task(task)
         for x, y in task:
             used.observe(x, y, number)
-    kept = [used.rates, used.previous, used.velocity, used.current, used.seen]
-    places = [each.data_ptr() for each in kept]
+    tensors = [used.rates, used.previous, used.velocity, used.current, used.seen]
+    places = [tensor.data_ptr() for tensor in tensors]
     used.load_state_dict(start)
-    assert [each.data_ptr() for each in (used.rates, used.previous, used.velocity, used.current, used.seen)] == places
+    assert [
+        tensor.data_ptr() for tensor in (used.rates, used.previous, used.velocity, used.current, used.seen)
+    ] == places
     assert not used.seen.any()
     with pytest.raises(InputError, match="^start_task: got a batch before any task"):
         used.observe(*next(tasks())[0], 0)

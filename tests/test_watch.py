@@ -30,14 +30,14 @@ class Terminal:
     """`parabolic watch` in a terminal of its own; all that it ever showed is in `text`."""
 
     def __init__(self, folder, *arguments):
-        own, its = pty.openpty()
-        self.process = start(folder, "watch", *arguments, stdout=its, stdin=its, stderr=its)
-        os.close(its)
-        self.own, self.text = own, ""
+        our_end, its_end = pty.openpty()
+        self.process = start(folder, "watch", *arguments, stdout=its_end, stdin=its_end, stderr=its_end)
+        os.close(its_end)
+        self.our_end, self.text = our_end, ""
 
     def read(self):
         try:
-            self.text += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", os.read(self.own, 65536).decode(errors="replace"))
+            self.text += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", os.read(self.our_end, 65536).decode(errors="replace"))
         except OSError:  # the other end is closed
             return False
         return True
@@ -50,11 +50,11 @@ class Terminal:
     def end(self):
         while self.read():
             pass
-        os.close(self.own)
+        os.close(self.our_end)
         return self.process.wait()
 
 
-def looks_of(file):
+def tail_of(file):
     tail = Tail(file)
     tail.poll()
     return tail
@@ -67,9 +67,9 @@ def test_a_run_is_watched_until_it_is_killed_and_again_until_it_ends(tmp_path):
     file, arguments = store.monitor(spec.key), ["--device", "cpu", "--checkpoint", "0.1"]
 
     def run_and_watch():
-        known = len(looks_of(file).looks)
+        looks_before = len(tail_of(file).looks)
         run = start(tmp_path, "run", "--learner", "er", "--set", "epochs=4", *arguments, stdout=subprocess.DEVNULL)
-        assert until(lambda: len(looks_of(file).looks) > known + 2 and store.checkpoint(spec.key).exists())
+        assert until(lambda: len(tail_of(file).looks) > looks_before + 2 and store.checkpoint(spec.key).exists())
         os.kill(run.pid, signal.SIGSTOP)
         terminal = Terminal(tmp_path, spec.key[:6])
         terminal.shows(r"er on seq-digits, step [\d,]+ of 584, .*running")
@@ -88,7 +88,7 @@ def test_a_run_is_watched_until_it_is_killed_and_again_until_it_ends(tmp_path):
     assert "step 584 of 584, finished" in terminal.text
     assert "bound (Prop. 1)" in terminal.text
     assert run.wait() == 0
-    tail = looks_of(file)
+    tail = tail_of(file)
     assert tail.began["step"] > 0  # it went on in the middle
     steps = [look.step for look in tail.looks]
     assert steps == sorted(set(steps))
@@ -134,20 +134,20 @@ def test_without_a_terminal_it_prints_what_there_is(parabolic, tmp_path):
     assert "where there is no monitor.jsonl" in err
     assert "`parabolic run` has one, and so has your own loop with the callback `Monitor`" in err
     assert parabolic(*run, "--again")[0] == 0
-    for chosen in ([], [key], [key[:5]], [f"runs/{key}"], [f"runs/{key}/monitor.jsonl"], ["--once"], ["runs"]):
-        code, out, err = parabolic("watch", *chosen)
+    for arguments in ([], [key], [key[:5]], [f"runs/{key}"], [f"runs/{key}/monitor.jsonl"], ["--once"], ["runs"]):
+        code, out, err = parabolic("watch", *arguments)
         assert (code, err) == (0, "")
         assert "er on seq-digits, step 146 of 146, finished" in out
         assert "accuracy so far, %" in out
         assert "\x1b" not in out
 
 
-def test_what_is_no_run_is_told_in_a_line(parabolic, tmp_path):
+def test_what_is_no_run_is_refused_in_a_line(parabolic, tmp_path):
     (tmp_path / "letter").write_text("dear reader\n")
     (tmp_path / "folder" / "monitor.jsonl").mkdir(parents=True)
     for key in ("ab01", "ab02"):
         (tmp_path / "runs" / key).mkdir(parents=True)
-    for run, said in (
+    for run, message in (
         ("nope", "RUN: got 'nope', expected the key of a run in runs, or the file of a monitor, or its folder"),
         ("ab", "the beginning of one key, not of 2; give more of it: ab01, ab02"),
         ("letter", "expected the file of a monitor; this file is something else"),
@@ -156,10 +156,10 @@ def test_what_is_no_run_is_told_in_a_line(parabolic, tmp_path):
     ):
         code, out, err = parabolic("watch", run)
         assert (code, out, err.count("\n")) == (2, "", 1)
-        assert said in err
+        assert message in err
 
 
-def test_no_rate_is_told_where_the_clock_was_put_back(tmp_path):
+def test_no_rate_is_shown_where_the_clock_was_put_back(tmp_path):
     lines = Lines(tmp_path / "a.jsonl")
     lines.write("began", {"step": 0, "time": 0.0, "learner": "", "stream": "", "until": 10})
     for step in (1, 2):
@@ -168,7 +168,7 @@ def test_no_rate_is_told_where_the_clock_was_put_back(tmp_path):
     lines.close()
 
 
-def test_a_mean_that_is_too_large_to_be_drawn():
+def test_a_mean_that_is_too_large_to_be_drawn_is_marked():
     assert sparkline([1e308, 1e308, 0.5, 0.5], 2) == "x▁"
 
 
@@ -188,11 +188,11 @@ def test_it_fits_into_any_terminal(tmp_path, width, encoding, classes):
     with (tmp_path / "out").open("w", encoding=encoding) as out:
         Console(file=out, width=width).print(View(Tail(tmp_path / "a.jsonl")))
     lines.close()
-    shown = (tmp_path / "out").read_text(encoding=encoding)
-    assert max(len(line) for line in shown.splitlines()) <= width
-    assert "running" in shown
-    assert ("100 classes" in " ".join(shown.split())) == (classes == 100)
-    assert len(shown.splitlines()) < 60
+    text = (tmp_path / "out").read_text(encoding=encoding)
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert "running" in text
+    assert ("100 classes" in " ".join(text.split())) == (classes == 100)
+    assert len(text.splitlines()) < 60
 
 
 def test_a_file_is_never_in_memory_as_a_whole(tmp_path):

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 import pytest
 import torch
-from test_resume import ALWAYS, Stop, told
+from test_resume import ALWAYS, Stop, outcome_of
 from torch import nn
 
 from parabolic import ER, MLP, SGD, InputError, Memory, RunSpec, Store, make_stream, run, train
@@ -85,16 +85,16 @@ def stopped_and_resumed(spec, store):
         with pytest.raises(KeyboardInterrupt):
             run(spec, store, device="cpu", checkpoint=ALWAYS, callbacks=[Stop(13)])
         record, _ = run(spec, store, device="cpu", checkpoint=ALWAYS)
-    return record, [str(each.message) for each in caught]
+    return record, [str(warning.message) for warning in caught]
 
 
-def test_what_a_state_leaves_out_is_told_and_the_run_is_not_resumed_without_it(tmp_path, spec_of):
+def test_what_a_state_leaves_out_is_reported_and_the_run_is_not_resumed_without_it(tmp_path, spec_of):
     spec = spec_of("Anchor")
-    record, said = stopped_and_resumed(spec, Store(tmp_path / "runs"))
-    assert told(record) == told(execute(spec, device="cpu"))
+    record, messages = stopped_and_resumed(spec, Store(tmp_path / "runs"))
+    assert outcome_of(record) == outcome_of(execute(spec, device="cpu"))
     assert record.environment["resumed"] == 1  # from the end of the first task, up to which its state was all
-    assert len(said) == 2  # once each time
-    assert set(said) == {
+    assert len(messages) == 2  # once each time
+    assert set(messages) == {
         "no checkpoint is saved of Anchor, which would be resumed without `old`, `tasks`: include what it needs in "
         "state_dict(), and restore it in load_state_dict()"
     }
@@ -102,25 +102,25 @@ def test_what_a_state_leaves_out_is_told_and_the_run_is_not_resumed_without_it(t
 
 def test_a_state_that_is_all_is_resumed_without_a_word(tmp_path, spec_of):
     spec = spec_of("Kept")
-    record, said = stopped_and_resumed(spec, Store(tmp_path / "runs"))
-    assert told(record) == told(execute(spec, device="cpu"))
-    assert (record.environment["resumed"], said) == (1, [])
+    record, messages = stopped_and_resumed(spec, Store(tmp_path / "runs"))
+    assert outcome_of(record) == outcome_of(execute(spec, device="cpu"))
+    assert (record.environment["resumed"], messages) == (1, [])
 
 
-@pytest.mark.parametrize("place", ["", "0"])
-def test_what_a_module_notes_is_told_too(place):
+@pytest.mark.parametrize("submodule", ["", "0"])
+def test_attributes_that_were_set_on_a_module_are_reported_too(submodule):
     class Noting(ER):
         def end_task(self, batches):
-            self.model.get_submodule(place).task = 1
+            self.model.get_submodule(submodule).task = 1
 
-    def made():
+    def make_learner():
         return Noting(nn.Sequential(nn.Linear(4, 3)))
 
-    learner = made()
-    assert left_behind(learner, made()) == []
+    learner = make_learner()
+    assert left_behind(learner, make_learner()) == []
     learner.end_task([])
     learner.model[0].seen = torch.ones(3)  # which may be there by any call
-    assert left_behind(learner, made()) == [f"model.{place and place + '.'}task"]
+    assert left_behind(learner, make_learner()) == [f"model.{submodule and submodule + '.'}task"]
 
 
 def test_what_no_seed_decides_is_no_part_of_a_resumed_run(tmp_path, spec_of):
@@ -147,8 +147,10 @@ def test_a_network_that_gets_layers_as_it_learns_is_told_what_it_lacks():
 
     learner, fresh = (Longer(nn.Sequential(nn.Linear(4, 3))) for _ in range(2))
     learner.start_task([])
-    told = r"1\.bias of the model: got nothing, .*; one that gets layers as it learns must have them all from the start"
-    with pytest.raises(InputError, match=told):
+    message = (
+        r"1\.bias of the model: got nothing, .*; one that gets layers as it learns must have them all from the start"
+    )
+    with pytest.raises(InputError, match=message):
         left_behind(learner, fresh)
 
 
@@ -156,7 +158,7 @@ class Buffer:
     """A memory as one writes it for oneself."""
 
     def __init__(self):
-        self.kept = []
+        self.examples = []
 
 
 ATTRIBUTES = {
@@ -168,7 +170,7 @@ ATTRIBUTES = {
     "numbers by name": (dict, lambda learner: {"a": np.float32(1)}),
     "an array": (lambda: np.zeros(2), lambda learner: np.array([0.0, np.nan])),
     "a generator": (torch.Generator, lambda learner: torch.Generator().manual_seed(3)),
-    "an object": (Buffer, lambda learner: learner.part.kept.append(torch.ones(1)) or learner.part),
+    "an object": (Buffer, lambda learner: learner.part.examples.append(torch.ones(1)) or learner.part),
     "a memory": (lambda: Memory(5), lambda learner: learner.part.offer({"x": torch.ones(2)}) or learner.part),
 }
 
@@ -200,9 +202,9 @@ def test_attributes_of_every_kind_are_looked_at(kind):
 def test_what_is_no_data_is_not_looked_at():
     learner, fresh = (Own(nn.Linear(4, 3)) for _ in range(2))
     assert learner.size == 2  # which is kept from now on
-    for each in (learner, fresh):
-        each.ring = []
-        each.ring.append(each.ring)
+    for either in (learner, fresh):
+        either.ring = []
+        either.ring.append(either.ring)
     learner.compute, fresh.missing = (lambda x: x), float("nan")
     learner.missing = float("nan")
     assert left_behind(learner, fresh) == []
@@ -260,15 +262,15 @@ def test_a_memory_that_needs_what_only_the_own_class_keeps_is_looked_at():
 
 @pytest.mark.parametrize("name", sorted(known_learners()))
 def test_states_of_our_learners_are_all_that_there_is(name):
-    kind, stream = known_learners()[name], make_stream("seq-blobs")
-    assert is_built_in(kind(nn.Linear(4, 3)))
-    own = type("Derived", (kind,), {"__module__": "elsewhere"})
+    learner_class, stream = known_learners()[name], make_stream("seq-blobs")
+    assert is_built_in(learner_class(nn.Linear(4, 3)))
+    derived = type("Derived", (learner_class,), {"__module__": "elsewhere"})
 
-    def make():
+    def make_learner():
         model = MLP(stream.shape, stream.classes)
-        return own(model, prepare=stream.prepare, classes=stream.classes, average=0.9, optimizer="Adam", lr=0.01)
+        return derived(model, prepare=stream.prepare, classes=stream.classes, average=0.9, optimizer="Adam", lr=0.01)
 
-    learner = make()
+    learner = make_learner()
     train(learner, stream, batch=50)
     assert not is_built_in(learner)
-    assert left_behind(learner, make()) == []
+    assert left_behind(learner, make_learner()) == []

@@ -97,8 +97,8 @@ def runs() -> None:
     """Runs, and modules of the package by attribute."""
     parabolic.EPR  # type: ignore[attr-defined]  # noqa: B018
     store, spec = Store("runs"), RunSpec("er", options={"lr": 0.05})
-    record, found = run(spec, store)
-    assert_type((record, found), tuple[Record, bool])
+    record, reused = run(spec, store)
+    assert_type((record, reused), tuple[Record, bool])
     assert_type(store.find(spec), Record | None)
     assert_type(parabolic.metrics.summary(record.matrix), dict[str, float])
     assert_type(parabolic.experiments.execute(spec), Record)
