@@ -204,7 +204,7 @@ def test_a_full_disk_hides_neither_the_result_of_a_run_nor_its_fault(tmp_path, m
         run(dataclasses.replace(SPEC, options={"lr": 1e30}), Store(tmp_path), device="cpu")
 
 
-def test_a_record_made_under_another_default_is_another_run(tmp_path, monkeypatch):
+def test_a_record_made_under_another_default_is_another_run(tmp_path):
     store = Store(tmp_path)
     record = execute(SPEC, device="cpu")
     old_record = dataclasses.replace(record, spec={**record.spec, "batch": 99})

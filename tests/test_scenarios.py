@@ -466,8 +466,13 @@ def test_domains_show_every_example_in_every_task_and_share_them_in_memory():
         assert sorted(torch.cat(joint).long().sum((1, 2, 3)).tolist()) == sorted(
             torch.cat([x for task in stream for x, _ in task.batches(64)]).long().sum((1, 2, 3)).tolist()
         )
-    if torch.cuda.is_available():
-        assert stream.to("cuda").digest() == stream.digest()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("domain", ["rotation", "permutation"])
+def test_domains_are_the_same_data_on_a_gpu(domain):
+    stream = make_stream("seq-digits", seed=1, tasks=4, domain=domain)
+    assert stream.to("cuda").digest() == stream.digest()
 
 
 def test_permuted_pixels_are_not_shifted_and_what_is_the_users_own_stays():

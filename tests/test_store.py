@@ -50,7 +50,7 @@ print(reads)
 """
 
 
-def test_readers_never_see_half_of_what_is_being_written(store, record):
+def test_readers_never_see_half_of_what_is_being_written(store):
     outcome = run_grid(SPECS[:3], store, workers=0, device="cpu")
     readers = [start_python(READER, store.root) for _ in range(2)]
     assert [reader.stdout.readline() for reader in readers] == ["ready\n", "ready\n"]

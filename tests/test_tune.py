@@ -811,14 +811,15 @@ def test_scores_of_a_trial_that_has_ended_change_nothing(tmp_path, monkeypatch):
 
 
 def test_a_trial_that_nobody_has_signed_yet_is_taken_over_only_if_all_who_may_have_begun_it_are_dead(tmp_path):
-    study = Study(Search(BLOBS), "one", optuna.storages.InMemoryStorage(), tmp_path)
-    study.study.ask(study.distributions)
-    assert study.ask(1, total=1) == []  # nobody else is known, and it was begun just now
     dead_process = subprocess.Popen([sys.executable, "-c", ""])
     dead_process.wait()
-    study.study.set_user_attr(f"worker {platform.node()}:{os.getppid()}", time.time())
-    study.study.set_user_attr(f"worker {platform.node()}:{dead_process.pid}", time.time())
-    assert study.ask(1, total=1) == []
+    dead, alive = (f"worker {platform.node()}:{pid}" for pid in (dead_process.pid, os.getppid()))
+    for workers, taken_over in (((), 0), ((dead, alive), 0), ((dead,), 1)):  # nobody known: it was begun just now
+        study = Study(Search(BLOBS), "one", optuna.storages.InMemoryStorage(), tmp_path)
+        study.study.ask(study.distributions)
+        for worker in workers:
+            study.study.set_user_attr(worker, time.time())
+        assert len(study.ask(1, total=1)) == taken_over
 
 
 def test_a_process_of_another_user_lives(monkeypatch):
