@@ -69,19 +69,19 @@ def test_the_learners_that_the_readme_offers_for_its_example(capsys):
     (preset,) = re.findall(r"`(load_preset\(.*?\))`", page)
     (imported,) = re.findall(r"`(from parabolic import load_preset)`", page)
     (decay, part) = re.findall(r"`(average=\S+)` with `(average_part=\S+)`", page)[0]
-    (made,) = re.findall(r"PCL\(.*\)", code)
-    assert accuracy_of(f"{imported}\n{code.replace(made, preset)}", capsys) > 85
-    averaged = f"{made[:-1]}, {decay}, {part})"
-    assert accuracy_of(code.replace(made, averaged), capsys) > 80
+    (construction,) = re.findall(r"PCL\(.*\)", code)
+    assert accuracy_of(f"{imported}\n{code.replace(construction, preset)}", capsys) > 85
+    averaged = f"{construction[:-1]}, {decay}, {part})"
+    assert accuracy_of(code.replace(construction, averaged), capsys) > 80
 
 
 def accuracy_of(code, capsys):
     """What the README's example says, in percent."""
     torch.manual_seed(0)
     exec(compile(code, "README.md", "exec"), {})
-    said = re.fullmatch(r"accuracy over all ten digits: (\d+)%\n", capsys.readouterr().out)
-    assert said is not None
-    return int(said[1])
+    match = re.fullmatch(r"accuracy over all ten digits: (\d+)%\n", capsys.readouterr().out)
+    assert match is not None
+    return int(match[1])
 
 
 def test_the_learner_of_contributing():
@@ -135,17 +135,17 @@ def test_the_code_of_the_guide_to_own_data(capsys):
 
 def test_the_code_of_the_guide_to_regression(capsys):
     run_blocks("docs/guides/regression.md")
-    said = re.findall(r"(\w+): (\S+) on the first half", capsys.readouterr().out)
-    error = {name: float(value) for name, value in said}
+    errors = re.findall(r"(\w+): (\S+) on the first half", capsys.readouterr().out)
+    error = {name: float(value) for name, value in errors}
     assert max(error["pcl"], error["er"]) < 0.15 < 0.5 < error["sgd"]
 
 
 @pytest.mark.parametrize("page", [path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]])
 def test_links_lead_somewhere(page):
     for target, anchor in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", (ROOT / page).read_text()):
-        found = (ROOT / page).parent / target if target else ROOT / page
-        assert found.exists(), target
-        assert not anchor or anchor in anchors(found), f"{target}#{anchor}"
+        path = (ROOT / page).parent / target if target else ROOT / page
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path), f"{target}#{anchor}"
 
 
 def anchors(page):
@@ -156,10 +156,10 @@ def anchors(page):
 
 def test_the_code_of_the_guide_to_monitoring(capsys):
     names = run_blocks("docs/guides/monitoring.md")
-    said = re.findall(
+    looks = re.findall(
         r"^step ([\d,]+): loss .*; memory 200 of 200, ([23]) classes of", capsys.readouterr().out, re.MULTILINE
     )
-    assert [(step, int(classes)) for step, classes in said[4:6]] == [("500", 2), ("600", 3)]
+    assert [(step, int(classes)) for step, classes in looks[4:6]] == [("500", 2), ("600", 3)]
     assert names["seen"][-1].bound is not None
     counts = names["model"].memory_counts()
     assert {*counts} == {"small", "medium", "large"}
@@ -175,10 +175,10 @@ def test_the_code_of_the_guide_to_choosing():
 
 def test_the_code_of_the_guide_to_methods_of_ones_own(capsys):
     names = run_blocks("docs/guides/own-method.md")
-    said = [int(each) for each in re.findall(r"^(\d+) %", capsys.readouterr().out, re.MULTILINE)]
-    assert len(said) == 11
-    assert said[0] > 70
-    assert min(said) > 50
+    percentages = [int(digits) for digits in re.findall(r"^(\d+) %", capsys.readouterr().out, re.MULTILINE)]
+    assert len(percentages) == 11
+    assert percentages[0] > 70
+    assert min(percentages) > 50
     stream = names["stream"]
     own = {"prepare": stream.prepare, "augment": stream.augment}  # as `train` has given it to the other
     fresh = names["Anchored"](MLP(stream.shape, 10), memory=200, **own)
@@ -216,8 +216,8 @@ def test_the_code_of_the_guide_to_runs_of_ones_own():
 def test_the_code_of_the_guide_to_metrics(capsys):
     names = run_blocks("docs/guides/metrics.md")
     out = capsys.readouterr().out
-    plain, told = map(int, re.search(r"^(\d+) %, with the task told (\d+) %$", out, re.MULTILINE).groups())
-    assert plain < told
+    plain, with_task = map(int, re.search(r"^(\d+) %, with the task told (\d+) %$", out, re.MULTILINE).groups())
+    assert plain < with_task
     assert names["known"].task_matrix[-1].min() > 80  # of two digits each
     assert names["state"].accuracy > 60
     assert len(names["state"].measured["calibration"]) == 5
@@ -360,9 +360,9 @@ def test_neither_callbacks_nor_files_that_code_reads_are_part_of_a_key(tmp_path)
     spec, store = RunSpec("sgd", stream="seq-blobs", backbone="net.py:net"), Store("runs")
     changed, _ = run(spec, store, callbacks=[Faster()])
     torch.save(torch.nn.Linear(2, 6).state_dict(), "weights.pt")
-    found, reused = run(spec, store)
+    record, reused = run(spec, store)
     assert reused
-    assert found.accuracy == changed.accuracy
+    assert record.accuracy == changed.accuracy
 
 
 def test_the_learner_of_the_guide_to_methods_is_one_of_a_file(tmp_path, parabolic):
@@ -398,24 +398,26 @@ def test_two_settings_of_one_method_as_the_page_on_experiments_has_them(tmp_path
     (code,) = re.findall(r"```\n(printf.*?)\n```", (ROOT / "docs/experiments.md").read_text(), re.DOTALL)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     small = f"{code} --stream seq-blobs --seeds 1 --workers 0 --json"
-    told = subprocess.run(["bash", "-c", small], cwd=tmp_path, env={**os.environ, "PATH": path}, stdout=subprocess.PIPE)
-    assert told.returncode == 0
-    assert [each["spec"]["options"]["lr"] for each in json.loads(told.stdout)["runs"]] == [0.05, 0.2]
+    listing = subprocess.run(
+        ["bash", "-c", small], cwd=tmp_path, env={**os.environ, "PATH": path}, stdout=subprocess.PIPE
+    )
+    assert listing.returncode == 0
+    assert [run["spec"]["options"]["lr"] for run in json.loads(listing.stdout)["runs"]] == [0.05, 0.2]
 
 
 def test_the_code_of_the_guide_to_production(capsys):
     names = run_blocks("docs/guides/production.md")
-    told = capsys.readouterr().out
-    assert told.count("True\n") == 2
-    erased = [int(count) for count in re.findall(r"(\d+) rows erased", told)]
+    output = capsys.readouterr().out
+    assert output.count("True\n") == 2
+    erased = [int(count) for count in re.findall(r"(\d+) rows erased", output)]
     assert len(erased) == 2
     assert min(erased) > 0
     left = Journal.load("shops", model=names["Network"]()).past
     assert names["forget"](left, names["features"](names["theirs"])) == 0
     rows, y = zip(*names["labelled"](1000, 1010), strict=True)
     learner, rows, y = names["learner"], torch.cat(rows), torch.cat(y)
-    found = learner.predict(names["features"](rows))
-    recall = [(found == label)[y == label].float().mean().item() for label in range(3)]
+    predictions = learner.predict(names["features"](rows))
+    recall = [(predictions == label)[y == label].float().mean().item() for label in range(3)]
     assert min(recall) > 0.5  # one in ten is of class 1, which lies between the others
     assert learner.past["y"].bincount().min() > 100  # balanced, however rare
     old, new = learner.past, names["carried_over"]("shops")
@@ -509,10 +511,10 @@ def test_published_settings_are_those_of_the_tables():
     page = (ROOT / "docs/methods.md").read_text().split("## Published settings")[1].split("\n## ")[0]
     lines = re.findall(r"^\| ([^|]+) \| `(\w+)` \| ([\d.]+) \|([^|]*)\|([^|]*)\|$", page, re.MULTILINE)
     settings = paper_tables()["main"].settings
-    told = {row: (learner, f"lr={lr}{own}", there) for row, learner, lr, own, there in lines}
+    documented = {row: (learner, f"lr={lr}{own}", there) for row, learner, lr, own, there in lines}
     rows = [row for row in METHODS if row not in ABLATIONS and row != PLUS]
-    assert list(told) == rows
-    for row, (learner, own, there) in told.items():
+    assert list(documented) == rows
+    for row, (learner, own, there) in documented.items():
         for setting in settings:
             (spec,) = setting.specs(row, seeds=1)
             cells = own + there * (setting.stream == "seq-tinyimagenet")  # of two values the later one counts
@@ -552,9 +554,9 @@ def shown(runs, metric, diverged=0):
     if not runs:
         return ""
     ours = Summary.of([run.metrics[metric] for run in runs])
-    told = f"n = {len(runs)}, {diverged} diverged" if diverged else f"n = {len(runs)}"
+    count = f"n = {len(runs)}, {diverged} diverged" if diverged else f"n = {len(runs)}"
     spread = f" ± {ours.sd:.1f}" if len(runs) > 1 else ""
-    return f"{ours.mean:.1f}{spread}" + (f" ({told})" if len(runs) < SEEDS else "")
+    return f"{ours.mean:.1f}{spread}" + (f" ({count})" if len(runs) < SEEDS else "")
 
 
 @pytest.mark.parametrize(
@@ -567,7 +569,7 @@ def test_the_figures_of_the_results_are_those_of_the_records(name, places, tuned
     page = (ROOT / "docs/results.md").read_text().replace("**", "")
     (page,) = re.findall(rf"<!-- {name} -->\n(.*?)<!-- end -->", page, re.DOTALL)
     lines = re.findall(r"^\| ([^|]+?) \|(.*)\|$", page, re.MULTILINE)
-    told = {row: [cell.strip() for cell in cells.split("|")] for row, cells in lines if row in METHODS}
+    documented = {row: [cell.strip() for cell in cells.split("|")] for row, cells in lines if row in METHODS}
     for row in METHODS:
         expected, seconds = [], []
         for place in places:
@@ -581,9 +583,9 @@ def test_the_figures_of_the_results_are_those_of_the_records(name, places, tuned
             seconds += [fmean(sum(run.train_seconds) for run in runs)] if runs else []
         listed = row in table.rows or row in ("PCL (text)", PLUS)
         if seconds and listed and not (tuned and row == "PCL (text)"):  # which tuned is the same as PCL
-            assert told[row] == [*expected, f"{seconds[-1]:.1f}"], row
+            assert documented[row] == [*expected, f"{seconds[-1]:.1f}"], row
         else:
-            assert row not in told
+            assert row not in documented
 
 
 def test_the_tables_of_the_results_are_as_the_records_have_them():
@@ -595,13 +597,13 @@ def test_the_tables_of_the_results_are_as_the_records_have_them():
 def test_the_plot_of_the_readme_is_described_as_the_records_have_it():
     along = runpy.run_path(str(ROOT / "benchmarks" / "results.py"))["along"](Records(ROOT / "results" / "records"))
     ends = {method.name: method.curves.mean(0).round().astype(int) for method in along.methods}
-    (told,) = re.findall(r"!\[(.*?)\]\(docs/curves.png\)", " ".join((ROOT / "README.md").read_text().split()))
+    (description,) = re.findall(r"!\[(.*?)\]\(docs/curves.png\)", " ".join((ROOT / "README.md").read_text().split()))
     for words, name in {
         "PCL+ falls": "PCL+",
         "PCL with published settings": "PCL, published settings",
         "SGD": "SGD, published settings",
     }.items():
-        assert f"{words} from {ends[name][0]} to {ends[name][-1]} %" in told
+        assert f"{words} from {ends[name][0]} to {ends[name][-1]} %" in description
 
 
 def test_uneven_classes_agree_with_the_paper_as_often_as_the_results_tell():
@@ -639,18 +641,18 @@ def test_leads_that_the_results_tell_of_are_those_of_the_records():
     low, *_, high = sorted(of("imbalance"), key=float)
     assert f"**Uneven classes**: by {low} to {high} points" in page
     small, large = of("small_buffers"), of("buffers")
-    told = "by {} and {} with 50 slots (over {}), {} and {} with 100, {} and {} with 150 (both over {})"
+    sentence = "by {} and {} with 50 slots (over {}), {} and {} with 100, {} and {} with 150 (both over {})"
     next_best = {each: "CLS-ER" if each == "CLSER" else each for each in rivals.values()}
     low, high = (
         {rivals["small_buffers", f"memory {size}", metric] for size in sizes for metric in ("aaa", "acc")}
         for sizes in ((50,), (100, 150))
     )
-    assert told.format(*small[:2], *low, *small[2:], *(next_best[each] for each in high)) in page
+    assert sentence.format(*small[:2], *low, *small[2:], *(next_best[each] for each in high)) in page
     assert "by {} and {} with 200 slots, {} and {} with 600".format(*large) in page
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "tuned", "columns", "metrics", "told"),
+    ("first", "second", "tuned", "columns", "metrics", "sentence"),
     [
         (
             "CLSER", "PCL", False, "main 1", "aaa acc",
@@ -727,7 +729,7 @@ def test_leads_that_the_results_tell_of_are_those_of_the_records():
         ("GEM", "VRMCL", True, "main 2", "acc", "has {0} points less Acc (p = 0.007)"),
     ],
 )  # fmt: skip
-def test_differences_are_told_as_the_records_have_them(first, second, tuned, columns, metrics, told):
+def test_differences_are_told_as_the_records_have_them(first, second, tuned, columns, metrics, sentence):
     """Each, or the smallest and the largest; "p ≤" and "p ≥" are true of the p that scipy finds, before rounding."""
     page, records = " ".join((ROOT / "docs/results.md").read_text().split()), Records(ROOT / "results" / "records")
     name, *places = columns.split()
@@ -739,9 +741,9 @@ def test_differences_are_told_as_the_records_have_them(first, second, tuned, col
             one, other = zip(*[[run.metrics[metric] for run in two] for two in runs], strict=True)
             gaps.append(abs(fmean(one) - fmean(other)))
             chances.append(stats.ttest_rel(one, other).pvalue)
-    written = told.format(*(f"{gap:.1f}" for gap in gaps), low=f"{min(gaps):.1f}", high=f"{max(gaps):.1f}")
+    written = sentence.format(*(f"{gap:.1f}" for gap in gaps), low=f"{min(gaps):.1f}", high=f"{max(gaps):.1f}")
     assert written in page
-    for sign, *stated in re.findall(r"p ([≤≥=]) ([\d.]+\d)(?: and ([\d.]+\d))?", told)[:1]:
+    for sign, *stated in re.findall(r"p ([≤≥=]) ([\d.]+\d)(?: and ([\d.]+\d))?", sentence)[:1]:
         for chance, bound in zip(chances, stated if sign == "=" else [stated[0]] * len(chances), strict=False):
             if sign == "=" and bound:
                 assert f"{chance:.{len(bound) - 2}f}" == bound
@@ -776,8 +778,10 @@ def test_how_many_figures_differ_from_the_paper_is_told_as_the_records_have_it(n
                 verdicts.append(welch(Summary.of([run.metrics[metric] for run in runs]), theirs).verdict)
     same, higher, lower = (verdicts.count(each) for each in ("no difference", "higher", "lower"))
     fewer = {0: "none is", 1: "one is"}.get(lower, f"{lower}( are)?")
-    told = f"{len(verdicts)} {figures}, {same} do not differ from the paper's, {higher} are higher and {fewer} lower"
-    assert re.search(f"Of the(se)? {told}", page)
+    sentence = (
+        f"{len(verdicts)} {figures}, {same} do not differ from the paper's, {higher} are higher and {fewer} lower"
+    )
+    assert re.search(f"Of the(se)? {sentence}", page)
 
 
 def test_vrmcl_learns_the_newest_tasks_as_little_as_the_results_tell():
@@ -790,8 +794,10 @@ def test_vrmcl_learns_the_newest_tasks_as_little_as_the_results_tell():
         return fmean(row[-1] for run in runs for row in run.accuracy[-tasks:])
 
     on_tiny = [newest(row, 2, tasks=5) for row in ("VRMCL", "SGD", "PCL")]
-    told = "the last five tasks, its accuracy on the newest is {:.1f} % on average, where SGD has {:.1f} and PCL {:.1f}"
-    assert told.format(*on_tiny) in page
+    sentence = (
+        "the last five tasks, its accuracy on the newest is {:.1f} % on average, where SGD has {:.1f} and PCL {:.1f}"
+    )
+    assert sentence.format(*on_tiny) in page
     assert f"on Seq-CIFAR-100 it is {newest('VRMCL', 1, tasks=3):.1f} % after the last three" in page
     assert f"in which all classes compete, and has {newest('VRMCL', 2, tasks=5, tuned=True):.1f} %" in page
 
@@ -825,12 +831,12 @@ def test_tinyimagenet_is_told_as_the_records_have_it():
         return [stats.ttest_rel(*zip(*each, strict=True)).pvalue for each in pairs(rival, plus)]
 
     published = stored("CLSER")
-    told = "by {} points of AAA and {} of Acc over CLS-ER (p < 0.0001 and p = {:.3f})"
-    assert told.format(*leads(published), chances(published)[1]) in page
+    sentence = "by {} points of AAA and {} of Acc over CLS-ER (p < 0.0001 and p = {:.3f})"
+    assert sentence.format(*leads(published), chances(published)[1]) in page
     assert chances(published)[0] < 0.0001
     wrong = {row: stored(row, table=paper_tables()["corrupt"]) for row in ("CLSER", PLUS)}
-    told = "behind PCL+ by {} and {} (over three seeds, p = {:.3f} and {:.2f})"
-    assert told.format(*leads(wrong["CLSER"], wrong[PLUS]), *chances(wrong["CLSER"], wrong[PLUS])) in page
+    sentence = "behind PCL+ by {} and {} (over three seeds, p = {:.3f} and {:.2f})"
+    assert sentence.format(*leads(wrong["CLSER"], wrong[PLUS]), *chances(wrong["CLSER"], wrong[PLUS])) in page
     tuned = {row: figures for row in table.rows if (figures := stored(row, tuned=True))["aaa"]}
     assert {*table.rows} == {*tuned}
     assert [row for row, figures in {**tuned, PLUS: plus}.items() if len(figures["aaa"]) != 3] == ["CLSER", PLUS]
@@ -861,9 +867,9 @@ def test_how_often_long_steps_meet_a_ball_is_as_the_page_on_theory_says(capsys):
     torch.manual_seed(0)
     with pytest.warns(RuntimeWarning, match="too often"):
         exec(textwrap.dedent(code), {})
-    told = [float(line.split()[0]) for line in capsys.readouterr().out.splitlines()]
+    shares = [float(line.split()[0]) for line in capsys.readouterr().out.splitlines()]
     long, short = map(float, re.findall(r"two radii (\S+) of them do, with steps of half a radius (\S+);", page)[0])
-    assert told == [pytest.approx(long, abs=0.011), pytest.approx(short, abs=0.011)]
+    assert shares == [pytest.approx(long, abs=0.011), pytest.approx(short, abs=0.011)]
     assert f"(0.4 / 0.53)⁸ = {(0.4 / 0.53) ** 8:.3f} would" in page  # (r/‖x‖)ᵈ⁻²
 
 
@@ -896,12 +902,14 @@ def test_how_much_is_done_is_as_the_results_say():
         done = {run.key: run for spec in selection.runs if (run := records.ended(spec))}.values()
         minutes = sum(sum(run.train_seconds) + sum(run.test_seconds) for run in done) / 60
         if tuned:
-            told = f"With tuned settings {plan.done} of {plan.runs:,} are done, in {minutes:.0f} minutes"
-            assert f"{told}, and the rest would take about {plan.seconds / 60:.0f}." in page
+            sentence = f"With tuned settings {plan.done} of {plan.runs:,} are done, in {minutes:.0f} minutes"
+            assert f"{sentence}, and the rest would take about {plan.seconds / 60:.0f}." in page
         else:
             assert f"Of the {plan.runs:,} runs of the paper's tables at published settings {plan.done} are done" in page
-            told = f"they took {minutes:.0f} minutes of one H200. The other {plan.runs - plan.done} would take about"
-            assert f"{told} {plan.seconds / 3600:.1f} hours more" in page
+            sentence = (
+                f"they took {minutes:.0f} minutes of one H200. The other {plan.runs - plan.done} would take about"
+            )
+            assert f"{sentence} {plan.seconds / 3600:.1f} hours more" in page
     files = (ROOT / "results" / "records").glob("*.jsonl")
     diverged = sum(bool(run.diverged) for path in files for run in Records(path).every())
     assert diverged == 6
@@ -932,24 +940,24 @@ def test_the_figures_of_pcl_plus_are_those_of_the_records():
     rows = runpy.run_path(str(ROOT / "benchmarks" / "plus.py"))["rows"]
     records = Records(ROOT / "results" / "records")
     page = (ROOT / "docs/pcl-plus.md").read_text()
-    found = {
+    runs_by_row = {
         row: [run for spec in specs if (run := records.find(spec))]
         for row, specs in rows("seq-cifar100", 1000, SEEDS).items()
     }
-    for row, runs in found.items():
+    for row, runs in runs_by_row.items():
         if not runs:
             assert f"| {row} |" not in page
             continue
         cells = []
         for metric in ("aaa", "acc"):
-            ours, whole = ([run.metrics[metric] for run in each] for each in (runs, found["pcl-plus"]))
-            gap, told = paired(ours, whole), Summary.of(ours)
+            ours, whole = ([run.metrics[metric] for run in each] for each in (runs, runs_by_row["pcl-plus"]))
+            gap, summary = paired(ours, whole), Summary.of(ours)
             apart = f"{gap.mean:+.1f} [{gap.low:+.1f}, {gap.high:+.1f}]".replace("-", "−")
-            cells += [f"{told.mean:.1f} ± {told.sd:.1f}", "" if row == "pcl-plus" else apart]
+            cells += [f"{summary.mean:.1f} ± {summary.sd:.1f}", "" if row == "pcl-plus" else apart]
         (line,) = re.findall(rf"^\| {re.escape(row)} \|.*", page, re.MULTILINE)
         forgetting = fmean(run.metrics["forgetting"] for run in runs)
         assert [cell.strip() for cell in line.split("|")[2:-1]] == [*cells, f"{forgetting:.1f}"]
-    seconds = [fmean(sum(run.train_seconds) for run in found[row]) for row in ("pcl-plus", "no bridges (ER)")]
+    seconds = [fmean(sum(run.train_seconds) for run in runs_by_row[row]) for row in ("pcl-plus", "no bridges (ER)")]
     assert "`pcl-plus` takes {:.1f} s to train, and without bridges {:.1f} s.".format(*seconds) in page
 
 
