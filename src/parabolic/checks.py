@@ -239,11 +239,16 @@ def check_name(
     Traceback (most recent call last):
         ...
     parabolic.checks.InputError: learner: got 'pcll', expected one of er, pcl; did you mean 'pcl'? see `parabolic list`
+    >>> check_name("optimizer", "sgd", ["SGD", "Adam"])
+    Traceback (most recent call last):
+        ...
+    parabolic.checks.InputError: optimizer: got 'sgd', expected one of Adam, SGD; did you mean 'SGD'?
     """
     names = sorted(known)
     if value in names:
         return
-    near = difflib.get_close_matches(str(value), names, n=FEW)
+    by_lowercase = {known_name.casefold(): known_name for known_name in names}
+    near = [by_lowercase[match] for match in difflib.get_close_matches(str(value).casefold(), by_lowercase, n=FEW)]
     hint = f"did you mean {near[0]!r}? {remedy}".strip() if near else remedy
     listed = names if len(names) <= MANY else sorted(near) or names[:FEW]
     expected = "one of " if listed is names else f"one of {len(names)} names such as "
