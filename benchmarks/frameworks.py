@@ -54,6 +54,8 @@ REPLAY = 24  # Avalanche's A-GEM divides it evenly among up to four past tasks
 SHARE = MEMORY // TASKS
 RECALL = {"memory": MEMORY, "replay": REPLAY}
 MARGIN, ALPHA, BETA, STRENGTH, TEMPERATURE = 0.5, 0.3, 0.5, 10.0, 2.0
+DER_OPTIONS = {**RECALL, "alpha": ALPHA}
+DERPP_OPTIONS = {**DER_OPTIONS, "beta": BETA}
 SIDES = {"perceptron": 8, "resnet": 32}  # pixels of an image
 COMPARED, COMPARED_SEEDS = {"sgd": "SGD", "er": "ER", "agem": "A-GEM", "derpp": "DER++"}, 3
 
@@ -185,17 +187,16 @@ def avalanche_pairs() -> dict[str, Pair]:
     def run(name: str, **settings: bool) -> Callable[[nn.Module, int, list[Task]], Run]:
         return lambda model, seed, tasks: learn_by_avalanche(strategies[name], model, seed, tasks, **settings)
 
-    der, derpp = {**RECALL, "alpha": ALPHA}, {**RECALL, "alpha": ALPHA, "beta": BETA}
     return {
         "SGD": Pair(SGD, {}, run("SGD")),
         "ER": Pair(ER, RECALL, run("ER", shuffle=True, online=True)),
         "ER by task": Pair(ERByTask, RECALL, run("ER", shuffle=True)),
         "A-GEM": Pair(AGEM, RECALL, run("A-GEM")),
         "GEM": Pair(GEM, {"memory": MEMORY, "replay": SHARE, "margin": MARGIN}, run("GEM")),
-        "DER": Pair(DER, der, run("DER")),
-        "DER by task": Pair(DERByTask, der, run("DER")),
-        "DER++": Pair(DERpp, derpp, run("DER++")),
-        "DER++ by task": Pair(DERppByTask, derpp, run("DER++")),
+        "DER": Pair(DER, DER_OPTIONS, run("DER")),
+        "DER by task": Pair(DERByTask, DER_OPTIONS, run("DER")),
+        "DER++": Pair(DERpp, DERPP_OPTIONS, run("DER++")),
+        "DER++ by task": Pair(DERppByTask, DERPP_OPTIONS, run("DER++")),
         "online EWC": Pair(EWC, {"strength": STRENGTH}, run("online EWC")),
         "SI": Pair(SI, {"strength": STRENGTH, "damping": 1.0, "clip": None}, run("SI")),
         "LwF": Pair(
@@ -252,7 +253,6 @@ def mammoth_pairs(path: Path) -> dict[str, Pair]:
     sys.modules["datasets"] = datasets
     sys.path.insert(0, str(path))
     logging.disable()  # it tells about each model that it makes
-    der, derpp = {**RECALL, "alpha": ALPHA}, {**RECALL, "alpha": ALPHA, "beta": BETA}
 
     def run(module: str, kind: str, **options: float) -> Callable[[nn.Module, int, list[Task]], Run]:
         model_class = getattr(importlib.import_module(f"models.{module}"), kind)
@@ -261,8 +261,8 @@ def mammoth_pairs(path: Path) -> dict[str, Pair]:
     return {
         "SGD": Pair(SGD, {}, run("sgd", "Sgd")),
         "ER": Pair(ER, RECALL, run("er", "Er")),
-        "DER": Pair(DER, der, run("der", "Der", alpha=ALPHA)),
-        "DER++": Pair(DERpp, derpp, run("derpp", "Derpp", alpha=ALPHA, beta=BETA)),
+        "DER": Pair(DER, DER_OPTIONS, run("der", "Der", alpha=ALPHA)),
+        "DER++": Pair(DERpp, DERPP_OPTIONS, run("derpp", "Derpp", alpha=ALPHA, beta=BETA)),
         "online EWC": Pair(
             EWC, {"strength": STRENGTH, "variant": "reference"}, run("ewc_on", "EwcOn", e_lambda=STRENGTH, gamma=1.0)
         ),
@@ -321,12 +321,12 @@ def make_tasks(seed: int, side: int, count: int | None) -> list[Task]:
         scale = side // x.shape[-1]
         return stream.prepare(x).repeat_interleave(scale, -1).repeat_interleave(scale, -2)
 
-    made = []
+    tasks = []
     for task in stream:
         batches = [(inputs(x), y) for x, y in task.batches(BATCH)][:count]
         tests = [(inputs(x), y) for x, y in task.test_batches()]
-        made.append(Task(batches, (torch.cat([x for x, _ in tests]), torch.cat([y for _, y in tests]))))
-    return made
+        tasks.append(Task(batches, (torch.cat([x for x, _ in tests]), torch.cat([y for _, y in tests]))))
+    return tasks
 
 
 def make_network(seed: int, side: int) -> nn.Module:
@@ -361,8 +361,8 @@ def accuracies(model: nn.Module, tasks: list[Task]) -> tuple[float, float]:
     model.eval()
     for x, y in (task.test for task in tasks):
         scores, classes = model(x), y.unique()
-        found = scores.argmax(1), classes[scores[:, classes].argmax(1)]
-        right.append([float((each == y).double().mean()) for each in found])
+        answers = scores.argmax(1), classes[scores[:, classes].argmax(1)]
+        right.append([float((labels == y).double().mean()) for labels in answers])
     overall, within = (100 * statistics.fmean(column) for column in zip(*right, strict=True))
     return overall, within
 
@@ -385,8 +385,8 @@ def measure(library: str, pairs: dict[str, Pair], part: str, only: Sequence[str]
         cells = [f"{1e3 * statistics.median(each.seconds for each in one) / steps:8.2f}" for one in (ours, other)]
         cells.append(f"{statistics.median(ratios):8.2f} {f'({min(ratios):.2f} to {max(ratios):.2f})':>13}")
         if part == "perceptron":
-            cells += [told([each.accuracy for each in one] for one in (ours, other))]
-            cells += [told([each.task_accuracy for each in one] for one in (ours, other))]
+            cells += [format_means([each.accuracy for each in one] for one in (ours, other))]
+            cells += [format_means([each.task_accuracy for each in one] for one in (ours, other))]
             if name == "SGD":
                 plain = [each.weights for each in other]
             same = sum(torch.equal(a.weights, b.weights) for a, b in both)
@@ -396,7 +396,7 @@ def measure(library: str, pairs: dict[str, Pair], part: str, only: Sequence[str]
         print(f"{name:16}", *cells, flush=True)
 
 
-def told(samples: Iterator[list[float]]) -> str:
+def format_means(samples: Iterator[list[float]]) -> str:
     """Return the means of two samples, and the difference of the first from the second."""
     one, other = samples
     gap = paired(one, other)
@@ -415,7 +415,7 @@ def compare_by_avalanche() -> None:
     torch.set_num_threads(1)
     strategies = avalanche_strategies()
     for name in COMPARED.values():
-        found = []
+        final = []
         for seed in range(COMPARED_SEEDS):
             benchmark = make_benchmark(make_tasks(seed, SIDES["perceptron"], None))
             model = make_network(seed, SIDES["perceptron"])
@@ -425,8 +425,8 @@ def compare_by_avalanche() -> None:
             for experience in benchmark.train_stream:
                 strategy.train(experience)
                 metrics = strategy.eval(benchmark.test_stream)
-            found.append(100 * next(value for key, value in metrics.items() if key.startswith("Top1_Acc_Stream")))
-        print(f"{name} {Summary.of(found).mean:.1f}")
+            final.append(100 * next(value for key, value in metrics.items() if key.startswith("Top1_Acc_Stream")))
+        print(f"{name} {Summary.of(final).mean:.1f}")
 
 
 def measure_comparison(times: int) -> None:

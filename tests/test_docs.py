@@ -791,7 +791,7 @@ def test_vrmcl_learns_the_newest_tasks_as_little_as_the_results_tell():
         """The accuracy on a task right after it, averaged over the last tasks and all seeds."""
         specs = paper_tables()["main"].settings[place].specs(row, tuned=tuned)
         runs = [run for spec in specs if (run := records.find(spec))]
-        return fmean(row[-1] for run in runs for row in run.accuracy[-tasks:])
+        return fmean(accuracies[-1] for run in runs for accuracies in run.accuracy[-tasks:])
 
     on_tiny = [newest(row, 2, tasks=5) for row in ("VRMCL", "SGD", "PCL")]
     sentence = (

@@ -20,6 +20,7 @@ __all__ = [
     "MEMORY", "Again", "Checkpoint", "Device", "FromPreset", "Json", "OnlyLearner", "OnlyStream", "PresetLearner",
     "PresetMemory", "PresetStream", "RunOptions", "Runs", "Seed", "Set", "Where", "check_once", "chosen_preset",
     "naming_preset", "plain_console", "read_settings", "read_where", "settings_of_each",
+    "table_console",
 ]  # fmt: skip
 
 LEARNER = "The learner: a name from `parabolic list`, or module:Class."
@@ -59,6 +60,11 @@ Checkpoint = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="The device: auto, cpu, cuda or cuda:N.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def table_console(*, stderr: bool = False) -> Console:
+    """A console for tables and sentences, which are fitted to its width; nothing in them is markup."""
+    return Console(stderr=stderr, markup=False, emoji=False)
 
 
 def plain_console(*, stderr: bool = False) -> Console:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from parabolic.checks import Description, InputError, check_name, invalid
 from parabolic.cli.common import (
@@ -22,6 +21,7 @@ from parabolic.cli.common import (
     naming_preset,
     read_settings,
     settings_of_each,
+    table_console,
 )
 from parabolic.cli.grids import GridOptions, close_grid, note_package, train_all
 from parabolic.cli.groups import with_groups
@@ -227,7 +227,7 @@ def _print_records(outcome: Outcome) -> None:
 
 def _print_summary(tables: Mapping[str, Mapping[str, Sequence[Record]]], outcome: Outcome, folder: Path) -> None:
     """Print the lines below the tables: how the runs were trained, how many there are, and what their results mean."""
-    console = Console(markup=False, emoji=False)
+    console = table_console()
     if description := _describe_rows(next(iter(tables.values()))):
         console.print(description)
     count = len(outcome.records) + len(outcome.diverged)

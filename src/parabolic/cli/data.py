@@ -15,7 +15,16 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from parabolic import streams
-from parabolic.cli.common import Json, Seed, Set, check_once, plain_console, read_settings, settings_of_each
+from parabolic.cli.common import (
+    Json,
+    Seed,
+    Set,
+    check_once,
+    plain_console,
+    read_settings,
+    settings_of_each,
+    table_console,
+)
 from parabolic.experiments import RunSpec
 from parabolic.files import disk_errors, file_name
 from parabolic.options import options_of
@@ -93,7 +102,7 @@ def list_data(as_json: Json = False) -> None:
         }
         print(json.dumps(payload, indent=1))
         return
-    console = Console(markup=False, emoji=False)
+    console = table_console()
     table = Table("data", "what it is", "images", "MB", "as published", title="Data", title_justify="left")
     for name in sorted({*prepared, *PUBLISHED}):
         about = PUBLISHED[name].about if name in PUBLISHED else ""

@@ -7,12 +7,11 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from parabolic.backbones import BACKBONES
-from parabolic.cli.common import Json
+from parabolic.cli.common import Json, table_console
 from parabolic.experiments import RunSpec
 from parabolic.experiments.spec import NAMED
 from parabolic.learners import Learner, find_learner, known_learners
@@ -37,7 +36,7 @@ def list_all(
         streams = {name: entry.about for name, entry in known_streams().items()}
         print(json.dumps({"learners": learners, "streams": streams, "backbones": sorted(BACKBONES)}, indent=1))
         return
-    console = Console(markup=False, emoji=False)
+    console = table_console()
     table = Table("learner", "reference", "needs", "options", title="Learners", title_justify="left", show_lines=True)
     for name, facts in learners.items():
         options = ", ".join(f"{key}={option['default']}" for key, option in facts["options"].items())
@@ -56,7 +55,7 @@ def _list_one(name: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps(_facts(learner_class), indent=1))
         return
-    console = Console(markup=False, emoji=False)
+    console = table_console()
     about = inspect.cleandoc(learner_class.__doc__ or "").partition("\n\n")[0]
     for line in filter(None, (f"{name}: {about}" if about else name, learner_class.reference)):
         console.print(Text(line))

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from parabolic.checks import check_name, invalid
-from parabolic.cli.common import Runs, plain_console
+from parabolic.cli.common import Runs, plain_console, table_console
 from parabolic.cli.grids import GridOptions, close_grid, note_package, train_all
 from parabolic.cli.groups import with_groups
 from parabolic.cli.tables import TableOptions, titles_of
@@ -206,7 +205,7 @@ def _print_plans(plans: dict[str, Plan], at_once: int, format: str) -> None:
         if name == "all":
             table.add_section()
         table.add_row(name, str(plan.runs), str(plan.done), str(plan.runs - plan.done), _format_time(plan, at_once))
-    Console(markup=False, emoji=False).print(table)
+    table_console().print(table)
 
 
 def _format_time(plan: Plan, at_once: int) -> str:

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from parabolic.cli.common import Again, Checkpoint, Device, Json, RunOptions, Runs, naming_preset
+from parabolic.cli.common import Again, Checkpoint, Device, Json, RunOptions, Runs, naming_preset, table_console
 from parabolic.cli.grids import note_outdated, note_package
 from parabolic.cli.groups import with_groups
 from parabolic.cli.tables import describe_training
@@ -81,7 +80,7 @@ def run_one(
 
 def _print_run(record: Record, title: str, folder: Path | None, reused: bool) -> None:
     """Print the results of a run, how it was trained, and where it is stored, if it is."""
-    console = Console(markup=False, emoji=False)
+    console = table_console()
     table, shown = accuracies(record.accuracy, console.width, title)
     console.print(table)
     if shown < len(record.accuracy):

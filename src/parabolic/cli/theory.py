@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from parabolic.checks import check_number
-from parabolic.cli.common import MEMORY, Device, Json, RunOptions
+from parabolic.cli.common import MEMORY, Device, Json, RunOptions, table_console
 from parabolic.cli.groups import with_groups
 from parabolic.cli.tables import check_output
 from parabolic.engine import BoundsMonitor, BoundsRow, Callback, ProfileRecorder, ProgressBar, State, train
@@ -59,7 +58,7 @@ def bounds(
     """Compare the loss on memory with the loss on the first and last task, after every task (the paper's appendix)."""
     chosen, spec = options.read()
     _check_folder(output)
-    console = Console(stderr=as_json, markup=False, emoji=False)
+    console = table_console(stderr=as_json)
     monitor = BoundsMonitor(
         eps=eps, samples=samples, seed=spec.seed, warn=lambda text: console.print(text, style="bold")
     )
@@ -115,7 +114,7 @@ def profile(
     if as_json:
         print(json.dumps(payload, indent=1))
         return
-    console = Console(markup=False, emoji=False)
+    console = table_console()
     console.print(_profile_table(rows, f"{chosen.name} on {spec.stream}: u(x, {time:g}) over the hull of the memory"))
     console.print(message, soft_wrap=True)
 

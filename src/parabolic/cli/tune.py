@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from parabolic.checks import InputError, first_line, invalid
@@ -28,6 +27,7 @@ from parabolic.cli.common import (
     naming_preset,
     read_settings,
     settings_of_each,
+    table_console,
 )
 from parabolic.cli.grids import note_package
 from parabolic.cli.tables import check_output
@@ -196,7 +196,7 @@ def _tune(search: Search, store: Store, *, trials: int, **options: Any) -> Tuned
 
 
 def _print_result(tuned: Tuned, path: Path, preset_name: Path | str, origin: str) -> None:
-    console, search = Console(markup=False, emoji=False), tuned.search
+    console, search = table_console(), tuned.search
     count = plural(len(tuned.trials), "trial")
     console.print(f"{search.spec.learner} on {search.spec.stream}: the best of {count}")
     console.print(_trial_table(tuned))
@@ -237,7 +237,7 @@ def list_presets(as_json: Json = False) -> None:
             made_for += f", memory {preset.memory}" if preset.memory is not None else ""
             about = ": ".join(filter(None, ["yours, in place of the package's" * is_replaced(path), preset.about]))
             table.add_row(preset.name, preset.learner, made_for, _format_settings(preset.settings), about)
-        Console(markup=False, emoji=False).print(table)
+        table_console().print(table)
     for problem in damaged:
         print(f"error: {problem}", file=sys.stderr)
     if damaged:
