@@ -140,9 +140,10 @@ def test_captured_steps_with_balance_are_the_eager_ones(name, options):
     assert_same_state(eager.learners[0], fleet.learners[0])
 
 
-@pytest.mark.parametrize("name", ["er", "ewc", "lwf", "derpp"])
-def test_captured_steps_with_a_head_for_each_task_are_the_eager_ones(name):
-    heads = Heads(tasks=[[0, 1, 2], [3, 4, 5]])
+@pytest.mark.parametrize("weights", [None, [1.0, 2.0, 1.0, 3.0, 1.0, 1.0]])
+@pytest.mark.parametrize("name", ["er", "ewc", "lwf", "derpp", "clser"])
+def test_captured_steps_with_a_head_for_each_task_are_the_eager_ones(name, weights):
+    heads = Heads(tasks=[[0, 1, 2], [3, 4, 5]], weights=weights)
     with numerics("bf16"):
         eager, _ = train_learners([make_learner(name, 0, "residual", "bf16", criterion=heads)], captured=False)
         fleet, _ = train_learners([make_learner(name, 0, "residual", "bf16", criterion=heads)], captured=True)

@@ -271,8 +271,12 @@ class Heads(CrossEntropy):
         return scores.masked_fill(other_task, torch.finfo(scores.dtype).min / 2)
 
     def unweighted(self) -> Criterion:
-        """The same heads, without weights."""
-        return self if self.weights is None else replace(self, weights=None).to(self._head.device)
+        """The same heads, without weights; called in a step, which must not wait for a transfer of the heads."""
+        if self.weights is None:
+            return self
+        copy = replace(self, weights=None)
+        copy._head = self._head
+        return copy
 
     def to(self, device: torch.device) -> Self:
         """The same criterion, with its weights and heads on the device."""

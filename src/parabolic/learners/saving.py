@@ -151,12 +151,16 @@ def restore(learner: Learner, saved: Mapping[str, Any]) -> None:
 
 
 def _check_device(device: torch.device | str) -> None:
+    expected = "a device of this machine, such as cpu"
     try:
-        torch.empty(0, device=device)
+        place = torch.device(device)
+        if place.type == "cuda" and (place.index or 0) >= (count := torch.cuda.device_count()):
+            raise invalid("device", str(device), expected, f"there are {count} CUDA devices here, counted from 0")
+        torch.empty(0, device=place)
     except DEVICE_ERRORS:
         raise
     except (RuntimeError, AssertionError) as error:  # which one depends on how torch was built
-        raise invalid("device", str(device), "a device of this machine, such as cpu", first_line(error)) from error
+        raise invalid("device", str(device), expected, first_line(error)) from error
 
 
 def _take_over(learner: Learner, state: Mapping[str, Any], outputs: int) -> None:

@@ -57,8 +57,8 @@ class Scale:
         if self.count and x.shape[1:] != self.mean.shape:
             raise invalid(name, x, f"examples of shape {list(self.mean.shape)}, as before")
         check_finite(name, x)
-        for attribute in TENSORS:
-            setattr(self, attribute, getattr(self, attribute).to(x.device))
+        with self._lock:  # all are on one device, for a thread that computes with them meanwhile
+            vars(self).update({attribute: getattr(self, attribute).to(x.device) for attribute in TENSORS})
         x, count = x.double(), self.count + len(x)
         mean = x.mean(0)
         gap = mean - self.mean
