@@ -692,6 +692,10 @@ def test_leads_that_the_results_tell_of_are_those_of_the_records():
         ),
         ("On-EWC", "SGD", False, "corrupt 2", "aaa acc", "no better than SGD: {0} and {1} points behind it (p ≤ 0.02)"),
         ("SI", "SGD", False, "corrupt 2", "aaa acc", "SI is level with SGD too (p ≥ 0.44)"),
+        ("PCL", "ER", False, "corrupt 2", "aaa", "ahead of ER by {0} points of AAA (paired over seeds, p = 0.07)"),
+        ("PCL", "ER", False, "corrupt 2", "acc", "and {0} of Acc (p = 0.03), level with ER-OBC"),
+        ("PCL", "ER-OBC", False, "corrupt 2", "aaa acc", "level with ER-OBC (p ≥ 0.18)"),
+        ("PCL", "CLSER", False, "corrupt 2", "aaa acc", "behind CLS-ER by {0} and {1} points (p ≤ 0.002)"),
         ("PCL", "ER", False, "corrupt_buffers 0 1", "aaa acc", "by {low} to {high} points; three of the four"),
         ("PCL", "ER", False, "corrupt_buffers 1", "aaa acc", "are significant (paired over seeds, p ≤ 0.02"),
         ("PCL", "VRMCL", False, "corrupt_buffers 0", "aaa", "where it is {0} ahead (p = 0.04)"),
@@ -699,6 +703,13 @@ def test_leads_that_the_results_tell_of_are_those_of_the_records():
             "PCL", "CLSER", False, "corrupt_buffers 0 1", "aaa acc",
             "and behind CLS-ER by {low} to {high} points (p ≤ 0.045)",
         ),
+        (
+            "Eu endpoints", "PCL", False, "ablation 2", "aaa acc",
+            "*Eu endpoints* by {0} points of AAA and {1} of Acc (paired over seeds, p ≤ 0.001)",
+        ),
+        ("Max Loss", "PCL", False, "ablation 2", "aaa acc", "*Max Loss* by {0} and {1} (p ≤ 0.005)"),
+        ("One BB", "PCL", False, "ablation 2", "aaa acc", "and tempering are level with PCL (p ≥ 0.14)"),
+        ("BB Tempering", "PCL", False, "ablation 2", "aaa acc", "and tempering are level with PCL (p ≥ 0.14)"),
         (
             "Min Loss", "PCL", False, "ablation_buffers 0 1", "aaa acc",
             "by {low} to {high} points, but in none of them significantly (p ≥ 0.068)",
@@ -909,7 +920,7 @@ def test_how_much_is_done_is_as_the_results_say():
             sentence = (
                 f"they took {minutes:.0f} minutes of one H200. The other {plan.runs - plan.done} would take about"
             )
-            assert f"{sentence} {plan.seconds / 3600:.1f} hours more" in page
+            assert f"{sentence} {plan.seconds / 60:.0f} more" in page
     files = (ROOT / "results" / "records").glob("*.jsonl")
     diverged = sum(bool(run.diverged) for path in files for run in Records(path).every())
     assert diverged == 6
