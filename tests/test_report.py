@@ -672,6 +672,16 @@ def test_curves_for_a_paper(parabolic):
     assert parabolic("plot", "--style", "papper")[2].endswith("did you mean 'paper'?\n")
 
 
+def test_a_file_shows_every_method(store, tmp_path):
+    rates = [0.01 * number for number in range(1, 16)]
+    for lr in rates:
+        store.save(record(RunSpec("er", options={"lr": lr})))
+    [scene] = find_scenes(store).scenes
+    assert "and 3 more with lower accuracy" in plot_text(scene).plain
+    svg = draw_curves(scene, tmp_path / "all.svg", "paper").read_text()
+    assert len(set(re.findall(r"lr=[\d.]+ \(n=1\)", svg))) == len(rates)
+
+
 @pytest.mark.parametrize("style", ["paper", "screen"])
 @pytest.mark.parametrize("methods", [1, 3, 12])
 @pytest.mark.parametrize("words", [0, 3, 12])

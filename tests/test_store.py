@@ -380,6 +380,9 @@ def test_the_list_of_runs_reports_what_failed_and_what_is_damaged(parabolic, sto
     _, out, _ = parabolic("runs", "--failed")
     assert "er on seq-digits, seed 3 lr=0.5" in out
     assert "the loss became nan: lower lr" in out
+    for learner, count in (("er", 1), ("sgd", 0)):  # only of the runs that were asked for
+        assert ("1 more failed" in parabolic("runs", "--learner", learner)[1]) == bool(count)
+        assert json.loads(parabolic("runs", "--learner", learner, "--json")[1])["failed"] == count
 
 
 def test_runs_are_handed_to_other_programs(parabolic, stored_specs, store, tmp_path):

@@ -97,6 +97,8 @@ def paper(
         raise invalid("--like", like, "none without --dry-run", "add --dry-run")
     if dry_run and tables.output is not None:
         raise invalid("--output", str(tables.output), "none with --dry-run, which prints a plan", "leave one out")
+    if dry_run:
+        check_name("--format", tables.format, ("terminal", "json"))  # of a plan
     check_crew(grid.engine, grid.workers, grid.address)
     if dry_run:
         similar, at_once = _similar_runs(store, like, grid)

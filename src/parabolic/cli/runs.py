@@ -66,13 +66,16 @@ def list_runs(
     ended, failures, damaged = store.read()
     resumable = stopped_runs(store, {run.key for run in failures})
     kind = flags[0] if flags else ""
-    kinds: dict[str, Sequence[Record | FailedRun | StoppedRun]] = {
-        "": ended,
-        "diverged": [run for run in ended if run.diverged],
-        "failed": failures,
-        "stopped": resumable,
+    every: list[Record | FailedRun | StoppedRun] = [*ended, *failures, *resumable]
+    selected = select(map(row_of, every), filters)
+    finished = [row for row in selected if "diverged" in row]
+    by_kind = {
+        "": finished,
+        "diverged": [row for row in finished if row["diverged"]],
+        "failed": [row for row in selected if "failed" in row],
+        "stopped": [row for row in selected if "reached" in row],
     }
-    rows = select(map(row_of, kinds[kind]), filters)
+    rows = by_kind[kind]
     rows.sort(key=lambda row: (row["stream"], row["learner"], row.get("memory", 0), settings_of(row), row["seed"]))
     # Before anything is printed, as it may be refused.
     record_counts = {} if records is None else _merge_into_records(ended, rows, records, kind)
@@ -82,7 +85,7 @@ def list_runs(
     unreadable = {str(path): reason for path, reason in damaged.items()}
     if as_json:
         extra = {"records": record_counts} if records is not None else {}
-        counts = {name: len(kind_runs) for name, kind_runs in kinds.items() if name}
+        counts = {name: len(kind_rows) for name, kind_rows in by_kind.items() if name}
         print(json.dumps({"runs": rows, **counts, "unreadable": unreadable, **extra}, indent=1))
         return
     console = plain_console(stderr=piped)
@@ -98,18 +101,18 @@ def list_runs(
         console.print(f"Records: {records} ({_describe_record_counts(record_counts)})")
     if not kind and (count := sum(bool(row["diverged"]) for row in rows)):
         console.print(f"{count} of them diverged: parabolic runs --diverged")
-    if failures and not failed:
-        console.print(f"{len(failures)} more failed at their last attempt: parabolic runs --failed")
-    if resumable and not stopped:
-        console.print(describe_stopped(resumable))
+    if not failed and (count := len(by_kind["failed"])):
+        console.print(f"{count} more failed at their last attempt: parabolic runs --failed")
+    if not stopped and by_kind["stopped"]:
+        console.print(describe_stopped(by_kind["stopped"]))
     for name, reason in unreadable.items():
         console.print(f"Cannot be read: {name} ({reason})")
 
 
-def describe_stopped(runs: Sequence[StoppedRun]) -> str:
+def describe_stopped(rows: Sequence[Row]) -> str:
     """One line about stopped runs: which one, or how to list them."""
-    hint = stop_of(row_of(runs[0])) if len(runs) == 1 else "parabolic runs --stopped"
-    return f"{plural(len(runs), 'stopped run')}, which the same command resumes: {hint}"
+    hint = stop_of(rows[0]) if len(rows) == 1 else "parabolic runs --stopped"
+    return f"{plural(len(rows), 'stopped run')}, which the same command resumes: {hint}"
 
 
 def _export(rows: list[Row], csv: Path | None, parquet: Path | None) -> list[Path]:

@@ -18,6 +18,7 @@ from parabolic.engine import Tail
 from parabolic.experiments import Store
 from parabolic.experiments.resume import stopped_runs
 from parabolic.report.live import View
+from parabolic.report.runs import row_of
 
 __all__ = ["watch"]
 
@@ -82,7 +83,7 @@ def _latest_file(store: Store, run: str | None) -> Path:
     """Return the monitor's file with the latest entry."""
     files = [file for key in store.begun() if (file := store.monitor(key)).exists()]
     if not files:
-        stopped = stopped_runs(store)
+        stopped = [row_of(run) for run in stopped_runs(store)]
         hint = f"{describe_stopped(stopped)}; " if stopped else ""
         raise invalid("RUN", run, "a key or a file", f"{hint}no run in {store.root} has a monitor: {MONITOR_HINT}")
     return max(files, key=lambda file: file.stat().st_mtime)

@@ -35,7 +35,7 @@ COLUMN = (3.25, 2.4)
 
 
 def plot_text(scene: Scene, width: int = 80, height: int = 16) -> Text:
-    """Plot the anytime accuracy of each method of a scene as text; the legend's signs identify them without colour.
+    """Plot the anytime accuracy of a scene's best methods as text; the legend's signs identify them without colour.
 
     Args:
         scene: what to plot.
@@ -69,7 +69,7 @@ def plot_text(scene: Scene, width: int = 80, height: int = 16) -> Text:
 
 
 def draw_curves(scene: Scene, path: str | Path, style: str = "screen") -> Path:
-    """Draw the same as PNG, SVG or PDF, by the file's suffix, with a band of one standard deviation over the seeds.
+    """Draw all methods of a scene as PNG, SVG or PDF, by the file's suffix, each with a band of one standard deviation.
 
     `style="paper"` makes it as wide as a column of a LaTeX page, with a small serif font and no title.
     """
@@ -85,7 +85,7 @@ def draw_curves(scene: Scene, path: str | Path, style: str = "screen") -> Path:
         disk_errors("output", path, "name another file"),
         figure(path, 1, 1, *size) as (canvas, ((axis,),)),
     ):
-        for index, method in enumerate(scene.done[: len(SIGNS)]):
+        for index, method in enumerate(scene.done):
             tasks = max(tasks, _draw_curve(axis, index, method))
         axis.set(xlabel="after task", ylabel="mean accuracy so far (%)", ylim=(0, 102))
         axis.set_xticks(range(1, tasks + 1, math.ceil(tasks / 10)))

@@ -33,29 +33,30 @@ class Estimates:
 
     These are runs that differ only in the seed, if there are any; otherwise runs with the same learner, stream and
     network, in proportion to the number of epochs; otherwise runs of the learner on other streams, in proportion to
-    what other learners take on the two.
+    what other learners take on the two. Of runs that differ only in the seed the fastest counts: the others may have
+    shared the device with more work.
     """
 
     def __init__(self, records: Iterable[Record]) -> None:
-        self.run_seconds: defaultdict[str, list[float]] = defaultdict(list)
-        self.epoch_seconds: defaultdict[tuple[str, str, str], list[float]] = defaultdict(list)
+        self.run_seconds: dict[str, float] = {}
+        self.epoch_seconds: defaultdict[tuple[str, str, str], dict[str, float]] = defaultdict(dict)
         for record in records:
-            seconds = sum(record.train_seconds) + sum(record.test_seconds)
-            self.run_seconds[_key_without_seed(record.spec)].append(seconds)
-            self.epoch_seconds[_kind(record.spec)].append(seconds / record.spec["epochs"])
+            seconds, settings = sum(record.train_seconds) + sum(record.test_seconds), _key_without_seed(record.spec)
+            self.run_seconds[settings] = fastest = min(seconds, self.run_seconds.get(settings, math.inf))
+            self.epoch_seconds[_kind(record.spec)][settings] = fastest / record.spec["epochs"]
 
     def seconds(self, spec: RunSpec) -> float | None:
         """The estimated seconds of a run, or None if nothing similar has been done."""
         resolved = spec.resolved()
-        if run_seconds := self.run_seconds.get(_key_without_seed(resolved)):
-            return fmean(run_seconds)
+        if (run_seconds := self.run_seconds.get(_key_without_seed(resolved))) is not None:
+            return run_seconds
         if epoch_seconds := self.epoch_seconds.get(_kind(resolved)):
-            return fmean(epoch_seconds) * spec.epochs
+            return fmean(epoch_seconds.values()) * spec.epochs
         estimate = self._from_other_streams(*_kind(resolved))
         return None if estimate is None else estimate * spec.epochs
 
     def _from_other_streams(self, learner: str, stream: str, backbone: str) -> float | None:
-        mean = {kind: fmean(seconds) for kind, seconds in self.epoch_seconds.items() if kind[2] == backbone}
+        mean = {kind: fmean(seconds.values()) for kind, seconds in self.epoch_seconds.items() if kind[2] == backbone}
         scaled = []
         for other in {kind[1] for kind in mean if kind[0] == learner}:
             pairs = [((name, stream, backbone), (name, other, backbone)) for name, *_ in mean]
