@@ -359,6 +359,15 @@ def test_the_split_of_the_logarithm_in_the_paper_fails_for_large_losses():
     assert bounds.holds
 
 
+def test_the_error_of_a_bound_is_not_lost_in_the_rounding_of_large_logarithms():
+    interval, x = Hull(torch.tensor([[-9.0], [9.0]], dtype=torch.float64)), torch.zeros(1, 1, dtype=torch.float64)
+    bounds = drift_bound(
+        lambda x: 1e-300 * (1 + 1e-6 * x[:, 0]), x, 0.01, interval, 0.5, torch.zeros_like, generator=seeded()
+    )
+    spread = 1e-6 * math.sqrt(0.01)  # of log ℓ at the end of a path
+    assert float(bounds.error) == pytest.approx(spread / math.sqrt(1000), rel=0.1)
+
+
 def test_a_bound_that_cannot_be_computed_does_not_hold():
     interval, x = Hull(torch.tensor([[-2.0], [2.0]])), torch.tensor([[0.5]])
     bounds = drift_bound(lambda x: (1 - x[:, 0]).sqrt(), x, 1.0, interval, 0.5, torch.neg, paths=50, generator=seeded())

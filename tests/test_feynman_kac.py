@@ -586,6 +586,16 @@ def test_the_error_is_that_of_the_mean():
     assert abs(float(u.mean.std() / u.error.mean()) - 1) < 0.1
 
 
+@pytest.mark.parametrize("chunk", [None, 700])
+def test_the_error_is_not_lost_in_the_rounding_of_large_losses(chunk):
+    """A constant added to the loss where a path ends adds to u, and leaves the error as it is."""
+    x, options = column(0.2, 0.5, 1.0), {"source": 0.0, "paths": 2000, "steps": 10, "chunk": chunk}
+    small = solve(wavy, x, 0.1, INTERVAL, 0.5, generator=seeded(), **options)
+    large = solve(lambda x: 1e9 + wavy(x), x, 0.1, INTERVAL, 0.5, generator=seeded(), **options)
+    assert torch.allclose(large.error, small.error, atol=1e-6)
+    assert small.error[2] < 1e-12  # on the edge
+
+
 def test_the_same_generator_gives_the_same_estimate_and_points_may_have_any_shape():
     points = torch.randn(9, 1, 2, generator=seeded())
     domain = MemoryDomain(points, eps=0.01)

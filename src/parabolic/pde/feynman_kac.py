@@ -105,16 +105,20 @@ def solve(
     """
     _check_start(x, t, sigma, paths)
     check_number("source", source)
-    total = torch.zeros(5, len(x), dtype=torch.float64, device=x.device)
+    payoffs, weights, stopped = Mean(x), Mean(x), Mean(x)
     for rows, batch in walk(
         loss, x, t, domain, sigma, drift, by=by, paths=paths, steps=steps, chunk=chunk, generator=generator
     ):
         weight = batch.log_weight.double().exp()
-        payoff = weight * (batch.end.double() + source * batch.integral.double())
-        sums = (payoff, payoff.square(), weight, weight.square(), batch.stopped.double())
-        total[:, rows] += torch.stack([part.sum(1) for part in sums])
-    _warn_of_long_steps(domain, x, sigma, t, steps, total[4])
-    return _summary(total / paths, paths, x.dtype, warn=drift is not None and by == "reweight")
+        payoffs.add(rows, weight * (batch.end.double() + source * batch.integral.double()))
+        weights.add(rows, weight)
+        stopped.add(rows, batch.stopped)
+    _warn_of_long_steps(domain, x, sigma, t, steps, stopped.sum)
+    effective = weights.sum.square() / weights.sum_of_squares.clamp_min(torch.finfo(torch.float64).tiny)
+    if drift is not None and by == "reweight":
+        _warn_of_collapse(effective, paths)
+    parts = (payoffs.value, payoffs.error, stopped.value, weights.value, effective)
+    return Estimate(*(part.to(x.dtype) for part in parts))
 
 
 @torch.no_grad()
@@ -163,7 +167,7 @@ def solve_by_bridges(
         raise invalid("ends", ends, f"at least one point of the shape and type of x, {list(x.shape[1:])}, {x.dtype}")
     check_finite("ends", ends)
     check_generator(generator)
-    total = torch.zeros(5, len(x), dtype=torch.float64, device=x.device)
+    payoffs, ones = Mean(x), torch.ones(len(x), dtype=x.dtype, device=x.device)
     losses_at(loss, x)
     for rows, count in _chunks(x, paths, chunk, times):
         start = x[rows].repeat_interleave(count, 0)
@@ -173,10 +177,8 @@ def solve_by_bridges(
         else:
             path = start[:, None, None].expand(-1, 1, times, *x.shape[1:])
         value = loss(path.flatten(0, 2)).reshape(-1, count, times).double()
-        payoff = value[..., -1] + source * torch.trapezoid(value, dx=t / (times - 1))
-        ones = torch.ones_like(payoff)
-        total[:, rows] += torch.stack([part.sum(1) for part in (payoff, payoff.square(), ones, ones, ones)])
-    return _summary(total / paths, paths, x.dtype, warn=False)
+        payoffs.add(rows, value[..., -1] + source * torch.trapezoid(value, dx=t / (times - 1)))
+    return Estimate(payoffs.value.to(x.dtype), payoffs.error.to(x.dtype), ones, ones, paths * ones)
 
 
 def gradient_of(potential: Callable[[Tensor], Tensor]) -> Drift:
@@ -199,6 +201,43 @@ def gradient_of(potential: Callable[[Tensor], Tensor]) -> Drift:
             return torch.autograd.grad(value.sum(), points)[0]
 
     return drift
+
+
+class Mean:
+    """The means of numbers at points x, given in batches `[points, paths]`, and the standard errors of these means.
+
+    Squares are of deviations from the mean, merged by Chan's rule: the mean of squares minus the square of the mean
+    would be lost in rounding where numbers are large against their spread.
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        zero = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        self.count, self.sum, self.squares = zero, zero.clone(), zero.clone()
+
+    def add(self, rows: slice, values: Tensor) -> None:
+        """Take in as many more values of each of these points."""
+        values, before, size = values.double(), self.count[rows], values.shape[1]
+        mean = values.mean(1)
+        gap = mean - self.sum[rows] / before.clamp_min(1)
+        self.squares[rows] += (values - mean[:, None]).square().sum(1)
+        self.squares[rows] += gap.square() * (before * size / (before + size))
+        self.sum[rows] += values.sum(1)
+        self.count[rows] += size
+
+    @property
+    def value(self) -> Tensor:
+        """The means."""
+        return self.sum / self.count
+
+    @property
+    def error(self) -> Tensor:
+        """Their standard errors."""
+        return (self.squares / self.count / (self.count - 1)).sqrt()
+
+    @property
+    def sum_of_squares(self) -> Tensor:
+        """The sums of the squares of the numbers themselves."""
+        return self.squares + self.sum.square() / self.count
 
 
 @dataclass
@@ -391,17 +430,13 @@ def _chunks(x: Tensor, paths: int, chunk: int | None, times: int = 1) -> Iterato
             yield slice(begin, min(begin + rows, len(x))), min(size, paths - done)
 
 
-def _summary(mean: Tensor, paths: int, dtype: torch.dtype, warn: bool) -> Estimate:
-    """The estimate from the means of payoff, its square, weight, its square and whether stopped."""
-    u, square, weight, weight_square, stopped = mean
-    error = ((square - u * u).clamp_min(0) / max(1, paths - 1)).sqrt()
-    effective = paths * weight.square() / weight_square.clamp_min(torch.finfo(torch.float64).tiny)
-    if warn and len(u) and bool((effective < 0.1 * paths).any()):
+def _warn_of_collapse(effective: Tensor, paths: int) -> None:
+    """Warn if a few paths have nearly all of the weight, given the effective sample size at each point."""
+    if bool((effective < 0.1 * paths).any()):
         _warn(
             f"reweighting collapsed: at one point {paths} paths are worth only {float(effective.min()):.0f} of equal "
             'weight; use by="simulate", a smaller t or a weaker drift'
         )
-    return Estimate(*(part.to(dtype) for part in (u, error, stopped, weight, effective)))
 
 
 def _warn_of_long_steps(domain: Domain, x: Tensor, sigma: float, t: float, steps: int, stopped: Tensor) -> None:
