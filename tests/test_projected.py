@@ -544,6 +544,15 @@ def test_shares_need_tasks():
         EqualShares(10).offer({"x": torch.arange(3)})
 
 
+@pytest.mark.parametrize("task", [torch.zeros(3, 2).long(), torch.zeros(3), torch.zeros(3).bool(), torch.zeros(3) * 1j])
+def test_tasks_that_are_no_numbers_of_examples_are_refused_and_leave_no_trace(task):
+    memory = EqualShares(10)
+    with pytest.raises(InputError, match=r"^task: got a tensor of shape .*, expected a whole number for each example"):
+        memory.offer({"x": torch.arange(3), "task": task})
+    memory.offer({"x": torch.arange(3), "task": torch.zeros(3, dtype=torch.long)})
+    assert len(memory) == 3
+
+
 # -- both --------------------------------------------------------------------------------------------------------------
 
 

@@ -117,7 +117,7 @@ def on_simplex(path: Tensor) -> Tensor:
     """Fold points onto the probability simplex: absolute values, scaled to sum to one over the last dimension.
 
     Noise moves a bridge between two one-hot labels off the simplex; this brings it back, and leaves the labels at its
-    ends unchanged.
+    ends unchanged. A point of zeros, which noise reaches with probability zero, remains as it is.
 
     >>> on_simplex(torch.tensor([[0.75, -0.25], [1.0, 0.0]]))
     tensor([[0.7500, 0.2500],
