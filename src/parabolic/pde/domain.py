@@ -105,7 +105,8 @@ class Hull:
 
     Points that do not span their space have a `flat` hull, without an inside; a margin gives it one. In more than three
     dimensions the depth of a point in a hull that is not flat is unknown: `hit` returns infinity for every point of the
-    hull, but not of its margin. Such a hull is `blind`.
+    hull, but not of its margin. Such a hull is `blind`, and its `width`, otherwise the least distance from a side to
+    the farthest point, is taken to be infinite.
 
     Args:
         points: `[n, *shape]`, float32 or float64.
@@ -136,6 +137,7 @@ class Hull:
         self._reach = self.margin + accuracy + eps * (10 * self.margin + 4 * float(flat.norm(dim=1).max()))
         self.flat = isinstance(self._body, _Cloud) and self._body.flat
         self.blind = isinstance(self._body, _Cloud) and not self._body.flat
+        self.width = self._body.width + 2 * self.margin
 
     def inside(self, x: Tensor) -> Tensor:
         """Whether x is in the grown hull, including its edge."""
@@ -275,6 +277,7 @@ class _Facets:
 
     def __init__(self, normal: Tensor, offset: Tensor, simplices: Tensor, points: Tensor, centre: Tensor) -> None:
         self.normal, self.offset, self.centre = normal, offset[:, None], centre
+        self.width = -float(torch.addmm(self.offset, normal, points.T).amin(1).max())
         # A face: its first corner, the sides from there to the others, and the map from x to their weights.
         self.faces = []
         for size in range(1, simplices.shape[1] + 1):
@@ -370,6 +373,7 @@ class _Cloud:
         self.corners, self.accuracy = self.u * self.s, accuracy
         # In few dimensions, points that Qhull has refused lie on one plane too, up to rounding.
         self.flat = span < points.shape[1] or points.shape[1] <= EXACT
+        self.width = 0.0 if self.flat else torch.inf
 
     def within(self, x: Tensor, reach: float) -> Tensor:
         """Whether the hull is at most `reach` away."""

@@ -72,9 +72,10 @@ def solve(
     (it is of order ½ if paths are checked only after each step). At a single flat edge and without drift, paths end
     exactly when and where they should; what remains, if the loss varies along them, is the error of the trapezoidal
     rule for its integral, of order 3/2 near the edge and 2 far from it. This requires steps short enough for the
-    domain; in more than three dimensions a `RuntimeWarning` says when they are far too long:
+    domain; a `RuntimeWarning` says when they are far too long for a hull or, in more than three dimensions, for balls:
 
-    - √(2σΔ) less than a fifth of the domain's width;
+    - √(2σΔ) less than a fifth of the domain's width: within a step only the nearest edge is considered. In an interval,
+      chances to stay inside are then off by 3 % or less, at half of the width by 10 to 20 %;
     - in d = 3 or more dimensions √(2σΔd), the length of a step, at most half of the radius of the balls, or of the
       margin of a flat hull: in ten dimensions, steps as long as two radii meet balls up to four times too often;
     - in more than three dimensions 2√(2σΔ) at most the margin of a hull that is not flat. The depth of a path in such a
@@ -442,26 +443,34 @@ def _warn_of_collapse(effective: Tensor, paths: int) -> None:
 def _warn_of_long_steps(domain: Domain, x: Tensor, sigma: float, t: float, steps: int, stopped: Tensor) -> None:
     """Warn if paths met an edge for which their steps are far too long by the rules in `solve`."""
     d, variance = x.shape[1:].numel(), 2 * sigma * t / steps
-    if d <= EXACT or not bool((stopped[domain.hit(x) > 0] > 0).any()):
+    if not bool((stopped[domain.hit(x) > 0] > 0).any()):
         return
     parts = _simple_parts(domain)
     hulls = [part for part in parts if isinstance(part, Hull)]
     curved = [part.radius for part in parts if isinstance(part, Balls)] + [hull.margin for hull in hulls if hull.flat]
     radius, margin = min(curved, default=inf), min([hull.margin for hull in hulls if hull.blind], default=inf)
+    width = min([hull.width for hull in hulls], default=inf)
     reasons, needed = [], 0.0
-    if variance * d > radius**2:
+    if variance > (0.4 * width) ** 2:
+        reasons.append(f"steps of {sqrt(variance):.2g} in each direction cross a hull of width {width:.2g} at once")
+        needed = 25 * variance * steps / width**2
+    if d > EXACT and variance * d > radius**2:
         length = sqrt(variance * d)
         reasons.append(
             f"steps of length {length:.2g} meet balls, or the margin of a flat hull, of {radius:.2g} too often"
         )
-        needed = 4 * d * variance * steps / radius**2
+        needed = max(needed, 4 * d * variance * steps / radius**2)
     if variance > (margin / 1.5) ** 2:
         reasons.append(
             f"in a hull of {d} dimensions with a margin of {margin:.2g}, crossings are missed: paths stop late"
         )
         needed = max(needed, 4 * variance * steps / margin**2) if margin else inf
     if reasons:
-        remedy = f"steps={ceil(needed)} or more" if needed < inf else "a margin, or compare two numbers of steps"
+        remedy = (
+            f"steps={ceil(needed)} or more, or a smaller t or sigma"
+            if needed < inf
+            else "a margin, or compare two numbers of steps"
+        )
         _warn(f"steps={steps} is too few: {'; '.join(reasons)}. Use {remedy}")
 
 
