@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import combinations
 from math import sqrt
 from typing import Protocol, runtime_checkable
@@ -11,6 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from parabolic.checks import check_finite, check_generator, check_number, invalid, type_name
+from parabolic.gpus import tf32
 
 __all__ = ["Balls", "Domain", "Hull", "Intersection", "MemoryDomain"]
 
@@ -93,7 +95,8 @@ class Balls:
 
     def _table(self, y: Tensor) -> Tensor:
         """‖y − p‖² − ‖y‖² for every point p (rows) and y (columns): in this layout the reduction is fastest."""
-        return torch.addmm(self._squares, self._centred, y.T, alpha=-2)
+        with _exact_products(y):
+            return torch.addmm(self._squares, self._centred, y.T, alpha=-2)
 
 
 class Hull:
@@ -316,7 +319,7 @@ class _Facets:
     def depth(self, x: Tensor) -> Tensor:
         """The distance to the surface, negative outside."""
         y = x - self.centre
-        depth = -torch.addmm(self.offset, self.normal, y.T).amax(0)
+        depth = -self._over(y).amax(0)
         # Beyond a corner the planes are nearer than the hull.
         beyond = (depth < 0).nonzero().squeeze(1)
         depth[beyond] = -(y[beyond] - self._project(y[beyond])).norm(dim=1)
@@ -325,7 +328,7 @@ class _Facets:
     def surface(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest point of the surface, and the unit normal there that points outwards."""
         y = x - self.centre
-        over, facet = torch.addmm(self.offset, self.normal, y.T).max(0)
+        over, facet = self._over(y).max(0)
         outward = self.normal[facet]
         base = y - over[:, None] * outward
         beyond = (over > 0).nonzero().squeeze(1)
@@ -336,10 +339,16 @@ class _Facets:
         outward[beyond] = torch.where(clear, _unit(away), outward[beyond])
         return base + self.centre, outward
 
+    def _over(self, y: Tensor) -> Tensor:
+        """How far each point (columns) is beyond the plane of each facet (rows)."""
+        with _exact_products(y):
+            return torch.addmm(self.offset, self.normal, y.T)
+
     def _project(self, y: Tensor) -> Tensor:
         """The nearest point of the hull to points outside: the projection onto one of its faces."""
         width = sum(first.numel() for first, _, _ in self.faces)
-        return torch.cat([self._project_chunk(part) for part in torch.split(y, _rows(width, y))])
+        with _exact_products(y):
+            return torch.cat([self._project_chunk(part) for part in torch.split(y, _rows(width, y))])
 
     def _project_chunk(self, y: Tensor) -> Tensor:
         nearest, best = torch.empty_like(y), y.new_full((len(y), 1), torch.inf)
@@ -456,6 +465,11 @@ class _Cloud:
         normal = _unit(towards)
         over: Tensor = (coords * normal).sum(1) - (normal @ self.corners.T).amax(1)
         return over.clamp_min(0)
+
+
+def _exact_products(x: Tensor) -> AbstractContextManager[None]:
+    """A context in which a GPU does not shorten numbers to multiply them, whatever precision a network computes in."""
+    return tf32(False) if x.is_cuda else nullcontext()
 
 
 def _total(x: Tensor) -> Tensor:
