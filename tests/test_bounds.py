@@ -161,7 +161,7 @@ def test_the_lower_bound_as_printed_fails_for_a_convex_loss_when_time_is_short()
     def loss(y):
         return 1 + y[:, 0].square()
 
-    u, late = (solve(loss, x, t, domain, 1.0, generator=seeded()) for t in (0.01, 40.0))
+    u, late = (solve(loss, x, t, domain, 1.0, generator=seeded()) for t in (0.01, 20.0))
     bounds = generalisation_bound(loss, domain, 0.01, samples=1000, generator=seeded())
     assert bounds.stated_lower == pytest.approx(1 + 0.9**2, abs=0.01)  # on the balls, where paths stop
     assert bounds.lower <= float(u.mean) < bounds.stated_lower - 0.5
@@ -357,6 +357,15 @@ def test_the_split_of_the_logarithm_in_the_paper_fails_for_large_losses():
     assert bounds.base == pytest.approx(-math.log(20.0), abs=1e-5)
     assert bounds.gap == 0
     assert bounds.holds
+
+
+def test_the_error_of_a_bound_is_not_lost_in_the_rounding_of_large_logarithms():
+    interval, x = Hull(torch.tensor([[-9.0], [9.0]], dtype=torch.float64)), torch.zeros(1, 1, dtype=torch.float64)
+    bounds = drift_bound(
+        lambda x: 1e-300 * (1 + 1e-6 * x[:, 0]), x, 0.01, interval, 0.5, torch.zeros_like, generator=seeded()
+    )
+    spread = 1e-6 * math.sqrt(0.01)  # of log ℓ at the end of a path
+    assert float(bounds.error) == pytest.approx(spread / math.sqrt(1000), rel=0.1)
 
 
 def test_a_bound_that_cannot_be_computed_does_not_hold():

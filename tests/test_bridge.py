@@ -213,3 +213,17 @@ def test_bad_input_to_girsanovs_weight_names_the_argument(arguments, message):
 def test_only_tensors_of_numbers_are_folded_onto_the_simplex(path):
     with pytest.raises(InputError, match=r"^path: got .*, expected a floating-point tensor \[..., classes\]"):
         on_simplex(path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("strength", [0.02, 20.0])
+def test_girsanovs_weights_of_paths_of_a_short_type_are_as_exact_as_the_paths(dtype, strength):
+    ends = torch.randn(2, 6, 3072, generator=torch.Generator().manual_seed(0)).to(dtype)
+    paths = bridge(*ends, 0.03, generator=torch.Generator().manual_seed(1))
+
+    def drift(x):
+        return (strength * x.double()).to(dtype)
+
+    ours = log_girsanov(paths, drift)
+    exact = log_girsanov(paths.double(), lambda x: drift(x.to(dtype)).double())
+    assert torch.allclose(ours.double(), exact, rtol=1e-5, atol=1e-4)

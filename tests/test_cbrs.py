@@ -109,6 +109,16 @@ def test_it_is_as_balanced_as_the_stream_allows():
         assert max(counts[:3]) - min(counts[:3]) <= 2
 
 
+def test_with_fewer_slots_than_classes_a_class_that_is_gone_stays_away():
+    memory, gone = ClassBalanced(3), set()
+    for label in [*range(10), *range(10)] * 3:
+        memory.offer({"y": torch.full((4,), label)}, generator=torch.Generator().manual_seed(label))
+        assert not gone & {*memory["y"].tolist()}
+        gone |= {*range(label + 1)} - {*memory["y"].tolist()}
+        assert len(memory) == 3
+    assert 9 in memory["y"]  # the last to come: each in turn took the place of a random one
+
+
 def test_of_a_class_every_example_is_equally_likely_to_be_kept():
     """Those of a class that was full when the memory was, which are kept or not by a reservoir of their own."""
     length, capacity, trials = 40, 10, 800
@@ -159,6 +169,7 @@ def test_a_batch_without_labels_is_refused_and_leaves_the_memory_alone():
     [
         (torch.tensor([0, -1, 1]), "a label of -1, expected numbers from 0 on"),
         (torch.tensor([0.0, 1.5, 1.0]), "a tensor .*, expected a whole number for each example"),
+        (torch.tensor([0, 1j, 1]), "a tensor .*, expected a whole number for each example"),
     ],
 )
 def test_labels_that_are_no_classes_are_refused_and_leave_no_trace(y, expected):

@@ -8,6 +8,7 @@ import torch
 from scipy.optimize import linprog
 
 from parabolic.checks import InputError
+from parabolic.gpus import tf32
 from parabolic.pde import Balls, Domain, Hull, Intersection, MemoryDomain
 
 
@@ -272,3 +273,13 @@ def test_many_points_on_a_plane_of_many_dimensions_make_a_flat_hull():
     assert hull.flat
     assert torch.allclose(hull.hit(plane.mean(0, keepdim=True)), torch.tensor([0.1], dtype=torch.float64))
     assert not Hull(normal(60, 6), margin=0.1).flat
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", [2, 30])
+def test_on_a_gpu_distances_are_exact_where_networks_compute_in_tf32(d):
+    points, x = torch.randn(50, d, generator=torch.Generator().manual_seed(0)).split([30, 20])
+    domain, oracle = MemoryDomain(points.cuda(), eps=0.1), MemoryDomain(points.double(), eps=0.1)
+    with tf32(True):
+        assert torch.allclose(domain.hit(x.cuda()).cpu().double(), oracle.hit(x.double()), atol=3e-3 if d > 3 else 1e-5)
+        assert torch.allclose(domain.balls.hit(x.cuda()).cpu().double(), oracle.balls.hit(x.double()), atol=1e-5)

@@ -260,7 +260,37 @@ def test_without_the_correction_the_bias_is_of_order_one_half_and_larger():
     assert abs(biases(Disc(), [200])[0][0]) < coarse / 10
 
 
-# Steps that are too long, in many dimensions
+# Steps that are too long
+
+
+@pytest.mark.parametrize("x", [0.1, 0.5])
+def test_steps_of_a_fifth_of_the_width_stay_inside_as_often_as_they_should_and_much_longer_ones_are_warned_of(x):
+    """Within a step only the nearest edge is considered, and a long step meets both."""
+
+    def too_often(length, steps):
+        k, t = np.arange(1, 801, 2) * np.pi, length**2 * steps
+        expected = (4 / k * np.sin(k * x) * np.exp(-(k**2) * t / 2)).sum()
+        u = solve(ones, column(x), t, INTERVAL, 0.5, paths=200_000, steps=steps, generator=seeded())
+        return (1 - float(u.stopped)) / expected - 1
+
+    assert abs(too_often(0.2, 7)) < 0.03
+    for length, low, high in ((0.5, 0.1, 0.2), (1.0, 4, 10)):
+        suggested = math.ceil(25 * length**2)  # √(2σΔ) of a fifth of the width
+        with pytest.warns(RuntimeWarning, match=f"of {length:g} .* hull of width 1 .* Use steps={suggested} or"):
+            assert low < abs(too_often(length, 1)) < high
+
+
+@pytest.mark.parametrize(
+    ("points", "width"),
+    [
+        ([[2.0], [5.0], [3.0]], 3.2),
+        ([[0.0, 0.0], [4.0, 0.0], [0.0, 3.0]], 12 / 5 + 0.2),  # the altitude on the longest side
+        ([[0.0, 0.0], [4.0, 4.0]], 0.2),  # of a flat hull, its margins
+        ([*torch.eye(4).tolist(), [0.0] * 4], torch.inf),  # unknown
+    ],
+)
+def test_the_width_of_a_hull(points, width):
+    assert Hull(torch.tensor(points), margin=0.1).width == pytest.approx(width, rel=1e-5)
 
 
 def cube(d, half=1.0):
@@ -584,6 +614,16 @@ def test_the_error_is_that_of_the_mean():
     x = column(*[0.4] * 400)
     u = solve(wavy, x, 0.3, INTERVAL, 0.5, paths=100, steps=20, generator=seeded())
     assert abs(float(u.mean.std() / u.error.mean()) - 1) < 0.1
+
+
+@pytest.mark.parametrize("chunk", [None, 700])
+def test_the_error_is_not_lost_in_the_rounding_of_large_losses(chunk):
+    """A constant added to the loss where a path ends adds to u, and leaves the error as it is."""
+    x, options = column(0.2, 0.5, 1.0), {"source": 0.0, "paths": 2000, "steps": 10, "chunk": chunk}
+    small = solve(wavy, x, 0.1, INTERVAL, 0.5, generator=seeded(), **options)
+    large = solve(lambda x: 1e9 + wavy(x), x, 0.1, INTERVAL, 0.5, generator=seeded(), **options)
+    assert torch.allclose(large.error, small.error, atol=1e-6)
+    assert small.error[2] < 1e-12  # on the edge
 
 
 def test_the_same_generator_gives_the_same_estimate_and_points_may_have_any_shape():

@@ -118,6 +118,29 @@ def test_agem_takes_a_past_gradient_of_zero():
     assert torch.equal(AGEM(nn.Linear(1, 1)).project(vector, torch.zeros(5)), vector)
 
 
+SCALES = [
+    *((torch.float32, scale) for scale in (1e-36, 1e-25, 1e-20, 1.0, 1e19, 1e30)),
+    *((torch.bfloat16, scale) for scale in (1e-25, 1.0, 1e19)),
+    *((torch.float16, scale) for scale in (1e-3, 1.0, 1e4)),
+]
+
+
+@pytest.mark.parametrize(("dtype", "scale"), SCALES)
+@pytest.mark.parametrize("scaled", ["both", "new", "past"])
+def test_gradients_of_any_size_and_type_are_bent_as_their_exact_values(dtype, scale, scaled):
+    """Their squares, and in float16 their lengths, may be too small or too large for their type."""
+    for seed in range(5):
+        vector, past = vectors(1, seed)
+        vector = (vector * (1.0 if scaled == "past" else scale)).to(dtype)
+        past = (past * (1.0 if scaled == "new" else scale)).to(dtype)
+        g, r = vector.double(), past[0].double()
+        exact = g - (g @ r).clamp(max=0) / (r @ r) * r
+        ours = AGEM(nn.Linear(1, 1)).project(vector, past[0]), GEM(nn.Linear(1, 1), margin=0.0).project(vector, past)
+        for projected in ours:
+            assert projected.dtype == dtype
+            assert (projected.double() - exact).norm() <= 2 * torch.finfo(dtype).eps * g.norm()
+
+
 # -- GEM ---------------------------------------------------------------------------------------------------------------
 
 
@@ -519,6 +542,15 @@ def test_shares_go_on_where_they_were():
 def test_shares_need_tasks():
     with pytest.raises(InputError, match='batch: got .*, expected a field "task"'):
         EqualShares(10).offer({"x": torch.arange(3)})
+
+
+@pytest.mark.parametrize("task", [torch.zeros(3, 2).long(), torch.zeros(3), torch.zeros(3).bool(), torch.zeros(3) * 1j])
+def test_tasks_that_are_no_numbers_of_examples_are_refused_and_leave_no_trace(task):
+    memory = EqualShares(10)
+    with pytest.raises(InputError, match=r"^task: got a tensor of shape .*, expected a whole number for each example"):
+        memory.offer({"x": torch.arange(3), "task": task})
+    memory.offer({"x": torch.arange(3), "task": torch.zeros(3, dtype=torch.long)})
+    assert len(memory) == 3
 
 
 # -- both --------------------------------------------------------------------------------------------------------------

@@ -146,6 +146,27 @@ def test_a_field_that_a_memory_is_to_keep_and_no_batch_has_is_refused_by_name():
     assert learner.past["task"].tolist() == [4, 4, 4]
 
 
+def test_what_loss_replaces_and_remember_changes_is_as_before_if_a_batch_is_refused():
+    class Counting(ER):
+        def __post_init__(self):
+            super().__post_init__()
+            self.labels, self.tried = torch.zeros(3), 0
+
+        def loss(self, batch, recalled):
+            self.tried += 1
+            return super().loss(batch, recalled)
+
+        def remember(self, raw, batch):
+            super().remember(raw, batch)
+            self.labels.index_add_(0, raw["y"], torch.ones(len(raw["y"])))
+
+    learner = Counting(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3)))
+    with pytest.raises(InputError, match="at least two examples, as batch norm needs here"):
+        learner.observe(torch.randn(1, 2), [2])
+    learner.observe(torch.randn(3, 2), [0, 0, 1])
+    assert (learner.labels.tolist(), learner.tried) == ([2, 1, 0], 1)
+
+
 def test_a_state_that_does_not_fit_changes_nothing():
     def learner(classes=3, **options):
         torch.manual_seed(classes)

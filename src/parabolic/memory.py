@@ -357,7 +357,9 @@ class ClassBalanced(Memory):
 
     While there is room, everything is stored. Then an example of a class that has never been among the largest in
     memory replaces a random example of the largest; any other may replace one of its own class, so that those stored
-    are a uniform sample of that class. The time of `offer` grows with the number of slots, once they are full.
+    are a uniform sample of that class. With fewer slots than classes, a class that lost its last example does not come
+    back: of classes that arrive one after another, late ones are favoured. The time of `offer` grows with the number of
+    slots, once they are full.
 
     >>> memory = ClassBalanced(12)
     >>> for _ in range(10):  # nine examples of class 0 for one of class 1
@@ -390,7 +392,7 @@ class ClassBalanced(Memory):
 
     def _check(self, batch: Mapping[str, Tensor]) -> int:
         size, y = super()._check(batch), batch["y"]
-        if y.ndim != 1 or y.is_floating_point():
+        if y.ndim != 1 or y.is_floating_point() or y.is_complex():
             raise invalid("y", y, "a whole number for each example, its class")
         if self._classes is None and int(y.min()) < 0:  # else it is not checked, which would wait for the device
             raise invalid("y", Description(f"a label of {int(y.min())}"), "numbers from 0 on")
@@ -487,6 +489,12 @@ class EqualShares(Memory):
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
         self._chance = torch.zeros(0)  # the number that each stored example drew
+
+    def _check(self, batch: Mapping[str, Tensor]) -> int:
+        size, task = super()._check(batch), batch["task"]
+        if task.ndim != 1 or task.is_floating_point() or task.is_complex() or task.dtype == torch.bool:
+            raise invalid("task", task, "a whole number for each example, its task", "as in torch.full((len(x),), 3)")
+        return size
 
     def place(self, batch: Mapping[str, Tensor], generator: Generator | None) -> Tensor:
         """The slot of each new example, or `capacity`, the spare row, for those that are not stored."""

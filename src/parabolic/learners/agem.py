@@ -7,6 +7,7 @@ from torch import Tensor
 
 from parabolic.learners.boundary import checked_batches
 from parabolic.learners.learner import TaskBatches
+from parabolic.learners.programme import in_range
 from parabolic.learners.projection import ProjectedLearner
 from parabolic.memory import Batch
 
@@ -40,9 +41,10 @@ class AGEM(ProjectedLearner):
 
     def project(self, vector: Tensor, against: Tensor) -> Tensor:
         """The vector nearest to `vector` whose inner product with `against` is not negative."""
-        overlap = torch.dot(vector, against).clamp(max=0)
-        size = torch.dot(against, against).clamp(min=torch.finfo(vector.dtype).tiny)  # a gradient may be zero
-        return vector - overlap / size * against
+        (scaled, exponent), (against, _) = in_range(vector), in_range(against)
+        overlap = torch.dot(scaled, against).clamp(max=0)
+        size = torch.dot(against, against).clamp(min=torch.finfo(against.dtype).tiny)  # a gradient may be zero
+        return (vector - torch.ldexp(overlap / size * against, exponent)).to(vector)
 
     def remember(self, raw: Batch, batch: Batch) -> None:
         """Store nothing yet: only completed tasks are recalled."""

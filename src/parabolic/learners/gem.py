@@ -11,7 +11,7 @@ from torch import Tensor
 
 from parabolic.checks import invalid
 from parabolic.learners.learner import TaskBatches
-from parabolic.learners.programme import inner_products, nonnegative_shares
+from parabolic.learners.programme import in_range, inner_products, nonnegative_shares
 from parabolic.learners.projection import ProjectedLearner
 from parabolic.memory import Batch, EqualShares, distinct, equal_shares
 from parabolic.options import option
@@ -107,13 +107,13 @@ class GEM(ProjectedLearner):
         original, wide = vector, torch.promote_types(vector.dtype, torch.float32)
         vector, against = vector.to(wide), against.to(wide)
         start = vector + self.margin * against.sum(0)
-        rows = torch.cat([vector[None], start[None], against])
+        rows, exponents = in_range(torch.cat([vector[None], start[None], against]))
         lengths = rows.norm(dim=1, keepdim=True)
         rows /= lengths.masked_fill(lengths == 0, 1)  # a gradient may be zero
         products, rounding = inner_products(rows), torch.finfo(wide).eps
         # A vector closer to the span of the others than this precision can resolve is taken to lie in it.
         shares = nonnegative_shares(products[2:, 2:], products[2:, 1], tolerance=1e3 * rounding).to(vector)
-        projected = start + (lengths[1] * shares) @ rows[2:]
+        projected = start + torch.ldexp((lengths[1] * shares) @ rows[2:], exponents[1])
         return torch.where((products[2:, 0] < -16 * rounding).any(), projected, vector).to(original)
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A small quadratic programme, solved on the device without waiting for it."""
+"""A small quadratic programme, solved on the device without waiting for it; and what it is made of."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from torch import Tensor
 
 from parabolic.gpus import tf32
 
-__all__ = ["inner_products", "nonnegative_shares"]
+__all__ = ["in_range", "inner_products", "nonnegative_shares"]
 
 PIECE = 4096  # columns multiplied at once
+LARGEST = 126  # of the exponents for which both powers of two are normal numbers in float32
 
 
 def nonnegative_shares(gram: Tensor, overlap: Tensor, tolerance: float) -> Tensor:
@@ -65,3 +66,17 @@ def inner_products(rows: Tensor) -> Tensor:
     with tf32(False):  # whatever precision the network computes in
         products: Tensor = (pieces @ pieces.mT).sum(0, dtype=torch.float64) + rest @ rest.mT
     return products
+
+
+def in_range(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows divided by powers of two, so that their largest entries are about one; and the exponents `[..., 1]`.
+
+    Squares of numbers below 1e-19, or above 1e19, do not fit into float32. A power of two rounds nothing. Types shorter
+    than float32 become float32.
+
+    >>> in_range(torch.tensor([3e-20, -1e-20]))
+    (tensor([ 0.5534, -0.1845]), tensor([-64], dtype=torch.int32))
+    """
+    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    exponents = rows.abs().amax(-1, keepdim=True).frexp().exponent.clamp(-LARGEST, LARGEST)
+    return torch.ldexp(rows, -exponents), exponents

@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 
 from parabolic.checks import InputError, check_call, check_finite, check_number, invalid
 from parabolic.pde.domain import Domain, MemoryDomain
-from parabolic.pde.feynman_kac import Drift, Loss, losses_at, solve, walk
+from parabolic.pde.feynman_kac import Drift, Loss, Mean, losses_at, solve, walk
 
 __all__ = [
     "DriftBound",
@@ -281,15 +281,13 @@ def drift_bound(
     check_call("drift", drift, "x")
     options: dict[str, Any] = {"paths": paths, "steps": steps, "chunk": chunk, "generator": generator}
     u = solve(loss, x, t, domain, sigma, drift, **options)
-    sums = torch.zeros(4, len(x), dtype=torch.float64, device=x.device)
+    bases, gaps, totals = Mean(x), Mean(x), Mean(x)
     for rows, batch in walk(loss, x, t, domain, sigma, drift, by="reweight", **options):
         base = -(batch.end + batch.integral).double().log()
-        total = base + batch.energy
-        sums[:, rows] += torch.stack([part.sum(1) for part in (base, batch.energy.double(), total, total.square())])
-    base, gap, total, square = sums / paths
-    error = ((square - total.square()).clamp_min(0) / (paths - 1)).sqrt()
+        for mean, values in ((bases, base), (gaps, batch.energy), (totals, base + batch.energy)):
+            mean.add(rows, values)
     rate = drift(x).flatten(1).square().sum(1) / (4 * sigma) * (domain.hit(x) > 0)
-    fields = (base, gap, error, rate, -u.mean.log(), u.error / u.mean)
+    fields = (bases.value, gaps.value, totals.error, rate, -u.mean.log(), u.error / u.mean)
     return DriftBound(*(field.detach().to(x.dtype) for field in fields))
 
 

@@ -92,7 +92,8 @@ def log_girsanov(path: Tensor, drift: Callable[[Tensor], Tensor], *, horizon: fl
         horizon: the duration of a path.
 
     Returns:
-        One number per path, `[n, bridges]`. As in the paper, paths are weighted as if their noise had scale one.
+        One number per path, `[n, bridges]`, in at least float32: sums over many dimensions exceed shorter types. As in
+        the paper, paths are weighted as if their noise had scale one.
 
     >>> line = bridge(torch.zeros(1, 1), torch.ones(1, 1), sigma=0.0)
     >>> log_girsanov(line, lambda x: torch.full_like(x, 2.0))  # 2·1 − ½·2²·1
@@ -109,15 +110,16 @@ def log_girsanov(path: Tensor, drift: Callable[[Tensor], Tensor], *, horizon: fl
     speed = drift(points)
     if not isinstance(speed, Tensor) or speed.shape != points.shape:
         raise invalid("drift", speed, f"to return a velocity for each point, {list(points.shape)}")
-    speed = speed.view_as(lefts).flatten(2)
-    return (speed * path.diff(dim=2).flatten(2)).sum(-1) - 0.5 * step * speed.square().sum(-1)
+    wide = torch.promote_types(path.dtype, torch.float32)
+    speed, change = speed.view_as(lefts).flatten(2).to(wide), path.to(wide).diff(dim=2).flatten(2)
+    return (speed * change).sum(-1) - 0.5 * step * speed.square().sum(-1)
 
 
 def on_simplex(path: Tensor) -> Tensor:
     """Fold points onto the probability simplex: absolute values, scaled to sum to one over the last dimension.
 
     Noise moves a bridge between two one-hot labels off the simplex; this brings it back, and leaves the labels at its
-    ends unchanged.
+    ends unchanged. A point of zeros, which noise reaches with probability zero, remains as it is.
 
     >>> on_simplex(torch.tensor([[0.75, -0.25], [1.0, 0.0]]))
     tensor([[0.7500, 0.2500],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import combinations
 from math import sqrt
 from typing import Protocol, runtime_checkable
@@ -11,6 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from parabolic.checks import check_finite, check_generator, check_number, invalid, type_name
+from parabolic.gpus import tf32
 
 __all__ = ["Balls", "Domain", "Hull", "Intersection", "MemoryDomain"]
 
@@ -93,7 +95,8 @@ class Balls:
 
     def _table(self, y: Tensor) -> Tensor:
         """‖y − p‖² − ‖y‖² for every point p (rows) and y (columns): in this layout the reduction is fastest."""
-        return torch.addmm(self._squares, self._centred, y.T, alpha=-2)
+        with _exact_products(y):
+            return torch.addmm(self._squares, self._centred, y.T, alpha=-2)
 
 
 class Hull:
@@ -105,7 +108,8 @@ class Hull:
 
     Points that do not span their space have a `flat` hull, without an inside; a margin gives it one. In more than three
     dimensions the depth of a point in a hull that is not flat is unknown: `hit` returns infinity for every point of the
-    hull, but not of its margin. Such a hull is `blind`.
+    hull, but not of its margin. Such a hull is `blind`, and its `width`, otherwise the least distance from a side to
+    the farthest point, is taken to be infinite.
 
     Args:
         points: `[n, *shape]`, float32 or float64.
@@ -136,6 +140,7 @@ class Hull:
         self._reach = self.margin + accuracy + eps * (10 * self.margin + 4 * float(flat.norm(dim=1).max()))
         self.flat = isinstance(self._body, _Cloud) and self._body.flat
         self.blind = isinstance(self._body, _Cloud) and not self._body.flat
+        self.width = self._body.width + 2 * self.margin
 
     def inside(self, x: Tensor) -> Tensor:
         """Whether x is in the grown hull, including its edge."""
@@ -275,6 +280,7 @@ class _Facets:
 
     def __init__(self, normal: Tensor, offset: Tensor, simplices: Tensor, points: Tensor, centre: Tensor) -> None:
         self.normal, self.offset, self.centre = normal, offset[:, None], centre
+        self.width = -float(torch.addmm(self.offset, normal, points.T).amin(1).max())
         # A face: its first corner, the sides from there to the others, and the map from x to their weights.
         self.faces = []
         for size in range(1, simplices.shape[1] + 1):
@@ -313,7 +319,7 @@ class _Facets:
     def depth(self, x: Tensor) -> Tensor:
         """The distance to the surface, negative outside."""
         y = x - self.centre
-        depth = -torch.addmm(self.offset, self.normal, y.T).amax(0)
+        depth = -self._over(y).amax(0)
         # Beyond a corner the planes are nearer than the hull.
         beyond = (depth < 0).nonzero().squeeze(1)
         depth[beyond] = -(y[beyond] - self._project(y[beyond])).norm(dim=1)
@@ -322,7 +328,7 @@ class _Facets:
     def surface(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest point of the surface, and the unit normal there that points outwards."""
         y = x - self.centre
-        over, facet = torch.addmm(self.offset, self.normal, y.T).max(0)
+        over, facet = self._over(y).max(0)
         outward = self.normal[facet]
         base = y - over[:, None] * outward
         beyond = (over > 0).nonzero().squeeze(1)
@@ -333,10 +339,16 @@ class _Facets:
         outward[beyond] = torch.where(clear, _unit(away), outward[beyond])
         return base + self.centre, outward
 
+    def _over(self, y: Tensor) -> Tensor:
+        """How far each point (columns) is beyond the plane of each facet (rows)."""
+        with _exact_products(y):
+            return torch.addmm(self.offset, self.normal, y.T)
+
     def _project(self, y: Tensor) -> Tensor:
         """The nearest point of the hull to points outside: the projection onto one of its faces."""
         width = sum(first.numel() for first, _, _ in self.faces)
-        return torch.cat([self._project_chunk(part) for part in torch.split(y, _rows(width, y))])
+        with _exact_products(y):
+            return torch.cat([self._project_chunk(part) for part in torch.split(y, _rows(width, y))])
 
     def _project_chunk(self, y: Tensor) -> Tensor:
         nearest, best = torch.empty_like(y), y.new_full((len(y), 1), torch.inf)
@@ -370,6 +382,7 @@ class _Cloud:
         self.corners, self.accuracy = self.u * self.s, accuracy
         # In few dimensions, points that Qhull has refused lie on one plane too, up to rounding.
         self.flat = span < points.shape[1] or points.shape[1] <= EXACT
+        self.width = 0.0 if self.flat else torch.inf
 
     def within(self, x: Tensor, reach: float) -> Tensor:
         """Whether the hull is at most `reach` away."""
@@ -452,6 +465,11 @@ class _Cloud:
         normal = _unit(towards)
         over: Tensor = (coords * normal).sum(1) - (normal @ self.corners.T).amax(1)
         return over.clamp_min(0)
+
+
+def _exact_products(x: Tensor) -> AbstractContextManager[None]:
+    """A context in which a GPU does not shorten numbers to multiply them, whatever precision a network computes in."""
+    return tf32(False) if x.is_cuda else nullcontext()
 
 
 def _total(x: Tensor) -> Tensor:

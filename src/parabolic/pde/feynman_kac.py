@@ -72,9 +72,10 @@ def solve(
     (it is of order ½ if paths are checked only after each step). At a single flat edge and without drift, paths end
     exactly when and where they should; what remains, if the loss varies along them, is the error of the trapezoidal
     rule for its integral, of order 3/2 near the edge and 2 far from it. This requires steps short enough for the
-    domain; in more than three dimensions a `RuntimeWarning` says when they are far too long:
+    domain; a `RuntimeWarning` says when they are far too long for a hull or, in more than three dimensions, for balls:
 
-    - √(2σΔ) less than a fifth of the domain's width;
+    - √(2σΔ) less than a fifth of the domain's width: within a step only the nearest edge is considered. In an interval,
+      chances to stay inside are then off by 3 % or less, at half of the width by 10 to 20 %;
     - in d = 3 or more dimensions √(2σΔd), the length of a step, at most half of the radius of the balls, or of the
       margin of a flat hull: in ten dimensions, steps as long as two radii meet balls up to four times too often;
     - in more than three dimensions 2√(2σΔ) at most the margin of a hull that is not flat. The depth of a path in such a
@@ -105,16 +106,20 @@ def solve(
     """
     _check_start(x, t, sigma, paths)
     check_number("source", source)
-    total = torch.zeros(5, len(x), dtype=torch.float64, device=x.device)
+    payoffs, weights, stopped = Mean(x), Mean(x), Mean(x)
     for rows, batch in walk(
         loss, x, t, domain, sigma, drift, by=by, paths=paths, steps=steps, chunk=chunk, generator=generator
     ):
         weight = batch.log_weight.double().exp()
-        payoff = weight * (batch.end.double() + source * batch.integral.double())
-        sums = (payoff, payoff.square(), weight, weight.square(), batch.stopped.double())
-        total[:, rows] += torch.stack([part.sum(1) for part in sums])
-    _warn_of_long_steps(domain, x, sigma, t, steps, total[4])
-    return _summary(total / paths, paths, x.dtype, warn=drift is not None and by == "reweight")
+        payoffs.add(rows, weight * (batch.end.double() + source * batch.integral.double()))
+        weights.add(rows, weight)
+        stopped.add(rows, batch.stopped)
+    _warn_of_long_steps(domain, x, sigma, t, steps, stopped.sum)
+    effective = weights.sum.square() / weights.sum_of_squares.clamp_min(torch.finfo(torch.float64).tiny)
+    if drift is not None and by == "reweight":
+        _warn_of_collapse(effective, paths)
+    parts = (payoffs.value, payoffs.error, stopped.value, weights.value, effective)
+    return Estimate(*(part.to(x.dtype) for part in parts))
 
 
 @torch.no_grad()
@@ -163,7 +168,7 @@ def solve_by_bridges(
         raise invalid("ends", ends, f"at least one point of the shape and type of x, {list(x.shape[1:])}, {x.dtype}")
     check_finite("ends", ends)
     check_generator(generator)
-    total = torch.zeros(5, len(x), dtype=torch.float64, device=x.device)
+    payoffs, ones = Mean(x), torch.ones(len(x), dtype=x.dtype, device=x.device)
     losses_at(loss, x)
     for rows, count in _chunks(x, paths, chunk, times):
         start = x[rows].repeat_interleave(count, 0)
@@ -173,10 +178,8 @@ def solve_by_bridges(
         else:
             path = start[:, None, None].expand(-1, 1, times, *x.shape[1:])
         value = loss(path.flatten(0, 2)).reshape(-1, count, times).double()
-        payoff = value[..., -1] + source * torch.trapezoid(value, dx=t / (times - 1))
-        ones = torch.ones_like(payoff)
-        total[:, rows] += torch.stack([part.sum(1) for part in (payoff, payoff.square(), ones, ones, ones)])
-    return _summary(total / paths, paths, x.dtype, warn=False)
+        payoffs.add(rows, value[..., -1] + source * torch.trapezoid(value, dx=t / (times - 1)))
+    return Estimate(payoffs.value.to(x.dtype), payoffs.error.to(x.dtype), ones, ones, paths * ones)
 
 
 def gradient_of(potential: Callable[[Tensor], Tensor]) -> Drift:
@@ -199,6 +202,43 @@ def gradient_of(potential: Callable[[Tensor], Tensor]) -> Drift:
             return torch.autograd.grad(value.sum(), points)[0]
 
     return drift
+
+
+class Mean:
+    """The means of numbers at points x, given in batches `[points, paths]`, and the standard errors of these means.
+
+    Squares are of deviations from the mean, merged by Chan's rule: the mean of squares minus the square of the mean
+    would be lost in rounding where numbers are large against their spread.
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        zero = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        self.count, self.sum, self.squares = zero, zero.clone(), zero.clone()
+
+    def add(self, rows: slice, values: Tensor) -> None:
+        """Take in as many more values of each of these points."""
+        values, before, size = values.double(), self.count[rows], values.shape[1]
+        mean = values.mean(1)
+        gap = mean - self.sum[rows] / before.clamp_min(1)
+        self.squares[rows] += (values - mean[:, None]).square().sum(1)
+        self.squares[rows] += gap.square() * (before * size / (before + size))
+        self.sum[rows] += values.sum(1)
+        self.count[rows] += size
+
+    @property
+    def value(self) -> Tensor:
+        """The means."""
+        return self.sum / self.count
+
+    @property
+    def error(self) -> Tensor:
+        """Their standard errors."""
+        return (self.squares / self.count / (self.count - 1)).sqrt()
+
+    @property
+    def sum_of_squares(self) -> Tensor:
+        """The sums of the squares of the numbers themselves."""
+        return self.squares + self.sum.square() / self.count
 
 
 @dataclass
@@ -391,42 +431,46 @@ def _chunks(x: Tensor, paths: int, chunk: int | None, times: int = 1) -> Iterato
             yield slice(begin, min(begin + rows, len(x))), min(size, paths - done)
 
 
-def _summary(mean: Tensor, paths: int, dtype: torch.dtype, warn: bool) -> Estimate:
-    """The estimate from the means of payoff, its square, weight, its square and whether stopped."""
-    u, square, weight, weight_square, stopped = mean
-    error = ((square - u * u).clamp_min(0) / max(1, paths - 1)).sqrt()
-    effective = paths * weight.square() / weight_square.clamp_min(torch.finfo(torch.float64).tiny)
-    if warn and len(u) and bool((effective < 0.1 * paths).any()):
+def _warn_of_collapse(effective: Tensor, paths: int) -> None:
+    """Warn if a few paths have nearly all of the weight, given the effective sample size at each point."""
+    if bool((effective < 0.1 * paths).any()):
         _warn(
             f"reweighting collapsed: at one point {paths} paths are worth only {float(effective.min()):.0f} of equal "
             'weight; use by="simulate", a smaller t or a weaker drift'
         )
-    return Estimate(*(part.to(dtype) for part in (u, error, stopped, weight, effective)))
 
 
 def _warn_of_long_steps(domain: Domain, x: Tensor, sigma: float, t: float, steps: int, stopped: Tensor) -> None:
     """Warn if paths met an edge for which their steps are far too long by the rules in `solve`."""
     d, variance = x.shape[1:].numel(), 2 * sigma * t / steps
-    if d <= EXACT or not bool((stopped[domain.hit(x) > 0] > 0).any()):
+    if not bool((stopped[domain.hit(x) > 0] > 0).any()):
         return
     parts = _simple_parts(domain)
     hulls = [part for part in parts if isinstance(part, Hull)]
     curved = [part.radius for part in parts if isinstance(part, Balls)] + [hull.margin for hull in hulls if hull.flat]
     radius, margin = min(curved, default=inf), min([hull.margin for hull in hulls if hull.blind], default=inf)
+    width = min([hull.width for hull in hulls], default=inf)
     reasons, needed = [], 0.0
-    if variance * d > radius**2:
+    if variance > (0.4 * width) ** 2:
+        reasons.append(f"steps of {sqrt(variance):.2g} in each direction cross a hull of width {width:.2g} at once")
+        needed = 25 * variance * steps / width**2
+    if d > EXACT and variance * d > radius**2:
         length = sqrt(variance * d)
         reasons.append(
             f"steps of length {length:.2g} meet balls, or the margin of a flat hull, of {radius:.2g} too often"
         )
-        needed = 4 * d * variance * steps / radius**2
+        needed = max(needed, 4 * d * variance * steps / radius**2)
     if variance > (margin / 1.5) ** 2:
         reasons.append(
             f"in a hull of {d} dimensions with a margin of {margin:.2g}, crossings are missed: paths stop late"
         )
         needed = max(needed, 4 * variance * steps / margin**2) if margin else inf
     if reasons:
-        remedy = f"steps={ceil(needed)} or more" if needed < inf else "a margin, or compare two numbers of steps"
+        remedy = (
+            f"steps={ceil(needed)} or more, or a smaller t or sigma"
+            if needed < inf
+            else "a margin, or compare two numbers of steps"
+        )
         _warn(f"steps={steps} is too few: {'; '.join(reasons)}. Use {remedy}")
 
 
