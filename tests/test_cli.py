@@ -13,6 +13,7 @@ from rich.console import Console
 
 from parabolic import InputError, RunSpec, Store, __version__
 from parabolic.engine import Tail
+from parabolic.options import write_option
 from parabolic.report.formats import accuracies
 
 
@@ -195,6 +196,21 @@ def test_list_names_what_there_is(parabolic):
         "default": 0.03,
         "about": "noise of the bridges between examples",
     }
+
+
+def test_list_names_each_default_once(parabolic, monkeypatch):
+    """A learner's defaults are those that all have, those of a memory if it needs one, and its own."""
+    monkeypatch.setenv("COLUMNS", "400")
+    out, listing = parabolic("list")[1], json.loads(parabolic("list", "--json")[1])
+    shared = re.search(r"Unless listed, all have (.*); those with a memory (.*)\.\n", out)
+    everyones, replay = (dict(setting.split("=") for setting in group.split(", ")) for group in shared.groups())
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
+    cells = {row[0]: row[3] for row in rows if row[0] in listing["learners"]}
+    own = {name: dict(setting.split("=") for setting in cell.split(", ") if cell) for name, cell in cells.items()}
+    for name, facts in listing["learners"].items():
+        shown = everyones | (replay if "memory" in facts["needs"] else {}) | own[name]
+        assert shown == {key: write_option(option["default"]) for key, option in facts["options"].items()}
+        assert not own[name].items() & (everyones | replay).items()
 
 
 def test_list_tells_what_the_options_of_one_learner_do(parabolic, monkeypatch):

@@ -14,7 +14,7 @@ from parabolic.backbones import BACKBONES
 from parabolic.cli.common import Json, table_console
 from parabolic.experiments import RunSpec
 from parabolic.experiments.spec import NAMED
-from parabolic.learners import Learner, find_learner, known_learners
+from parabolic.learners import Learner, ReplayLearner, find_learner, known_learners
 from parabolic.options import options_of, write_option
 from parabolic.streams import known_streams
 
@@ -31,17 +31,22 @@ def list_all(
     if learner is not None:
         _list_one(learner, as_json)
         return
-    learners = {name: _facts(learner_class) for name, learner_class in sorted(known_learners().items())}
+    classes = dict(sorted(known_learners().items()))
+    learners = {name: _facts(learner_class) for name, learner_class in classes.items()}
     if as_json:
         streams = {name: entry.about for name, entry in known_streams().items()}
         print(json.dumps({"learners": learners, "streams": streams, "backbones": sorted(BACKBONES)}, indent=1))
         return
     console = table_console()
-    table = Table("learner", "reference", "needs", "options", title="Learners", title_justify="left", show_lines=True)
+    everyones, replay = _settings(Learner), _settings(ReplayLearner)
+    headings = ("learner", "reference", "needs", "own options")
+    table = Table(*headings, title="Learners", title_justify="left", show_lines=True)
     for name, facts in learners.items():
-        options = ", ".join(f"{key}={option['default']}" for key, option in facts["options"].items())
-        table.add_row(name, facts["reference"], ", ".join(facts["needs"]) or "nothing", options)
+        own = [setting for setting in _settings(classes[name]) if setting not in replay]
+        table.add_row(name, facts["reference"], ", ".join(facts["needs"]) or "nothing", ", ".join(own))
     console.print(table)
+    of_memories = [setting for setting in replay if setting not in everyones]
+    console.print(f"Unless listed, all have {', '.join(everyones)}; those with a memory {', '.join(of_memories)}.\n")
     table = Table("stream", "what it is", "network", "batch", title="Streams", title_justify="left")
     for name, entry in known_streams().items():
         table.add_row(name, entry.about, entry.backbone, str(entry.batch))
@@ -69,6 +74,11 @@ def _list_one(name: str, as_json: bool) -> None:
             table.add_row(key, write_option(option.default), option.allowed, Text(option.about))
         console.print(table)
     console.print("For the scenarios of streams: parabolic data list")
+
+
+def _settings(learner: type[Learner]) -> list[str]:
+    """Return a learner's options with their defaults, as they are written on the command line."""
+    return [f"{name}={write_option(option.default)}" for name, option in options_of(learner).items()]
 
 
 def _facts(learner: type[Learner]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class AGEM(ProjectedLearner):
         (scaled, exponent), (against, _) = in_range(vector), in_range(against)
         overlap = torch.dot(scaled, against).clamp(max=0)
         size = torch.dot(against, against).clamp(min=torch.finfo(against.dtype).tiny)  # a gradient may be zero
-        return (vector - torch.ldexp(overlap / size * against, exponent)).to(vector)
+        return (vector - torch.ldexp((overlap / size)[None], exponent) * against).to(vector)
 
     def remember(self, raw: Batch, batch: Batch) -> None:
         """Store nothing yet: only completed tasks are recalled."""
