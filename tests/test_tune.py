@@ -899,7 +899,7 @@ main()
 """
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert process.returncode == 2
-    assert "Presets" in process.stdout
+    assert "pcl-plus" in process.stdout
     assert process.stderr == (
         "error: tune: got no Optuna, expected it to be installed; pip install 'parabolic-cl[tune]'\n"
     )

@@ -228,16 +228,18 @@ def list_presets(as_json: Json = False) -> None:
             )
         )
     else:
-        table = Table(title="Presets", title_justify="left")
-        table.add_column("preset", no_wrap=True)  # a name that is cut off cannot be used
-        for head in ("learner", "made for", "settings", "what it is"):
-            table.add_column(head, overflow="fold")
+        table, console = Table.grid(padding=(0, 2)), table_console()
+        table.add_column(no_wrap=True, style="bold")  # a name that is cut off cannot be used
+        table.add_column(overflow="fold")
         for preset, path in presets:
-            made_for = preset.stream or "anything"
+            made_for = f"{preset.learner} for {preset.stream or 'anything'}"
             made_for += f", memory {preset.memory}" if preset.memory is not None else ""
-            about = ": ".join(filter(None, ["yours, in place of the package's" * is_replaced(path), preset.about]))
-            table.add_row(preset.name, preset.learner, made_for, _format_settings(preset.settings), about)
-        table_console().print(table)
+            about = ": ".join(
+                filter(None, [made_for, "yours, in place of the package's" * is_replaced(path), preset.about])
+            )
+            table.add_row(preset.name, "\n".join(filter(None, [about, _format_settings(preset.settings)])))
+        console.print(table)
+        console.print("To use one: parabolic run --preset NAME")
     for problem in damaged:
         print(f"error: {problem}", file=sys.stderr)
     if damaged:
