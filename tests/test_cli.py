@@ -223,6 +223,7 @@ def test_list_tells_what_the_options_of_one_learner_do(parabolic, monkeypatch):
     assert ["variant", "paper", "paper, reference"] in [row[:3] for row in rows]
     assert ["epochs", "1", "a whole number ≥ 1", "passes over each task"] in rows
     assert "Parabolic continual learning" in out
+    assert out.index("│ sigma_x ") < out.index("│ lr ") < out.index("│ epochs ")  # what is special comes first
     assert json.loads(parabolic("list", "pcl", "--json")[1])["needs"] == ["memory"]
 
 

@@ -64,15 +64,18 @@ def _list_one(name: str, as_json: bool) -> None:
     about = inspect.cleandoc(learner_class.__doc__ or "").partition("\n\n")[0]
     for line in filter(None, (f"{name}: {about}" if about else name, learner_class.reference)):
         console.print(Text(line))
+    all_options, general = options_of(learner_class), options_of(ReplayLearner)
     groups = {
-        "Its options": options_of(learner_class),
+        "Its own options": {key: option for key, option in all_options.items() if key not in general},
+        "General options": {key: option for key, option in all_options.items() if key in general},
         "Options of every run": {key: option for key, option in options_of(RunSpec).items() if key not in NAMED},
     }
     for title, options in groups.items():
         table = Table("--set", "default", "values", "what it is", title=title, title_justify="left")
         for key, option in options.items():
             table.add_row(key, write_option(option.default), option.allowed, Text(option.about))
-        console.print(table)
+        if options:
+            console.print(table)
     console.print("For the scenarios of streams: parabolic data list")
 
 
