@@ -78,5 +78,6 @@ def in_range(rows: Tensor) -> tuple[Tensor, Tensor]:
     (tensor([ 0.5534, -0.1845]), tensor([-64], dtype=torch.int32))
     """
     rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    exponents = rows.norm(torch.inf, dim=-1, keepdim=True).frexp().exponent.clamp(-LARGEST, LARGEST)
+    largest = torch.maximum(rows.amax(-1, keepdim=True), -rows.amin(-1, keepdim=True))  # abs would copy the rows
+    exponents = largest.frexp().exponent.clamp(-LARGEST, LARGEST)
     return torch.ldexp(rows, -exponents), exponents
