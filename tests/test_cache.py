@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from parabolic import InputError, Stream, make_stream
-from parabolic.streams import BENCHMARKS, Cache, data_folder, load, prepare, prepared_streams, sources
+from parabolic.streams import BENCHMARKS, Cache, data_folder, known_streams, load, prepare, prepared_streams, sources
 from parabolic.streams.cache import Part, Raw
 
 TRAIN, TEST = official.pictures(100, 10), official.pictures(20, 10, seed=1)
@@ -188,6 +188,16 @@ def test_data_of_any_name_are_a_stream_save_those_that_the_hub_s_name_stands_for
         for name in (cache_name, "hf-too"):
             cache.write(name, Raw(Part([channels_first(TRAIN[0])], TRAIN[1])), "hf:user/set")
     assert sorted(prepared_streams()) == ["seq-hf-mine", "seq-hf-too"]
+
+
+def test_data_cannot_be_called_as_those_of_a_stream_that_comes_with_the_package(tmp_path, cache):
+    """They would be prepared, and the stream of their name would be of other data."""
+    embedded = [name.removeprefix("seq-") for name, entry in known_streams().items() if entry.data is None]
+    assert "digits" in embedded
+    for name in embedded:
+        with pytest.raises(InputError, match=f"^name: got '{name}', expected another one: .*seq-{name} comes with"):
+            prepare(name, arrays(tmp_path / "a"))
+    assert cache.names() == []
 
 
 def test_hidden_folders_and_files_are_no_data(tmp_path):
