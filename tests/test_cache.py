@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -554,11 +555,24 @@ def test_bad_data_are_refused_and_what_was_there_stays(tmp_path, cache, write, n
     assert file_contents(cache.root) == files_before
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="permissions of files are POSIX's")
+@pytest.mark.parametrize("mask", [0o022, 0o002, 0o077])
+def test_who_may_read_prepared_data_is_decided_by_the_umask(tmp_path, cache, mask):
+    source, before = arrays(tmp_path / "a"), os.umask(mask)
+    try:
+        data = prepare("mine", source)
+    finally:
+        os.umask(before)
+    folder = cache.root / "mine" / data.folder
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o777 & ~mask
+    assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o666 & ~mask}
+
+
 def fail_with_full_disk(*arguments):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("function", ["os.fsync", "os.replace", "tempfile.mkdtemp"])
+@pytest.mark.parametrize("function", ["os.fsync", "os.replace", "os.mkdir"])
 @pytest.mark.parametrize("earlier", [True, False])
 def test_a_full_disk_is_reported_and_leaves_what_was_there(tmp_path, cache, monkeypatch, function, earlier):
     source = arrays(tmp_path / "a")
