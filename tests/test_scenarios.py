@@ -372,6 +372,21 @@ def test_validation_may_hold_out_none_of_a_class_in_a_task_if_it_does_so_in_anot
     assert len(applied(too_few, validation=0.2)[2].test_rows) == 2
 
 
+@given(st.integers(0, 60), st.sampled_from([0.1, 0.25, 0.5]))
+@hypothesis_settings(max_examples=20)
+def test_what_a_task_holds_out_is_learned_in_no_other_that_has_it(first, share):
+    """Both classes are in both tasks, which share the examples from `first` up to 60."""
+    plain = domain_stream(120, 2, (60, 60))
+    plain = replace(plain, tasks=(plain[0], replace(plain[1], train_rows=torch.arange(first, 120))))
+    stream = applied(plain, validation=share)
+    tested = {row for task in stream for row in task.test_rows.tolist()}
+    assert len(tested) == pytest.approx(share * 120, abs=2)
+    for task, plain_task in zip(stream, plain, strict=True):
+        rows = set(plain_task.train_rows.tolist())
+        assert set(task.test_rows.tolist()) == rows & tested
+        assert set(task.train_rows.tolist()) == rows - tested
+
+
 # -- blur and domains ----------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ derive from the run's seed, each kind with its own generator, so that adding one
 from __future__ import annotations
 
 import zlib
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -229,30 +229,30 @@ def _task_sizes(tasks: int | Sequence[int], classes: int) -> list[int]:
 def validate(stream: Stream, share: float) -> Stream:
     """Hold out a share of each class's training examples and test on them; they are the same for every seed.
 
-    A class that returns in several tasks may have too few examples in one of them to hold any out there.
+    An example that is in several tasks is held out in all of them or in none. A class that returns in several tasks
+    may have too few examples in one of them to hold any out there.
     """
     if not share:
         return stream
-    held_out: list[list[Tensor]] = []
-    held_counts, counts = Counter[str](), Counter[str]()  # of held-out and of all examples, of each class and each task
-    for number, task in enumerate(stream, 1):
-        held_out.append([])
+    held_out = torch.zeros(len(stream[0].train.y), dtype=torch.bool)
+    groups = defaultdict[str, list[Tensor]](list)  # the rows of each class and of each task
+    for number, (task, new_rows) in enumerate(_new_rows(stream), 1):
         for label in task.classes:
-            members = _rows_of_classes(task.train.y, task.train_rows, [label])
+            members = _rows_of_classes(task.train.y, new_rows, [label])
             order = torch.from_numpy(_rng(label, "validation").permutation(len(members)))
-            held_out[-1].append(members[order[: round(share * len(members))]])
-            for group in (f"class {label}", f"task {number}"):
-                held_counts[group] += len(held_out[-1][-1])
-                counts[group] += len(members)
-    for group, total in counts.items():
-        if not 0 < held_counts[group] < total:
-            got = Description(f"{share:g}, which is {held_counts[group]} of the {total} examples of {group}")
-            remedy = "choose a smaller one" if held_counts[group] else "choose a larger one"
+            held_out[members[order[: round(share * len(members))]]] = True
+            groups[f"class {label}"].append(members)
+        groups[f"task {number}"].append(task.train_rows)
+    for group, parts in groups.items():
+        tested = held_out[torch.cat(parts)]
+        if tested.all() or not tested.any():
+            got = Description(f"{share:g}, which is {int(tested.sum())} of the {len(tested)} examples of {group}")
+            remedy = "choose a smaller one" if tested.any() else "choose a larger one"
             raise invalid("validation", got, "a share that leaves examples to train and to test on", remedy)
     new_tasks = []
-    for task, rows in zip(stream, held_out, strict=True):
-        test_rows = torch.cat(rows).sort().values
-        train_rows = task.train_rows[~torch.isin(task.train_rows, test_rows)]
+    for task in stream:
+        tested = held_out[task.train_rows]
+        train_rows, test_rows = task.train_rows[~tested], task.train_rows[tested].sort().values
         new_tasks.append(replace(task, test=task.train, train_rows=train_rows, test_rows=test_rows))
     return replace(stream, tasks=tuple(new_tasks))
 
