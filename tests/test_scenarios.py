@@ -483,6 +483,29 @@ def test_domains_show_every_example_in_every_task_and_share_them_in_memory():
         )
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"validation": 0.2},
+        {"imbalance": 3},
+        {"class_sizes": [40, 30] * 5},
+        {"corruption": "uniform"},
+        {"corruption": "shuffle"},
+        {"validation": 0.1, "imbalance": 2, "corruption": "uniform"},
+    ],
+)
+def test_a_scenario_of_a_stream_of_domains_is_as_if_both_were_given_at_once(settings):
+    seed = 1
+    in_turn = applied(make_stream("seq-digits", seed, tasks=3, domain="rotation"), seed, **settings)
+    assert in_turn.digest() == make_stream("seq-digits", seed, tasks=3, domain="rotation", **settings).digest()
+
+
+def test_a_domain_of_a_domain_is_refused():
+    stream = make_stream("seq-digits", tasks=1, domain="rotation")
+    with pytest.raises(InputError, match="^domain: got 'permutation', expected none for a stream of domains; make"):
+        applied(stream, domain="permutation")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("domain", ["rotation", "permutation"])
 def test_domains_are_the_same_data_on_a_gpu(domain):

@@ -45,11 +45,15 @@ class Examples(NamedTuple):
         label_rows = rows if label_rows is None else label_rows
         if self.views is None:
             return self.x.index_select(0, rows), self.y.index_select(0, label_rows)
-        n, view = len(self.x), self.views[rows // len(self.x)][:, None]
-        x = self.x.index_select(0, rows % n)
+        view = self.views[rows // len(self.x)][:, None]
+        x = self.x.index_select(0, self.numbers(rows))
         pixels = x.reshape(len(x), -1, view.shape[-1])
         viewed = pixels.gather(2, view.clamp(min=0).expand_as(pixels)).masked_fill_(view < 0, 0)
-        return viewed.reshape(x.shape), self.y.index_select(0, label_rows % n)
+        return viewed.reshape(x.shape), self.y.index_select(0, self.numbers(label_rows))
+
+    def numbers(self, rows: Tensor) -> Tensor:
+        """Which example each of the `rows` shows: the same one in every view."""
+        return rows % len(self.x)
 
     def to(self, device: torch.device | str) -> Examples:
         """The same examples on another device."""
@@ -155,7 +159,7 @@ class Task:
     @cached_property
     def tested(self) -> tuple[int, ...]:
         """The classes of the test examples; there may be more of them than in training."""
-        return tuple(self.test.y[self.test_rows % len(self.test.y)].unique().tolist())
+        return tuple(self.test.y[self.test.numbers(self.test_rows)].unique().tolist())
 
     def test_batches(self, size: int = 512) -> Iterator[tuple[Tensor, Tensor]]:
         """The task's test examples in batches, in order."""
@@ -219,7 +223,7 @@ class Stream(Sequence[Task]):
         tasks = self.tasks[: index + 1]
         classes = {label for task in tasks for label in task.classes}
         if not self.boundaries:
-            classes.update(*(task.train.y[task.train_rows % len(task.train.y)].unique().tolist() for task in tasks))
+            classes.update(*(task.train.y[task.train.numbers(task.train_rows)].unique().tolist() for task in tasks))
         return sorted(classes)
 
     def together(self, size: int = 32, epochs: int = 1) -> Batches:
