@@ -318,6 +318,14 @@ def test_tasks_that_overlap_keep_the_same_examples(first, sizes, seed):
     assert Counter(row % 2 for row in first_rows | later_rows) == dict(enumerate(sizes))
 
 
+@pytest.mark.parametrize("settings", [{"imbalance": 2}, {"class_sizes": [20] * 10}])
+def test_a_blurred_stream_is_not_resized_as_what_others_gave_its_tasks_would_be_lost(settings):
+    with pytest.raises(InputError, match="^stream: got task 1 with examples of classes .*; resize before .* at once$"):
+        applied(applied(numbered(), blur=0.3), **settings)
+    at_once = applied(numbered(), blur=0.3, **settings)
+    assert sum(len(task.train_rows) for task in at_once) == sum(class_sizes(applied(numbered(), **settings)))
+
+
 def test_imbalance_applies_in_a_single_task_too():
     assert counts_by_task(applied(numbered(tasks=1), imbalance=4)) == [{i: int(40 / 4 ** (i / 9)) for i in range(10)}]
 

@@ -430,6 +430,10 @@ def _new_counts(stream: Stream) -> dict[int, list[int]]:
     for index, (task, new_examples) in enumerate(_new_examples(stream)):
         for label, members in _by_class(task, new_examples):
             counts.setdefault(label, [0] * len(stream))[index] = len(members)
+        if sum(by_task[index] for by_task in counts.values()) < len(new_examples):
+            got = Description(f"task {index + 1} with examples of classes that are not its own")
+            remedy = "resize before tasks are blurred: give all settings at once"
+            raise invalid("stream", got, "tasks whose classes can be resized", remedy)
     return counts
 
 
