@@ -518,10 +518,12 @@ def _domain_numbers(name: str, value: Any, count: int, among: Tensor | None = No
 
 def _hold_out(y: Tensor, domains: Tensor) -> Tensor:
     """A mask of every fifth example of each class in each domain."""
+    groups = domains.unique(return_inverse=True)[1] * (int(y.max()) + 1) + y
+    by_group, sizes = groups.argsort(stable=True), groups.unique(return_counts=True)[1]
+    starts = sizes.cumsum(0) - sizes
+    positions = torch.arange(len(y)) - starts.repeat_interleave(sizes)  # of each example within its group
     mask = torch.zeros(len(y), dtype=torch.bool)
-    group_numbers = domains.unique(return_inverse=True)[1] * (int(y.max()) + 1) + y
-    for number in group_numbers.unique():
-        mask[(group_numbers == number).nonzero().flatten()[4::5]] = True
+    mask[by_group[positions % 5 == 4]] = True
     return mask
 
 
