@@ -585,6 +585,12 @@ def test_what_cannot_be_is_refused(settings, message):
         applied(numbered(), **settings)
 
 
+@pytest.mark.parametrize("seed", [-1, 0.5])
+def test_a_seed_that_is_none_is_refused(seed):
+    with pytest.raises(InputError, match=f"^seed: got {seed}, expected a whole number of at least 0"):
+        applied(numbered(), seed, class_order="shuffled")
+
+
 def test_labels_are_permuted_in_a_share_of_each_batch():
     with pytest.raises(InputError, match="corruption_rate: got 1.5, expected a number of at least 0 and of at most 1"):
         permute_labels(numbered(), 1.5)

@@ -147,6 +147,7 @@ class Scenario:
 
     def apply(self, stream: Stream, seed: int) -> Stream:
         """Apply the scenario to a stream."""
+        check_number("seed", seed, whole=True, at_least=0)
         if self.domain != "none":
             if _tasks_share_classes(stream):
                 expected = "none for a stream whose tasks share classes, as they cannot be merged"

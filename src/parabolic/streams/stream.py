@@ -14,7 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from parabolic.checks import Description, InputError, check_finite, check_gaps, check_number, invalid, plain, signed
+from parabolic.checks import (
+    Description,
+    InputError,
+    check_finite,
+    check_gaps,
+    check_number,
+    first_line,
+    invalid,
+    plain,
+    signed,
+)
 
 __all__ = ["LABEL_COLUMNS", "Batches", "Examples", "Stream", "Task"]
 
@@ -106,7 +116,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         sizes = self._sizes
-        first_epoch, first_batch = divmod(self.start, len(sizes))
+        first_epoch, first_batch = divmod(self.start, len(sizes) or 1)
         for epoch in range(first_epoch, self.epochs):
             order = np.arange(len(self.rows))
             if self.shuffle:
@@ -164,7 +174,7 @@ class Task:
     def test_batches(self, size: int = 512) -> Iterator[tuple[Tensor, Tensor]]:
         """The task's test examples in batches, in order."""
         check_number("size", size, whole=True, at_least=1)
-        for part in self.test_rows.split(size):
+        for part in self.test_rows.split(int(size)):
             yield self.test.take(part)
 
 
@@ -485,6 +495,9 @@ def _tensor(name: str, value: Any) -> Tensor:
         array = np.asarray(value)
     except ValueError as error:
         raise invalid(name, type(value), "examples that are all of one shape", str(error)) from error
+    except (TypeError, RuntimeError) as error:  # tensors in a list may have gradients or be on a GPU
+        remedy = f"make a list of tensors one with torch.stack; {first_line(error)}"
+        raise invalid(name, type(value), "an array or a tensor", remedy) from error
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
         remedy = "for words, use np.unique(words, return_inverse=True)[1]" if array.dtype.kind in "OSU" else ""
         expected = "real numbers of at most 64 bits"
