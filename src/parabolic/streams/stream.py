@@ -339,24 +339,21 @@ class Stream(Sequence[Task]):
             else:
                 keys = train_domains, train_domains
             groups = train_domains.unique()[:, None].tolist()
-        masks: tuple[Tensor | bool, Tensor | bool] = (True, True)
-        if test is None:
-            held_out = _hold_out(train.y, keys[0])
-            masks = ~held_out, held_out
+        rows_by_key = [_rows_by_number(key) for key in keys]
+        held_out = _hold_out(train.y, keys[0]) if test is None else None
         new_tasks = []
         for index, group in enumerate(groups):
-            members = torch.tensor(group)
-            rows = [
-                (torch.isin(key, members) & mask).nonzero().flatten() for key, mask in zip(keys, masks, strict=True)
-            ]
-            for kind, selected in zip(("training", "test"), rows, strict=True):
+            train_rows, test_rows = (_rows_of_numbers(rows, group) for rows in rows_by_key)
+            if held_out is not None:
+                train_rows, test_rows = train_rows[~held_out[train_rows]], test_rows[held_out[test_rows]]
+            for kind, selected in (("training", train_rows), ("test", test_rows)):
                 if not len(selected):
                     remedy = "every fifth of a class is held out: give more, or test=" if test is None else ""
                     if by_class:
                         raise invalid("tasks", group, f"classes with {kind} examples", remedy)
                     raise invalid("domains", group[0], f"a domain with {kind} examples", remedy)
-            labels = group if by_class else train.y[rows[0]].unique().tolist()
-            new_tasks.append(Task(index, tuple(labels), train, test_data, rows[0], rows[1], seed, shuffle=shuffle))
+            labels = group if by_class else train.y[train_rows].unique().tolist()
+            new_tasks.append(Task(index, tuple(labels), train, test_data, train_rows, test_rows, seed, shuffle=shuffle))
         classes = int((train.y if by_class else torch.cat([train.y, test_data.y])).max()) + 1
         return cls(name, tuple(new_tasks), classes, tuple(train.x.shape[1:]), **settings)
 
@@ -529,14 +526,24 @@ def _domain_numbers(name: str, value: Any, count: int, among: Tensor | None = No
     return numbers
 
 
+def _rows_by_number(numbers: Tensor) -> dict[int, Tensor]:
+    """For each of the numbers, the rows that hold it, in ascending order."""
+    distinct, counts = numbers.unique(return_counts=True)
+    parts = numbers.argsort(stable=True).split(counts.tolist())
+    return dict(zip(distinct.tolist(), parts, strict=True))
+
+
+def _rows_of_numbers(rows_by_number: Mapping[int, Tensor], numbers: Sequence[int]) -> Tensor:
+    """The rows that hold one of `numbers`, in ascending order."""
+    parts = [rows_by_number[number] for number in numbers if number in rows_by_number]
+    return torch.cat(parts).sort().values if parts else torch.empty(0, dtype=torch.long)
+
+
 def _hold_out(y: Tensor, domains: Tensor) -> Tensor:
     """A mask of every fifth example of each class in each domain."""
-    groups = domains.unique(return_inverse=True)[1] * (int(y.max()) + 1) + y
-    by_group, sizes = groups.argsort(stable=True), groups.unique(return_counts=True)[1]
-    starts = sizes.cumsum(0) - sizes
-    positions = torch.arange(len(y)) - starts.repeat_interleave(sizes)  # of each example within its group
     mask = torch.zeros(len(y), dtype=torch.bool)
-    mask[by_group[positions % 5 == 4]] = True
+    groups = domains.unique(return_inverse=True)[1] * (int(y.max()) + 1) + y
+    mask[torch.cat([rows[4::5] for rows in _rows_by_number(groups).values()])] = True
     return mask
 
 
