@@ -369,8 +369,9 @@ def test_a_truncated_archive_is_refused_and_nothing_is_left(tmp_path, cache, sha
     for name, path in (("cifar10", tar), ("tinyimagenet", packed)):
         data = path.read_bytes()
         path.write_bytes(data[: int(share * len(data))])
-        with pytest.raises(InputError, match=r"expected (a whole archive|all files of the data set)"):
+        with pytest.raises(InputError, match=r"expected (a whole archive|all files of the data set)") as error:
             prepare(name, path)
+        assert len(str(error.value).splitlines()) == 1
         assert cache.find(name) is None
         assert list(cache.root.glob("*/files-*")) == []
 

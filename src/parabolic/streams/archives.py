@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from parabolic.checks import Description, InputError, invalid
+from parabolic.checks import Description, InputError, first_line, invalid
 from parabolic.files import sha256_of
 from parabolic.streams.cache import ShowProgress
 
@@ -85,7 +85,8 @@ def _refuse_damaged(path: Path) -> Iterator[None]:
         raise
     except Exception as error:  # each compression has errors of its own, and a damaged header can raise anything
         remedy = "it may be truncated or damaged: download it again"
-        raise invalid(str(path), Description(f"{type(error).__name__}: {error}"), "a whole archive", remedy) from error
+        got = Description(f"{type(error).__name__}: {first_line(error)}")
+        raise invalid(str(path), got, "a whole archive", remedy) from error
 
 
 def is_hidden(name: str) -> bool:
