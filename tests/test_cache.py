@@ -237,20 +237,51 @@ class Split(list):
         return self
 
 
-@pytest.mark.parametrize("labels", [[], [-1, -1], [0, None]])
-def test_a_split_without_examples_or_labels_is_no_test_set(tmp_path, monkeypatch, labels):
+@pytest.fixture
+def save_split(tmp_path, monkeypatch):
+    """Splits of `datasets` that are read as hf:x, whose rows have an image and a label."""
+    hub, splits = ModuleType("datasets"), {}
+    hub.Image, hub.ClassLabel = type("Image", (), {"__init__": lambda *_, **__: None}), type("ClassLabel", (), {})
+    hub.load_dataset = lambda _: splits
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+
     def encoded(pixels):
         Image.fromarray(pixels).save(tmp_path / "a.png")
         return {"bytes": (tmp_path / "a.png").read_bytes(), "path": None}
 
-    train = Split({"image": encoded(pixels), "label": label} for pixels, label in zip(*TRAIN, strict=True))
-    test = Split({"image": encoded(TEST[0][0]), "label": label} for label in labels)
-    hub = ModuleType("datasets")
-    hub.Image, hub.ClassLabel = type("Image", (), {"__init__": lambda *_, **__: None}), type("ClassLabel", (), {})
-    train.features = {"image": hub.Image(), "label": SimpleNamespace(dtype="int64")}
-    hub.load_dataset = lambda _: {"train": train, "test": test}
-    monkeypatch.setitem(sys.modules, "datasets", hub)
+    def save(name, images, labels, **label_type):
+        split = Split({"image": encoded(pixels), "label": label} for pixels, label in zip(images, labels, strict=False))
+        split.features = {"image": hub.Image(), "label": SimpleNamespace(dtype="int64", **label_type)}
+        splits[name] = split
+        return split
+
+    return save
+
+
+@pytest.mark.parametrize("labels", [[], [-1, -1], [0, None]])
+def test_a_split_without_examples_or_labels_is_no_test_set(save_split, labels):
+    save_split("train", *TRAIN)
+    save_split("test", TEST[0], labels)
     assert prepare("mine", "hf:x").test == 0
+
+
+def test_a_split_without_a_column_of_labels_is_no_test_set(save_split):
+    save_split("train", *TRAIN)
+    split = save_split("test", *TEST)
+    split[:] = [{"image": row["image"]} for row in split]
+    del split.features["label"]
+    assert prepare("mine", "hf:x").test == 0
+
+
+def test_splits_that_number_their_classes_differently_are_refused(save_split, cache):
+    """`class_encode_column` numbers the words of each split by itself, and one may lack a class."""
+    save_split("train", *TRAIN, names=official.NAMES10)
+    save_split("test", TEST[0], [label - 1 for label in TEST[1] if label], names=official.NAMES10[1:])
+    with pytest.raises(InputError, match="^hf:x: got other classes, .* in test than in train, .*; turn words into num"):
+        prepare("mine", "hf:x")
+    assert cache.find("mine") is None
+    save_split("test", *TEST, names=official.NAMES10)
+    assert prepare("mine", "hf:x").class_names == tuple(official.NAMES10)
 
 
 def test_a_source_without_a_test_set_has_every_fifth_example_held_out(tmp_path):
