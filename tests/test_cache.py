@@ -154,6 +154,23 @@ def test_a_torch_dataset_gives_the_same_stream():
             Stream.from_dataset(bad_dataset)
 
 
+def test_data_sets_that_number_their_classes_differently_are_refused(save_split):
+    """torchvision's ImageFolder numbers the folders that it finds: without cats, the dogs are number 0."""
+
+    class Folder(list):
+        pass
+
+    train, test = Folder((torch.zeros(3), i % 2) for i in range(20)), Folder((torch.zeros(3), 0) for _ in range(4))
+    train.class_to_idx, test.class_to_idx = {"cat": 0, "dog": 1}, {"dog": 0}
+    with pytest.raises(InputError, match="^test: got classes that are numbered differently, .* as those of dataset"):
+        Stream.from_dataset(train, test=test, tasks=1)
+    test.class_to_idx = {"cat": 0, "dog": 1}
+    assert len(Stream.from_dataset(train, test=test, tasks=1)[0].test_rows) == 4
+    rows = [save_split("any", *part, names=names) for part, names in ((TRAIN, ["a", "b"]), (TEST, ["b", "a"]))]
+    with pytest.raises(InputError, match="^test: got classes that are numbered differently"):
+        Stream.from_dataset(rows[0], test=rows[1])
+
+
 def test_the_hub_s_format_gives_the_same_stream(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # before it is imported
     datasets = pytest.importorskip("datasets", reason="needs the extra `hf`")

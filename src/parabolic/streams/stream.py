@@ -370,6 +370,10 @@ class Stream(Sequence[Task]):
         >>> [len(task.train_rows) for task in Stream.from_dataset(pairs, tasks=2)]
         [16, 16]
         """
+        trained, tested = _class_numbering(dataset), _class_numbering(test)
+        if trained is not None and tested is not None and trained != tested:
+            got, remedy = Description("classes that are numbered differently"), "give both data sets all classes"
+            raise invalid("test", got, "labels that stand for the same classes as those of dataset", remedy)
         test_pair = None if test is None else _collect("test", test)
         return cls.from_arrays(*_collect("dataset", dataset), test=test_pair, **settings)
 
@@ -451,6 +455,15 @@ def _collect(name: str, dataset: Any) -> tuple[Tensor, Tensor]:
             raise invalid(f"item {i} of {name}", example, like, "convert all to one size and type first")
         x[i], y[i] = example, label
     return x, y
+
+
+def _class_numbering(dataset: Any) -> Any:
+    """How a data set of torchvision or of Hugging Face numbers its classes; None if it does not say."""
+    features = getattr(dataset, "features", None)
+    if isinstance(features, Mapping):
+        label = next((features[column] for column in LABEL_COLUMNS if column in features), None)
+        return getattr(label, "names", None)
+    return getattr(dataset, "class_to_idx", None)
 
 
 def _example_and_label(name: str, row: Mapping[str, Any]) -> tuple[Any, Any]:
