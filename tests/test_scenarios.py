@@ -591,6 +591,11 @@ def test_a_seed_that_is_none_is_refused(seed):
         applied(numbered(), seed, class_order="shuffled")
 
 
+def test_a_scenario_is_applied_to_a_stream_not_to_its_name():
+    with pytest.raises(InputError, match="^stream: got 'seq-digits', expected a parabolic.Stream; make_stream"):
+        applied("seq-digits", tasks=2)
+
+
 def test_labels_are_permuted_in_a_share_of_each_batch():
     with pytest.raises(InputError, match="corruption_rate: got 1.5, expected a number of at least 0 and of at most 1"):
         permute_labels(numbered(), 1.5)

@@ -147,6 +147,8 @@ class Scenario:
 
     def apply(self, stream: Stream, seed: int) -> Stream:
         """Apply the scenario to a stream."""
+        if not isinstance(stream, Stream):
+            raise invalid("stream", stream, "a parabolic.Stream", "make_stream(name) makes one that is known by name")
         check_number("seed", seed, whole=True, at_least=0)
         if self.domain != "none":
             if _tasks_share_classes(stream):
