@@ -1,13 +1,16 @@
 """Official archives: read pixel for pixel, and nothing that is hostile or broken gets further than an error."""
 
 import codecs
+import errno
 import functools
 import gzip
 import hashlib
+import http.client
 import http.server
 import io
 import os
 import pickle
+import ssl
 import tarfile
 import threading
 import zipfile
@@ -366,8 +369,9 @@ def test_a_truncated_archive_is_refused_and_nothing_is_left(tmp_path, cache, sha
     for name, path in (("cifar10", tar), ("tinyimagenet", packed)):
         data = path.read_bytes()
         path.write_bytes(data[: int(share * len(data))])
-        with pytest.raises(InputError, match=r"expected (a whole archive|all files of the data set)"):
+        with pytest.raises(InputError, match=r"expected (a whole archive|all files of the data set)") as error:
             prepare(name, path)
+        assert len(str(error.value).splitlines()) == 1
         assert cache.find(name) is None
         assert list(cache.root.glob("*/files-*")) == []
 
@@ -594,6 +598,24 @@ def test_what_cannot_be_downloaded_is_reported(server, tmp_path):
         download("file:///etc/passwd", tmp_path / "a", DIGEST)
     with pytest.raises(InputError, match="download: got .*refused"):
         download("http://127.0.0.1:9/a", tmp_path / "a", DIGEST)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENETUNREACH, "Network is unreachable"), ssl.SSLError(1, "bad record"), TimeoutError("timed out")],
+)
+@pytest.mark.parametrize("function", ["begin", "read"])
+def test_a_network_that_fails_is_not_taken_for_a_full_disk(server, tmp_path, monkeypatch, error, function):
+    """It may fail before the server has answered, or while the file is received."""
+
+    def fail(*arguments):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(http.client.HTTPResponse, function, fail)
+        with pytest.raises(InputError, match=f"^download: got .*{error.args[-1]}.* from http.*; run it again to"):
+            download(f"{server.url}/a", tmp_path / "a", DIGEST)
+    assert download(f"{server.url}/a", tmp_path / "a", DIGEST).read_bytes() == BODY
 
 
 def test_four_files_are_downloaded_and_what_is_there_is_not_asked_for_again(server, cache, monkeypatch):

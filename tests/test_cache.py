@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ import torch
 from PIL import Image
 
 from parabolic import InputError, Stream, make_stream
-from parabolic.streams import BENCHMARKS, Cache, data_folder, load, prepare, prepared_streams, sources
+from parabolic.streams import BENCHMARKS, Cache, data_folder, known_streams, load, prepare, prepared_streams, sources
 from parabolic.streams.cache import Part, Raw
 
 TRAIN, TEST = official.pictures(100, 10), official.pictures(20, 10, seed=1)
@@ -153,6 +154,23 @@ def test_a_torch_dataset_gives_the_same_stream():
             Stream.from_dataset(bad_dataset)
 
 
+def test_data_sets_that_number_their_classes_differently_are_refused(save_split):
+    """torchvision's ImageFolder numbers the folders that it finds: without cats, the dogs are number 0."""
+
+    class Folder(list):
+        pass
+
+    train, test = Folder((torch.zeros(3), i % 2) for i in range(20)), Folder((torch.zeros(3), 0) for _ in range(4))
+    train.class_to_idx, test.class_to_idx = {"cat": 0, "dog": 1}, {"dog": 0}
+    with pytest.raises(InputError, match="^test: got classes that are numbered differently, .* as those of dataset"):
+        Stream.from_dataset(train, test=test, tasks=1)
+    test.class_to_idx = {"cat": 0, "dog": 1}
+    assert len(Stream.from_dataset(train, test=test, tasks=1)[0].test_rows) == 4
+    rows = [save_split("any", *part, names=names) for part, names in ((TRAIN, ["a", "b"]), (TEST, ["b", "a"]))]
+    with pytest.raises(InputError, match="^test: got classes that are numbered differently"):
+        Stream.from_dataset(rows[0], test=rows[1])
+
+
 def test_the_hub_s_format_gives_the_same_stream(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # before it is imported
     datasets = pytest.importorskip("datasets", reason="needs the extra `hf`")
@@ -188,6 +206,16 @@ def test_data_of_any_name_are_a_stream_save_those_that_the_hub_s_name_stands_for
         for name in (cache_name, "hf-too"):
             cache.write(name, Raw(Part([channels_first(TRAIN[0])], TRAIN[1])), "hf:user/set")
     assert sorted(prepared_streams()) == ["seq-hf-mine", "seq-hf-too"]
+
+
+def test_data_cannot_be_called_as_those_of_a_stream_that_comes_with_the_package(tmp_path, cache):
+    """They would be prepared, and the stream of their name would be of other data."""
+    embedded = [name.removeprefix("seq-") for name, entry in known_streams().items() if entry.data is None]
+    assert "digits" in embedded
+    for name in embedded:
+        with pytest.raises(InputError, match=f"^name: got '{name}', expected another one: .*seq-{name} comes with"):
+            prepare(name, arrays(tmp_path / "a"))
+    assert cache.names() == []
 
 
 def test_hidden_folders_and_files_are_no_data(tmp_path):
@@ -226,20 +254,51 @@ class Split(list):
         return self
 
 
-@pytest.mark.parametrize("labels", [[], [-1, -1], [0, None]])
-def test_a_split_without_examples_or_labels_is_no_test_set(tmp_path, monkeypatch, labels):
+@pytest.fixture
+def save_split(tmp_path, monkeypatch):
+    """Splits of `datasets` that are read as hf:x, whose rows have an image and a label."""
+    hub, splits = ModuleType("datasets"), {}
+    hub.Image, hub.ClassLabel = type("Image", (), {"__init__": lambda *_, **__: None}), type("ClassLabel", (), {})
+    hub.load_dataset = lambda _: splits
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+
     def encoded(pixels):
         Image.fromarray(pixels).save(tmp_path / "a.png")
         return {"bytes": (tmp_path / "a.png").read_bytes(), "path": None}
 
-    train = Split({"image": encoded(pixels), "label": label} for pixels, label in zip(*TRAIN, strict=True))
-    test = Split({"image": encoded(TEST[0][0]), "label": label} for label in labels)
-    hub = ModuleType("datasets")
-    hub.Image, hub.ClassLabel = type("Image", (), {"__init__": lambda *_, **__: None}), type("ClassLabel", (), {})
-    train.features = {"image": hub.Image(), "label": SimpleNamespace(dtype="int64")}
-    hub.load_dataset = lambda _: {"train": train, "test": test}
-    monkeypatch.setitem(sys.modules, "datasets", hub)
+    def save(name, images, labels, **label_type):
+        split = Split({"image": encoded(pixels), "label": label} for pixels, label in zip(images, labels, strict=False))
+        split.features = {"image": hub.Image(), "label": SimpleNamespace(dtype="int64", **label_type)}
+        splits[name] = split
+        return split
+
+    return save
+
+
+@pytest.mark.parametrize("labels", [[], [-1, -1], [0, None]])
+def test_a_split_without_examples_or_labels_is_no_test_set(save_split, labels):
+    save_split("train", *TRAIN)
+    save_split("test", TEST[0], labels)
     assert prepare("mine", "hf:x").test == 0
+
+
+def test_a_split_without_a_column_of_labels_is_no_test_set(save_split):
+    save_split("train", *TRAIN)
+    split = save_split("test", *TEST)
+    split[:] = [{"image": row["image"]} for row in split]
+    del split.features["label"]
+    assert prepare("mine", "hf:x").test == 0
+
+
+def test_splits_that_number_their_classes_differently_are_refused(save_split, cache):
+    """`class_encode_column` numbers the words of each split by itself, and one may lack a class."""
+    save_split("train", *TRAIN, names=official.NAMES10)
+    save_split("test", TEST[0], [label - 1 for label in TEST[1] if label], names=official.NAMES10[1:])
+    with pytest.raises(InputError, match="^hf:x: got other classes, .* in test than in train, .*; turn words into num"):
+        prepare("mine", "hf:x")
+    assert cache.find("mine") is None
+    save_split("test", *TEST, names=official.NAMES10)
+    assert prepare("mine", "hf:x").class_names == tuple(official.NAMES10)
 
 
 def test_a_source_without_a_test_set_has_every_fifth_example_held_out(tmp_path):
@@ -544,11 +603,24 @@ def test_bad_data_are_refused_and_what_was_there_stays(tmp_path, cache, write, n
     assert file_contents(cache.root) == files_before
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="permissions of files are POSIX's")
+@pytest.mark.parametrize("mask", [0o022, 0o002, 0o077])
+def test_who_may_read_prepared_data_is_decided_by_the_umask(tmp_path, cache, mask):
+    source, before = arrays(tmp_path / "a"), os.umask(mask)
+    try:
+        data = prepare("mine", source)
+    finally:
+        os.umask(before)
+    folder = cache.root / "mine" / data.folder
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o777 & ~mask
+    assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o666 & ~mask}
+
+
 def fail_with_full_disk(*arguments):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("function", ["os.fsync", "os.replace", "tempfile.mkdtemp"])
+@pytest.mark.parametrize("function", ["os.fsync", "os.replace", "os.mkdir"])
 @pytest.mark.parametrize("earlier", [True, False])
 def test_a_full_disk_is_reported_and_leaves_what_was_there(tmp_path, cache, monkeypatch, function, earlier):
     source = arrays(tmp_path / "a")

@@ -16,7 +16,21 @@ from grids import fragile, until
 from made_up import record, save_few_runs
 from torch import nn
 
-from parabolic import ER, MLP, SGD, InputError, Journal, ParabolicClassifier, RunSpec, Store, Stream, make_backbone, run
+from parabolic import (
+    ER,
+    MLP,
+    SGD,
+    ConvNet,
+    InputError,
+    Journal,
+    ParabolicClassifier,
+    ResNet18,
+    RunSpec,
+    Store,
+    Stream,
+    make_backbone,
+    run,
+)
 from parabolic.checks import check_name
 from parabolic.experiments import Search, build, execute, run_grid, tune
 from parabolic.learners import known_learners
@@ -555,6 +569,24 @@ def test_a_preset_says_where_its_code_was_looked_for(parabolic, tmp_path):
 def test_sizes_of_a_perceptron_are_lists(shape, hidden, message):
     with pytest.raises(InputError, match=message):
         MLP(shape, 10, hidden=hidden)
+
+
+@pytest.mark.parametrize("network", [MLP, ConvNet, ResNet18])
+def test_networks_that_cannot_be_made_are_refused(network):
+    for arguments, message in (
+        ({"classes": 0}, "^classes: got 0, expected a whole number of at least 1"),
+        ({"classes": 2.0}, "^classes: got 2.0, expected a whole number of at least 1"),
+        ({"shape": (3, 8.5, 8)}, "^shape: got 8.5, expected a whole number of at least 1"),
+        ({"shape": 3}, "^shape: got 3, expected a list of whole numbers"),
+        *[({"width": width}, f"^width: got {width}, expected a") for width in (0, 1.5) if network is not MLP],
+    ):
+        with pytest.raises(InputError, match=message):
+            network(**({"shape": (3, 8, 8), "classes": 2} | arguments))
+
+
+def test_a_seed_of_a_network_is_a_whole_number():
+    with pytest.raises(InputError, match="^seed: got 'first', expected a whole number"):
+        make_backbone("mlp", (4,), 2, seed="first")
 
 
 def test_sizes_of_a_perceptron_may_come_from_an_iterator():

@@ -125,6 +125,15 @@ def test_remark_1_holds_for_a_learner(learner):
     assert bound.holds
 
 
+@pytest.mark.parametrize("x", [torch.zeros(3, 5), torch.zeros(3, 2).double(), torch.zeros(3, 2, dtype=torch.uint8)])
+def test_points_that_are_no_inputs_of_the_model_are_refused(learner, x):
+    message = r"^x: got a tensor .*, expected inputs of the model, each of shape \[2\] and torch.float32; learner"
+    with pytest.raises(InputError, match=message):
+        loss_profile(learner, x)
+    with pytest.raises(InputError, match=message):
+        drift_of(learner, x, lambda points: -points)
+
+
 def test_the_monitor_flags_a_broken_bound_and_records_every_task():
     torch.manual_seed(0)
     warnings_given = []
@@ -178,6 +187,23 @@ def test_the_past_is_a_pair_of_examples_and_labels_also_as_arrays():
         bounds_of(learner, future=(x, y[:3]))
     with pytest.raises(InputError, match="^past: got a tensor of shape .. .*, expected a batch of examples and one"):
         bounds_of(learner, (x, torch.tensor(3)))
+
+
+def test_labels_of_the_past_are_class_numbers_of_any_integer_type_as_in_observe():
+    learner, x, y = ER(MLP((2,), 6), memory=50), torch.randn(40, 2), torch.arange(40) % 6
+    learner.observe(x, y)
+    assert bounds_of(learner, (x, y.int()))[0].realised == bounds_of(learner, (x, y))[0].realised
+    for labels, message in (
+        (y + 6, "^y: got 11, expected labels from 0 to 5"),
+        (y - 1, "^y: got -1, expected labels from 0 to 5"),
+        (y.float(), "^y: got .*, expected one whole number for each of the 40 examples"),
+    ):
+        with pytest.raises(InputError, match=message):
+            bounds_of(learner, (x, labels))
+    with pytest.raises(InputError, match="^future: got 80 values that are NaN or infinite"):
+        bounds_of(learner, future=(x * torch.nan, y))
+    with pytest.raises(InputError, match=r"^x: got a tensor of shape \[1, 3\] .*, expected examples as in the first"):
+        bounds_of(learner, (torch.zeros(40, 3), y))
 
 
 def test_past_numbers_may_be_a_row_as_in_observe():

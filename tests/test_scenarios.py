@@ -318,6 +318,14 @@ def test_tasks_that_overlap_keep_the_same_examples(first, sizes, seed):
     assert Counter(row % 2 for row in first_rows | later_rows) == dict(enumerate(sizes))
 
 
+@pytest.mark.parametrize("settings", [{"imbalance": 2}, {"class_sizes": [20] * 10}])
+def test_a_blurred_stream_is_not_resized_as_what_others_gave_its_tasks_would_be_lost(settings):
+    with pytest.raises(InputError, match="^stream: got task 1 with examples of classes .*; resize before .* at once$"):
+        applied(applied(numbered(), blur=0.3), **settings)
+    at_once = applied(numbered(), blur=0.3, **settings)
+    assert sum(len(task.train_rows) for task in at_once) == sum(class_sizes(applied(numbered(), **settings)))
+
+
 def test_imbalance_applies_in_a_single_task_too():
     assert counts_by_task(applied(numbered(tasks=1), imbalance=4)) == [{i: int(40 / 4 ** (i / 9)) for i in range(10)}]
 
@@ -370,6 +378,21 @@ def test_validation_may_hold_out_none_of_a_class_in_a_task_if_it_does_so_in_anot
     with pytest.raises(InputError, match="which is 0 of the 8 examples of task 3, .*; choose a larger one$"):
         applied(too_few, validation=0.1)
     assert len(applied(too_few, validation=0.2)[2].test_rows) == 2
+
+
+@given(st.integers(0, 60), st.sampled_from([0.1, 0.25, 0.5]))
+@hypothesis_settings(max_examples=20)
+def test_what_a_task_holds_out_is_learned_in_no_other_that_has_it(first, share):
+    """Both classes are in both tasks, which share the examples from `first` up to 60."""
+    plain = domain_stream(120, 2, (60, 60))
+    plain = replace(plain, tasks=(plain[0], replace(plain[1], train_rows=torch.arange(first, 120))))
+    stream = applied(plain, validation=share)
+    tested = {row for task in stream for row in task.test_rows.tolist()}
+    assert len(tested) == pytest.approx(share * 120, abs=2)
+    for task, plain_task in zip(stream, plain, strict=True):
+        rows = set(plain_task.train_rows.tolist())
+        assert set(task.test_rows.tolist()) == rows & tested
+        assert set(task.train_rows.tolist()) == rows - tested
 
 
 # -- blur and domains ----------------------------------------------------------------------------------------------
@@ -468,6 +491,29 @@ def test_domains_show_every_example_in_every_task_and_share_them_in_memory():
         )
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"validation": 0.2},
+        {"imbalance": 3},
+        {"class_sizes": [40, 30] * 5},
+        {"corruption": "uniform"},
+        {"corruption": "shuffle"},
+        {"validation": 0.1, "imbalance": 2, "corruption": "uniform"},
+    ],
+)
+def test_a_scenario_of_a_stream_of_domains_is_as_if_both_were_given_at_once(settings):
+    seed = 1
+    in_turn = applied(make_stream("seq-digits", seed, tasks=3, domain="rotation"), seed, **settings)
+    assert in_turn.digest() == make_stream("seq-digits", seed, tasks=3, domain="rotation", **settings).digest()
+
+
+def test_a_domain_of_a_domain_is_refused():
+    stream = make_stream("seq-digits", tasks=1, domain="rotation")
+    with pytest.raises(InputError, match="^domain: got 'permutation', expected none for a stream of domains; make"):
+        applied(stream, domain="permutation")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("domain", ["rotation", "permutation"])
 def test_domains_are_the_same_data_on_a_gpu(domain):
@@ -537,6 +583,17 @@ def test_a_permutation_keeps_the_pixels_of_points_too():
 def test_what_cannot_be_is_refused(settings, message):
     with pytest.raises(InputError, match=message):
         applied(numbered(), **settings)
+
+
+@pytest.mark.parametrize("seed", [-1, 0.5])
+def test_a_seed_that_is_none_is_refused(seed):
+    with pytest.raises(InputError, match=f"^seed: got {seed}, expected a whole number of at least 0"):
+        applied(numbered(), seed, class_order="shuffled")
+
+
+def test_a_scenario_is_applied_to_a_stream_not_to_its_name():
+    with pytest.raises(InputError, match="^stream: got 'seq-digits', expected a parabolic.Stream; make_stream"):
+        applied("seq-digits", tasks=2)
 
 
 def test_labels_are_permuted_in_a_share_of_each_batch():

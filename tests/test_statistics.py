@@ -144,6 +144,8 @@ def test_a_row_with_a_gap_has_no_rank_and_takes_none():
         (lambda: average_ranks([[1.0, 2.0]], ["higher"]), "rows: got"),
         (lambda: average_ranks([1.0, 2.0], ["higher"]), "rows: got"),
         (lambda: average_ranks([], ["higher"]), "rows: got"),
+        (lambda: average_ranks([[1.0, 2.0], [1.0]], ["higher"] * 2), "rows: got .*, expected numbers, and as many"),
+        (lambda: Summary.of(["high", "low"]), "values: got .*, expected numbers"),
     ],
 )
 def test_what_cannot_be_used_is_refused(function, message):

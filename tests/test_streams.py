@@ -160,6 +160,7 @@ def test_tasks_made_by_hand_share_one_set_of_examples():
     )
     assert sorted(torch.cat([x for x, _ in shared.together(3)]).flatten().tolist()) == list(range(8))
     assert [arrivals(task).sum().item() for task in shared.to("cpu")] == [0 + 1 + 2 + 3, 4 + 5 + 6 + 7]
+    assert list(replace(shared[0], train_rows=early[:0]).batches()) == []
     with pytest.raises(InputError, match=r"^tasks: got \(\), expected at least one task"):
         replace(shared, tasks=())
     for changed in ({"train": other}, {"test": other}, {"train": Examples(examples.x, other.y)}):
@@ -212,6 +213,14 @@ def test_normalise_is_by_channel():
         assert torch.allclose(ours[:, channel], (x[:, channel] / 255 - mean[channel]) / std[channel], atol=1e-6)
 
 
+def test_what_cannot_be_cropped_is_refused():
+    with pytest.raises(InputError, match="^augment: got a tensor of shape .20, 3. and type float32, expected images "):
+        SGD(MLP((3,), 4), augment=CropFlip()).observe(torch.zeros(20, 3), torch.arange(20) % 4)
+    for padding in (-1, 1.5):
+        with pytest.raises(InputError, match=f"^padding: got {padding}, expected a whole number of at least 0"):
+            CropFlip(padding)
+
+
 X, Y = np.zeros((20, 3), dtype=np.float32), np.arange(20) % 4
 
 
@@ -223,6 +232,7 @@ X, Y = np.zeros((20, 3), dtype=np.float32), np.arange(20) % 4
         ({"x": np.zeros((0, 3))}, "x"),
         ({"x": np.ma.masked_equal(np.eye(20, 3), 1)}, "x"),  # what is under a mask is no value
         ({"y": np.ma.masked_equal(Y, 3)}, "y"),
+        ({"x": [torch.zeros(3, requires_grad=True)] * 20}, "x"),
         ({"seed": -1}, "seed"),
         ({"seed": 0.5}, "seed"),
         ({"class_names": ("one", "two", "three")}, "class_names"),
@@ -254,6 +264,7 @@ def test_numbers_of_numpy_cut_a_stream_as_pythons_do():
     plain, stream = (Stream.from_arrays(np.arange(20), Y, tasks=tasks) for tasks in (2, np.int64(2)))
     ours, theirs = stream[1].batches(np.int64(3), np.int64(2)), plain[1].batches(3, 2)
     assert [x.tolist() for x, _ in ours] == [x.tolist() for x, _ in theirs]
+    assert [len(y) for _, y in plain[1].test_batches(np.int64(1))] == [1, 1]
     assert make_stream("seq-blobs", seed=np.int64(3)).digest() == make_stream("seq-blobs", seed=3).digest()
     assert Stream.from_arrays(np.arange(20), Y, tasks=2, seed=np.int64(0)).digest() == plain.digest()
     ordered = Stream.from_arrays(np.arange(20), Y, tasks=2, shuffle=np.bool_(False))

@@ -45,6 +45,7 @@ class MLP(_Layers):
 
     def __init__(self, shape: Sequence[int], classes: int, hidden: Sequence[int] = (256, 256)) -> None:
         shape, hidden = _sizes("shape", shape, "(1, 28, 28)"), _sizes("hidden", hidden, "(256, 256)")
+        _check_sizes(classes=classes)
         widths = [math.prod(shape), *hidden]
         layers: list[nn.Module] = [nn.Flatten()]
         for before, after in itertools.pairwise(widths):
@@ -63,16 +64,17 @@ class ConvNet(_Layers):
     arguments: dict[str, Any]  # as in MLP
 
     def __init__(self, shape: Sequence[int], classes: int, width: int = 32) -> None:
-        channels = _channels("convnet", shape)
+        shape = _image_shape("convnet", shape)
+        _check_sizes(classes=classes, width=width)
         layers: list[nn.Module] = []
-        for before, after, stride in ((channels, width, 1), (width, 2 * width, 2), (2 * width, 4 * width, 2)):
+        for before, after, stride in ((shape[0], width, 1), (width, 2 * width, 2), (2 * width, 4 * width, 2)):
             layers += [
                 nn.Conv2d(before, after, 3, stride, padding=1, bias=False),
                 nn.BatchNorm2d(after),
                 nn.ReLU(),
             ]
         super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, classes))
-        self.arguments = {"shape": tuple(shape), "classes": classes, "width": width}
+        self.arguments = {"shape": shape, "classes": classes, "width": width}
 
 
 class ResNet18(nn.Module):
@@ -86,8 +88,10 @@ class ResNet18(nn.Module):
 
     def __init__(self, shape: Sequence[int], classes: int, width: int = 64) -> None:
         super().__init__()
-        self.arguments = {"shape": tuple(shape), "classes": classes, "width": width}
-        self.stem = Stem(_channels("resnet18", shape), width, 3, padding=1)
+        shape = _image_shape("resnet18", shape)
+        _check_sizes(classes=classes, width=width)
+        self.arguments = {"shape": shape, "classes": classes, "width": width}
+        self.stem = Stem(shape[0], width, 3, padding=1)
         self.norm = Norm(width)
         blocks, before = [], width
         for stage in range(4):
@@ -307,6 +311,7 @@ def make_backbone(name: str, shape: Sequence[int], classes: int, seed: int = 0) 
     """
     _check_shape(shape)
     check_number("classes", classes, whole=True, at_least=1)
+    check_number("seed", seed, whole=True, below=2**63)
     factory = find_backbone(name)
     with drawing_apart():
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed the GPUs' generators
@@ -355,7 +360,14 @@ def _sizes(name: str, sizes: Any, example: str) -> tuple[int, ...]:
     return listed
 
 
-def _channels(name: str, shape: Sequence[int]) -> int:
-    if len(shape) != 3:
-        raise invalid("backbone", name, f"images [channels, height, width]; the examples are {list(shape)}", "use mlp")
-    return shape[0]
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        check_number(name, size, whole=True, at_least=1)
+
+
+def _image_shape(name: str, shape: Any) -> tuple[int, ...]:
+    """The shape of the images that the network of this name is for."""
+    sizes = _sizes("shape", shape, "(3, 32, 32)")
+    if len(sizes) != 3:
+        raise invalid("backbone", name, f"images [channels, height, width]; the examples are {list(sizes)}", "use mlp")
+    return sizes

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from parabolic.checks import Description, check_number, invalid
+from parabolic.checks import Description, check_finite, check_number, invalid
 from parabolic.learners import Learner, ReplayLearner
 from parabolic.learners.accepting import as_tensor
 from parabolic.learners.functional import restrict_to
@@ -139,6 +139,7 @@ def loss_profile(
         generator: the source of random numbers.
     """
     loss, domain = _loss_and_domain(learner, eps)
+    _check_points(x, loss)
     u = solve(loss, x, t, domain, sigma, paths=paths, steps=steps, generator=generator)
     return Profile(x, u, domain, loss.labels, loss(domain.points), t, sigma)
 
@@ -190,6 +191,7 @@ def drift_of(
 ) -> DriftBound:
     """Remark 1 for a learner: what a drift adds to the bound on −log u at points of its input space."""
     loss, domain = _loss_and_domain(learner, eps)
+    _check_points(x, loss)
     return drift_bound(loss, x, t, domain, sigma, drift, paths=paths, steps=steps, generator=generator)
 
 
@@ -213,8 +215,16 @@ def _loss_and_domain(learner: Learner, eps: float) -> tuple[LearnerLoss, MemoryD
     return loss, MemoryDomain(loss.points, eps)
 
 
+def _check_points(x: Any, loss: LearnerLoss) -> None:
+    """Refuse points of another shape or type than the model's inputs; what is no tensor, `solve` refuses."""
+    shape, dtype = loss.points.shape[1:], loss.points.dtype
+    if isinstance(x, Tensor) and (x.shape[1:], x.dtype) != (shape, dtype):
+        remedy = "learner.inputs makes them from raw examples"
+        raise invalid("x", x, f"inputs of the model, each of shape {list(shape)} and {dtype}", remedy)
+
+
 def _checked_pair(name: str, data: Any, learner: Learner) -> tuple[Tensor, Tensor] | None:
-    """Examples and labels as two tensors of equal length."""
+    """Examples and labels as two tensors of equal length, checked as in `observe`."""
     if data is None:
         return None
     if not isinstance(data, tuple | list) or len(data) != 2:
@@ -228,10 +238,9 @@ def _checked_pair(name: str, data: Any, learner: Learner) -> tuple[Tensor, Tenso
         raise invalid(name, x, "at least one example", "leave it out if there are none")
     if len(x) != len(y):
         raise invalid(name, Description(f"{len(x)} examples and {len(y)} labels"), "a label for each example")
-    if not learner.error.of_classes:  # numbers [n] become a column, as in `observe`: else they would be broadcast
-        outputs = learner.classes or y[0].numel()
-        y = learner.error.check(y, len(x), outputs, learner.dtype)
-    return x, y
+    check_finite(name, x)
+    outputs = learner.scores(x[:1]).shape[1]
+    return x, learner.error.unweighted().check(y, len(x), outputs, learner.dtype)
 
 
 def _data_range(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtr, stdtrit
 
 from parabolic.checks import Description, check_name, invalid
@@ -112,7 +112,7 @@ def average_ranks(rows: Sequence[Sequence[float]], better: Sequence[str]) -> lis
     """
     for direction in better:
         check_name("better", direction, ("higher", "lower"))
-    figures = np.array(rows, dtype=np.float64)
+    figures = _floats("rows", rows)
     if not better or figures.ndim != 2 or figures.shape[1] != len(better):
         raise invalid("rows", list(figures.shape), f"rows of {len(better)} figures, one for each entry of better")
     complete, ranks = ~np.isnan(figures).any(1), np.full(len(figures), np.nan)
@@ -134,10 +134,17 @@ def _half_width(error: float, freedom: float) -> float:
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2) * error)  # the quantile of Student's t
 
 
-def _sample(name: str, values: ArrayLike) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    sample = np.asarray(values, dtype=np.float64)
+def _sample(name: str, values: ArrayLike) -> NDArray[np.float64]:
+    sample = _floats(name, values)
     if sample.ndim != 1 or not len(sample):
         raise invalid(name, list(sample.shape), "a list of at least one number")
     if not np.isfinite(sample).all():
         raise invalid(name, Description("a number that is NaN or infinite"), "finite numbers")
     return sample
+
+
+def _floats(name: str, values: ArrayLike) -> NDArray[np.float64]:
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:  # words, or rows of different lengths
+        raise invalid(name, values, "numbers, and as many in each row") from error

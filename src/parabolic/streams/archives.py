@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from parabolic.checks import Description, InputError, invalid
+from parabolic.checks import Description, InputError, first_line, invalid
 from parabolic.files import sha256_of
 from parabolic.streams.cache import ShowProgress
 
@@ -85,7 +85,8 @@ def _refuse_damaged(path: Path) -> Iterator[None]:
         raise
     except Exception as error:  # each compression has errors of its own, and a damaged header can raise anything
         remedy = "it may be truncated or damaged: download it again"
-        raise invalid(str(path), Description(f"{type(error).__name__}: {error}"), "a whole archive", remedy) from error
+        got = Description(f"{type(error).__name__}: {first_line(error)}")
+        raise invalid(str(path), got, "a whole archive", remedy) from error
 
 
 def is_hidden(name: str) -> bool:
@@ -257,7 +258,7 @@ def download(url: str, path: Path, sha256: str, progress: ShowProgress | None = 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _fetch(url, part, path.name, progress)
-    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+    except (urllib.error.URLError, http.client.HTTPException, ConnectionError) as error:
         received = part.stat().st_size if part.exists() else 0
         resume = f"run it again to resume after {received:,} bytes"
         remedy = f"{resume}, or get the file elsewhere and pass its folder with --from"
@@ -278,7 +279,8 @@ def _fetch(url: str, part: Path, name: str, progress: ShowProgress | None) -> No
     received = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={received}-"} if received else {})
     try:
-        response = urllib.request.urlopen(request, timeout=60)
+        with _network_errors():
+            response = urllib.request.urlopen(request, timeout=60)
     except urllib.error.HTTPError as error:
         # The server has no more bytes: the hash decides whether ours are the whole file.
         if error.code == 416 and received:
@@ -290,10 +292,27 @@ def _fetch(url: str, part: Path, name: str, progress: ShowProgress | None) -> No
         length = response.headers.get("Content-Length")
         total = None if length is None else done + int(length)
         with open(part, "ab" if resumed else "wb") as file:
-            while block := response.read(CHUNK):
+            while block := _next_block(response):
                 file.write(block)
                 done += len(block)
                 if progress:
                     progress(name, done, total)
     if total is not None and done < total:
         raise ConnectionError(f"the connection ended after {done:,} of {total:,} bytes")
+
+
+def _next_block(response: Any) -> bytes:
+    with _network_errors():
+        block: bytes = response.read(CHUNK)
+    return block
+
+
+@contextmanager
+def _network_errors() -> Iterator[None]:
+    """Tell the network's errors from those of the disk: both are OSErrors, such as for a network that is gone."""
+    try:
+        yield
+    except urllib.error.URLError:
+        raise
+    except OSError as error:
+        raise ConnectionError(str(error)) from error

@@ -31,8 +31,13 @@ class CropFlip:
     padding: int = 4
     flip: bool = True
 
+    def __post_init__(self) -> None:
+        check_number("padding", self.padding, whole=True, at_least=0)
+
     def __call__(self, x: Tensor, generator: Generator | None = None) -> Tensor:
         """Return the augmented images."""
+        if x.ndim != 4:
+            raise invalid("augment", x, "images [n, channels, height, width]", "use CropFlip for images only")
         n, _, height, width = x.shape
         span, device = 2 * self.padding + 1, x.device
         shift = torch.randint(span, (2, n, 1), generator=generator, device=device)

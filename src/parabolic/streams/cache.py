@@ -18,11 +18,11 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -115,6 +115,7 @@ def data_folder() -> Path:
 class Cache:
     """The folder of prepared data sets.
 
+    >>> import tempfile
     >>> cache = Cache(tempfile.mkdtemp())
     >>> images, labels = np.zeros((6, 3, 4, 4), np.uint8), np.arange(6) % 2
     >>> with cache.lock("mine"):
@@ -217,7 +218,8 @@ class Cache:
             base.mkdir(parents=True, exist_ok=True)
             previous = self.find(name)
             self._sweep(base, keep=previous.folder if previous else None)
-            folder = Path(tempfile.mkdtemp(dir=base, prefix="files-"))
+            folder = base / f"files-{token_hex(8)}"
+            folder.mkdir()
         try:
             data = _write_parts(name, folder, raw, source, progress)
             if others and data.content in others:

@@ -290,23 +290,27 @@ def from_hub(name: str, requested: str | None) -> Raw:
         remedy = "dataset.cast_column('COLUMN', datasets.Image()) turns files or bytes into images"
         raise invalid(where, dict(features), "a column of images", remedy)
     label_column = _label_column(where, features, requested, datasets.ClassLabel)
+    names = getattr(features[label_column], "names", None)  # only a ClassLabel has them
     parts = []
     for split in ("train", *_test_splits(splits, label_column)):
+        if getattr(splits[split].features[label_column], "names", None) != names:
+            got = Description(f"other classes, or in another order, in {split} than in train")
+            remedy = f"turn words into numbers by cast_column({label_column!r}, datasets.ClassLabel(names=[…]))"
+            raise invalid(where, got, "labels that stand for the same classes", remedy)
         rows = splits[split].cast_column(image_column, datasets.Image(decode=False))
         labels = np.asarray(splits[split][label_column][:])
         parts.append((range(len(rows)), partial(_image_bytes, rows, image_column), labels))
     mode = "L" if all(_colour_mode(numbers, read, where) == "L" for numbers, read, _ in parts) else "RGB"
     decoded = [Part(_decode(numbers, read, mode, where), labels) for numbers, read, labels in parts]
-    names = getattr(features[label_column], "names", None)  # only a ClassLabel has them
     return replace(_raw(decoded, names and tuple(names)), label=requested)
 
 
 def _test_splits(splits: Mapping[str, Any], label_column: str) -> list[str]:
     """The split to test on, or none; on the hub, labels of −1, or none, mean that those of a test set are withheld."""
     for split in ("test", "validation", "valid", "val"):
-        if len(splits.get(split, ())) and all(
-            value is not None and value >= 0 for value in splits[split][label_column]
-        ):
+        if not len(splits.get(split, ())) or label_column not in splits[split].features:
+            continue
+        if all(value is not None and value >= 0 for value in splits[split][label_column]):
             return [split]
     return []
 

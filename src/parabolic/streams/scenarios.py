@@ -7,7 +7,7 @@ derive from the run's seed, each kind with its own generator, so that adding one
 from __future__ import annotations
 
 import zlib
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -147,6 +147,9 @@ class Scenario:
 
     def apply(self, stream: Stream, seed: int) -> Stream:
         """Apply the scenario to a stream."""
+        if not isinstance(stream, Stream):
+            raise invalid("stream", stream, "a parabolic.Stream", "make_stream(name) makes one that is known by name")
+        check_number("seed", seed, whole=True, at_least=0)
         if self.domain != "none":
             if _tasks_share_classes(stream):
                 expected = "none for a stream whose tasks share classes, as they cannot be merged"
@@ -197,7 +200,7 @@ def split(
     new_tasks = []
     for index, (end, size) in enumerate(zip(ends, sizes, strict=True)):
         members = classes[end - size : end]
-        rows = [_rows_of_classes(data.y, rows, members) for data, rows in ((first.train, train), (first.test, test))]
+        rows = [_rows_of_classes(data, rows, members) for data, rows in ((first.train, train), (first.test, test))]
         new_tasks.append(replace(first, index=index, classes=tuple(members), train_rows=rows[0], test_rows=rows[1]))
     return replace(stream, tasks=tuple(new_tasks))
 
@@ -229,30 +232,29 @@ def _task_sizes(tasks: int | Sequence[int], classes: int) -> list[int]:
 def validate(stream: Stream, share: float) -> Stream:
     """Hold out a share of each class's training examples and test on them; they are the same for every seed.
 
-    A class that returns in several tasks may have too few examples in one of them to hold any out there.
+    An example that is in several tasks is held out in all of them or in none. A class that returns in several tasks
+    may have too few examples in one of them to hold any out there.
     """
     if not share:
         return stream
-    held_out: list[list[Tensor]] = []
-    held_counts, counts = Counter[str](), Counter[str]()  # of held-out and of all examples, of each class and each task
-    for number, task in enumerate(stream, 1):
-        held_out.append([])
-        for label in task.classes:
-            members = _rows_of_classes(task.train.y, task.train_rows, [label])
+    held_out = torch.zeros(len(stream[0].train.y), dtype=torch.bool)
+    groups = defaultdict[str, list[Tensor]](list)  # the examples of each class and of each task
+    for number, (task, new_examples) in enumerate(_new_examples(stream), 1):
+        for label, members in _by_class(task, new_examples):
             order = torch.from_numpy(_rng(label, "validation").permutation(len(members)))
-            held_out[-1].append(members[order[: round(share * len(members))]])
-            for group in (f"class {label}", f"task {number}"):
-                held_counts[group] += len(held_out[-1][-1])
-                counts[group] += len(members)
-    for group, total in counts.items():
-        if not 0 < held_counts[group] < total:
-            got = Description(f"{share:g}, which is {held_counts[group]} of the {total} examples of {group}")
-            remedy = "choose a smaller one" if held_counts[group] else "choose a larger one"
+            held_out[members[order[: round(share * len(members))]]] = True
+            groups[f"class {label}"].append(members)
+        groups[f"task {number}"].append(task.train.numbers(task.train_rows))
+    for group, parts in groups.items():
+        tested = held_out[torch.cat(parts)]
+        if tested.all() or not tested.any():
+            got = Description(f"{share:g}, which is {int(tested.sum())} of the {len(tested)} examples of {group}")
+            remedy = "choose a smaller one" if tested.any() else "choose a larger one"
             raise invalid("validation", got, "a share that leaves examples to train and to test on", remedy)
     new_tasks = []
-    for task, rows in zip(stream, held_out, strict=True):
-        test_rows = torch.cat(rows).sort().values
-        train_rows = task.train_rows[~torch.isin(task.train_rows, test_rows)]
+    for task in stream:
+        tested = held_out[task.train.numbers(task.train_rows)]
+        train_rows, test_rows = task.train_rows[~tested], task.train_rows[tested].sort().values
         new_tasks.append(replace(task, test=task.train, train_rows=train_rows, test_rows=test_rows))
     return replace(stream, tasks=tuple(new_tasks))
 
@@ -300,11 +302,10 @@ def resize(stream: Stream, sizes: Sequence[int], seed: int = 0) -> Stream:
             raise invalid("class_sizes", size, expected, "keep more of the class")
     shares = {label: _in_proportion(size, counts[label]) for label, size in zip(counts, sizes, strict=True)}
     rng, new_tasks, kept = _rng(seed, "sizes"), [], torch.zeros(len(stream[0].train.y), dtype=torch.bool)
-    for index, (task, new_rows) in enumerate(_new_rows(stream)):
-        for label in task.classes:
-            members = _rows_of_classes(task.train.y, new_rows, [label])
+    for index, (task, new_examples) in enumerate(_new_examples(stream)):
+        for label, members in _by_class(task, new_examples):
             kept[members[torch.from_numpy(rng.permutation(len(members))[: shares[label][index]])]] = True
-        rows = task.train_rows[kept[task.train_rows]]
+        rows = task.train_rows[kept[task.train.numbers(task.train_rows)]]
         new_tasks.append(replace(task, train_rows=rows.sort().values if task.shuffle else rows))
     return replace(stream, tasks=tuple(new_tasks))
 
@@ -317,13 +318,14 @@ def corrupt(stream: Stream, rate: float, among: str = "task", seed: int = 0) -> 
     check_number("corruption_rate", rate, at_least=0, at_most=1)
     check_name("corruption_among", among, ("task", "all"))
     rng, labels, all_classes = _rng(seed, "corruption"), stream[0].train.y.clone(), stream.seen(len(stream) - 1)
-    for task, rows in _new_rows(stream):
+    for task, new_examples in _new_examples(stream):
         candidates = np.array(sorted(task.classes) if among == "task" else all_classes)
         if len(candidates) < 2:
             raise invalid(
                 "corruption", Description(f"a task of one class, {task.classes}"), "another class to confuse it with"
             )
-        chosen = rows[torch.from_numpy(rng.permutation(len(rows)))][: round(rate * len(rows))]
+        order = torch.from_numpy(rng.permutation(len(new_examples)))
+        chosen = new_examples[order[: round(rate * len(new_examples))]]
         # A step of 1 to k − 1 around the circle of the k classes reaches each of the others with equal probability.
         steps = rng.integers(1, len(candidates), len(chosen))
         positions = np.searchsorted(candidates, labels[chosen].numpy())
@@ -377,6 +379,8 @@ def domains(stream: Stream, kind: str, tasks: int, seed: int = 0) -> Stream:
         raise invalid("stream", Description(f"{len(stream)} tasks"), "one with all classes", "use split(stream, 1)")
     if kind == "rotation" and len(stream.shape) != 3:
         raise invalid("domain", kind, "images [channels, height, width] to rotate", "use domain=permutation")
+    if stream[0].train.views is not None:
+        raise invalid("domain", kind, "none for a stream of domains", "make the stream without them")
     rng, first = _rng(seed, kind), stream[0]
     height, width = stream.shape[1:] if len(stream.shape) == 3 else (1, int(np.prod(stream.shape)))
     if kind == "rotation":
@@ -413,9 +417,9 @@ def rotation(height: int, width: int, degrees: float) -> NDArray[np.int64]:
     return np.where(inside, from_row * width + from_column, -1).ravel()
 
 
-def _rows_of_classes(y: Tensor, rows: Tensor, classes: Sequence[int]) -> Tensor:
+def _rows_of_classes(data: Examples, rows: Tensor, classes: Sequence[int]) -> Tensor:
     """The `rows` whose label is among `classes`, in ascending order."""
-    return rows[torch.isin(y[rows], torch.tensor(classes))].sort().values
+    return rows[torch.isin(data.y[data.numbers(rows)], torch.tensor(classes))].sort().values
 
 
 def _tasks_share_classes(stream: Stream) -> bool:
@@ -426,19 +430,33 @@ def _tasks_share_classes(stream: Stream) -> bool:
 def _new_counts(stream: Stream) -> dict[int, list[int]]:
     """For each class, in order of arrival, how many of its training examples are new in each task."""
     counts = dict[int, list[int]]()
-    for index, (task, rows) in enumerate(_new_rows(stream)):
-        for label in task.classes:
-            counts.setdefault(label, [0] * len(stream))[index] = len(_rows_of_classes(task.train.y, rows, [label]))
+    for index, (task, new_examples) in enumerate(_new_examples(stream)):
+        for label, members in _by_class(task, new_examples):
+            counts.setdefault(label, [0] * len(stream))[index] = len(members)
+        if sum(by_task[index] for by_task in counts.values()) < len(new_examples):
+            got = Description(f"task {index + 1} with examples of classes that are not its own")
+            remedy = "resize before tasks are blurred: give all settings at once"
+            raise invalid("stream", got, "tasks whose classes can be resized", remedy)
     return counts
 
 
-def _new_rows(stream: Stream) -> Iterator[tuple[Task, Tensor]]:
-    """Each task with those of its training rows that no earlier task has: tasks with a common class share examples."""
+def _new_examples(stream: Stream) -> Iterator[tuple[Task, Tensor]]:
+    """Each task with those of its training examples that no earlier task has: tasks with a common class share some."""
     is_new = torch.ones(len(stream[0].train.y), dtype=torch.bool)
     for task in stream:
-        rows = task.train_rows[is_new[task.train_rows]]
-        is_new[rows] = False
-        yield task, rows
+        examples = task.train.numbers(task.train_rows)
+        examples = examples[is_new[examples]]
+        is_new[examples] = False
+        yield task, examples
+
+
+def _by_class(task: Task, examples: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """The training examples of each of a task's classes, in ascending order."""
+    examples = examples.sort().values
+    labels, order = task.train.y[examples].sort(stable=True)
+    for label in task.classes:
+        start, end = torch.searchsorted(labels, torch.tensor([label, label + 1])).tolist()
+        yield label, examples[order[start:end]]
 
 
 def _in_proportion(size: int, counts: Sequence[int]) -> list[int]:

@@ -18,6 +18,7 @@ from parabolic.streams.cache import Arrays, Cache, DataSet, Origin, Raw, ShowPro
 __all__ = ["PUBLISHED", "Published", "find_data", "load", "open_source", "own_names", "prepare"]
 
 HUB = "hf:"
+EMBEDDED = ("digits", "blobs")  # seq-digits and seq-blobs come with the package: other data cannot have these names
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,8 @@ def prepare(
         cache: where prepared data are stored.
         progress: called as the work proceeds.
     """
+    if name in EMBEDDED:
+        raise invalid("name", name, f"another one: the stream seq-{name} comes with the package", f"use my-{name}")
     cache, key = cache or Cache(), _key(name)
     with cache.lock(key):
         found, origin = cache.find(key), cache.origin(key)

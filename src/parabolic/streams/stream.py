@@ -14,7 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from parabolic.checks import Description, InputError, check_finite, check_gaps, check_number, invalid, plain, signed
+from parabolic.checks import (
+    Description,
+    InputError,
+    check_finite,
+    check_gaps,
+    check_number,
+    first_line,
+    invalid,
+    plain,
+    signed,
+)
 
 __all__ = ["LABEL_COLUMNS", "Batches", "Examples", "Stream", "Task"]
 
@@ -45,11 +55,15 @@ class Examples(NamedTuple):
         label_rows = rows if label_rows is None else label_rows
         if self.views is None:
             return self.x.index_select(0, rows), self.y.index_select(0, label_rows)
-        n, view = len(self.x), self.views[rows // len(self.x)][:, None]
-        x = self.x.index_select(0, rows % n)
+        view = self.views[rows // len(self.x)][:, None]
+        x = self.x.index_select(0, self.numbers(rows))
         pixels = x.reshape(len(x), -1, view.shape[-1])
         viewed = pixels.gather(2, view.clamp(min=0).expand_as(pixels)).masked_fill_(view < 0, 0)
-        return viewed.reshape(x.shape), self.y.index_select(0, label_rows % n)
+        return viewed.reshape(x.shape), self.y.index_select(0, self.numbers(label_rows))
+
+    def numbers(self, rows: Tensor) -> Tensor:
+        """Which example each of the `rows` shows: the same one in every view."""
+        return rows % len(self.x)
 
     def to(self, device: torch.device | str) -> Examples:
         """The same examples on another device."""
@@ -102,7 +116,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         sizes = self._sizes
-        first_epoch, first_batch = divmod(self.start, len(sizes))
+        first_epoch, first_batch = divmod(self.start, len(sizes) or 1)
         for epoch in range(first_epoch, self.epochs):
             order = np.arange(len(self.rows))
             if self.shuffle:
@@ -155,12 +169,12 @@ class Task:
     @cached_property
     def tested(self) -> tuple[int, ...]:
         """The classes of the test examples; there may be more of them than in training."""
-        return tuple(self.test.y[self.test_rows % len(self.test.y)].unique().tolist())
+        return tuple(self.test.y[self.test.numbers(self.test_rows)].unique().tolist())
 
     def test_batches(self, size: int = 512) -> Iterator[tuple[Tensor, Tensor]]:
         """The task's test examples in batches, in order."""
         check_number("size", size, whole=True, at_least=1)
-        for part in self.test_rows.split(size):
+        for part in self.test_rows.split(int(size)):
             yield self.test.take(part)
 
 
@@ -219,7 +233,7 @@ class Stream(Sequence[Task]):
         tasks = self.tasks[: index + 1]
         classes = {label for task in tasks for label in task.classes}
         if not self.boundaries:
-            classes.update(*(task.train.y[task.train_rows % len(task.train.y)].unique().tolist() for task in tasks))
+            classes.update(*(task.train.y[task.train.numbers(task.train_rows)].unique().tolist() for task in tasks))
         return sorted(classes)
 
     def together(self, size: int = 32, epochs: int = 1) -> Batches:
@@ -325,24 +339,21 @@ class Stream(Sequence[Task]):
             else:
                 keys = train_domains, train_domains
             groups = train_domains.unique()[:, None].tolist()
-        masks: tuple[Tensor | bool, Tensor | bool] = (True, True)
-        if test is None:
-            held_out = _hold_out(train.y, keys[0])
-            masks = ~held_out, held_out
+        rows_by_key = [_rows_by_number(key) for key in keys]
+        held_out = _hold_out(train.y, keys[0]) if test is None else None
         new_tasks = []
         for index, group in enumerate(groups):
-            members = torch.tensor(group)
-            rows = [
-                (torch.isin(key, members) & mask).nonzero().flatten() for key, mask in zip(keys, masks, strict=True)
-            ]
-            for kind, selected in zip(("training", "test"), rows, strict=True):
+            train_rows, test_rows = (_rows_of_numbers(rows, group) for rows in rows_by_key)
+            if held_out is not None:
+                train_rows, test_rows = train_rows[~held_out[train_rows]], test_rows[held_out[test_rows]]
+            for kind, selected in (("training", train_rows), ("test", test_rows)):
                 if not len(selected):
                     remedy = "every fifth of a class is held out: give more, or test=" if test is None else ""
                     if by_class:
                         raise invalid("tasks", group, f"classes with {kind} examples", remedy)
                     raise invalid("domains", group[0], f"a domain with {kind} examples", remedy)
-            labels = group if by_class else train.y[rows[0]].unique().tolist()
-            new_tasks.append(Task(index, tuple(labels), train, test_data, rows[0], rows[1], seed, shuffle=shuffle))
+            labels = group if by_class else train.y[train_rows].unique().tolist()
+            new_tasks.append(Task(index, tuple(labels), train, test_data, train_rows, test_rows, seed, shuffle=shuffle))
         classes = int((train.y if by_class else torch.cat([train.y, test_data.y])).max()) + 1
         return cls(name, tuple(new_tasks), classes, tuple(train.x.shape[1:]), **settings)
 
@@ -359,6 +370,10 @@ class Stream(Sequence[Task]):
         >>> [len(task.train_rows) for task in Stream.from_dataset(pairs, tasks=2)]
         [16, 16]
         """
+        trained, tested = _class_numbering(dataset), _class_numbering(test)
+        if trained is not None and tested is not None and trained != tested:
+            got, remedy = Description("classes that are numbered differently"), "give both data sets all classes"
+            raise invalid("test", got, "labels that stand for the same classes as those of dataset", remedy)
         test_pair = None if test is None else _collect("test", test)
         return cls.from_arrays(*_collect("dataset", dataset), test=test_pair, **settings)
 
@@ -442,6 +457,15 @@ def _collect(name: str, dataset: Any) -> tuple[Tensor, Tensor]:
     return x, y
 
 
+def _class_numbering(dataset: Any) -> Any:
+    """How a data set of torchvision or of Hugging Face numbers its classes; None if it does not say."""
+    features = getattr(dataset, "features", None)
+    if isinstance(features, Mapping):
+        label = next((features[column] for column in LABEL_COLUMNS if column in features), None)
+        return getattr(label, "names", None)
+    return getattr(dataset, "class_to_idx", None)
+
+
 def _example_and_label(name: str, row: Mapping[str, Any]) -> tuple[Any, Any]:
     """The example and the label in a row with named columns."""
     label = next((key for key in LABEL_COLUMNS if key in row), None)
@@ -481,6 +505,9 @@ def _tensor(name: str, value: Any) -> Tensor:
         array = np.asarray(value)
     except ValueError as error:
         raise invalid(name, type(value), "examples that are all of one shape", str(error)) from error
+    except (TypeError, RuntimeError) as error:  # tensors in a list may have gradients or be on a GPU
+        remedy = f"make a list of tensors one with torch.stack; {first_line(error)}"
+        raise invalid(name, type(value), "an array or a tensor", remedy) from error
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
         remedy = "for words, use np.unique(words, return_inverse=True)[1]" if array.dtype.kind in "OSU" else ""
         expected = "real numbers of at most 64 bits"
@@ -512,12 +539,24 @@ def _domain_numbers(name: str, value: Any, count: int, among: Tensor | None = No
     return numbers
 
 
+def _rows_by_number(numbers: Tensor) -> dict[int, Tensor]:
+    """For each of the numbers, the rows that hold it, in ascending order."""
+    distinct, counts = numbers.unique(return_counts=True)
+    parts = numbers.argsort(stable=True).split(counts.tolist())
+    return dict(zip(distinct.tolist(), parts, strict=True))
+
+
+def _rows_of_numbers(rows_by_number: Mapping[int, Tensor], numbers: Sequence[int]) -> Tensor:
+    """The rows that hold one of `numbers`, in ascending order."""
+    parts = [rows_by_number[number] for number in numbers if number in rows_by_number]
+    return torch.cat(parts).sort().values if parts else torch.empty(0, dtype=torch.long)
+
+
 def _hold_out(y: Tensor, domains: Tensor) -> Tensor:
     """A mask of every fifth example of each class in each domain."""
     mask = torch.zeros(len(y), dtype=torch.bool)
-    group_numbers = domains.unique(return_inverse=True)[1] * (int(y.max()) + 1) + y
-    for number in group_numbers.unique():
-        mask[(group_numbers == number).nonzero().flatten()[4::5]] = True
+    groups = domains.unique(return_inverse=True)[1] * (int(y.max()) + 1) + y
+    mask[torch.cat([rows[4::5] for rows in _rows_by_number(groups).values()])] = True
     return mask
 
 
