@@ -186,6 +186,12 @@ def test_list_says_what_is_here_and_what_could_be(parabolic, archive, monkeypatc
     assert listing["prepared"]["mine"]["as_published"] is None
     assert listing["scenario"]["corruption_rate"]["default"] == 0.5
     assert " yes " in parabolic("data", "list")[1]
+    (Cache().root / "mine" / "data.json").write_text("{")
+    listing = json.loads(parabolic("data", "list", "--json")[1])
+    assert (sorted(listing["prepared"]), sorted(listing["damaged"])) == (["cifar10"], ["mine"])
+    out = " ".join(parabolic("data", "list")[1].split())
+    assert "Cannot be used: data 'mine': got a damaged data.json" in out
+    assert "`parabolic data prepare mine --again`" in out
 
 
 @pytest.mark.parametrize(

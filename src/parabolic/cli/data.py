@@ -88,6 +88,7 @@ def list_data(as_json: Json = False) -> None:
     """List the data sets that are prepared or can be, and the scenarios that can be applied to them."""
     cache = Cache()
     prepared = {name: data for name in cache.names() if (data := cache.find(name)) is not None}
+    damaged = {name: str(error) for name in cache.names() if (error := cache.damaged(name)) is not None}
     scenario = {
         name: {"default": option.default, "about": option.about} for name, option in options_of(Scenario).items()
     }
@@ -95,6 +96,7 @@ def list_data(as_json: Json = False) -> None:
         payload = {
             "folder": str(cache.root),
             "prepared": {name: _facts(data) for name, data in prepared.items()},
+            "damaged": damaged,
             "published": {
                 name: {"about": published.about, "url": published.url} for name, published in PUBLISHED.items()
             },
@@ -118,6 +120,8 @@ def list_data(as_json: Json = False) -> None:
             {None: "", True: "yes", False: "no"}[_matches_published(data)],
         )
     console.print(table)
+    for problem in damaged.values():
+        console.print(f"Cannot be used: {problem}\n")
     table = Table("setting", "default", "what it does", title="Scenarios: --set setting=value", title_justify="left")
     for name, facts in scenario.items():
         table.add_row(name, str(facts["default"]).lower(), str(facts["about"]))
