@@ -243,6 +243,19 @@ def test_metrics_are_those_of_the_learner(benchmark):
     assert accuracy[-1][0] > 0.2  # the figures are of something learned, and kept
 
 
+def test_the_loss_on_numbers_is_that_of_each_example():
+    x = torch.arange(12.0).view(6, 2)
+    data = TensorDataset(x, x.sum(1))
+    data.targets = [0] * len(x)  # which Avalanche asks for
+    benchmark = benchmark_from_datasets(train=[as_classification_dataset(data)], test=[as_classification_dataset(data)])
+    evaluator = EvaluationPlugin(loss_metrics(experience=True), loggers=[])
+    trainer = strategy("er", nn.Linear(2, 1), criterion="mse", lr=1e-3, evaluator=evaluator)
+    trainer.train(benchmark.train_stream)
+    figures = trainer.eval(benchmark.test_stream)
+    error = (trainer.learner.predict(x)[:, 0] - x.sum(1)).square().mean()
+    assert figures["Loss_Exp/eval_phase/test_stream/Exp000"] == pytest.approx(float(error), rel=1e-5)
+
+
 @pytest.mark.parametrize("name", LEARNERS)
 def test_plugins_hear_of_the_same_events_in_the_same_order_as_with_avalanche_s_own(name, benchmark):
     model, theirs, ours = network(), Recorder(), Recorder()

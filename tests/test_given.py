@@ -238,9 +238,10 @@ def test_a_network_on_a_device_without_float64_is_refused():
             torch.nested.nested_tensor([torch.ones(4), torch.ones(3)], layout=torch.jagged),
             "a nested tensor, .*to_padded",
         ),
+        (torch.eye(4).to(torch.float8_e5m2), ".* expected floating-point numbers of at least 16 bits; .*half()"),
     ],
 )
-def test_tensors_of_another_layout_are_refused_with_how_to_convert_them(unusual, message):
+def test_tensors_of_another_layout_or_of_8_bits_are_refused_with_how_to_convert_them(unusual, message):
     learner = known_learners()["er"](nn.Linear(4, 3))
     with pytest.raises(InputError, match=f"^x: got {message}"):
         learner.observe(unusual, torch.arange(len(unusual.unbind())) % 3)
@@ -310,6 +311,15 @@ def test_examples_of_another_form_are_told_how_to_be_given(x, message):
     with pytest.raises(InputError, match=message):
         learner.observe(x, torch.tensor([0, 1]))
     assert learner.steps == 1
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_single_number_is_no_batch(learned):
+    learner = known_learners()["er"](nn.Sequential(nn.Unflatten(0, (-1, 1)), nn.Linear(1, 3)))
+    if learned:
+        learner.observe(torch.randn(6), torch.arange(6) % 3)
+    with pytest.raises(InputError, match=r"^x: got a tensor of shape \[\] .* a batch of examples; .*x\[None\]"):
+        learner.predict(1.5)
 
 
 def test_several_inputs_go_through_as_one():

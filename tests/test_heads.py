@@ -1,5 +1,7 @@
 """A head for each task: what is learned is what a network with several last layers would learn."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from parabolic import ER, EWC, PCL, SGD, Heads, InputError, Learner, LwF, RunSpec, make_stream, train
-from parabolic.experiments import execute
+from parabolic.experiments import execute, execute_fleet
 from parabolic.learners import known_learners
 
 TASKS = [[0, 3], [1, 2, 4]]
@@ -85,6 +87,16 @@ def test_every_learner_but_pcl_has_heads_for_each_task_in_runs(name):
     assert with_heads.key != without.key
     assert with_heads.accuracy != without.accuracy or with_heads.task_accuracy != without.task_accuracy
     assert with_heads.metrics["task_acc"] > 70
+
+
+@pytest.mark.parametrize(
+    "changes", [{"seed": 1}, {"scenario": {"class_order": "5,0,4,1,3,2"}}, {"scenario": {"tasks": 2}}]
+)
+def test_each_run_of_several_has_the_heads_of_its_own_tasks(changes):
+    spec = RunSpec("er", stream="seq-blobs", batch=50, backbone="mlp", heads=True, scenario={"class_order": "shuffled"})
+    specs = [spec, dataclasses.replace(spec, **changes)]
+    results = [record.task_accuracy for _, record in execute_fleet(specs, device="cpu")]
+    assert results == [execute(each, device="cpu").task_accuracy for each in specs]
 
 
 def test_a_method_that_forgets_keeps_more_with_heads_for_each_task():

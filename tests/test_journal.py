@@ -655,11 +655,12 @@ def test_what_is_not_learned_need_not_be_finite(tmp_path):
     assert files(tmp_path)[-1] == "000000000001.safetensors"
 
 
-def test_numbers_of_8_bits_are_written(tmp_path):
+@pytest.mark.parametrize("average", [None, 0.9])
+def test_numbers_of_8_bits_are_written(tmp_path, average):
     def quantised():
         model = nn.Linear(3, 4)
         model.register_buffer("table", torch.ones(5).to(torch.float8_e4m3fn))
-        return ER(model)
+        return ER(model, average=average)
 
     starts = []
     for number in range(2):

@@ -110,6 +110,14 @@ def test_the_loss_of_any_criterion_is_one_number_an_example():
         assert torch.equal(criterion.loss(scores, number).mean(1), criterion(scores, number, "none"))
 
 
+def test_single_targets_need_no_column():
+    scores, y, units = torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([1.0, 1.0, 2.0]), Scale()
+    units.update(y[:, None])
+    for criterion in (MSE(), Huber(), Numbers(lambda scores, y: (scores - y).abs()), MSE(units=units)):
+        for reduction in ("none", "mean", "sum"):
+            assert torch.equal(criterion(scores, y, reduction), criterion(scores, y[:, None], reduction))
+
+
 def test_as_many_numbers_are_learned_as_the_model_has_outputs():
     with pytest.raises(InputError, match="^classes: got 1, expected 2, as many as the model has outputs"):
         SGD(net(), criterion="mse", classes=1).observe(torch.zeros(4, 3), torch.zeros(4))

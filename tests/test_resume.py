@@ -368,14 +368,21 @@ def test_checkpoints_can_be_left_out(tmp_path):
     assert run(spec, store, device="cpu", checkpoint=0, again=True)[0].environment["resumed"] == 0
 
 
-def test_a_full_disk_costs_checkpoints_and_not_the_run(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("function", "error", "reason"),
+    [
+        ("write_bytes", OSError(28, "No space left on device"), "No space left on device"),
+        ("pack_state", MemoryError(), "no memory left"),
+    ],
+)
+def test_a_full_disk_or_memory_costs_checkpoints_and_not_the_run(tmp_path, monkeypatch, function, error, reason):
     spec, store = spec_of("er"), Store(tmp_path)
 
-    def fail(path, data):
-        raise OSError(28, "No space left on device")
+    def fail(*_):
+        raise error
 
-    monkeypatch.setattr("parabolic.engine.checkpoints.write_bytes", fail)
-    with pytest.warns(RuntimeWarning, match="no checkpoint was saved .No space left on device"):
+    monkeypatch.setattr(f"parabolic.engine.checkpoints.{function}", fail)
+    with pytest.warns(RuntimeWarning, match=f"no checkpoint was saved .{reason}"):
         record, _ = run(spec, store, device="cpu", checkpoint=ALWAYS)
     assert outcome_of(record) == outcome_of(execute(spec, device="cpu"))
 

@@ -553,6 +553,14 @@ def test_tensors_of_every_kind_are_written_as_other_readers_find_them(tmp_path):
         assert same_state(ours[name], tensor)
 
 
+def test_names_that_are_no_utf_8_are_read_again(tmp_path):
+    """Such as names of files, as Python has them."""
+    content = {os.fsdecode(b"\xff"): torch.ones(2), "\\udcff": torch.zeros(1)}
+    (tmp_path / "a").write_bytes(pack_state({"notes": content}))
+    assert same_state(read_state(tmp_path / "a")["notes"], content)
+    assert read_outline(tmp_path / "a")["notes"].keys() == content.keys()
+
+
 @pytest.mark.parametrize("unusual", [torch.eye(2).to_sparse(), torch.ones(2, dtype=torch.complex128)])
 def test_tensors_that_no_file_takes_are_named(unusual):
     with pytest.raises(InputError, match=r"^notes.0: got a tensor .* expected a dense tensor of a type that"):

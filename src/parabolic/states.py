@@ -225,6 +225,7 @@ def _outline(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor):
+        name = name.encode("utf-8", "backslashreplace").decode()  # readers refuse what is no UTF-8
         while name in tensors:
             name += "'"  # keys that contain dots may yield the same name
         if value.layout != torch.strided or value.dtype not in TYPES:

@@ -91,11 +91,11 @@ class Checkpoints:
                     continue
                 progress = _progress(state, since, len(states))
                 extra = {"run": about, "progress": vars(progress), "draws": draws(state.learner)}
-                data = pack_state(describe(state.learner) | extra)
-            try:
-                write_bytes(path, data)
-            except OSError as error:  # training itself is not affected
-                warnings.warn(f"{path}: no checkpoint was saved ({error.strerror})", RuntimeWarning, stacklevel=2)
+                try:
+                    write_bytes(path, pack_state(describe(state.learner) | extra))
+                except (OSError, MemoryError) as error:  # training itself is not affected
+                    reason = error.strerror if isinstance(error, OSError) else "no memory left"
+                    warnings.warn(f"{path}: no checkpoint was saved ({reason})", RuntimeWarning, stacklevel=2)
         self._last = time.monotonic()
 
     @staticmethod

@@ -185,10 +185,11 @@ class Yard:
     def launch(self, specs: Sequence[RunSpec], learners: Sequence[Learner]) -> Fleet:
         """A fleet of these learners: the last one set to their states if possible, else a new one."""
         code = own_code_of(specs[0])  # the same for all, as they have one shape
-        # A learner knows the stream only by its batches and its number of classes.
+        # A learner knows the stream only by its batches, its number of classes and, with heads, its tasks.
+        heads = [learner.error.tasks for learner in learners if isinstance(learner.error, Heads)]
         ignored = dict.fromkeys(("seed", "scenario", "epochs"))
         settings = ({**spec.resolved(), **ignored} for spec in specs)
-        made = json.dumps([code, learners[0].classes, *settings], sort_keys=True)
+        made = json.dumps([code, learners[0].classes, heads, *settings], sort_keys=True)
         if self.fleet is None or self.made != made or not self.fleet.adopt(learners):
             self.made, self.fleet = made, Fleet(learners)
         return self.fleet

@@ -84,6 +84,8 @@ def as_tensor(name: str, value: Any, device: torch.device) -> Tensor:
         raise invalid(name, Description("a nested tensor"), "a plain tensor", "convert it with .to_padded_tensor(0.0)")
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise invalid(name, tensor, "a plain tensor", "convert it with .to_dense() or .dequantize()")
+    if tensor.is_floating_point() and tensor.dtype.itemsize == 1:  # torch can neither sum nor index them
+        raise invalid(name, tensor, "floating-point numbers of at least 16 bits", "convert them with .half()")
     tensor = signed(name, tensor)
     return tensor.clone() if tensor.is_inference() else tensor  # an inference tensor has no gradient
 
@@ -120,7 +122,7 @@ def check_batch(learner: Learner, x: Any, y: Any) -> tuple[Tensor, Tensor]:
 
 
 def check_kind(learner: Learner, x: Tensor) -> None:
-    """Refuse examples of another shape or type than those of the first batch."""
+    """Refuse examples of another shape or type than those of the first batch, and what is no batch."""
     if learner._example is not None and learner._example != (x.shape[1:], x.dtype):
         shape, dtype = learner._example
         expected = f"examples as in the first batch, each of shape {list(shape)} and {dtype}"
@@ -132,6 +134,8 @@ def check_kind(learner: Learner, x: Tensor) -> None:
         else:
             remedy = "one learner learns one kind of example: pad sequences to one length"
         raise invalid("x", x, expected, remedy)
+    if not x.ndim:
+        raise invalid("x", x, "a batch of examples", "add a dimension: x[None]")
 
 
 def check_growth(learner: Learner, head: nn.Linear, classes: int) -> None:

@@ -39,10 +39,10 @@ class WeightAverage:
     def __init__(self, model: nn.Module, decay: float, part: float = 1.0) -> None:
         self.decay, self.part = decay, part
         tensors = {name: value.detach() for name, value in _averaged_tensors(model).items()}
-        self.weights = {name: value.clone() for name, value in tensors.items() if bool(value.isfinite().all())}
-        self._exact = {
-            name: value.float() for name, value in self._current_values(model).items() if value.dtype.itemsize < 4
-        }
+        exact = {name: value.float() for name, value in tensors.items() if value.dtype.itemsize < 4}
+        is_finite = {name: bool(exact.get(name, value).isfinite().all()) for name, value in tensors.items()}
+        self.weights = {name: value.clone() for name, value in tensors.items() if is_finite[name]}
+        self._exact = {name: exact[name] for name in self._current_values(model) if name in exact}
         # float64, as a share of 1 / (1 + part · t) must be exact for weights of any type.
         self.updates = torch.zeros((), dtype=torch.float64, device=next(iter(tensors.values())).device)
 

@@ -310,6 +310,7 @@ class Numbers(Criterion):
 
     def points(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
         """The numbers in the network's units."""
+        y = _as_columns(y)
         return (y if self.units is None else self.units(y)).to(dtype)
 
     def kept(self, scores: Tensor) -> Tensor:
@@ -330,7 +331,7 @@ class Numbers(Criterion):
 
     def check(self, y: Tensor, size: int, outputs: int, dtype: torch.dtype) -> Tensor:
         """Numbers `[n, outputs]`."""
-        targets = y[:, None] if y.ndim == 1 else y
+        targets = _as_columns(y)
         if targets.shape != (size, outputs) or y.is_complex() or y.dtype == torch.bool:
             numbers = "one number" if outputs == 1 else f"{outputs} numbers"
             raise invalid("y", y, f"{numbers} for each of the {size} examples of x", f"the model has {outputs} outputs")
@@ -407,6 +408,11 @@ def counted_mean(losses: Tensor, counts: Tensor) -> Tensor:
 def _checked_label(value: Any) -> int:
     check_number("tasks", value, whole=True, at_least=0)
     return int(value)
+
+
+def _as_columns(y: Tensor) -> Tensor:
+    """Numbers `[n]` as `[n, 1]`: against scores of that shape they would be broadcast, to n² losses."""
+    return y[:, None] if y.ndim == 1 else y
 
 
 def _example_losses(loss: Loss, scores: Tensor, target: Tensor) -> Tensor:
