@@ -708,6 +708,10 @@ def test_leads_that_the_results_tell_of_are_those_of_the_records():
             "*Eu endpoints* by {0} points of AAA and {1} of Acc (paired over seeds, p ≤ 0.001)",
         ),
         ("Max Loss", "PCL", False, "ablation 2", "aaa acc", "*Max Loss* by {0} and {1} (p ≤ 0.005)"),
+        (
+            "Min Loss", "PCL", False, "ablation 2", "aaa acc",
+            "(*Min Loss*) gains {0} points of AAA and {1} of Acc here** (p ≤ 0.02)",
+        ),
         ("One BB", "PCL", False, "ablation 2", "aaa acc", "and tempering are level with PCL (p ≥ 0.14)"),
         ("BB Tempering", "PCL", False, "ablation 2", "aaa acc", "and tempering are level with PCL (p ≥ 0.14)"),
         (
