@@ -94,8 +94,8 @@ class Checkpoints:
                 try:
                     write_bytes(path, pack_state(describe(state.learner) | extra))
                 except (OSError, MemoryError) as error:  # training itself is not affected
-                    reason = error.strerror if isinstance(error, OSError) else "no memory left"
-                    warnings.warn(f"{path}: no checkpoint was saved ({reason})", RuntimeWarning, stacklevel=2)
+                    cause = error.strerror or error if isinstance(error, OSError) else "no memory left"
+                    warnings.warn(f"{path}: no checkpoint was saved ({cause})", RuntimeWarning, stacklevel=2)
         self._last = time.monotonic()
 
     @staticmethod
