@@ -11,6 +11,7 @@ import sys
 import tracemalloc
 from decimal import Decimal
 
+import joblib
 import numpy as np
 import pandas as pd
 import pytest
@@ -176,6 +177,37 @@ def test_labels_of_another_kind_are_refused_and_nothing_changes():
     assert model.classes_.tolist() == ["a", "b"]
 
 
+def test_dates_durations_and_numbers_are_different_kinds_of_labels():
+    numbers, x = np.arange(4) % 2, np.arange(4.0)[:, None]
+    labels = {"number": numbers, "date": numbers.astype("M8[D]"), "duration": numbers.astype("m8[D]")}
+    for kind, y in labels.items():
+        model = ParabolicClassifier("er", epochs=1, random_state=0).fit(x, y)
+        assert model.partial_fit(x, y + 1).classes_.tolist() == np.unique([*y, *(y + 1)]).tolist()
+        for other_kind in labels.keys() - {kind}:
+            with pytest.raises(InputError, match=f"^y: got a {other_kind} for a label, expected a {kind}"):
+                model.partial_fit(x, labels[other_kind])
+
+
+def test_what_classes_announces_is_checked_under_its_name():
+    x, y = np.arange(4.0)[:, None], ["a", "b"] * 2
+    model = ParabolicClassifier("er", epochs=1, random_state=0)
+    for announced, message in (
+        ({"a", "b"}, "got {'.', '.'}, expected a list of labels"),
+        (2, "got 2, expected a list of labels"),
+        ([1, 2], "got a number for a label, expected a word"),
+        ([b"a", b"b"], "got labels that are bytes, .*; decode them"),
+    ):
+        with pytest.raises(InputError, match=f"^classes: {message}"):
+            model.partial_fit(x, y, classes=announced)
+    assert model.partial_fit(x, y, classes=[]).classes_.tolist() == ["a", "b"]
+
+
+def test_labels_may_be_of_any_type_of_number():
+    x, y = np.arange(4.0)[:, None], np.arange(4) % 2
+    for kind in (np.float16, np.uint8, np.int64, np.longdouble, bool):
+        assert ParabolicClassifier("er", epochs=1).fit(x, y.astype(kind)).classes_.tolist() == [0, 1]
+
+
 def test_a_pickle_goes_on_in_another_process_as_if_nothing_had_happened(tmp_path):
     x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
     models = [cls(random_state=0, average=0.9).partial_fit(x, y) for cls in (ParabolicClassifier, ParabolicRegressor)]
@@ -262,7 +294,13 @@ def test_the_row_and_column_of_a_gap_are_named(cls, bad):
 
 
 @pytest.mark.parametrize(
-    "column", [["a", "b"] * 3, pd.Categorical(["a", "b"] * 3), pd.date_range("2026-01-01", periods=6)]
+    "column",
+    [
+        ["a", "b"] * 3,
+        pd.Categorical(["a", "b"] * 3),
+        pd.date_range("2026-01-01", periods=6),
+        pd.date_range("2026-01-01", periods=6, tz="Europe/Berlin"),
+    ],
 )
 def test_columns_that_are_no_numbers_are_named(column):
     y = np.arange(6) % 2
@@ -270,7 +308,7 @@ def test_columns_that_are_no_numbers_are_named(column):
     numbers = frame.assign(kind=y)
     model = ParabolicClassifier("er", random_state=0).partial_fit(numbers, y)  # texts of numbers are numbers
     for method in (model.predict, functools.partial(model.partial_fit, y=y), functools.partial(model.fit, y=y)):
-        with pytest.raises(InputError, match=r"X: got columns that are no numbers: 'kind' \([^,]*\), expected numbers"):
+        with pytest.raises(InputError, match=r"X: got columns that are no numbers: 'kind' \(.*\), expected numbers"):
             method(frame)
     with pytest.raises(ValueError, match="feature names should match"):
         model.predict(frame.rename(columns={"size": "length"}))
@@ -522,6 +560,17 @@ def test_a_missing_label_is_no_class(gap):
     assert model.classes_.tolist() == ["a", "b", "nan"]
 
 
+def test_a_missing_number_or_date_is_no_class():
+    x, model = [[0.0], [1.0]], ParabolicClassifier("er", epochs=1, random_state=0)
+    numbers, dates = np.array([1.0, np.nan]), np.array(["2020-01-01", "NaT"], "datetime64[D]")
+    for y in (numbers, dates, pd.Series(dates), pd.Series([1, None], dtype="Int64")):
+        with pytest.raises(InputError, match="^y: got 1 missing labels"):
+            model.fit(x, y)
+    for y, announced in (([1.0, 2.0], numbers), (dates[:1].repeat(2), dates)):
+        with pytest.raises(InputError, match="^classes: got 1 missing labels"):
+            model.partial_fit(x, y, classes=announced)
+
+
 def test_words_are_no_targets_of_a_regressor():
     x, words = np.arange(6.0)[:, None], ["a", "b"] * 3
     model = ParabolicRegressor("er", epochs=1, random_state=0).fit(x, np.arange(6))
@@ -540,6 +589,9 @@ def test_dates_and_times_are_no_numbers(kind):
             with pytest.raises(
                 InputError, match=r"^y: got an array of type (date|time).*, expected numbers; turn dates "
             ):
+                method(x, dates)
+        for dates in (pd.Series(y.astype(kind)).astype(object), pd.Series(y.astype("M8[s]")).dt.tz_localize("UTC")):
+            with pytest.raises(InputError, match="^y: got values that are no numbers, expected numbers"):
                 method(x, dates)
 
 
@@ -624,7 +676,7 @@ def test_balanced_weights_are_inverse_to_frequencies():
 def test_weights_that_fit_no_label_are_refused():
     x, y = [[0.0], [1.0]] * 20, [0, 1] * 20
 
-    def assert_refused(match, **settings):
+    def assert_refused(match, y=y, **settings):
         with pytest.raises(InputError, match=match):
             ParabolicClassifier(**settings).fit(x, y)
 
@@ -632,6 +684,7 @@ def test_weights_that_fit_no_label_are_refused():
     assert_refused(r"^class_weight: got \[1, 2\], expected None, 'balanced', or a dict", class_weight=[1, 2])
     assert_refused("^class_weight of 1: got -1, expected a number of at least 0", class_weight={1: -1})
     assert_refused("^class_weight: got '1', expected labels like those in y, such as 0", class_weight={"1": 2})
+    assert_refused("^class_weight: got b'a', expected labels like .* such as 'a'", ["a", "b"] * 20, class_weight={b"a": 2})
     criterion = {"criterion": CrossEntropy()}
     assert_refused("^class_weight: got {1: 2}, expected None, as options has", class_weight={1: 2}, options=criterion)
     model = ParabolicClassifier("er", class_weight={1: 2}, random_state=0).partial_fit(x, y)
@@ -1269,6 +1322,34 @@ def test_columns_of_arrow_that_are_no_numbers_are_named():
         for data in (table, table.to_batches()[0]):
             with pytest.raises(InputError, match=rf"^X: got columns that are no numbers: 'shop' \({kind}"):
                 ParabolicClassifier("er").fit(data, [0, 1])
+
+
+@pytest.mark.parametrize("values", [[0.0, 1.0], ["a", "b"]])
+def test_columns_of_one_name_are_named(values):
+    pa = pytest.importorskip("pyarrow")
+    frame = pd.DataFrame([[value] * 2 for value in values], columns=["size", "size"])
+    for data in (frame, pa.table([values, values], names=["size", "size"])):
+        with pytest.raises(ValueError, match="(?s)unique column names.*'size' 2 times"):
+            ParabolicClassifier("er").fit(data, [0, 1])
+
+
+def test_settings_that_changed_leave_predictions_as_they_were():
+    x, y = np.random.default_rng(0).integers(256, size=(20, 3)).astype(np.uint8), np.arange(20) % 2
+    model = ParabolicClassifier("er", epochs=1, scale=False, random_state=0).fit(x, y)
+    probabilities = model.predict_proba(x)
+    model.set_params(scale=True, model=nn.Linear(3, 2), learner="pcl", memory=5)
+    np.testing.assert_array_equal(model.predict_proba(x), probabilities)
+    np.testing.assert_array_equal(model.predictor()(torch.from_numpy(x)).softmax(1), probabilities)
+
+
+def test_an_estimator_may_be_mapped_from_a_file(tmp_path):
+    """Its arrays can then not be written to, of which torch warns."""
+    x, y = np.arange(20.0)[:, None], np.arange(20) % 2
+    model = ParabolicClassifier("er", epochs=1, random_state=0).fit(x, y)
+    joblib.dump(model, tmp_path / "model")
+    mapped = joblib.load(tmp_path / "model", mmap_mode="r")
+    np.testing.assert_array_equal(mapped.predict_proba(x), model.predict_proba(x))
+    np.testing.assert_array_equal(mapped.partial_fit(x, y + 1).predict(x), model.partial_fit(x, y + 1).predict(x))
 
 
 @pytest.mark.parametrize("labels", [[0, 1, 1, 0], ["a", 0, 0, "a"], [0.0, 1.0, 1.0, 0.0], [b"a", b"b", b"b", b"a"]])
