@@ -145,7 +145,7 @@ class ParabolicClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         with self._locked():
-            answer = Columns(torch.from_numpy(self._outputs).to(self.learner_.device))
+            answer = Columns(torch.tensor(self._outputs).to(self.learner_.device))
             return self._serving_module(answer)
 
     def memory_counts(self) -> dict[Any, int]:
@@ -206,4 +206,4 @@ class ParabolicClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     def _class_scores(self, X: Any) -> tuple[Tensor, NDArray[Any]]:
         """Return the scores of the classes, and `classes_` of the same moment."""
         with self._locked():
-            return self._scores(X).cpu()[:, torch.from_numpy(self._outputs)], self.classes_
+            return self._scores(X).cpu()[:, torch.tensor(self._outputs)], self.classes_

@@ -33,7 +33,7 @@ class ParabolicRegressor(RegressorMixin, Estimator):  # type: ignore[misc]
         learner: a method by its name, or its class; methods that need classes are refused.
         loss: "mse", "huber", or a `parabolic.Numbers` of your own.
         model: the network, or a function (shape, outputs) that returns one.
-        options: further options of the learner, by name.
+        options: further options of the learner, by name. A `criterion` among them gets targets as they are, not scaled.
         memory: how many examples the memory holds, for methods that have one, or a memory such as `Recent(200)` (None:
             that of `options`, or the method's default, 200).
         batch_size: how many examples are learned at a step.
