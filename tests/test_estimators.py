@@ -1072,6 +1072,18 @@ def test_memory_counts_are_by_label(name):
         assert counts == {"apple": 10, "fig": 40, "kiwi": 0, "pear": 20}
 
 
+class Forgetful(find_learner("er")):
+    """Stores nothing."""
+
+    def remember(self, raw, batch):
+        pass
+
+
+def test_the_counts_of_an_empty_memory_are_zero():
+    model = ParabolicClassifier(Forgetful, epochs=1).fit([[0.0], [1.0]], ["a", "b"])
+    assert model.memory_counts() == {"a": 0, "b": 0}
+
+
 def test_an_estimator_that_is_not_fitted_has_no_memory_counts():
     with pytest.raises(NotFittedError):
         ParabolicClassifier().memory_counts()
@@ -1272,6 +1284,27 @@ def test_a_memory_given_to_an_estimator_stays_as_it_was():
     assert len(memory) == 0
     assert len(model.learner_.past) == 40
     assert np.array_equal(model.fit(x, y).predict_proba(x), probabilities)
+
+
+class Pinball(Numbers):
+    """The loss whose minimum is a quantile, with a constructor of its own."""
+
+    def __init__(self, quantile):
+        super().__init__(self.of_examples)
+        self.quantile = quantile
+
+    def of_examples(self, scores, target):
+        return torch.maximum(self.quantile * (target - scores), (self.quantile - 1) * (target - scores))
+
+
+def test_a_loss_of_ones_own_is_scaled_and_stays_as_it_was():
+    x, noise = np.random.default_rng(0).normal(size=(2, 300))
+    y, loss = 100 * x + 50 * noise + 1000, Pinball(0.9)
+    model = ParabolicRegressor("er", loss=loss, random_state=0).fit(x[:, None], y)
+    predictions = model.predict(x[:, None])
+    assert 0.8 < (y < predictions).mean() < 0.97
+    np.testing.assert_array_equal(model.predictor()(torch.from_numpy(x[:, None])), predictions)
+    assert loss.units is None
 
 
 def test_a_loss_given_twice_is_refused():

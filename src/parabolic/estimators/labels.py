@@ -35,11 +35,11 @@ def check_labels(name: str, y: Any) -> None:
 
 def labels_of(y: NDArray[Any], classes: Any, part: bool = True) -> NDArray[Any]:
     """Return the labels of a batch and those that `classes` announces."""
-    # In part of the data every label may differ; repeating them avoids scikit-learn's warning about too many classes.
     _check_kind("y", y)
-    check_classification_targets(np.repeat(y, 2) if part else y)
+    labels = np.array(sorted({*y}), dtype=object) if y.dtype == object else np.unique(y)  # which compares words slowly
+    # In part of the data every label may differ; repeating them avoids scikit-learn's warning about too many classes.
+    check_classification_targets(np.repeat(labels, 2) if part else y)
     check_labels("classes", classes)
-    labels = np.unique(y)
     if classes is None:
         return labels
     try:

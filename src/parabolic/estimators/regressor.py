@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -130,13 +129,15 @@ class ParabolicRegressor(RegressorMixin, Estimator):  # type: ignore[misc]
         return self
 
     def _criterion(self) -> Criterion:
-        losses: dict[str, type[MSE] | type[Huber]] = {"mse": MSE, "huber": Huber}
+        losses: dict[str, Numbers] = {"mse": MSE(), "huber": Huber()}
         if self.loss != "mse" and "criterion" in self._own_options():
             raise invalid("loss", self.loss, "'mse', the default, as options has a criterion", "give one of the two")
-        if isinstance(self.loss, Numbers):
-            return dataclasses.replace(self.loss, units=Scale()) if self.scale else copy.copy(self.loss)
-        check_name("loss", self.loss, losses, "or give a parabolic.Numbers")
-        return losses[self.loss](units=Scale() if self.scale else None)
+        if not isinstance(self.loss, Numbers):
+            check_name("loss", self.loss, losses, "or give a parabolic.Numbers")
+        loss = copy.copy(self.loss if isinstance(self.loss, Numbers) else losses[self.loss])
+        if self.scale:
+            loss.units = Scale()
+        return loss
 
     @staticmethod
     def _measure(learner: Learner, x: Tensor, y: Tensor) -> None:
