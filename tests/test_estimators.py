@@ -1366,6 +1366,23 @@ def test_columns_of_one_name_are_named(values):
             ParabolicClassifier("er").fit(data, [0, 1])
 
 
+class Rare(ParabolicClassifier):
+    """Shows one setting of its base class, and one of its own."""
+
+    def __init__(self, *, memory=50, share=0.1):
+        super().__init__("er", memory=memory, epochs=1, lr=0.05, scale=False, random_state=0)
+        self.share = share
+
+
+def test_a_subclass_may_fix_settings():
+    x, y = np.random.default_rng(0).normal(size=(20, 3)), np.arange(20) % 2
+    same_settings = ParabolicClassifier("er", memory=40, epochs=1, lr=0.05, scale=False, random_state=0)
+    model = clone(Rare(memory=40)).fit(x, y).partial_fit(x, y)
+    np.testing.assert_array_equal(model.predict_proba(x), same_settings.fit(x, y).partial_fit(x, y).predict_proba(x))
+    with pytest.raises(InputError, match="^memory: got 30, .*takes effect at the next fit"):
+        model.set_params(memory=30).partial_fit(x, y)
+
+
 def test_settings_that_changed_leave_predictions_as_they_were():
     x, y = np.random.default_rng(0).integers(256, size=(20, 3)).astype(np.uint8), np.arange(20) % 2
     model = ParabolicClassifier("er", epochs=1, scale=False, random_state=0).fit(x, y)

@@ -227,8 +227,10 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         return x
 
     def _settings(self) -> dict[str, Any]:
-        """Return all settings except those that every call reads again."""
-        settings = {name: value for name, value in self.get_params(deep=False).items() if name not in ANEW}
+        """Return all settings except those that every call reads again, also those that a subclass fixes itself."""
+        kinds = [kind for kind in type(self).__mro__ if issubclass(kind, Estimator)]
+        names = {name for kind in kinds for name in kind._get_param_names()} - {*ANEW}
+        settings = {name: getattr(self, name) for name in sorted(names)}
         return {name: dict(value) if isinstance(value, Mapping) else value for name, value in settings.items()}
 
     def _own_options(self) -> dict[str, Any]:
