@@ -334,16 +334,14 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             learner.start_task(batches)
         for _ in range(epochs or 1):
             order = torch.from_numpy(rng.permutation(len(x))) if epochs else torch.arange(len(x))
-            parts, total = _batches(order.to(x.device), size, learner.model), torch.zeros((), dtype=torch.float64)
-            for rows in parts:
-                loss = learner.observe(x[rows], y[rows], task).double()
-                total = total + loss
+            parts = _batches(order.to(x.device), size, learner.model)
+            losses = [learner.observe(x[rows], y[rows], task).double() for rows in parts]
         if task is not None:
             learner.end_task(batches)
             self._tasks = task  # only now: after a call that was interrupted, its task goes on
-        self.loss_ = float(total) / len(parts)
-        if not math.isfinite(float(loss)):
-            raise Diverged(f"the loss became {float(loss)}: lower lr (now {learner.lr:g}), or set clip_norm in options")
+        self.loss_, last = float(sum(losses)) / len(losses), float(losses[-1])
+        if not math.isfinite(last):
+            raise Diverged(f"the loss became {last}: lower lr (now {learner.lr:g}), or set clip_norm in options")
 
     @_estimator_errors()
     def _check_examples(self, x: Tensor) -> None:
