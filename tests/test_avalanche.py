@@ -456,6 +456,11 @@ def test_a_model_that_was_exchanged_is_refused(benchmark):
         trainer.train(benchmark.train_stream[0])
 
 
+def error_of(code):
+    """The last line that a program writes when it fails."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr.splitlines()[-1]
+
+
 def test_avalanche_is_imported_when_it_is_asked_for_and_missed_in_plain_words():
     code = """
 import sys
@@ -464,8 +469,26 @@ assert "avalanche" not in sys.modules
 sys.modules["avalanche"] = None  # as if it were not installed
 import parabolic.integrations.avalanche
 """
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     message = (
         "InputError: avalanche: got no Avalanche, expected it to be installed; pip install 'parabolic-cl[avalanche]'"
     )
-    assert process.stderr.splitlines()[-1].endswith(message)
+    assert error_of(code).endswith(message)
+
+
+def test_a_torchvision_for_another_torch_is_named():
+    """Avalanche imports it, and its own error says nothing of either."""
+    code = """
+import sys
+
+
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == "avalanche":
+            raise RuntimeError("operator torchvision::nms does not exist")
+
+
+sys.meta_path.insert(0, Finder)
+import parabolic.integrations.avalanche
+"""
+    message = "got an error: operator torchvision::nms does not exist, expected it to be imported; install the torchvis"
+    assert message in error_of(code)

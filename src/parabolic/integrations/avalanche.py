@@ -13,17 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from parabolic import learners
-from parabolic.checks import Description, check_module, invalid
+from parabolic.checks import Description, check_module, first_line, invalid
 from parabolic.learners import Criterion, CrossEntropy, Learner, find_learner, known_learners
 from parabolic.learners.optimizers import weights_of
 from parabolic.plugins import require
 
-require("avalanche", "avalanche", "avalanche", "Avalanche")  # if it is missing, the error says how to install it
+try:
+    require("avalanche", "avalanche", "avalanche", "Avalanche")  # if it is missing, the error says how to install it
+except RuntimeError as error:
+    got, remedy = Description(f"an error: {first_line(error)}"), "install the torchvision that was built for your torch"
+    raise invalid("avalanche", got, "it to be imported", remedy) from error
 
-from avalanche.benchmarks import OnlineCLExperience  # noqa: E402
-from avalanche.models import DynamicModule  # noqa: E402
-from avalanche.training.plugins.evaluation import default_evaluator  # noqa: E402
-from avalanche.training.templates import SupervisedTemplate  # noqa: E402
+from avalanche.benchmarks import OnlineCLExperience
+from avalanche.models import DynamicModule
+from avalanche.training.plugins.evaluation import default_evaluator
+from avalanche.training.templates import SupervisedTemplate
 
 __all__ = ["PCL", "Strategy", "strategy_of"]
 
