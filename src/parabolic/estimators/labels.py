@@ -55,10 +55,9 @@ def merge_labels(
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the classes and new labels, sorted, and the output of each; known classes keep their outputs."""
     union = _union("y", classes, labels)
-    new_outputs = len(classes) + np.arange(len(union) - len(classes))
-    is_known = np.isin(union, classes)
-    union_outputs = np.empty(len(union), dtype=np.int64)
-    union_outputs[is_known], union_outputs[~is_known] = outputs, new_outputs
+    union_outputs = np.full(len(union), -1, dtype=np.int64)
+    union_outputs[np.searchsorted(union, classes)] = outputs
+    union_outputs[union_outputs < 0] = np.arange(len(classes), len(union))
     return union, union_outputs
 
 
