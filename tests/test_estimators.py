@@ -831,8 +831,9 @@ def test_whole_numbers_are_what_was_learned_wherever_that_is_exact():
     word_model = ParabolicClassifier("er", model=lambda shape, outputs: MLP((20,), outputs), scale=False,
                                 options={"embed": nn.Embedding(20, 4)}, random_state=0).fit(ids, y)  # fmt: skip
     np.testing.assert_array_equal(word_model.predict_proba(ids.astype(float)), word_model.predict_proba(ids))
-    with pytest.raises(InputError, match="^X: got .* type float64"):
-        word_model.partial_fit(ids + 0.5, y)
+    for method in (word_model.predict, functools.partial(word_model.partial_fit, y=y)):
+        with pytest.raises(InputError, match=r"^X: got .* type float64, expected .* type int64, as before$"):
+            method(ids + 0.5)
     images = rng.integers(0, 256, (60, 4)).astype(np.uint8)
     pixel_model = ParabolicClassifier("er", scale=False, random_state=0).fit(images, y)
     np.testing.assert_array_equal(pixel_model.predict_proba(images.astype(int)), pixel_model.predict_proba(images))

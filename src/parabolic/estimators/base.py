@@ -346,13 +346,16 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     @_estimator_errors()
     def _check_examples(self, x: Tensor) -> None:
         """Refuse what the learner would refuse, before anything changes."""
-        shape, dtype = self._example
-        if (x.shape[1:], x.dtype) != self._example:
-            raise invalid("X", x, f"examples of shape {list(shape)} and type {type_name(dtype)}, as before")
+        self._check_kind(x)
         learner = self.learner_
         ids = not x.is_floating_point() or has_embedding(learner.model)
         for part in x.split(SHEET) if ids or not isinstance(learner.prepare, Scale | None) else ():
             learner.predict(part)  # only the network knows which ids exist, and only `prepare` what it returns
+
+    def _check_kind(self, x: Tensor) -> None:
+        shape, dtype = self._example
+        if (x.shape[1:], x.dtype) != self._example:
+            raise invalid("X", x, f"examples of shape {list(shape)} and type {type_name(dtype)}, as before")
 
     def _rehearse(self, x: Tensor, learn: Callable[[Self], object]) -> None:
         """Let a copy learn first if batch norm gets a single example: only a step shows whether that fails."""
@@ -382,6 +385,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         for row in range(0, len(X), SHEET):
             with _estimator_errors(row):
                 x = self._tensor(X[row : row + SHEET], learner, self._example[1])
+                self._check_kind(x)
                 scores.append(learner.scores(x).double())
                 if not scores[-1].isfinite().all():
                     check_finite("X", learner.inputs(x))  # in the network's type
