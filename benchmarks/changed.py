@@ -49,6 +49,8 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=375, help="before the labels change, and after")
     parser.add_argument("--seeds", type=int, default=5)
     asked = parser.parse_args()
+    if asked.batches < (least := max(last for _, last in WINDOWS.values())):
+        parser.error(f"--batches: got {asked.batches}, expected at least {least}")
     torch.set_num_threads(1)  # the network is small
     table = Table(title=f"Percent right before learning, by examples since the change; {asked.seeds} seeds")
     for title in ("learner", *WINDOWS):

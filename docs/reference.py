@@ -190,4 +190,4 @@ def _members(kind: type) -> Iterator[tuple[str, Any]]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(text())
+    PAGE.write_text(text(), encoding="utf-8")

@@ -381,12 +381,55 @@ def test_the_optimiser_begins_anew_on_demand_only(benchmark):
     assert not torch.equal(buffers[0], buffers[1])
 
 
+def test_an_optimiser_of_some_weights_trains_these_alone(benchmark):
+    body, head = nn.Sequential(nn.Linear(64, 20), nn.ReLU()), nn.Linear(20, 10)
+    before = copy.deepcopy(body.state_dict()), copy.deepcopy(head.state_dict())
+    trainer = strategy("er", nn.Sequential(body, head), optimizer=momentum(head.parameters()))
+    trainer.train(benchmark.train_stream[0])
+    assert same_state(dict(body.state_dict()), dict(before[0]))
+    assert not same_state(dict(head.state_dict()), dict(before[1]))
+
+
+def test_weights_of_a_method_are_added_to_the_optimiser():
+    model, embed = network(), nn.Linear(64, 64)
+    trainer = strategy("pcl", model, optimizer=momentum(model.parameters()), embed=embed)
+    trained = {weight for group in trainer.optimizer.param_groups for weight in group["params"]}
+    assert trained == {*model.parameters(), *embed.parameters()}
+
+
+class WithNotes(PCL):
+    """Has arguments of its own."""
+
+    def __init__(self, *, notes, **arguments):
+        super().__init__(**arguments)
+        self.notes = notes
+
+
+class WithMoreNotes(WithNotes):
+    """Has those of its base class."""
+
+
+class OfER(PCL):
+    """Another learner, whose options are its arguments."""
+
+    kind = known_learners()["er"]
+
+
+def test_a_subclass_is_made_as_its_base_class_unless_it_has_another_learner():
+    assert WithMoreNotes(notes="seen", model=network(), sigma_x=0.1).notes == "seen"
+    assert isinstance(OfER(model=network(), memory=50).learner, OfER.kind)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"optimizer": momentum(network().parameters())}, "optimizer: got one over other weights, expected one over"),
         ({"model": nn.Sequential(nn.Linear(64, 8), IncrementalClassifier(8))}, "model: got IncrementalClassifier in 1"),
         ({"criterion": nn.CrossEntropyLoss(label_smoothing=0.1)}, "criterion: got .*with no setting but weight"),
-        ({"optimizer": momentum(network().parameters()), "lr": 0.1}, "lr: got 0.1, expected none with an optimizer"),
+        (
+            {"model": (model := network()), "optimizer": momentum(model.parameters()), "lr": 0.1},
+            "lr: got 0.1, expected none with an optimizer",
+        ),
         ({"model": 3}, "model: got 3, expected a torch.nn.Module"),
         ({"optimizer": "SGD"}, "optimizer: got 'SGD', expected a torch optimizer over the model's weights, or None"),
         ({"memory": -1}, "memory: got -1, expected a whole number of at least 1"),
@@ -413,6 +456,11 @@ def test_a_model_that_was_exchanged_is_refused(benchmark):
         trainer.train(benchmark.train_stream[0])
 
 
+def error_of(code):
+    """The last line that a program writes when it fails."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr.splitlines()[-1]
+
+
 def test_avalanche_is_imported_when_it_is_asked_for_and_missed_in_plain_words():
     code = """
 import sys
@@ -421,8 +469,26 @@ assert "avalanche" not in sys.modules
 sys.modules["avalanche"] = None  # as if it were not installed
 import parabolic.integrations.avalanche
 """
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     message = (
         "InputError: avalanche: got no Avalanche, expected it to be installed; pip install 'parabolic-cl[avalanche]'"
     )
-    assert process.stderr.splitlines()[-1].endswith(message)
+    assert error_of(code).endswith(message)
+
+
+def test_a_torchvision_for_another_torch_is_named():
+    """Avalanche imports it, and its own error says nothing of either."""
+    code = """
+import sys
+
+
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == "avalanche":
+            raise RuntimeError("operator torchvision::nms does not exist")
+
+
+sys.meta_path.insert(0, Finder)
+import parabolic.integrations.avalanche
+"""
+    message = "got an error: operator torchvision::nms does not exist, expected it to be imported; install the torchvis"
+    assert message in error_of(code)

@@ -11,6 +11,7 @@ import sys
 import tracemalloc
 from decimal import Decimal
 
+import joblib
 import numpy as np
 import pandas as pd
 import pytest
@@ -176,6 +177,37 @@ def test_labels_of_another_kind_are_refused_and_nothing_changes():
     assert model.classes_.tolist() == ["a", "b"]
 
 
+def test_dates_durations_and_numbers_are_different_kinds_of_labels():
+    numbers, x = np.arange(4) % 2, np.arange(4.0)[:, None]
+    labels = {"number": numbers, "date": numbers.astype("M8[D]"), "duration": numbers.astype("m8[D]")}
+    for kind, y in labels.items():
+        model = ParabolicClassifier("er", epochs=1, random_state=0).fit(x, y)
+        assert model.partial_fit(x, y + 1).classes_.tolist() == np.unique([*y, *(y + 1)]).tolist()
+        for other_kind in labels.keys() - {kind}:
+            with pytest.raises(InputError, match=f"^y: got a {other_kind} for a label, expected a {kind}"):
+                model.partial_fit(x, labels[other_kind])
+
+
+def test_what_classes_announces_is_checked_under_its_name():
+    x, y = np.arange(4.0)[:, None], ["a", "b"] * 2
+    model = ParabolicClassifier("er", epochs=1, random_state=0)
+    for announced, message in (
+        ({"a", "b"}, "got {'.', '.'}, expected a list of labels"),
+        (2, "got 2, expected a list of labels"),
+        ([1, 2], "got a number for a label, expected a word"),
+        ([b"a", b"b"], "got labels that are bytes, .*; decode them"),
+    ):
+        with pytest.raises(InputError, match=f"^classes: {message}"):
+            model.partial_fit(x, y, classes=announced)
+    assert model.partial_fit(x, y, classes=[]).classes_.tolist() == ["a", "b"]
+
+
+def test_labels_may_be_of_any_type_of_number():
+    x, y = np.arange(4.0)[:, None], np.arange(4) % 2
+    for kind in (np.float16, np.uint8, np.int64, np.longdouble, bool):
+        assert ParabolicClassifier("er", epochs=1).fit(x, y.astype(kind)).classes_.tolist() == [0, 1]
+
+
 def test_a_pickle_goes_on_in_another_process_as_if_nothing_had_happened(tmp_path):
     x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
     models = [cls(random_state=0, average=0.9).partial_fit(x, y) for cls in (ParabolicClassifier, ParabolicRegressor)]
@@ -262,7 +294,13 @@ def test_the_row_and_column_of_a_gap_are_named(cls, bad):
 
 
 @pytest.mark.parametrize(
-    "column", [["a", "b"] * 3, pd.Categorical(["a", "b"] * 3), pd.date_range("2026-01-01", periods=6)]
+    "column",
+    [
+        ["a", "b"] * 3,
+        pd.Categorical(["a", "b"] * 3),
+        pd.date_range("2026-01-01", periods=6),
+        pd.date_range("2026-01-01", periods=6, tz="Europe/Berlin"),
+    ],
 )
 def test_columns_that_are_no_numbers_are_named(column):
     y = np.arange(6) % 2
@@ -270,7 +308,7 @@ def test_columns_that_are_no_numbers_are_named(column):
     numbers = frame.assign(kind=y)
     model = ParabolicClassifier("er", random_state=0).partial_fit(numbers, y)  # texts of numbers are numbers
     for method in (model.predict, functools.partial(model.partial_fit, y=y), functools.partial(model.fit, y=y)):
-        with pytest.raises(InputError, match=r"X: got columns that are no numbers: 'kind' \([^,]*\), expected numbers"):
+        with pytest.raises(InputError, match=r"X: got columns that are no numbers: 'kind' \(.*\), expected numbers"):
             method(frame)
     with pytest.raises(ValueError, match="feature names should match"):
         model.predict(frame.rename(columns={"size": "length"}))
@@ -522,6 +560,17 @@ def test_a_missing_label_is_no_class(gap):
     assert model.classes_.tolist() == ["a", "b", "nan"]
 
 
+def test_a_missing_number_or_date_is_no_class():
+    x, model = [[0.0], [1.0]], ParabolicClassifier("er", epochs=1, random_state=0)
+    numbers, dates = np.array([1.0, np.nan]), np.array(["2020-01-01", "NaT"], "datetime64[D]")
+    for y in (numbers, dates, pd.Series(dates), pd.Series([1, None], dtype="Int64")):
+        with pytest.raises(InputError, match="^y: got 1 missing labels"):
+            model.fit(x, y)
+    for y, announced in (([1.0, 2.0], numbers), (dates[:1].repeat(2), dates)):
+        with pytest.raises(InputError, match="^classes: got 1 missing labels"):
+            model.partial_fit(x, y, classes=announced)
+
+
 def test_words_are_no_targets_of_a_regressor():
     x, words = np.arange(6.0)[:, None], ["a", "b"] * 3
     model = ParabolicRegressor("er", epochs=1, random_state=0).fit(x, np.arange(6))
@@ -540,6 +589,9 @@ def test_dates_and_times_are_no_numbers(kind):
             with pytest.raises(
                 InputError, match=r"^y: got an array of type (date|time).*, expected numbers; turn dates "
             ):
+                method(x, dates)
+        for dates in (pd.Series(y.astype(kind)).astype(object), pd.Series(y.astype("M8[s]")).dt.tz_localize("UTC")):
+            with pytest.raises(InputError, match="^y: got values that are no numbers, expected numbers"):
                 method(x, dates)
 
 
@@ -624,7 +676,7 @@ def test_balanced_weights_are_inverse_to_frequencies():
 def test_weights_that_fit_no_label_are_refused():
     x, y = [[0.0], [1.0]] * 20, [0, 1] * 20
 
-    def assert_refused(match, **settings):
+    def assert_refused(match, y=y, **settings):
         with pytest.raises(InputError, match=match):
             ParabolicClassifier(**settings).fit(x, y)
 
@@ -632,6 +684,7 @@ def test_weights_that_fit_no_label_are_refused():
     assert_refused(r"^class_weight: got \[1, 2\], expected None, 'balanced', or a dict", class_weight=[1, 2])
     assert_refused("^class_weight of 1: got -1, expected a number of at least 0", class_weight={1: -1})
     assert_refused("^class_weight: got '1', expected labels like those in y, such as 0", class_weight={"1": 2})
+    assert_refused("^class_weight: got b'a', expected .* such as 'a'", ["a", "b"] * 20, class_weight={b"a": 2})
     criterion = {"criterion": CrossEntropy()}
     assert_refused("^class_weight: got {1: 2}, expected None, as options has", class_weight={1: 2}, options=criterion)
     model = ParabolicClassifier("er", class_weight={1: 2}, random_state=0).partial_fit(x, y)
@@ -778,8 +831,9 @@ def test_whole_numbers_are_what_was_learned_wherever_that_is_exact():
     word_model = ParabolicClassifier("er", model=lambda shape, outputs: MLP((20,), outputs), scale=False,
                                 options={"embed": nn.Embedding(20, 4)}, random_state=0).fit(ids, y)  # fmt: skip
     np.testing.assert_array_equal(word_model.predict_proba(ids.astype(float)), word_model.predict_proba(ids))
-    with pytest.raises(InputError, match="^X: got .* type float64"):
-        word_model.partial_fit(ids + 0.5, y)
+    for method in (word_model.predict, functools.partial(word_model.partial_fit, y=y)):
+        with pytest.raises(InputError, match=r"^X: got .* type float64, expected .* type int64, as before$"):
+            method(ids + 0.5)
     images = rng.integers(0, 256, (60, 4)).astype(np.uint8)
     pixel_model = ParabolicClassifier("er", scale=False, random_state=0).fit(images, y)
     np.testing.assert_array_equal(pixel_model.predict_proba(images.astype(int)), pixel_model.predict_proba(images))
@@ -1019,6 +1073,18 @@ def test_memory_counts_are_by_label(name):
         assert counts == {"apple": 10, "fig": 40, "kiwi": 0, "pear": 20}
 
 
+class Forgetful(find_learner("er")):
+    """Stores nothing."""
+
+    def remember(self, raw, batch):
+        pass
+
+
+def test_the_counts_of_an_empty_memory_are_zero():
+    model = ParabolicClassifier(Forgetful, epochs=1).fit([[0.0], [1.0]], ["a", "b"])
+    assert model.memory_counts() == {"a": 0, "b": 0}
+
+
 def test_an_estimator_that_is_not_fitted_has_no_memory_counts():
     with pytest.raises(NotFittedError):
         ParabolicClassifier().memory_counts()
@@ -1221,6 +1287,27 @@ def test_a_memory_given_to_an_estimator_stays_as_it_was():
     assert np.array_equal(model.fit(x, y).predict_proba(x), probabilities)
 
 
+class Pinball(Numbers):
+    """The loss whose minimum is a quantile, with a constructor of its own."""
+
+    def __init__(self, quantile):
+        super().__init__(self.of_examples)
+        self.quantile = quantile
+
+    def of_examples(self, scores, target):
+        return torch.maximum(self.quantile * (target - scores), (self.quantile - 1) * (target - scores))
+
+
+def test_a_loss_of_ones_own_is_scaled_and_stays_as_it_was():
+    x, noise = np.random.default_rng(0).normal(size=(2, 300))
+    y, loss = 100 * x + 50 * noise + 1000, Pinball(0.9)
+    model = ParabolicRegressor("er", loss=loss, random_state=0).fit(x[:, None], y)
+    predictions = model.predict(x[:, None])
+    assert 0.8 < (y < predictions).mean() < 0.97
+    np.testing.assert_array_equal(model.predictor()(torch.from_numpy(x[:, None])), predictions)
+    assert loss.units is None
+
+
 def test_a_loss_given_twice_is_refused():
     with pytest.raises(InputError, match="^loss: got 'huber', expected 'mse', the default, as options has a criterion"):
         ParabolicRegressor("er", loss="huber", options={"criterion": MSE()}).fit([[0.0]] * 4, [0.0] * 4)
@@ -1269,6 +1356,51 @@ def test_columns_of_arrow_that_are_no_numbers_are_named():
         for data in (table, table.to_batches()[0]):
             with pytest.raises(InputError, match=rf"^X: got columns that are no numbers: 'shop' \({kind}"):
                 ParabolicClassifier("er").fit(data, [0, 1])
+
+
+@pytest.mark.parametrize("values", [[0.0, 1.0], ["a", "b"]])
+def test_columns_of_one_name_are_named(values):
+    pa = pytest.importorskip("pyarrow")
+    frame = pd.DataFrame([[value] * 2 for value in values], columns=["size", "size"])
+    for data in (frame, pa.table([values, values], names=["size", "size"])):
+        with pytest.raises(ValueError, match="(?s)unique column names.*'size' 2 times"):
+            ParabolicClassifier("er").fit(data, [0, 1])
+
+
+class Rare(ParabolicClassifier):
+    """Shows one setting of its base class, and one of its own."""
+
+    def __init__(self, *, memory=50, share=0.1):
+        super().__init__("er", memory=memory, epochs=1, lr=0.05, scale=False, random_state=0)
+        self.share = share
+
+
+def test_a_subclass_may_fix_settings():
+    x, y = np.random.default_rng(0).normal(size=(20, 3)), np.arange(20) % 2
+    same_settings = ParabolicClassifier("er", memory=40, epochs=1, lr=0.05, scale=False, random_state=0)
+    model = clone(Rare(memory=40)).fit(x, y).partial_fit(x, y)
+    np.testing.assert_array_equal(model.predict_proba(x), same_settings.fit(x, y).partial_fit(x, y).predict_proba(x))
+    with pytest.raises(InputError, match="^memory: got 30, .*takes effect at the next fit"):
+        model.set_params(memory=30).partial_fit(x, y)
+
+
+def test_settings_that_changed_leave_predictions_as_they_were():
+    x, y = np.random.default_rng(0).integers(256, size=(20, 3)).astype(np.uint8), np.arange(20) % 2
+    model = ParabolicClassifier("er", epochs=1, scale=False, random_state=0).fit(x, y)
+    probabilities = model.predict_proba(x)
+    model.set_params(scale=True, model=nn.Linear(3, 2), learner="pcl", memory=5)
+    np.testing.assert_array_equal(model.predict_proba(x), probabilities)
+    np.testing.assert_array_equal(model.predictor()(torch.from_numpy(x)).softmax(1), probabilities)
+
+
+def test_an_estimator_may_be_mapped_from_a_file(tmp_path):
+    """Its arrays can then not be written to, of which torch warns."""
+    x, y = np.arange(20.0)[:, None], np.arange(20) % 2
+    model = ParabolicClassifier("er", epochs=1, random_state=0).fit(x, y)
+    joblib.dump(model, tmp_path / "model")
+    mapped = joblib.load(tmp_path / "model", mmap_mode="r")
+    np.testing.assert_array_equal(mapped.predict_proba(x), model.predict_proba(x))
+    np.testing.assert_array_equal(mapped.partial_fit(x, y + 1).predict(x), model.partial_fit(x, y + 1).predict(x))
 
 
 @pytest.mark.parametrize("labels", [[0, 1, 1, 0], ["a", 0, 0, "a"], [0.0, 1.0, 1.0, 0.0], [b"a", b"b", b"b", b"a"]])

@@ -287,6 +287,27 @@ def test_rows_of_any_type_are_answered_as_by_the_estimator(scale, row_type, dtyp
     np.testing.assert_array_equal(scores.softmax(1), model.predict_proba(x))
 
 
+def test_rows_are_prepared_by_a_function_of_ones_own_as_by_the_estimator():
+    x, y = np.random.default_rng(0).integers(0, 200, (60, 3)), np.arange(60) % 3
+    for learned_type in (np.float64, np.uint8):
+        model = ParabolicClassifier("er", options={"prepare": torch.tanh}, lr=1e-4, random_state=0)
+        model.fit(x.astype(learned_type), y)
+        for row_type in (np.float32, np.int64, np.uint8):
+            rows = x.astype(row_type)
+            scores = model.predictor()(torch.from_numpy(rows))
+            np.testing.assert_array_equal(scores.softmax(1), model.predict_proba(rows))
+
+
+def test_ids_that_do_not_fit_the_type_of_those_learned_are_not_taken_for_others():
+    ids, y = np.random.default_rng(0).integers(0, 100, (60, 3)), np.arange(60) % 3
+    options = {"embed": nn.Sequential(nn.Embedding(400, 4), nn.Flatten())}
+    model = ParabolicClassifier("er", model=nn.Linear(12, 3), options=options, scale=False, random_state=0)
+    predictor = model.fit(ids.astype(np.int8), y).predictor()
+    other_ids = torch.from_numpy(ids)
+    np.testing.assert_array_equal(predictor(other_ids).softmax(1), model.predict_proba(ids))
+    assert not (predictor(other_ids) == predictor(other_ids + 256)).all(1).any()  # the same ids in eight bits
+
+
 class Cast(nn.Module):
     def __init__(self, dtype):
         super().__init__()

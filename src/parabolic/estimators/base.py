@@ -181,7 +181,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         except (TypeError, ValueError) as error:
             if "eature names" not in str(error):  # other columns than before, which it names
                 _check_columns(X)
-            if settings.get("y_numeric") and "could not convert" in str(error):
+            if settings.get("y_numeric") and not np.iscomplexobj(*y):  # whose error is clear
                 as_numbers(*y)
             raise
         rows = validated[0] if y else validated
@@ -211,14 +211,15 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         """Convert examples for the learner: to `example_dtype`, that of earlier ones, if that is exact."""
         if X.dtype.kind not in "biuf":
             raise invalid("X", Description(f"an array of type {X.dtype}"), "numbers", ENCODE)
+        scale, model = self._made["scale"], self._made["model"]  # a change takes effect at the next fit
         array_dtype = np.float64 if X.dtype == np.longdouble else X.dtype.newbyteorder("=")  # torch has no others
         x = torch.from_numpy(np.array(X, array_dtype, order="C")).to(learner.device)
-        is_numeric = x.dtype != torch.uint8 and self.model is None and learner.embed is None  # neither bytes nor ids
+        is_numeric = x.dtype != torch.uint8 and model is None and learner.embed is None  # neither bytes nor ids
         if isinstance(learner.prepare, Scale):
             x = x.double()  # rounded only after scaling
-        elif example_dtype is not None and not self.scale:
+        elif example_dtype is not None and not scale:
             x = _cast(x if example_dtype.is_floating_point else signed("X", x), example_dtype)
-        elif self.scale or x.is_floating_point() or is_numeric:
+        elif scale or x.is_floating_point() or is_numeric:
             x = x.to(learner.dtype)
         else:
             x = signed("X", x)
@@ -226,8 +227,10 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         return x
 
     def _settings(self) -> dict[str, Any]:
-        """Return all settings except those that every call reads again."""
-        settings = {name: value for name, value in self.get_params(deep=False).items() if name not in ANEW}
+        """Return all settings except those that every call reads again, also those that a subclass fixes itself."""
+        kinds = [kind for kind in type(self).__mro__ if issubclass(kind, Estimator)]
+        names = {name for kind in kinds for name in kind._get_param_names()} - {*ANEW}
+        settings = {name: getattr(self, name) for name in sorted(names)}
         return {name: dict(value) if isinstance(value, Mapping) else value for name, value in settings.items()}
 
     def _own_options(self) -> dict[str, Any]:
@@ -324,36 +327,35 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     @_estimator_errors()
     def _learn(self, learner: Learner, x: Tensor, y: Tensor, epochs: int | None = None) -> None:
         """Train on the examples once, in their order, or for several epochs, reshuffled each time."""
-        y, rng, size = y.to(x.device), np.random.default_rng(learner.seed), int(self.batch_size)
-        orders = [torch.from_numpy(rng.permutation(len(x))) for _ in range(epochs or 0)] or [torch.arange(len(x))]
-        rows = [part.to(x.device) for order in orders for part in _batches(order, size, learner.model)]
-        task = None
+        y, rng, size, task = y.to(x.device), np.random.default_rng(learner.seed), int(self.batch_size), None
         if learner.needs_tasks:
             task = 0 if epochs else self._tasks + 1
             batches = list(zip(x.split(size), y.split(size), strict=True))
             learner.start_task(batches)
-        loss = total = torch.zeros((), dtype=torch.float64)
-        steps = len(rows) // len(orders)
-        for number, part in enumerate(rows):
-            loss = learner.observe(x[part], y[part], task).double()
-            total = total + loss if number % steps else loss  # of one pass
+        for _ in range(epochs or 1):
+            order = torch.from_numpy(rng.permutation(len(x))) if epochs else torch.arange(len(x))
+            parts = _batches(order.to(x.device), size, learner.model)
+            losses = [learner.observe(x[rows], y[rows], task).double() for rows in parts]
         if task is not None:
             learner.end_task(batches)
             self._tasks = task  # only now: after a call that was interrupted, its task goes on
-        self.loss_ = float(total) / steps
-        if not math.isfinite(float(loss)):
-            raise Diverged(f"the loss became {float(loss)}: lower lr (now {learner.lr:g}), or set clip_norm in options")
+        self.loss_, last = float(sum(losses)) / len(losses), float(losses[-1])
+        if not math.isfinite(last):
+            raise Diverged(f"the loss became {last}: lower lr (now {learner.lr:g}), or set clip_norm in options")
 
     @_estimator_errors()
     def _check_examples(self, x: Tensor) -> None:
         """Refuse what the learner would refuse, before anything changes."""
-        shape, dtype = self._example
-        if (x.shape[1:], x.dtype) != self._example:
-            raise invalid("X", x, f"examples of shape {list(shape)} and type {type_name(dtype)}, as before")
+        self._check_kind(x)
         learner = self.learner_
         ids = not x.is_floating_point() or has_embedding(learner.model)
         for part in x.split(SHEET) if ids or not isinstance(learner.prepare, Scale | None) else ():
             learner.predict(part)  # only the network knows which ids exist, and only `prepare` what it returns
+
+    def _check_kind(self, x: Tensor) -> None:
+        shape, dtype = self._example
+        if (x.shape[1:], x.dtype) != self._example:
+            raise invalid("X", x, f"examples of shape {list(shape)} and type {type_name(dtype)}, as before")
 
     def _rehearse(self, x: Tensor, learn: Callable[[Self], object]) -> None:
         """Let a copy learn first if batch norm gets a single example: only a step shows whether that fails."""
@@ -371,7 +373,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _serving_module(self, answer: nn.Module) -> nn.Module:
         """Return a module of its own that predicts: the learner's predictor, followed by `answer`."""
-        scaled = isinstance(self.learner_.prepare, Scale)
+        scaled = isinstance(self.learner_.prepare, Scale) or self._made["scale"]
         return nn.Sequential(
             OrderedDict(rows=Rows(self._example[1], scaled), scores=self.learner_.predictor(), answer=answer)
         ).eval()
@@ -383,6 +385,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         for row in range(0, len(X), SHEET):
             with _estimator_errors(row):
                 x = self._tensor(X[row : row + SHEET], learner, self._example[1])
+                self._check_kind(x)
                 scores.append(learner.scores(x).double())
                 if not scores[-1].isfinite().all():
                     check_finite("X", learner.inputs(x))  # in the network's type
@@ -420,6 +423,8 @@ def _learner_class(learner: Any) -> type[Learner]:
 def _check_columns(X: Any) -> None:
     """Name the columns of a frame that are no numbers, as scikit-learn's errors do not."""
     names = getattr(X, "column_names", getattr(X, "columns", ()))  # the former in Arrow, whose `columns` are arrays
+    if len(set(names)) < len(names):  # which scikit-learn names
+        return
     columns = {name: X[name] for name in names if isinstance(name, str)}
     kinds = {name: getattr(column, "dtype", getattr(column, "type", "several")) for name, column in columns.items()}
     if described := [f"{name!r} ({kinds[name]})" for name, column in columns.items() if not _is_numeric(column)]:
@@ -427,17 +432,18 @@ def _check_columns(X: Any) -> None:
 
 
 def _is_numeric(values: Any) -> bool:
+    array = np.asarray(values)  # see `as_numbers`
     try:
-        np.asarray(values, dtype=np.float64)
+        array.astype(np.float64)
     except (TypeError, ValueError):
         return False
-    return np.asarray(values).dtype.kind not in "mM"  # dates and times
+    return array.dtype.kind not in "mM"  # dates and times
 
 
 def as_numbers(y: Any) -> NDArray[np.float64]:
     """A copy of the targets as numbers; words are refused."""
     try:
-        return np.array(y, dtype=np.float64)
+        return np.asarray(y).astype(np.float64)  # pandas itself would turn dates with a time zone into numbers
     except (TypeError, ValueError) as error:
         remedy = f"for words, use a ParabolicClassifier; NumPy says: {first_line(error)}"
         raise invalid("y", Description("values that are no numbers"), "numbers", remedy) from error

@@ -145,7 +145,7 @@ class ParabolicClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         with self._locked():
-            answer = Columns(torch.from_numpy(self._outputs).to(self.learner_.device))
+            answer = Columns(torch.from_numpy(self._outputs.copy()).to(self.learner_.device))
             return self._serving_module(answer)
 
     def memory_counts(self) -> dict[Any, int]:
@@ -153,7 +153,7 @@ class ParabolicClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         check_is_fitted(self)
         with self._locked():
             learner, counts = self.learner_, np.zeros(len(self.classes_), dtype=np.int64)
-            if isinstance(learner, ReplayLearner):
+            if isinstance(learner, ReplayLearner) and len(learner.past):
                 counts = learner.past["y"].bincount(minlength=len(counts)).cpu().numpy()
             return dict(zip(self.classes_.tolist(), counts[self._outputs].tolist(), strict=True))
 
@@ -206,4 +206,4 @@ class ParabolicClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     def _class_scores(self, X: Any) -> tuple[Tensor, NDArray[Any]]:
         """Return the scores of the classes, and `classes_` of the same moment."""
         with self._locked():
-            return self._scores(X).cpu()[:, torch.from_numpy(self._outputs)], self.classes_
+            return self._scores(X).cpu()[:, torch.from_numpy(self._outputs.copy())], self.classes_

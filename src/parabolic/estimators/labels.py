@@ -17,41 +17,47 @@ from parabolic.checks import FILL_IN, Description, check_gaps, check_name, check
 
 __all__ = ["balanced_weights", "check_labels", "given_weights", "labels_of", "merge_labels", "outputs_of"]
 
+LABELS = {"O": "a word", "U": "a word", "M": "a date", "m": "a duration"}  # by kind of array; all others are numbers
 EXACT = 2**53  # from here on float64 cannot represent every whole number
 
 
 def check_labels(name: str, y: Any) -> None:
-    """Refuse missing labels, which NumPy would turn into words."""
+    """Refuse missing labels, which would be a class: NumPy turns them into words."""
     check_gaps(name, y)
-    if y is None or getattr(getattr(y, "dtype", None), "kind", "O") != "O":
+    if y is None:
         return
-    if missing := sum(map(_is_missing, np.asarray(y, dtype=object).flat)):
+    is_object = getattr(getattr(y, "dtype", None), "kind", "O") == "O"  # a list may mix words and gaps
+    labels = np.asarray(y, dtype=object if is_object else None)
+    missing = sum(map(_is_missing, labels.flat)) if labels.dtype == object else int((labels != labels).sum())
+    if missing:
         raise invalid(name, Description(f"{missing} missing labels"), "words or numbers", f"{FILL_IN}, or drop it")
 
 
 def labels_of(y: NDArray[Any], classes: Any, part: bool = True) -> NDArray[Any]:
     """Return the labels of a batch and those that `classes` announces."""
-    # In part of the data every label may differ; repeating them avoids scikit-learn's warning about too many classes.
     _check_kind("y", y)
-    check_classification_targets(np.repeat(y, 2) if part else y)
+    labels = np.array(sorted({*y}), dtype=object) if y.dtype == object else np.unique(y)  # which compares words slowly
+    # In part of the data every label may differ; repeating them avoids scikit-learn's warning about too many classes.
+    check_classification_targets(np.repeat(labels, 2) if part else y)
     check_labels("classes", classes)
-    labels = np.unique(y)
     if classes is None:
         return labels
-    announced = column_or_1d(classes)
+    try:
+        announced = column_or_1d(classes)
+    except ValueError as error:  # which calls them y
+        raise invalid("classes", classes, "a list of labels") from error
     _check_kind("classes", announced)
-    return _union(labels, np.unique(announced))
+    return _union("classes", labels, np.unique(announced))
 
 
 def merge_labels(
     classes: NDArray[Any], outputs: NDArray[np.int64], labels: NDArray[Any]
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the classes and new labels, sorted, and the output of each; known classes keep their outputs."""
-    union = _union(classes, labels)
-    new_outputs = len(classes) + np.arange(len(union) - len(classes))
-    is_known = np.isin(union, classes)
-    union_outputs = np.empty(len(union), dtype=np.int64)
-    union_outputs[is_known], union_outputs[~is_known] = outputs, new_outputs
+    union = _union("y", classes, labels)
+    union_outputs = np.full(len(union), -1, dtype=np.int64)
+    union_outputs[np.searchsorted(union, classes)] = outputs
+    union_outputs[union_outputs < 0] = np.arange(len(classes), len(union))
     return union, union_outputs
 
 
@@ -79,7 +85,7 @@ def given_weights(weights: Any, labels: NDArray[Any]) -> list[float]:
         raise invalid("class_weight", weights, "None, 'balanced', or a dict from labels to weights")
     for label, weight in weights.items():
         check_number(f"class_weight of {label!r}", weight, at_least=0)
-        if isinstance(label, str | bytes) != (labels.dtype.kind in "OUS"):
+        if isinstance(label, str) != (labels.dtype.kind in "OU"):
             raise invalid("class_weight", label, f"labels like those in y, such as {labels[:1].tolist()[0]!r}")
     if labels.dtype.kind in "mM":  # in the unit of the labels: a key may have another
         weights = {np.asarray(label, labels.dtype).item(): weight for label, weight in weights.items()}
@@ -91,6 +97,8 @@ def _check_kind(name: str, labels: NDArray[Any]) -> None:
     if labels.dtype.kind == "O" and (kinds := {type(label).__name__ for label in labels if not isinstance(label, str)}):
         got = Description(f"Unknown label type: Python objects ({', '.join(sorted(kinds))})")  # scikit-learn's words
         raise invalid(name, got, "words or numbers", f"convert them: {name}.astype(int) or .astype(str)")
+    if labels.dtype.kind == "S":
+        raise invalid(name, Description("labels that are bytes"), "words or numbers", "decode them: .astype(str)")
 
 
 def _is_missing(label: Any) -> bool:
@@ -98,12 +106,15 @@ def _is_missing(label: Any) -> bool:
     return label is None or str(label == label) in ("False", "<NA>")
 
 
-def _union(one: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
-    kinds = ["a word" if labels.dtype.kind in "OUS" else "a number" for labels in (one, other)]
+def _union(name: str, one: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
+    """The labels of both, sorted; errors call the others `name`."""
+    if not len(other):
+        return one
+    kinds = [LABELS.get(labels.dtype.kind, "a number") for labels in (one, other)]
     if len(one) and kinds[0] != kinds[1]:
-        raise invalid("y", Description(f"{kinds[1]} for a label"), f"{kinds[0]}, like the labels before")
+        raise invalid(name, Description(f"{kinds[1]} for a label"), f"{kinds[0]}, like the labels before")
     union = np.unique(np.concatenate([one, other]))
-    if union.dtype.kind == "f" and len(union) and np.abs(union).max() >= EXACT:
+    if union.dtype.kind == "f" and float(np.abs(union).max()) >= EXACT:
         got = Description(f"labels of {EXACT} or more as floats, or of types that NumPy merges into floats")
         raise invalid("y", got, "labels that stay distinct", "give all of them as int64, or as words")
     return union

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -33,7 +32,7 @@ class ParabolicRegressor(RegressorMixin, Estimator):  # type: ignore[misc]
         learner: a method by its name, or its class; methods that need classes are refused.
         loss: "mse", "huber", or a `parabolic.Numbers` of your own.
         model: the network, or a function (shape, outputs) that returns one.
-        options: further options of the learner, by name.
+        options: further options of the learner, by name. A `criterion` among them gets targets as they are, not scaled.
         memory: how many examples the memory holds, for methods that have one, or a memory such as `Recent(200)` (None:
             that of `options`, or the method's default, 200).
         batch_size: how many examples are learned at a step.
@@ -130,13 +129,15 @@ class ParabolicRegressor(RegressorMixin, Estimator):  # type: ignore[misc]
         return self
 
     def _criterion(self) -> Criterion:
-        losses: dict[str, type[MSE] | type[Huber]] = {"mse": MSE, "huber": Huber}
+        losses: dict[str, Numbers] = {"mse": MSE(), "huber": Huber()}
         if self.loss != "mse" and "criterion" in self._own_options():
             raise invalid("loss", self.loss, "'mse', the default, as options has a criterion", "give one of the two")
-        if isinstance(self.loss, Numbers):
-            return dataclasses.replace(self.loss, units=Scale()) if self.scale else copy.copy(self.loss)
-        check_name("loss", self.loss, losses, "or give a parabolic.Numbers")
-        return losses[self.loss](units=Scale() if self.scale else None)
+        if not isinstance(self.loss, Numbers):
+            check_name("loss", self.loss, losses, "or give a parabolic.Numbers")
+        loss = copy.copy(self.loss if isinstance(self.loss, Numbers) else losses[self.loss])
+        if self.scale:
+            loss.units = Scale()
+        return loss
 
     @staticmethod
     def _measure(learner: Learner, x: Tensor, y: Tensor) -> None:

@@ -15,7 +15,7 @@ __all__ = ["Columns", "Rows", "Targets"]
 
 
 class Rows(nn.Module):
-    """Converts rows to the type of those learned, as an estimator does, if no values can be lost."""
+    """Converts rows to the type of those learned, as an estimator does, but whole numbers never to a shorter type."""
 
     def __init__(self, dtype: torch.dtype, scaled: bool) -> None:
         super().__init__()
@@ -27,7 +27,8 @@ class Rows(nn.Module):
         bytes_ = torch.uint8 in (x.dtype, self.dtype) and not self.scaled  # they stand for 0 to 1
         if x.dtype != self.dtype and (ids or bytes_):
             raise invalid("X", x, f"examples of type {type_name(self.dtype)}, as before")
-        return x.to(self.dtype)
+        may_overflow = not self.dtype.is_floating_point and x.dtype.itemsize > self.dtype.itemsize
+        return x if may_overflow else x.to(self.dtype)
 
 
 class Columns(nn.Module):

@@ -13,16 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from parabolic import learners
-from parabolic.checks import Description, check_module, invalid
+from parabolic.checks import Description, check_module, first_line, invalid
 from parabolic.learners import Criterion, CrossEntropy, Learner, find_learner, known_learners
+from parabolic.learners.optimizers import weights_of
 from parabolic.plugins import require
 
-require("avalanche", "avalanche", "avalanche", "Avalanche")  # if it is missing, the error says how to install it
+try:
+    require("avalanche", "avalanche", "avalanche", "Avalanche")  # if it is missing, the error says how to install it
+except RuntimeError as error:
+    got, remedy = Description(f"an error: {first_line(error)}"), "install the torchvision that was built for your torch"
+    raise invalid("avalanche", got, "it to be imported", remedy) from error
 
-from avalanche.benchmarks import OnlineCLExperience  # noqa: E402
-from avalanche.models import DynamicModule  # noqa: E402
-from avalanche.training.plugins.evaluation import default_evaluator  # noqa: E402
-from avalanche.training.templates import SupervisedTemplate  # noqa: E402
+from avalanche.benchmarks import OnlineCLExperience
+from avalanche.models import DynamicModule
+from avalanche.training.plugins.evaluation import default_evaluator
+from avalanche.training.templates import SupervisedTemplate
 
 __all__ = ["PCL", "Strategy", "strategy_of"]
 
@@ -38,7 +43,7 @@ class Strategy(SupervisedTemplate):  # type: ignore[misc]
 
     Args:
         model: the network, with an output for each class to come; it is moved to the device.
-        optimizer: a torch optimiser over the model's weights (None: the learner's own, by its `lr`).
+        optimizer: a torch optimiser over the model's weights, or some of them (None: the learner's own, by its `lr`).
         criterion: the loss, as learners take it, or a `torch.nn.CrossEntropyLoss`.
         train_mb_size: how many examples are learned at a step.
         train_epochs: how many passes are made over an experience.
@@ -56,7 +61,7 @@ class Strategy(SupervisedTemplate):  # type: ignore[misc]
     loss: Tensor  # of the batch, including what plugins added
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        if "__init__" not in vars(cls):
+        if "kind" in vars(cls) and "__init__" not in vars(cls):  # otherwise it is inherited
             cls.__init__ = _constructor(cls.kind)  # type: ignore[method-assign]
         super().__init_subclass__(**kwargs)
 
@@ -81,7 +86,7 @@ class Strategy(SupervisedTemplate):  # type: ignore[misc]
             name: value.to(device) if isinstance(value, nn.Module) else value for name, value in options.items()
         }
         if optimizer is not None:
-            arguments |= _optimizer_options(optimizer, options)
+            arguments |= _optimizer_options(optimizer, model, options)
         self.learner = self.kind(model.to(device), criterion=_criterion(criterion), **arguments)
         super().__init__(
             model=self.learner.model, optimizer=self.learner.optim, criterion=self.learner.error,
@@ -239,21 +244,26 @@ def _check_model(model: nn.Module) -> None:
             raise invalid("model", got, "a network that does not change", remedy)
 
 
-def _optimizer_options(optimizer: object, options: Mapping[str, Any]) -> dict[str, Any]:
+def _optimizer_options(optimizer: object, model: nn.Module, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that make a learner use an existing optimiser."""
+    remedy = "for example torch.optim.SGD(model.parameters(), lr=0.1)"
     if not isinstance(optimizer, torch.optim.Optimizer):
-        remedy = "for example torch.optim.SGD(model.parameters(), lr=0.1)"
         raise invalid("optimizer", optimizer, "a torch optimizer over the model's weights, or None", remedy)
+    if {*model.parameters()}.isdisjoint(weights_of(optimizer)):
+        raise invalid("optimizer", Description("one over other weights"), "one over the model's weights", remedy)
     if "lr" in options:
         raise invalid("lr", options["lr"], "none with an optimizer", "the optimizer has its own")
-    return {"optimizer": partial(_adopt, optimizer), "lr": float(optimizer.param_groups[0]["lr"])}
+    lr = float(optimizer.param_groups[0]["lr"])
+    return {"optimizer": partial(_adopt, optimizer, [*model.parameters()]), "lr": lr}
 
 
-def _adopt(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter], **_: Any) -> torch.optim.Optimizer:
-    """Return the optimiser, extended by weights that it lacks: a method may have some of its own."""
-    known = {weight for group in optimizer.param_groups for weight in group["params"]}
-    if missing := [weight for weight in weights if weight not in known]:
-        optimizer.add_param_group({"params": missing})
+def _adopt(
+    optimizer: torch.optim.Optimizer, of_model: list[nn.Parameter], weights: list[nn.Parameter], **_: Any
+) -> torch.optim.Optimizer:
+    """Return the optimiser, extended by weights that are not of the model: a method may have some of its own."""
+    known = {*of_model, *weights_of(optimizer)}
+    if added := [weight for weight in weights if weight not in known]:
+        optimizer.add_param_group({"params": added})
     return optimizer
 
 
