@@ -374,6 +374,27 @@ def test_nothing_that_is_learned_depends_on_it(name):
     assert same_state(trained([Monitor(every=5, tell=str, share=1, bound=8)]), trained([]))
 
 
+def test_a_model_that_draws_at_random_in_its_answers_too_learns_the_same():
+    """As with dropout that stays on in evaluation, to say how certain an answer is."""
+
+    class Sampled(nn.Linear):
+        def forward(self, x):
+            return super().forward(nn.functional.dropout(x, 0.5, training=True))
+
+    def learned(watched):
+        torch.manual_seed(0)
+        learner, monitor = ER(Sampled(2, 3)), Monitor(every=5, tell=str, share=1, bound=8)
+        for x, y in numbered_batches(10):
+            if watched:
+                monitor.ahead(learner, x, y)
+            loss = learner.observe(x, y)
+            if watched:
+                monitor(learner, loss)
+        return learner.state_dict()
+
+    assert same_state(learned(watched=True), learned(watched=False))
+
+
 def test_a_model_that_cannot_be_asked_costs_the_answer_and_not_the_stream():
     class Small(nn.Linear):
         def forward(self, x):
@@ -682,6 +703,18 @@ def test_a_file_that_cannot_be_written_costs_the_file_and_not_the_stream(tmp_pat
         looks_at(learner, numbered_batches(3), file=tmp_path / "taken")
     other_writer.close()
     assert (tmp_path / "taken").read_bytes() == b""
+
+
+def test_its_file_stays_where_it_was_when_the_program_changes_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    learner, batches = ER(MLP((2,), 3), lr=1e-3), numbered_batches(4)
+    with Monitor(every=2, file="monitor.jsonl", bound=0) as monitor:
+        for x, y in batches:
+            monitor(learner, learner.observe(x, y))
+            monkeypatch.chdir(tmp_path / "elsewhere")
+    assert steps_in(tmp_path / "monitor.jsonl") == ("er", [2, 4])
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_a_file_that_can_be_written_again_is_written_again(tmp_path):

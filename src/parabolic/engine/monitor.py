@@ -19,6 +19,7 @@ from torch import Generator, Tensor
 
 from parabolic.checks import check_number, first_line, invalid
 from parabolic.engine.callbacks import Callback, State
+from parabolic.engine.checkpoints import draws_apart
 from parabolic.engine.looks import TENTHS, Lines, Look
 from parabolic.learners import Diverged, Learner, ReplayLearner
 from parabolic.learners.accepting import as_tensor
@@ -104,7 +105,7 @@ class Monitor(Callback):
             raise invalid("tracker", tracker, "a Tracker, or an entry that one opened", 'Tracker("tensorboard"), say')
         self.every, self.share, self.sample, self.follow = every, share, sample, follow
         self.bound, self.eps, self.seed = bound, eps, seed
-        self.tell, self.file, self.tracker = tell, None if file is None else Path(file), tracker
+        self.tell, self.file, self.tracker = tell, None if file is None else Path(file).absolute(), tracker
         if tell is None and file is None and tracker is None:
             self.tell = partial(print, file=sys.stderr)
         self.last: Look | None = None
@@ -142,7 +143,7 @@ class Monitor(Callback):
                 remedy = "its loss on a batch is what `observe` returns"
                 raise invalid("learner", type(learner).__name__, "one that learns classes", remedy)
             labels = _labels("y", y, len(x), learner)
-            with suppress(Diverged):  # then nothing is right
+            with draws_apart(learner.device), suppress(Diverged):  # then nothing is right
                 predicted = learner.predict(x) if answers is None else _labels("answers", answers, len(x), learner)
                 self._tally.right.update(labels[predicted == labels].tolist())
             self._tally.tested.update(labels.tolist())
@@ -270,7 +271,7 @@ class Monitor(Callback):
         jobs = [("loss on memory", self._loss_budget, self._memory_loss), ("bound", self._bound_budget, self._bound)]
         for name, budget, compute in jobs if self.bound else jobs[:1]:
             if everything or budget.allows():
-                with budget.spending():
+                with budget.spending(), draws_apart(learner.device):  # a model may draw in evaluation mode too
                     try:
                         figures |= compute(learner)
                     except Exception as error:  # out of memory, say: monitoring must not stop training
