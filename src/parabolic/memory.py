@@ -106,6 +106,7 @@ class Memory:
     def offer(self, batch: Mapping[str, Tensor], *, generator: Generator | None = None) -> None:
         """Offer examples, in order: the result is the same as if they were offered one by one."""
         size = self._check(batch)
+        batch = {name: value.detach() for name, value in batch.items()}  # else slots would keep every graph so far
         if not self._slots:
             self._allocate(batch)
         self._check_kind(batch)
