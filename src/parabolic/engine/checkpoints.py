@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parabolic.checks import DEVICE_ERRORS, check_number
+from parabolic.checks import DEVICE_ERRORS, InputError, check_number
 from parabolic.engine.callbacks import State
 from parabolic.engine.fleet import Fleet
 from parabolic.files import write_bytes
@@ -93,6 +93,10 @@ class Checkpoints:
                 extra = {"run": about, "progress": vars(progress), "draws": draws(state.learner)}
                 try:
                     write_bytes(path, pack_state(describe(state.learner) | extra))
+                except InputError as error:  # it has something that no file can hold, and always will
+                    self._incomplete.add(path)
+                    what = state.learner.own_name()
+                    warnings.warn(f"no checkpoint is saved of {what}: {error}", RuntimeWarning, stacklevel=2)
                 except (OSError, MemoryError) as error:  # training itself is not affected
                     cause = error.strerror or error if isinstance(error, OSError) else "no memory left"
                     warnings.warn(f"{path}: no checkpoint was saved ({cause})", RuntimeWarning, stacklevel=2)
