@@ -260,6 +260,8 @@ def test_a_model_that_does_not_fit_is_refused_before_the_first_step():
         train(SGD(MLP((5,), 6)), blobs())
     with pytest.raises(InputError, match="6 classes"):
         train(SGD(MLP((2,), 4)), blobs())
+    with pytest.raises(InputError, match="^classes: got 4, expected at least 6, as .* has; leave it out"):
+        train(SGD(MLP((2,), 6), classes=4), blobs())  # it would be trained, and never predict the last two
 
 
 @pytest.mark.parametrize("callbacks", [Watch(), [Watch], [print], None])

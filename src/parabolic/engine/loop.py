@@ -355,6 +355,9 @@ def _check_fit(learner: Learner, stream: Stream) -> None:
     scores = learner.scores(stream[0].train.x[:1])
     if scores.shape[1] < stream.classes:
         raise invalid("model", scores, f"a score for each of the {stream.classes} classes of {stream.name}")
+    if learner.classes is not None and learner.classes < stream.classes:  # the others would never be predicted
+        expected = f"at least {stream.classes}, as {stream.name} has"
+        raise invalid("classes", learner.classes, expected, "leave it out, or call learner.grow")
 
 
 @contextmanager
