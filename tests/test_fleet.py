@@ -324,6 +324,7 @@ def test_a_cpu_computes_in_float32():
     model[1].register_forward_hook(lambda _, x, y: dtypes.append(y.dtype))
     model(torch.randn(8, 2))
     assert dtypes == [torch.float32]
+    assert computing_in(torch.nn.ReLU(), "bf16")(torch.ones(1)) == 1  # of no weights, so on no device
 
 
 def test_streams_that_share_their_examples_need_room_for_a_copy_each(monkeypatch):
