@@ -40,6 +40,8 @@ from parabolic.engine import BoundsMonitor, Callback, Diverged, Fleet, Look, Tai
 from parabolic.engine.looks import Lines
 from parabolic.learners import ReplayLearner, find_learner, known_learners
 from parabolic.memory import ClassBalanced, EqualShares
+from parabolic.pde import ForgettingBound
+from parabolic.pde.bounds import Range
 from parabolic.states import same_state
 
 OLD = Path(__file__).parent / "data" / "er-of-version-1.safetensors"
@@ -464,6 +466,26 @@ def test_the_share_of_the_time_is_used_and_not_exceeded(monkeypatch, bound, part
         clock[0] += 1
         monitor(learner, learner.observe(x, y))
     assert spent[0] / clock[0] == pytest.approx(part, rel=0.1)
+
+
+def test_a_bound_on_a_large_memory_waits_until_there_is_time_for_it(monkeypatch):
+    """Also the first, of which only the size of the memory is known, and those of a memory that has grown since."""
+    clock, spent, shares = [0.0], [0.0], []
+
+    def compute_bounds(learner, **_):
+        seconds = 0.001 * len(learner.past)
+        clock[0], spent[0] = clock[0] + seconds, spent[0] + seconds
+        return ForgettingBound(*[Range(0.0, 0.0, 1.0)] * 3), None
+
+    monkeypatch.setattr("parabolic.engine.monitor.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("parabolic.engine.monitor.bounds_of", compute_bounds)
+    learner = ER(MLP((2,), 3), memory=3000, lr=1e-3)
+    monitor = Monitor(every=1, tell=lambda _: shares.append(spent[0] / (clock[0] or 1)), share=0.2)
+    for x, y in numbered_batches(1000):
+        clock[0] += 0.1
+        monitor(learner, learner.observe(x, y))
+    assert shares[-1] > 0.05
+    assert max(shares) <= 0.1
 
 
 def test_threads_that_share_it_are_looked_at_in_order_and_once(tmp_path):

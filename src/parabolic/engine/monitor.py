@@ -28,7 +28,7 @@ from parabolic.profile import bounds_of, examples_loss
 
 __all__ = ["Monitor"]
 
-FIRST_GUESS = 0.1  # assumed seconds for a bound, before one has been computed
+FIRST_GUESS = 0.002  # assumed seconds for a bound, per example in memory, before one has been computed
 
 
 class Book(Protocol):
@@ -268,10 +268,14 @@ class Monitor(Callback):
         """The figures that require the model, within the time budget; if one fails, a note says why."""
         figures: dict[str, Any] = {}
         notes = []
-        jobs = [("loss on memory", self._loss_budget, self._memory_loss), ("bound", self._bound_budget, self._bound)]
-        for name, budget, compute in jobs if self.bound else jobs[:1]:
-            if everything or budget.allows():
-                with budget.spending(), draws_apart(learner.device):  # a model may draw in evaluation mode too
+        stored = len(learner.past)
+        jobs = [
+            ("loss on memory", self._loss_budget, min(stored, self.sample), self._memory_loss),
+            ("bound", self._bound_budget, stored, self._bound),
+        ]
+        for name, budget, examples, compute in jobs if self.bound else jobs[:1]:
+            if everything or budget.allows(examples):
+                with budget.spending(examples), draws_apart(learner.device):  # a model may draw in evaluation mode too
                     try:
                         figures |= compute(learner)
                     except Exception as error:  # out of memory, say: monitoring must not stop training
@@ -332,20 +336,20 @@ class _Budget:
     """A time budget: a share of the time since it was created."""
 
     def __init__(self, share: float, guess: float = 0.0) -> None:
-        self.share, self.cost, self.spent = share, guess, 0.0  # cost: of the last time
+        self.share, self.cost, self.spent = share, guess, 0.0  # cost: of an example, the last time
         self.began = time.perf_counter()
 
-    def allows(self) -> bool:
+    def allows(self, examples: int) -> bool:
         if self.share >= 0.5:  # half of share=1: no limit
             return True
-        return self.spent + self.cost <= self.share * (time.perf_counter() - self.began)
+        return self.spent + self.cost * examples <= self.share * (time.perf_counter() - self.began)
 
     @contextmanager
-    def spending(self) -> Iterator[None]:
+    def spending(self, examples: int) -> Iterator[None]:
         started = time.perf_counter()
         yield
-        self.cost = time.perf_counter() - started
-        self.spent += self.cost
+        seconds = time.perf_counter() - started
+        self.cost, self.spent = seconds / examples, self.spent + seconds
 
 
 def _labels(name: str, values: Any, count: int, learner: Learner) -> Tensor:
