@@ -16,6 +16,7 @@ from parabolic.engine import BoundsMonitor, Diverged, Fleet, ProfileRecorder, Pr
 from parabolic.engine.loop import LOOK
 from parabolic.experiments import build, execute
 from parabolic.learners import find_learner
+from parabolic.states import same_state
 
 
 def blobs(tasks=3, per_task=60, seed=0):
@@ -169,6 +170,16 @@ def test_two_runs_with_one_seed_are_the_same_to_the_bit():
     assert all(torch.equal(outcomes[0][0][key], outcomes[1][0][key]) for key in outcomes[0][0])
     assert np.array_equal(outcomes[0][1], outcomes[1][1], equal_nan=True)
     assert not all(torch.equal(outcomes[0][0][key], outcomes[2][0][key]) for key in outcomes[0][0])
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_it_learns_the_same_where_gradients_are_switched_off(mode):
+    learner, other = (ER(MLP((2,), 6)) for _ in range(2))
+    other.model.load_state_dict(learner.model.state_dict())
+    train(learner, blobs())
+    with mode():
+        train(other, blobs())
+    assert same_state(learner.state_dict(), other.state_dict())
 
 
 def test_replay_keeps_what_sgd_forgets():

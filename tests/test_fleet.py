@@ -220,6 +220,13 @@ def test_streams_of_different_lengths_are_refused():
         )
 
 
+@pytest.mark.parametrize("pick", [lambda stream: [stream], lambda stream: stream, lambda stream: [stream, None]])
+def test_a_stream_for_each_learner_is_asked_for(pick):
+    fleet = Fleet([make_learner("er", seed) for seed in (0, 1)])
+    with pytest.raises(InputError, match="^streams: got .*, expected a list of 2 Streams, one for each learner"):
+        train_fleet(fleet, pick(make_stream(0)))
+
+
 def test_an_empty_fleet_is_refused():
     with pytest.raises(InputError, match="at least one"):
         Fleet([])
@@ -303,6 +310,14 @@ def test_a_memory_of_ones_own_is_counted_when_steps_are_replayed():
     after = counters(learner)
     increments = {name: value - before[name] for name, value in after.items() if value != before[name]}
     assert increments == {".steps": 2, "memory.offered": 6, "memory.pages": 2}
+
+
+def test_a_precision_that_does_not_exist_is_no_other():
+    with (
+        pytest.raises(InputError, match="^precision: got 'float32', expected one of bf16, fp32, tf32"),
+        numerics("float32"),
+    ):
+        pass
 
 
 def test_numerics_are_set_for_a_while():

@@ -84,6 +84,7 @@ def train(
     return state
 
 
+@torch.inference_mode(False)
 def train_fleet(
     fleet: Fleet,
     streams: Sequence[Stream],
@@ -102,6 +103,8 @@ def train_fleet(
     the same position in the stream, continue from their `progress`: on a CPU, as if never stopped. As in `train`,
     learners take over a missing `prepare` or `augment` from their streams.
     """
+    if len(streams) != len(fleet) or not all(isinstance(stream, Stream) for stream in streams):
+        raise invalid("streams", streams, f"a list of {len(fleet)} Streams, one for each learner")
     watchers = list(callbacks) if isinstance(callbacks, Iterable) else None
     if watchers is None or not all(isinstance(watcher, Callback) for watcher in watchers):
         raise invalid("callbacks", callbacks, "a list of Callbacks", "as in callbacks=[Monitor()]")

@@ -105,6 +105,7 @@ def numerics(precision: str) -> Iterator[None]:
     Convolution algorithms are chosen by rule among those with a fixed order of summation: choosing by timing is up to
     6 % faster (docs/engine.md), but two processes might then compute different numbers.
     """
+    check_name("precision", precision, PRECISIONS)
     cudnn = torch.backends.cudnn
     previous = cudnn.deterministic, cudnn.benchmark
     cudnn.deterministic, cudnn.benchmark = True, False
