@@ -397,6 +397,23 @@ def test_a_model_that_draws_at_random_in_its_answers_too_learns_the_same():
     assert same_state(learned(watched=True), learned(watched=False))
 
 
+def test_a_batch_that_another_thread_learns_during_a_look_has_draws_of_its_own(monkeypatch):
+    def learned(watched):
+        def learn_meanwhile(learner, **_):
+            learner.observe(*next(batches))
+            return ForgettingBound(*[Range(0.0, 0.0, 1.0)] * 3), None
+
+        monkeypatch.setattr("parabolic.engine.monitor.bounds_of", learn_meanwhile)
+        torch.manual_seed(0)
+        learner, batches = ER(nn.Sequential(nn.Dropout(), nn.Linear(2, 3))), numbered_batches(3)
+        learner.observe(*next(batches))
+        Monitor(tell=str).look(learner) if watched else learner.observe(*next(batches))
+        learner.observe(*next(batches))
+        return learner.state_dict()
+
+    assert same_state(learned(watched=True), learned(watched=False))
+
+
 def test_a_model_that_cannot_be_asked_costs_the_answer_and_not_the_stream():
     class Small(nn.Linear):
         def forward(self, x):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,12 @@ from parabolic.engine.callbacks import State
 from parabolic.engine.fleet import Fleet
 from parabolic.files import write_bytes
 from parabolic.learners import Learner
+from parabolic.learners.functional import draws_apart
 from parabolic.learners.saving import describe, restore
 from parabolic.learners.whole import is_built_in, left_behind
 from parabolic.states import pack_state
 
-__all__ = ["Checkpoints", "Progress", "draws", "draws_apart", "set_draws"]
+__all__ = ["Checkpoints", "Progress", "draws", "set_draws"]
 
 
 @dataclass(frozen=True)
@@ -143,11 +143,6 @@ def draws(learner: Learner) -> dict[str, Tensor]:
     if learner.device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(learner.device)
     return states
-
-
-def draws_apart(device: torch.device) -> AbstractContextManager[None]:
-    """A context whose draws from torch's global generators do not change those of the run."""
-    return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 def set_draws(learner: Learner, states: Mapping[str, Tensor]) -> None:

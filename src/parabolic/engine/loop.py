@@ -18,14 +18,14 @@ from torch import Tensor
 
 from parabolic.checks import Description, check_call, first_line, invalid, short_of_memory
 from parabolic.engine.callbacks import Callback, State
-from parabolic.engine.checkpoints import Checkpoints, Progress, draws_apart
+from parabolic.engine.checkpoints import Checkpoints, Progress
 from parabolic.engine.feed import feed, on_device
 from parabolic.engine.fleet import Berth, Fleet
 from parabolic.engine.measures import Measure, append_measures, check_measures
 from parabolic.engine.stops import PutOff
 from parabolic.engine.threads import threads_for
 from parabolic.learners import Diverged, Learner
-from parabolic.learners.functional import has_batch_norm
+from parabolic.learners.functional import draws_apart, has_batch_norm
 from parabolic.learners.moving import copy_model
 from parabolic.streams import Batches, Stream
 

@@ -19,10 +19,10 @@ from torch import Generator, Tensor
 
 from parabolic.checks import check_number, first_line, invalid
 from parabolic.engine.callbacks import Callback, State
-from parabolic.engine.checkpoints import draws_apart
 from parabolic.engine.looks import TENTHS, Lines, Look
 from parabolic.learners import Diverged, Learner, ReplayLearner
 from parabolic.learners.accepting import as_tensor
+from parabolic.learners.functional import draws_apart
 from parabolic.memory import Memory
 from parabolic.profile import bounds_of, examples_loss
 
@@ -143,7 +143,8 @@ class Monitor(Callback):
                 remedy = "its loss on a batch is what `observe` returns"
                 raise invalid("learner", type(learner).__name__, "one that learns classes", remedy)
             labels = _labels("y", y, len(x), learner)
-            with draws_apart(learner.device), suppress(Diverged):  # then nothing is right
+            # Locked, as a step of another thread draws from the same generators; if it has diverged, nothing is right.
+            with learner._lock_to_read(), draws_apart(learner.device), suppress(Diverged):
                 predicted = learner.predict(x) if answers is None else _labels("answers", answers, len(x), learner)
                 self._tally.right.update(labels[predicted == labels].tolist())
             self._tally.tested.update(labels.tolist())
@@ -275,7 +276,7 @@ class Monitor(Callback):
         ]
         for name, budget, examples, compute in jobs if self.bound else jobs[:1]:
             if everything or budget.allows(examples):
-                with budget.spending(examples), draws_apart(learner.device):  # a model may draw in evaluation mode too
+                with budget.spending(examples):
                     try:
                         figures |= compute(learner)
                     except Exception as error:  # out of memory, say: monitoring must not stop training
