@@ -218,6 +218,8 @@ def test_what_is_stored_has_no_graph():
     learner = Scores(torch.nn.Linear(2, 3), memory=8, replay=3)
     for _ in range(3):
         learner.observe(torch.randn(5, 2), torch.arange(5) % 3)
+    state = learner.past.state_dict()
+    learner.past.load_state_dict(state | {"scores": learner.model(state["x"])})
     assert not learner.past["scores"].requires_grad
 
 
