@@ -147,6 +147,21 @@ def test_what_a_captured_step_has_in_it_tells_graphs_apart():
     before = fleet._hyperparameters(learner)
     learner.optim.param_groups[0]["betas"] = (0.5, 0.9)
     assert fleet._hyperparameters(learner) != before
+    learner.optim.param_groups[0]["lr"] = rate = torch.tensor(0.01)
+    before = fleet._hyperparameters(learner)
+    rate.mul_(0.5)  # as torch's schedules change it
+    assert fleet._hyperparameters(learner) != before
+
+
+def test_labels_of_another_type_are_a_step_of_their_own(monkeypatch):
+    """They come in other buffers: a replay would train once more on what was in the first ones."""
+    berth, keys = Berth(make_learner("er", 0)), []
+    berth.graphs.why_not = ""
+    monkeypatch.setattr(berth.graphs, "due", lambda _: False)
+    monkeypatch.setattr(berth.graphs, "run", lambda key, _: (keys.append(key), False))
+    for dtype in (torch.long, torch.int32, torch.long):
+        berth.step(torch.randn(8, 2), torch.ones(8, dtype=dtype))
+    assert keys[0] == keys[2] != keys[1]
 
 
 def test_accuracy_is_counted_by_task_with_all_classes_seen_competing_and_with_its_own():
