@@ -316,6 +316,8 @@ def test_the_title_of_the_bar_is_shown_as_it_is():
         (lambda: Tracker("tensorboard", every=0), "every: got 0"),
         (lambda: BoundsMonitor(eps=-1), "eps: got -1"),
         (lambda: BoundsMonitor(samples=0), "samples: got 0"),
+        (lambda: BoundsMonitor(seed="a"), "seed: got 'a'"),
+        (lambda: ProfileRecorder(seed=0.5), "seed: got 0.5"),
         (lambda: ProfileRecorder(grid=0), "grid: got 0"),
         (lambda: ProfileRecorder(sigma=0), "sigma: got 0"),
     ],
