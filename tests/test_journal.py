@@ -820,6 +820,16 @@ def test_a_journal_of_damaged_files_alone_does_not_begin_anew(tmp_path):
     assert files(tmp_path) == before
 
 
+def test_a_journal_that_is_opened_in_inference_mode_learns_on(tmp_path):
+    for start in range(2):
+        learner = make()
+        with torch.inference_mode():
+            journal = Journal(tmp_path, learner, every=1)
+        assert journal.batches == start
+        journal.observe(*batch(start))
+        journal.close()
+
+
 def test_a_file_of_another_making_is_refused_and_not_passed_over(tmp_path):
     go_on(tmp_path, length=3)
     for learner, message in [

@@ -106,7 +106,8 @@ class Journal:
         self._infinite = {name for name, tensor in self._tensors_in_use() if not all_finite(tensor)}
         self._lock = self._acquire_lock()
         try:
-            self._resume()
+            with torch.inference_mode(False):  # what is restored must be able to learn later
+                self._resume()
         except BaseException:
             self._lock.release()
             raise
