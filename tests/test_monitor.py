@@ -673,6 +673,19 @@ def test_one_who_stops_it_has_not_failed(tmp_path, exception):
     assert (tail.ended["how"], tail.ended["why"]) == ("stopped", "")
 
 
+@pytest.mark.parametrize(("error", "how"), [(KeyboardInterrupt(), "stopped"), (ValueError("no room"), "failed")])
+def test_a_last_look_that_is_interrupted_lets_go_of_the_file(tmp_path, error, how):
+    def tell(look):
+        raise error
+
+    learner = ER(MLP((2,), 3), lr=1e-3)
+    with pytest.raises(type(error)), Monitor(file=tmp_path / "a", tell=tell, bound=0) as monitor:
+        monitor(learner, learner.observe(*next(numbered_batches(1))))
+    tail = Tail(tmp_path / "a")
+    assert tail.poll()
+    assert (tail.ended["how"], tail.written) == (how, False)
+
+
 def test_looks_at_a_journalled_stream_that_is_started_again_are_taken_back(tmp_path):
     """Killed after batch 17, it goes on from batch 10; looks at 12 and 16 are taken back until they come again."""
     file = tmp_path / "monitor.jsonl"

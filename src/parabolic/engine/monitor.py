@@ -229,7 +229,11 @@ class Monitor(Callback):
     def _finish(self) -> None:
         with self._lock:
             if self._learner is not None:
-                self._look(self._learner, everything=True)
+                try:
+                    self._look(self._learner, everything=True)
+                except BaseException as error:  # Ctrl-C, as a bound may take minutes
+                    self._break_off(error)
+                    raise
                 self.close()
 
     def _break_off(self, error: BaseException) -> None:
