@@ -16,6 +16,7 @@ from parabolic.engine import BoundsMonitor, Diverged, Fleet, ProfileRecorder, Pr
 from parabolic.engine.loop import LOOK
 from parabolic.experiments import build, execute
 from parabolic.learners import find_learner
+from parabolic.states import same_state
 
 
 def blobs(tasks=3, per_task=60, seed=0):
@@ -171,6 +172,16 @@ def test_two_runs_with_one_seed_are_the_same_to_the_bit():
     assert not all(torch.equal(outcomes[0][0][key], outcomes[2][0][key]) for key in outcomes[0][0])
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_it_learns_the_same_where_gradients_are_switched_off(mode):
+    learner, other = (ER(MLP((2,), 6)) for _ in range(2))
+    other.model.load_state_dict(learner.model.state_dict())
+    train(learner, blobs())
+    with mode():
+        train(other, blobs())
+    assert same_state(learner.state_dict(), other.state_dict())
+
+
 def test_replay_keeps_what_sgd_forgets():
     acc = {name: execute(RunSpec(learner=name), device="cpu").metrics["acc"] for name in ("pcl", "er", "sgd")}
     assert acc["pcl"] > acc["sgd"] + 40
@@ -260,6 +271,8 @@ def test_a_model_that_does_not_fit_is_refused_before_the_first_step():
         train(SGD(MLP((5,), 6)), blobs())
     with pytest.raises(InputError, match="6 classes"):
         train(SGD(MLP((2,), 4)), blobs())
+    with pytest.raises(InputError, match="^classes: got 4, expected at least 6, as .* has; leave it out"):
+        train(SGD(MLP((2,), 6), classes=4), blobs())  # it would be trained, and never predict the last two
 
 
 @pytest.mark.parametrize("callbacks", [Watch(), [Watch], [print], None])
@@ -303,6 +316,8 @@ def test_the_title_of_the_bar_is_shown_as_it_is():
         (lambda: Tracker("tensorboard", every=0), "every: got 0"),
         (lambda: BoundsMonitor(eps=-1), "eps: got -1"),
         (lambda: BoundsMonitor(samples=0), "samples: got 0"),
+        (lambda: BoundsMonitor(seed="a"), "seed: got 'a'"),
+        (lambda: ProfileRecorder(seed=0.5), "seed: got 0.5"),
         (lambda: ProfileRecorder(grid=0), "grid: got 0"),
         (lambda: ProfileRecorder(sigma=0), "sigma: got 0"),
     ],

@@ -147,6 +147,21 @@ def test_what_a_captured_step_has_in_it_tells_graphs_apart():
     before = fleet._hyperparameters(learner)
     learner.optim.param_groups[0]["betas"] = (0.5, 0.9)
     assert fleet._hyperparameters(learner) != before
+    learner.optim.param_groups[0]["lr"] = rate = torch.tensor(0.01)
+    before = fleet._hyperparameters(learner)
+    rate.mul_(0.5)  # as torch's schedules change it
+    assert fleet._hyperparameters(learner) != before
+
+
+def test_labels_of_another_type_are_a_step_of_their_own(monkeypatch):
+    """They come in other buffers: a replay would train once more on what was in the first ones."""
+    berth, keys = Berth(make_learner("er", 0)), []
+    berth.graphs.why_not = ""
+    monkeypatch.setattr(berth.graphs, "due", lambda _: False)
+    monkeypatch.setattr(berth.graphs, "run", lambda key, _: (keys.append(key), False))
+    for dtype in (torch.long, torch.int32, torch.long):
+        berth.step(torch.randn(8, 2), torch.ones(8, dtype=dtype))
+    assert keys[0] == keys[2] != keys[1]
 
 
 def test_accuracy_is_counted_by_task_with_all_classes_seen_competing_and_with_its_own():
@@ -218,6 +233,13 @@ def test_streams_of_different_lengths_are_refused():
         train_fleet(
             Fleet([make_learner("er", 0), make_learner("er", 1)]), [make_stream(0), make_stream(1, size=60)], batch=10
         )
+
+
+@pytest.mark.parametrize("pick", [lambda stream: [stream], lambda stream: stream, lambda stream: [stream, None]])
+def test_a_stream_for_each_learner_is_asked_for(pick):
+    fleet = Fleet([make_learner("er", seed) for seed in (0, 1)])
+    with pytest.raises(InputError, match="^streams: got .*, expected a list of 2 Streams, one for each learner"):
+        train_fleet(fleet, pick(make_stream(0)))
 
 
 def test_an_empty_fleet_is_refused():
@@ -305,6 +327,14 @@ def test_a_memory_of_ones_own_is_counted_when_steps_are_replayed():
     assert increments == {".steps": 2, "memory.offered": 6, "memory.pages": 2}
 
 
+def test_a_precision_that_does_not_exist_is_no_other():
+    with (
+        pytest.raises(InputError, match="^precision: got 'float32', expected one of bf16, fp32, tf32"),
+        numerics("float32"),
+    ):
+        pass
+
+
 def test_numerics_are_set_for_a_while():
     places = [(torch.backends.cuda.matmul, "allow_tf32"), (torch.backends.cudnn, "deterministic")]
     before = [getattr(*place) for place in places]
@@ -324,6 +354,7 @@ def test_a_cpu_computes_in_float32():
     model[1].register_forward_hook(lambda _, x, y: dtypes.append(y.dtype))
     model(torch.randn(8, 2))
     assert dtypes == [torch.float32]
+    assert computing_in(torch.nn.ReLU(), "bf16")(torch.ones(1)) == 1  # of no weights, so on no device
 
 
 def test_streams_that_share_their_examples_need_room_for_a_copy_each(monkeypatch):

@@ -26,7 +26,7 @@ from torch import nn
 
 from parabolic import ER, PCL, Diverged, InputError, Journal, Learner, LwF, ParabolicClassifier
 from parabolic.engine import journal
-from parabolic.files import write_bytes
+from parabolic.files import atomic_write, write_bytes
 from parabolic.states import pack_state, same_state
 
 # -- kills -------------------------------------------------------------------------------------------------
@@ -273,6 +273,24 @@ def test_a_batch_that_a_second_thread_brings_waits_until_the_first_is_counted(tm
         assert (journal.batches, journal.learner.steps, journal.saved) == (2, 2, 2)
 
 
+def test_a_file_comes_after_every_so_many_batches_however_many_threads_bring_them(tmp_path):
+    def learn():
+        for number in range(50):
+            journal.observe(*batch(number))
+
+    threads, interval = [threading.Thread(target=learn) for _ in range(4)], sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # another thread's turn comes anywhere
+    try:
+        with Journal(tmp_path, make(), every=10, keep=30) as journal:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert files(tmp_path) == [f"{number:012d}.safetensors" for number in range(0, 201, 10)]
+
+
 def test_a_signal_handler_cannot_learn_a_batch_in_the_middle_of_another(tmp_path):
     def handler():
         with pytest.raises(RuntimeError, match="^journal: called in the middle of a batch; set a flag, and check it"):
@@ -322,6 +340,13 @@ def test_another_thread_may_ask_for_a_file_at_any_time(tmp_path):
     for count, name in enumerate(files(tmp_path), start=1):
         loaded = Learner.load(tmp_path / name, model=make().model)
         assert (name, loaded.steps) == (f"{count:012d}.safetensors", count)
+
+
+def test_a_journal_leaves_what_others_are_writing_to_its_folder(tmp_path):
+    with atomic_write(tmp_path / "other.txt") as temporary:
+        temporary.write_text("done")
+        Journal(tmp_path, make()).close()
+    assert (tmp_path / "other.txt").read_text() == "done"
 
 
 # -- disks -------------------------------------------------------------------------------------------------
@@ -793,6 +818,16 @@ def test_a_journal_of_damaged_files_alone_does_not_begin_anew(tmp_path):
     with pytest.raises(InputError, match="only damaged files, the newest "):
         Journal(tmp_path, make())
     assert files(tmp_path) == before
+
+
+def test_a_journal_that_is_opened_in_inference_mode_learns_on(tmp_path):
+    for start in range(2):
+        learner = make()
+        with torch.inference_mode():
+            journal = Journal(tmp_path, learner, every=1)
+        assert journal.batches == start
+        journal.observe(*batch(start))
+        journal.close()
 
 
 def test_a_file_of_another_making_is_refused_and_not_passed_over(tmp_path):

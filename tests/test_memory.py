@@ -202,6 +202,27 @@ def test_an_empty_memory_cannot_be_drawn_from():
         Memory(5).draw(1)
 
 
+def test_what_is_stored_has_no_graph():
+    """Else each batch would stay in memory with all of its activations, and the next step could not go back."""
+
+    class Scores(ER):
+        keeps = ("x", "y", "scores")
+
+        def loss(self, batch, recalled):
+            batch["scores"] = self.model(batch["x"])
+            loss = self.error(batch["scores"], batch["y"])
+            return (
+                loss if recalled is None else loss + self.model(recalled["x"]).sub(recalled["scores"]).square().mean()
+            )
+
+    learner = Scores(torch.nn.Linear(2, 3), memory=8, replay=3)
+    for _ in range(3):
+        learner.observe(torch.randn(5, 2), torch.arange(5) % 3)
+    state = learner.past.state_dict()
+    learner.past.load_state_dict(state | {"scores": learner.model(state["x"])})
+    assert not learner.past["scores"].requires_grad
+
+
 class Newest(Memory):
     """A custom policy: a ring of the newest examples."""
 

@@ -40,6 +40,8 @@ from parabolic.engine import BoundsMonitor, Callback, Diverged, Fleet, Look, Tai
 from parabolic.engine.looks import Lines
 from parabolic.learners import ReplayLearner, find_learner, known_learners
 from parabolic.memory import ClassBalanced, EqualShares
+from parabolic.pde import ForgettingBound
+from parabolic.pde.bounds import Range
 from parabolic.states import same_state
 
 OLD = Path(__file__).parent / "data" / "er-of-version-1.safetensors"
@@ -374,6 +376,44 @@ def test_nothing_that_is_learned_depends_on_it(name):
     assert same_state(trained([Monitor(every=5, tell=str, share=1, bound=8)]), trained([]))
 
 
+def test_a_model_that_draws_at_random_in_its_answers_too_learns_the_same():
+    """As with dropout that stays on in evaluation, to say how certain an answer is."""
+
+    class Sampled(nn.Linear):
+        def forward(self, x):
+            return super().forward(nn.functional.dropout(x, 0.5, training=True))
+
+    def learned(watched):
+        torch.manual_seed(0)
+        learner, monitor = ER(Sampled(2, 3)), Monitor(every=5, tell=str, share=1, bound=8)
+        for x, y in numbered_batches(10):
+            if watched:
+                monitor.ahead(learner, x, y)
+            loss = learner.observe(x, y)
+            if watched:
+                monitor(learner, loss)
+        return learner.state_dict()
+
+    assert same_state(learned(watched=True), learned(watched=False))
+
+
+def test_a_batch_that_another_thread_learns_during_a_look_has_draws_of_its_own(monkeypatch):
+    def learned(watched):
+        def learn_meanwhile(learner, **_):
+            learner.observe(*next(batches))
+            return ForgettingBound(*[Range(0.0, 0.0, 1.0)] * 3), None
+
+        monkeypatch.setattr("parabolic.engine.monitor.bounds_of", learn_meanwhile)
+        torch.manual_seed(0)
+        learner, batches = ER(nn.Sequential(nn.Dropout(), nn.Linear(2, 3))), numbered_batches(3)
+        learner.observe(*next(batches))
+        Monitor(tell=str).look(learner) if watched else learner.observe(*next(batches))
+        learner.observe(*next(batches))
+        return learner.state_dict()
+
+    assert same_state(learned(watched=True), learned(watched=False))
+
+
 def test_a_model_that_cannot_be_asked_costs_the_answer_and_not_the_stream():
     class Small(nn.Linear):
         def forward(self, x):
@@ -443,6 +483,26 @@ def test_the_share_of_the_time_is_used_and_not_exceeded(monkeypatch, bound, part
         clock[0] += 1
         monitor(learner, learner.observe(x, y))
     assert spent[0] / clock[0] == pytest.approx(part, rel=0.1)
+
+
+def test_a_bound_on_a_large_memory_waits_until_there_is_time_for_it(monkeypatch):
+    """Also the first, of which only the size of the memory is known, and those of a memory that has grown since."""
+    clock, spent, shares = [0.0], [0.0], []
+
+    def compute_bounds(learner, **_):
+        seconds = 0.001 * len(learner.past)
+        clock[0], spent[0] = clock[0] + seconds, spent[0] + seconds
+        return ForgettingBound(*[Range(0.0, 0.0, 1.0)] * 3), None
+
+    monkeypatch.setattr("parabolic.engine.monitor.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("parabolic.engine.monitor.bounds_of", compute_bounds)
+    learner = ER(MLP((2,), 3), memory=3000, lr=1e-3)
+    monitor = Monitor(every=1, tell=lambda _: shares.append(spent[0] / (clock[0] or 1)), share=0.2)
+    for x, y in numbered_batches(1000):
+        clock[0] += 0.1
+        monitor(learner, learner.observe(x, y))
+    assert shares[-1] > 0.05
+    assert max(shares) <= 0.1
 
 
 def test_threads_that_share_it_are_looked_at_in_order_and_once(tmp_path):
@@ -613,6 +673,19 @@ def test_one_who_stops_it_has_not_failed(tmp_path, exception):
     assert (tail.ended["how"], tail.ended["why"]) == ("stopped", "")
 
 
+@pytest.mark.parametrize(("error", "how"), [(KeyboardInterrupt(), "stopped"), (ValueError("no room"), "failed")])
+def test_a_last_look_that_is_interrupted_lets_go_of_the_file(tmp_path, error, how):
+    def tell(look):
+        raise error
+
+    learner = ER(MLP((2,), 3), lr=1e-3)
+    with pytest.raises(type(error)), Monitor(file=tmp_path / "a", tell=tell, bound=0) as monitor:
+        monitor(learner, learner.observe(*next(numbered_batches(1))))
+    tail = Tail(tmp_path / "a")
+    assert tail.poll()
+    assert (tail.ended["how"], tail.written) == (how, False)
+
+
 def test_looks_at_a_journalled_stream_that_is_started_again_are_taken_back(tmp_path):
     """Killed after batch 17, it goes on from batch 10; looks at 12 and 16 are taken back until they come again."""
     file = tmp_path / "monitor.jsonl"
@@ -682,6 +755,18 @@ def test_a_file_that_cannot_be_written_costs_the_file_and_not_the_stream(tmp_pat
         looks_at(learner, numbered_batches(3), file=tmp_path / "taken")
     other_writer.close()
     assert (tmp_path / "taken").read_bytes() == b""
+
+
+def test_its_file_stays_where_it_was_when_the_program_changes_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    learner, batches = ER(MLP((2,), 3), lr=1e-3), numbered_batches(4)
+    with Monitor(every=2, file="monitor.jsonl", bound=0) as monitor:
+        for x, y in batches:
+            monitor(learner, learner.observe(x, y))
+            monkeypatch.chdir(tmp_path / "elsewhere")
+    assert steps_in(tmp_path / "monitor.jsonl") == ("er", [2, 4])
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_a_file_that_can_be_written_again_is_written_again(tmp_path):

@@ -387,6 +387,16 @@ def test_a_full_disk_or_memory_costs_checkpoints_and_not_the_run(tmp_path, monke
     assert outcome_of(record) == outcome_of(execute(spec, device="cpu"))
 
 
+def test_a_state_that_no_file_can_hold_costs_checkpoints_and_not_the_run(tmp_path):
+    model = MLP((2,), 4)
+    model.register_buffer("turn", torch.ones(1, dtype=torch.complex128))
+    with pytest.warns(
+        RuntimeWarning, match="no checkpoint is saved of er: state.model.turn: got .*complex128"
+    ) as caught:
+        train_fleet(Fleet([ER(model)]), [stream(0)], batch=8, checkpoints=Checkpoints([tmp_path / "0"], ALWAYS, [{}]))
+    assert len(caught) == 1
+
+
 # -- side by side ------------------------------------------------------------------------------------------
 
 

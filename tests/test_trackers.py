@@ -250,6 +250,20 @@ def test_a_run_that_nobody_ended_is_closed_with_the_tracker_which_then_writes_no
     assert (figures["load"], warnings_given) == ([(3, 0.5)], [])
 
 
+def test_an_entry_that_nobody_closed_has_all_its_figures_once_the_tracker_is_closed(tmp_path):
+    """TensorBoard holds back the newest until an entry is closed."""
+    needs("tensorboard")
+    with Tracker("tensorboard", tmp_path) as tracker:
+        entry = tracker.open("データ", {"memory": 200})  # no letter of it can be in every file's name
+        for step in range(20):
+            entry.write({"loss": 0.5}, "step", step)
+        tracker.write({"load": 0.25}, "step", 20)
+    entry.close()  # it is closed
+    ((figures, _),) = read_tensorboard(tmp_path).values()
+    assert ([step for step, _ in figures["loss"]], figures["load"]) == ([*range(20)], [(20, 0.25)])
+    assert (tmp_path / "tensorboard" / "run").is_dir()
+
+
 def test_processes_that_open_a_run_of_one_name_at_once_get_a_folder_each(tmp_path):
     assert len({logs._new_folder(tmp_path / "runs" / "er") for _ in range(3)}) == 3  # before anything is written there
 

@@ -103,6 +103,7 @@ class Memory:
         """
         return self.offered - 1 - self._arrival[: len(self)]
 
+    @torch.no_grad()  # slots would keep every graph so far
     def offer(self, batch: Mapping[str, Tensor], *, generator: Generator | None = None) -> None:
         """Offer examples, in order: the result is the same as if they were offered one by one."""
         size = self._check(batch)
@@ -201,6 +202,7 @@ class Memory:
         arrival = {ARRIVAL: self._arrival[: len(self)]} if self._slots else {}
         return {OFFERED: self.offered, **arrival, **{name: self[name] for name in self._slots}}
 
+    @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the state of another memory, in place if the slots are already allocated."""
         key = OFFERED if OFFERED in state else "offered"

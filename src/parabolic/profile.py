@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from parabolic.checks import Description, check_finite, check_number, invalid
 from parabolic.learners import Learner, ReplayLearner
 from parabolic.learners.accepting import as_tensor
-from parabolic.learners.functional import restrict_to
+from parabolic.learners.functional import draws_apart, restrict_to
 from parabolic.pde import (
     Drift,
     DriftBound,
@@ -68,7 +68,7 @@ class LearnerLoss:
         return torch.cat([self._losses(part) for part in x.split(self.chunk)])
 
     def _losses(self, x: Tensor) -> Tensor:
-        scores = self.learner.scores_at(x)
+        scores = _scores_at(self.learner, x)
         return self.learner.error.at_points(scores, self.label(x, scores.shape[-1]).to(scores))
 
     def label(self, x: Tensor, outputs: int) -> Tensor:
@@ -199,7 +199,7 @@ def examples_loss(learner: Learner, x: Tensor, y: Tensor, classes: list[int] | N
     """The loss of raw examples with their own labels; over `classes` only, if given."""
     losses = []
     for examples, labels in zip(x.split(512), y.split(512), strict=True):
-        scores = learner.scores_at(learner.inputs(examples))
+        scores = _scores_at(learner, learner.inputs(examples))
         if classes is not None:
             mask = torch.zeros(scores.shape[-1], dtype=torch.bool, device=scores.device)
             mask[classes] = True
@@ -207,6 +207,12 @@ def examples_loss(learner: Learner, x: Tensor, y: Tensor, classes: list[int] | N
             scores, labels = restrict_to(mask, scores[competing]), labels[competing]
         losses.append(learner.error(scores, labels, "none"))
     return torch.cat(losses)
+
+
+def _scores_at(learner: Learner, inputs: Tensor) -> Tensor:
+    """The scores; what a model draws at random for them, as a step of another thread may, changes no training."""
+    with learner._lock_to_read(), draws_apart(learner.device):
+        return learner.scores_at(inputs)
 
 
 def _loss_and_domain(learner: Learner, eps: float) -> tuple[LearnerLoss, MemoryDomain]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parabolic.checks import DEVICE_ERRORS, check_number
+from parabolic.checks import DEVICE_ERRORS, InputError, check_number
 from parabolic.engine.callbacks import State
 from parabolic.engine.fleet import Fleet
 from parabolic.files import write_bytes
 from parabolic.learners import Learner
+from parabolic.learners.functional import draws_apart
 from parabolic.learners.saving import describe, restore
 from parabolic.learners.whole import is_built_in, left_behind
 from parabolic.states import pack_state
 
-__all__ = ["Checkpoints", "Progress", "draws", "draws_apart", "set_draws"]
+__all__ = ["Checkpoints", "Progress", "draws", "set_draws"]
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,10 @@ class Checkpoints:
                 extra = {"run": about, "progress": vars(progress), "draws": draws(state.learner)}
                 try:
                     write_bytes(path, pack_state(describe(state.learner) | extra))
+                except InputError as error:  # it has something that no file can hold, and always will
+                    self._incomplete.add(path)
+                    what = state.learner.own_name()
+                    warnings.warn(f"no checkpoint is saved of {what}: {error}", RuntimeWarning, stacklevel=2)
                 except (OSError, MemoryError) as error:  # training itself is not affected
                     cause = error.strerror or error if isinstance(error, OSError) else "no memory left"
                     warnings.warn(f"{path}: no checkpoint was saved ({cause})", RuntimeWarning, stacklevel=2)
@@ -139,11 +143,6 @@ def draws(learner: Learner) -> dict[str, Tensor]:
     if learner.device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(learner.device)
     return states
-
-
-def draws_apart(device: torch.device) -> AbstractContextManager[None]:
-    """A context whose draws from torch's global generators do not change those of the run."""
-    return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 def set_draws(learner: Learner, states: Mapping[str, Tensor]) -> None:

@@ -57,7 +57,7 @@ class Berth:
         number = None if task is None else torch.full((), task, device=self.device)
         inputs = self._fill_buffers("step", x, y, number)
         constants = (learner.phase(), learner.classes, _hyperparameters(learner), *_input_function_ids(learner))
-        key = ("step", x.shape, x.dtype, *constants)
+        key = ("step", x.shape, x.dtype, y.shape, y.dtype, *constants)
         loss: Tensor
         loss, replayed = self._run(key, partial(learner.step, *inputs))
         if replayed:
@@ -277,10 +277,16 @@ def _input_function_ids(learner: Learner) -> tuple[int, int]:
 
 def _hyperparameters(learner: Learner) -> Hashable:
     """The optimiser's hyperparameters, which are constants in a captured step."""
-    numbers = (float, int, tuple)  # tuples: Adam's betas, for example
+    numbers = (float, int, tuple, Tensor)  # tuples: Adam's betas, for example
     return tuple(
-        tuple(value for value in group.values() if isinstance(value, numbers)) for group in learner.optim.param_groups
+        tuple(_as_constant(value) for value in group.values() if isinstance(value, numbers))
+        for group in learner.optim.param_groups
     )
+
+
+def _as_constant(value: Any) -> Any:
+    """A number in a tensor on the host, which may be changed in place, as its present value; all else as it is."""
+    return value.item() if isinstance(value, Tensor) and value.device.type == "cpu" and value.numel() == 1 else value
 
 
 def _class_mask(members: Sequence[int], classes: int) -> Tensor:

@@ -26,6 +26,7 @@ from parabolic.states import Damaged, check_state, pack_state
 __all__ = ["Journal"]
 
 SUFFIX, LOCK = ".safetensors", ".lock"
+PATTERN = "[0-9]" * 12 + SUFFIX
 Notes = Mapping[str, Any] | Callable[[], Mapping[str, Any] | None] | None
 PLACE = ("batches", "tasks", "task_batches", "in_task", "notes")  # saved with the learner
 
@@ -98,14 +99,15 @@ class Journal:
         self._changing = False  # whether a batch or a task's start or end is being processed
         self._due = False  # whether `write` was called during such a change
         self._broken = False  # whether a change was interrupted, as by Ctrl-C
-        self._learning = RLock()  # held while a batch is learned and counted; acquired before the learner's lock
+        self._learning = RLock()  # held until a batch is learned, counted and saved; acquired before the learner's lock
         self._writing = RLock()  # held while a file is written
         self._packed = self._written = 0  # how many states were packed so far, and which of them is in the newest file
         # Tensors that were not finite when it began: masks, say.
         self._infinite = {name for name, tensor in self._tensors_in_use() if not all_finite(tensor)}
         self._lock = self._acquire_lock()
         try:
-            self._resume()
+            with torch.inference_mode(False):  # what is restored must be able to learn later
+                self._resume()
         except BaseException:
             self._lock.release()
             raise
@@ -162,12 +164,13 @@ class Journal:
         self._failed = None
         with self._remembering_errors():
             _check_notes(notes)
-        with self._change():
-            loss = self.learner.observe(x, y, task)
-            self._count_batch()
-            with self._remembering_errors():
-                self._add_notes(notes)
-        self._write_if_due()
+        with self._learning:  # until the file is written: another thread's batch would come into it, or postpone it
+            with self._change():
+                loss = self.learner.observe(x, y, task)
+                self._count_batch()
+                with self._remembering_errors():
+                    self._add_notes(notes)
+            self._write_if_due()
         return loss
 
     def skip(self, *, notes: Notes = None) -> None:
@@ -178,10 +181,11 @@ class Journal:
         self._check_open()
         if self._failed is not None:
             raise self._failed
-        with self._change():
-            self._add_notes(notes)
-            self._count_batch()
-        self._write_if_due()
+        with self._learning:
+            with self._change():
+                self._add_notes(notes)
+                self._count_batch()
+            self._write_if_due()
 
     def start_task(self, batches: TaskBatches) -> None:
         """Notify the learner of a task's start; does nothing when resuming in the middle of that task."""
@@ -345,7 +349,7 @@ class Journal:
                 got = Description(f"a folder that another journal has open, here or in another process ({self.folder})")
                 raise invalid("journal", got, "a separate folder for each learner", "close the other first") from None
             self._lock_identity = _identity(self.folder / LOCK)
-        sweep(self.folder, older=0)
+        sweep(self.folder, older=0, name=PATTERN)  # of its own files only: others may be being written
         return lock
 
     def _renew_lock(self) -> None:
@@ -396,7 +400,7 @@ class Journal:
 
 def _files(folder: Path) -> list[Path]:
     """The existing files of a journal, newest first."""
-    return sorted(folder.glob("[0-9]" * 12 + SUFFIX), reverse=True)
+    return sorted(folder.glob(PATTERN), reverse=True)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from parabolic.checks import Description, check_call, first_line, invalid, short_of_memory
 from parabolic.engine.callbacks import Callback, State
-from parabolic.engine.checkpoints import Checkpoints, Progress, draws_apart
+from parabolic.engine.checkpoints import Checkpoints, Progress
 from parabolic.engine.feed import feed, on_device
 from parabolic.engine.fleet import Berth, Fleet
 from parabolic.engine.measures import Measure, append_measures, check_measures
 from parabolic.engine.stops import PutOff
 from parabolic.engine.threads import threads_for
 from parabolic.learners import Diverged, Learner
-from parabolic.learners.functional import has_batch_norm
+from parabolic.learners.functional import draws_apart, has_batch_norm
 from parabolic.learners.moving import copy_model
 from parabolic.streams import Batches, Stream
 
@@ -84,6 +84,7 @@ def train(
     return state
 
 
+@torch.inference_mode(False)
 def train_fleet(
     fleet: Fleet,
     streams: Sequence[Stream],
@@ -102,6 +103,8 @@ def train_fleet(
     the same position in the stream, continue from their `progress`: on a CPU, as if never stopped. As in `train`,
     learners take over a missing `prepare` or `augment` from their streams.
     """
+    if len(streams) != len(fleet) or not all(isinstance(stream, Stream) for stream in streams):
+        raise invalid("streams", streams, f"a list of {len(fleet)} Streams, one for each learner")
     watchers = list(callbacks) if isinstance(callbacks, Iterable) else None
     if watchers is None or not all(isinstance(watcher, Callback) for watcher in watchers):
         raise invalid("callbacks", callbacks, "a list of Callbacks", "as in callbacks=[Monitor()]")
@@ -355,6 +358,9 @@ def _check_fit(learner: Learner, stream: Stream) -> None:
     scores = learner.scores(stream[0].train.x[:1])
     if scores.shape[1] < stream.classes:
         raise invalid("model", scores, f"a score for each of the {stream.classes} classes of {stream.name}")
+    if learner.classes is not None and learner.classes < stream.classes:  # the others would never be predicted
+        expected = f"at least {stream.classes}, as {stream.name} has"
+        raise invalid("classes", learner.classes, expected, "leave it out, or call learner.grow")
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from torch import Tensor
 from parabolic import metrics
 from parabolic.checks import check_call, first_line, invalid
 from parabolic.engine.callbacks import State
-from parabolic.engine.checkpoints import draws_apart
 from parabolic.learners import Learner
+from parabolic.learners.functional import draws_apart
 from parabolic.plugins import load_object
 
 __all__ = ["Measure", "append_measures", "check_measures", "find_measures", "owner"]

@@ -22,12 +22,13 @@ from parabolic.engine.callbacks import Callback, State
 from parabolic.engine.looks import TENTHS, Lines, Look
 from parabolic.learners import Diverged, Learner, ReplayLearner
 from parabolic.learners.accepting import as_tensor
+from parabolic.learners.functional import draws_apart
 from parabolic.memory import Memory
 from parabolic.profile import bounds_of, examples_loss
 
 __all__ = ["Monitor"]
 
-FIRST_GUESS = 0.1  # assumed seconds for a bound, before one has been computed
+FIRST_GUESS = 0.002  # assumed seconds for a bound, per example in memory, before one has been computed
 
 
 class Book(Protocol):
@@ -104,7 +105,7 @@ class Monitor(Callback):
             raise invalid("tracker", tracker, "a Tracker, or an entry that one opened", 'Tracker("tensorboard"), say')
         self.every, self.share, self.sample, self.follow = every, share, sample, follow
         self.bound, self.eps, self.seed = bound, eps, seed
-        self.tell, self.file, self.tracker = tell, None if file is None else Path(file), tracker
+        self.tell, self.file, self.tracker = tell, None if file is None else Path(file).absolute(), tracker
         if tell is None and file is None and tracker is None:
             self.tell = partial(print, file=sys.stderr)
         self.last: Look | None = None
@@ -142,7 +143,8 @@ class Monitor(Callback):
                 remedy = "its loss on a batch is what `observe` returns"
                 raise invalid("learner", type(learner).__name__, "one that learns classes", remedy)
             labels = _labels("y", y, len(x), learner)
-            with suppress(Diverged):  # then nothing is right
+            # Locked, as a step of another thread draws from the same generators; if it has diverged, nothing is right.
+            with learner._lock_to_read(), draws_apart(learner.device), suppress(Diverged):
                 predicted = learner.predict(x) if answers is None else _labels("answers", answers, len(x), learner)
                 self._tally.right.update(labels[predicted == labels].tolist())
             self._tally.tested.update(labels.tolist())
@@ -227,7 +229,11 @@ class Monitor(Callback):
     def _finish(self) -> None:
         with self._lock:
             if self._learner is not None:
-                self._look(self._learner, everything=True)
+                try:
+                    self._look(self._learner, everything=True)
+                except BaseException as error:  # Ctrl-C, as a bound may take minutes
+                    self._break_off(error)
+                    raise
                 self.close()
 
     def _break_off(self, error: BaseException) -> None:
@@ -267,10 +273,14 @@ class Monitor(Callback):
         """The figures that require the model, within the time budget; if one fails, a note says why."""
         figures: dict[str, Any] = {}
         notes = []
-        jobs = [("loss on memory", self._loss_budget, self._memory_loss), ("bound", self._bound_budget, self._bound)]
-        for name, budget, compute in jobs if self.bound else jobs[:1]:
-            if everything or budget.allows():
-                with budget.spending():
+        stored = len(learner.past)
+        jobs = [
+            ("loss on memory", self._loss_budget, min(stored, self.sample), self._memory_loss),
+            ("bound", self._bound_budget, stored, self._bound),
+        ]
+        for name, budget, examples, compute in jobs if self.bound else jobs[:1]:
+            if everything or budget.allows(examples):
+                with budget.spending(examples):
                     try:
                         figures |= compute(learner)
                     except Exception as error:  # out of memory, say: monitoring must not stop training
@@ -331,20 +341,20 @@ class _Budget:
     """A time budget: a share of the time since it was created."""
 
     def __init__(self, share: float, guess: float = 0.0) -> None:
-        self.share, self.cost, self.spent = share, guess, 0.0  # cost: of the last time
+        self.share, self.cost, self.spent = share, guess, 0.0  # cost: of an example, the last time
         self.began = time.perf_counter()
 
-    def allows(self) -> bool:
+    def allows(self, examples: int) -> bool:
         if self.share >= 0.5:  # half of share=1: no limit
             return True
-        return self.spent + self.cost <= self.share * (time.perf_counter() - self.began)
+        return self.spent + self.cost * examples <= self.share * (time.perf_counter() - self.began)
 
     @contextmanager
-    def spending(self) -> Iterator[None]:
+    def spending(self, examples: int) -> Iterator[None]:
         started = time.perf_counter()
         yield
-        self.cost = time.perf_counter() - started
-        self.spent += self.cost
+        seconds = time.perf_counter() - started
+        self.cost, self.spent = seconds / examples, self.spent + seconds
 
 
 def _labels(name: str, values: Any, count: int, learner: Learner) -> Tensor:

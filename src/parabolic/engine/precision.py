@@ -34,7 +34,7 @@ def computing_in(model: nn.Module, precision: str = "fp32", *, channels_last: bo
     check_name("precision", precision, PRECISIONS)
     if channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if precision == "bf16" and next(model.parameters()).is_cuda:
+    if precision == "bf16" and any(weight.is_cuda for weight in model.parameters()):
         for module in model.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):  # whose weights autocast would convert
                 module.computes_in = torch.bfloat16  # type: ignore[assignment]
@@ -105,6 +105,7 @@ def numerics(precision: str) -> Iterator[None]:
     Convolution algorithms are chosen by rule among those with a fixed order of summation: choosing by timing is up to
     6 % faster (docs/engine.md), but two processes might then compute different numbers.
     """
+    check_name("precision", precision, PRECISIONS)
     cudnn = torch.backends.cudnn
     previous = cudnn.deterministic, cudnn.benchmark
     cudnn.deterministic, cudnn.benchmark = True, False

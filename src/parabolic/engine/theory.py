@@ -87,6 +87,7 @@ class BoundsMonitor(Callback):
     ):
         check_number("eps", eps, above=0)
         check_number("samples", samples, whole=True, at_least=2)
+        check_number("seed", seed, whole=True)
         self.eps, self.samples, self.seed, self.warn = eps, samples, seed, warn
         self.rows: list[BoundsRow] = []
 
@@ -115,6 +116,7 @@ class ProfileRecorder(Callback):
         for name, value in (("eps", eps), ("sigma", sigma)):
             check_number(name, value, above=0)
         check_number("t", t, at_least=0)
+        check_number("seed", seed, whole=True)
         self.grid, self.eps, self.t, self.sigma, self.paths, self.seed = grid, eps, t, sigma, paths, seed
         self.profiles: list[Profile] = []
 

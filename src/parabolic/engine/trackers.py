@@ -60,24 +60,26 @@ class Tracker(Callback):
         self.settings, self.every = settings, every
         warn = warn or (lambda text: warnings.warn(text, RuntimeWarning, stacklevel=4))
         self._workers = [_Worker(name, Path(folder).absolute(), warn) for name in names]
+        self._open: list[Entry] = []
         self._entries: dict[int, Entry] = {}  # of the runs in progress, by the id of their state
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for entry in self._entries.values():
+        for entry in [*self._open]:
             entry.close(failed=True)
         self._entries.clear()
         self.finish()
 
     def open(self, name: str, settings: Mapping[str, Any]) -> Entry:
-        """Open an entry for a run."""
-        return Entry(self._workers, file_name(name), {name: str(value) for name, value in dotted(settings).items()})
+        """Open an entry for a run, to be closed at its end: until then a tracker may hold back figures."""
+        texts = {setting: str(value) for setting, value in dotted(settings).items()}
+        return Entry(self._workers, self._open, file_name(name) or "run", texts)
 
     def write(self, figures: Mapping[str, float], axis: str, at: int) -> None:
         """Log more figures to the open entries, such as those of a `Monitor`."""
-        for entry in self._entries.values():
+        for entry in self._open:
             entry.write(figures, axis, at)
 
     def finish(self) -> None:
@@ -127,8 +129,11 @@ class Entry:
 
     _numbers = itertools.count()
 
-    def __init__(self, workers: Sequence[_Worker], name: str, settings: Mapping[str, str]) -> None:
-        self._workers, self._number = workers, next(self._numbers)
+    def __init__(
+        self, workers: Sequence[_Worker], still_open: list[Entry], name: str, settings: Mapping[str, str]
+    ) -> None:
+        self._workers, self._open, self._number = workers, still_open, next(self._numbers)
+        still_open.append(self)
         for worker in workers:
             worker.open(self._number, name, settings)
 
@@ -138,9 +143,11 @@ class Entry:
             worker.write(self._number, dict(figures), axis, at)
 
     def close(self, failed: bool = False) -> None:
-        """End the run."""
-        for worker in self._workers:
-            worker.close(self._number, failed)
+        """End the run, unless it has been closed."""
+        if self in self._open:
+            self._open.remove(self)
+            for worker in self._workers:
+                worker.close(self._number, failed)
 
 
 def task_figures(

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from parabolic.backbones import make_backbone
 from parabolic.checks import Description, InputError, encodable, invalid, short_of_memory
 from parabolic.engine import Callback, DeviceFailed, Diverged, Fleet, State, computing_in, numerics, train_fleet
-from parabolic.engine.checkpoints import draws_apart
 from parabolic.engine.measures import find_measures
 from parabolic.engine.threads import threads_for
 from parabolic.experiments.code import commit_here, content_hashes, own_code_of, package_code
@@ -33,6 +32,7 @@ from parabolic.experiments.resume import Keeping
 from parabolic.experiments.spec import RunSpec, check_spec
 from parabolic.experiments.store import Record, Store, check_store
 from parabolic.learners import Heads, Learner, find_learner
+from parabolic.learners.functional import draws_apart
 from parabolic.streams import Stream, make_stream
 
 __all__ = ["Unsaved", "Yard", "build", "execute", "execute_fleet", "find_device", "reason_of", "run", "typed_command"]

@@ -16,8 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from parabolic.checks import invalid
 
 __all__ = [
-    "RECOMPUTED", "answers_by", "as_written", "call_by", "call_with", "check_between", "copies_of", "has_batch_norm",
-    "has_embedding", "predicting", "restrict_to", "scores_by", "types_of", "work_by",
+    "RECOMPUTED", "answers_by", "as_written", "call_by", "call_with", "check_between", "copies_of", "draws_apart",
+    "has_batch_norm", "has_embedding", "predicting", "restrict_to", "scores_by", "types_of", "work_by",
 ]  # fmt: skip
 
 RECOMPUTED = "what is computed again later would be with other weights"  # in torch's error for a checkpoint
@@ -182,6 +182,11 @@ def types_of(model: nn.Module, weights: Iterable[Tensor]) -> list[torch.dtype]:
         for weight in module.parameters(recurse=False):
             uses[weight].add(getattr(module, "computes_in", weight.dtype))
     return [next(iter(uses[weight])) if len(uses[weight]) == 1 else weight.dtype for weight in weights]
+
+
+def draws_apart(device: torch.device) -> AbstractContextManager[None]:
+    """A context whose draws from torch's global generators do not change those of the run."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 def copies_of(tensors: Iterable[Tensor]) -> list[Tensor]:
