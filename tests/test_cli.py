@@ -213,6 +213,18 @@ def test_list_names_each_default_once(parabolic, monkeypatch):
         assert not own[name].items() & (everyones | replay).items()
 
 
+def test_narrow_lists_cut_off_no_name_and_no_value(parabolic, monkeypatch):
+    """A key, a setting or a name that is cut off cannot be used."""
+    settings = ("--set", "average=0.9999", "--set", "average_part=0.25")
+    parabolic("run", "--learner", "er", "--stream", "seq-blobs", *settings)
+    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setattr(Console, "is_terminal", True)
+    for command in (("list",), ("list", "clser"), ("data", "list"), ("runs",), ("paper", "main", "--dry-run")):
+        code, out, _ = parabolic(*command)
+        assert (code, "…" in out) == (0, False)
+    assert RunSpec("er", "seq-blobs", options={"average": 0.9999, "average_part": 0.25}).key[:8] in parabolic("runs")[1]
+
+
 def test_list_tells_what_the_options_of_one_learner_do(parabolic, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     code, out, _ = parabolic("list", "pcl")

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy import stats
 
 from parabolic import InputError, RunSpec, Store
 from parabolic.experiments import Record
 from parabolic.experiments.paper import NAMES, Selection, paper_tables
-from parabolic.report import Cell, Column, Results, comparison, in_words, render
+from parabolic.report import Cell, Column, Results, comparison, in_words, render, terminal
 from parabolic.report.comparisons import FIGURES
 from parabolic.report.formats import lines
 from parabolic.report.paper import paper_results
@@ -265,6 +266,26 @@ def test_the_terminal_shows_all_figures_whatever_its_width():
         assert figure in text
     styled = Results("t", "[bold]t", [Column("[red]c")], {"[i]r": [Cell({0: 1.0})]}, ["[b]n"])
     assert all(text_shown in render([styled]) for text_shown in ("[bold]t", "[red]c", "[i]r", "[b]n"))
+
+
+def test_a_table_as_text_has_no_codes_for_a_terminal(monkeypatch):
+    """It may be written to a file."""
+    plain = render([table()])
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert render([table()]) == plain
+    assert "\x1b" not in plain
+
+
+def test_a_narrow_terminal_shows_all_headings_and_figures():
+    """Otherwise Seq-CIFAR10 and Seq-CIFAR100 would look alike."""
+    columns = [Column("Acc", f"Seq-CIFAR{number}") for number in (10, 100)]
+    results = Results("t", "A title", columns, {"a_method_with_a_long_name": [Cell({0: 12.5}), Cell({0: 3.5})]})
+    console = Console(width=30)
+    with console.capture() as capture:
+        console.print(terminal(results))
+    cells = zip(*(re.split("[│┃]", line)[1:-1] for line in capture.get().splitlines() if line[0] in "│┃"), strict=True)
+    contents = ["".join(map(str.strip, cell)) for cell in cells]
+    assert contents == ["a_method_with_a_long_name", "Seq-CIFAR10Acc12.5", "Seq-CIFAR100Acc3.5"]
 
 
 def test_json_says_all_and_is_json():
