@@ -404,6 +404,17 @@ def test_a_row_is_called_as_its_class_calls_itself(with_file):
     assert runs[0]["spec"]["learner"] == "mine.py:Named"
 
 
+def test_a_name_that_two_rows_have_addresses_neither(with_file):
+    arguments = ("compare", "--learners", "mine.py:Named,mine.py:Again", "--stream", "seq-blobs", "--seeds", "1")
+    code, _, err = with_file(*arguments, "--set", "lode.lr=0.5")
+    assert code == 2
+    assert "--set lode.lr: got 'lode', expected one of mine.py:Again, mine.py:Named" in err
+    arguments = (*arguments, "--set", "mine.py:Again.lr=0.5", "--workers", "0", "--json")
+    runs = json.loads(with_file(*arguments)[1])["runs"]
+    rates = {run["spec"]["learner"]: run["spec"]["options"]["lr"] for run in runs}
+    assert rates["mine.py:Again"] == 0.5 != rates["mine.py:Named"]
+
+
 def test_a_class_without_a_description_has_none(with_file):
     assert with_file("list", "mine.py:Bare")[1].splitlines()[0] == "mine.py:Bare"
     assert with_file("list", "er")[1].startswith("er: Experience replay")
