@@ -238,13 +238,15 @@ def _by_version(rows: Sequence[Row]) -> dict[str, list[Row]]:
 def _method_name(row: Row, presets: Mapping[str, Row]) -> tuple[str, str]:
     """A learner or one of its presets, and the options in which a run differs from it: whichever is shorter.
 
-    Among equally short presets, one for the run's stream is preferred.
+    Among equally short presets, one for the run's stream is preferred. An option that did not exist when the run was
+    trained has its default.
     """
     options = {name: value for name, value in departures(row).items() if name.startswith("options.")}
     candidates = [(row["learner"], options)]
+    all_options = default_options(row["learner"]) | {name: row[name] for name in row if name.startswith("options.")}
     for preset, preset_options in presets.items():
-        changed = (name for name in row if name.startswith("options.") and row[name] != preset_options.get(name))
-        candidates.append((preset, {name: row[name] for name in changed}))
+        changed = (name for name, value in all_options.items() if value != preset_options.get(name))
+        candidates.append((preset, {name: all_options[name] for name in changed}))
 
     def length(candidate: tuple[str, Row]) -> tuple[int, bool, bool]:
         name, options = candidate
