@@ -4,7 +4,9 @@ import json
 import math
 import re
 from dataclasses import replace
+from functools import partial
 
+import made_up
 import numpy as np
 import pytest
 from rich.console import Console
@@ -328,6 +330,15 @@ def test_a_comparison_in_a_table_and_in_words():
     assert in_words({"er": []}) == "There is nothing to compare."
     single = {name: [replace(run, accuracy=[[80.0]]) for run in row] for name, row in runs.items()}
     assert "earlier tasks" not in in_words(single)
+
+
+@pytest.mark.parametrize("of", [partial(comparison, title="t", seeds=2), in_words])
+def test_a_comparison_of_all_runs_of_a_store_is_refused(of):
+    """Of those with one seed only one would count, whatever its stream and memory."""
+    mixed = [made_up.record(RunSpec("er", memory=memory, seed=seed)) for memory in (50, 200) for seed in (0, 1)]
+    with pytest.raises(InputError, match="runs of er: got 2 with seed 0, expected one for each seed"):
+        of({"er": mixed})
+    assert of({"er": mixed[:2], "sgd": []})
 
 
 def test_a_comparison_has_the_figures_that_are_asked_for():
