@@ -587,6 +587,23 @@ def test_a_damaged_run_is_named_and_stops_nothing(parabolic, kind):
     assert parabolic("runs")[0] == 0
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"batch": ["x"]}, {"later": {"a": 1}}, {"options": {"sigma_x": 1e308}}, {"options": {"times": {"a": 2}}}],
+)
+def test_whatever_settings_a_file_has_all_runs_can_be_seen(parabolic, settings):
+    store, spec = Store("runs"), RunSpec("pcl")
+    store.save(record(spec))
+    path = store.path(spec.key) / "run.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"spec": content["spec"] | settings}))
+    store.save(record(RunSpec("er")))
+    for command in (["report"], ["plot"], ["runs"], ["runs", "--csv", "-"], ["runs", "--json"]):
+        code, out, _ = parabolic(*command)
+        assert (code, bool(out)) == (0, True)
+    assert "er" in parabolic("runs")[1]
+
+
 def test_with_no_runs_there_is_a_message_and_with_one_a_page(parabolic):
     for command in ("report", "plot"):
         code, out, err = parabolic(command)

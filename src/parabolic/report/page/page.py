@@ -27,7 +27,7 @@ from parabolic.report import charts
 from parabolic.report.page.bridges import Bridges, draw_bridges
 from parabolic.report.page.tables import TableView, paper_table_views, scene_table_view
 from parabolic.report.paper import hardware
-from parabolic.report.runs import departures, fault_of, flatten, format_settings, row_of, select, settings_of
+from parabolic.report.runs import departures, fault_of, format_settings, row_of, select, settings_of
 from parabolic.report.scenes import FoundScenes, Scene, find_scenes
 from parabolic.report.words import headline, judgement, lead
 from parabolic.streams import known_streams
@@ -214,7 +214,7 @@ def _bounds_views(
             payload = json.loads(path.read_text())
             rows = [dotted(row) for row in payload["rows"]]
             charts.bounds_charts([rows])  # raises an error if a number is missing
-            spec = flatten(payload["spec"])
+            spec = dotted(payload["spec"])
             title, seed = _bounds_title(payload["spec"], payload), int(spec["seed"])
         except (OSError, *UNREADABLE) as error:
             damaged[str(path)] = f"it does not contain bounds ({type(error).__name__}: {error})"
@@ -230,7 +230,7 @@ def _bounds_views(
 
 
 def _bounds_title(spec: Mapping[str, Any], measured_with: Mapping[str, Any] = USUAL) -> str:
-    row = flatten(spec)
+    row = dotted(spec)
     memory = f", memory {row['memory']}" if "memory" in row else ""
     unusual = {name: value for name, usual in USUAL.items() if (value := measured_with.get(name, usual)) != usual}
     return f"{row['learner']} on {row['stream']}{memory} {format_settings({**departures(row), **unusual})}".strip()
@@ -243,7 +243,7 @@ def _facts(finds: FoundScenes, store: Store) -> dict[str, Any]:
     all_runs: dict[str, Record | FailedRun] = {**finds.failed, **finds.diverged, **finds.runs}
     for key, run in all_runs.items():
         row = row_of(run)
-        spec = {name: value for name, value in flatten(run.spec).items() if name != "seed"}
+        spec = {name: value for name, value in dotted(run.spec).items() if name != "seed"}
         runs[key] = {
             "seed": row["seed"],
             "folder": _origin(run, store),
