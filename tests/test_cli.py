@@ -213,6 +213,18 @@ def test_list_names_each_default_once(parabolic, monkeypatch):
         assert not own[name].items() & (everyones | replay).items()
 
 
+def test_narrow_lists_cut_off_no_name_and_no_value(parabolic, monkeypatch):
+    """A key, a setting or a name that is cut off cannot be used."""
+    settings = ("--set", "average=0.9999", "--set", "average_part=0.25")
+    parabolic("run", "--learner", "er", "--stream", "seq-blobs", *settings)
+    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setattr(Console, "is_terminal", True)
+    for command in (("list",), ("list", "clser"), ("data", "list"), ("runs",), ("paper", "main", "--dry-run")):
+        code, out, _ = parabolic(*command)
+        assert (code, "…" in out) == (0, False)
+    assert RunSpec("er", "seq-blobs", options={"average": 0.9999, "average_part": 0.25}).key[:8] in parabolic("runs")[1]
+
+
 def test_list_tells_what_the_options_of_one_learner_do(parabolic, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     code, out, _ = parabolic("list", "pcl")
@@ -390,6 +402,17 @@ def test_a_row_is_called_as_its_class_calls_itself(with_file):
     assert "\nlode &" in with_file("compare", "--learners", "mine.py:Named", "--format", "latex", *options)[1]
     runs = json.loads(with_file("compare", "--learners", "mine.py:Named", "--json", *options)[1])["runs"]
     assert runs[0]["spec"]["learner"] == "mine.py:Named"
+
+
+def test_a_name_that_two_rows_have_addresses_neither(with_file):
+    arguments = ("compare", "--learners", "mine.py:Named,mine.py:Again", "--stream", "seq-blobs", "--seeds", "1")
+    code, _, err = with_file(*arguments, "--set", "lode.lr=0.5")
+    assert code == 2
+    assert "--set lode.lr: got 'lode', expected one of mine.py:Again, mine.py:Named" in err
+    arguments = (*arguments, "--set", "mine.py:Again.lr=0.5", "--workers", "0", "--json")
+    runs = json.loads(with_file(*arguments)[1])["runs"]
+    rates = {run["spec"]["learner"]: run["spec"]["options"]["lr"] for run in runs}
+    assert rates["mine.py:Again"] == 0.5 != rates["mine.py:Named"]
 
 
 def test_a_class_without_a_description_has_none(with_file):

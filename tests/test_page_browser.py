@@ -136,6 +136,9 @@ def test_tables_are_sorted_by_mouse_and_by_keyboard(browser, large):
     names = column_texts(browser, 1)
     assert names == sorted(names)
     assert names[0] == "agem"
+    browser.do("document.querySelectorAll('#all thead th')[0].querySelector('button').click()")
+    keys = column_texts(browser, 0)
+    assert keys == sorted(keys)
 
 
 def test_the_list_of_runs_can_be_searched(browser, large):

@@ -3,6 +3,7 @@
 import ast
 import base64
 import json
+import os
 import re
 import signal
 import subprocess
@@ -465,6 +466,52 @@ def test_bounds_are_drawn_from_beside_the_runs_and_from_their_own_folder(store, 
     assert curves == [[0.4, 0.5, 0.6, 0.7, 0.8], [0.4, 0.5, 0.6]]
 
 
+def test_bounds_are_those_of_the_runs_that_are_asked_for_and_are_not_averaged_with_others(store, tmp_path):
+    save_few_runs(store, 1)
+    save_run_with_bounds(store, RunSpec("pcl"))
+    folder = tmp_path / "bounds"
+    folder.mkdir()
+    rows = [bounds_row(task) for task in range(5)]
+    for name, spec, eps in (
+        ("the same run", RunSpec("pcl"), 0.01),
+        ("another seed", RunSpec("pcl", seed=1), 0.01),
+        ("other balls", RunSpec("pcl", seed=2), 0.25),
+        ("another stream", RunSpec("pcl", stream="seq-blobs"), 0.01),
+    ):
+        content = {"spec": spec.resolved(), "eps": eps, "samples": 256, "rows": rows}
+        (folder / f"{name}.json").write_text(json.dumps(content))
+
+    def measured(**where):
+        text = text_of(page_of(store, bounds=folder, where=where))
+        return re.findall(r"(pcl on [^(]*?) In theory.*?Mean of (\d) run", text)
+
+    digits = [("pcl on seq-digits, memory 200", "2"), ("pcl on seq-digits, memory 200 eps=0.25", "1")]
+    assert sorted(measured()) == [("pcl on seq-blobs, memory 200", "1"), *digits]
+    assert measured(stream="seq-digits") == digits
+    assert measured(stream="seq-digits", balance="0") == digits
+    assert measured(learner="er") == []
+    assert measured(acc=str(accuracies(store, "er")[0])) == []
+
+
+def test_a_folder_may_have_any_name(tmp_path):
+    store = Store(tmp_path / os.fsdecode(b"runs \xff"))
+    save_few_runs(store, 1)
+    page = write_page(store, tmp_path / "page.html").read_text("utf-8")
+    assert data_of(page)["runs"][RunSpec("er").key]["folder"] == str(store.path(RunSpec("er").key))
+
+
+def test_a_run_has_no_preset_that_sets_what_did_not_exist_then(store):
+    """An option that its record lacks has its default."""
+    preset = load_preset("pcl-seq-digits")
+    run = record(replace(preset.spec(), stream="seq-digits"))
+    options = {name: value for name, value in run.spec["options"].items() if name != "average_part"}
+    assert preset.settings["average_part"] != RunSpec("pcl").resolved()["options"]["average_part"]
+    for key, kept in (("0" * 16, run.spec["options"]), ("1" * 16, options)):
+        store.save(replace(run, key=key, spec={**run.spec, "options": kept}))
+    names = [method.name for scene in find_scenes(store).scenes for method in scene.methods]
+    assert sorted(names) == ["pcl-seq-digits", "pcl-seq-digits average_part=1.0"]
+
+
 def test_what_is_measured_beside_bounds_has_a_column(store):
     save_run_with_bounds(store, RunSpec("pcl"))
     [run] = store
@@ -484,6 +531,16 @@ def test_bridges_are_images_of_what_the_stream_holds(store):
     assert len(images) == 10
     assert images[0][1].endswith("100%")
     assert images[0][0] == images[5][0] != images[1][0]  # both start at the same example and part on the way
+
+
+def test_only_bridges_of_images_are_said_to_have_labels_below(store):
+    said = "PCL learns every point along the way"
+    for spec, sentence in (
+        (RunSpec("pcl"), f"{said}, with the label below it."),
+        (RunSpec("pcl", "seq-blobs"), f"{said}."),
+    ):
+        store.save(record(spec))
+        assert sentence in text_of(page_of(store, where={"stream": spec.stream}))
 
 
 def test_an_image_in_the_page_is_the_image(tmp_path):
@@ -530,6 +587,23 @@ def test_a_damaged_run_is_named_and_stops_nothing(parabolic, kind):
     assert parabolic("runs")[0] == 0
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"batch": ["x"]}, {"later": {"a": 1}}, {"options": {"sigma_x": 1e308}}, {"options": {"times": {"a": 2}}}],
+)
+def test_whatever_settings_a_file_has_all_runs_can_be_seen(parabolic, settings):
+    store, spec = Store("runs"), RunSpec("pcl")
+    store.save(record(spec))
+    path = store.path(spec.key) / "run.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"spec": content["spec"] | settings}))
+    store.save(record(RunSpec("er")))
+    for command in (["report"], ["plot"], ["runs"], ["runs", "--csv", "-"], ["runs", "--json"]):
+        code, out, _ = parabolic(*command)
+        assert (code, bool(out)) == (0, True)
+    assert "er" in parabolic("runs")[1]
+
+
 def test_with_no_runs_there_is_a_message_and_with_one_a_page(parabolic):
     for command in ("report", "plot"):
         code, out, err = parabolic(command)
@@ -550,6 +624,9 @@ def test_with_no_runs_there_is_a_message_and_with_one_a_page(parabolic):
     code, _, err = parabolic("report", "--where", "learner=pcl")
     assert code == 2
     assert "no runs that fit" in err
+    code, _, err = parabolic("report", "--watch", "--every", "inf")
+    assert code == 2
+    assert "--every" in err
 
 
 def test_runs_of_several_streams_are_not_mixed(parabolic):

@@ -1,11 +1,14 @@
 """Pictures of bridges: they are those that PCL draws."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from matplotlib.axes import Axes
 
 from parabolic import PCL, Stream, make_stream
 from parabolic.pde import bridge, on_simplex
-from parabolic.report.sheets import bridges_of
+from parabolic.report.sheets import bridges_of, draw_sheet
 
 
 def shares(label):
@@ -47,3 +50,33 @@ def test_bytes_are_what_the_learner_makes_of_them():
     strip = bridges_of(stream, {"sigma_x": 0.0, "times": 2})
     inputs = PCL(torch.nn.Linear(16, 4)).inputs(next(iter(stream[0].batches(32)))[0])
     assert torch.equal(strip.paths[0, 0], inputs[0])
+
+
+def test_points_have_the_labels_that_the_learner_is_given_and_lie_where_the_bridges_do(tmp_path, monkeypatch):
+    """Also if labels are permuted within a batch, and if the stream prepares its points for the model."""
+    drawn, ends = {}, set()
+    stream = replace(make_stream("seq-blobs", corruption="shuffle"), prepare=lambda x: x / 100)
+
+    def scatter(self, x, y, *, label, **_):
+        drawn.update(dict.fromkeys(zip(x.tolist(), y.tolist(), strict=True), int(label)))
+
+    def plot(self, x, y, **_):
+        ends.update([(x[0].item(), y[0].item()), (x[-1].item(), y[-1].item())])
+
+    monkeypatch.setattr(Axes, "scatter", scatter)
+    monkeypatch.setattr(Axes, "plot", plot)
+    monkeypatch.setattr(Axes, "legend", lambda self, **_: None)
+    draw_sheet(stream, tmp_path / "a.png", {}, batch=10)
+    batches = [batch for task in stream for batch in task.batches(10)]
+    given = {tuple((point / 100).tolist()): int(label) for x, y in batches for point, label in zip(x, y, strict=True)}
+    assert drawn == given
+    assert ends <= given.keys()
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 4), (2,)])
+def test_names_of_classes_are_shown_as_they_are(tmp_path, shape):
+    """Dollar signs do not make a formula of them, which may not be one."""
+    stream = Stream.from_arrays(
+        torch.rand(40, *shape), torch.arange(40) % 4, tasks=2, class_names=["$5", "$\\frac{$", "$5 to $10", "four"]
+    )
+    assert draw_sheet(stream, tmp_path / "a.png", {}).exists()

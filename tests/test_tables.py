@@ -4,15 +4,18 @@ import json
 import math
 import re
 from dataclasses import replace
+from functools import partial
 
+import made_up
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy import stats
 
 from parabolic import InputError, RunSpec, Store
 from parabolic.experiments import Record
 from parabolic.experiments.paper import NAMES, Selection, paper_tables
-from parabolic.report import Cell, Column, Results, comparison, in_words, render
+from parabolic.report import Cell, Column, Results, comparison, in_words, render, terminal
 from parabolic.report.comparisons import FIGURES
 from parabolic.report.formats import lines
 from parabolic.report.paper import paper_results
@@ -267,6 +270,26 @@ def test_the_terminal_shows_all_figures_whatever_its_width():
     assert all(text_shown in render([styled]) for text_shown in ("[bold]t", "[red]c", "[i]r", "[b]n"))
 
 
+def test_a_table_as_text_has_no_codes_for_a_terminal(monkeypatch):
+    """It may be written to a file."""
+    plain = render([table()])
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert render([table()]) == plain
+    assert "\x1b" not in plain
+
+
+def test_a_narrow_terminal_shows_all_headings_and_figures():
+    """Otherwise Seq-CIFAR10 and Seq-CIFAR100 would look alike."""
+    columns = [Column("Acc", f"Seq-CIFAR{number}") for number in (10, 100)]
+    results = Results("t", "A title", columns, {"a_method_with_a_long_name": [Cell({0: 12.5}), Cell({0: 3.5})]})
+    console = Console(width=30)
+    with console.capture() as capture:
+        console.print(terminal(results))
+    cells = zip(*(re.split("[│┃]", line)[1:-1] for line in capture.get().splitlines() if line[0] in "│┃"), strict=True)
+    contents = ["".join(map(str.strip, cell)) for cell in cells]
+    assert contents == ["a_method_with_a_long_name", "Seq-CIFAR10Acc12.5", "Seq-CIFAR100Acc3.5"]
+
+
 def test_json_says_all_and_is_json():
     [result] = json.loads(render([table()], "json"), parse_constant=pytest.fail)
     first, second, gone = (row["cells"][0] for row in result["rows"])
@@ -307,6 +330,15 @@ def test_a_comparison_in_a_table_and_in_words():
     assert in_words({"er": []}) == "There is nothing to compare."
     single = {name: [replace(run, accuracy=[[80.0]]) for run in row] for name, row in runs.items()}
     assert "earlier tasks" not in in_words(single)
+
+
+@pytest.mark.parametrize("of", [partial(comparison, title="t", seeds=2), in_words])
+def test_a_comparison_of_all_runs_of_a_store_is_refused(of):
+    """Of those with one seed only one would count, whatever its stream and memory."""
+    mixed = [made_up.record(RunSpec("er", memory=memory, seed=seed)) for memory in (50, 200) for seed in (0, 1)]
+    with pytest.raises(InputError, match="runs of er: got 2 with seed 0, expected one for each seed"):
+        of({"er": mixed})
+    assert of({"er": mixed[:2], "sgd": []})
 
 
 def test_a_comparison_has_the_figures_that_are_asked_for():

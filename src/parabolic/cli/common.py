@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -150,14 +151,15 @@ def settings_of_each(
     learners: Mapping[str, str], settings: Mapping[str, str], name: str = "--set"
 ) -> dict[str, dict[str, str]]:
     """Return the settings of each row, given its learner: `name=value` goes to all rows whose learner has that setting,
-    `row.name=value` to that row only. A row named by a path may also be addressed by its learner's name.
+    `row.name=value` to that row only. A row named by a path has its learner's name too, if no other such row does.
 
     A setting that no row has raises an error that suggests the nearest name.
     """
     known = {row: RunSpec.known_settings(learner) for row, learner in learners.items()}
     by_row: dict[str, dict[str, str]] = {row: {} for row in learners}
-    row_names = {find_learner(learner).name: row for row, learner in learners.items() if ":" in row}
-    row_names |= {row: row for row in learners}
+    names = {row: find_learner(learner).name for row, learner in learners.items() if ":" in row}
+    uses = Counter(names.values())
+    row_names = {name: row for row, name in names.items() if uses[name] == 1} | {row: row for row in learners}
     for key, text in settings.items():
         prefix, dot, setting = key.rpartition(".")
         if dot:

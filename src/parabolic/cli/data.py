@@ -12,7 +12,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from parabolic import streams
 from parabolic.cli.common import (
@@ -29,6 +28,7 @@ from parabolic.experiments import RunSpec
 from parabolic.files import disk_errors, file_name
 from parabolic.options import options_of
 from parabolic.report.figures import check_picture
+from parabolic.report.formats import WholeTable
 from parabolic.report.sheets import draw_sheet
 from parabolic.streams import PUBLISHED, Cache, DataSet, Scenario, make_stream
 
@@ -105,7 +105,7 @@ def list_data(as_json: Json = False) -> None:
         print(json.dumps(payload, indent=1))
         return
     console = table_console()
-    table = Table("data", "what it is", "images", "MB", "as published", title="Data", title_justify="left")
+    table = WholeTable("data", "what it is", "images", "MB", "as published", title="Data", title_justify="left")
     for name in sorted({*prepared, *PUBLISHED}):
         about = PUBLISHED[name].about if name in PUBLISHED else ""
         if name not in prepared:
@@ -122,7 +122,8 @@ def list_data(as_json: Json = False) -> None:
     console.print(table)
     for problem in damaged.values():
         console.print(f"Cannot be used: {problem}\n")
-    table = Table("setting", "default", "what it does", title="Scenarios: --set setting=value", title_justify="left")
+    title = "Scenarios: --set setting=value"
+    table = WholeTable("setting", "default", "what it does", title=title, title_justify="left")
     for name, facts in scenario.items():
         table.add_row(name, str(facts["default"]).lower(), str(facts["about"]))
     console.print(table)

@@ -7,7 +7,6 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from parabolic.backbones import BACKBONES
@@ -16,6 +15,7 @@ from parabolic.experiments import RunSpec
 from parabolic.experiments.spec import NAMED
 from parabolic.learners import Learner, ReplayLearner, find_learner, known_learners
 from parabolic.options import options_of, write_option
+from parabolic.report.formats import WholeTable
 from parabolic.streams import known_streams
 
 __all__ = ["list_all"]
@@ -40,14 +40,14 @@ def list_all(
     console = table_console()
     everyones, replay = _settings(Learner), _settings(ReplayLearner)
     headings = ("learner", "reference", "needs", "own options")
-    table = Table(*headings, title="Learners", title_justify="left", show_lines=True)
+    table = WholeTable(*headings, title="Learners", title_justify="left", show_lines=True)
     for name, facts in learners.items():
         own = [setting for setting in _settings(classes[name]) if setting not in replay]
         table.add_row(name, facts["reference"], ", ".join(facts["needs"]) or "nothing", ", ".join(own))
     console.print(table)
     of_memories = [setting for setting in replay if setting not in everyones]
     console.print(f"Unless listed, all have {', '.join(everyones)}; those with a memory {', '.join(of_memories)}.\n")
-    table = Table("stream", "what it is", "network", "batch", title="Streams", title_justify="left")
+    table = WholeTable("stream", "what it is", "network", "batch", title="Streams", title_justify="left")
     for name, entry in known_streams().items():
         table.add_row(name, entry.about, entry.backbone, str(entry.batch))
     console.print(table)
@@ -71,7 +71,7 @@ def _list_one(name: str, as_json: bool) -> None:
         "Options of every run": {key: option for key, option in options_of(RunSpec).items() if key not in NAMED},
     }
     for title, options in groups.items():
-        table = Table("--set", "default", "values", "what it is", title=title, title_justify="left")
+        table = WholeTable("--set", "default", "values", "what it is", title=title, title_justify="left")
         for key, option in options.items():
             table.add_row(key, write_option(option.default), option.allowed, Text(option.about))
         if options:

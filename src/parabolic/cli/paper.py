@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from parabolic.checks import check_name, invalid
 from parabolic.cli.common import Runs, plain_console, table_console
@@ -33,6 +32,7 @@ from parabolic.experiments.paper import (
     lacking_data,
 )
 from parabolic.report.comparisons import plural
+from parabolic.report.formats import WholeTable
 from parabolic.report.paper import paper_results
 
 __all__ = ["paper"]
@@ -200,7 +200,7 @@ def _print_plans(plans: dict[str, Plan], at_once: int, format: str) -> None:
         payload = {name: {**asdict(plan), "seconds": plan.seconds / at_once} for name, plan in plans.items()}
         print(json.dumps(payload, indent=1))
         return
-    table = Table(title="Runs to train", title_justify="left")
+    table = WholeTable(title="Runs to train", title_justify="left")
     for column in ("table", "runs", "done", "to train", f"time, {at_once} at once"):
         table.add_column(column, justify="left" if column == "table" else "right")
     for name, plan in plans.items():

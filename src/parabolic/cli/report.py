@@ -39,7 +39,9 @@ def report(
     watch: Annotated[
         bool, typer.Option("--watch", help="Keep the page up to date as runs come in, until Ctrl-C.")
     ] = False,
-    every: Annotated[float, typer.Option(min=0.2, help="With --watch: seconds between checks for new runs.")] = 10.0,
+    every: Annotated[
+        float, typer.Option(min=0.2, max=86_400, help="With --watch: seconds between checks for new runs.")
+    ] = 10.0,
 ) -> None:
     """Write all results as one page that works offline: which method is best, by how much, and at what cost."""
     store = BackedStore(runs, Records.ours() if records else Records())

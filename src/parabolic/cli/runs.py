@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from parabolic.checks import Description, invalid
 from parabolic.cli.common import Json, OnlyLearner, OnlyStream, Runs, Where, plain_console, read_where
@@ -21,6 +20,7 @@ from parabolic.experiments.resume import StoppedRun, stopped_runs
 from parabolic.experiments.store import FAILED
 from parabolic.files import disk_errors
 from parabolic.report.comparisons import format_seconds, plural
+from parabolic.report.formats import WholeTable
 from parabolic.report.runs import (
     Row,
     fault_of,
@@ -167,9 +167,9 @@ def _print_runs(rows: list[Row], store: Store, console: Console, kind: str) -> N
 
 def _print_table(rows: list[Row], console: Console) -> None:
     metrics = {"metrics.acc": "Acc %", "metrics.aaa": "AAA %"}
-    table = Table(box=None, padding=(0, 2, 0, 0))
+    table = WholeTable(box=None, padding=(0, 2, 0, 0))
     for title in ("key", "learner", "stream", "memory", "seed", "settings", *metrics.values(), "s"):
-        table.add_column(title)
+        table.add_column(title, no_wrap=title == "key")  # so that it can be copied
     for row in rows:
         cells = [row["key"][:8], row["learner"], row["stream"], row.get("memory", ""), row["seed"], settings_of(row)]
         figures = ["diverged", "–"] if row["diverged"] else [f"{row.get(name, math.nan):.1f}" for name in metrics]

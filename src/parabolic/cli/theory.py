@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from parabolic.checks import check_number
 from parabolic.cli.common import MEMORY, Device, Json, RunOptions, table_console
@@ -22,6 +21,7 @@ from parabolic.experiments import RunSpec, build
 from parabolic.files import disk_errors, file_name, write_text
 from parabolic.pde import Range
 from parabolic.report.figures import check_picture, draw_bounds, draw_profiles
+from parabolic.report.formats import WholeTable
 
 __all__ = ["bounds", "profile"]
 
@@ -140,13 +140,13 @@ def _train(spec: RunSpec, device: str, callback: Callback) -> State:
         return train(learner, stream, batch=spec.resolved()["batch"], epochs=spec.epochs, callbacks=[bar, callback])
 
 
-def _forgetting_table(rows: list[BoundsRow]) -> Table:
+def _forgetting_table(rows: list[BoundsRow]) -> WholeTable:
     caption = (
         "Loss on test examples with their true labels, over all classes (in brackets: over the task's own classes). "
         "The bound is the largest loss found on the memory, the hull and the interior; 'covered' is the share of the "
         "examples that lie within the hull, to which the proposition applies."
     )
-    table = Table(title="Proposition 1: the past", caption=caption, title_justify="left", caption_justify="left")
+    table = WholeTable(title="Proposition 1: the past", caption=caption, title_justify="left", caption_justify="left")
     for column in ("after task", "memory: min / mean / max", "first task", "bound", "holds", "covered"):
         table.add_column(column, justify="right")
     for row in rows:
@@ -158,9 +158,9 @@ def _forgetting_table(rows: list[BoundsRow]) -> Table:
     return table
 
 
-def _generalisation_table(rows: list[BoundsRow], tasks: int) -> Table:
+def _generalisation_table(rows: list[BoundsRow], tasks: int) -> WholeTable:
     caption = "The upper bound is C·τ + max, with τ = 1 and C the largest loss found on the domain."
-    table = Table(title="Corollary 1: the future", caption=caption, title_justify="left", caption_justify="left")
+    table = WholeTable(title="Corollary 1: the future", caption=caption, title_justify="left", caption_justify="left")
     for column in ("after task", f"task {tasks}", "lower bound", "upper bound", "holds", "covered"):
         table.add_column(column, justify="right")
     for row in rows:
@@ -172,8 +172,8 @@ def _generalisation_table(rows: list[BoundsRow], tasks: int) -> Table:
     return table
 
 
-def _profile_table(rows: list[dict[str, Any]], title: str) -> Table:
-    table = Table(title=title, title_justify="left")
+def _profile_table(rows: list[dict[str, Any]], title: str) -> WholeTable:
+    table = WholeTable(title=title, title_justify="left")
     for column in ("after task", "loss on memory: mean", "max", "u: min", "mean", "max", "paths stopped"):
         table.add_column(column, justify="right")
     for row in rows:

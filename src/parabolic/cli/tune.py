@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from parabolic.checks import InputError, first_line, invalid
 from parabolic.cli.common import (
@@ -39,6 +38,7 @@ from parabolic.experiments.tuning import study_name
 from parabolic.learners import known_learners
 from parabolic.options import options_of, write_option
 from parabolic.report.comparisons import plural
+from parabolic.report.formats import WholeTable
 
 __all__ = ["list_presets", "tune_one"]
 
@@ -228,9 +228,9 @@ def list_presets(as_json: Json = False) -> None:
             )
         )
     else:
-        table, console = Table.grid(padding=(0, 2)), table_console()
+        table, console = WholeTable.grid(padding=(0, 2)), table_console()
         table.add_column(no_wrap=True, style="bold")  # a name that is cut off cannot be used
-        table.add_column(overflow="fold")
+        table.add_column()
         for preset, path in presets:
             made_for = f"{preset.learner} for {preset.stream or 'anything'}"
             made_for += f", memory {preset.memory}" if preset.memory is not None else ""
@@ -246,9 +246,9 @@ def list_presets(as_json: Json = False) -> None:
         raise typer.Exit(2)
 
 
-def _trial_table(tuned: Tuned) -> Table:
+def _trial_table(tuned: Tuned) -> WholeTable:
     """A table of the best trials and their values."""
-    search, table = tuned.search, Table()
+    search, table = tuned.search, WholeTable()
     for name in search.ranges:
         table.add_column(name, justify="right")
     table.add_column(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
-from parabolic.checks import check_name
+from parabolic.checks import Description, check_name, invalid
 from parabolic.engine.measures import Measure
 from parabolic.experiments import Record
 from parabolic.report.runs import sees_all
@@ -45,8 +46,9 @@ def comparison(
 ) -> Results:
     """A table of learners against metrics, over the same seeds; `columns` are keyed by the names of the figures.
 
-    Runs that diverged are counted beside the figures of the others.
+    Each learner has one run for each seed. Runs that diverged are counted beside the figures of the others.
     """
+    _check_seeds(runs)
     columns = {name: FIGURES[name] for name in USUAL} if columns is None else columns
     rows = {learner: [cell_of(records, name, seeds) for name in columns] for learner, records in runs.items()}
     notes = [*notes, *joint_notes(runs), *_unmeasured_notes(runs, columns)]
@@ -66,6 +68,15 @@ def column_of(name: str, measure: Measure | None = None) -> Column:
     better = getattr(measure, "better", "neither")
     check_name(f"better of {name}", better, ("higher", "lower", "neither"))
     return Column(name, better=better, digits=3, spread_digits=3)
+
+
+def _check_seeds(runs: Mapping[str, Sequence[Record]]) -> None:
+    """Refuse several runs of a learner with the same seed, such as all of a store: only one of them would count."""
+    for learner, records in runs.items():
+        seed, count = Counter(record.spec["seed"] for record in records).most_common(1)[0] if records else (0, 0)
+        if count > 1:
+            remedy = "choose those on one stream, with one memory size and the same settings"
+            raise invalid(f"runs of {learner}", Description(f"{count} with seed {seed}"), "one for each seed", remedy)
 
 
 def _unmeasured_notes(runs: Mapping[str, Sequence[Record]], figures: Iterable[str]) -> list[str]:
@@ -88,6 +99,7 @@ def joint_notes(runs: Mapping[str, Sequence[Record]]) -> list[str]:
 
 def in_words(runs: Mapping[str, Sequence[Record]]) -> str:
     """What a comparison shows, in a few plain sentences."""
+    _check_seeds(runs)
     diverged = {learner: len(records) - len(finished(records)) for learner, records in runs.items()}
     runs = {learner: finished(records) for learner, records in runs.items()}
     acc = {learner: _by_seed(records, "acc") for learner, records in runs.items() if records}

@@ -101,8 +101,7 @@ def _draw_curve(axis: Any, index: int, method: Method) -> int:
     tasks, mean = np.arange(1, curves.shape[1] + 1), curves.mean(0)
     colour = COLOURS[index % len(COLOURS)]
     line, mark = LINES[index // len(COLOURS) % len(LINES)], MARKERS[index % len(MARKERS)]
-    name = method.name.replace("$", r"\$")
-    axis.plot(tasks, mean, color=colour, linestyle=line, marker=mark, label=f"{name} (n={len(curves)})")
+    axis.plot(tasks, mean, color=colour, linestyle=line, marker=mark, label=f"{method.name} (n={len(curves)})")
     if len(curves) > 1:
         spread = curves.std(0, ddof=1)
         axis.fill_between(tasks, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0)

@@ -37,16 +37,17 @@ def check_picture(name: str, path: Path) -> None:
 
 @contextmanager
 def figure(path: Path, rows: int, columns: int, width: float, height: float) -> Iterator[tuple[Any, Any]]:
-    """A figure with a grid of axes, written to `path` at the end, atomically."""
-    require("matplotlib", "plot", "plot", "matplotlib")
+    """A figure with a grid of axes, written to `path` at the end, atomically; names may have dollar signs."""
+    matplotlib = require("matplotlib", "plot", "plot", "matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    canvas = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(canvas)
-    yield canvas, canvas.subplots(rows, columns, squeeze=False)
-    with atomic_write(path) as temporary:
-        canvas.savefig(temporary, dpi=150, format=path.suffix.lstrip(".") or "png")
+    with matplotlib.rc_context({"text.parse_math": False}):
+        canvas = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(canvas)
+        yield canvas, canvas.subplots(rows, columns, squeeze=False)
+        with atomic_write(path) as temporary:
+            canvas.savefig(temporary, dpi=150, format=path.suffix.lstrip(".") or "png")
 
 
 def legend_below(canvas: Any, axis: Any, columns: int) -> None:

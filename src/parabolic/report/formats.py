@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console, Group
 from rich.markup import escape
@@ -19,8 +20,8 @@ from parabolic.report.tables import Cell, Column, Results, decimals
 from parabolic.statistics import Summary
 
 __all__ = [
-    "FORMATS", "Line", "Printed", "accuracies", "latex", "legend", "line_pairs", "lines", "markdown", "render",
-    "terminal",
+    "FORMATS", "Line", "Printed", "WholeTable", "accuracies", "latex", "legend", "line_pairs", "lines", "markdown",
+    "render", "terminal",
 ]  # fmt: skip
 
 FORMATS = ("terminal", "markdown", "latex", "json")
@@ -48,6 +49,14 @@ class Line:
     entries: Sequence[Printed]
     ranks: Sequence[str]  # the row's mean rank, if the table is ranked
     published: bool = False
+
+
+class WholeTable(Table):
+    """A table for a terminal of any width: a word that is wider than its column goes on below, and is not cut off."""
+
+    def add_column(self, *header: Any, **options: Any) -> None:
+        """Add a column, with the arguments of rich's tables."""
+        super().add_column(*header, **{"overflow": "fold", **options})
 
 
 def render(tables: Sequence[Results], format: str = "terminal", *, intervals: bool = False) -> str:
@@ -122,7 +131,7 @@ def legend(results: Results, *, intervals: bool = False) -> list[str]:
 
 def terminal(results: Results, *, intervals: bool = False) -> Group:
     """The table for a terminal."""
-    table = Table(results.heading)
+    table = WholeTable(results.heading)
     headings = [f"{column.group}\n{column.title}".strip() for column in results.columns] + ["rank"] * results.ranked
     for heading in headings:
         table.add_column(escape(heading), justify="right")
@@ -188,7 +197,7 @@ def latex(results: Results, *, intervals: bool = False) -> str:
 
 def _plain_text(results: Results, *, intervals: bool = False) -> str:
     """The table for a terminal that is as wide as needed."""
-    console = Console(file=io.StringIO(), width=10_000, emoji=False)
+    console = Console(file=io.StringIO(), width=10_000, emoji=False, color_system=None)  # even with FORCE_COLOR
     with console.capture() as captured:
         console.print(terminal(results, intervals=intervals))
     return captured.get()
@@ -224,8 +233,8 @@ def _accuracies(
     *,
     roomy: bool = False,
     lined: bool = True,
-) -> Table:
-    table = Table()
+) -> WholeTable:
+    table = WholeTable()
     if not lined:
         table.box, table.padding, table.pad_edge = None, (0, 1, 0, 0), False
     table.add_column("after task" if roomy else "", justify="left" if roomy else "right")

@@ -22,7 +22,7 @@ from parabolic.streams import Scenario
 from parabolic.streams.catalog import Listed
 
 __all__ = [
-    "Row", "conditions_of", "default_options", "departures", "fault_of", "flatten", "format_settings", "name_of",
+    "Row", "conditions_of", "default_options", "departures", "fault_of", "format_settings", "name_of",
     "print_csv", "row_of", "sees_all", "select", "settings_of", "short_name", "stop_of", "unusual_settings",
     "write_csv", "write_parquet",
 ]  # fmt: skip
@@ -42,24 +42,13 @@ def row_of(run: Record | FailedRun | StoppedRun) -> Row:
 
     A setting that did not exist when the run was trained has its default, which is what the run was trained with.
     """
-    spec = flatten(run.spec)
+    spec = dotted(run.spec)
     defaults = _defaults(str(spec["learner"]), str(spec["stream"]))
     missing = {name: defaults[name] for name in defaults.keys() - spec.keys() if name in COMMON}
     left_out = ("key", "spec", "accuracy", "task_accuracy", "future_accuracy", "measured")
-    results = flatten({name: value for name, value in vars(run).items() if name not in left_out})
-    return {"key": run.key, **spec, **dict(sorted(missing.items())), **results}
-
-
-def flatten(fields: Mapping[str, Any]) -> Row:
-    """A spec, or a similar nested mapping, as one row.
-
-    >>> flatten({"seed": 0, "options": {"lr": 0.1}, "train_seconds": [1, 2]})
-    {'seed': 0, 'options.lr': 0.1, 'train_seconds': 3}
-    """
-    return {
-        name: sum(value) if isinstance(value, list) and name in fields else value
-        for name, value in dotted(fields).items()
-    }
+    results = {name: value for name, value in vars(run).items() if name not in left_out}
+    results |= {name: sum(results[name]) for name in ("train_seconds", "test_seconds") if name in results}
+    return {"key": run.key, **spec, **dict(sorted(missing.items())), **dotted(results)}
 
 
 def select(rows: Iterable[Row], where: Mapping[str, str]) -> list[Row]:
@@ -196,7 +185,8 @@ def write_parquet(rows: Sequence[Row], path: Path) -> Path:
 
 def _columns(rows: Iterable[Row]) -> list[str]:
     names = dict.fromkeys(name for row in rows for name in row)
-    return sorted(names, key=lambda name: GROUPS.index(name.partition(".")[0] if "." in name else ""))
+    places = {group: place for place, group in enumerate(GROUPS)}  # a file may have others: they come last
+    return sorted(names, key=lambda name: places.get(name.partition(".")[0] if "." in name else "", len(places)))
 
 
 def _one_type(values: list[Any]) -> list[Any]:
@@ -236,9 +226,9 @@ def _defaults(learner: str, stream: str) -> Row:
     """
     is_known = is_loaded(stream) or stream.startswith("hf:")
     try:
-        defaults = flatten(RunSpec("sgd", stream=stream if is_known else RunSpec.stream).resolved())
+        defaults = dotted(RunSpec("sgd", stream=stream if is_known else RunSpec.stream).resolved())
     except Exception:  # anything can be wrong in a user's file
-        defaults = flatten(RunSpec("sgd").resolved())
+        defaults = dotted(RunSpec("sgd").resolved())
     if not is_known:
         defaults |= {name: getattr(Listed, name) for name in OF_STREAMS}
     shared = {name: value for name, value in defaults.items() if not name.startswith("options.")}

@@ -200,8 +200,9 @@ def _methods(
     rows: Sequence[Row], outcomes: Sequence[Mapping[str, Any]], presets: Mapping[str, Mapping[str, Row]]
 ) -> list[Method]:
     groups: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
+    defaults = {learner: default_options(learner) for learner in {row["learner"] for row in rows}}
     for row in rows:
-        groups[_method_name(row, presets.get(row["learner"], {}))].append(row)
+        groups[_method_name(row, defaults[row["learner"]], presets.get(row["learner"], {}))].append(row)
     names = {learner: name_of(learner) for learner, _ in groups}
     uses = Counter((names[learner], settings) for learner, settings in groups)
     methods = []
@@ -235,16 +236,18 @@ def _by_version(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return groups
 
 
-def _method_name(row: Row, presets: Mapping[str, Row]) -> tuple[str, str]:
+def _method_name(row: Row, defaults: Row, presets: Mapping[str, Row]) -> tuple[str, str]:
     """A learner or one of its presets, and the options in which a run differs from it: whichever is shorter.
 
-    Among equally short presets, one for the run's stream is preferred.
+    Among equally short presets, one for the run's stream is preferred. An option that did not exist when the run was
+    trained has its default.
     """
     options = {name: value for name, value in departures(row).items() if name.startswith("options.")}
     candidates = [(row["learner"], options)]
+    all_options = defaults | {name: row[name] for name in row if name.startswith("options.")}
     for preset, preset_options in presets.items():
-        changed = (name for name in row if name.startswith("options.") and row[name] != preset_options.get(name))
-        candidates.append((preset, {name: row[name] for name in changed}))
+        changed = (name for name, value in all_options.items() if value != preset_options.get(name))
+        candidates.append((preset, {name: all_options[name] for name in changed}))
 
     def length(candidate: tuple[str, Row]) -> tuple[int, bool, bool]:
         name, options = candidate

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,7 @@ def bridges_of(stream: Stream, options: Mapping[str, Any], *, batch: int = 32, s
     >>> strip.paths.shape, strip.labels[0][0]
     (torch.Size([2, 5, 1, 8, 8]), '1 100%')
     """
-    first = [_first_examples(task, batch) for task in (stream[0], stream[-1])]
+    first = [_arrivals(task, batch, COLUMNS) for task in (stream[0], stream[-1])]
     return _strip(stream, first, _learner(stream, options, seed))
 
 
@@ -56,10 +58,10 @@ def draw_sheet(stream: Stream, path: str | Path, options: Mapping[str, Any], *, 
     """
     path, learner = Path(path), _learner(stream, options, seed)
     if stream.shape == (2,):
-        return _draw_points(stream, path, learner)
+        return _draw_points(stream, path, learner, batch)
     if len(stream.shape) != 3 or stream.shape[0] not in (1, 3):
         raise invalid("stream", Description(f"examples of shape {list(stream.shape)}"), "images or points in the plane")
-    first = [_first_examples(task, batch) for task in stream]
+    first = [_arrivals(task, batch, COLUMNS) for task in stream]
     rows = [
         (f"task {task.index + 1}", _images_of_raw(stream, x), _names(stream, y))
         for task, (x, y) in zip(stream, first, strict=True)
@@ -103,15 +105,10 @@ def _title(stream: Stream, learner: PCL) -> str:
     )
 
 
-def _first_examples(task: Task, batch: int) -> tuple[Tensor, Tensor]:
-    """The first examples of a task, as they arrive."""
-    x, y = [], []
-    for part, labels in task.batches(batch):
-        x.append(part)
-        y.append(labels)
-        if sum(map(len, y)) >= COLUMNS:
-            break
-    return torch.cat(x)[:COLUMNS], torch.cat(y)[:COLUMNS]
+def _arrivals(task: Task, batch: int, count: int) -> tuple[Tensor, Tensor]:
+    """The first examples of a task as they arrive, with the labels that the learner is given."""
+    x, y = zip(*islice(task.batches(batch), math.ceil(count / batch)), strict=True)
+    return torch.cat(x)[:count], torch.cat(y)[:count]
 
 
 def _strip(stream: Stream, first: list[tuple[Tensor, Tensor]], learner: PCL) -> Strip:
@@ -174,13 +171,14 @@ def _mixture(stream: Stream, target: Tensor) -> str:
     return "\n".join(parts)
 
 
-def _draw_points(stream: Stream, path: Path, learner: PCL) -> Path:
-    """A panel of points for each task, and one with bridges."""
-    examples = [task.train.take(task.train_rows) for task in stream]
-    points = torch.cat([x for x, _ in examples])
+def _draw_points(stream: Stream, path: Path, learner: PCL, batch: int) -> Path:
+    """A panel of points for each task, as the model receives them, and one with bridges."""
+    arrivals = [_arrivals(task, batch, len(task.train_rows)) for task in stream]
+    inputs = [learner.inputs(x) for x, _ in arrivals]
+    points = torch.cat(inputs)
     low, high = points.amin(0).tolist(), points.amax(0).tolist()
     with figure(path, 1, len(stream) + 1, 3.6 * (len(stream) + 1), 4.3) as (canvas, axes):
-        for task, axis, (x, y) in zip(stream, axes[0], examples, strict=False):
+        for task, axis, x, (_, y) in zip(stream, axes[0], inputs, arrivals, strict=False):
             for label in y.unique().tolist():
                 members, mark = x[y == label], label % len(COLOURS)
                 axis.scatter(
@@ -188,7 +186,7 @@ def _draw_points(stream: Stream, path: Path, learner: PCL) -> Path:
                 )
             axis.set_title(f"task {task.index + 1}")
             axis.legend(loc="upper right", fontsize=8, title="class")
-        start, end = _ends(examples)
+        start, end = _ends(arrivals)
         paths, _ = _bridges(learner, start, end)
         for bridge in paths:
             axes[0][-1].plot(*bridge.T.numpy(), marker="o", markersize=4)

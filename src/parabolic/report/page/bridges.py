@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parabolic.checks import InputError, invalid
+from parabolic.checks import UNREADABLE, invalid
 from parabolic.report.charts import Figure, bridge_chart
 from parabolic.report.scenes import Scene
 from parabolic.report.sheets import bridges_of
@@ -41,7 +41,7 @@ def draw_bridges(scene: Scene) -> Bridges | None:
         return None
     try:
         strip = bridges_of(_stream(record.spec), record.spec["options"], batch=record.spec["batch"])
-    except (InputError, KeyError, TypeError) as error:  # the data may not be here, and the record may be old
+    except (RuntimeError, *UNREADABLE) as error:  # the data may not be here, and the record may be old, or strange
         return Bridges(why_not=str(error))
     shared = strip.ends, strip.sigmas
     if strip.paths.ndim == 3:

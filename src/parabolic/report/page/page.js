@@ -80,7 +80,7 @@ if (chooser) {
 // --- sorting
 const valueOf = cell => {
   const text = cell.dataset.value ?? cell.textContent.trim();
-  const number = Number.parseFloat(text);
+  const number = cell.cellIndex ? Number.parseFloat(text) : NaN;  // first come names: a key may start with digits
   return text === "" || text === "–" ? null : /^[+-]?[\d.]/.test(text) && !Number.isNaN(number) ? number : text;
 };
 function compare(one, other) {

@@ -6,6 +6,7 @@ import json
 import secrets
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -13,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from parabolic import __version__
-from parabolic.checks import UNREADABLE, Description, invalid
+from parabolic.checks import UNREADABLE, Description, InputError, invalid
+from parabolic.engine.theory import EPS, SAMPLES
 from parabolic.experiments import FailedRun, Record, Store, is_record
 from parabolic.experiments.paper import Rows, bounds_in
 from parabolic.experiments.records import SOURCE
@@ -25,7 +27,7 @@ from parabolic.report import charts
 from parabolic.report.page.bridges import Bridges, draw_bridges
 from parabolic.report.page.tables import TableView, paper_table_views, scene_table_view
 from parabolic.report.paper import hardware
-from parabolic.report.runs import departures, fault_of, flatten, row_of, settings_of
+from parabolic.report.runs import departures, fault_of, format_settings, row_of, select, settings_of
 from parabolic.report.scenes import FoundScenes, Scene, find_scenes
 from parabolic.report.words import headline, judgement, lead
 from parabolic.streams import known_streams
@@ -33,6 +35,7 @@ from parabolic.streams import known_streams
 __all__ = ["TITLE", "TRAIN", "page_of", "write_page"]
 
 TITLE = "Continual learning, compared"
+USUAL = {"eps": EPS, "samples": SAMPLES}  # with which `parabolic bounds` measures
 TRAIN = "train some: parabolic compare --learners pcl,er,sgd"
 
 
@@ -83,7 +86,7 @@ def page_of(
         raise invalid("runs", got, "at least one", finds.left_out or TRAIN)
     book = _Book()
     scenes = [_scene_view(book, number, scene) for number, scene in enumerate(finds.scenes)]
-    measured, damaged = _bounds_views(book, finds, Path(bounds) if bounds is not None else None)
+    measured, damaged = _bounds_views(book, finds, Path(bounds) if bounds is not None else None, where or {})
     context = {
         "title": title,
         "version": __version__,
@@ -107,7 +110,7 @@ def page_of(
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "ensure_ascii": False, "separators": (",", ":")}
     page: str = environment.from_string(_asset("page.html")).render(context)
-    return page
+    return page.encode("utf-8", "backslashreplace").decode()  # the names of folders and files may be no UTF-8
 
 
 @dataclass
@@ -198,33 +201,39 @@ def _glance(scene: Scene) -> dict[str, str]:
 
 
 def _bounds_views(
-    book: _Book, finds: FoundScenes, folder: Path | None
+    book: _Book, finds: FoundScenes, folder: Path | None, where: Mapping[str, str]
 ) -> tuple[list[tuple[str, int, dict[str, str]]], dict[str, str]]:
-    """The charts of all measured bounds, with titles and numbers of runs; and the damaged files."""
-    groups: defaultdict[str, list[Rows]] = defaultdict(list)
+    """The charts of measured bounds that `where` selects, with titles and numbers of runs; and the damaged files."""
+    groups: defaultdict[str, dict[int, Rows]] = defaultdict(dict)  # by title and seed: a run may be in both places
     for record in finds.runs.values():
         if rows := bounds_in(record):
-            groups[_bounds_title({**record.spec, "measure": None})].append(rows)
+            groups[_bounds_title({**record.spec, "measure": None})][record.spec["seed"]] = rows
     damaged = {}
     for path in sorted(folder.glob("*.json")) if folder is not None and folder.is_dir() else []:
         try:
             payload = json.loads(path.read_text())
             rows = [dotted(row) for row in payload["rows"]]
             charts.bounds_charts([rows])  # raises an error if a number is missing
-            groups[_bounds_title(payload["spec"])].append(rows)
+            spec = dotted(payload["spec"])
+            title, seed = _bounds_title(payload["spec"], payload), int(spec["seed"])
         except (OSError, *UNREADABLE) as error:
             damaged[str(path)] = f"it does not contain bounds ({type(error).__name__}: {error})"
-    views = [
-        (title, len(rows), {name: book.add(figure) for name, figure in charts.bounds_charts(rows).items()})
-        for title, rows in groups.items()
-    ]
+            continue
+        with suppress(InputError):  # it does not have a setting that `where` names
+            if select([spec], where):
+                groups[title].setdefault(seed, rows)
+    views = []
+    for title, by_seed in groups.items():
+        figures = charts.bounds_charts(list(by_seed.values()))
+        views.append((title, len(by_seed), {name: book.add(figure) for name, figure in figures.items()}))
     return views, damaged
 
 
-def _bounds_title(spec: Mapping[str, Any]) -> str:
-    row = flatten(spec)
+def _bounds_title(spec: Mapping[str, Any], measured_with: Mapping[str, Any] = USUAL) -> str:
+    row = dotted(spec)
     memory = f", memory {row['memory']}" if "memory" in row else ""
-    return f"{row['learner']} on {row['stream']}{memory} {settings_of(row)}".strip()
+    unusual = {name: value for name, usual in USUAL.items() if (value := measured_with.get(name, usual)) != usual}
+    return f"{row['learner']} on {row['stream']}{memory} {format_settings({**departures(row), **unusual})}".strip()
 
 
 def _facts(finds: FoundScenes, store: Store) -> dict[str, Any]:
@@ -234,7 +243,7 @@ def _facts(finds: FoundScenes, store: Store) -> dict[str, Any]:
     all_runs: dict[str, Record | FailedRun] = {**finds.failed, **finds.diverged, **finds.runs}
     for key, run in all_runs.items():
         row = row_of(run)
-        spec = {name: value for name, value in flatten(run.spec).items() if name != "seed"}
+        spec = {name: value for name, value in dotted(run.spec).items() if name != "seed"}
         runs[key] = {
             "seed": row["seed"],
             "folder": _origin(run, store),
