@@ -80,6 +80,51 @@ def test_ones_own_scores_are_those_of_the_average():
     torch.testing.assert_close(learner.scores(x), averaged)
 
 
+class Rescored:
+    """For several methods: scores of its own, and a count of tasks, in a class that is no learner."""
+
+    def scores_at(self, inputs):
+        return 2 * self.model(inputs)
+
+    def end_task(self, batches):
+        self.tasks = getattr(self, "tasks", 0) + 1
+
+
+class RescoredER(Rescored, ER):
+    needs_tasks = True
+
+
+def test_a_base_that_is_no_learner_defines_methods_as_a_learner_does():
+    torch.manual_seed(0)
+    learner = RescoredER(nn.Sequential(nn.Dropout(), nn.Linear(2, 3)), average=0.9)
+    x, y = torch.randn(6, 2), torch.arange(6) % 3
+    for _ in range(3):
+        learner.observe(x, y, task=0)
+    scores = learner.scores(x)
+    assert not scores.requires_grad
+    torch.testing.assert_close(scores, 2 * ER.scores_at(learner, x))  # those of evaluation mode and of the average
+    with pytest.raises(InputError, match="^task: got 1, expected 0 until end_task is called; RescoredER"):
+        learner.observe(x, y, task=1)
+    learner.end_task([(x, y)])
+    learner.observe(x, y, task=1)
+
+
+def test_a_boundary_may_be_a_method_of_another_name():
+    class Consolidating(ER):
+        needs_tasks = True
+
+        def consolidate(self, batches):
+            pass
+
+        end_task = consolidate
+
+    learner, (x, y) = Consolidating(nn.Linear(2, 2)), (torch.zeros(2, 2), torch.tensor([0, 1]))
+    learner.observe(x, y, task=0)
+    learner.end_task([(x, y)])
+    learner.observe(x, y, task=1)
+    assert learner.steps == 2
+
+
 def test_features_are_what_the_last_layer_gets_and_are_learned():
     learner, x = trained_nearest(), torch.randn(6, 1, 8, 8)
     features = learner.features(x)

@@ -29,17 +29,21 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def wrap_methods(cls: type) -> None:
-    """Wrap the methods that a class defines for what every learner promises."""
+    """Wrap the methods that a class, or a base of it that is no learner, defines for what every learner promises."""
+    from parabolic.learners.learner import Learner
+
     wraps: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]
-    wraps = {**dict.fromkeys(LOCKED, locked), **dict.fromkeys(BOUNDARIES, _note_boundary)}
+    wraps = {name: functools.partial(_note_boundary, name=name) for name in BOUNDARIES}
+    wraps |= dict.fromkeys(LOCKED, locked)
     wraps |= {"grow": as_one_step, "scores_at": _as_prediction, "__post_init__": _check_set_up}
     for name, wrap in wraps.items():
-        if name in vars(cls):
+        owner = next(base for base in cls.__mro__ if name in vars(base))
+        if owner is cls or not issubclass(owner, Learner):  # those of learners are wrapped already
             _wrap(cls, name, wrap)
 
 
 def _wrap(cls: type, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    setattr(cls, name, wrap(vars(cls)[name]))
+    setattr(cls, name, wrap(getattr(cls, name)))
 
 
 def make_dataclass(cls: type) -> None:
@@ -101,7 +105,7 @@ def as_one_step(method: Method) -> Method:
     return cast(Method, wrapper)
 
 
-def _note_boundary(method: Method) -> Method:
+def _note_boundary(method: Method, name: str) -> Method:
     """Wrap a `start_task` or `end_task`, so that the learner knows that the method was told of the boundary."""
 
     @functools.wraps(method)
@@ -112,7 +116,7 @@ def _note_boundary(method: Method) -> Method:
             if (outgrown := outgrown_error(self, error)) is None:
                 raise
             raise outgrown from error
-        if method.__name__ == self._boundary:
+        if name == self._boundary:  # the function itself may have another name
             self._observed_task = None
         return result
 

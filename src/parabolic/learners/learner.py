@@ -143,8 +143,8 @@ class Learner:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls._boundary = boundary_of(cls)
         wrap_methods(cls)
+        cls._boundary = boundary_of(cls)
         check_fields(cls)
         docstring = cls.__doc__
         make_dataclass(cls)
