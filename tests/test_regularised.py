@@ -607,6 +607,16 @@ def test_a_start_without_batches_is_refused_and_changes_nothing(name):
     assert same_state(learner.state_dict(), before)
 
 
+def test_lwf_refuses_batches_that_come_only_once():
+    learner, stream = LwF(net()), tasks()
+    learn_tasks(learner, stream[:1])
+    before = copy.deepcopy(learner.state_dict())
+    with pytest.raises(InputError, match=r"^start_task: got <class 'list_iterator'>, expected batches that can be"):
+        learner.start_task(iter(stream[1]))  # which would warm up nothing
+    assert same_state(learner.state_dict(), before)
+    LwF(net(), warmup=0).start_task(iter(stream[1]))
+
+
 @pytest.mark.parametrize(("name", "moment"), [("lwf", "start"), ("vrmcl", "start"), ("ewc", "end"), ("agem", "end")])
 def test_a_task_may_come_as_arrays(name, moment):
     learner = find_learner(name)(net().float())
