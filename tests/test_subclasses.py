@@ -8,6 +8,7 @@ from torch import nn
 
 from parabolic import ER, GEM, InputError, ResNet18, make_stream, train
 from parabolic.backbones import make_backbone
+from parabolic.learners import saving
 from parabolic.options import option
 from parabolic.states import same_state
 
@@ -230,6 +231,24 @@ def test_a_state_that_does_not_fit_changes_nothing():
         with pytest.raises(InputError, match=message):
             kept_learner.load_state_dict(state)
         assert same_state(kept_learner.state_dict(), before)
+
+
+class Logging(ER):
+    """Keeps its last loss, and with it the graph that computed it."""
+
+    def loss(self, batch, recalled):
+        self.last = super().loss(batch, recalled)
+        return self.last
+
+
+def test_a_method_that_keeps_what_it_computed_is_copied_and_restored():
+    learner, (x, y) = Logging(nn.Linear(2, 2)), (torch.randn(4, 2), torch.tensor([0, 1, 1, 0]))
+    learner.observe(x, y)
+    copied = copy.deepcopy(learner)
+    saving.restore(learner, saving.describe(copied))
+    learner.observe(x, y)
+    copied.observe(x, y)
+    assert same_state(learner.state_dict(), copied.state_dict())
 
 
 class Counting(ER):

@@ -526,7 +526,7 @@ class Learner:
         from parabolic.learners.moving import copy_memo
 
         with self._lock_to_read():
-            memo |= copy_memo(self.model)
+            memo |= copy_memo(self)
             memo[id(self)] = duplicate = self.__new__(type(self))
             memo[id(self.generator)] = self.generator.clone_state()  # copied by deepcopy, it leaks 5 KB (torch 2.13)
             duplicate.__setstate__(copy.deepcopy(self.__getstate__(), memo))
