@@ -40,7 +40,7 @@ from parabolic.learners.accepting import (
 from parabolic.learners.average import WeightAverage
 from parabolic.learners.criterion import Criterion, find_criterion
 from parabolic.learners.declaring import as_one_step, boundary_of, check_fields, locked, make_dataclass, wrap_methods
-from parabolic.learners.functional import answers_by, copies_of
+from parabolic.learners.functional import answers_by, copies_of, is_expanded
 from parabolic.learners.head import check_head, features, follow, last_linear, widen
 from parabolic.learners.predictor import Predictor, as_inputs, predictor_of
 from parabolic.memory import Batch, Memory
@@ -608,7 +608,8 @@ class Learner:
             vars(self).update(attributes)
             self.generator.set_state(generator_state)
             for tensor, original in zip(tensors, originals, strict=True):
-                tensor.copy_(original)
+                if not is_expanded(tensor):  # else nothing has changed it, as torch refuses to
+                    tensor.copy_(original)
 
         return undo
 
