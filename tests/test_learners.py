@@ -854,6 +854,25 @@ def test_a_memory_that_cannot_serve_is_refused_before_anything_is_learned(memory
         ER(net(), memory=memory, replay=5, **options)
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "expected"),
+    [
+        ("er", lambda x, y: {"x": x.double(), "y": y}, r"^x: got .*, expected examples of shape \[3\] and .* float64"),
+        ("er", lambda x, y: {"x": x[:, :2], "y": y}, r"^x: got .*, expected examples of shape \[2\] and type float32"),
+        ("er", lambda x, y: {"x": x}, "^batch: got .'x', 'y'., expected the fields that this memory keeps, .'x'."),
+        ("der", lambda x, y: {"x": x, "y": y}, "^batch: got .'logits', 'x', 'y'., expected the fields that this"),
+    ],
+)
+def test_a_memory_filled_with_other_examples_is_refused_before_anything_is_learned(name, change, expected):
+    (x, y), memory = batches(1)[0], Memory(20)
+    memory.offer(change(x, y))
+    learner = find_learner(name)(net(), memory=memory, replay=5)
+    before = copy.deepcopy(learner.state_dict())
+    with pytest.raises(InputError, match=expected):
+        learner.observe(x, y)
+    assert same_state(learner.state_dict(), before)
+
+
 def test_examples_of_any_floating_type_fit_a_model_of_doubles():
     scale = Scale()
     scale.update(torch.randn(9, 3))

@@ -662,7 +662,7 @@ class Learner:
             check_finite("x", inputs, remedy)
 
     def _check_room(self, batch: Batch) -> None:
-        """Refuse a first batch if there is no room for as many such examples as would be stored."""
+        """Refuse a first batch if the memory has no room for such examples, or was filled with others."""
 
     def _check_model(self, x: Tensor) -> None:
         """Refuse a model that the method cannot use, tried on an example of the first batch."""
@@ -718,7 +718,7 @@ class ReplayLearner(Learner):
         self.past.offer({name: fields[name] for name in self.keeps}, generator=self.generator)
 
     def _check_room(self, batch: Batch) -> None:
-        self.past.check_room(batch)
+        self.past.check_room(batch, *self.keeps)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next step depends on, including the memory."""
