@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import torch
 from torch import Tensor
 
 from parabolic.checks import CallError, Description, check_name, invalid
@@ -47,11 +48,11 @@ def _wrap(cls: type, name: str, wrap: Callable[[Callable[..., Any]], Callable[..
 
 
 def make_dataclass(cls: type) -> None:
-    """Make a class a dataclass; an `__init__` that this generates explains which arguments there are."""
+    """Make a class a dataclass; an `__init__` that this generates is wrapped too."""
     has_init = "__init__" in vars(cls)
     dataclasses.dataclass(eq=False, kw_only=True, repr=False)(cls)
     if not has_init:
-        _wrap(cls, "__init__", _explain_arguments)
+        _wrap(cls, "__init__", _as_constructor)
 
 
 def boundary_of(cls: type[Learner]) -> str:
@@ -123,8 +124,8 @@ def _note_boundary(method: Method, name: str) -> Method:
     return locked(cast(Method, wrapper))
 
 
-def _explain_arguments(init: Callable[..., None]) -> Callable[..., None]:
-    """Wrap an `__init__`, so that an argument which it does not take is refused with those that it does."""
+def _as_constructor(init: Callable[..., None]) -> Callable[..., None]:
+    """Wrap an `__init__`: it names the arguments that it takes, and makes what can learn also in inference mode."""
 
     @functools.wraps(init)
     def wrapper(self: Learner, *args: Any, **options: Any) -> None:
@@ -136,7 +137,8 @@ def _explain_arguments(init: Callable[..., None]) -> Callable[..., None]:
         if len(args) > len(positional):
             got, remedy = Description(f"{len(args)} arguments without a name"), "name the others, as in lr=0.1"
             raise invalid(class_name, got, f"{len(positional)}: {', '.join(positional)}", remedy, kind=CallError)
-        init(self, *args, **options)
+        with torch.inference_mode(False):
+            init(self, *args, **options)
 
     return wrapper
 

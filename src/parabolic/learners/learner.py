@@ -525,7 +525,7 @@ class Learner:
         """A copy with its own lock; no other thread learns or predicts meanwhile."""
         from parabolic.learners.moving import copy_memo
 
-        with self._lock_to_read():
+        with self._lock_to_read(), torch.inference_mode(False):  # so that the copy can learn
             memo |= copy_memo(self)
             memo[id(self)] = duplicate = self.__new__(type(self))
             memo[id(self.generator)] = self.generator.clone_state()  # copied by deepcopy, it leaks 5 KB (torch 2.13)
