@@ -586,6 +586,7 @@ def test_a_stream_without_tasks_is_refused(cls):
      ((torch.zeros(2, 3, dtype=torch.uint8), torch.tensor([0, 1])), "x: got .*uint8, expected"),
      ((torch.zeros(2, 3), torch.tensor([0])), "y: got .*, expected one whole number for each of the 2"),
      ((torch.zeros(0, 3), torch.zeros(0, dtype=torch.long)), "x: got .*, expected a batch of at least one"),
+     ((torch.zeros(2, 3), torch.tensor(1)), "y: got .*, expected one whole number for each of the 2"),
      (("words", torch.tensor([0, 1])), "x: got .*, expected a tensor")],
 )  # fmt: skip
 def test_a_bad_batch_of_a_task_is_refused_for_what_it_is(name, moment, bad, message):
