@@ -1,5 +1,6 @@
 """Networks of users: each learner either learns with them as it should, or says why it does not."""
 
+import contextlib
 import copy
 import pickle
 
@@ -105,6 +106,23 @@ def test_a_network_with_a_weight_that_is_one_number_grows(name):
     learner.start_task(new_class)
     learner.observe(*new_class[0], 2 if learner.needs_tasks else None)
     assert learner.scores(new_class[0][0]).shape == (8, CLASSES + 1)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_layer_that_is_frozen_later_stays_as_it_is_or_is_refused_at_once(name):
+    model, data = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, CLASSES)), tasks(3)
+    learner = make_learner(name, model, optimizer="SGD(momentum=0.9)")
+    learn_tasks(learner, data)
+    model[0].requires_grad_(False)
+    before = model[0].weight.detach().clone()
+    learner.start_task(data[0])
+    refused = contextlib.nullcontext()
+    if name in ("agem", "ewc", "gem", "si", "vrmcl"):  # which have vectors of all weights
+        message = r"^model: got weights that were frozen after the learner was created \(0\.weight\), expected the same"
+        refused = pytest.raises(InputError, match=message)
+    with refused:
+        learner.observe(*data[0][0], 2 if learner.needs_tasks else None)
+    assert torch.equal(model[0].weight, before)
 
 
 class Fixed(nn.Module):
