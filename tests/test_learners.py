@@ -1104,3 +1104,32 @@ def test_weights_that_are_no_longer_frozen_are_not_silently_left_out():
     learner.optim.add_param_group({"params": list(model[0].parameters())})
     learner.observe(x, y)
     assert not torch.equal(model[0].weight, before)
+
+
+def test_a_layer_that_is_new_is_not_silently_left_out_of_learning():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    learner, (x, y) = ER(model, memory=50), (torch.randn(8, 3), torch.arange(8) % 2)
+    model[2] = nn.Linear(4, 3)
+    for grown in (False, True):
+        with pytest.raises(InputError, match=r"^model: got weights that were frozen or missing .* \(2\.weight\)"):
+            learner.observe(x, y)
+        if not grown:
+            learner.grow(4)
+    learner.optim.add_param_group({"params": list(model[2].parameters())})
+    before = model[2].weight.detach().clone()
+    learner.observe(x, y)
+    assert not torch.equal(model[2].weight, before)
+
+
+def test_an_optimizer_may_leave_out_weights_but_not_all_of_them():
+    model, (x, y) = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (torch.randn(8, 3), torch.arange(8) % 2)
+    learner = ER(model, memory=50, optimizer=lambda weights, lr: torch.optim.SGD(weights[:2], lr=lr))
+    learner.observe(x, y)
+    learner.grow(3)  # of a layer that is left out
+    before = model[2].weight.detach().clone()
+    copy.deepcopy(learner).observe(x, y)
+    learner.observe(x, y)
+    assert torch.equal(model[2].weight, before)
+    other = nn.Linear(3, 2)
+    with pytest.raises(InputError, match="^optimizer: got one of other weights than the model's, expected an"):
+        ER(model, optimizer=lambda weights, lr: torch.optim.SGD(other.parameters(), lr=lr))

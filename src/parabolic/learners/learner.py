@@ -33,6 +33,7 @@ from parabolic.learners.accepting import (
     check_batch,
     check_growth,
     check_kind,
+    check_known,
     check_model,
     refusal,
     try_scores,
@@ -41,6 +42,7 @@ from parabolic.learners.average import WeightAverage
 from parabolic.learners.criterion import Criterion, find_criterion
 from parabolic.learners.declaring import as_one_step, boundary_of, check_fields, locked, make_dataclass, wrap_methods
 from parabolic.learners.functional import answers_by, copies_of, is_expanded
+from parabolic.learners.gradients import named_trainable
 from parabolic.learners.head import check_head, features, follow, last_linear, widen
 from parabolic.learners.predictor import Predictor, as_inputs, predictor_of
 from parabolic.memory import Batch, Memory
@@ -203,7 +205,7 @@ class Learner:
         self.optim = self._make_optimizer(weights)
         self.averaged = None if self.average is None else WeightAverage(self.model, self.average, self.average_part)
         self.steps = 0
-        self._frozen = tuple(name for name, weight in self.model.named_parameters() if not weight.requires_grad)
+        self._first_weights = named_trainable(self.model)  # or what they grew to
         self._example: tuple[torch.Size, torch.dtype] | None = None  # its shape and type, from the first batch on
         self._observed_task: int | None = None  # that of the batches observed since the method was told of a boundary
         self._outgrown: tuple[int, ...] = ()  # the numbers of outputs that the model had before it grew
@@ -226,7 +228,7 @@ class Learner:
         with self._lock_to_change():
             undo, self._descended = self._make_undo(), False
             try:
-                optimizers.check_frozen(self.model, self.optim, self._frozen)
+                check_known(self)
                 self._check_boundary(number)
                 x, y = check_batch(self, x, y)
                 loss = self.step(x, y, task)
@@ -351,6 +353,7 @@ class Learner:
     def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
         """Extend everything that is stored per weight; `moved` maps old parameters to new ones, with more rows."""
         follow(self.optim, moved)
+        self._first_weights = {name: moved.get(weight, weight) for name, weight in self._first_weights.items()}
         if self.averaged is not None:
             self.averaged.follow(self.model)
 
@@ -542,7 +545,8 @@ class Learner:
             return {name: value for name, value in self.__dict__.items() if name not in ("lock", "_waiting")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ |= {"stepping": False, "_frozen": (), "_observed_task": None, "_outgrown": (), **state}
+        self.__dict__ |= {"stepping": False, "_observed_task": None, "_outgrown": (), **state}
+        self.__dict__.setdefault("_first_weights", named_trainable(self.model))
         self.__dict__ |= {"lock": threading.RLock(), "_waiting": set()}
         # Else a copied optimiser would warn that its steps could be captured but are not.
         self.optim._warned_capturable_if_run_uncaptured = True
