@@ -1121,6 +1121,16 @@ def test_a_layer_that_is_new_is_not_silently_left_out_of_learning():
     assert not torch.equal(model[2].weight, before)
 
 
+def test_a_method_may_add_weights_that_it_changes_by_hand():
+    class Centred(ER):
+        def __post_init__(self):
+            super().__post_init__()
+            self.model.centre = nn.Parameter(torch.zeros(3))
+
+    learner = Centred(nn.Linear(3, 2), memory=50)
+    learner.observe(torch.randn(8, 3), torch.arange(8) % 2)
+
+
 def test_an_optimizer_may_leave_out_weights_but_not_all_of_them():
     model, (x, y) = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (torch.randn(8, 3), torch.arange(8) % 2)
     learner = ER(model, memory=50, optimizer=lambda weights, lr: torch.optim.SGD(weights[:2], lr=lr))

@@ -14,6 +14,7 @@ from torch import Tensor
 from parabolic.checks import CallError, Description, check_name, invalid
 from parabolic.learners.accepting import outgrown_error
 from parabolic.learners.functional import work_by
+from parabolic.learners.gradients import named_trainable
 
 if TYPE_CHECKING:
     from parabolic.learners.learner import Learner
@@ -139,6 +140,7 @@ def _as_constructor(init: Callable[..., None]) -> Callable[..., None]:
             raise invalid(class_name, got, f"{len(positional)}: {', '.join(positional)}", remedy, kind=CallError)
         with torch.inference_mode(False):
             init(self, *args, **options)
+        self._first_weights = named_trainable(self.model)  # a `__post_init__` may have added some
 
     return wrapper
 
