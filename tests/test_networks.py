@@ -108,13 +108,16 @@ def test_a_network_with_a_weight_that_is_one_number_grows(name):
     assert learner.scores(new_class[0][0]).shape == (8, CLASSES + 1)
 
 
+@pytest.mark.parametrize("grows", [False, True])
 @pytest.mark.parametrize("name", ALL)
-def test_a_layer_that_is_frozen_later_stays_as_it_is_or_is_refused_at_once(name):
+def test_a_layer_that_is_frozen_later_stays_as_it_is_or_is_refused_at_once(name, grows):
     model, data = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, CLASSES)), tasks(3)
     learner = make_learner(name, model, optimizer="SGD(momentum=0.9)")
     learn_tasks(learner, data)
     model[0].requires_grad_(False)
     before = model[0].weight.detach().clone()
+    if grows:
+        learner.grow(CLASSES + 1)
     learner.start_task(data[0])
     refused = contextlib.nullcontext()
     if name in ("agem", "ewc", "gem", "si", "vrmcl"):  # which have vectors of all weights

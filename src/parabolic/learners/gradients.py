@@ -41,6 +41,11 @@ class Weights:
     def __iter__(self) -> Iterator[nn.Parameter]:
         return iter(self.named.values())
 
+    def of(self, model: nn.Module) -> Weights:
+        """The weights of the same names, in a model that has grown; some may be frozen by now."""
+        named = dict(model.named_parameters())
+        return Weights({name: named[name] for name in self.named})
+
     def vector(self) -> Tensor:
         """The current weights."""
         self._check_trained()
