@@ -85,8 +85,9 @@ def test_what_was_made_in_inference_mode_is_learned_from(name):
 @pytest.mark.parametrize("name", ALL)
 def test_learning_and_predicting_are_the_same_where_the_caller_switched_gradients_off(name, mode, tmp_path):
     def learn_and_save(context):
-        learner, larger_model = known_learners()[name](nn.Linear(4, 3), average=0.9), nn.Linear(4, 4)
+        model, larger_model = nn.Linear(4, 3), nn.Linear(4, 4)
         with context():
+            learner = copy.deepcopy(known_learners()[name](model, average=0.9))
             learner.start_task(batches()[:3])
             losses = [learner.observe(x, y, task=0) for x, y in batches()[:3]]
             learner.end_task(batches()[:3])

@@ -9,7 +9,7 @@ from torch import nn
 
 from parabolic import ER, PCL, SGD, InputError, Journal, Learner, make_backbone
 from parabolic.estimators import ParabolicClassifier
-from parabolic.learners import MSE, CrossEntropy, Scale
+from parabolic.learners import MSE, CrossEntropy, Huber, Scale
 from parabolic.learners.head import last_linear
 from parabolic.states import pack_state, read_state, same_state
 
@@ -246,13 +246,16 @@ def test_a_network_of_another_type_is_made_anew(tmp_path):
 
 def test_class_weights_come_as_tensors_and_arrays_too(tmp_path):
     x, y = batch()
-    for weights in (torch.tensor([1.0, 2, 3]), np.array([1.0, 2, 3], dtype=np.float32), torch.tensor([1, 2, 3])):
+    array = np.array([1.0, 2, 3], dtype=np.float32)
+    for weights in (torch.tensor([1.0, 2, 3]), array, list(array), torch.tensor([1, 2, 3])):
         learner = ER(make_backbone("mlp", (4,), 3), criterion=CrossEntropy(weights=weights))
         assert learner.criterion.weights == [1, 2, 3]
         expected = nn.functional.cross_entropy(learner.scores(x), y, torch.tensor([1.0, 2, 3]))
         assert learner.observe(x, y).item() == pytest.approx(expected.item(), rel=1e-6)
         learner.save(tmp_path / "a")
         assert Learner.load(tmp_path / "a").criterion.weights == [1, 2, 3]
+    ER(make_backbone("mlp", (4,), 3), criterion=Huber(array[0])).save(tmp_path / "b")
+    assert Learner.load(tmp_path / "b").criterion.delta == 1
     for bad_weights in (torch.ones(3, 2), torch.tensor(1.0), torch.tensor([1.0, -1.0])):
         with pytest.raises(InputError, match="^weights: "):
             CrossEntropy(weights=bad_weights)

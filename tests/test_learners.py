@@ -854,6 +854,25 @@ def test_a_memory_that_cannot_serve_is_refused_before_anything_is_learned(memory
         ER(net(), memory=memory, replay=5, **options)
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "expected"),
+    [
+        ("er", lambda x, y: {"x": x.double(), "y": y}, r"^x: got .*, expected examples of shape \[3\] and .* float64"),
+        ("er", lambda x, y: {"x": x[:, :2], "y": y}, r"^x: got .*, expected examples of shape \[2\] and type float32"),
+        ("er", lambda x, y: {"x": x}, "^batch: got .'x', 'y'., expected the fields that this memory keeps, .'x'."),
+        ("der", lambda x, y: {"x": x, "y": y}, "^batch: got .'logits', 'x', 'y'., expected the fields that this"),
+    ],
+)
+def test_a_memory_filled_with_other_examples_is_refused_before_anything_is_learned(name, change, expected):
+    (x, y), memory = batches(1)[0], Memory(20)
+    memory.offer(change(x, y))
+    learner = find_learner(name)(net(), memory=memory, replay=5)
+    before = copy.deepcopy(learner.state_dict())
+    with pytest.raises(InputError, match=expected):
+        learner.observe(x, y)
+    assert same_state(learner.state_dict(), before)
+
+
 def test_examples_of_any_floating_type_fit_a_model_of_doubles():
     scale = Scale()
     scale.update(torch.randn(9, 3))
@@ -1085,3 +1104,42 @@ def test_weights_that_are_no_longer_frozen_are_not_silently_left_out():
     learner.optim.add_param_group({"params": list(model[0].parameters())})
     learner.observe(x, y)
     assert not torch.equal(model[0].weight, before)
+
+
+def test_a_layer_that_is_new_is_not_silently_left_out_of_learning():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    learner, (x, y) = ER(model, memory=50), (torch.randn(8, 3), torch.arange(8) % 2)
+    model[2] = nn.Linear(4, 3)
+    for grown in (False, True):
+        with pytest.raises(InputError, match=r"^model: got weights that were frozen or missing .* \(2\.weight\)"):
+            learner.observe(x, y)
+        if not grown:
+            learner.grow(4)
+    learner.optim.add_param_group({"params": list(model[2].parameters())})
+    before = model[2].weight.detach().clone()
+    learner.observe(x, y)
+    assert not torch.equal(model[2].weight, before)
+
+
+def test_a_method_may_add_weights_that_it_changes_by_hand():
+    class Centred(ER):
+        def __post_init__(self):
+            super().__post_init__()
+            self.model.centre = nn.Parameter(torch.zeros(3))
+
+    learner = Centred(nn.Linear(3, 2), memory=50)
+    learner.observe(torch.randn(8, 3), torch.arange(8) % 2)
+
+
+def test_an_optimizer_may_leave_out_weights_but_not_all_of_them():
+    model, (x, y) = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (torch.randn(8, 3), torch.arange(8) % 2)
+    learner = ER(model, memory=50, optimizer=lambda weights, lr: torch.optim.SGD(weights[:2], lr=lr))
+    learner.observe(x, y)
+    learner.grow(3)  # of a layer that is left out
+    before = model[2].weight.detach().clone()
+    copy.deepcopy(learner).observe(x, y)
+    learner.observe(x, y)
+    assert torch.equal(model[2].weight, before)
+    other = nn.Linear(3, 2)
+    with pytest.raises(InputError, match="^optimizer: got one of other weights than the model's, expected an"):
+        ER(model, optimizer=lambda weights, lr: torch.optim.SGD(other.parameters(), lr=lr))

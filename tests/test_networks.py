@@ -1,5 +1,6 @@
 """Networks of users: each learner either learns with them as it should, or says why it does not."""
 
+import contextlib
 import copy
 import pickle
 
@@ -105,6 +106,50 @@ def test_a_network_with_a_weight_that_is_one_number_grows(name):
     learner.start_task(new_class)
     learner.observe(*new_class[0], 2 if learner.needs_tasks else None)
     assert learner.scores(new_class[0][0]).shape == (8, CLASSES + 1)
+
+
+@pytest.mark.parametrize("grows", [False, True])
+@pytest.mark.parametrize("name", ALL)
+def test_a_layer_that_is_frozen_later_stays_as_it_is_or_is_refused_at_once(name, grows):
+    model, data = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, CLASSES)), tasks(3)
+    learner = make_learner(name, model, optimizer="SGD(momentum=0.9)")
+    learn_tasks(learner, data)
+    model[0].requires_grad_(False)
+    before = model[0].weight.detach().clone()
+    if grows:
+        learner.grow(CLASSES + 1)
+    learner.start_task(data[0])
+    refused = contextlib.nullcontext()
+    if name in ("agem", "ewc", "gem", "si", "vrmcl"):  # which have vectors of all weights
+        message = r"^model: got weights that were frozen after the learner was created \(0\.weight\), expected the same"
+        refused = pytest.raises(InputError, match=message)
+    with refused:
+        learner.observe(*data[0][0], 2 if learner.needs_tasks else None)
+    assert torch.equal(model[0].weight, before)
+
+
+class Fixed(nn.Module):
+    """A network with buffers that do not change, and that torch does not overwrite or compare as others."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(3), nn.Linear(3, CLASSES)
+        self.register_buffer("neighbours", torch.eye(3).to_sparse(), persistent=False)
+        self.register_buffer("scale", torch.full((1, 1), 0.5).expand(1, 3), persistent=False)
+
+    def forward(self, x):
+        return self.head(self.norm((self.neighbours @ x.T).T) * self.scale)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_sparse_and_expanded_buffers_stay_as_they_are(name):
+    learner, data = make_learner(name, Fixed(), average=0.9), tasks(3)
+    learn_tasks(learner, data)
+    before = copy.deepcopy(learner.state_dict())
+    with pytest.raises(InputError, match=rf"^y: got 99, expected labels from 0 to {CLASSES - 1}"):
+        learner.observe(data[0][0][0], torch.full_like(data[0][0][1], 99), 1 if learner.needs_tasks else None)
+    assert same_state(learner.state_dict(), before)
+    assert torch.equal(learner.predictor()(data[0][0][0]), learner.scores(data[0][0][0]))
 
 
 def test_a_buffer_that_changes_its_shape_is_refused_with_a_remedy_where_weights_are_averaged():

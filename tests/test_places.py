@@ -215,3 +215,15 @@ def test_a_thread_never_computes_with_half_of_an_update():
     asks.join()
     assert not torch.equal(before, scale(x))
     assert any(torch.equal(results[0], expected) for expected in (before, scale(x)))
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (4, 5), (3, 1), ()])
+def test_units_are_not_those_of_other_numbers(shape):
+    scale = Scale()
+    scale.update(torch.randn(4, 3))
+    for change in (scale, scale.undo):
+        with pytest.raises(InputError, match=r"^x: got a tensor of shape .*, expected examples of shape \[3\], as"):
+            change(torch.zeros(shape))
+        assert change(torch.zeros(3)).shape == (3,)
+    with pytest.raises(InputError, match="^x: got <class 'numpy.ndarray'>, expected a tensor with a row for each"):
+        scale.update(np.zeros((4, 3)))

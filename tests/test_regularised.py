@@ -586,6 +586,7 @@ def test_a_stream_without_tasks_is_refused(cls):
      ((torch.zeros(2, 3, dtype=torch.uint8), torch.tensor([0, 1])), "x: got .*uint8, expected"),
      ((torch.zeros(2, 3), torch.tensor([0])), "y: got .*, expected one whole number for each of the 2"),
      ((torch.zeros(0, 3), torch.zeros(0, dtype=torch.long)), "x: got .*, expected a batch of at least one"),
+     ((torch.zeros(2, 3), torch.tensor(1)), "y: got .*, expected one whole number for each of the 2"),
      (("words", torch.tensor([0, 1])), "x: got .*, expected a tensor")],
 )  # fmt: skip
 def test_a_bad_batch_of_a_task_is_refused_for_what_it_is(name, moment, bad, message):
@@ -605,6 +606,16 @@ def test_a_start_without_batches_is_refused_and_changes_nothing(name):
     ):
         learner.start_task([])
     assert same_state(learner.state_dict(), before)
+
+
+def test_lwf_refuses_batches_that_come_only_once():
+    learner, stream = LwF(net()), tasks()
+    learn_tasks(learner, stream[:1])
+    before = copy.deepcopy(learner.state_dict())
+    with pytest.raises(InputError, match=r"^start_task: got <class 'list_iterator'>, expected batches that can be"):
+        learner.start_task(iter(stream[1]))  # which would warm up nothing
+    assert same_state(learner.state_dict(), before)
+    LwF(net(), warmup=0).start_task(iter(stream[1]))
 
 
 @pytest.mark.parametrize(("name", "moment"), [("lwf", "start"), ("vrmcl", "start"), ("ewc", "end"), ("agem", "end")])

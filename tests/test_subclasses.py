@@ -8,6 +8,7 @@ from torch import nn
 
 from parabolic import ER, GEM, InputError, ResNet18, make_stream, train
 from parabolic.backbones import make_backbone
+from parabolic.learners import saving
 from parabolic.options import option
 from parabolic.states import same_state
 
@@ -78,6 +79,51 @@ def test_ones_own_scores_are_those_of_the_average():
     assert not torch.allclose(learner.scores(x), averaged)
     learner.model.load_state_dict(weights, strict=False)
     torch.testing.assert_close(learner.scores(x), averaged)
+
+
+class Rescored:
+    """For several methods: scores of its own, and a count of tasks, in a class that is no learner."""
+
+    def scores_at(self, inputs):
+        return 2 * self.model(inputs)
+
+    def end_task(self, batches):
+        self.tasks = getattr(self, "tasks", 0) + 1
+
+
+class RescoredER(Rescored, ER):
+    needs_tasks = True
+
+
+def test_a_base_that_is_no_learner_defines_methods_as_a_learner_does():
+    torch.manual_seed(0)
+    learner = RescoredER(nn.Sequential(nn.Dropout(), nn.Linear(2, 3)), average=0.9)
+    x, y = torch.randn(6, 2), torch.arange(6) % 3
+    for _ in range(3):
+        learner.observe(x, y, task=0)
+    scores = learner.scores(x)
+    assert not scores.requires_grad
+    torch.testing.assert_close(scores, 2 * ER.scores_at(learner, x))  # those of evaluation mode and of the average
+    with pytest.raises(InputError, match="^task: got 1, expected 0 until end_task is called; RescoredER"):
+        learner.observe(x, y, task=1)
+    learner.end_task([(x, y)])
+    learner.observe(x, y, task=1)
+
+
+def test_a_boundary_may_be_a_method_of_another_name():
+    class Consolidating(ER):
+        needs_tasks = True
+
+        def consolidate(self, batches):
+            pass
+
+        end_task = consolidate
+
+    learner, (x, y) = Consolidating(nn.Linear(2, 2)), (torch.zeros(2, 2), torch.tensor([0, 1]))
+    learner.observe(x, y, task=0)
+    learner.end_task([(x, y)])
+    learner.observe(x, y, task=1)
+    assert learner.steps == 2
 
 
 def test_features_are_what_the_last_layer_gets_and_are_learned():
@@ -185,6 +231,24 @@ def test_a_state_that_does_not_fit_changes_nothing():
         with pytest.raises(InputError, match=message):
             kept_learner.load_state_dict(state)
         assert same_state(kept_learner.state_dict(), before)
+
+
+class Logging(ER):
+    """Keeps its last loss, and with it the graph that computed it."""
+
+    def loss(self, batch, recalled):
+        self.last = super().loss(batch, recalled)
+        return self.last
+
+
+def test_a_method_that_keeps_what_it_computed_is_copied_and_restored():
+    learner, (x, y) = Logging(nn.Linear(2, 2)), (torch.randn(4, 2), torch.tensor([0, 1, 1, 0]))
+    learner.observe(x, y)
+    copied = copy.deepcopy(learner)
+    saving.restore(learner, saving.describe(copied))
+    learner.observe(x, y)
+    copied.observe(x, y)
+    assert same_state(learner.state_dict(), copied.state_dict())
 
 
 class Counting(ER):

@@ -1,8 +1,10 @@
 """A learner of one's own is resumed as it was, or not at all: what its state leaves out is told."""
 
+import random
 import warnings
 from collections import deque
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 
 import numpy as np
 import pytest
@@ -161,7 +163,22 @@ class Buffer:
         self.examples = []
 
 
+@dataclass(slots=True)
+class Count:
+    value: int = 0
+
+
+def after_a_draw(generator):
+    generator.random()
+    return generator
+
+
 ATTRIBUTES = {
+    "an object with slots": (Count, lambda learner: Count(1)),
+    "a complex number": (lambda: 0j, lambda learner: 1j),
+    "a generator of NumPy": (partial(np.random.default_rng, 0), lambda learner: after_a_draw(learner.part)),
+    "an old one of NumPy": (partial(np.random.RandomState, 0), lambda learner: after_a_draw(learner.part)),
+    "a generator of Python": (partial(random.Random, 0), lambda learner: after_a_draw(learner.part)),
     "a number": (lambda: 0, lambda learner: 1),
     "a model": (lambda: None, lambda learner: nn.Linear(2, 2)),
     "a list": (list, lambda learner: [(torch.ones(2), 3)]),

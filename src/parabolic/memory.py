@@ -287,20 +287,25 @@ class Memory:
             remedy = "while there is room, put each example into the next slot"
             raise invalid(name, Description(f"slots without {min(empty)}"), expected, remedy)
 
-    def _check_kind(self, batch: Mapping[str, Tensor]) -> None:
-        """Refuse examples that do not fit into the slots."""
-        if self._slots.keys() != batch.keys():
-            raise invalid("batch", sorted(batch), f"the fields that this memory keeps, {sorted(self._slots)}")
+    def _check_kind(self, batch: Mapping[str, Tensor], *more: str) -> None:
+        """Refuse examples that do not fit into the slots; `more` are fields that they are yet to get."""
+        if self._slots.keys() != (fields := {*batch, *more}):
+            raise invalid("batch", sorted(fields), f"the fields that this memory keeps, {sorted(self._slots)}")
         for name, value in batch.items():
             slots = self._slots[name]
             if value.shape[1:] != slots.shape[1:] or value.dtype != slots.dtype:
                 expected = f"examples of shape {list(slots.shape[1:])} and type {type_name(slots.dtype)}"
                 raise invalid(name, value, expected, "one memory holds one kind of example")
 
-    def check_room(self, batch: Mapping[str, Tensor]) -> None:
-        """Refuse a capacity for which there is no room, given examples like these, before anything is offered."""
+    def check_room(self, batch: Mapping[str, Tensor], *fields: str) -> None:
+        """Refuse examples that there is no room for, or that do not fit those stored, before any is offered.
+
+        `fields` are all that will be offered, some of which the batch may be yet to get.
+        """
         if not self._slots:
             self._empty_slots(batch)
+        else:
+            self._check_kind(batch, *fields)
 
     def _allocate(self, batch: Mapping[str, Tensor]) -> None:
         slots = {name: room.zero_() for name, room in self._empty_slots(batch).items()}

@@ -23,15 +23,17 @@ from parabolic.checks import (
     signed,
 )
 from parabolic.learners.functional import RECOMPUTED, answers_by, has_embedding
-from parabolic.learners.gradients import trainable
+from parabolic.learners.gradients import named_trainable, trainable
 from parabolic.learners.head import check_alone, check_head, last_linear, wider_weights
+from parabolic.learners.optimizers import weights_of
 from parabolic.learners.scale import Scale
 
 if TYPE_CHECKING:
     from parabolic.learners.learner import Learner
 
 __all__ = [
-    "as_tensor", "check_batch", "check_growth", "check_kind", "check_model", "outgrown_error", "refusal", "try_scores",
+    "as_tensor", "check_batch", "check_growth", "check_kind", "check_known", "check_model", "outgrown_error", "refusal",
+    "try_scores",
 ]  # fmt: skip
 
 NEEDS_TWO = "more than 1 value per channel"  # from torch's error for batch norm on one example
@@ -65,6 +67,20 @@ def check_model(model: nn.Module) -> list[nn.Parameter]:
         got = Description("one on mps, which has no float64")
         raise invalid("model", got, "one on a CPU or a CUDA device", "move it with model.cpu()")
     return weights
+
+
+def check_known(learner: Learner) -> None:
+    """Refuse weights that no optimiser of the learner knows, and that were frozen or missing when it was created."""
+    first, weights = learner._first_weights, named_trainable(learner.model)
+    others = {name: weight for name, weight in weights.items() if first.get(name) is not weight}
+    if others:
+        optims = (value for value in vars(learner).values() if isinstance(value, torch.optim.Optimizer))
+        known = {id(weight) for optim in optims for weight in weights_of(optim)}
+        for name, weight in others.items():
+            if id(weight) not in known:
+                got = Description(f"weights that were frozen or missing when the learner was created ({name})")
+                remedy = "create a new learner, or give them to learner.optim.add_param_group"
+                raise invalid("model", got, "only weights that are trained, or still frozen", remedy)
 
 
 def as_tensor(name: str, value: Any, device: torch.device) -> Tensor:

@@ -51,7 +51,7 @@ class AnchoredLearner(Learner):
     def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
         """Extend anchor and importance to the new weights, whose importance is 0."""
         super().on_growth(moved)
-        old_layout, self.weights = self.weights.layout, Weights(named_trainable(self.model))
+        old_layout, self.weights = self.weights.layout, self.weights.of(self.model)
         for name in self._vectors:
             grown = [weight.detach() if name == "anchor" else torch.zeros_like(weight) for weight in self.weights]
             setattr(self, name, self.weights.layout.grown(getattr(self, name), old_layout, grown))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from parabolic.checks import Description, invalid
+from parabolic.learners.functional import is_expanded
 from parabolic.learners.head import overlaid
 from parabolic.states import overwrite
 
@@ -25,7 +26,7 @@ class WeightAverage:
     suits streams of any length: the untrained model of the beginning is soon forgotten.
 
     Averages of types shorter than float32 are also held in float32, as steps this small would be lost in the short
-    type. Tensors that are not finite at the start, such as an attention mask, are not averaged.
+    type. Tensors that are sparse or expanded, or not finite at the start, such as a mask, are not averaged.
 
     >>> model = nn.Linear(1, 1, bias=False)
     >>> average = WeightAverage(model, decay=0.9)
@@ -101,12 +102,13 @@ class WeightAverage:
 
 
 def is_averaged(value: Tensor) -> bool:
-    """Whether a tensor has an average: not if its entries are whole numbers, such as counts.
+    """Whether a tensor has an average: not if its entries are whole numbers, such as counts, nor if sparse or expanded.
 
     >>> is_averaged(torch.zeros(1)), is_averaged(torch.zeros(1, dtype=torch.cfloat)), is_averaged(torch.zeros(1).long())
     (True, True, False)
     """
-    return value.is_floating_point() or value.is_complex()
+    has_mean = value.is_floating_point() or value.is_complex()
+    return has_mean and value.layout == torch.strided and not is_expanded(value)
 
 
 def _averaged_tensors(model: nn.Module) -> dict[str, Tensor]:

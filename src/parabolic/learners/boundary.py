@@ -28,12 +28,15 @@ def checked_batches(
     [[3, 3], [3, 1]]
     """
     pending: list[tuple[Any, Any]] = []
-    for batch in batches:
+    count, kind_before = 0, None
+    for x, y in batches:
+        kind = _kind(x, y)
         # A batch unlike those before it is checked by itself, so that the error describes that batch.
-        if pending and (sum(len(y) for _, y in pending) >= size or not _can_combine(pending[-1], batch)):
+        if pending and (count >= size or kind is None or kind != kind_before):
             yield _combined(learner, pending)
-            pending = []
-        pending.append(batch)
+            pending, count = [], 0
+        pending.append((x, y))
+        count, kind_before = count + (0 if kind is None else len(y)), kind
     if pending:
         yield _combined(learner, pending)
 
@@ -61,11 +64,8 @@ def _combined(learner: Learner, pending: list[tuple[Any, Any]]) -> tuple[Tensor,
     return x, y, [len(labels) for _, labels in pending]
 
 
-def _can_combine(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
-    """Whether two batches can be concatenated: tensors of the same kind, with as many labels as examples."""
-    kinds = []
-    for x, y in (one, other):
-        if not (isinstance(x, Tensor) and isinstance(y, Tensor) and x.ndim and y.ndim and len(x) == len(y) > 0):
-            return False
-        kinds.append((x.shape[1:], x.dtype, x.device, y.shape[1:], y.dtype, y.device))
-    return kinds[0] == kinds[1]
+def _kind(x: Any, y: Any) -> tuple[Any, ...] | None:
+    """What two batches must have in common to be concatenated; None for one that cannot be, whatever the other is."""
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor) and x.ndim and y.ndim and len(x) == len(y) > 0):
+        return None
+    return x.shape[1:], x.dtype, x.device, y.shape[1:], y.dtype, y.device

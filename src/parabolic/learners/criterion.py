@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from parabolic.checks import Description, InputError, check_finite, check_name, check_number, first_line, invalid
+from parabolic.checks import Description, InputError, check_finite, check_name, check_number, first_line, invalid, plain
 from parabolic.learners.scale import Scale
 from parabolic.pde.bridges import on_simplex
 
@@ -179,9 +179,11 @@ class CrossEntropy(Classes):
         if isinstance(self.weights, Mapping | Set) or not isinstance(self.weights, Collection | None):
             remedy = "in the order of the classes, as in [1, 5]"
             raise invalid("weights", self.weights, "one number for each class", remedy)
-        for weight in () if self.weights is None else self.weights:
-            check_number("weights", weight, at_least=0)
-        self._weights = None if self.weights is None else torch.tensor([*self.weights], dtype=torch.float64)
+        if self.weights is not None:
+            for weight in self.weights:
+                check_number("weights", weight, at_least=0)
+            self.weights = [*map(plain, self.weights)]  # which a file can hold
+        self._weights = None if self.weights is None else torch.tensor(self.weights, dtype=torch.float64)
         self.loss = self.at_points  # for both kinds of labels
 
     def __call__(self, scores: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
@@ -367,6 +369,7 @@ class Huber(Numbers):
 
     def __post_init__(self) -> None:
         check_number("delta", self.delta, above=0)
+        self.delta = plain(self.delta)
         self.loss = partial(F.huber_loss, reduction="none", delta=self.delta)
 
 

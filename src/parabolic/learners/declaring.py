@@ -8,11 +8,13 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import torch
 from torch import Tensor
 
 from parabolic.checks import CallError, Description, check_name, invalid
 from parabolic.learners.accepting import outgrown_error
 from parabolic.learners.functional import work_by
+from parabolic.learners.gradients import named_trainable
 
 if TYPE_CHECKING:
     from parabolic.learners.learner import Learner
@@ -29,25 +31,29 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def wrap_methods(cls: type) -> None:
-    """Wrap the methods that a class defines for what every learner promises."""
+    """Wrap the methods that a class, or a base of it that is no learner, defines for what every learner promises."""
+    from parabolic.learners.learner import Learner
+
     wraps: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]
-    wraps = {**dict.fromkeys(LOCKED, locked), **dict.fromkeys(BOUNDARIES, _note_boundary)}
+    wraps = {name: functools.partial(_note_boundary, name=name) for name in BOUNDARIES}
+    wraps |= dict.fromkeys(LOCKED, locked)
     wraps |= {"grow": as_one_step, "scores_at": _as_prediction, "__post_init__": _check_set_up}
     for name, wrap in wraps.items():
-        if name in vars(cls):
+        owner = next(base for base in cls.__mro__ if name in vars(base))
+        if owner is cls or not issubclass(owner, Learner):  # those of learners are wrapped already
             _wrap(cls, name, wrap)
 
 
 def _wrap(cls: type, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    setattr(cls, name, wrap(vars(cls)[name]))
+    setattr(cls, name, wrap(getattr(cls, name)))
 
 
 def make_dataclass(cls: type) -> None:
-    """Make a class a dataclass; an `__init__` that this generates explains which arguments there are."""
+    """Make a class a dataclass; an `__init__` that this generates is wrapped too."""
     has_init = "__init__" in vars(cls)
     dataclasses.dataclass(eq=False, kw_only=True, repr=False)(cls)
     if not has_init:
-        _wrap(cls, "__init__", _explain_arguments)
+        _wrap(cls, "__init__", _as_constructor)
 
 
 def boundary_of(cls: type[Learner]) -> str:
@@ -101,7 +107,7 @@ def as_one_step(method: Method) -> Method:
     return cast(Method, wrapper)
 
 
-def _note_boundary(method: Method) -> Method:
+def _note_boundary(method: Method, name: str) -> Method:
     """Wrap a `start_task` or `end_task`, so that the learner knows that the method was told of the boundary."""
 
     @functools.wraps(method)
@@ -112,15 +118,15 @@ def _note_boundary(method: Method) -> Method:
             if (outgrown := outgrown_error(self, error)) is None:
                 raise
             raise outgrown from error
-        if method.__name__ == self._boundary:
+        if name == self._boundary:  # the function itself may have another name
             self._observed_task = None
         return result
 
     return locked(cast(Method, wrapper))
 
 
-def _explain_arguments(init: Callable[..., None]) -> Callable[..., None]:
-    """Wrap an `__init__`, so that an argument which it does not take is refused with those that it does."""
+def _as_constructor(init: Callable[..., None]) -> Callable[..., None]:
+    """Wrap an `__init__`: it names the arguments that it takes, and makes what can learn also in inference mode."""
 
     @functools.wraps(init)
     def wrapper(self: Learner, *args: Any, **options: Any) -> None:
@@ -132,7 +138,9 @@ def _explain_arguments(init: Callable[..., None]) -> Callable[..., None]:
         if len(args) > len(positional):
             got, remedy = Description(f"{len(args)} arguments without a name"), "name the others, as in lr=0.1"
             raise invalid(class_name, got, f"{len(positional)}: {', '.join(positional)}", remedy, kind=CallError)
-        init(self, *args, **options)
+        with torch.inference_mode(False):
+            init(self, *args, **options)
+        self._first_weights = named_trainable(self.model)  # a `__post_init__` may have added some
 
     return wrapper
 

@@ -17,7 +17,7 @@ from parabolic.checks import invalid
 
 __all__ = [
     "RECOMPUTED", "answers_by", "as_written", "call_by", "call_with", "check_between", "copies_of", "draws_apart",
-    "has_batch_norm", "has_embedding", "predicting", "restrict_to", "scores_by", "types_of", "work_by",
+    "has_batch_norm", "has_embedding", "is_expanded", "predicting", "restrict_to", "scores_by", "types_of", "work_by",
 ]  # fmt: skip
 
 RECOMPUTED = "what is computed again later would be with other weights"  # in torch's error for a checkpoint
@@ -196,6 +196,17 @@ def copies_of(tensors: Iterable[Tensor]) -> list[Tensor]:
         same_type = [pair for pair in pairs if pair[1].dtype == dtype]
         torch._foreach_copy_([copy for copy, _ in same_type], [tensor for _, tensor in same_type])
     return [copy for copy, _ in pairs]
+
+
+def is_expanded(tensor: Tensor) -> bool:
+    """Whether several entries of a tensor are one number in memory, so that torch cannot change it in place.
+
+    >>> is_expanded(torch.zeros(1).expand(3)), is_expanded(torch.zeros(3).expand(1, 3))
+    (True, False)
+    """
+    if tensor.layout != torch.strided:
+        return False
+    return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def restrict_to(classes: Tensor, scores: Tensor) -> Tensor:

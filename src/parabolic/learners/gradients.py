@@ -41,15 +41,28 @@ class Weights:
     def __iter__(self) -> Iterator[nn.Parameter]:
         return iter(self.named.values())
 
+    def of(self, model: nn.Module) -> Weights:
+        """The weights of the same names, in a model that has grown; some may be frozen by now."""
+        named = dict(model.named_parameters())
+        return Weights({name: named[name] for name in self.named})
+
     def vector(self) -> Tensor:
         """The current weights."""
+        self._check_trained()
         return self.layout.join(self)
 
     def gradient(self, loss: Tensor) -> Tensor:
         """The gradient of `loss`; 0 for weights that it does not depend on."""
+        self._check_trained()
         return self.layout.join(torch.autograd.grad(loss, list(self), materialize_grads=True))
 
     def set_gradient(self, vector: Tensor) -> None:
         """Store a vector as the `grad` of the weights, for the optimiser."""
         for weight, part in zip(self, self.layout.views(vector), strict=True):
             weight.grad = part.to(weight.dtype)
+
+    def _check_trained(self) -> None:
+        """Refuse weights that were frozen meanwhile: vectors have a place for them."""
+        if frozen := [name for name, weight in self.named.items() if not weight.requires_grad]:
+            got = Description(f"weights that were frozen after the learner was created ({frozen[0]})")
+            raise invalid("model", got, "the same trained weights as then", "create a new learner, with the same model")

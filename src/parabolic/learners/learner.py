@@ -33,6 +33,7 @@ from parabolic.learners.accepting import (
     check_batch,
     check_growth,
     check_kind,
+    check_known,
     check_model,
     refusal,
     try_scores,
@@ -40,7 +41,8 @@ from parabolic.learners.accepting import (
 from parabolic.learners.average import WeightAverage
 from parabolic.learners.criterion import Criterion, find_criterion
 from parabolic.learners.declaring import as_one_step, boundary_of, check_fields, locked, make_dataclass, wrap_methods
-from parabolic.learners.functional import answers_by, copies_of
+from parabolic.learners.functional import answers_by, copies_of, is_expanded
+from parabolic.learners.gradients import named_trainable
 from parabolic.learners.head import check_head, features, follow, last_linear, widen
 from parabolic.learners.predictor import Predictor, as_inputs, predictor_of
 from parabolic.memory import Batch, Memory
@@ -143,8 +145,8 @@ class Learner:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls._boundary = boundary_of(cls)
         wrap_methods(cls)
+        cls._boundary = boundary_of(cls)
         check_fields(cls)
         docstring = cls.__doc__
         make_dataclass(cls)
@@ -203,7 +205,7 @@ class Learner:
         self.optim = self._make_optimizer(weights)
         self.averaged = None if self.average is None else WeightAverage(self.model, self.average, self.average_part)
         self.steps = 0
-        self._frozen = tuple(name for name, weight in self.model.named_parameters() if not weight.requires_grad)
+        self._first_weights = named_trainable(self.model)  # or what they grew to
         self._example: tuple[torch.Size, torch.dtype] | None = None  # its shape and type, from the first batch on
         self._observed_task: int | None = None  # that of the batches observed since the method was told of a boundary
         self._outgrown: tuple[int, ...] = ()  # the numbers of outputs that the model had before it grew
@@ -226,7 +228,7 @@ class Learner:
         with self._lock_to_change():
             undo, self._descended = self._make_undo(), False
             try:
-                optimizers.check_frozen(self.model, self.optim, self._frozen)
+                check_known(self)
                 self._check_boundary(number)
                 x, y = check_batch(self, x, y)
                 loss = self.step(x, y, task)
@@ -351,6 +353,7 @@ class Learner:
     def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
         """Extend everything that is stored per weight; `moved` maps old parameters to new ones, with more rows."""
         follow(self.optim, moved)
+        self._first_weights = {name: moved.get(weight, weight) for name, weight in self._first_weights.items()}
         if self.averaged is not None:
             self.averaged.follow(self.model)
 
@@ -525,8 +528,8 @@ class Learner:
         """A copy with its own lock; no other thread learns or predicts meanwhile."""
         from parabolic.learners.moving import copy_memo
 
-        with self._lock_to_read():
-            memo |= copy_memo(self.model)
+        with self._lock_to_read(), torch.inference_mode(False):  # so that the copy can learn
+            memo |= copy_memo(self)
             memo[id(self)] = duplicate = self.__new__(type(self))
             memo[id(self.generator)] = self.generator.clone_state()  # copied by deepcopy, it leaks 5 KB (torch 2.13)
             duplicate.__setstate__(copy.deepcopy(self.__getstate__(), memo))
@@ -542,7 +545,8 @@ class Learner:
             return {name: value for name, value in self.__dict__.items() if name not in ("lock", "_waiting")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ |= {"stepping": False, "_frozen": (), "_observed_task": None, "_outgrown": (), **state}
+        self.__dict__ |= {"stepping": False, "_observed_task": None, "_outgrown": (), **state}
+        self.__dict__.setdefault("_first_weights", named_trainable(self.model))
         self.__dict__ |= {"lock": threading.RLock(), "_waiting": set()}
         # Else a copied optimiser would warn that its steps could be captured but are not.
         self.optim._warned_capturable_if_run_uncaptured = True
@@ -608,7 +612,8 @@ class Learner:
             vars(self).update(attributes)
             self.generator.set_state(generator_state)
             for tensor, original in zip(tensors, originals, strict=True):
-                tensor.copy_(original)
+                if not is_expanded(tensor):  # else nothing has changed it, as torch refuses to
+                    tensor.copy_(original)
 
         return undo
 
@@ -661,7 +666,7 @@ class Learner:
             check_finite("x", inputs, remedy)
 
     def _check_room(self, batch: Batch) -> None:
-        """Refuse a first batch if there is no room for as many such examples as would be stored."""
+        """Refuse a first batch if the memory has no room for such examples, or was filled with others."""
 
     def _check_model(self, x: Tensor) -> None:
         """Refuse a model that the method cannot use, tried on an example of the first batch."""
@@ -717,7 +722,7 @@ class ReplayLearner(Learner):
         self.past.offer({name: fields[name] for name in self.keeps}, generator=self.generator)
 
     def _check_room(self, batch: Batch) -> None:
-        self.past.check_room(batch)
+        self.past.check_room(batch, *self.keeps)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next step depends on, including the memory."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
+from parabolic.checks import invalid
 from parabolic.learners.boundary import check_started, checked_batches, labels_of
 from parabolic.learners.functional import restrict_to
 from parabolic.learners.gradients import trainable
@@ -66,6 +67,9 @@ class LwF(Learner):
 
     def start_task(self, batches: TaskBatches) -> None:
         """Warm up the new classes, and store the model as the teacher."""
+        if self.warmup and isinstance(batches, Iterator):  # the look at the labels would leave nothing to warm up on
+            expected = "batches that can be iterated over repeatedly"
+            raise invalid("start_task", type(batches), expected, "pass a list of them, or set warmup=0")
         labels = labels_of(self, batches)
         check_head(self.head, self.classes)
         self.old.copy_(self.seen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from parabolic.checks import DEVICE_ERRORS, Description, check_call, check_name,
 from parabolic.plugins import load_object
 
 __all__ = [
-    "check_frozen", "check_state", "check_trained", "count_steps_on", "load_state", "make_optimizer", "own_optimizer",
+    "check_state", "check_trained", "count_steps_on", "load_state", "make_optimizer", "own_optimizer",
     "parse_optimizer", "weights_of",
 ]  # fmt: skip
 
@@ -147,17 +147,6 @@ def load_state(optim: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
             own[name] = saved[name].to(own[name].device, copy=True)
 
 
-def check_frozen(model: nn.Module, optim: torch.optim.Optimizer, frozen: Iterable[str]) -> None:
-    """Refuse weights that were `frozen` at first, by name, and are no longer, but that the optimiser does not know."""
-    if unfrozen := {name: weight for name in frozen if (weight := model.get_parameter(name)).requires_grad}:
-        known = set(map(id, weights_of(optim)))
-        for name, weight in unfrozen.items():
-            if id(weight) not in known:
-                got = Description(f"weights that were frozen when the learner was created ({name})")
-                remedy = "create a new learner, or give them to learner.optim.add_param_group"
-                raise invalid("model", got, "only weights that are trained, or still frozen", remedy)
-
-
 def _call_factory(
     factory: Callable[..., torch.optim.Optimizer], weights: Sequence[nn.Parameter], lr: float
 ) -> torch.optim.Optimizer:
@@ -166,4 +155,7 @@ def _call_factory(
     if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, UNSUPPORTED):
         expected = "a factory of an optimiser that uses dense gradients and no closure"
         raise invalid("optimizer", type(optimizer), expected, "torch.optim.SGD, for example")
+    if not {*map(id, weights)} & {*map(id, weights_of(optimizer))}:
+        got = Description("one of other weights than the model's")
+        raise invalid("optimizer", got, "an optimiser of the weights that the factory is called with")
     return optimizer

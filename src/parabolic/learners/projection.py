@@ -49,7 +49,7 @@ class ProjectedLearner(ReplayLearner):
     def on_growth(self, moved: Mapping[nn.Parameter, nn.Parameter]) -> None:
         """Take over the new weights."""
         super().on_growth(moved)
-        self.weights = Weights(named_trainable(self.model))
+        self.weights = self.weights.of(self.model)
 
     def _past_gradient(self, x: Tensor, y: Tensor) -> Tensor:
         return self.weights.gradient(self.error(self.model(x), y))

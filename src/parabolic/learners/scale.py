@@ -52,6 +52,8 @@ class Scale:
 
         Invalid input is refused before anything changes; errors call it `name`.
         """
+        if not isinstance(x, Tensor):
+            raise invalid(name, type(x), "a tensor with a row for each example", "convert it with torch.as_tensor")
         if x.ndim < 1 or len(x) == 0:
             raise invalid(name, x, "a batch of at least one example", "skip empty batches")
         if self.count and x.shape[1:] != self.mean.shape:
@@ -83,11 +85,13 @@ class Scale:
     def __call__(self, x: Tensor) -> Tensor:
         """Numbers in these units, in the type of `x` (float32 for whole numbers)."""
         with self._lock:
+            self._check_shape(x)
             return _scaled(x, *self._on_device(x.device))
 
     def undo(self, x: Tensor) -> Tensor:
         """The original numbers, from numbers in these units."""
         with self._lock:
+            self._check_shape(x)
             return _unscaled(x, *self._on_device(x.device))
 
     def as_module(self) -> FixedScale:
@@ -112,6 +116,13 @@ class Scale:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(_completed(state), _places={}, _lock=threading.RLock())
+
+    def _check_shape(self, x: Tensor) -> None:
+        """Refuse numbers of other examples: one number would become several, each in other units."""
+        shape = self.mean.shape
+        pairs = zip(shape[::-1], x.shape[::-1], strict=False)
+        if x.ndim < len(shape) or any(own_size not in (1, size) for own_size, size in pairs):
+            raise invalid("x", x, f"examples of shape {list(shape)}, as before")
 
     def _spread(self) -> Tensor:
         """The standard deviation of each number; 0 where it is zero up to rounding."""

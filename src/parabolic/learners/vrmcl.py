@@ -63,7 +63,7 @@ class VRMCL(ReplayLearner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._lay_out()
+        self._lay_out(named_trainable(self.model))
         self.previous = self.weights.vector().detach().requires_grad_()
         self.rates = torch.full_like(self.previous, self.rate).requires_grad_()
         self.velocity = torch.zeros_like(self.previous)
@@ -154,7 +154,7 @@ class VRMCL(ReplayLearner):
         """Extend the vectors of all weights."""
         old_layout = self.weights.layout
         super().on_growth(moved)
-        self._lay_out()
+        self._lay_out(self.weights.of(self.model).named)
         new_rows = {
             "previous": [weight.detach() for weight in self.weights],
             "rates": [torch.full_like(weight, self.rate) for weight in self.weights],
@@ -182,9 +182,8 @@ class VRMCL(ReplayLearner):
     def _tensors_to_restore(self) -> list[Tensor]:
         return [*super()._tensors_to_restore(), self.current, self.seen]
 
-    def _lay_out(self) -> None:
+    def _lay_out(self, named: Mapping[str, nn.Parameter]) -> None:
         """Lay out the weights in one vector: those that the model uses in the same type are adjacent."""
-        named = named_trainable(self.model)
         types = dict(zip(named, types_of(self.model, named.values()), strict=True))
         self.weights = Weights({name: named[name] for name in sorted(named, key=lambda name: str(types[name]))})
         groups = itertools.groupby(self.weights.named, types.__getitem__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import random
 from collections import deque
 from collections.abc import Mapping
 from functools import cached_property, partial
@@ -34,9 +35,9 @@ def left_behind(learner: Learner, fresh: Learner) -> list[str]:
     """The attributes of a learner, its memory and its model's modules that its state does not restore, by name.
 
     `fresh` is another learner made in the same way, which is restored from that state as a new process would do it.
-    Attributes that then differ are returned: numbers, texts, tensors, anything with a `state_dict`, and containers and
-    objects of these; for modules only numbers, texts and containers, as a tensor there may be left over from a call.
-    Functions, locks and cached properties are not compared.
+    Attributes that then differ are returned: numbers, texts, tensors, random generators, anything with a `state_dict`,
+    and containers and objects of these; for modules only numbers, texts and containers, as a tensor there may be left
+    over from a call. Functions, locks and cached properties are not compared.
 
     >>> import torch
     >>> from parabolic import ER
@@ -109,9 +110,9 @@ def _alike(one: Any, other: Any, above: tuple[int, ...] = ()) -> bool:
         return one.keys() == other.keys() and all(_alike(one[name], other[name], above) for name in one)
     if isinstance(one, list | tuple | deque):
         return len(one) == len(other) and all(_alike(*pair, above) for pair in zip(one, other, strict=True))
-    if isinstance(one, int | float | str | bytes | set | frozenset):
+    if isinstance(one, int | float | complex | str | bytes | set | frozenset):
         return bool(one == other) or (one != one and other != other)  # NaN equals NaN here
-    return not hasattr(one, "__dict__") or _alike(vars(one), vars(other), above)
+    return _alike(object.__getstate__(one), object.__getstate__(other), above)  # attributes, also those in slots
 
 
 def _data(value: Any) -> Any:
@@ -122,6 +123,12 @@ def _data(value: Any) -> Any:
         return value.state_dict()
     if isinstance(value, Generator):
         return value.get_state()
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, np.random.RandomState):
+        return value.get_state(legacy=False)
     if isinstance(value, np.ndarray):
         return value.tolist() if value.dtype.hasobject else (value.dtype.str, value.shape, value.tobytes())
     return plain(value)
