@@ -61,6 +61,30 @@ class Drawn(Kept):
         self.direction = torch.randn(4)
 
 
+class Fading(torch.nn.Sequential):
+    """A network whose noise fades with the number of its calls, which only it counts."""
+
+    def __init__(self, shape, classes):
+        super().__init__(torch.nn.Linear(*shape, classes))
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += self.training
+        return super().forward(x * (1 + 9 / (1 + self.calls)))
+
+
+class Slowing(torch.optim.SGD):
+    """Steps that become smaller with their number, which only it counts."""
+
+    calls = 0
+
+    def step(self, closure=None):
+        self.calls += 1
+        for group in self.param_groups:
+            group["lr"] = 0.1 / self.calls
+        return super().step(closure)
+
+
 class Guarded(Kept):
     """Holds what cannot be copied."""
 
@@ -97,6 +121,19 @@ def test_what_a_state_leaves_out_is_reported_and_the_run_is_not_resumed_without_
     assert set(messages) == {
         "no checkpoint is saved of Anchor, which would be resumed without `old`, `tasks`: include what it needs in "
         "state_dict(), and restore it in load_state_dict()"
+    }
+
+
+@pytest.mark.parametrize("part", ["network", "optimiser"])
+def test_what_a_network_or_an_optimiser_keeps_to_itself_is_reported_with_our_learners_too(tmp_path, spec_of, part):
+    file = spec_of("Kept").learner.rpartition(":")[0]
+    own = {"backbone": f"{file}:Fading"} if part == "network" else {"options": {"optimizer": f"{file}:Slowing"}}
+    spec = RunSpec("er", stream="seq-blobs", batch=50, **own)
+    record, messages = stopped_and_resumed(spec, Store(tmp_path / "runs"))
+    assert outcome_of(record) == outcome_of(execute(spec, device="cpu"))
+    name = "model.calls" if part == "network" else "optim.calls"
+    assert {message.partition(":")[0] for message in messages} == {
+        f"no checkpoint is saved of ER, which would be resumed without `{name}`"
     }
 
 
