@@ -417,6 +417,18 @@ def test_a_failed_run_does_not_hold_on_to_its_learner(monkeypatch):
     assert [model() for model in references] == [None]
 
 
+def test_an_error_that_was_raised_from_itself_ends_its_run_like_any_other(monkeypatch):
+    def fails(*_):
+        try:
+            raise KeyError("lost")
+        except KeyError as error:
+            raise error from error
+
+    monkeypatch.setattr("parabolic.learners.er.ER.loss", fails)
+    [(_, error)] = execute_fleet([RunSpec("er")], device="cpu")
+    assert isinstance(error, KeyError)
+
+
 @pytest.mark.parametrize(
     ("error", "expected_sizes"),
     [

@@ -23,7 +23,7 @@ from filelock import BaseFileLock
 from numpy.typing import NDArray
 
 from parabolic.backbones import make_backbone
-from parabolic.checks import Description, InputError, encodable, invalid, short_of_memory
+from parabolic.checks import Description, InputError, encodable, invalid, short_of_memory, with_causes
 from parabolic.engine import Callback, DeviceFailed, Diverged, Fleet, State, computing_in, numerics, train_fleet
 from parabolic.engine.checkpoints import draws_apart
 from parabolic.engine.measures import find_measures
@@ -248,11 +248,10 @@ def _groups_by_position(specs: list[RunSpec], size: int, keeping: Keeping | None
         yield from (group[start : start + size] for start in range(0, len(group), size))
 
 
-def _free_frames(error: BaseException | None) -> None:
+def _free_frames(error: BaseException) -> None:
     """Free the local variables of an error's frames, learners above all; the traceback stays."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+    for each in with_causes(error, hidden=True):
+        traceback.clear_frames(each.__traceback__)
 
 
 def _with_run_name(spec: RunSpec, error: Exception) -> Exception:
