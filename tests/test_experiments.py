@@ -370,6 +370,10 @@ def test_a_device_that_cannot_be_used_is_refused(name):
         find_device(name)
 
 
+def test_the_cpu_is_one_device_whatever_its_number():
+    assert find_device("cpu:0") == find_device("cpu")
+
+
 def test_records_are_plain_json(tmp_path):
     record = execute(SPEC, device="cpu")
     assert Record(**json.loads(json.dumps(dataclasses.asdict(record)))) == record

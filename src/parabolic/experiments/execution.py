@@ -391,7 +391,7 @@ def find_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= count:
         available = f"of {count}, the last is cuda:{count - 1}" if count else "no CUDA device was found"
         raise invalid("device", name, "a device of this machine", f"{available}: use cpu")
-    return device
+    return device if device.type == "cuda" else torch.device("cpu")  # cpu:0 is the CPU too
 
 
 def _processor() -> str:
