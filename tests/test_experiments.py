@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import sys
+import threading
 import traceback
 import weakref
 from contextlib import suppress
@@ -362,6 +363,25 @@ def test_a_run_of_a_network_that_draws_is_determined_by_its_spec(tmp_path):
     assert first.accuracy != execute(dataclasses.replace(spec, seed=2), device="cpu").accuracy
     torch.manual_seed(5)
     assert torch.equal(state, torch.get_rng_state())  # torch's own generator is as it was
+
+
+def test_threads_train_their_runs_in_turn():
+    """They share torch's generators, from which networks are drawn."""
+    begun = threading.Event()
+
+    class Beginning(Callback):
+        def on_start(self, state):
+            begun.set()
+
+    class Starting(Callback):
+        def on_start(self, state):
+            other.start()
+            assert not begun.wait(1)
+
+    other = threading.Thread(target=lambda: execute(SPEC, device="cpu", callbacks=[Beginning()]))
+    execute(SPEC, device="cpu", callbacks=[Starting()])
+    other.join()
+    assert begun.is_set()
 
 
 @pytest.mark.parametrize("name", ["mps", "meta", "cuda:99", "abacus"])
