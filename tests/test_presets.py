@@ -53,7 +53,7 @@ def test_what_is_written_is_read(tmp_path_factory, about, settings, study):
 
 def test_a_study_of_any_information_is_read_again(tmp_path):
     study = {"rates": (0.1, 1), "folder": Path("runs"), "best": np.bool_(True), "score": np.float32(0.5), "none": None}
-    loaded = load_preset(save_preset(Preset("any", "er", study=study), tmp_path))
+    loaded = load_preset(save_preset(Preset("any", "er", study=study), str(tmp_path)))
     assert loaded.study == {"rates": [0.1, 1], "folder": "runs", "best": True, "score": 0.5, "none": "none"}
 
 

@@ -142,10 +142,10 @@ def load_preset(name: str | Path) -> Preset:
     return _read(known[text])
 
 
-def save_preset(preset: Preset, folder: Path | None = None) -> Path:
+def save_preset(preset: Preset, folder: str | Path | None = None) -> Path:
     """Write a preset atomically; returns its file."""
     check_file_name(preset.name, "choose another")
-    folder = folder or preset_folder()
+    folder = Path(folder or preset_folder())
     content = {name: value for name in KINDS if (value := getattr(preset, name)) not in (None, "", {})}
     with disk_errors("presets", folder, "free some space, or name another folder"):
         return write_text(folder / f"{preset.name}.toml", _to_toml(content))
