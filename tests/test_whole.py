@@ -11,6 +11,7 @@ from test_resume import ALWAYS, Stop, outcome_of
 from torch import nn
 
 from parabolic import ER, MLP, SGD, InputError, Memory, RunSpec, Store, make_stream, run, train
+from parabolic.backbones import make_backbone
 from parabolic.experiments import execute
 from parabolic.learners import known_learners
 from parabolic.learners.whole import is_built_in, left_behind
@@ -175,6 +176,22 @@ def test_what_no_seed_decides_is_no_part_of_a_resumed_run(tmp_path, spec_of):
 def test_what_could_not_be_resumed_stops_no_run(tmp_path, spec_of):
     with pytest.warns(RuntimeWarning, match="of Guarded, which could not be resumed: cannot pickle '_thread.lock'"):
         run(spec_of("Guarded"), Store(tmp_path / "runs"), device="cpu", checkpoint=ALWAYS)
+
+
+def test_a_device_without_room_for_a_second_one_costs_the_checkpoints_and_not_the_run(tmp_path, spec_of, monkeypatch):
+    spec, made = spec_of("Kept"), []
+
+    def make_once(*arguments):
+        if made:
+            raise torch.OutOfMemoryError("no room")
+        made.append(make_backbone(*arguments))
+        return made[0]
+
+    expected = outcome_of(execute(spec, device="cpu"))
+    monkeypatch.setattr("parabolic.experiments.execution.make_backbone", make_once)
+    with pytest.warns(RuntimeWarning, match="no checkpoint is saved of Kept, as the device has no room for another"):
+        record, _ = run(spec, Store(tmp_path / "runs"), device="cpu", checkpoint=ALWAYS)
+    assert outcome_of(record) == expected
 
 
 def test_a_network_that_gets_layers_as_it_learns_is_told_what_it_lacks():
