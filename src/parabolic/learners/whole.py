@@ -35,13 +35,12 @@ def is_built_in(learner: Learner) -> bool:
 
 
 def left_behind(learner: Learner, fresh: Learner) -> list[str]:
-    """The attributes of a learner, its memory, its optimiser and its model's modules that its state does not restore,
-    by name.
+    """The attributes of a learner, its memory, optimiser and modules that its state does not restore, by name.
 
     `fresh` is another learner made in the same way, which is restored from that state as a new process would do it.
     Attributes that then differ are returned: numbers, texts, tensors, anything with a `state_dict`, and containers and
-    objects of these; for modules and the optimiser only public numbers, texts and containers, as a tensor there may be
-    left over from a call. Functions, locks and cached properties are not compared.
+    objects of these; for modules only numbers, texts and containers, as a tensor there may be left over from a call.
+    Functions, locks and cached properties are not compared.
 
     >>> import torch
     >>> from parabolic import ER
