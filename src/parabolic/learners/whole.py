@@ -56,8 +56,8 @@ def left_behind(learner: Learner, fresh: Learner) -> list[str]:
     restore(fresh, describe(learner))
     state, restored = learner.state_dict(), fresh.state_dict()
     missing = [name for name in state if not same_state(state[name], restored.get(name))]
-    if type(learner) is not _package_class(learner):
-        missing += _differing(learner, fresh, _attributes_of_base(learner))
+    is_ours = type(learner) is _package_class(learner)
+    missing += _differing(learner, fresh, {*vars(fresh)} if is_ours else _attributes_of_base(learner))
     missing += _differing_plainly("optim", learner.optim, fresh.optim)
     for (path, module), other in zip(learner.model.named_modules(), fresh.model.modules(), strict=False):
         missing += _differing_plainly(f"model.{path}".rstrip("."), module, other)
