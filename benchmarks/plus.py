@@ -67,6 +67,7 @@ def main() -> None:
     asked = parser.parse_args()
     others = {} if asked.balance is None else {"balance": asked.balance}
     table = rows(asked.stream, asked.memory, asked.seeds, **others)
+    whole = table["pcl-plus"]
     if asked.rows:
         chosen = asked.rows.split(",")
         if not all(number.isdecimal() and int(number) < len(table) for number in chosen):
@@ -75,15 +76,19 @@ def main() -> None:
     store = BackedStore(asked.runs, Records.ours())
     if asked.train:
         for specs in table.values():  # row by row, so that each has its own seconds
-            for failure in run_grid(specs, store, workers=0).failures:
+            outcome = run_grid(specs, store, workers=0)
+            for failure in outcome.failures:
                 print(failure.spec, failure.reason)
+            if outcome.interrupted:
+                return
     found = {row: [record for spec in specs if (record := store.find(spec))] for row, specs in table.items()}
-    Console(width=120).print(shown(found, f"{asked.stream}, memory {asked.memory}"))
+    compared = [record for spec in whole if (record := store.find(spec))]
+    Console(width=120).print(shown(found, compared, f"{asked.stream}, memory {asked.memory}"))
 
 
-def shown(found: dict[str, list[Record]], title: str) -> Table:
+def shown(found: dict[str, list[Record]], whole: list[Record], title: str) -> Table:
+    """Return a table of the rows' runs beside those of the whole preset."""
     table = Table("", "n", "AAA %", "minus pcl-plus", "Acc %", "minus pcl-plus", "forgetting", "s per run", title=title)
-    whole = next(iter(found.values()))
     for row, records in found.items():
         if len(records) < 2:
             table.add_row(row, str(len(records)))
@@ -93,7 +98,7 @@ def shown(found: dict[str, list[Record]], title: str) -> Table:
             ours, best = ({record.spec["seed"]: record.metrics[metric] for record in each} for each in (records, whole))
             summary, both = Summary.of(list(ours.values())), [seed for seed in ours if seed in best]
             cells += [f"{summary.mean:.1f} ± {summary.sd:.1f}", ""]
-            if records is not whole and len(both) > 1:
+            if records != whole and len(both) > 1:
                 gap = paired([ours[seed] for seed in both], [best[seed] for seed in both])
                 cells[-1] = f"{gap.mean:+.1f} [{gap.low:+.1f}, {gap.high:+.1f}]"
         forgetting = Summary.of([record.metrics["forgetting"] for record in records])

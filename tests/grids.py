@@ -36,6 +36,16 @@ class Fragile(SGD):
     def killed(self):
         os.kill(os.getpid(), signal.SIGKILL)
 
+    def killed_oddly(self):
+        os.kill(os.getpid(), signal.SIGRTMIN + 6)
+
+    def killed_as_a_parent(self):
+        if not os.fork():
+            time.sleep(20)
+            Path(__file__).with_name("over").touch()
+            os._exit(0)
+        self.killed()
+
     def leaves(self):
         os._exit(0)
 

@@ -951,6 +951,20 @@ def test_the_figures_of_the_readme_are_those_of_the_records():
         assert f"| {row} | {shown(runs, 'aaa')} | {shown(runs, 'acc')} | {seconds:.1f} |" in page
 
 
+def test_some_rows_of_the_parts_of_pcl_plus_are_compared_with_the_whole_preset_as_in_the_table_of_all(
+    monkeypatch, capsys, tmp_path
+):
+    monkeypatch.setenv("PARABOLIC_RECORDS", str(ROOT / "results" / "records"))
+
+    def line_of_second_row(chosen):
+        monkeypatch.setattr(sys, "argv", ["plus.py", "--rows", chosen, "--runs", str(tmp_path)])
+        runpy.run_path(str(ROOT / "benchmarks" / "plus.py"), run_name="__main__")
+        return next(line for line in capsys.readouterr().out.splitlines() if "no balance of" in line)
+
+    assert line_of_second_row("1,3") == line_of_second_row("0,1,3")
+    assert "[" in line_of_second_row("1,3")  # the interval of the difference
+
+
 def test_the_figures_of_pcl_plus_are_those_of_the_records():
     rows = runpy.run_path(str(ROOT / "benchmarks" / "plus.py"))["rows"]
     records = Records(ROOT / "results" / "records")

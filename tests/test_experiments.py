@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import sys
+import threading
 import traceback
 import weakref
 from contextlib import suppress
@@ -364,10 +365,33 @@ def test_a_run_of_a_network_that_draws_is_determined_by_its_spec(tmp_path):
     assert torch.equal(state, torch.get_rng_state())  # torch's own generator is as it was
 
 
+def test_threads_train_their_runs_in_turn():
+    """They share torch's generators, from which networks are drawn."""
+    begun = threading.Event()
+
+    class Beginning(Callback):
+        def on_start(self, state):
+            begun.set()
+
+    class Starting(Callback):
+        def on_start(self, state):
+            other.start()
+            assert not begun.wait(1)
+
+    other = threading.Thread(target=lambda: execute(SPEC, device="cpu", callbacks=[Beginning()]))
+    execute(SPEC, device="cpu", callbacks=[Starting()])
+    other.join()
+    assert begun.is_set()
+
+
 @pytest.mark.parametrize("name", ["mps", "meta", "cuda:99", "abacus"])
 def test_a_device_that_cannot_be_used_is_refused(name):
     with pytest.raises(InputError, match=f"device: got '{name}'"):
         find_device(name)
+
+
+def test_the_cpu_is_one_device_whatever_its_number():
+    assert find_device("cpu:0") == find_device("cpu")
 
 
 def test_records_are_plain_json(tmp_path):
@@ -415,6 +439,18 @@ def test_a_failed_run_does_not_hold_on_to_its_learner(monkeypatch):
     assert "in crowded" in "".join(traceback.format_exception(error))
     gc.collect()
     assert [model() for model in references] == [None]
+
+
+def test_an_error_that_was_raised_from_itself_ends_its_run_like_any_other(monkeypatch):
+    def fails(*_):
+        try:
+            raise KeyError("lost")
+        except KeyError as error:
+            raise error from error
+
+    monkeypatch.setattr("parabolic.learners.er.ER.loss", fails)
+    [(_, error)] = execute_fleet([RunSpec("er")], device="cpu")
+    assert isinstance(error, KeyError)
 
 
 @pytest.mark.parametrize(

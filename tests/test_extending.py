@@ -1,6 +1,7 @@
 """A new learner is one file and no change elsewhere: done here, inside the package and outside."""
 
 import ast
+import importlib
 import importlib.metadata
 import json
 import os
@@ -530,6 +531,18 @@ def test_a_learner_derived_from_one_in_another_folder_counts_with_it(tmp_path, m
         (tmp_path / folder / name).write_text(text)
     monkeypatch.syspath_prepend(tmp_path / "a")
     assert own_code_of(RunSpec(f"{tmp_path}/b/mine.py:Mine")) == sha256((base + derived).encode()).hexdigest()
+
+
+def test_a_helper_that_the_program_imported_by_a_link_to_its_folder_counts(tmp_path, monkeypatch):
+    sources = {"helper_by_a_link.py": "GAIN = 1\n", "mine.py": FACTOR.format("1") + "import helper_by_a_link\n"}
+    (tmp_path / "real").mkdir()
+    for name, text in sources.items():
+        (tmp_path / "real" / name).write_text(text)
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.syspath_prepend(tmp_path / "link")
+    monkeypatch.setitem(sys.modules, "helper_by_a_link", importlib.import_module("helper_by_a_link"))
+    expected = sha256("".join(sources.values()).encode()).hexdigest()
+    assert own_code_of(RunSpec(f"{tmp_path}/link/mine.py:Mine")) == expected
 
 
 def test_a_file_that_imports_nothing_of_its_own_has_the_code_that_it_had(tmp_path):

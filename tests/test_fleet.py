@@ -88,6 +88,18 @@ def test_a_class_of_ones_own_whose_state_may_not_be_all_does_not_start_again():
     assert not Fleet(own_learners[:1]).adopt(own_learners[1:])
 
 
+def test_a_network_or_an_optimiser_of_ones_own_that_may_remember_the_last_run_does_not_start_again():
+    class Network(MLP):
+        pass
+
+    class Plain(torch.optim.SGD):
+        pass
+
+    assert not Fleet([ER(Network((2,), 4))]).adopt([ER(Network((2,), 4))])
+    assert not Fleet([make_learner("er", 0, optimizer=Plain)]).adopt([make_learner("er", 1, optimizer=Plain)])
+    assert Fleet([make_learner("er", 0)]).adopt([make_learner("er", 1)])
+
+
 def test_one_that_prepares_its_examples_otherwise_does_not_start_again():
     def can_adopt(options, other_options):
         return Fleet([make_learner("er", 0, **options)]).adopt([make_learner("er", 1, **other_options)])

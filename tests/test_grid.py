@@ -197,6 +197,10 @@ def test_a_job_whose_worker_has_ended_is_over_and_a_new_worker_takes_the_next(tm
         assert list(crew.wait(0.01)) == []  # nothing to tell
         assert end_of("leaves") == "the worker process exited with code 0"
         assert end_of("none") == ""
+        assert end_of("killed_oddly") == f"the worker process was killed by signal {signal.SIGRTMIN + 6}"
+        assert end_of("killed_as_a_parent").startswith("the worker process was killed by SIGKILL")
+        assert not (tmp_path / "over").exists()  # the child lives on, and is not waited for
+        assert end_of("none") == ""
         kill_the_idle()
         assert end_of("none") == "the worker process was killed by SIGKILL, perhaps for lack of memory"
         assert end_of("none") == ""

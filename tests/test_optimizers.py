@@ -43,6 +43,9 @@ class Hooked(SGD):
 
 class Half(SGD):
     optimizer: str | Callable = half
+
+class Paired(SGD):
+    shares: tuple = option((1, (2, 3)), "a default that files have as lists")
 """
 SPEC = {"stream": "seq-blobs", "backbone": "mlp"}
 QUICK = ("--stream", "seq-blobs", "--set", "backbone=mlp", "--device", "cpu", "--json")
@@ -116,6 +119,14 @@ def test_a_spec_from_a_record_has_the_objects_that_are_defaults():
     assert spec["options"]["hook"] == "mine.py:len"
     assert RunSpec(**spec).options.keys() == spec["options"].keys() - {"hook"}
     assert build(RunSpec(**spec), device="cpu")[0].hook is len
+
+
+def test_a_run_of_a_class_with_a_tuple_as_default_is_found_again():
+    spec, store = RunSpec("mine.py:Paired", **SPEC), Store("runs")
+    record, _ = run(spec, store, device="cpu")
+    assert run(spec, store, device="cpu") == (record, True)
+    assert RunSpec(**store.find(spec).spec).key == spec.key
+    assert build(spec, device="cpu")[0].shares == (1, (2, 3))
 
 
 def test_another_optimiser_than_the_default_of_a_class_makes_another_run():

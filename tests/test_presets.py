@@ -2,7 +2,9 @@
 
 import json
 import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,6 +49,12 @@ def test_what_is_written_is_read(tmp_path_factory, about, settings, study):
     loaded = load_preset(save_preset(preset, tmp_path_factory.getbasetemp() / "written"))
     study_read = {name: value for name, value in study.items() if value != {}}  # an empty table says nothing
     assert loaded == Preset("a.b", "er", about, "seq-digits", 7, settings, study_read)
+
+
+def test_a_study_of_any_information_is_read_again(tmp_path):
+    study = {"rates": (0.1, 1), "folder": Path("runs"), "best": np.bool_(True), "score": np.float32(0.5), "none": None}
+    loaded = load_preset(save_preset(Preset("any", "er", study=study), str(tmp_path)))
+    assert loaded.study == {"rates": [0.1, 1], "folder": "runs", "best": True, "score": 0.5, "none": "none"}
 
 
 def test_a_preset_can_be_written_by_hand():

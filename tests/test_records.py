@@ -62,7 +62,7 @@ def test_figures_and_settings_are_kept_and_what_says_nothing_elsewhere_is_not(tm
     run = made_up(spec)
     run = replace(run, accuracy=[[value + 1 / 7 for value in row] for row in run.accuracy])
     run = replace(run, metrics=metrics.summary(run.matrix), train_seconds=[2.123456] * 20)
-    write_records([run], tmp_path / "a.jsonl")
+    write_records([run], str(tmp_path / "a.jsonl"))
     (stored,) = Records(tmp_path)
     assert (stored.key, stored.spec, stored.steps) == (run.key, spec.resolved(), 7)
     assert stored.metrics == pytest.approx(run.metrics, abs=0.001)

@@ -13,6 +13,7 @@ from test_resume import ALWAYS, Stop, outcome_of
 from torch import nn
 
 from parabolic import ER, MLP, SGD, InputError, Memory, RunSpec, Store, make_stream, run, train
+from parabolic.backbones import make_backbone
 from parabolic.experiments import execute
 from parabolic.learners import known_learners
 from parabolic.learners.whole import is_built_in, left_behind
@@ -63,6 +64,30 @@ class Drawn(Kept):
         self.direction = torch.randn(4)
 
 
+class Fading(torch.nn.Sequential):
+    """A network whose noise fades with the number of its calls, which only it counts."""
+
+    def __init__(self, shape, classes):
+        super().__init__(torch.nn.Linear(*shape, classes))
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += self.training
+        return super().forward(x * (1 + 9 / (1 + self.calls)))
+
+
+class Slowing(torch.optim.SGD):
+    """Steps that become smaller with their number, which only it counts."""
+
+    calls = 0
+
+    def step(self, closure=None):
+        self.calls += 1
+        for group in self.param_groups:
+            group["lr"] = 0.1 / self.calls
+        return super().step(closure)
+
+
 class Guarded(Kept):
     """Holds what cannot be copied."""
 
@@ -99,6 +124,19 @@ def test_what_a_state_leaves_out_is_reported_and_the_run_is_not_resumed_without_
     assert set(messages) == {
         "no checkpoint is saved of Anchor, which would be resumed without `old`, `tasks`: include what it needs in "
         "state_dict(), and restore it in load_state_dict()"
+    }
+
+
+@pytest.mark.parametrize("part", ["network", "optimiser"])
+def test_what_a_network_or_an_optimiser_keeps_to_itself_is_reported_with_our_learners_too(tmp_path, spec_of, part):
+    file = spec_of("Kept").learner.rpartition(":")[0]
+    own = {"backbone": f"{file}:Fading"} if part == "network" else {"options": {"optimizer": f"{file}:Slowing"}}
+    spec = RunSpec("er", stream="seq-blobs", batch=50, **own)
+    record, messages = stopped_and_resumed(spec, Store(tmp_path / "runs"))
+    assert outcome_of(record) == outcome_of(execute(spec, device="cpu"))
+    name = "model.calls" if part == "network" else "optim.calls"
+    assert {message.partition(":")[0] for message in messages} == {
+        f"no checkpoint is saved of ER, which would be resumed without `{name}`"
     }
 
 
@@ -140,6 +178,22 @@ def test_what_no_seed_decides_is_no_part_of_a_resumed_run(tmp_path, spec_of):
 def test_what_could_not_be_resumed_stops_no_run(tmp_path, spec_of):
     with pytest.warns(RuntimeWarning, match="of Guarded, which could not be resumed: cannot pickle '_thread.lock'"):
         run(spec_of("Guarded"), Store(tmp_path / "runs"), device="cpu", checkpoint=ALWAYS)
+
+
+def test_a_device_without_room_for_a_second_one_costs_the_checkpoints_and_not_the_run(tmp_path, spec_of, monkeypatch):
+    spec, made = spec_of("Kept"), []
+
+    def make_once(*arguments):
+        if made:
+            raise torch.OutOfMemoryError("no room")
+        made.append(make_backbone(*arguments))
+        return made[0]
+
+    expected = outcome_of(execute(spec, device="cpu"))
+    monkeypatch.setattr("parabolic.experiments.execution.make_backbone", make_once)
+    with pytest.warns(RuntimeWarning, match="no checkpoint is saved of Kept, as the device has no room for another"):
+        record, _ = run(spec, Store(tmp_path / "runs"), device="cpu", checkpoint=ALWAYS)
+    assert outcome_of(record) == expected
 
 
 def test_a_network_that_gets_layers_as_it_learns_is_told_what_it_lacks():

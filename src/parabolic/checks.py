@@ -9,7 +9,7 @@ import difflib
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch import Tensor
 __all__ = [
     "CONTROL", "DEVICE_ERRORS", "FILL_IN", "UNREADABLE", "CallError", "InputError", "all_finite", "check_call",
     "check_finite", "check_gaps", "check_generator", "check_module", "check_name", "check_number", "digits",
-    "encodable", "first_line", "invalid", "plain", "short_of_memory", "signed", "type_name",
+    "encodable", "first_line", "invalid", "plain", "short_of_memory", "signed", "type_name", "with_causes",
 ]  # fmt: skip
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # and what is no UTF-8
@@ -114,14 +114,28 @@ def short_of_memory(error: BaseException | None) -> bool:
     >>> short_of_memory(RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED")), short_of_memory(RuntimeError("no"))
     (True, False)
     """
-    while error is not None:
-        if isinstance(error, torch.OutOfMemoryError):
-            return True
-        message = str(error)
-        if "CUDA error: out of memory" in message or "ALLOC_FAILED" in message:
-            return True
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return False
+    return any(
+        isinstance(each, torch.OutOfMemoryError)
+        or "CUDA error: out of memory" in str(each)
+        or "ALLOC_FAILED" in str(each)
+        for each in with_causes(error)
+    )
+
+
+def with_causes(error: BaseException | None, *, hidden: bool = False) -> Iterator[BaseException]:
+    """An error and those that caused it, each once: one that was raised from itself is its own cause.
+
+    Those behind a `raise … from None` are left out unless `hidden`.
+
+    >>> [type(each).__name__ for each in with_causes(ValueError())]
+    ['ValueError']
+    """
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        is_end = error.__suppress_context__ and not hidden
+        error = error.__cause__ or (None if is_end else error.__context__)
 
 
 def check_number(

@@ -187,6 +187,8 @@ def _own_file(name: str, folder: Path) -> str | None:
         path = folder.joinpath(*name.split("."))
         candidates = (path / "__init__.py", path.with_name(f"{path.name}.py"))
         file = next((str(candidate) for candidate in candidates if candidate.is_file()), None)
+    if isinstance(file, str) and not Path(file).is_relative_to(folder):
+        file = str(Path(file).resolve())  # imported from the folder by a link to it
     is_own_file = isinstance(file, str) and Path(file).is_relative_to(folder) and is_own(Path(file))
     return file if is_own_file else None
 

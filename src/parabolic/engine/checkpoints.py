@@ -117,6 +117,8 @@ def _why_incomplete(learner: Learner, fresh: Callable[[], Learner]) -> str:
     try:
         with draws_apart(learner.device):
             missing = left_behind(learner, fresh())
+    except torch.OutOfMemoryError:  # training itself is not affected
+        return f"{type(learner).__name__}, as the device has no room for another one to compare it with"
     except DEVICE_ERRORS:
         raise
     except Exception as error:  # the user's own code would fail in the same way on resume

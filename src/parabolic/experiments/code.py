@@ -17,13 +17,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from parabolic.checks import invalid
 from parabolic.experiments.spec import RunSpec
 from parabolic.learners import find_learner
 from parabolic.learners.optimizers import own_optimizer
 from parabolic.plugins import load_with_module, source_of, sources_imported_by
 from parabolic.streams import find_data, find_stream
 
-__all__ = ["commit_here", "content_hashes", "own_code_of", "package_code"]
+__all__ = ["check_has_file", "commit_here", "content_hashes", "names_in_main", "own_code_of", "package_code"]
 
 OURS = Path(__file__).parents[1]
 PATIENCE = 2.0  # seconds to wait for git
@@ -73,6 +74,26 @@ def own_code_of(spec: RunSpec) -> str:
         sources |= sources_imported_by(module)
     sources |= {file: source_of(module) for file, module in modules.items()}
     return _digest(sources[file] for file in sorted(sources)) if sources else ""
+
+
+def names_in_main(spec: RunSpec) -> dict[str, str]:
+    """The parts of a spec that are defined in `__main__`, by name.
+
+    >>> names_in_main(RunSpec("er"))
+    {}
+    """
+    references = {name: getattr(spec, name) for name in ("learner", "stream", "backbone", "measure")}
+    references["optimizer"] = spec.options.get("optimizer")
+    return {name: reference for name, reference in references.items() if reference and "__main__:" in reference}
+
+
+def check_has_file(spec: RunSpec) -> None:
+    """Raise an error for what was typed into a session, such as a notebook: no file tells whether it has changed."""
+    if hasattr(sys.modules["__main__"], "__file__"):
+        return
+    for name, reference in names_in_main(spec).items():
+        remedy = f"put it into a file, as mine.py:{reference.rpartition(':')[2]}; execute(spec) trains without a store"
+        raise invalid(name, reference, "a name in a file, by which stored runs of it are told apart", remedy)
 
 
 def content_hashes(spec: RunSpec) -> dict[str, str]:

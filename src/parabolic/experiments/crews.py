@@ -180,5 +180,6 @@ class _Worker:
 def _exit_reason(code: int) -> str:
     if code >= 0:
         return f"the worker process exited with code {code}"
-    name = signal.Signals(-code).name
+    named = {number.value: number.name for number in signal.Signals}
+    name = named.get(-code, f"signal {-code}")  # a real-time signal has no name
     return f"the worker process was killed by {name}" + (", perhaps for lack of memory" if name == "SIGKILL" else "")

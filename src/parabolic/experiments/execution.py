@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import RLock
 from typing import Any, Self
 
 import numpy as np
@@ -23,7 +24,7 @@ from filelock import BaseFileLock
 from numpy.typing import NDArray
 
 from parabolic.backbones import make_backbone
-from parabolic.checks import Description, InputError, encodable, invalid, short_of_memory
+from parabolic.checks import Description, InputError, encodable, invalid, short_of_memory, with_causes
 from parabolic.engine import Callback, DeviceFailed, Diverged, Fleet, State, computing_in, numerics, train_fleet
 from parabolic.engine.measures import find_measures
 from parabolic.engine.threads import threads_for
@@ -36,6 +37,9 @@ from parabolic.learners.functional import draws_apart
 from parabolic.streams import Stream, make_stream
 
 __all__ = ["Unsaved", "Yard", "build", "execute", "execute_fleet", "find_device", "reason_of", "run", "typed_command"]
+
+
+_turn = RLock()  # held by the thread that trains: runs share torch's generators and settings
 
 
 class Unsaved(InputError):
@@ -60,7 +64,8 @@ def run(
     A checkpoint is saved every `checkpoint` seconds (0: never). A run stopped in any way resumes from there, in the
     middle of a task, and on a CPU gives the same figures as an uninterrupted one. A failure is noted in the store,
     unless the run was refused before its first step, for example because another process is training it. If a finished
-    run cannot be saved, because the disk is full, say, the error has it as its `record`.
+    run cannot be saved, because the disk is full, say, the error has it as its `record`. Threads of one process train
+    their runs one after the other.
     """
     check_spec(spec)
     check_store(store)
@@ -220,8 +225,8 @@ def execute_fleet(
     size = len(specs) if find_device(device).type == "cuda" else 1
     for group in _groups_by_position(specs, size, keeping):
         try:
-            yield from zip(group, _train_side_by_side(group, device, callbacks, yard, keeping), strict=True)
-            continue
+            with _turn:
+                records = _train_side_by_side(group, device, callbacks, yard, keeping)
         except Exception as error:
             yard.clear()
             _free_frames(error)
@@ -230,6 +235,9 @@ def execute_fleet(
                 continue
             # If memory is short, half of the group may fit; otherwise run each alone, to find the one that fails.
             out_of_memory = short_of_memory(error)
+        else:
+            yield from zip(group, records, strict=True)
+            continue
         # The learners that filled the memory can be freed only now, without references from the error.
         gc.collect()
         torch.cuda.empty_cache()
@@ -248,11 +256,10 @@ def _groups_by_position(specs: list[RunSpec], size: int, keeping: Keeping | None
         yield from (group[start : start + size] for start in range(0, len(group), size))
 
 
-def _free_frames(error: BaseException | None) -> None:
+def _free_frames(error: BaseException) -> None:
     """Free the local variables of an error's frames, learners above all; the traceback stays."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+    for each in with_causes(error, hidden=True):
+        traceback.clear_frames(each.__traceback__)
 
 
 def _with_run_name(spec: RunSpec, error: Exception) -> Exception:
@@ -392,7 +399,7 @@ def find_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= count:
         available = f"of {count}, the last is cuda:{count - 1}" if count else "no CUDA device was found"
         raise invalid("device", name, "a device of this machine", f"{available}: use cpu")
-    return device
+    return device if device.type == "cuda" else torch.device("cpu")  # cpu:0 is the CPU too
 
 
 def _processor() -> str:

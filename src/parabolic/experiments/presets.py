@@ -29,7 +29,7 @@ from typing import Any
 
 from torch import nn
 
-from parabolic.checks import Description, InputError, check_name, invalid
+from parabolic.checks import Description, InputError, check_name, invalid, plain
 from parabolic.experiments.spec import RunSpec
 from parabolic.files import check_file_name, disk_errors, write_text
 from parabolic.learners import Learner, find_learner
@@ -142,10 +142,10 @@ def load_preset(name: str | Path) -> Preset:
     return _read(known[text])
 
 
-def save_preset(preset: Preset, folder: Path | None = None) -> Path:
+def save_preset(preset: Preset, folder: str | Path | None = None) -> Path:
     """Write a preset atomically; returns its file."""
     check_file_name(preset.name, "choose another")
-    folder = folder or preset_folder()
+    folder = Path(folder or preset_folder())
     content = {name: value for name in KINDS if (value := getattr(preset, name)) not in (None, "", {})}
     with disk_errors("presets", folder, "free some space, or name another folder"):
         return write_text(folder / f"{preset.name}.toml", _to_toml(content))
@@ -211,12 +211,13 @@ def _to_toml(table: Mapping[str, Any], section: str = "") -> str:
 def _toml_value(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_toml_key(key)} = {_toml_value(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
+    value = plain(value)
+    if isinstance(value, list | tuple):
         return "".join(["[\n", *[f"    {_toml_value(item)},\n" for item in value], "]"])
-    if isinstance(value, str | None):  # TOML has no None: it is written as a string, as for --set
-        value = write_option(value)
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return write_option(value)
+    if isinstance(value, int | float):
+        return write_option(value)
+    # TOML has no None: it is written as a string, as for --set, and so is anything else.
+    return json.dumps(write_option(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _toml_key(name: str) -> str:

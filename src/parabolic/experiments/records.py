@@ -134,12 +134,13 @@ def is_record(run: Record) -> bool:
     return SOURCE in run.environment
 
 
-def write_records(runs: Iterable[Record], path: Path) -> int:
+def write_records(runs: Iterable[Record], path: str | Path) -> int:
     """Merge runs into a records file, atomically; of copies of a run the newer stays. Returns how many runs it has.
 
     Processes that merge into the same file wait for each other. A file with an unreadable line is refused, as that line
     would be lost.
     """
+    path = Path(path)
     with disk_errors("records", path.parent, "free some space or name another file"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f".{path.name}.lock")):

@@ -7,6 +7,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -100,21 +101,21 @@ class RunSpec:
     def _checked_options(self, known: Mapping[str, Option]) -> dict[str, Any]:
         """The options as they are stored; one that cannot be saved as text is refused."""
         saved_defaults = {
-            name: path for name, opt in known.items() if (path := _saved_default(self.learner, opt)) != opt.default
+            name: saved for name, opt in known.items() if (saved := _saved_default(self.learner, opt)) != opt.default
         }
-        for name, value in self.options.items():
+        # In a spec read from a record, a default that is an object is given as it was saved.
+        given = {
+            name: value
+            for name, value in self.options.items()
+            if name not in saved_defaults or value != saved_defaults[name]
+        }
+        for name, value in given.items():
             check_name(f"option of {self.learner}", name, known, no_option(find_learner(self.learner), name))
             if not isinstance(value, str | int | float | None):
                 known[name].check(value)
                 raise invalid(
                     name, value, "a value that can be saved as text", "give an optimizer, say, as file.py:name"
                 )
-        # In a spec read from a record, a default that is an object is given by its path.
-        given = {
-            name: value
-            for name, value in self.options.items()
-            if name not in saved_defaults or value != saved_defaults[name]
-        }
         return {name: known[name].taken(value) for name, value in given.items()}
 
     def __hash__(self) -> int:
@@ -211,8 +212,10 @@ class RunSpec:
 def _saved_default(learner: str, opt: Option) -> Any:
     """The default of a learner's option as it is saved: an object, such as an optimizer's class, by its path."""
     default = opt.default
-    if isinstance(default, str | int | float | list | tuple | Mapping | None):
+    if isinstance(default, str | int | float | None):
         return default
+    with suppress(TypeError):
+        return json.loads(json.dumps(default))  # a tuple becomes the list that is read back
     learner_class, path = find_learner(learner), learner.rpartition(":")[0]
     module = load_with_module("learner", learner)[0] if path else sys.modules[learner_class.__module__]
     for name, value in vars(module).items():

@@ -7,6 +7,7 @@ import pickle
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from queue import SimpleQueue
 from threading import Thread
 from typing import BinaryIO
@@ -75,6 +76,8 @@ def serve() -> None:
     """
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a learner's output must not mix with the news
+    # The grid learns of this process's death by the end of its output, which no forked process may keep open.
+    os.register_at_fork(after_in_child=partial(os.close, output.fileno()))
     jobs: SimpleQueue[tuple[Job, str]] = SimpleQueue()
     yard = Yard()
     Thread(target=_listen, args=(sys.stdin.buffer, jobs), daemon=True).start()

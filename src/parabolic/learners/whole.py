@@ -1,4 +1,4 @@
-"""Whether the state of a learner is complete: for a user's own class, by restoring it and comparing."""
+"""Whether the state of a learner is complete: for classes of a user's own, by restoring it and comparing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from parabolic.checks import plain
 from parabolic.learners.learner import Learner
@@ -24,15 +24,19 @@ from parabolic.states import same_state
 __all__ = ["is_built_in", "left_behind"]
 
 PLAIN_TYPES = (int, float, str, list, tuple, dict, set)
+IN_STATE = ("training", "state", "param_groups", "defaults")  # of modules and optimisers: set anew, or in the state
 
 
 def is_built_in(learner: Learner) -> bool:
-    """Whether the classes of a learner and its memory are of this package: their states are known to be complete."""
-    return all(_package_class(part) is type(part) for part in (learner, getattr(learner, "memory", learner)))
+    """Whether the classes of a learner, its memory, its optimiser and its model's modules are of this package or of
+    torch: their states are known to be complete.
+    """
+    parts = (learner, getattr(learner, "memory", learner), learner.optim, *learner.model.modules())
+    return all(type(part).__module__.startswith(("parabolic.", "torch.")) for part in parts)
 
 
 def left_behind(learner: Learner, fresh: Learner) -> list[str]:
-    """The attributes of a learner, its memory and its model's modules that its state does not restore, by name.
+    """The attributes of a learner, its memory, optimiser and modules that its state does not restore, by name.
 
     `fresh` is another learner made in the same way, which is restored from that state as a new process would do it.
     Attributes that then differ are returned: numbers, texts, tensors, random generators, anything with a `state_dict`,
@@ -53,8 +57,11 @@ def left_behind(learner: Learner, fresh: Learner) -> list[str]:
     restore(fresh, describe(learner))
     state, restored = learner.state_dict(), fresh.state_dict()
     missing = [name for name in state if not same_state(state[name], restored.get(name))]
-    missing += _differing(learner, fresh, _attributes_of_base(learner))
-    missing += _differing_in_modules(learner.model, fresh.model)
+    is_ours = type(learner) is _package_class(learner)
+    missing += _differing(learner, fresh, {*vars(fresh)} if is_ours else _attributes_of_base(learner))
+    missing += _differing_plainly("optim", learner.optim, fresh.optim)
+    for (path, module), other in zip(learner.model.named_modules(), fresh.model.modules(), strict=False):
+        missing += _differing_plainly(f"model.{path}".rstrip("."), module, other)
     if isinstance(memory := getattr(learner, "memory", None), Memory):
         excluded = vars(_package_class(memory)(memory.capacity)).keys()
         missing += [f"memory.{name}" for name in _differing(memory, getattr(fresh, "memory", None), {*excluded})]
@@ -86,13 +93,12 @@ def _differing(one: Any, other: Any, excluded: set[str]) -> list[str]:
     ]
 
 
-def _differing_in_modules(model: nn.Module, fresh: nn.Module) -> list[str]:
-    """The names of plain attributes of modules that differ."""
+def _differing_plainly(path: str, one: Any, other: Any) -> list[str]:
+    """The names, after `path`, of public numbers, texts and containers of an object that differ; not its state's."""
     return [
-        ".".join(filter(None, ["model", path, name]))
-        for (path, module), other in zip(model.named_modules(), fresh.modules(), strict=False)
-        for name, value in vars(module).items()
-        if not name.startswith("_") and name != "training" and isinstance(value, PLAIN_TYPES)
+        f"{path}.{name}"
+        for name, value in vars(one).items()
+        if not name.startswith("_") and name not in IN_STATE and isinstance(value, PLAIN_TYPES)
         if not _alike(value, getattr(other, name, None))
     ]
 
