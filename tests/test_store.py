@@ -244,6 +244,14 @@ def test_a_terminal_obeys_nothing_that_a_run_says(store):
     assert (failure.reason, failure.trace) == (r"it said \x1b]0;title\x07", r"\x1b[2J")
 
 
+@pytest.mark.parametrize("name", ["reason", "trace", "failed"])
+def test_a_failure_that_is_not_told_in_words_is_damaged(store, name):
+    path = store.save_failure(SPEC, "no luck") / "failed.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: {"why": ["no luck"]}}))
+    assert store.failures() == []
+    assert store.unreadable() == {path: "it does not say in words why and when it failed"}
+
+
 def test_a_run_under_the_name_of_another_is_noticed_and_a_copy_is_not(store, record):
     folder = store.save(record)
     other_folder = store.path(SPECS[0].key)

@@ -119,7 +119,8 @@ class Berth:
         """Whether `adopt` is possible.
 
         It is not if the optimiser has state (a new one starts without), if `prepare` or `augment` differ (they are part
-        of the graphs), or if the learner's class is not from this package (its `state_dict` may be incomplete).
+        of the graphs), or if the learner, its network or its optimiser is of a class of the user's own, whose
+        `state_dict` may be incomplete.
         """
         current = self.learner
         alike = _are_alike(current.prepare, learner.prepare) and _are_alike(current.augment, learner.augment)

@@ -317,6 +317,8 @@ def checked(run: AnyRun) -> AnyRun:
         raise ValueError("its memory or validation is not a number")
     if isinstance(run, Record):
         _check_record(run)
+    elif not all(isinstance(text, str) for text in (run.reason, run.trace, run.failed)):
+        raise ValueError("it does not say in words why and when it failed")
     return run
 
 

@@ -28,9 +28,7 @@ IN_STATE = ("training", "state", "param_groups", "defaults")  # of modules and o
 
 
 def is_built_in(learner: Learner) -> bool:
-    """Whether the classes of a learner, its memory, its optimiser and its model's modules are of this package or of
-    torch: their states are known to be complete.
-    """
+    """Whether a learner, its memory, optimiser and modules are of this package or torch: their states are complete."""
     parts = (learner, getattr(learner, "memory", learner), learner.optim, *learner.model.modules())
     return all(type(part).__module__.startswith(("parabolic.", "torch.")) for part in parts)
 
