@@ -1,8 +1,9 @@
 """Hashes of what a spec only names: the source files of its learner, stream, network, optimiser and measures, with the
 user's own files that they import, and prepared data.
 
-If any of them changes, it is a different run. Records also note the code of this package and the git commit, but a
-change of these does not make it a different run.
+If any of them changes, it is a different run. What was typed into a session, such as a notebook, has no file: each
+definition of it counts as a change. Records also note the code of this package and the git commit, but a change of
+these does not make it a different run.
 """
 
 from __future__ import annotations
@@ -10,25 +11,27 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from uuid import uuid4
 
-from parabolic.checks import invalid
 from parabolic.experiments.spec import RunSpec
 from parabolic.learners import find_learner
 from parabolic.learners.optimizers import own_optimizer
 from parabolic.plugins import load_with_module, source_of, sources_imported_by
 from parabolic.streams import find_data, find_stream
 
-__all__ = ["check_has_file", "commit_here", "content_hashes", "names_in_main", "own_code_of", "package_code"]
+__all__ = ["commit_here", "content_hashes", "names_in_main", "own_code_of", "package_code"]
 
 OURS = Path(__file__).parents[1]
 PATIENCE = 2.0  # seconds to wait for git
 OUTPUT_PACKAGES = ("cli", "estimators", "integrations", "report")  # whose code no run depends on
+
+_typed: dict[int, tuple[Any, bytes]] = {}  # definitions of a session, by id; kept, so that no other gets the same id
 
 
 @cache  # later edits do not change what was imported
@@ -63,17 +66,25 @@ def commit_here() -> str:
 def own_code_of(spec: RunSpec) -> str:
     """A hash of the spec's source files outside this package; empty if there are none.
 
-    The files that they import from their own folder or package are part of it, as `sources_imported_by` finds them.
+    The files that they import from their own folder or package are part of it, as `sources_imported_by` finds them. So
+    is each definition that was typed into a session: no file tells whether it is what it was before.
 
     >>> own_code_of(RunSpec("er"))
     ''
     """
-    modules = {file: module for file, module in _modules(spec).items() if not Path(file).is_relative_to(OURS)}
+    parts = [*_parts(spec)]
+    files = {module: getattr(module, "__file__", None) for module, _ in parts}
+    modules = {file: module for module, file in files.items() if file and not Path(file).is_relative_to(OURS)}
     sources: dict[str, bytes] = {}
     for module in modules.values():
         sources |= sources_imported_by(module)
     sources |= {file: source_of(module) for file, module in modules.items()}
-    return _digest(sources[file] for file in sorted(sources)) if sources else ""
+    typed = [
+        _typed.setdefault(id(part), (part, uuid4().bytes))[1]
+        for module, part in parts
+        if module is sys.modules["__main__"] and not files[module]
+    ]
+    return _digest([*(sources[file] for file in sorted(sources)), *typed]) if sources or typed else ""
 
 
 def names_in_main(spec: RunSpec) -> dict[str, str]:
@@ -87,15 +98,6 @@ def names_in_main(spec: RunSpec) -> dict[str, str]:
     return {name: reference for name, reference in references.items() if reference and "__main__:" in reference}
 
 
-def check_has_file(spec: RunSpec) -> None:
-    """Raise an error for what was typed into a session, such as a notebook: no file tells whether it has changed."""
-    if hasattr(sys.modules["__main__"], "__file__"):
-        return
-    for name, reference in names_in_main(spec).items():
-        remedy = f"put it into a file, as mine.py:{reference.rpartition(':')[2]}; execute(spec) trains without a store"
-        raise invalid(name, reference, "a name in a file, by which stored runs of it are told apart", remedy)
-
-
 def content_hashes(spec: RunSpec) -> dict[str, str]:
     """Hashes of the user's own `code` (empty if there is none) and of the stream's prepared `data`, if they are here.
 
@@ -107,25 +109,22 @@ def content_hashes(spec: RunSpec) -> dict[str, str]:
     return {"code": own_code_of(spec), **({"data": data.content} if data is not None else {})}
 
 
-def _modules(spec: RunSpec) -> dict[str, ModuleType]:
-    """The modules behind a spec, by file."""
-    modules = _modules_of(*find_learner(spec.learner).__mro__)
+def _parts(spec: RunSpec) -> Iterator[tuple[ModuleType, Any]]:
+    """What a spec names, and the bases of its learner, each with the module that it is from."""
+    yield from _with_modules(*find_learner(spec.learner).__mro__)
     optimizer = own_optimizer(spec.resolved()["options"].get("optimizer"))
     for name in (spec.learner, spec.stream, spec.backbone or "", optimizer, *(spec.measure or "").split(",")):
         if ":" in name and not name.startswith("hf:"):
             module, loaded = load_with_module("spec", name.strip())
-            # What was loaded may claim to be of another module: a partial, of functools.
-            modules |= _by_file(module) | _modules_of(loaded)
-    return modules
+            yield module, loaded
+            yield from _with_modules(loaded)  # it may claim to be of another module: a partial, of functools
 
 
-def _modules_of(*objects: Any) -> dict[str, ModuleType]:
-    """The modules of objects just loaded: of files of the same name in two folders, `sys.modules` has only the last."""
-    return _by_file(*(sys.modules.get(getattr(obj, "__module__", "")) for obj in objects))
-
-
-def _by_file(*modules: ModuleType | None) -> dict[str, ModuleType]:
-    return {file: module for module in modules if module and (file := getattr(module, "__file__", None))}
+def _with_modules(*loaded: Any) -> Iterator[tuple[ModuleType, Any]]:
+    """Objects just loaded, with modules: of files of the same name in two folders, `sys.modules` has only the last."""
+    for part in loaded:
+        if (module := sys.modules.get(getattr(part, "__module__", ""))) is not None:
+            yield module, part
 
 
 def _digest(sources: Iterable[bytes]) -> str:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from parabolic import metrics
 from parabolic.checks import CONTROL, UNREADABLE, encodable, invalid
-from parabolic.experiments.code import check_has_file, content_hashes, own_code_of, package_code
+from parabolic.experiments.code import content_hashes, own_code_of, package_code
 from parabolic.experiments.spec import RunSpec
 from parabolic.files import disk_errors, sweep, write_text
 from parabolic.options import dotted
@@ -186,9 +186,8 @@ class Store(EndedRuns):
         """The run of this spec, finished or diverged, or None.
 
         A record made when a default had another value has the same key but is a different run, and does not count. Nor
-        does one made with a different version of the user's own code or of prepared data. Code in no file is refused.
+        does one made with a different version of the user's own code or of prepared data.
         """
-        check_has_file(spec)
         record = _read(Record, self.path(spec.key) / FILE)
         return record if record is not None and is_of(record, spec) else None
 
