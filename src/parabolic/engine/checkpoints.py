@@ -72,7 +72,7 @@ class Checkpoints:
         check_number("checkpoint", seconds, above=0)
         self.places, self.seconds = list(zip(paths, about, fresh or [None] * len(paths), strict=True)), seconds
         self._last = time.monotonic()
-        self._incomplete = set[Path]()  # of learners whose state is incomplete
+        self._given_up = set[Path]()  # of learners whose state is incomplete, or does not fit into a file
 
     def keep(self, fleet: Fleet, states: Sequence[State], since: float | None = None, *, now: bool = False) -> None:
         """Save a checkpoint of each run, if one is due or `now` is set.
@@ -82,25 +82,26 @@ class Checkpoints:
         if not now and time.monotonic() - self._last < self.seconds:
             return
         for berth, state, (path, about, fresh) in zip(fleet.berths, states, self.places, strict=True):
-            if state.error is not None or path in self._incomplete:
+            if state.error is not None or path in self._given_up:
                 continue
             with berth.on_stream():
                 if fresh is not None and (reason := _why_incomplete(state.learner, fresh)):
-                    self._incomplete.add(path)
-                    warnings.warn(f"no checkpoint is saved of {reason}", RuntimeWarning, stacklevel=2)
+                    self._give_up(path, reason)
                     continue
                 progress = _progress(state, since, len(states))
                 extra = {"run": about, "progress": vars(progress), "draws": draws(state.learner)}
                 try:
                     write_bytes(path, pack_state(describe(state.learner) | extra))
                 except InputError as error:  # it has something that no file can hold, and always will
-                    self._incomplete.add(path)
-                    what = state.learner.own_name()
-                    warnings.warn(f"no checkpoint is saved of {what}: {error}", RuntimeWarning, stacklevel=2)
+                    self._give_up(path, f"{state.learner.own_name()}: {error}")
                 except (OSError, MemoryError) as error:  # training itself is not affected
                     cause = error.strerror or error if isinstance(error, OSError) else "no memory left"
                     warnings.warn(f"{path}: no checkpoint was saved ({cause})", RuntimeWarning, stacklevel=2)
         self._last = time.monotonic()
+
+    def _give_up(self, path: Path, what: str) -> None:
+        self._given_up.add(path)
+        warnings.warn(f"no checkpoint is saved of {what}", RuntimeWarning, stacklevel=3)
 
     @staticmethod
     def resume(learner: Learner, saved: Mapping[str, Any]) -> Progress:

@@ -25,7 +25,7 @@ from parabolic.learners.optimizers import own_optimizer
 from parabolic.plugins import load_with_module, source_of, sources_imported_by
 from parabolic.streams import find_data, find_stream
 
-__all__ = ["commit_here", "content_hashes", "names_in_main", "own_code_of", "package_code"]
+__all__ = ["commit_here", "content_hashes", "own_code_of", "package_code"]
 
 OURS = Path(__file__).parents[1]
 PATIENCE = 2.0  # seconds to wait for git
@@ -85,17 +85,6 @@ def own_code_of(spec: RunSpec) -> str:
         if module is sys.modules["__main__"] and not files[module]
     ]
     return _digest([*(sources[file] for file in sorted(sources)), *typed]) if sources or typed else ""
-
-
-def names_in_main(spec: RunSpec) -> dict[str, str]:
-    """The parts of a spec that are defined in `__main__`, by name.
-
-    >>> names_in_main(RunSpec("er"))
-    {}
-    """
-    references = {name: getattr(spec, name) for name in ("learner", "stream", "backbone", "measure")}
-    references["optimizer"] = spec.options.get("optimizer")
-    return {name: reference for name, reference in references.items() if reference and "__main__:" in reference}
 
 
 def content_hashes(spec: RunSpec) -> dict[str, str]:

@@ -14,7 +14,6 @@ from filelock import BaseFileLock
 
 from parabolic.checks import check_name, check_number, invalid
 from parabolic.engine.stops import PutOff
-from parabolic.experiments.code import names_in_main
 from parabolic.experiments.crews import Crew, InProcess, Processes
 from parabolic.experiments.execution import find_device
 from parabolic.experiments.resume import Keeping
@@ -148,9 +147,11 @@ def check_crew(engine: str, workers: int | None, address: str | None) -> None:
 def _check_importable(specs: Iterable[RunSpec]) -> None:
     """Raise an error for names in `__main__`, which worker processes cannot import."""
     for spec in specs:
-        for name, reference in names_in_main(spec).items():
-            remedy = f"put it into a file, as mine.py:{reference.rpartition(':')[2]}, or use workers=0"
-            raise invalid(name, reference, "a name that worker processes can import", remedy)
+        references = {name: getattr(spec, name) for name in ("learner", "stream", "backbone", "measure")}
+        for name, reference in (references | {"optimizer": spec.options.get("optimizer")}).items():
+            if reference is not None and "__main__:" in reference:
+                remedy = f"put it into a file, as mine.py:{reference.rpartition(':')[2]}, or use workers=0"
+                raise invalid(name, reference, "a name that worker processes can import", remedy)
 
 
 def _make_crew(engine: str, workers: int | None, address: str | None, device: str, gpus: float) -> Crew:

@@ -155,7 +155,7 @@ def _call_factory(
     if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, UNSUPPORTED):
         expected = "a factory of an optimiser that uses dense gradients and no closure"
         raise invalid("optimizer", type(optimizer), expected, "torch.optim.SGD, for example")
-    if not {*map(id, weights)} & {*map(id, weights_of(optimizer))}:
+    if {*weights}.isdisjoint(weights_of(optimizer)):
         got = Description("one of other weights than the model's")
         raise invalid("optimizer", got, "an optimiser of the weights that the factory is called with")
     return optimizer
