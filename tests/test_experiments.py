@@ -21,7 +21,8 @@ from parabolic import Callback, InputError, RunSpec, Store, run
 from parabolic.backbones import make_backbone
 from parabolic.engine import DeviceFailed, Diverged
 from parabolic.experiments import Record, execute, execute_fleet
-from parabolic.experiments.execution import environment, find_device, reason_of
+from parabolic.experiments.execution import Yard, environment, find_device, reason_of
+from parabolic.experiments.resume import Keeping
 from parabolic.experiments.work import Job, work
 from parabolic.learners import ER
 
@@ -456,10 +457,11 @@ def test_an_error_that_was_raised_from_itself_ends_its_run_like_any_other(monkey
 @pytest.mark.parametrize(
     ("error", "expected_sizes"),
     [
-        (torch.OutOfMemoryError("no room"), [6, 3, 2, 1, 3, 2, 1]),  # two fit
+        (torch.OutOfMemoryError("no room"), [6, 3, 2, 2, 2]),  # two fit
         (ValueError("one of more than two fails"), [6, 1, 1, 1, 1, 1, 1]),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*at once go on")
 def test_runs_that_fail_side_by_side_are_trained_in_smaller_groups(monkeypatch, error, expected_sizes):
     sizes = []
 
@@ -474,6 +476,29 @@ def test_runs_that_fail_side_by_side_are_trained_in_smaller_groups(monkeypatch, 
     results = [(spec.seed, result) for spec, result in execute_fleet([RunSpec("er", seed=seed) for seed in range(6)])]
     assert results == [(seed, f"record {seed}") for seed in range(6)]
     assert sizes == expected_sizes
+
+
+def test_a_fleet_that_does_not_fit_says_how_it_goes_on_and_the_next_tries_no_more_at_once(tmp_path, monkeypatch):
+    sizes = []
+
+    def train(specs, *_):
+        sizes.append(len(specs))
+        if len(specs) > 3 and specs[0].memory == 50:
+            raise torch.OutOfMemoryError("no room")
+        return [f"record {spec.seed}" for spec in specs]
+
+    monkeypatch.setattr("parabolic.experiments.execution._train_side_by_side", train)
+    monkeypatch.setattr("parabolic.experiments.execution.find_device", lambda _: torch.device("cuda"))
+    small, large = ([RunSpec("er", memory=memory, seed=seed) for seed in range(5)] for memory in (40, 50))
+    yard, keeping = Yard(), Keeping(Store(tmp_path))
+    with pytest.warns(RuntimeWarning, match="seed 0.*out of memory.*at most 3 .* from their last checkpoints"):
+        list(execute_fleet(large, yard=yard, keeping=keeping))
+    for specs in (large, small):  # of another shape nothing is known
+        assert [result for _, result in execute_fleet(specs, yard=yard)] == [f"record {seed}" for seed in range(5)]
+    assert sizes == [5, 3, 2, 3, 2, 5]
+    with pytest.warns(RuntimeWarning, match="at most 3 at once go on, from the start"):
+        list(execute_fleet(large))
+    assert list(execute_fleet([])) == []
 
 
 def test_too_little_memory_of_a_library_is_reported_with_the_step(monkeypatch):

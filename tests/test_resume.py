@@ -447,6 +447,27 @@ def test_a_run_of_a_network_with_dropout_and_a_last_batch_of_one_goes_on_with_th
     assert same_state(resumed.model.state_dict(), uncut.model.state_dict())
 
 
+def test_a_fleet_that_runs_out_of_memory_loses_only_what_was_trained_since_its_checkpoints(tmp_path, monkeypatch):
+    specs, loss, steps = [spec_of("er", seed=seed) for seed in range(3)], ER.loss, []
+    expected = {spec: outcome_of(execute(spec, device="cpu")) for spec in specs}
+    devices = iter([torch.device("cuda")])  # only a GPU is asked to train several at once
+
+    def out_of_memory_once(self, *arguments):
+        steps.append(self.steps)
+        if len(steps) == 3 * 12 + 2:  # the second run is in its 13th step
+            raise torch.OutOfMemoryError("no room")
+        return loss(self, *arguments)
+
+    monkeypatch.setattr("parabolic.experiments.execution.find_device", lambda _: next(devices, torch.device("cpu")))
+    monkeypatch.setattr(ER, "loss", out_of_memory_once)
+    with pytest.warns(RuntimeWarning, match="seed 0 and 2 beside it.*no room.*at most 2 at once go on"):
+        records = dict(execute_fleet(specs, device="cuda", keeping=Keeping(Store(tmp_path), ALWAYS)))
+    assert {spec: outcome_of(record) for spec, record in records.items()} == expected
+    assert [records[spec].environment["fleet"] for spec in specs] == [2, 2, 1]
+    assert [records[spec].environment["resumed"] for spec in specs] == [1, 1, 1]
+    assert len(steps) == 3 * 24 + 2  # the 13th step of two runs was made twice
+
+
 def test_runs_that_stand_at_different_places_do_not_go_side_by_side(tmp_path, monkeypatch):
     specs, store = [spec_of("er", seed=seed) for seed in range(4)], Store(tmp_path)
     expected = {spec: outcome_of(execute(spec, device="cpu")) for spec in specs}

@@ -9,11 +9,13 @@ import platform
 import shlex
 import sys
 import traceback
-from collections import defaultdict
+import warnings
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from threading import RLock
 from typing import Any, Self
@@ -182,10 +184,11 @@ def _raise_if_diverged(record: Record, hint: str = "") -> Record:
 
 @dataclass
 class Yard:
-    """Keeps the last fleet, so that one with the same settings can reuse its CUDA graphs."""
+    """Keeps the last fleet, so that one with the same settings can reuse its CUDA graphs, and how many fit at once."""
 
     made: str = ""  # the settings of the fleet
     fleet: Fleet | None = None
+    room: dict[str, int] = field(default_factory=dict)  # by shape, if the device had no memory for more runs at once
 
     def launch(self, specs: Sequence[RunSpec], learners: Sequence[Learner]) -> Fleet:
         """A fleet of these learners: the last one set to their states if possible, else a new one."""
@@ -214,16 +217,20 @@ def execute_fleet(
 ) -> Iterator[tuple[RunSpec, Record | Exception]]:
     """Train runs of one shape (`RunSpec.shape`): side by side on a GPU, otherwise one after the other.
 
-    For a run that fails, the error is yielded in place of a record, and the others continue; if the device has no room
-    for all at once, they are tried in halves. One that diverges has a record that says so. A `yard` passed to several
-    calls lets a fleet reuse the CUDA graphs of the one before. Nothing is written, except checkpoints if there is a
+    For a run that fails, the error is yielded in place of a record, and the others continue; if the device has no
+    memory for all at once, half as many are tried, from their checkpoints if there are any. One that diverges has a
+    record that says so. A `yard` passed to several calls lets a fleet reuse the CUDA graphs of the one before, and
+    tries no more runs at once than the device had memory for. Nothing is written, except checkpoints if there is a
     `keeping`.
     """
     specs, callbacks, yard = list(specs), list(callbacks), yard or Yard()
     for spec in specs:
         check_spec(spec)
-    size = len(specs) if find_device(device).type == "cuda" else 1
-    for group in _groups_by_position(specs, size, keeping):
+    on_gpu = find_device(device).type == "cuda"
+    size = min((yard.room.get(spec.shape, len(specs)) for spec in specs), default=1) if on_gpu else 1
+    groups = deque(_groups_by_position(specs, size, keeping))
+    while groups:
+        group = groups.popleft()
         try:
             with _turn:
                 records = _train_side_by_side(group, device, callbacks, yard, keeping)
@@ -234,17 +241,21 @@ def execute_fleet(
                 yield group[0], _with_run_name(group[0], error)
                 continue
             # If memory is short, half of the group may fit; otherwise run each alone, to find the one that fails.
-            out_of_memory = short_of_memory(error)
+            if out_of_memory := short_of_memory(error):
+                yard.room[group[0].shape] = size = (len(group) + 1) // 2
+                origin = "the start" if keeping is None else "their last checkpoints"
+                reason = f"{_with_run_name(group[0], error)}; at most {size} at once go on, from {origin}"
+                warnings.warn(reason, RuntimeWarning, stacklevel=2)
         else:
             yield from zip(group, records, strict=True)
             continue
         # The learners that filled the memory can be freed only now, without references from the error.
         gc.collect()
         torch.cuda.empty_cache()
-        part_size = (len(group) + 1) // 2 if out_of_memory else 1
-        for start in range(0, len(group), part_size):
-            subgroup = group[start : start + part_size]
-            yield from execute_fleet(subgroup, device=device, callbacks=callbacks, yard=yard, keeping=keeping)
+        if out_of_memory:
+            groups = deque(_groups_by_position([*group, *chain.from_iterable(groups)], size, keeping))
+        else:
+            groups.extendleft([spec] for spec in reversed(group))
 
 
 def _groups_by_position(specs: list[RunSpec], size: int, keeping: Keeping | None) -> Iterator[list[RunSpec]]:

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ import torch
 from parabolic import metrics
 from parabolic.checks import Description, check_name, check_number, invalid
 from parabolic.engine import Callback
-from parabolic.experiments.execution import environment, execute_fleet
+from parabolic.experiments.execution import Yard, environment, execute_fleet
 from parabolic.experiments.presets import Preset
 from parabolic.experiments.search import METRICS, Search, Trial
 from parabolic.experiments.spec import RunSpec
@@ -142,6 +142,7 @@ class Job:
     storage: str | optuna.storages.BaseStorage
     parallel: int
     device: str
+    yard: Yard = field(default_factory=Yard)  # so that no trial tries more runs at once than fit
 
 
 def _work_as_helper(job: Job) -> None:
@@ -219,7 +220,7 @@ def _train(specs: list[RunSpec], job: Job, callbacks: list[Callback]) -> dict[st
         else:
             missing.setdefault(spec.shape, {})[spec.key] = spec
     for fleet in missing.values():
-        for spec, result in execute_fleet(list(fleet.values()), device=job.device, callbacks=callbacks):
+        for spec, result in execute_fleet(list(fleet.values()), device=job.device, callbacks=callbacks, yard=job.yard):
             if isinstance(result, Exception):
                 raise result
             job.store.save(result)
