@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ from grids import SPECS, alive, children, fragile, kill, results, until
 from rich.console import Console
 from rich.text import Text
 
-from parabolic import InputError, RunSpec, Store
+from parabolic import Callback, InputError, RunSpec, Store, run
 from parabolic.experiments import Event, GridBar, execute, execute_fleet, run_grid
 from parabolic.experiments import grid as grid_module
 from parabolic.experiments.crews import InProcess, Processes
@@ -462,6 +463,27 @@ def test_without_ray_the_error_says_how_to_get_it(tmp_path, monkeypatch):
         run_grid(SPECS[:1], Store(tmp_path), engine="ray")
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_progress_of_a_run_is_the_share_of_what_was_left_of_it(tmp_path, workers):
+    class Stop(Callback):
+        def on_step(self, state):
+            if state.step == 150:
+                raise KeyboardInterrupt
+
+    specs = [RunSpec("sgd", stream="seq-blobs", batch=4, backbone="mlp", seed=seed) for seed in range(2)]
+    store, shares = Store(tmp_path), {spec: [] for spec in specs}
+    with pytest.raises(KeyboardInterrupt):
+        run(specs[0], store, device="cpu", checkpoint=1e-9, callbacks=[Stop()])
+    outcome = run_grid(
+        specs, store, workers=workers, device="cpu", progress=lambda spec, share: shares[spec].append(share)
+    )
+    assert [record.steps for record in outcome.records.values()] == [300, 300]
+    assert shares == {
+        specs[0]: [(step - 149) / 151 for step in range(160, 301, 20)],  # 149 steps had been saved
+        specs[1]: [step / 300 for step in range(20, 301, 20)],
+    }
+
+
 def test_the_bar_shows_how_many_run_ended_and_failed():
     screen = io.StringIO()
     with GridBar(Console(file=screen, force_terminal=True, width=120)) as bar:
@@ -470,9 +492,19 @@ def test_the_bar_shows_how_many_run_ended_and_failed():
         for what, count in zip(events, left, strict=True):
             bar(Event(what, SPECS[0], count))
         bar.progress.refresh()
-    last = Text.from_ansi(screen.getvalue()).plain.splitlines()[-1]
-    assert "2/9 2 running, 1 failed" in last
-    assert re.search(r"about \d:\d\d:\d\d left", last)
+        assert "2/9 2 running, 1 failed" in last_line_of(screen)
+        assert re.search(r"about \d:\d\d:\d\d left", last_line_of(screen))
+        for seed, share in ((1, 0.2), (2, 0.5), (1, 0.9)):
+            bar.reach(replace(SPECS[0], seed=seed), share)
+        bar.progress.refresh()
+        assert "3/9 2 running, 70 % through, 1 failed" in last_line_of(screen)  # 3.4, rounded down
+        bar(Event("trained", replace(SPECS[0], seed=1), 6))
+        bar.progress.refresh()
+        assert "3/9 1 running, 50 % through, 1 failed" in last_line_of(screen)
+
+
+def last_line_of(screen):
+    return Text.from_ansi(screen.getvalue()).plain.splitlines()[-1]
 
 
 @pytest.mark.parametrize("minute", [0.01, 60])
@@ -482,11 +514,14 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(monkeypatch, minute)
     with GridBar(Console(file=log, force_terminal=False)) as bar:
         for what, count in (("started", 9), ("trained", 8), ("started", 8), ("failed", 7), ("started", 7)):
             bar(Event(what, SPECS[0], count))
-        until(lambda: minute == 60 or "2 of 9" in log.getvalue())
+        bar.reach(SPECS[0], 0.89)
+        until(lambda: minute == 60 or "2 of 9 done, 1 running, 89 %" in log.getvalue())
     if minute == 60:  # none for short work
         assert log.getvalue() == ""
     else:
-        assert re.fullmatch(r"runs: 2 of 9 done, 1 running, 1 failed; \d+ s", log.getvalue().splitlines()[-1])
+        assert re.fullmatch(
+            r"runs: 2 of 9 done, 1 running, 89 % through, 1 failed; \d+ s", log.getvalue().splitlines()[-1]
+        )
 
 
 def test_lines_of_progress_go_to_standard_error_alone(parabolic, monkeypatch):

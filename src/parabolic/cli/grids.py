@@ -59,7 +59,7 @@ def train_all(
             if tracker is not None and event.record is not None and event.what != "reused":
                 track_record(tracker, event.record)
 
-        return run_grid(specs, store, again=again, watch=watch, **vars(options))
+        return run_grid(specs, store, again=again, watch=watch, progress=bar.reach, **vars(options))
 
 
 def note_outdated(specs: Iterable[RunSpec], store: Store) -> None:

@@ -112,7 +112,7 @@ class Bar:
         started = time.monotonic()
         while not self._closed.wait(MINUTE):
             tasks = [task for task in self.progress.tasks if task.total is not None]
-            counts = [f"{task.description}: {task.completed:.0f} of {task.total:.0f} done" for task in tasks]
+            counts = [f"{task.description}: {int(task.completed)} of {task.total:.0f} done" for task in tasks]
             notes = [task.fields["note"] for task in tasks]
             parts = [", ".join(filter(None, pair)) for pair in zip(counts, notes, strict=True)]
             if parts:

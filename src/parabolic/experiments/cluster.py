@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from parabolic.checks import invalid
+from parabolic.experiments.execution import Report
 from parabolic.experiments.work import Job, News, Over, work
 from parabolic.plugins import require
 
@@ -56,8 +57,12 @@ class Cluster:
         remote_job = replace(job, keeping=None)  # nodes need not see the store
         self._busy[self._task.remote(os.getcwd(), remote_job, self._device)] = job
 
-    def wait(self, seconds: float | None) -> Iterator[tuple[Job, News | Over]]:
-        """Wait for the next message of any task."""
+    def wait(
+        self,
+        seconds: float | None,
+        report: Report | None = None,  # noqa: ARG002
+    ) -> Iterator[tuple[Job, News | Over]]:
+        """Wait for the next message of any task; of their progress nothing is known until they end."""
         if not self._busy:
             time.sleep(seconds or 0)
             return

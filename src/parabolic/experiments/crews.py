@@ -14,8 +14,8 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Protocol
 
-from parabolic.experiments.execution import Yard
-from parabolic.experiments.work import Job, News, Over, work
+from parabolic.experiments.execution import Report, Yard
+from parabolic.experiments.work import Job, News, Over, Reached, work
 
 __all__ = ["Crew", "InProcess", "Processes"]
 
@@ -33,8 +33,8 @@ class Crew(Protocol):
     def start(self, job: Job) -> None:
         """Start a job; call this only while `free()`."""
 
-    def wait(self, seconds: float | None) -> Iterable[tuple[Job, News | Over]]:
-        """The next reports, waiting for them if necessary, at most `seconds` if given."""
+    def wait(self, seconds: float | None, report: Report | None = None) -> Iterable[tuple[Job, News | Over]]:
+        """The next messages, waiting for them if necessary, at most `seconds` if given; progress goes to `report`."""
 
     def close(self) -> None:
         """Stop all running jobs."""
@@ -56,13 +56,13 @@ class InProcess:
         """Accept the job, to be done in `wait`."""
         self._job = job
 
-    def wait(self, seconds: float | None) -> Iterator[tuple[Job, News | Over]]:
+    def wait(self, seconds: float | None, report: Report | None = None) -> Iterator[tuple[Job, News | Over]]:
         """Do the job."""
         if self._job is None:
             time.sleep(seconds or 0)
             return
         job = self._job
-        for news in work(job, self.device, self._yard):
+        for news in work(job, self.device, self._yard, report):
             yield job, news
         self._job = None
         yield job, Over()
@@ -79,7 +79,7 @@ class Processes:
         self._vacant = list(devices)  # devices without a process: started once there is a job
         self._idle: list[_Worker] = []
         self._busy: dict[_Worker, Job] = {}
-        self._messages: SimpleQueue[tuple[_Worker, News | Over]] = SimpleQueue()
+        self._messages: SimpleQueue[tuple[_Worker, News | Reached | Over]] = SimpleQueue()
 
     def free(self) -> bool:
         """Whether a process is idle or can be started."""
@@ -91,11 +91,15 @@ class Processes:
         self._busy[worker] = job
         worker.send(job)
 
-    def wait(self, seconds: float | None) -> Iterator[tuple[Job, News | Over]]:
+    def wait(self, seconds: float | None, report: Report | None = None) -> Iterator[tuple[Job, News | Over]]:
         """Wait for the next message of any process."""
         try:
             worker, message = self._messages.get(timeout=seconds)
         except Empty:
+            return
+        if isinstance(message, Reached):
+            if report is not None:
+                report(message.spec, message.share)
             return
         if isinstance(message, News):
             worker.healthy &= not message.trace  # after an unexpected error its state is unknown
@@ -130,7 +134,7 @@ class Processes:
 class _Worker:
     """A worker process, and a thread that listens to it."""
 
-    def __init__(self, device: str, messages: SimpleQueue[tuple[_Worker, News | Over]]) -> None:
+    def __init__(self, device: str, messages: SimpleQueue[tuple[_Worker, News | Reached | Over]]) -> None:
         self.device = device
         self.healthy = True
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
@@ -169,7 +173,7 @@ class _Worker:
         with suppress(BrokenPipeError):
             self._process.stdin.close()
 
-    def _listen(self, messages: SimpleQueue[tuple[_Worker, News | Over]]) -> None:
+    def _listen(self, messages: SimpleQueue[tuple[_Worker, News | Reached | Over]]) -> None:
         assert self._process.stdout is not None
         with self._process.stdout as pipe, suppress(Exception):  # its death may cut a message short
             while True:

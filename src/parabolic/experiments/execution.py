@@ -38,10 +38,24 @@ from parabolic.learners import Heads, Learner, find_learner
 from parabolic.learners.functional import draws_apart
 from parabolic.streams import Stream, make_stream
 
-__all__ = ["Unsaved", "Yard", "build", "execute", "execute_fleet", "find_device", "reason_of", "run", "typed_command"]
+__all__ = [
+    "Report",
+    "Unsaved",
+    "Yard",
+    "build",
+    "execute",
+    "execute_fleet",
+    "find_device",
+    "reason_of",
+    "run",
+    "typed_command",
+]
 
 
 _turn = RLock()  # held by the thread that trains: runs share torch's generators and settings
+EVERY = 20  # steps between reports of a run's progress
+
+Report = Callable[[RunSpec, float], object]  # of how much of what was left of a run at its start is done, from 0 to 1
 
 
 class Unsaved(InputError):
@@ -156,6 +170,23 @@ class _StartRecorder(Callback):
         self.started = True
 
 
+class _Reporter(Callback):
+    """Reports the progress of runs, which it knows by their learners."""
+
+    def __init__(self, report: Report, learners: Iterable[Learner], specs: Iterable[RunSpec]) -> None:
+        self.report = report
+        self.specs = {id(learner): spec for learner, spec in zip(learners, specs, strict=True)}
+        self.first: dict[int, int] = {}  # the steps that a run had made before it was resumed
+
+    def on_start(self, state: State) -> None:
+        self.first[id(state)] = state.step
+
+    def on_step(self, state: State) -> None:
+        if state.step % EVERY == 0:
+            first = self.first[id(state)]
+            self.report(self.specs[id(state.learner)], (state.step - first) / (state.total_steps - first))
+
+
 def reason_of(error: Exception) -> tuple[str, str]:
     """Why a run failed, for the store, and the traceback of an unexpected error (otherwise empty)."""
     if isinstance(error, InputError | Diverged):
@@ -214,6 +245,7 @@ def execute_fleet(
     callbacks: Iterable[Callback] = (),
     yard: Yard | None = None,
     keeping: Keeping | None = None,
+    report: Report | None = None,
 ) -> Iterator[tuple[RunSpec, Record | Exception]]:
     """Train runs of one shape (`RunSpec.shape`): side by side on a GPU, otherwise one after the other.
 
@@ -221,7 +253,7 @@ def execute_fleet(
     memory for all at once, half as many are tried, from their checkpoints if there are any. One that diverges has a
     record that says so. A `yard` passed to several calls lets a fleet reuse the CUDA graphs of the one before, and
     tries no more runs at once than the device had memory for. Nothing is written, except checkpoints if there is a
-    `keeping`.
+    `keeping`. A `report` is called now and then with a run and its progress.
     """
     specs, callbacks, yard = list(specs), list(callbacks), yard or Yard()
     for spec in specs:
@@ -233,7 +265,7 @@ def execute_fleet(
         group = groups.popleft()
         try:
             with _turn:
-                records = _train_side_by_side(group, device, callbacks, yard, keeping)
+                records = _train_side_by_side(group, device, callbacks, yard, keeping, report)
         except Exception as error:
             yard.clear()
             _free_frames(error)
@@ -282,7 +314,12 @@ def _with_run_name(spec: RunSpec, error: Exception) -> Exception:
 
 
 def _train_side_by_side(
-    specs: list[RunSpec], device: str, callbacks: list[Callback], yard: Yard, keeping: Keeping | None
+    specs: list[RunSpec],
+    device: str,
+    callbacks: list[Callback],
+    yard: Yard,
+    keeping: Keeping | None,
+    report: Report | None,
 ) -> list[Record]:
     makers, streams = zip(*[_prepare(spec, device) for spec in specs], strict=True)
     learners = [make() for make in makers]
@@ -299,6 +336,8 @@ def _train_side_by_side(
         pairs = zip(specs, learners, strict=True)
         resumed = [] if keeping is None else [keeping.resume(spec, learner) for spec, learner in pairs]
         fleet = yard.launch(specs, learners)
+        if report is not None:
+            callbacks = [*callbacks, _Reporter(report, fleet.learners, specs)]
         states = train_fleet(
             fleet, streams, batch=resolved["batch"], epochs=resolved["epochs"], callbacks=callbacks,
             measures=find_measures(specs[0].measure), future=specs[0].future,

@@ -15,7 +15,7 @@ from filelock import BaseFileLock
 from parabolic.checks import check_name, check_number, invalid
 from parabolic.engine.stops import PutOff
 from parabolic.experiments.crews import Crew, InProcess, Processes
-from parabolic.experiments.execution import find_device
+from parabolic.experiments.execution import Report, find_device
 from parabolic.experiments.resume import Keeping
 from parabolic.experiments.spec import RunSpec, check_spec
 from parabolic.experiments.store import Record, Store, check_store
@@ -75,6 +75,7 @@ def run_grid(
     checkpoint: float = 60.0,
     minutes: float | None = None,
     watch: Callable[[Event], object] | None = None,
+    progress: Report | None = None,
 ) -> Outcome:
     """Train the runs that are missing from the store, or all if `again`, in parallel, and save them there.
 
@@ -88,6 +89,9 @@ def run_grid(
     Checkpoints are saved every `checkpoint` seconds (0: never; none on a cluster) and at Ctrl-C; killing the process in
     any way loses only what was trained since. After `minutes` minutes no new runs are started, and those in progress
     are finished.
+
+    `watch` is called with every event; `progress`, every twenty steps of a run, with its spec and how much of what was
+    left of it at its start is done, from 0 to 1 (not on a cluster).
 
     >>> import tempfile
     >>> specs = [RunSpec("sgd", seed=seed, backbone="mlp") for seed in range(2)]
@@ -120,7 +124,7 @@ def run_grid(
             _check_importable(grid.missing)
         crew = _make_crew(engine, workers, address, device, gpus)
         try:
-            grid.train(crew, fleet if crew.gpu else 1)
+            grid.train(crew, fleet if crew.gpu else 1, progress)
         except KeyboardInterrupt:
             grid.outcome.interrupted = True
         finally:
@@ -199,7 +203,7 @@ class _Grid:
         self.claims: dict[str, BaseFileLock] = {}
         self.tries: Counter[str] = Counter()
 
-    def train(self, crew: Crew, fleet: int) -> None:
+    def train(self, crew: Crew, fleet: int, progress: Report | None) -> None:
         """Have the crew train the missing runs."""
         self.waiting.extend(_groups(self.missing, fleet))
         while True:
@@ -210,7 +214,7 @@ class _Grid:
             if not (self.waiting or self.running):
                 return
             blocked = bool(self.waiting) and crew.free()  # other grids are training all waiting runs
-            for job, message in crew.wait(POLL if blocked else None):
+            for job, message in crew.wait(POLL if blocked else None, progress):
                 with PutOff():  # so that a saved run is also counted
                     if isinstance(message, News):
                         self._settle(self.running[job].pop(message.key), message)

@@ -15,12 +15,12 @@ from typing import BinaryIO
 from parabolic.checks import DEVICE_ERRORS
 from parabolic.engine import DeviceFailed
 from parabolic.engine.threads import one_thread
-from parabolic.experiments.execution import Yard, execute_fleet, reason_of, typed_command
+from parabolic.experiments.execution import Report, Yard, execute_fleet, reason_of, typed_command
 from parabolic.experiments.resume import Keeping
 from parabolic.experiments.spec import RunSpec
 from parabolic.experiments.store import Record
 
-__all__ = ["Job", "News", "Over", "serve", "work"]
+__all__ = ["Job", "News", "Over", "Reached", "serve", "work"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,14 +44,22 @@ class News:
 
 
 @dataclass(frozen=True)
+class Reached:
+    """How far a run has come, as in a `Report`."""
+
+    spec: RunSpec
+    share: float
+
+
+@dataclass(frozen=True)
 class Over:
     """The end of a job; if its worker died, `died` says how."""
 
     died: str = ""
 
 
-def work(job: Job, device: str, yard: Yard | None = None) -> Iterator[News]:
-    """Train the runs of a job and yield news of each when it ends, successfully or not.
+def work(job: Job, device: str, yard: Yard | None = None, report: Report | None = None) -> Iterator[News]:
+    """Train the runs of a job and yield news of each when it ends, successfully or not; report on their progress.
 
     >>> [news] = work(Job((RunSpec(learner="sgd", options={"lr": 1e30}),)), "cpu")
     >>> news.record.diverged.endswith("lower lr (now 1e+30) or set clip_norm"), news.reason
@@ -60,7 +68,7 @@ def work(job: Job, device: str, yard: Yard | None = None) -> Iterator[News]:
     left = {spec.key: spec for spec in job.specs}
     with one_thread(device == "cpu"):  # workers share the cores, and all get the same results
         try:
-            for spec, result in execute_fleet(job.specs, device=device, yard=yard, keeping=job.keeping):
+            for spec, result in execute_fleet(job.specs, device=device, yard=yard, keeping=job.keeping, report=report):
                 del left[spec.key]
                 yield _news(job, spec, result)
         except Exception as error:  # in the fleet as a whole
@@ -80,9 +88,13 @@ def serve() -> None:
     os.register_at_fork(after_in_child=partial(os.close, output.fileno()))
     jobs: SimpleQueue[tuple[Job, str]] = SimpleQueue()
     yard = Yard()
+
+    def report(spec: RunSpec, share: float) -> None:
+        _send(output, Reached(spec, share))
+
     Thread(target=_listen, args=(sys.stdin.buffer, jobs), daemon=True).start()
     while True:
-        for news in work(*jobs.get(), yard):
+        for news in work(*jobs.get(), yard, report):
             _send(output, news)
         _send(output, Over())
 
@@ -95,7 +107,7 @@ def _listen(pipe: BinaryIO, jobs: SimpleQueue[tuple[Job, str]]) -> None:
         os._exit(0)
 
 
-def _send(pipe: BinaryIO, message: News | Over) -> None:
+def _send(pipe: BinaryIO, message: News | Reached | Over) -> None:
     try:
         pickle.dump(message, pipe)
         pipe.flush()
