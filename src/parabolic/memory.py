@@ -49,12 +49,14 @@ class Memory:
     >>> memory["x"].tolist()
     [8, 9, 6, 7]
 
-    A learner uses it if its class has `policy = Newest`, or with `memory=Newest(200)`. Anything that a policy stores
-    besides slots belongs in its `state_dict` and `load_state_dict`.
+    A learner uses it if its class has `policy = Newest`, or with `memory=Newest(200)`. A memory belongs to one learner:
+    another one takes a copy. Anything that a policy stores besides slots belongs in its `state_dict` and
+    `load_state_dict`.
     """
 
     needs: ClassVar[tuple[str, ...]] = ()  # the fields that a policy uses
     needs_classes: ClassVar[bool] = False  # whether it is for classes only, not for targets that are numbers
+    _is_taken: bool = False  # whether it belongs to a learner
 
     def __init__(self, capacity: int) -> None:
         check_number("memory", capacity, whole=True, at_least=1, remedy="give the number of examples to keep")
@@ -66,6 +68,10 @@ class Memory:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(map(str, self.arguments.values()))})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything, for a copy or a pickle; a copy is free for another learner."""
+        return {**vars(self), "_is_taken": False}
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -685,6 +685,9 @@ class ReplayLearner(Learner):
         super().__post_init__()
         if not isinstance(self.memory, Memory):
             self.memory = self.policy(self.memory)
+        if self.memory._is_taken:
+            got, remedy = Description(f"{self.memory}, which belongs to another learner"), "or a copy: copy.deepcopy(…)"
+            raise invalid("memory", got, "one of its own, as both would store examples in it", remedy)
         if self.replay > self.memory.capacity:
             remedy = "recall fewer examples, or keep more"
             raise invalid("replay", self.replay, f"at most memory={self.memory.capacity}", remedy)
