@@ -18,6 +18,7 @@ from torch import Generator, Tensor, nn
 
 from parabolic.checks import (
     Description,
+    InputError,
     check_call,
     check_finite,
     check_module,
@@ -726,6 +727,13 @@ class ReplayLearner(Learner):
 
     def _check_room(self, batch: Batch) -> None:
         self.past.check_room(batch, *self.keeps)
+        if len(self.past) and "y" in self.past.fields:
+            assert self.classes is not None
+            try:
+                self.error.check(self.past["y"], len(self.past), self.classes, self.dtype)
+            except InputError as error:
+                error.name = 'memory["y"]'
+                raise
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next step depends on, including the memory."""
