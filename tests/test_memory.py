@@ -519,3 +519,17 @@ def test_bad_arguments_of_memories_and_draws_are_named():
         distinct(3, 2)
     with pytest.raises(InputError, match="^part: got 'best', expected one of highest, lowest, middle"):
         half_by_loss(torch.ones(3), "best")
+
+
+def test_a_seed_in_place_of_a_generator_is_named():
+    memory = Memory(4)
+    memory.offer({"x": torch.arange(3)})
+    for call in (
+        lambda: memory.offer({"x": torch.arange(3)}, generator=3),
+        lambda: memory.draw(2, generator=3),
+        lambda: memory.erase(memory["x"] == 1, generator=3),
+        lambda: distinct(2, 3, generator=3),
+    ):
+        with pytest.raises(InputError, match=r"^generator: got 3, expected a torch.Generator; pass .*manual_seed\(3\)"):
+            call()
+    assert memory["x"].tolist() == [0, 1, 2]

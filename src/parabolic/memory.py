@@ -13,6 +13,7 @@ from parabolic.checks import (
     DEVICE_ERRORS,
     SIGNED,
     Description,
+    check_generator,
     check_name,
     check_number,
     check_plain,
@@ -122,6 +123,7 @@ class Memory:
     @torch.no_grad()  # slots would keep every graph so far
     def offer(self, batch: Mapping[str, Tensor], *, generator: Generator | None = None) -> None:
         """Offer examples, in order: the result is the same as if they were offered one by one."""
+        check_generator(generator)
         size = self._check(batch)
         if not self._slots:
             self._allocate(batch)
@@ -180,6 +182,7 @@ class Memory:
         >>> memory.erase(memory["y"] == 3), len(memory), 3 in memory["y"]
         (20, 80, False)
         """
+        check_generator(generator)
         rows = torch.as_tensor(rows, device=self._arrival.device)
         if rows.dtype != torch.bool or rows.shape != (len(self),):
             remedy = "as in memory['y'] == 3"
@@ -630,6 +633,7 @@ def distinct(
     tensor([0, 1, 2])
     """
     check_number("size", size, whole=True, at_least=0)
+    check_generator(generator)
     if not isinstance(total, Tensor):  # to read one would wait for the device
         check_number("total", total, whole=True, at_least=size, remedy="draw fewer numbers")
     chance = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
