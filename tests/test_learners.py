@@ -891,6 +891,16 @@ def test_a_memory_filled_with_impossible_labels_is_refused_before_anything_is_le
     assert same_state(learner.state_dict(), before)
 
 
+def test_a_memory_filled_with_numbers_that_are_not_finite_is_refused_before_anything_is_learned():
+    memory = Memory(20)
+    memory.offer({"x": torch.tensor([[1.0, 2.0, float("inf")]]), "y": torch.tensor([0])})
+    learner = ER(net(), memory=memory, replay=5)
+    before = copy.deepcopy(learner.state_dict())
+    with pytest.raises(InputError, match=r'^memory\["x"\]: got 1 values that are NaN or infinite, .* \[0, 2\]'):
+        learner.observe(*batches(1)[0])
+    assert same_state(learner.state_dict(), before)
+
+
 def test_a_memory_belongs_to_one_learner():
     memory = Memory(20)
     with pytest.raises(InputError, match="replay"):

@@ -727,7 +727,10 @@ class ReplayLearner(Learner):
 
     def _check_room(self, batch: Batch) -> None:
         self.past.check_room(batch, *self.keeps)
-        if len(self.past) and "y" in self.past.fields:
+        stored = self.past.fields if len(self.past) else ()
+        if "x" in stored:
+            check_finite('memory["x"]', self.past["x"])
+        if "y" in stored:
             assert self.classes is not None
             try:
                 self.error.check(self.past["y"], len(self.past), self.classes, self.dtype)
