@@ -30,6 +30,21 @@ def cube_distance(x):
     return torch.where((over <= 0).all(1), -over.amax(1), -over.clamp_min(0).norm(dim=1))
 
 
+@pytest.mark.parametrize("d", [1, 2, 5])
+def test_a_domain_is_that_of_the_points_as_they_were(d):
+    """Also if they are part of a graph, as features of a network are, or are overwritten later, as a memory is."""
+    points, x = normal(9, d), normal(5, d, seed=1)
+    domain, expected = MemoryDomain(points.requires_grad_(), eps=0.01), MemoryDomain(normal(9, d), eps=0.01)
+    points.detach().zero_()
+    for of in ("hit", "nearest", "inside"):
+        assert torch.equal(getattr(domain, of)(x), getattr(expected, of)(x))
+    for sample in ("edge", "interior"):
+        found, others = (getattr(each, sample)(20, generator()) for each in (domain, expected))
+        assert torch.equal(found, others)
+        assert not found.requires_grad
+    assert torch.equal(domain.points, expected.points)
+
+
 # Balls
 
 

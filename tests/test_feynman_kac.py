@@ -564,6 +564,24 @@ def test_a_loss_of_any_type_is_summed_precisely(sigma, dtype):
         assert abs(float(u.mean) - 1 - expected) < 3 * float(u.error) + 1e-5
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_points_in_half_precision_stop_when_others_do(dtype):
+    """In a domain of one's own; those of the package are in single or double precision."""
+    u = solve(ones, torch.zeros(1, 2, dtype=dtype), 0.5, Disc(), 0.5, paths=5000, generator=seeded())
+    expected = solve(ones, torch.zeros(1, 2), 0.5, Disc(), 0.5, paths=5000, generator=seeded(1))
+    assert abs(float(u.mean) - float(expected.mean)) < 3 * math.hypot(u.error, expected.error) + torch.finfo(dtype).eps
+
+
+def test_a_potential_has_its_gradient_in_inference_mode_too():
+    drift = gradient_of(lambda x: x.square().sum(1))
+    with torch.inference_mode():
+        x = column(0.3, 0.6)
+        inside = solve(ones, x, 0.1, INTERVAL, 0.5, drift, paths=9, generator=seeded()).mean
+        assert torch.equal(drift(x), 2 * x)
+    assert torch.equal(drift(x), 2 * x)
+    assert torch.equal(solve(ones, x, 0.1, INTERVAL, 0.5, drift, paths=9, generator=seeded()).mean, inside)
+
+
 def test_no_graph_of_the_loss_is_kept():
     net = torch.nn.Linear(1, 1).double()
 

@@ -873,6 +873,47 @@ def test_a_memory_filled_with_other_examples_is_refused_before_anything_is_learn
     assert same_state(learner.state_dict(), before)
 
 
+@pytest.mark.parametrize(
+    ("y", "options", "expected"),
+    [
+        ([0, 7], {}, r'^memory\["y"\]: got 7, expected labels from 0 to 3'),
+        ([0, -1], {}, r'^memory\["y"\]: got -1, expected labels from 0 to 3'),
+        ([[0.0] * 4, [float("nan")] * 4], {"criterion": "mse"}, r'^memory\["y"\]: got .*NaN'),
+    ],
+)
+def test_a_memory_filled_with_impossible_labels_is_refused_before_anything_is_learned(y, options, expected):
+    memory, y = Memory(20), torch.tensor(y)
+    memory.offer({"x": torch.randn(2, 3), "y": y})
+    learner = ER(net(), memory=memory, replay=5, **options)
+    before = copy.deepcopy(learner.state_dict())
+    with pytest.raises(InputError, match=expected):
+        learner.observe(torch.randn(1, 3), y[:1])
+    assert same_state(learner.state_dict(), before)
+
+
+def test_a_memory_filled_with_numbers_that_are_not_finite_is_refused_before_anything_is_learned():
+    memory = Memory(20)
+    memory.offer({"x": torch.tensor([[1.0, 2.0, float("inf")]]), "y": torch.tensor([0])})
+    learner = ER(net(), memory=memory, replay=5)
+    before = copy.deepcopy(learner.state_dict())
+    with pytest.raises(InputError, match=r'^memory\["x"\]: got 1 values that are NaN or infinite, .* \[0, 2\]'):
+        learner.observe(*batches(1)[0])
+    assert same_state(learner.state_dict(), before)
+
+
+def test_a_memory_belongs_to_one_learner():
+    memory = Memory(20)
+    with pytest.raises(InputError, match="replay"):
+        ER(net(), memory=memory, replay=30)
+    learner = ER(net(), memory=memory, replay=5)  # one that was refused has not taken it
+    with pytest.raises(InputError, match=r"^memory: got Memory\(20\), which belongs to another .*copy\.deepcopy"):
+        PCL(net(), memory=memory, replay=5)
+    for other in (copy.deepcopy(memory), pickle.loads(pickle.dumps(memory)), copy.deepcopy(learner).past):
+        second = ER(net(), memory=other, replay=5)
+        second.observe(*batches(1)[0])
+        assert (len(learner.past), second.past is other) == (0, True)
+
+
 def test_examples_of_any_floating_type_fit_a_model_of_doubles():
     scale = Scale()
     scale.update(torch.randn(9, 3))

@@ -14,7 +14,7 @@ from scipy import stats
 
 from parabolic import ER, InputError, Learner, Memory, Recent, ReplayLearner
 from parabolic.learners import known_learners
-from parabolic.memory import ClassBalanced, EqualShares, distinct
+from parabolic.memory import ClassBalanced, EqualShares, distinct, half_by_loss
 from parabolic.states import same_state
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -481,3 +481,55 @@ def test_a_field_that_is_not_there_is_named():
     memory.offer({"x": torch.zeros(1, 2)})
     with pytest.raises(InputError, match="^field: got 'y', expected one of x"):
         memory["y"]
+
+
+@pytest.mark.parametrize(
+    ("x", "expected"),
+    [
+        (torch.eye(3).to_sparse(), "float32, expected a plain tensor; .*to_dense"),
+        (torch.eye(3).to(torch.float8_e5m2), "float8_e5m2, expected floating-point numbers of at least 16 bits"),
+        (torch.ones(3, dtype=torch.uint16), r"uint16, expected a type that torch can index; .*\.to\(torch\.int32\)"),
+    ],
+)
+def test_a_memory_refuses_tensors_that_no_slot_can_hold(x, expected):
+    memory = Memory(4)
+    with pytest.raises(InputError, match=rf'^batch\["x"\]: got .*{expected}'):
+        memory.offer({"x": x})
+    assert (len(memory), memory.fields) == (0, ())
+
+
+@pytest.mark.parametrize("memory_class", [Memory, Recent, ClassBalanced, EqualShares])
+def test_a_memory_filled_in_inference_mode_goes_on_outside(memory_class):
+    memory, restored, expected = memory_class(4), memory_class(4), memory_class(4)
+    batch = {"x": torch.arange(6), "y": torch.arange(6) % 3, "task": torch.arange(6) // 3}
+    with torch.inference_mode():
+        memory.offer({name: value.clone() for name, value in batch.items()}, generator=torch.Generator().manual_seed(0))
+        restored.load_state_dict(memory.state_dict())
+    expected.offer(batch, generator=torch.Generator().manual_seed(0))
+    for each in (memory, restored, expected):
+        each.offer(batch, generator=torch.Generator().manual_seed(1))
+    assert same_state(memory.state_dict(), expected.state_dict())
+    assert same_state(restored.state_dict(), expected.state_dict())
+
+
+def test_bad_arguments_of_memories_and_draws_are_named():
+    with pytest.raises(InputError, match=r"^horizon: got 1e\+30, expected .*below"):
+        Recent(4, horizon=1e30)
+    with pytest.raises(InputError, match="^total: got 2, expected a whole number of at least 3; draw fewer"):
+        distinct(3, 2)
+    with pytest.raises(InputError, match="^part: got 'best', expected one of highest, lowest, middle"):
+        half_by_loss(torch.ones(3), "best")
+
+
+def test_a_seed_in_place_of_a_generator_is_named():
+    memory = Memory(4)
+    memory.offer({"x": torch.arange(3)})
+    for call in (
+        lambda: memory.offer({"x": torch.arange(3)}, generator=3),
+        lambda: memory.draw(2, generator=3),
+        lambda: memory.erase(memory["x"] == 1, generator=3),
+        lambda: distinct(2, 3, generator=3),
+    ):
+        with pytest.raises(InputError, match=r"^generator: got 3, expected a torch.Generator; pass .*manual_seed\(3\)"):
+            call()
+    assert memory["x"].tolist() == [0, 1, 2]

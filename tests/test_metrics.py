@@ -83,3 +83,11 @@ def test_an_accuracy_that_is_missing_is_refused_in_words():
         metrics.acc([[np.nan]])
     with pytest.raises(InputError, match="^future: got NaN on or above the diagonal, expected an accuracy"):
         metrics.forward_transfer([[np.nan]])
+
+
+def test_masked_accuracies_count_as_missing():
+    tri = [[False, True], [False, False]]
+    masked = np.ma.masked_array([[90, 1], [50, 80]], mask=tri)
+    assert metrics.summary(masked) == metrics.summary([[90], [50, 80]])
+    with pytest.raises(InputError, match="^matrix: got NaN on or below the diagonal"):
+        metrics.acc(np.ma.masked_array([[90, 1], [999, 80]], mask=np.transpose(tri)))

@@ -21,7 +21,8 @@ from parabolic import InputError, Memory, Stream, train
 from parabolic.learners.agem import AGEM
 from parabolic.learners.gem import GEM
 from parabolic.learners.programme import inner_products, nonnegative_shares
-from parabolic.memory import EqualShares, distinct, equal_shares
+from parabolic.memory import ClassBalanced, EqualShares, distinct, equal_shares
+from parabolic.states import same_state
 
 CAPACITY, REPLAY, LR = 13, 5, 0.2
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -95,6 +96,21 @@ def test_agem_is_the_published_step(norm):
     assert 0 < bends < 12
     assert_same(ours, theirs, 1e-8)
     assert learner.past["y"].tolist() == [label for _, label in remembered]
+
+
+@pytest.mark.parametrize("memory", [8, ClassBalanced(8)])
+def test_agem_keeps_nothing_of_a_task_whose_end_fails(memory):
+    learner = AGEM(net().float(), memory=memory, replay=4)
+    batches = [(torch.randn(2048, 3), torch.arange(2048) % CLASSES) for _ in range(2)]
+    for x, y in batches:
+        learner.observe(x[:8], y[:8], task=0)
+    for _ in range(2):
+        before = copy.deepcopy(learner.past.state_dict())
+        with pytest.raises(InputError, match="^x: .* NaN or infinite"):
+            learner.end_task([batches[0], (batches[1][0] / 0, batches[1][1])])
+        assert same_state(learner.past.state_dict(), before)
+        learner.end_task(batches)
+    assert learner.past.offered == 2 * 4096
 
 
 @settings(max_examples=200)

@@ -538,6 +538,33 @@ def test_lwf_takes_tasks_that_bring_nothing_new_and_tasks_of_old_and_new():
     assert all(torch.isfinite(weight).all() for weight in model.parameters())
 
 
+def test_the_start_of_a_task_that_was_interrupted_may_be_repeated():
+    first, second = tasks()[:2]
+
+    class Interrupted:
+        """Batches, of which only the first look reaches the end."""
+
+        looks = 0
+
+        def __iter__(self):
+            self.looks += 1
+            yield second[0]
+            if self.looks > 1:
+                raise KeyboardInterrupt
+            yield from second[1:]
+
+    learner, expected = (LwF(net(), lr=0.1) for _ in range(2))
+    for each in (learner, expected):
+        learn_tasks(each, [first])
+    with pytest.raises(KeyboardInterrupt):
+        learner.start_task(Interrupted())
+    for each in (learner, expected):
+        each.start_task(second)
+    assert (learner.tasks, learner.old.tolist()) == (expected.tasks, expected.old.tolist())
+    assert torch.equal(learner.seen, expected.seen)
+    assert torch.equal(learner.head.weight, expected.head.weight)  # nothing had been warmed up yet
+
+
 def test_lwf_says_when_it_was_not_told_of_a_start():
     with pytest.raises(InputError, match="start_task: got a batch before any task"):
         LwF(net()).observe(*tasks()[0][0], 0)

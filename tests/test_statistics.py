@@ -146,6 +146,9 @@ def test_a_row_with_a_gap_has_no_rank_and_takes_none():
         (lambda: average_ranks([], ["higher"]), "rows: got"),
         (lambda: average_ranks([[1.0, 2.0], [1.0]], ["higher"] * 2), "rows: got .*, expected numbers, and as many"),
         (lambda: Summary.of(["high", "low"]), "values: got .*, expected numbers"),
+        (lambda: Summary.of([1.0, 10**400]), "values: got .*, expected numbers"),
+        (lambda: Summary.of(np.ma.masked_array([1.0, 999.0], mask=[0, 1])), "values: got an array with 1 masked value"),
+        (lambda: paired([1.0], np.ma.masked_array([9.0], mask=[1])), "other: got an array with 1 masked value"),
     ],
 )
 def test_what_cannot_be_used_is_refused(function, message):

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "CONTROL", "DEVICE_ERRORS", "FILL_IN", "UNREADABLE", "CallError", "InputError", "all_finite", "check_call",
-    "check_finite", "check_gaps", "check_generator", "check_module", "check_name", "check_number", "digits",
-    "encodable", "first_line", "invalid", "plain", "short_of_memory", "signed", "type_name", "with_causes",
+    "CONTROL", "DEVICE_ERRORS", "FILL_IN", "SIGNED", "UNREADABLE", "CallError", "InputError", "all_finite",
+    "check_call", "check_finite", "check_gaps", "check_generator", "check_module", "check_name", "check_number",
+    "check_plain", "digits", "encodable", "first_line", "invalid", "plain", "short_of_memory", "signed", "type_name",
+    "with_causes",
 ]  # fmt: skip
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # and what is no UTF-8
@@ -279,6 +280,16 @@ def check_gaps(name: str, value: Any) -> None:
     """Refuse a masked array with masked entries: the data under a mask are not values."""
     if isinstance(value, np.ma.MaskedArray) and (masked := int(np.ma.getmaskarray(value).sum())):
         raise invalid(name, Description(f"an array with {masked} masked values"), "one without gaps", FILL_IN)
+
+
+def check_plain(name: str, value: Tensor) -> None:
+    """Refuse a tensor of a layout or type that torch cannot index."""
+    if value.is_nested:
+        raise invalid(name, Description("a nested tensor"), "a plain tensor", "convert it with .to_padded_tensor(0.0)")
+    if value.layout != torch.strided or value.is_quantized:
+        raise invalid(name, value, "a plain tensor", "convert it with .to_dense() or .dequantize()")
+    if value.is_floating_point() and value.dtype.itemsize == 1:  # torch can neither sum nor index them
+        raise invalid(name, value, "floating-point numbers of at least 16 bits", "convert them with .half()")
 
 
 def signed(name: str, value: Tensor) -> Tensor:

@@ -9,7 +9,17 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import pad
 
-from parabolic.checks import DEVICE_ERRORS, Description, check_name, check_number, invalid, type_name
+from parabolic.checks import (
+    DEVICE_ERRORS,
+    SIGNED,
+    Description,
+    check_generator,
+    check_name,
+    check_number,
+    check_plain,
+    invalid,
+    type_name,
+)
 from parabolic.gpus import has_triton
 from parabolic.states import refill
 
@@ -49,12 +59,14 @@ class Memory:
     >>> memory["x"].tolist()
     [8, 9, 6, 7]
 
-    A learner uses it if its class has `policy = Newest`, or with `memory=Newest(200)`. Anything that a policy stores
-    besides slots belongs in its `state_dict` and `load_state_dict`.
+    A learner uses it if its class has `policy = Newest`, or with `memory=Newest(200)`. A memory belongs to one learner:
+    another one takes a copy. Anything that a policy stores besides slots belongs in its `state_dict` and
+    `load_state_dict`.
     """
 
     needs: ClassVar[tuple[str, ...]] = ()  # the fields that a policy uses
     needs_classes: ClassVar[bool] = False  # whether it is for classes only, not for targets that are numbers
+    _is_taken: bool = False  # whether it belongs to a learner
 
     def __init__(self, capacity: int) -> None:
         check_number("memory", capacity, whole=True, at_least=1, remedy="give the number of examples to keep")
@@ -66,6 +78,10 @@ class Memory:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(map(str, self.arguments.values()))})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything, for a copy or a pickle; a copy is free for another learner."""
+        return {**vars(self), "_is_taken": False}
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -103,9 +119,11 @@ class Memory:
         """
         return self.offered - 1 - self._arrival[: len(self)]
 
+    @torch.inference_mode(False)  # slots allocated in it could not be changed outside
     @torch.no_grad()  # slots would keep every graph so far
     def offer(self, batch: Mapping[str, Tensor], *, generator: Generator | None = None) -> None:
         """Offer examples, in order: the result is the same as if they were offered one by one."""
+        check_generator(generator)
         size = self._check(batch)
         if not self._slots:
             self._allocate(batch)
@@ -164,6 +182,7 @@ class Memory:
         >>> memory.erase(memory["y"] == 3), len(memory), 3 in memory["y"]
         (20, 80, False)
         """
+        check_generator(generator)
         rows = torch.as_tensor(rows, device=self._arrival.device)
         if rows.dtype != torch.bool or rows.shape != (len(self),):
             remedy = "as in memory['y'] == 3"
@@ -202,6 +221,7 @@ class Memory:
         arrival = {ARRIVAL: self._arrival[: len(self)]} if self._slots else {}
         return {OFFERED: self.offered, **arrival, **{name: self[name] for name in self._slots}}
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the state of another memory, in place if the slots are already allocated."""
@@ -260,6 +280,10 @@ class Memory:
         for name, value in batch.items():
             if not isinstance(value, Tensor):
                 raise invalid(f'batch["{name}"]', type(value), "a tensor with a row for each example")
+            check_plain(f'batch["{name}"]', value)
+            if value.dtype in SIGNED:
+                remedy = f"convert it with .to({SIGNED[value.dtype]})"
+                raise invalid(f'batch["{name}"]', value, "a type that torch can index", remedy)
             if not value.ndim:
                 raise invalid(f'batch["{name}"]', value, "a row for each example, not one number for all of them")
         sizes = {name: len(value) for name, value in batch.items()}
@@ -344,9 +368,8 @@ class Recent(Memory):
     def __init__(self, capacity: int, horizon: float | None = None) -> None:
         super().__init__(capacity)
         if horizon is not None:
-            check_number(
-                "horizon", horizon, at_least=capacity, remedy="give how many examples back it reaches on average"
-            )
+            remedy = "give how many examples back it reaches on average"
+            check_number("horizon", horizon, at_least=capacity, below=2**63, remedy=remedy)
         self.horizon = float(capacity if horizon is None else horizon)
 
     @property
@@ -466,6 +489,7 @@ class ClassBalanced(Memory):
         """Everything the next offer and draw depend on, by name."""
         return super().state_dict() | {SEEN: self._seen, FULL: self._full}
 
+    @torch.inference_mode(False)
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the state of another memory, in place if the slots are already allocated."""
         self.check_state(state)
@@ -588,7 +612,9 @@ def half_by_loss(loss: Tensor, part: str) -> Tensor:
     tensor([3, 0])
     """
     order, size = loss.argsort(), (len(loss) + 1) // 2
-    first = {"lowest": 0, "middle": (len(loss) - size) // 2, "highest": len(loss) - size}[part]
+    starts = {"lowest": 0, "middle": (len(loss) - size) // 2, "highest": len(loss) - size}
+    check_name("part", part, starts)
+    first = starts[part]
     return order[first : first + size]
 
 
@@ -606,6 +632,10 @@ def distinct(
     >>> distinct(3, 3, generator=torch.Generator().manual_seed(0)).sort().values
     tensor([0, 1, 2])
     """
+    check_number("size", size, whole=True, at_least=0)
+    check_generator(generator)
+    if not isinstance(total, Tensor):  # to read one would wait for the device
+        check_number("total", total, whole=True, at_least=size, remedy="draw fewer numbers")
     chance = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
     if isinstance(total, Tensor) and total.is_cuda and 0 < size <= FEW and has_triton():
         from parabolic.draws import floyd

@@ -114,12 +114,14 @@ def _checked_matrix(values: ArrayLike, name: str = "matrix", upper: bool = False
     """A square matrix, checked on and below its diagonal, or on and above it; short rows are filled with NaN."""
     side, ends, tasks = ("above", "start", "to come") if upper else ("below", "end", "seen so far")
     expected, rows = f"a square matrix with a row for each task, or rows that {ends} at its diagonal", values
+    if isinstance(values, np.ma.MaskedArray):
+        rows = np.ma.filled(values.astype(np.float64), np.nan)
     try:
         if isinstance(values, list | tuple) and len(values) > 1 and len(values[-1 if upper else 0]) == 1:
             gaps = [[np.nan] * (i if upper else len(values) - 1 - i) for i in range(len(values))]
             rows = [[*gap, *row] if upper else [*row, *gap] for gap, row in zip(gaps, values, strict=True)]
         a = np.asarray(rows, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise invalid(name, values, expected) from error
     if a.ndim != 2 or a.shape[0] != a.shape[1] or not a.size:
         raise invalid(name, list(a.shape), expected)

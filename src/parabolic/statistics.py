@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtr, stdtrit
 
-from parabolic.checks import Description, check_name, invalid
+from parabolic.checks import Description, check_gaps, check_name, invalid
 
 __all__ = ["Difference", "Summary", "average_ranks", "paired", "welch"]
 
@@ -144,7 +144,8 @@ def _sample(name: str, values: ArrayLike) -> NDArray[np.float64]:
 
 
 def _floats(name: str, values: ArrayLike) -> NDArray[np.float64]:
+    check_gaps(name, values)
     try:
         return np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:  # words, or rows of different lengths
+    except (TypeError, ValueError, OverflowError) as error:  # words, or rows of different lengths
         raise invalid(name, values, "numbers, and as many in each row") from error

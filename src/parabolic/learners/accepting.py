@@ -18,6 +18,7 @@ from parabolic.checks import (
     InputError,
     check_finite,
     check_gaps,
+    check_plain,
     first_line,
     invalid,
     signed,
@@ -96,12 +97,7 @@ def as_tensor(name: str, value: Any, device: torch.device) -> Tensor:
         raise
     except (TypeError, ValueError, RuntimeError) as error:
         raise _no_tensor_error(name, value, error) from error
-    if tensor.is_nested:
-        raise invalid(name, Description("a nested tensor"), "a plain tensor", "convert it with .to_padded_tensor(0.0)")
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        raise invalid(name, tensor, "a plain tensor", "convert it with .to_dense() or .dequantize()")
-    if tensor.is_floating_point() and tensor.dtype.itemsize == 1:  # torch can neither sum nor index them
-        raise invalid(name, tensor, "floating-point numbers of at least 16 bits", "convert them with .half()")
+    check_plain(name, tensor)
     tensor = signed(name, tensor)
     return tensor.clone() if tensor.is_inference() else tensor  # an inference tensor has no gradient
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor
 
@@ -50,6 +52,11 @@ class AGEM(ProjectedLearner):
         """Store nothing yet: only completed tasks are recalled."""
 
     def end_task(self, batches: TaskBatches) -> None:
-        """Offer the task's examples to the memory."""
-        for x, y, _ in checked_batches(self, batches):
-            super().remember({"x": x, "y": y}, {})
+        """Offer the task's examples to the memory: all of them or, if that fails, none."""
+        memory, self.memory = self.past, copy.deepcopy(self.past)
+        try:
+            for x, y, _ in checked_batches(self, batches):
+                super().remember({"x": x, "y": y}, {})
+            memory.load_state_dict(self.past.state_dict())
+        finally:
+            self.memory = memory

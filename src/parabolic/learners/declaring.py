@@ -15,6 +15,7 @@ from parabolic.checks import CallError, Description, check_name, invalid
 from parabolic.learners.accepting import outgrown_error
 from parabolic.learners.functional import work_by
 from parabolic.learners.gradients import named_trainable
+from parabolic.memory import Memory
 
 if TYPE_CHECKING:
     from parabolic.learners.learner import Learner
@@ -141,6 +142,8 @@ def _as_constructor(init: Callable[..., None]) -> Callable[..., None]:
         with torch.inference_mode(False):
             init(self, *args, **options)
         self._first_weights = named_trainable(self.model)  # a `__post_init__` may have added some
+        if isinstance(memory := getattr(self, "memory", None), Memory):
+            memory._is_taken = True  # not before: a constructor that fails may be called again with the same memory
 
     return wrapper
 

@@ -18,6 +18,7 @@ from torch import Generator, Tensor, nn
 
 from parabolic.checks import (
     Description,
+    InputError,
     check_call,
     check_finite,
     check_module,
@@ -685,6 +686,9 @@ class ReplayLearner(Learner):
         super().__post_init__()
         if not isinstance(self.memory, Memory):
             self.memory = self.policy(self.memory)
+        if self.memory._is_taken:
+            got, remedy = Description(f"{self.memory}, which belongs to another learner"), "or a copy: copy.deepcopy(…)"
+            raise invalid("memory", got, "one of its own, as both would store examples in it", remedy)
         if self.replay > self.memory.capacity:
             remedy = "recall fewer examples, or keep more"
             raise invalid("replay", self.replay, f"at most memory={self.memory.capacity}", remedy)
@@ -723,6 +727,16 @@ class ReplayLearner(Learner):
 
     def _check_room(self, batch: Batch) -> None:
         self.past.check_room(batch, *self.keeps)
+        stored = self.past.fields if len(self.past) else ()
+        if "x" in stored:
+            check_finite('memory["x"]', self.past["x"])
+        if "y" in stored:
+            assert self.classes is not None
+            try:
+                self.error.check(self.past["y"], len(self.past), self.classes, self.dtype)
+            except InputError as error:
+                error.name = 'memory["y"]'
+                raise
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next step depends on, including the memory."""

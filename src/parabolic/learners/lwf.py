@@ -72,12 +72,13 @@ class LwF(Learner):
             raise invalid("start_task", type(batches), expected, "pass a list of them, or set warmup=0")
         labels = labels_of(self, batches)
         check_head(self.head, self.classes)
-        self.old.copy_(self.seen)
-        self.seen[labels] = True
-        self.tasks += 1
-        if self.tasks > 1:
+        new = torch.zeros_like(self.seen).index_fill_(0, labels, True) & ~self.seen
+        if self.tasks:
             for _ in range(self.warmup):
-                self._warm_up(batches, self.seen & ~self.old)
+                self._warm_up(batches, new)
+        self.old.copy_(self.seen)  # only now: a call that was interrupted may be repeated
+        self.seen |= new
+        self.tasks += 1
         self.teacher.load_state_dict(self.model.state_dict())
 
     def loss(self, batch: Batch, recalled: Batch | None) -> Tensor:

@@ -60,8 +60,8 @@ class Balls:
     def __init__(self, points: Tensor, eps: float) -> None:
         _check_points(points, 1)
         check_number("eps", eps, above=0, remedy="it is the squared radius of the balls")
-        self.points, self.eps, self.radius = points, float(eps), sqrt(eps)
-        flat = points.flatten(1)
+        self.points, self.eps, self.radius = points.detach().clone(), float(eps), sqrt(eps)
+        flat = self.points.flatten(1)
         # Distances come from ‖p‖² − 2x·p + ‖x‖², a small difference of large numbers: so measure from the
         # centre, and in double precision unless rounding errors are far below the balls' size anyway.
         self._centre = flat.mean(0)
@@ -128,8 +128,8 @@ class Hull:
         _check_points(points, 2)
         check_number("margin", margin, at_least=0)
         check_number("tolerance", tolerance, above=0, below=1)
-        self.points, self.margin = points, float(margin)
-        flat = points.flatten(1)
+        self.points, self.margin = points.detach().clone(), float(margin)
+        flat = self.points.flatten(1)
         self.radius = float((flat - flat.mean(0)).norm(dim=1).max())
         eps = torch.finfo(points.dtype).eps
         accuracy, facets = 10 * eps * self.radius, _Facets.of(flat)  # facets are exact up to rounding
@@ -218,7 +218,7 @@ class MemoryDomain(Intersection):
                 "keep more of them, or leave margin at its default for the hull of M^(ε)",
             )
         super().__init__(self.balls, self.hull)
-        self.points, self.eps = points, self.balls.eps
+        self.points, self.eps = self.balls.points, self.balls.eps
 
     def interior(self, count: int, generator: Generator | None = None) -> Tensor:
         """Sample points of the grown hull: mixtures of a few random points of the memory, moved within its margin.

@@ -191,8 +191,8 @@ def gradient_of(potential: Callable[[Tensor], Tensor]) -> Drift:
     check_call("potential", potential, "x")
 
     def drift(x: Tensor) -> Tensor:
-        with torch.enable_grad():
-            points = x.detach().requires_grad_()
+        with torch.inference_mode(False), torch.enable_grad():
+            points = x.detach().clone().requires_grad_()  # a tensor of inference mode has no gradient
             value = potential(points)
             if not isinstance(value, Tensor) or value.shape != (len(x),):
                 raise invalid("potential", value, f"to return one number per point, a tensor [{len(x)}]")
@@ -409,14 +409,16 @@ def _meeting_time(a: Tensor, b: Tensor, variance: float, generator: Generator | 
     passage time is inverse Gaussian with mean a/b and shape a²/variance (drawn by the method of Michael, Schucany and
     Haas).
     """
-    tiny = 1e-6 * sqrt(variance)
+    tiny, dtype = 1e-6 * sqrt(variance), a.dtype
+    a, b = (gap.to(torch.promote_types(dtype, torch.float32)) for gap in (a, b))  # shorter types do not reach so far
     unknown = a.isinf()
     a, b = a.masked_fill(unknown, 1.0).clamp_min(tiny), b.clamp_min(tiny)
     q = random_like(torch.randn, a.shape, a, generator).square() * (variance / 2) / (a * b)
     root = 1 + q + (q * (2 + q)).sqrt()
     early = random_like(torch.rand, a.shape, a, generator) * (1 + root) < root
     share = torch.where(early, a / (a + b * root), a * root / (a * root + b))
-    return share.masked_fill(unknown, 1.0)  # from an unknown depth to an edge that was crossed: all the way inside
+    share = share.masked_fill(unknown, 1.0)  # from an unknown depth to an edge that was crossed: all the way inside
+    return share.to(dtype)
 
 
 def _chunks(x: Tensor, paths: int, chunk: int | None, times: int = 1) -> Iterator[tuple[slice, int]]:
