@@ -61,6 +61,7 @@ def report(
 
 
 def plot(
+    context: typer.Context,
     folder: Annotated[Path | None, typer.Argument(help="The folder of runs; the same as --runs.")] = None,
     runs: Runs = Path("runs"),
     learner: OnlyLearner = None,
@@ -75,7 +76,12 @@ def plot(
 ) -> None:
     """Plot the anytime accuracy of each method, in the terminal or to a file."""
     check_name("--style", style, STYLES)
-    store = Store(folder or runs)
+    if folder is not None:
+        source = context.get_parameter_source("runs")  # PARABOLIC_RUNS gives way to the folder
+        if source is not None and source.name == "COMMANDLINE":
+            raise invalid("--runs", str(runs), f"none with {folder}", "leave one of them out")
+        runs = folder
+    store = Store(runs)
     finds = find_scenes(store, read_where(where, learner, stream))
     scenes = [scene for scene in finds.scenes if scene.done]
     if not scenes:
