@@ -127,6 +127,12 @@ write_csv([{"stream": "späße"}], Path(sys.argv[1]))
 """
 
 
+def test_a_file_has_no_line_for_each_of_its_numbers(store, record):
+    lines = (store.save(record) / "run.json").read_text().splitlines()
+    assert f'"accuracy": {json.dumps(record.accuracy)},' in lines
+    assert ' "learner": "sgd",' in lines  # what is read by people
+
+
 def test_a_table_reads_alike_on_every_machine(tmp_path):
     command = [sys.executable, "-X", "warn_default_encoding", "-c", CSV, str(tmp_path / "a.csv")]
     subprocess.run(command, check=True)
