@@ -314,6 +314,7 @@ def test_the_title_of_the_bar_is_shown_as_it_is():
     [
         (lambda: ProgressBar(every=0), "every: got 0"),
         (lambda: Tracker("tensorboard", every=0), "every: got 0"),
+        (lambda: Tracker(None), "kinds: got None, expected names of trackers: .*; as in Tracker"),
         (lambda: BoundsMonitor(eps=-1), "eps: got -1"),
         (lambda: BoundsMonitor(samples=0), "samples: got 0"),
         (lambda: BoundsMonitor(seed="a"), "seed: got 'a'"),
