@@ -177,3 +177,8 @@ class ProgressBar(Bar, Callback):
         accuracy = f" accuracy {state.accuracy:.1f} %" if state.accuracy is not None else ""
         note = f"task {state.task + 1}/{len(state.stream)}{loss}{accuracy}"
         self.progress.update(self.one, completed=state.step, note=note)
+
+    def on_end(self, state: State) -> None:
+        """Say that the run is trained: the last look of a monitor may take longer than the training."""
+        note = f"{self.progress.tasks[self.one].fields['note']} finishing".strip()
+        self.progress.update(self.one, completed=state.total_steps, note=note)
