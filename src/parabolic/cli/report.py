@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from parabolic.checks import Description, check_name, invalid
-from parabolic.cli.common import OnlyLearner, OnlyStream, Runs, Where, plain_console, read_where
+from parabolic.cli.common import OnlyLearner, OnlyStream, Runs, Where, listing, plain_console, read_where
 from parabolic.experiments import BackedStore, Records, Store
 from parabolic.report.comparisons import plural
 from parabolic.report.curves import STYLES, draw_curves, plot_text
@@ -86,7 +86,8 @@ def plot(
     scenes = [scene for scene in finds.scenes if scene.done]
     if not scenes:
         got = Description(f"no finished runs{' that fit' if learner or stream or where else ''} in {store.root}")
-        diverged = f"{plural(len(finds.diverged), 'run')} diverged: parabolic runs --diverged" if finds.diverged else ""
+        count = len(finds.diverged)
+        diverged = f"{plural(count, 'run')} diverged: {listing('diverged', runs)}" if count else ""
         raise invalid("runs", got, "at least one", diverged or finds.left_out or TRAIN)
     console = plain_console()
     if output is None:
