@@ -305,6 +305,19 @@ def test_the_bar_shows_tasks_steps_loss_accuracy_and_time_on_a_terminal_alone():
     assert bar_output(terminal=False) == ""
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_bar_says_that_a_run_is_trained_while_others_look_at_it(terminal):
+    class LastLook(Callback):
+        def on_end(self, state):
+            (task,) = bar.progress.tasks
+            notes.append(task.fields["note"])
+
+    notes = []
+    with ProgressBar(Console(file=io.StringIO(), force_terminal=terminal)) as bar:
+        train(SGD(MLP((2,), 6)), make_stream("seq-blobs"), callbacks=[bar, LastLook()])
+    assert [note.endswith("finishing") for note in notes] == [True]
+
+
 def test_the_title_of_the_bar_is_shown_as_it_is():
     assert "in [/x] and [bold]" in bar_output(terminal=True, title="in [/x] and [bold]")
 
@@ -314,6 +327,7 @@ def test_the_title_of_the_bar_is_shown_as_it_is():
     [
         (lambda: ProgressBar(every=0), "every: got 0"),
         (lambda: Tracker("tensorboard", every=0), "every: got 0"),
+        (lambda: Tracker(None), "kinds: got None, expected names of trackers: .*; as in Tracker"),
         (lambda: BoundsMonitor(eps=-1), "eps: got -1"),
         (lambda: BoundsMonitor(samples=0), "samples: got 0"),
         (lambda: BoundsMonitor(seed="a"), "seed: got 'a'"),

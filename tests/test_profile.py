@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from parabolic import ER, MLP, PCL, SGD, CrossEntropy, InputError, make_stream, train
-from parabolic.engine import BoundsMonitor, ProfileRecorder
+from parabolic.engine import BoundsMonitor, Fleet, ProfileRecorder, train_fleet
 from parabolic.experiments import Preset, save_preset
 from parabolic.pde import MemoryDomain, gradient_of
 from parabolic.profile import LearnerLoss, bounds_of, drift_of, examples_loss, loss_profile
@@ -166,6 +166,14 @@ def test_what_has_no_memory_or_cannot_be_drawn_is_refused_before_training():
         bounds_of(ER(MLP((2,), 6)), eps=-1)
 
 
+def test_runs_that_are_trained_side_by_side_do_not_share_a_list_of_results():
+    streams = [make_stream("seq-blobs", seed) for seed in (0, 1)]
+    for watcher in (BoundsMonitor(), ProfileRecorder()):
+        fleet = Fleet([ER(MLP((2,), 6), memory=50, seed=seed) for seed in (0, 1)])
+        with pytest.raises(InputError, match=f"^callbacks: got a {type(watcher).__name__} .* expected it with one run"):
+            train_fleet(fleet, streams, callbacks=[watcher])
+
+
 def test_a_past_or_future_without_examples_is_refused():
     learner, no_examples = ER(MLP((2,), 6), memory=50), (torch.zeros(0, 2), torch.zeros(0, dtype=torch.long))
     learner.observe(torch.randn(40, 2), torch.arange(40) % 6)
@@ -280,6 +288,8 @@ def test_files_are_named_by_the_run_that_they_tell_of(parabolic, tmp_path, comma
     options = ("--memory", "90", "--stream", "seq-blobs", "--seed", "3", "--json")
     result = json.loads(parabolic(*command, "--learner", "er", *options)[1])
     (file,) = (tmp_path / command[0]).glob("seq-blobs-er-3-*.json")
+    parabolic(*command, "--learner", "er", *options, "--eps", "0.2")
+    assert json.loads(file.read_text()) == result  # measured otherwise, it has files of its own
     file.unlink()
     settings = [word for setting in ("stream=seq-blobs", "seed=3", "memory=90") for word in ("--set", setting)]
     code, out, _ = parabolic(*command, "--learner", "er", *settings)

@@ -629,6 +629,14 @@ def test_with_no_runs_there_is_a_message_and_with_one_a_page(parabolic):
     assert "--every" in err
 
 
+def test_a_plot_is_of_one_folder_of_runs(parabolic, monkeypatch):
+    save_few_runs(Store("here"), 1)
+    code, _, err = parabolic("plot", "here", "--runs", "elsewhere")
+    assert (code, err) == (2, "error: --runs: got 'elsewhere', expected none with here; leave one of them out\n")
+    monkeypatch.setenv("PARABOLIC_RUNS", "elsewhere")
+    assert parabolic("plot", "here")[0] == 0
+
+
 def test_runs_of_several_streams_are_not_mixed(parabolic):
     store = Store("runs")
     save_few_runs(store, 2)

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fontTools.ttLib import TTFont
 from matplotlib.axes import Axes
+from matplotlib.font_manager import fontManager
 
 from parabolic import PCL, Stream, make_stream
 from parabolic.pde import bridge, on_simplex
@@ -80,3 +82,31 @@ def test_names_of_classes_are_shown_as_they_are(tmp_path, shape):
         torch.rand(40, *shape), torch.arange(40) % 4, tasks=2, class_names=["$5", "$\\frac{$", "$5 to $10", "four"]
     )
     assert draw_sheet(stream, tmp_path / "a.png", {}).exists()
+
+
+def animals():
+    """A stream with Chinese names of classes."""
+    return Stream.from_arrays(torch.rand(40, 1, 4, 4), torch.arange(40) % 2, tasks=1, class_names=["大猫", "小猫"])
+
+
+def test_characters_that_no_font_has_are_told_of_once(tmp_path, monkeypatch):
+    own = [entry for entry in fontManager.ttflist if entry.name.startswith("DejaVu")]  # matplotlib's
+    monkeypatch.setattr(fontManager, "ttflist", own)
+    with pytest.warns(UserWarning, match="boxes in place of 3 characters") as told:
+        draw_sheet(animals(), tmp_path / "a.png", {})
+    assert len(told) == 1
+
+
+def test_a_font_with_east_asian_characters_is_used_if_there_is_one(tmp_path, monkeypatch):
+    ttfs = [entry for entry in fontManager.ttflist if entry.name == "DejaVu Sans" and entry.style == "normal"]
+    font = TTFont(ttfs[0].fname)
+    for table in font["cmap"].tables:
+        if table.isUnicode():
+            table.cmap |= {ord(character): "A" for character in "大小猫"}
+    for record in font["name"].names:
+        if record.nameID in (1, 16):
+            record.string = "WenQuanYi Zen Hei"
+    font.save(tmp_path / "own.ttf")
+    monkeypatch.setattr(fontManager, "ttflist", [*fontManager.ttflist])
+    fontManager.addfont(tmp_path / "own.ttf")
+    draw_sheet(animals(), tmp_path / "a.png", {})  # a warning would be an error

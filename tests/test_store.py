@@ -6,6 +6,7 @@ import json
 import math
 import os
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -125,6 +126,12 @@ from parabolic.report.runs import write_csv
 warnings.simplefilter("error", EncodingWarning)
 write_csv([{"stream": "späße"}], Path(sys.argv[1]))
 """
+
+
+def test_a_file_has_no_line_for_each_of_its_numbers(store, record):
+    lines = (store.save(record) / "run.json").read_text().splitlines()
+    assert f'"accuracy": {json.dumps(record.accuracy)},' in lines
+    assert ' "learner": "sgd",' in lines  # what is read by people
 
 
 def test_a_table_reads_alike_on_every_machine(tmp_path):
@@ -391,6 +398,13 @@ def test_the_list_of_runs_reports_what_failed_and_what_is_damaged(parabolic, sto
     for learner, count in (("er", 1), ("sgd", 0)):  # only of the runs that were asked for
         assert ("1 more failed" in parabolic("runs", "--learner", learner)[1]) == bool(count)
         assert json.loads(parabolic("runs", "--learner", learner, "--json")[1])["failed"] == count
+
+
+def test_a_hint_names_the_folder_that_the_runs_are_in(parabolic, tmp_path):
+    Store(tmp_path / "my runs").save_failure(SPEC, "out of luck")
+    hint = parabolic("runs", "--runs", "my runs")[1].splitlines()[-1]
+    assert hint == "1 more failed at their last attempt: parabolic runs --failed --runs 'my runs'"
+    assert "out of luck" in parabolic(*shlex.split(hint.partition("parabolic ")[2]))[1]
 
 
 def test_runs_are_handed_to_other_programs(parabolic, stored_specs, store, tmp_path):

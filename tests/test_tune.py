@@ -20,6 +20,7 @@ import pytest
 from grids import alive, kill, until
 
 from parabolic import InputError, RunSpec, Store, run
+from parabolic.engine import Callback
 from parabolic.experiments import Search, Trial, Tuned, execute, execute_fleet, load_preset, tune, tuning
 from parabolic.learners import known_learners
 
@@ -722,6 +723,11 @@ def test_a_storage_that_other_processes_cannot_reach_is_refused(tmp_path):
     with pytest.raises(InputError, match="storage: got .*, expected a URL if there are several workers"):
         tune(Search(BLOBS), Store(tmp_path), trials=1, storage=storage, workers=2, device="cpu")
     assert len(tune(Search(BLOBS), Store(tmp_path), trials=1, storage=storage, device="cpu").trials) == 1
+
+
+def test_a_callback_that_is_no_list_is_refused(tmp_path):
+    with pytest.raises(InputError, match="^callbacks: got .*, expected a list of Callbacks"):
+        tune(Search(BLOBS), Store(tmp_path), trials=1, callbacks=Callback(), device="cpu")
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])

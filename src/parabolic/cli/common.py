@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from parabolic.options import no_option, options_of, parse_option
 __all__ = [
     "MEMORY", "Again", "Checkpoint", "Device", "FromPreset", "Json", "OnlyLearner", "OnlyStream", "PresetLearner",
     "PresetMemory", "PresetStream", "RunOptions", "Runs", "Seed", "Set", "Where", "check_once", "chosen_preset",
-    "naming_preset", "plain_console", "read_settings", "read_where", "settings_of_each",
+    "listing", "naming_preset", "plain_console", "read_settings", "read_where", "settings_of_each",
     "table_console",
 ]  # fmt: skip
 
@@ -61,6 +62,16 @@ Checkpoint = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="The device: auto, cpu, cuda or cuda:N.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def listing(kind: str, runs: Path) -> str:
+    """The command that lists the runs of this kind in a folder.
+
+    >>> listing("failed", Path("runs")), listing("failed", Path("my runs"))
+    ('parabolic runs --failed', "parabolic runs --failed --runs 'my runs'")
+    """
+    folder = "" if runs == Path("runs") else f" --runs {shlex.quote(str(runs))}"
+    return f"parabolic runs --{kind}{folder}"
 
 
 def table_console(*, stderr: bool = False) -> Console:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from parabolic.cli.common import Checkpoint, Device, plain_console
+from parabolic.cli.common import Checkpoint, Device, listing, plain_console
 from parabolic.cli.tracking import tracking
 from parabolic.experiments import Event, Failure, GridBar, Outcome, Record, RunSpec, Store, run_grid, track_record
 from parabolic.experiments.store import FAILED
@@ -86,7 +86,7 @@ def close_grid(outcome: Outcome, store: Store) -> None:
     for record in [*outcome.diverged.values()][:SHOWN]:
         console.print(f"{store.path(record.key)}: {record.diverged}")
     if len(outcome.diverged) > SHOWN:
-        console.print(f"and {len(outcome.diverged) - SHOWN} more: `parabolic runs --diverged` lists them")
+        console.print(f"and {len(outcome.diverged) - SHOWN} more: `{listing('diverged', store.root)}` lists them")
     if outcome.diverged:
         console.print(f"Diverged runs: {len(outcome.diverged)}. They are kept, and not tried again.")
     failures_by_reason = defaultdict[str, list[Failure]](list)  # a hundred runs may lack the same data
@@ -96,7 +96,7 @@ def close_grid(outcome: Outcome, store: Store) -> None:
         for spec in (failure.spec for failure in failures[:SHOWN]):
             console.print(f"{store.path(spec.key)}: {spec.learner} on {spec.stream}, seed {spec.seed}, failed")
         if len(failures) > SHOWN:
-            console.print(f"and {len(failures) - SHOWN} more: `parabolic runs --failed` lists them")
+            console.print(f"and {len(failures) - SHOWN} more: `{listing('failed', store.root)}` lists them")
         console.print(f"    {reason}")
         if failures[0].trace:
             console.print(f"    the traceback is in {store.path(failures[0].spec.key) / FAILED}")

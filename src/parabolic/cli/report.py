@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from parabolic.checks import Description, check_name, invalid
-from parabolic.cli.common import OnlyLearner, OnlyStream, Runs, Where, plain_console, read_where
+from parabolic.cli.common import OnlyLearner, OnlyStream, Runs, Where, listing, plain_console, read_where
 from parabolic.experiments import BackedStore, Records, Store
 from parabolic.report.comparisons import plural
 from parabolic.report.curves import STYLES, draw_curves, plot_text
@@ -61,6 +61,7 @@ def report(
 
 
 def plot(
+    context: typer.Context,
     folder: Annotated[Path | None, typer.Argument(help="The folder of runs; the same as --runs.")] = None,
     runs: Runs = Path("runs"),
     learner: OnlyLearner = None,
@@ -75,12 +76,18 @@ def plot(
 ) -> None:
     """Plot the anytime accuracy of each method, in the terminal or to a file."""
     check_name("--style", style, STYLES)
-    store = Store(folder or runs)
+    if folder is not None:
+        source = context.get_parameter_source("runs")  # PARABOLIC_RUNS gives way to the folder
+        if source is not None and source.name == "COMMANDLINE":
+            raise invalid("--runs", str(runs), f"none with {folder}", "leave one of them out")
+        runs = folder
+    store = Store(runs)
     finds = find_scenes(store, read_where(where, learner, stream))
     scenes = [scene for scene in finds.scenes if scene.done]
     if not scenes:
         got = Description(f"no finished runs{' that fit' if learner or stream or where else ''} in {store.root}")
-        diverged = f"{plural(len(finds.diverged), 'run')} diverged: parabolic runs --diverged" if finds.diverged else ""
+        count = len(finds.diverged)
+        diverged = f"{plural(count, 'run')} diverged: {listing('diverged', runs)}" if count else ""
         raise invalid("runs", got, "at least one", diverged or finds.left_out or TRAIN)
     console = plain_console()
     if output is None:

@@ -34,7 +34,10 @@ def run_one(
     again: Again = False,
     device: Device = "auto",
     checkpoint: Checkpoint = 60.0,
-    monitor: Annotated[bool, typer.Option(help="Record what `parabolic watch` shows.")] = True,
+    monitor: Annotated[
+        bool,
+        typer.Option(help="Record what `parabolic watch` shows; the bound takes long at the end if memory is large."),
+    ] = True,
     track: Track = None,
     as_json: Json = False,
 ) -> None:

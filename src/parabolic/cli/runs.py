@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from parabolic.checks import Description, invalid
-from parabolic.cli.common import Json, OnlyLearner, OnlyStream, Runs, Where, plain_console, read_where
+from parabolic.cli.common import Json, OnlyLearner, OnlyStream, Runs, Where, listing, plain_console, read_where
 from parabolic.experiments import FailedRun, Record, Store, write_records
 from parabolic.experiments.paper import is_stand_in
 from parabolic.experiments.resume import StoppedRun, stopped_runs
@@ -100,18 +100,18 @@ def list_runs(
     if records is not None:
         console.print(f"Records: {records} ({_describe_record_counts(record_counts)})")
     if not kind and (count := sum(bool(row["diverged"]) for row in rows)):
-        console.print(f"{count} of them diverged: parabolic runs --diverged")
+        console.print(f"{count} of them diverged: {listing('diverged', runs)}")
     if not failed and (count := len(by_kind["failed"])):
-        console.print(f"{count} more failed at their last attempt: parabolic runs --failed")
+        console.print(f"{count} more failed at their last attempt: {listing('failed', runs)}")
     if not stopped and by_kind["stopped"]:
-        console.print(describe_stopped(by_kind["stopped"]))
+        console.print(describe_stopped(by_kind["stopped"], runs))
     for name, reason in unreadable.items():
         console.print(f"Cannot be read: {name} ({reason})")
 
 
-def describe_stopped(rows: Sequence[Row]) -> str:
+def describe_stopped(rows: Sequence[Row], runs: Path) -> str:
     """One line about stopped runs: which one, or how to list them."""
-    hint = stop_of(rows[0]) if len(rows) == 1 else "parabolic runs --stopped"
+    hint = stop_of(rows[0]) if len(rows) == 1 else listing("stopped", runs)
     return f"{plural(len(rows), 'stopped run')}, which the same command resumes: {hint}"
 
 

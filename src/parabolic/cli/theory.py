@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -105,7 +106,10 @@ def profile(
         }
         for task, result in enumerate(recorder.profiles)
     ]
-    payload = {"spec": spec.resolved(), "eps": eps, "time": time, "sigma": sigma, "paths": paths, "rows": rows}
+    payload = {
+        "spec": spec.resolved(), "eps": eps, "time": time, "sigma": sigma, "grid": grid, "paths": paths,
+        "rows": rows,
+    }  # fmt: skip
     title = (
         f"What {chosen.name} expects to lose on {spec.stream}: u(x, t) with σ = {sigma:g}, ε = {eps:g}, "
         f"{paths} paths a point"
@@ -126,8 +130,10 @@ def _check_folder(output: Path) -> None:
 
 
 def _write(output: Path, spec: RunSpec, payload: Mapping[str, Any], draw: Callable[[Path], Path]) -> str:
-    """Write the JSON file and the picture of a run; returns a line that names them."""
-    stem = output / file_name(f"{spec.stream}-{spec.learner}-{spec.seed}-{spec.key[:6]}")
+    """Write the JSON file and the picture, named by all settings; returns a line that names them."""
+    settings = json.dumps({**payload, "rows": None}).encode()
+    digest = hashlib.sha256(settings).hexdigest()[:6]
+    stem = output / file_name(f"{spec.stream}-{spec.learner}-{spec.seed}-{digest}")
     with disk_errors("--output", output, "name another folder"):
         json_file = write_text(Path(f"{stem}.json"), json.dumps(payload, indent=1))
         return f"Written: {json_file}, {draw(Path(f'{stem}.png'))}"

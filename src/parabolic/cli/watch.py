@@ -84,7 +84,7 @@ def _latest_file(store: Store, run: str | None) -> Path:
     files = [file for key in store.begun() if (file := store.monitor(key)).exists()]
     if not files:
         stopped = [row_of(run) for run in stopped_runs(store)]
-        hint = f"{describe_stopped(stopped)}; " if stopped else ""
+        hint = f"{describe_stopped(stopped, store.root)}; " if stopped else ""
         raise invalid("RUN", run, "a key or a file", f"{hint}no run in {store.root} has a monitor: {MONITOR_HINT}")
     return max(files, key=lambda file: file.stat().st_mtime)
 

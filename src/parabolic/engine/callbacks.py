@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -14,11 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from torch import Tensor
 
 from parabolic import metrics
-from parabolic.checks import check_number
+from parabolic.checks import check_number, invalid
 from parabolic.learners import Learner
 from parabolic.streams import Stream
 
-__all__ = ["Bar", "Callback", "ProgressBar", "State"]
+__all__ = ["Bar", "Callback", "ProgressBar", "State", "as_callbacks"]
 
 MINUTE = 60.0  # seconds between progress lines when the output is not a terminal
 
@@ -76,6 +77,20 @@ class Callback:
 
     def on_fail(self, state: State, error: BaseException) -> None:
         """Instead of `on_end`, if training diverges, fails or is interrupted."""
+
+
+def as_callbacks(callbacks: object) -> list[Callback]:
+    """Return the callbacks as a list; raises an error for anything else, such as a single one.
+
+    >>> as_callbacks(Callback())  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    parabolic.checks.InputError: callbacks: got <...>, expected a list of Callbacks; as in callbacks=[Monitor()]
+    """
+    watchers = list(callbacks) if isinstance(callbacks, Iterable) else None
+    if watchers is None or not all(isinstance(watcher, Callback) for watcher in watchers):
+        raise invalid("callbacks", callbacks, "a list of Callbacks", "as in callbacks=[Monitor()]")
+    return watchers
 
 
 class Bar:
@@ -162,3 +177,8 @@ class ProgressBar(Bar, Callback):
         accuracy = f" accuracy {state.accuracy:.1f} %" if state.accuracy is not None else ""
         note = f"task {state.task + 1}/{len(state.stream)}{loss}{accuracy}"
         self.progress.update(self.one, completed=state.step, note=note)
+
+    def on_end(self, state: State) -> None:
+        """Say that the run is trained: the last look of a monitor may take longer than the training."""
+        note = f"{self.progress.tasks[self.one].fields['note']} finishing".strip()
+        self.progress.update(self.one, completed=state.total_steps, note=note)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from parabolic.checks import Description, check_call, first_line, invalid, short_of_memory
-from parabolic.engine.callbacks import Callback, State
+from parabolic.engine.callbacks import Callback, State, as_callbacks
 from parabolic.engine.checkpoints import Checkpoints, Progress
 from parabolic.engine.feed import feed, on_device
 from parabolic.engine.fleet import Berth, Fleet
@@ -105,9 +105,7 @@ def train_fleet(
     """
     if len(streams) != len(fleet) or not all(isinstance(stream, Stream) for stream in streams):
         raise invalid("streams", streams, f"a list of {len(fleet)} Streams, one for each learner")
-    watchers = list(callbacks) if isinstance(callbacks, Iterable) else None
-    if watchers is None or not all(isinstance(watcher, Callback) for watcher in watchers):
-        raise invalid("callbacks", callbacks, "a list of Callbacks", "as in callbacks=[Monitor()]")
+    watchers = as_callbacks(callbacks)
     measures = {} if measures is None else measures
     check_measures(measures)
     # A resumed run continues with the draws that it was saved with: the checks must not use up any of them.

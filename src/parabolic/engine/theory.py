@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from parabolic.checks import check_number, invalid
+from parabolic.checks import Description, check_number, invalid
 from parabolic.engine.callbacks import Callback, State
 from parabolic.options import dotted
 from parabolic.pde import ForgettingBound, GeneralisationBound, MemoryDomain
@@ -72,7 +72,24 @@ def bounds(state: State) -> dict[str, float]:
     return dotted(fields) | {f"{name}.broken": float(is_broken) for name, is_broken in broken.items()}
 
 
-class BoundsMonitor(Callback):
+class _OfOneRun(Callback):
+    """A callback that keeps what it finds in one list, for one run at a time."""
+
+    _state: State | None = None
+
+    def on_start(self, state: State) -> None:
+        """Raise an error for a learner without a memory."""
+        with_memory(state.learner)
+        self._state = state
+
+    def on_step(self, state: State) -> None:
+        """Raise an error if another run is trained side by side."""
+        if state is not self._state:
+            got = Description(f"a {type(self).__name__} with runs that are trained side by side")
+            raise invalid("callbacks", got, "it with one run", "train them one after the other, each with its own")
+
+
+class BoundsMonitor(_OfOneRun):
     """After each task, records the bounds and the realised losses, and flags violations.
 
     >>> from parabolic import ER, MLP, make_stream, train
@@ -93,7 +110,7 @@ class BoundsMonitor(Callback):
 
     def on_start(self, state: State) -> None:
         """Raise an error for a learner without a memory, and discard earlier rows."""
-        with_memory(state.learner)
+        super().on_start(state)
         self.rows = []
 
     def on_task(self, state: State) -> None:
@@ -105,7 +122,7 @@ class BoundsMonitor(Callback):
                 self.warn(f"after task {state.task + 1} the realised loss violates the bound of {name}")
 
 
-class ProfileRecorder(Callback):
+class ProfileRecorder(_OfOneRun):
     """After each task of a stream of points in the plane, solves for u on a grid over the hull of the memory."""
 
     def __init__(
@@ -124,7 +141,7 @@ class ProfileRecorder(Callback):
         """Raise an error for streams that cannot be drawn, and lay out the grid over all training data."""
         if state.stream.shape != (2,):
             raise invalid("stream", state.stream.name, "points in the plane, of shape [2]", "use seq-blobs or your own")
-        with_memory(state.learner)
+        super().on_start(state)
         points = state.learner.inputs(state.stream[0].train.x.to(state.learner.device))
         low, high = points.amin(0).tolist(), points.amax(0).tolist()
         sides = [

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Any, Self
 
-from parabolic.checks import check_name, check_number, first_line
+from parabolic.checks import check_name, check_number, first_line, invalid
 from parabolic.engine.callbacks import Callback, State
 from parabolic.engine.logs import TRACKERS, Log, check_installed
 from parabolic.files import file_name
@@ -52,7 +52,9 @@ class Tracker(Callback):
         every: int = 20,
         warn: Callable[[str], object] | None = None,
     ) -> None:
-        names = [name.strip() for name in kinds.split(",")] if isinstance(kinds, str) else list(kinds)
+        names = [name.strip() for name in kinds.split(",")] if isinstance(kinds, str) else kinds
+        if not isinstance(names, Iterable):
+            raise invalid("kinds", kinds, f"names of trackers: {', '.join(TRACKERS)}", 'as in Tracker("tensorboard")')
         for name in names:
             check_name("tracker", name, TRACKERS)
             check_installed(name)

@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -267,10 +267,19 @@ class Store(EndedRuns):
 
     def _write(self, key: str, name: str, content: Record | FailedRun) -> Path:
         with self._disk_errors():
-            return write_text(self.path(key) / name, json.dumps(asdict(content), indent=1)).parent
+            return write_text(self.path(key) / name, _as_json(vars(content))).parent
 
     def _disk_errors(self) -> AbstractContextManager[None]:
         return disk_errors("runs", self.root, "free some space or name another folder; finished runs are safe")
+
+
+def _as_json(fields: Mapping[str, Any]) -> str:
+    """The fields as JSON: mappings over several lines, all else on one, as accuracies may be millions of numbers."""
+    texts = [
+        f'"{name}": {json.dumps(value, indent=1 if isinstance(value, Mapping) else None)}'
+        for name, value in fields.items()
+    ]
+    return "{\n" + ",\n".join(texts) + "\n}"
 
 
 def _square(rows: list[list[float]]) -> NDArray[np.float64]:

@@ -17,6 +17,7 @@ import torch
 from parabolic import metrics
 from parabolic.checks import Description, check_name, check_number, invalid
 from parabolic.engine import Callback
+from parabolic.engine.callbacks import as_callbacks
 from parabolic.experiments.execution import Yard, environment, execute_fleet
 from parabolic.experiments.presets import Preset
 from parabolic.experiments.search import METRICS, Search, Trial
@@ -110,6 +111,7 @@ def tune(
     check_file_name(name, "choose another")
     if workers > 1 and not isinstance(storage, str | None):
         raise invalid("storage", storage, "a URL if there are several workers", "objects cannot be shared")
+    callbacks = as_callbacks(callbacks)
     job = Job(search, store, trials, name, storage or _sqlite_url(store), parallel, device)
     spawn = multiprocessing.get_context("spawn")
     helpers = [spawn.Process(target=_work_as_helper, args=(job,), daemon=True) for _ in range(workers - 1)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +25,16 @@ __all__ = ["check_picture", "draw_bounds", "draw_profiles", "figure", "legend_be
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
+# Fonts with Chinese, Japanese or Korean characters, in the systems that have them: matplotlib's own have none.
+EAST_ASIAN = (
+    "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans CJK KR", "Noto Sans SC", "Noto Sans JP", "Noto Sans KR",
+    "Source Han Sans SC", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Droid Sans Fallback", "IPAGothic", "NanumGothic",
+    "Microsoft YaHei", "Yu Gothic", "Malgun Gothic", "PingFang SC", "Hiragino Sans", "Apple SD Gothic Neo",
+    "Arial Unicode MS",
+)  # fmt: skip
+
+MISSING = r"Glyph .* missing from"  # matplotlib's warning
+
 # Okabe and Ito's colours, each with a marker, so that classes also differ in black and white.
 COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -41,13 +53,31 @@ def figure(path: Path, rows: int, columns: int, width: float, height: float) -> 
     matplotlib = require("matplotlib", "plot", "plot", "matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.font_manager import fontManager
 
-    with matplotlib.rc_context({"text.parse_math": False}):
+    installed = {*fontManager.get_font_names()}
+    families = [*matplotlib.rcParams["font.family"], *(name for name in EAST_ASIAN if name in installed)]
+    with matplotlib.rc_context({"text.parse_math": False, "font.family": families}), _without_glyph_warnings():
         canvas = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(canvas)
         yield canvas, canvas.subplots(rows, columns, squeeze=False)
         with atomic_write(path) as temporary:
             canvas.savefig(temporary, dpi=150, format=path.suffix.lstrip(".") or "png")
+
+
+@contextmanager
+def _without_glyph_warnings() -> Iterator[None]:
+    """Replace matplotlib's warnings about each character that no font has by a single one."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", MISSING)
+        yield
+    missing = {str(each.message) for each in caught if re.match(MISSING, str(each.message))}
+    for each in caught:
+        if str(each.message) not in missing:
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    if missing:
+        got = f"the picture has boxes in place of {len(missing)} characters, as no font that was found has them"
+        warnings.warn(f"{got}; install one that does, such as Noto Sans CJK", UserWarning, stacklevel=5)
 
 
 def legend_below(canvas: Any, axis: Any, columns: int) -> None:
