@@ -5,11 +5,14 @@ import errno
 import gc
 import json
 import os
+import re
+import shlex
 import sys
 import threading
 import traceback
 import weakref
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -156,7 +159,8 @@ class Claimed(Callback):
 def test_a_run_is_trained_once_at_a_time(tmp_path):
     store = Store(tmp_path)
     claim = store.claim(SPEC.key)
-    with pytest.raises(InputError, match=f"^run: got {SPEC.key}, which another process is training"):
+    hint = re.escape(f"; `parabolic watch {SPEC.key[:8]} --runs {shlex.quote(str(tmp_path))}` shows")
+    with pytest.raises(InputError, match=f"^run: got {SPEC.key}, which another process is training, .*{hint}"):
         run(SPEC, store, device="cpu")
     assert store.begun() == []
     claim.release()
@@ -383,6 +387,12 @@ def test_threads_train_their_runs_in_turn():
     execute(SPEC, device="cpu", callbacks=[Starting()])
     other.join()
     assert begun.is_set()
+
+
+def test_a_callback_that_is_in_no_list_is_refused(tmp_path):
+    for train in (partial(run, store=Store(tmp_path)), execute):
+        with pytest.raises(InputError, match=r"^callbacks: got .*, expected a list of Callbacks; as in callbacks=\["):
+            train(SPEC, callbacks=Callback())
 
 
 @pytest.mark.parametrize("name", ["mps", "meta", "cuda:99", "abacus"])

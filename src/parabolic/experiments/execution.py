@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from parabolic.backbones import make_backbone
 from parabolic.checks import Description, InputError, encodable, invalid, short_of_memory, with_causes
 from parabolic.engine import Callback, DeviceFailed, Diverged, Fleet, State, computing_in, numerics, train_fleet
+from parabolic.engine.callbacks import as_callbacks
 from parabolic.engine.measures import find_measures
 from parabolic.engine.threads import threads_for
 from parabolic.experiments.code import commit_here, content_hashes, own_code_of, package_code
@@ -85,6 +86,7 @@ def run(
     """
     check_spec(spec)
     check_store(store)
+    callbacks = as_callbacks(callbacks)
     ended = None if again else store.ended(spec)
     if ended is None:
         try:
@@ -146,7 +148,9 @@ class _Claim(Callback):
         self.lock = self.store.claim(key)
         if self.lock is None:
             got = Description(f"{key}, which another process is training")
-            remedy = f"`parabolic watch {key[:8]}` shows its progress; or name another folder of runs"
+            root = self.store.root
+            folder = "" if root == Path("runs") else f" --runs {shlex.quote(str(root))}"
+            remedy = f"`parabolic watch {key[:8]}{folder}` shows its progress; or name another folder of runs"
             raise invalid("run", got, "one that no other process is training", remedy)
         if not self.again and (record := self.store.ended(self.spec)) is not None:
             raise _Ended(record)
@@ -255,7 +259,7 @@ def execute_fleet(
     tries no more runs at once than the device had memory for. Nothing is written, except checkpoints if there is a
     `keeping`. A `report` is called now and then with a run and its progress.
     """
-    specs, callbacks, yard = list(specs), list(callbacks), yard or Yard()
+    specs, callbacks, yard = list(specs), as_callbacks(callbacks), yard or Yard()
     for spec in specs:
         check_spec(spec)
     on_gpu = find_device(device).type == "cuda"
