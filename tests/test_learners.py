@@ -197,6 +197,29 @@ def test_an_error_of_autograd_in_a_users_own_method_keeps_its_traceback():
     assert any("torch.autograd.grad(scores" in str(entry.statement) for entry in error.traceback)
 
 
+def test_a_loss_that_was_differentiated_is_refused_with_what_to_leave_out():
+    class Backward(SGD):
+        name = "backward"
+
+        def loss(self, batch, recalled):
+            loss = super().loss(batch, recalled)
+            loss.backward()
+            return loss
+
+    class Keeping(SGD):
+        name = "keeping"
+        last = 0.0
+
+        def loss(self, batch, recalled):
+            self.last = super().loss(batch, recalled) + self.last
+            return self.last
+
+    for method in (Backward, Keeping):
+        learner, data = method(net()), batches(2)
+        with pytest.raises(InputError, match=f"^loss of {method.name}: got .* differentiated.*; leave out .backward"):
+            [learner.observe(x, y) for x, y in data]
+
+
 def test_a_loss_without_a_gradient_is_refused_by_the_name_of_its_method():
     class Mine(SGD):
         name = "mine"

@@ -52,6 +52,7 @@ def test_welch_from_figures_is_scipys_from_the_samples(first, second):
     assert ours.p == pytest.approx(theirs.pvalue, abs=1e-12)
     assert (ours.low, ours.high) == pytest.approx((low, high))
     assert ours.mean == pytest.approx(np.mean(first) - np.mean(second))
+    assert welch(first, second) == ours
     reversed_test = welch(Summary.of(second), Summary.of(first))
     assert reversed_test.p == pytest.approx(ours.p)
     assert (reversed_test.low, reversed_test.high) == pytest.approx((-ours.high, -ours.low))

@@ -332,6 +332,24 @@ def test_a_comparison_in_a_table_and_in_words():
     assert "earlier tasks" not in in_words(single)
 
 
+def test_runs_with_a_head_for_each_task_are_told_of_by_what_they_know_with_the_task_told():
+    """Across tasks their scores are not comparable, so the order with all classes competing says nothing."""
+
+    def with_heads(seed, acc, task_acc, heads=True):
+        run = record(seed, acc)
+        metrics = run.metrics | {"task_acc": task_acc, "task_forgetting": 2.0}
+        return replace(run, spec={"seed": seed, "heads": heads}, metrics=metrics)
+
+    runs = {"er": [with_heads(seed, 94.0, 90.0 + seed) for seed in range(2)]}
+    runs["ewc"] = [with_heads(seed, 60.0, 99.0 + seed / 2) for seed in range(2)]
+    words = in_words(runs)
+    assert words.startswith("After 5 tasks, the mean accuracy over them, the task told, is: ewc 99 %, er 90 %.")
+    assert "On the same seeds ewc is 8.8 points ahead of er" in words
+    assert "ewc has lost 2 points against its best before the end" in words
+    one_without = runs | {"sgd": [with_heads(0, 95.0, 80.0, heads=False)]}
+    assert "all classes competing, is: sgd 95 %, er 94 %, ewc 60 %." in in_words(one_without)
+
+
 @pytest.mark.parametrize("of", [partial(comparison, title="t", seeds=2), in_words])
 def test_a_comparison_of_all_runs_of_a_store_is_refused(of):
     """Of those with one seed only one would count, whatever its stream and memory."""

@@ -71,19 +71,19 @@ class Difference:
         return "higher" if self.mean > 0 else "lower"
 
 
-def welch(one: Summary, other: Summary) -> Difference:
-    """Welch's t-test: two independent samples with possibly different variances.
+def welch(one: Summary | ArrayLike, other: Summary | ArrayLike) -> Difference:
+    """Welch's t-test: two independent samples, or summaries of them, with possibly different variances.
 
     >>> ours, published = Summary.of([57.1, 55.2, 58.3, 56.0, 57.4]), Summary(mean=54.98, sd=4.1, n=5)
     >>> welch(ours, published).verdict
     'no difference'
     """
-    samples = (one, other)
+    samples = [each if isinstance(each, Summary) else Summary.of(each) for each in (one, other)]
     squares = [sample.sd**2 / sample.n for sample in samples]
     spread = sum(square**2 / (sample.n - 1) for square, sample in zip(squares, samples, strict=True) if sample.n > 1)
     # With no variance at all the degrees of freedom do not matter: the difference is certain.
     freedom = sum(squares) ** 2 / spread if spread else 1.0
-    return _difference(one.mean - other.mean, math.sqrt(sum(squares)), freedom)
+    return _difference(samples[0].mean - samples[1].mean, math.sqrt(sum(squares)), freedom)
 
 
 def paired(one: ArrayLike, other: ArrayLike) -> Difference:

@@ -39,6 +39,7 @@ __all__ = [
 
 NEEDS_TWO = "more than 1 value per channel"  # from torch's error for batch norm on one example
 NO_GRADIENT = "does not require grad and does not have a grad_fn"  # from that for a loss that depends on no weight
+AGAIN = "backward through the graph a second time"  # from that for a loss whose graph is used up
 
 
 def check_model(model: nn.Module) -> list[nn.Parameter]:
@@ -197,6 +198,10 @@ def refusal(learner: Learner, x: Tensor, error: Exception) -> InputError | None:
     if NO_GRADIENT in str(error) and _caller_of_torch(error).startswith("parabolic."):
         got, expected = Description("a number without a gradient"), "one computed from the weights that are trained"
         remedy = "leave out .detach() and torch.no_grad(), also in the model"
+        return invalid(f"loss of {learner.own_name()}", got, expected, remedy)
+    if AGAIN in str(error) and _caller_of_torch(error).startswith("parabolic."):
+        got, expected = Description("a number that has been differentiated, at least in part"), "one that has not been"
+        remedy = "leave out .backward(), which follows `loss`, and .detach() what you keep from one step to the next"
         return invalid(f"loss of {learner.own_name()}", got, expected, remedy)
     if RECOMPUTED in str(error):
         got, expected = Description("one that computes activations again in the backward pass"), "one that keeps them"

@@ -98,11 +98,13 @@ def joint_notes(runs: Mapping[str, Sequence[Record]]) -> list[str]:
 
 
 def in_words(runs: Mapping[str, Sequence[Record]]) -> str:
-    """What a comparison shows, in a few plain sentences."""
+    """What a comparison shows, in a few plain sentences: with a head for each task, when the task is told."""
     _check_seeds(runs)
     diverged = {learner: len(records) - len(finished(records)) for learner, records in runs.items()}
     runs = {learner: finished(records) for learner, records in runs.items()}
-    acc = {learner: _by_seed(records, "acc") for learner, records in runs.items() if records}
+    told = all(record.spec.get("heads") for records in runs.values() for record in records)
+    competing, kind = ("the task told", "task_") if told else ("all classes competing", "")
+    acc = {learner: _by_seed(records, f"{kind}acc") for learner, records in runs.items() if records}
     means = {learner: fmean(values.values()) for learner, values in acc.items()}
     ranked = sorted(means, key=lambda learner: -means[learner])
     if not ranked:
@@ -112,9 +114,7 @@ def in_words(runs: Mapping[str, Sequence[Record]]) -> str:
         f"{learner} {means[learner]:.0f} %" + f" ({diverged[learner]} diverged)" * bool(diverged[learner])
         for learner in ranked
     )
-    sentences = [
-        f"After {plural(tasks, 'task')}, the mean accuracy over them, all classes competing, is: {accuracies}."
-    ]
+    sentences = [f"After {plural(tasks, 'task')}, the mean accuracy over them, {competing}, is: {accuracies}."]
     if len(ranked) > 1:
         first, second, *_, last = *ranked, ranked[-1]
         gap = Cell(acc[first]).against(Cell(acc[second]))
@@ -124,7 +124,7 @@ def in_words(runs: Mapping[str, Sequence[Record]]) -> str:
                 f"(95 % interval {gap.low:z.1f} to {gap.high:z.1f})."
             )
         if tasks > 1:
-            lost = {learner: cell_of(runs[learner], "forgetting").ours for learner in (first, last)}
+            lost = {learner: cell_of(runs[learner], f"{kind}forgetting").ours for learner in (first, last)}
             sentences += forgetting_sentences(lost)
     return " ".join(sentences)
 
