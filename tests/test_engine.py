@@ -182,6 +182,22 @@ def test_it_learns_the_same_where_gradients_are_switched_off(mode):
     assert same_state(learner.state_dict(), other.state_dict())
 
 
+def test_a_state_is_shown_in_a_line():
+    shown = []
+
+    class Show(Callback):
+        def on_start(self, state):
+            shown.append(repr(state))
+
+    stream = make_stream("seq-blobs")
+    state = train(SGD(MLP(stream.shape, stream.classes), seed=4), stream, callbacks=[Show()])
+    run, steps = "State(sgd on seq-blobs, seed 4: task", state.total_steps
+    assert [*shown, repr(state)] == [
+        f"{run} 1 of 3, step 0 of {steps})",
+        f"{run} 3 of 3, step {steps} of {steps}, accuracy {metrics.acc(state.matrix):.1f} %)",
+    ]
+
+
 def test_replay_keeps_what_sgd_forgets():
     acc = {name: execute(RunSpec(learner=name), device="cpu").metrics["acc"] for name in ("pcl", "er", "sgd")}
     assert acc["pcl"] > acc["sgd"] + 40

@@ -177,6 +177,7 @@ def test_a_network_that_cannot_learn_is_refused():
 @pytest.mark.parametrize(
     ("args", "options", "message"),
     [
+        ((), {"device": "cuda"}, r"option of PCL: got 'device', .* where its model is: .* model\.to\('cuda'\)"),
         ((), {"sigmax": 0.1}, "option of PCL: got 'sigmax', .* did you mean 'sigma_x'. help.PCL. explains them"),
         ((), {"buffer_size": 9}, "option of PCL: got 'buffer_size', expected one of"),
         ((200,), {}, "PCL: got 2 arguments without a name, expected 1: model; name the others, as in lr=0.1"),

@@ -17,7 +17,7 @@ import pytest
 from grids import SPECS, kill
 
 from parabolic import InputError, RunSpec, Store
-from parabolic.experiments import execute, run_grid
+from parabolic.experiments import execute, execute_fleet, run_grid
 from parabolic.experiments import store as module
 from parabolic.experiments.execution import typed_command
 from parabolic.report.runs import row_of, select, settings_of
@@ -33,6 +33,13 @@ def record():
 @pytest.fixture
 def store(tmp_path):
     return Store(tmp_path / "runs")
+
+
+def test_a_record_is_shown_in_a_line(record):
+    figures = ", ".join(f"{name} {value:.4g}" for name, value in record.metrics.items())
+    assert repr(record) == f"Record(sgd on seq-digits, seed 0: {figures})"
+    ((_, diverged),) = execute_fleet([RunSpec("sgd", stream="seq-blobs", seed=3, options={"lr": 1e30})])
+    assert repr(diverged).startswith("Record(sgd on seq-blobs, seed 3: the loss became ")
 
 
 def start_python(code, *arguments):

@@ -48,6 +48,12 @@ class State:
     # If asked for: in row i, the accuracies before task i was learned, on it and on those to come, like task_matrix.
     future: NDArray[np.float64] | None = None
 
+    def __repr__(self) -> str:
+        run = f"{self.learner.own_name()} on {self.stream.name}, seed {self.learner.seed}"
+        position = f"task {self.task + 1} of {len(self.stream)}, step {self.step} of {self.total_steps}"
+        accuracy = "" if self.accuracy is None else f", accuracy {self.accuracy:.1f} %"
+        return f"State({run}: {position}{accuracy})"
+
     @property
     def metrics(self) -> dict[str, float]:
         """The metrics of a finished run by name, including the user's own measures."""

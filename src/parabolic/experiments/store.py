@@ -68,6 +68,11 @@ class Record:
     future_accuracy: list[list[float]] = field(default_factory=list)
     diverged: str = ""  # in which task, by which step and how, if it did
 
+    def __repr__(self) -> str:
+        learner, stream, seed = (self.spec.get(name) for name in ("learner", "stream", "seed"))
+        results = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
+        return f"Record({self.diverged or f'{learner} on {stream}, seed {seed}: {results}'})"
+
     @property
     def matrix(self) -> NDArray[np.float64]:
         """The accuracy matrix, NaN above the diagonal."""

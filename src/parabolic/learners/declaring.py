@@ -134,7 +134,10 @@ def _as_constructor(init: Callable[..., None]) -> Callable[..., None]:
         class_name = type(self).__name__
         fields = {field.name: field for field in dataclasses.fields(self) if field.init}
         for name in options:
-            check_name(f"option of {class_name}", name, fields, f"help({class_name}) explains them", kind=CallError)
+            remedy = f"help({class_name}) explains them"
+            if name == "device":
+                remedy = "a learner is where its model is: pass the model on that device, as in model.to('cuda')"
+            check_name(f"option of {class_name}", name, fields, remedy, kind=CallError)
         positional = [name for name, field in fields.items() if not field.kw_only]
         if len(args) > len(positional):
             got, remedy = Description(f"{len(args)} arguments without a name"), "name the others, as in lr=0.1"
