@@ -105,6 +105,17 @@ def test_the_distance_to_a_cube_is_exact_in_few_dimensions(d, margin):
 
 
 @pytest.mark.parametrize("margin", [0.0, 0.3])
+@pytest.mark.parametrize(("points", "d"), [(9, 1), (20, 3), (40, 6), (5, 9)])  # the last is flat
+def test_the_distance_and_the_nearest_point_are_the_same_together(points, d, margin):
+    far = torch.linspace(0.2, 2, 50, dtype=torch.float64)[:, None]  # from deep inside to far outside
+    hull, x = Hull(normal(points, d).reshape(points, 1, d), margin), (far * normal(50, d, seed=1)).reshape(50, 1, d)
+    gap, nearest = hull.meet(x)
+    assert torch.equal(gap, hull.hit(x))
+    assert torch.equal(nearest, hull.nearest(x))
+    assert {*(gap > 0).tolist()} >= ({False} if hull.flat else {True, False})
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.3])
 def test_in_more_dimensions_the_distance_outside_a_cube_is_within_the_tolerance(margin):
     hull, x = Hull(cube(6), margin), 0.7 * normal(200, 6, seed=4)
     outside = cube_distance(x) < -1e-3

@@ -155,6 +155,11 @@ class Hull:
         base, outward = self._body.surface(_flat_points(x, self.points))
         return (base + outward * self.margin).reshape(x.shape)
 
+    def meet(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """`hit` and `nearest` of the same points: in more than three dimensions by one projection instead of two."""
+        depth, base, outward = self._body.meet(_flat_points(x, self.points))
+        return depth + self.margin, (base + outward * self.margin).reshape(x.shape)
+
 
 class Intersection:
     """The intersection of several domains: a path stops at whichever edge it meets first.
@@ -262,9 +267,10 @@ class MemoryDomain(Intersection):
         # From inside the hull outwards and back to it: by a random length or, if still inside, by one that leads out.
         start = self._mix(count, generator)
         outer = start + (direction * length * 2 * radius).reshape(shape)
-        inside = (self.hull.hit(outer[1::2]) > 0).nonzero().squeeze(1) * 2 + 1
-        outer[inside] = start[inside] + (direction[inside] * 3 * radius).reshape(-1, *shape[1:])
-        points[1::2] = self.hull.nearest(outer[1::2])
+        gap, points[1::2] = self.hull.meet(outer[1::2])
+        if len(inside := (gap > 0).nonzero().squeeze(1) * 2 + 1):
+            outer[inside] = start[inside] + (direction[inside] * 3 * radius).reshape(-1, *shape[1:])
+            points[inside] = self.hull.nearest(outer[inside])
         return points
 
     def _pick(self, *shape: int, generator: Generator | None) -> Tensor:
@@ -339,6 +345,10 @@ class _Facets:
         outward[beyond] = torch.where(clear, _unit(away), outward[beyond])
         return base + self.centre, outward
 
+    def meet(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`depth` and `surface`."""
+        return self.depth(x), *self.surface(x)
+
     def _over(self, y: Tensor) -> Tensor:
         """How far each point (columns) is beyond the plane of each facet (rows)."""
         with _exact_products(y):
@@ -390,17 +400,23 @@ class _Cloud:
 
     def depth(self, x: Tensor) -> Tensor:
         """Minus the distance outside; inside, 0 if the hull is flat (all surface), else infinity (unknown)."""
-        distance = self._project(x)[0]
-        return torch.where(distance > self.accuracy, -distance, 0.0 if self.flat else torch.inf).to(x.dtype)
+        return self._depth(self._project(x)[0]).to(x.dtype)
 
     def surface(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest point of the hull, and the direction from there to x; x itself and 0 at an unknown depth."""
+        return self.meet(x)[1:]
+
+    def meet(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`depth` and `surface`, from one projection."""
         distance, nearest = self._project(x)
-        base = (nearest @ self.axes + self.centre).to(x.dtype)
+        depth, base = self._depth(distance).to(x.dtype), (nearest @ self.axes + self.centre).to(x.dtype)
         outward, known = _unit(x - base), (distance > self.accuracy)[:, None]
         if self.flat:
-            return base, outward
-        return torch.where(known, base, x), torch.where(known, outward, 0.0)
+            return depth, base, outward
+        return depth, torch.where(known, base, x), torch.where(known, outward, 0.0)
+
+    def _depth(self, distance: Tensor) -> Tensor:
+        return torch.where(distance > self.accuracy, -distance, 0.0 if self.flat else torch.inf)
 
     def _project(self, x: Tensor, reach: float = torch.inf) -> tuple[Tensor, Tensor]:
         """Distances and nearest points (in the axes); with `reach`, only until it is clear which of the two is less."""
