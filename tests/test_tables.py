@@ -354,6 +354,9 @@ def test_runs_with_a_head_for_each_task_are_told_of_by_what_they_know_with_the_t
     one_without = runs | {"sgd": [with_heads(0, 95.0, 80.0, heads=False)]}
     assert comparison(one_without, title="t", seeds=2).columns[0].title == "Acc %"
     assert "all classes competing, is: sgd 95 %, er 94 %, ewc 60 %." in in_words(one_without)
+    one_without["sgd"] = [replace(run, diverged="no numbers", metrics={}) for run in one_without["sgd"]]
+    assert comparison(one_without, title="t", seeds=2).columns[0].title == "Acc %"
+    assert "all classes competing, is: er 94 %" in in_words(one_without)  # as the columns above
 
 
 @pytest.mark.parametrize("of", [partial(comparison, title="t", seeds=2), in_words])

@@ -119,8 +119,8 @@ def in_words(runs: Mapping[str, Sequence[Record]]) -> str:
     """What a comparison shows, in a few plain sentences: with a head for each task, when the task is told."""
     _check_seeds(runs)
     diverged = {learner: len(records) - len(finished(records)) for learner, records in runs.items()}
-    runs = {learner: finished(records) for learner, records in runs.items()}
     heads = have_heads(record for records in runs.values() for record in records)
+    runs = {learner: finished(records) for learner, records in runs.items()}
     competing = "the task told" if heads else "all classes competing"
     acc = {learner: _by_seed(records, judged_by("acc", heads=heads)) for learner, records in runs.items() if records}
     means = {learner: fmean(values.values()) for learner, values in acc.items()}
